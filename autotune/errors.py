@@ -1,0 +1,106 @@
+"""Everything that autotune raises on purpose, and the exit code each class leaves with.
+
+    AutotuneError
+    ├── InputError                      2   wrong arguments or input: the user can mend it
+    │   ├── ArgumentError                   a command-line or function argument
+    │   ├── WorkloadError                   the user's module, model, dataset or compile arguments
+    │   ├── SearchSpaceError                a search-space file
+    │   ├── ConfigurationError              a knob that does not exist, or a value it cannot take
+    │   ├── RecipeError                     a recipe file
+    │   ├── RunDirectoryError               a run directory that cannot be written or read
+    │   ├── BudgetError                     too little time for even the baseline
+    │   ├── ApplyError                      a recipe applied too late in the process
+    │   └── MachineMismatchError            a recipe measured on another machine (on_mismatch="error")
+    ├── NoStableConfigurationError      3   the baseline itself fails
+    ├── TrialProcessError               4   the tuner's own processes failed, not the user's code
+    └── TuningInterruptedError        130   interrupted before anything could be recommended
+
+Each message says what was found, where, what was expected, and the next step. This module imports
+nothing of the package and may be imported by all of it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class AutotuneError(Exception):
+    """Base of every error that autotune raises on purpose.
+
+    Args:
+        message: What is wrong and where, as one sentence.
+        hint: The next step, as one sentence; empty when the message already says it.
+        detail: Several lines to show below the message (the user's own traceback, a log tail).
+    """
+
+    exit_code: ClassVar[int] = 4
+
+    def __init__(self, message: str, *, hint: str = "", detail: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.detail = detail
+
+    def __str__(self) -> str:
+        """The message, the hint and the detail, each on a line of its own."""
+        return "\n".join(part for part in (self.message, self.hint, self.detail) if part)
+
+
+class InputError(AutotuneError):
+    """Something the user handed in is wrong."""
+
+    exit_code = 2
+
+
+class ArgumentError(InputError):
+    """A command-line or function argument is wrong."""
+
+
+class WorkloadError(InputError):
+    """The user's module, model, dataset or compile arguments cannot be used."""
+
+
+class SearchSpaceError(InputError):
+    """A search-space file is damaged or names something that does not exist."""
+
+
+class ConfigurationError(InputError):
+    """A knob does not exist, or cannot take the value given."""
+
+
+class RecipeError(InputError):
+    """A recipe file is missing, damaged, or written by a newer version."""
+
+
+class RunDirectoryError(InputError):
+    """A run directory cannot be written, is in use, or is not one."""
+
+
+class BudgetError(InputError):
+    """The budget ends before even the baseline could be measured."""
+
+
+class ApplyError(InputError):
+    """A recipe was applied too late in the process for one of its knobs to act."""
+
+
+class MachineMismatchError(InputError):
+    """The recipe was measured on a machine that differs from this one."""
+
+
+class NoStableConfigurationError(AutotuneError):
+    """No configuration ran to the end, the baseline included."""
+
+    exit_code = 3
+
+
+class TrialProcessError(AutotuneError):
+    """A process of the tuner's own failed in a way that is not the user's code's doing."""
+
+    exit_code = 4
+
+
+class TuningInterruptedError(AutotuneError):
+    """The run was interrupted before anything could be recommended."""
+
+    exit_code = 130

@@ -1,0 +1,1 @@
+"""The recipe: the artefact, its schema, and how it is applied."""

@@ -1,0 +1,110 @@
+"""A configuration: a value for every knob.
+
+Values are checked where a configuration is made. This module may not import TensorFlow or Optuna.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+from autotune.space.knobs import KNOBS, Device, KnobValue, check_value, knobs_on
+
+
+class Configuration(Mapping[str, KnobValue]):
+    """An immutable, hashable mapping from knob names to checked values, in table order.
+
+    Args:
+        values: Knob values by name.
+        where: Where they come from, for error messages.
+
+    Raises:
+        ConfigurationError: A knob does not exist or cannot take its value.
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, object], *, where: str = "configuration") -> None:
+        checked = {name: check_value(name, value, where=where) for name, value in values.items()}
+        self._values: dict[str, KnobValue] = {
+            name: checked[name] for name in KNOBS if name in checked
+        }
+
+    def __getitem__(self, name: str) -> KnobValue:
+        """The value of the knob `name`."""
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Knob names, in table order."""
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        """How many knobs have a value."""
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        """Equal configurations hash alike."""
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both set the same knobs to the same values."""
+        return isinstance(other, Configuration) and self.key == other.key
+
+    def __repr__(self) -> str:
+        """`Configuration(batch_size=32, …)`."""
+        return f"Configuration({', '.join(f'{k}={v!r}' for k, v in self._values.items())})"
+
+    @property
+    def key(self) -> str:
+        """One canonical text per configuration (JSON keeps `true` and `1` apart)."""
+        return json.dumps(self._values, separators=(",", ":"))
+
+    @property
+    def batch_size(self) -> int:
+        """Examples per step."""
+        return int(self._values["batch_size"])
+
+    def replace(self, **changes: KnobValue) -> Configuration:
+        """The same configuration with `changes` made."""
+        return Configuration({**self._values, **changes})
+
+    def differences(self, other: Configuration) -> dict[str, KnobValue]:
+        """The knobs whose value here is not the one in `other`, with the value here."""
+        return {
+            name: value
+            for name, value in self._values.items()
+            if name not in other or type(other[name]) is not type(value) or other[name] != value
+        }
+
+    def describe(self, relative_to: Configuration | None = None) -> str:
+        """`batch_size=256 prefetch=2`: all knobs, or those that differ from `relative_to`."""
+        shown = dict(self._values) if relative_to is None else self.differences(relative_to)
+        if not shown:
+            return "baseline"
+        return " ".join(f"{name}={format_value(value)}" for name, value in shown.items())
+
+
+def format_value(value: KnobValue) -> str:
+    """A value as TOML and JSON write it: `true`, `256`, `autotune`."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def baseline_configuration(
+    batch_size: int, named: Mapping[str, object], device: Device, *, where: str
+) -> Configuration:
+    """What the user would run anyway: the knobs they named, TensorFlow's defaults for the rest.
+
+    Args:
+        batch_size: The workload's batch size.
+        named: `Workload.baseline`.
+        device: What the training runs on; knobs that do not exist there are left out.
+        where: Where `named` stands, for error messages.
+    """
+    values: dict[str, object] = {
+        each.name: each.default for each in knobs_on(device) if each.default is not None
+    }
+    values["batch_size"] = batch_size
+    for name, value in named.items():
+        check_value(name, value, where=where)
+        values[name] = value
+    return Configuration(values, where=where)

@@ -1,0 +1,122 @@
+"""What the study asks of a trial that runs, whether it is real, simulated or recorded.
+
+Everything above `trial/process.py` works on these interfaces alone, so that search, statistics and reports
+are tested in milliseconds on `trial/simulated.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from autotune.space.configuration import Configuration
+from autotune.trial.messages import Finished, Ready, Started, WorkloadFacts
+from autotune.trial.record import Outcome, Slice
+
+
+class TrialFailed(Exception):
+    """A trial ended by itself, or was killed at its time limit. Data, not a traceback at the user.
+
+    Args:
+        outcome: How it ended.
+        reason: Why, in one sentence.
+        hint: The next step, where there is one.
+        detail: The user's own frames of a traceback.
+        log_tail: The last lines of the trial's log.
+        input_error: Whether the workload itself is at fault, whatever the configuration.
+    """
+
+    def __init__(
+        self,
+        outcome: Outcome,
+        reason: str,
+        *,
+        hint: str = "",
+        detail: str = "",
+        log_tail: str = "",
+        input_error: bool = False,
+    ) -> None:
+        super().__init__(f"{outcome}: {reason}")
+        self.outcome = outcome
+        self.reason = reason
+        self.hint = hint
+        self.detail = detail
+        self.log_tail = log_tail
+        self.input_error = input_error
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmUp:
+    """What is known of a trial once it is warm and frozen. Times in seconds.
+
+    Args:
+        launch_seconds: From the request to the fork.
+        first_step_seconds: From the request to the end of the first train step.
+        ready_seconds: From the request to the steady state.
+        first_loss: Training loss after the first call.
+    """
+
+    started: Started
+    ready: Ready
+    launch_seconds: float
+    first_step_seconds: float
+    ready_seconds: float
+    first_loss: float | None
+
+
+class LiveTrial(Protocol):
+    """One trial process. Each method raises `TrialFailed` when the trial fails or takes too long."""
+
+    def warm_up(self, timeout_seconds: float) -> WarmUp:
+        """Wait until the trial is warm; it is frozen then."""
+
+    def measure(self, seconds: float, timeout_seconds: float) -> Slice:
+        """Let it train for about `seconds`, then freeze it again."""
+
+    def finish(self, input_wait_seconds: float, timeout_seconds: float) -> Finished:
+        """Take the closing figures, and wait for the process to end."""
+
+    def kill(self) -> None:
+        """End it and all its children now; does nothing when it has ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """What the first trial learned of the dataset, told to the later ones.
+
+    Args:
+        examples: Per epoch; None when endless or unknown.
+        endless: Whether the dataset has no end.
+    """
+
+    examples: int | None
+    endless: bool
+
+
+class Trials(Protocol):
+    """Where trials come from."""
+
+    def open(self) -> WorkloadFacts | None:
+        """Import the workload; its facts, or None where only a trial can tell."""
+
+    def launch(
+        self, configuration: Configuration, *, log: str, data: Data | None, group: int = 0
+    ) -> LiveTrial:
+        """Start a trial; trials of different groups come from different template processes."""
+
+    def prepare(self, group: int, configurations: Sequence[Configuration]) -> None:
+        """Have the templates of a group ready for these configurations."""
+
+    def retire(self, group: int) -> None:
+        """End the templates of a group, and their trials."""
+
+    def close(self) -> None:
+        """End everything."""
+
+
+class Clock(Protocol):
+    """Seconds that only go forward; simulated trials bring their own."""
+
+    def __call__(self) -> float:
+        """Now."""

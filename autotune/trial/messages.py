@@ -1,0 +1,398 @@
+"""What travels between tuner, template and trial, and how: framed JSON on a Unix socket, never pickles.
+
+A frame is four bytes of length (big-endian) and that many bytes of JSON: one message of the models below. A
+frame that is too long, cut short, or not one of the expected messages is a `ProtocolError`; nothing of
+it is used.
+
+This module may not import TensorFlow, Optuna or pandas: all three kinds of process load it.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+import struct
+import time
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    TypeAdapter,
+    ValidationError,
+)
+
+from autotune.trial.record import Outcome, Slice
+
+LARGEST_MESSAGE_BYTES = 4 << 20
+Value = StrictBool | StrictInt | StrictStr
+
+
+class ProtocolError(Exception):
+    """What came over the pipe is not a message."""
+
+
+class ChannelClosed(Exception):
+    """The other end is gone."""
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+# ---------------------------------------------------------------------------------------- to the template
+
+
+class WorkloadReference(_Message):
+    """Where the workload is: a file or a module, and a name in it.
+
+    Args:
+        file: Absolute path of the user's file, or None for a module.
+        module: Dotted module name, or None for a file.
+        name: The variable that holds the `Workload`.
+        search_path: Directories put in front of `sys.path`.
+    """
+
+    file: str | None = None
+    module: str | None = None
+    name: str = "workload"
+    search_path: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """As the user writes it: `path/to/file.py:name`."""
+        return f"{self.file or self.module}:{self.name}"
+
+
+class TrialRequest(_Message):
+    """What a trial process needs to know.
+
+    Args:
+        configuration: A value for every knob that exists on the device.
+        log: Absolute path of the file that takes the trial's stdout and stderr.
+        examine: Check the dataset's elements and count them; later trials are told the count instead.
+        examples: Examples per epoch where known from an earlier trial; None when endless or unknown.
+        endless: Whether the dataset is known to have no end.
+        count_seconds: How long counting may take.
+        warmup_seconds: Cap on the warm-up after the first step.
+        epoch_seconds: Epochs up to this long are timed boundary to boundary.
+    """
+
+    kind: Literal["trial"] = "trial"
+    configuration: dict[str, Value]
+    log: str
+    examine: bool = True
+    examples: int | None = None
+    endless: bool = False
+    count_seconds: FiniteFloat = 5.0
+    warmup_seconds: FiniteFloat = 3.0
+    epoch_seconds: FiniteFloat = 1.5
+
+
+class Sweep(_Message):
+    """Kill a trial and whatever processes trials left behind."""
+
+    kind: Literal["sweep"] = "sweep"
+    pid: int
+
+
+# -------------------------------------------------------------------------------------- from the template
+
+
+class WorkloadFacts(_Message):
+    """What the template learned by importing the user's module.
+
+    Args:
+        name: The workload's name.
+        batch_size: Its baseline batch size.
+        baseline: The knobs it names.
+        batched: Whether its dataset does its own batching.
+        drop_remainder: Whether the last, smaller batch of an epoch is dropped.
+        dataset_takes_config: Whether `dataset` accepts a config.
+        validates: Whether it has validation data.
+        fingerprint: `sha256:…` over the module's source and the name.
+    """
+
+    name: str
+    batch_size: int
+    baseline: dict[str, Any]
+    batched: bool
+    drop_remainder: bool
+    dataset_takes_config: bool
+    validates: bool
+    fingerprint: str
+
+
+class TemplateReady(_Message):
+    """The template has imported everything.
+
+    Args:
+        workload: What it found; None when it imports afresh in each trial.
+        started: What the user's module woke by being imported (`runtime`, `cuda`), or None.
+        seconds: How long the imports took.
+    """
+
+    kind: Literal["ready"] = "ready"
+    workload: WorkloadFacts | None
+    started: str | None = None
+    seconds: FiniteFloat
+
+
+class TemplateFailed(_Message):
+    """The user's module could not be used, or TensorFlow could not be imported.
+
+    Args:
+        users: Whether the cause lies in the user's code.
+    """
+
+    kind: Literal["template_failed"] = "template_failed"
+    message: str
+    hint: str = ""
+    detail: str = ""
+    users: bool = True
+
+
+class Forked(_Message):
+    """A trial process exists."""
+
+    kind: Literal["forked"] = "forked"
+    pid: int
+
+
+class Exited(_Message):
+    """A trial process ended and was reaped; exactly one of `code` and `signal` is set."""
+
+    kind: Literal["exited"] = "exited"
+    pid: int
+    code: int | None = None
+    signal: int | None = None
+
+
+# -------------------------------------------------------------------------------------------- to the trial
+
+
+class Measure(_Message):
+    """Train for about this long, and report the slice."""
+
+    kind: Literal["measure"] = "measure"
+    seconds: FiniteFloat
+
+
+class Finish(_Message):
+    """Take the closing figures, report them, and end.
+
+    Args:
+        input_wait_seconds: How long the input-wait counterfactual may take; 0 for none.
+    """
+
+    kind: Literal["finish"] = "finish"
+    input_wait_seconds: FiniteFloat = 0.0
+
+
+# ------------------------------------------------------------------------------------------ from the trial
+
+
+class Started(_Message):
+    """The trial has built pipeline and model, and is about to train.
+
+    Args:
+        jit_compile: What the knob resolved to.
+        examples: Examples per epoch; None when endless or not counted in time.
+        endless: Whether the dataset has no end.
+        element: The dataset's element, in words.
+        parameters: Trainable and other weights, as a count.
+        gpus: Names of the GPUs that TensorFlow sees.
+        build: CUDA and cuDNN versions that TensorFlow was built with, where it was.
+        workload: The workload's facts, where the trial imported it afresh.
+    """
+
+    kind: Literal["started"] = "started"
+    jit_compile: bool
+    examples: int | None
+    endless: bool
+    element: str
+    parameters: int
+    gpus: tuple[str, ...] = ()
+    build: dict[str, str] = {}
+    workload: WorkloadFacts | None = None
+
+
+class FirstStep(_Message):
+    """The first call of the train function has returned.
+
+    Args:
+        at: `time.monotonic()`, which all processes of a machine share.
+    """
+
+    kind: Literal["first_step"] = "first_step"
+    at: FiniteFloat
+    loss: FiniteFloat | None = None
+
+
+class Ready(_Message):
+    """The trial has warmed up, and is frozen until told to measure. Times in seconds."""
+
+    kind: Literal["trial_ready"] = "trial_ready"
+    timed_by: Literal["epochs", "steps"]
+    settled: bool
+    warmup_seconds: FiniteFloat
+    compile_seconds: Annotated[FiniteFloat, Field(ge=0)]
+    epoch_overhead_seconds: Annotated[FiniteFloat, Field(ge=0)] | None
+    call_seconds: Annotated[FiniteFloat, Field(gt=0)]
+    epoch_seconds: FiniteFloat | None
+
+
+class SliceDone(_Message):
+    """A slice was measured; the trial freezes itself after sending this."""
+
+    kind: Literal["slice"] = "slice"
+    slice: Slice
+
+
+class Finished(_Message):
+    """The trial's closing figures."""
+
+    kind: Literal["finished"] = "finished"
+    peak_host_bytes: int
+    peak_device_bytes: int | None
+    input_wait_fraction: FiniteFloat | None
+    loss: FiniteFloat | None
+
+
+class Failed(_Message):
+    """The trial cannot go on.
+
+    Args:
+        outcome: `error`, `oom` or `nonfinite`.
+        reason: One sentence.
+        hint: The next step, where there is one.
+        detail: The user's own frames of the traceback.
+        input_error: Whether the workload itself is at fault, whatever the configuration.
+    """
+
+    kind: Literal["failed"] = "failed"
+    outcome: Outcome
+    reason: str
+    hint: str = ""
+    detail: str = ""
+    input_error: bool = False
+
+
+ToTemplate = Annotated[TrialRequest | Sweep, Field(discriminator="kind")]
+FromTemplate = Annotated[
+    TemplateReady | TemplateFailed | Forked | Exited, Field(discriminator="kind")
+]
+ToTrial = Annotated[Measure | Finish, Field(discriminator="kind")]
+FromTrial = Annotated[
+    Started | FirstStep | Ready | SliceDone | Finished | Failed, Field(discriminator="kind")
+]
+
+to_template: TypeAdapter[TrialRequest | Sweep] = TypeAdapter(ToTemplate)
+from_template: TypeAdapter[TemplateReady | TemplateFailed | Forked | Exited] = TypeAdapter(FromTemplate)
+to_trial: TypeAdapter[Measure | Finish] = TypeAdapter(ToTrial)
+from_trial: TypeAdapter[Started | FirstStep | Ready | SliceDone | Finished | Failed] = TypeAdapter(
+    FromTrial
+)
+
+
+Received = TypeVar("Received")
+
+
+class Channel(Generic[Received]):
+    """One end of a socket that carries framed messages.
+
+    Args:
+        end: A connected stream socket; the channel owns it.
+        expected: The messages that may come in.
+    """
+
+    def __init__(self, end: socket.socket, expected: TypeAdapter[Received]) -> None:
+        self._socket = end
+        self._expected = expected
+        self._buffer = bytearray()
+
+    def fileno(self) -> int:
+        """The socket's descriptor, for `select`."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+    def send(self, message: BaseModel, descriptors: tuple[int, ...] = ()) -> None:
+        """Send one message, and open file descriptors along with it.
+
+        Raises:
+            ChannelClosed: The other end is gone.
+        """
+        body = message.model_dump_json().encode()
+        frame = struct.pack(">I", len(body)) + body
+        try:
+            if descriptors:
+                sent = socket.send_fds(self._socket, [frame[:4]], list(descriptors))
+                self._socket.sendall(frame[sent:])
+            else:
+                self._socket.sendall(frame)
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+
+    def receive(self, timeout_seconds: float | None = None) -> Received:
+        """The next message.
+
+        Args:
+            timeout_seconds: How long to wait; None waits for ever.
+
+        Raises:
+            TimeoutError: Nothing whole came in time.
+            ChannelClosed: The other end is gone.
+            ProtocolError: What came is not one of the expected messages.
+        """
+        return self.receive_with_descriptors(timeout_seconds)[0]
+
+    def receive_with_descriptors(
+        self, timeout_seconds: float | None = None
+    ) -> tuple[Received, list[int]]:
+        """The next message, and the descriptors that came with it. Raises as `receive` does."""
+        deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
+        descriptors: list[int] = []
+        while True:
+            body = self._take_frame()
+            if body is not None:
+                try:
+                    return self._expected.validate_json(body), descriptors
+                except ValidationError as error:
+                    first = error.errors(include_url=False, include_input=False)[0]
+                    raise ProtocolError(f"not a message: {first['msg']}") from error
+            self._fill(deadline, descriptors)
+
+    def _take_frame(self) -> bytes | None:
+        if len(self._buffer) < 4:
+            return None
+        (length,) = struct.unpack_from(">I", self._buffer)
+        if length > LARGEST_MESSAGE_BYTES:
+            raise ProtocolError(f"a message of {length} bytes, at most {LARGEST_MESSAGE_BYTES} expected")
+        if len(self._buffer) < 4 + length:
+            return None
+        body = bytes(self._buffer[4 : 4 + length])
+        del self._buffer[: 4 + length]
+        return body
+
+    def _fill(self, deadline: float, descriptors: list[int]) -> None:
+        remaining = None if math.isinf(deadline) else max(0.0, deadline - time.monotonic())
+        if not select.select([self._socket], [], [], remaining)[0]:
+            raise TimeoutError
+        try:
+            data, received, _, _ = socket.recv_fds(self._socket, 1 << 16, 4)
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+        descriptors.extend(received)
+        if not data:
+            if self._buffer:
+                raise ProtocolError("the last message was cut short")
+            raise ChannelClosed("end of stream")
+        self._buffer += data

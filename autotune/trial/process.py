@@ -1,0 +1,463 @@
+"""The tuner's side of templates and trials: start, talk, freeze, time-limit, kill, say how it ended.
+
+This module may not import TensorFlow: it runs in the tuner process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from autotune.errors import TrialProcessError, WorkloadError
+from autotune.recipe.apply import environment
+from autotune.space.configuration import Configuration
+from autotune.trial import messages
+from autotune.trial.live import Data, TrialFailed, WarmUp
+from autotune.trial.messages import ChannelClosed, ProtocolError
+from autotune.trial.record import Outcome, Slice
+
+TEMPLATE_SECONDS = 300.0
+"""How long importing TensorFlow and the user's module may take."""
+FORK_SECONDS = 20.0
+FREEZE_SECONDS = 5.0
+"""How long a process group may take to stop once it is told to."""
+EXIT_SECONDS = 5.0
+LOG_TAIL_BYTES = 4000
+
+Message = TypeVar("Message")
+
+
+class Template:
+    """A template process, and the pipe to it.
+
+    Args:
+        reference: The workload to import.
+        preload: Whether it imports the workload itself, or leaves that to each trial.
+        variables: Environment variables on top of the tuner's own.
+        log: File for its stdout and stderr.
+    """
+
+    def __init__(
+        self,
+        reference: messages.WorkloadReference,
+        *,
+        preload: bool,
+        variables: Mapping[str, str],
+        log: Path,
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        self._log = log
+        with theirs, log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "autotune.trial.template",
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                    "1" if preload else "0",
+                    reference.model_dump_json(),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(theirs.fileno(),),
+                env={**os.environ, **_import_path(), **variables},
+                start_new_session=True,
+            )
+        self.channel = messages.Channel(ours, messages.from_template)
+        self._ready: messages.TemplateReady | None = None
+        self._exits: dict[int, messages.Exited] = {}
+
+    def wait_ready(self) -> messages.TemplateReady:
+        """What the template found by importing.
+
+        Raises:
+            WorkloadError: The user's module cannot be used.
+            TrialProcessError: The template died or hangs.
+        """
+        if self._ready is None:
+            try:
+                answer = self.channel.receive(TEMPLATE_SECONDS)
+            except TimeoutError as error:
+                raise WorkloadError(
+                    f"importing the workload took longer than {TEMPLATE_SECONDS:.0f} s",
+                    hint="Move slow work out of the top level of the file, into model() or dataset().",
+                ) from error
+            except (ChannelClosed, ProtocolError) as error:
+                self.close()
+                raise TrialProcessError(
+                    f"the process that imports the workload died ({_status(self._process.returncode)})",
+                    hint=f"Its log is {self._log}.",
+                    detail=tail(self._log),
+                ) from error
+            if isinstance(answer, messages.TemplateFailed):
+                kind = WorkloadError if answer.users else TrialProcessError
+                raise kind(answer.message, hint=answer.hint, detail=answer.detail)
+            assert isinstance(answer, messages.TemplateReady)
+            self._ready = answer
+        return self._ready
+
+    def fork(self, request: messages.TrialRequest) -> tuple[int, socket.socket]:
+        """Start a trial.
+
+        Returns:
+            Its process id, and the tuner's end of its pipe.
+
+        Raises:
+            ChannelClosed: The template is gone.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.channel.send(request, (theirs.fileno(),))
+        deadline = time.monotonic() + FORK_SECONDS
+        while True:
+            answer = self.channel.receive(max(0.0, deadline - time.monotonic()))
+            if isinstance(answer, messages.Forked):
+                return answer.pid, ours
+            self._note(answer)
+
+    def sweep(self, pid: int) -> None:
+        """Have a trial killed, and what it left behind."""
+        with contextlib.suppress(ChannelClosed):
+            self.channel.send(messages.Sweep(pid=pid))
+
+    def wait_exit(self, pid: int, timeout_seconds: float) -> messages.Exited | None:
+        """How a trial ended; None when it has not, or the template is gone."""
+        deadline = time.monotonic() + timeout_seconds
+        with contextlib.suppress(TimeoutError, ChannelClosed, ProtocolError):
+            while pid not in self._exits:
+                self._note(self.channel.receive(max(0.0, deadline - time.monotonic())))
+        return self._exits.get(pid)
+
+    def _note(self, answer: object) -> None:
+        if isinstance(answer, messages.Exited):
+            self._exits[answer.pid] = answer
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The template's process id."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """End the template; its trials die with it."""
+        self.channel.close()
+        try:
+            self._process.wait(EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _import_path() -> dict[str, str]:
+    """Where this autotune was imported from, so that the template imports the same one."""
+    root = str(Path(__file__).resolve().parents[2])
+    inherited = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([root, inherited] if inherited else [root])}
+
+
+def _status(code: int | None) -> str:
+    if code is None:
+        return "still running"
+    return f"killed by {_signal_name(-code)}" if code < 0 else f"exit status {code}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def tail(log: Path) -> str:
+    """The last lines of a log, without bytes that are not text."""
+    try:
+        with log.open("rb") as stream:
+            stream.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
+            return stream.read().decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
+class TrialProcess:
+    """A real trial: a fork of a template; see `live.LiveTrial`."""
+
+    def __init__(self, template: Template, request: messages.TrialRequest) -> None:
+        self._template = template
+        self._log = Path(request.log)
+        self._requested = time.monotonic()
+        self._kernel_kills = _kernel_oom_kills()
+        self._killed = False
+        self.pid, end = template.fork(request)
+        self._launch_seconds = time.monotonic() - self._requested
+        self._channel = messages.Channel(end, messages.from_trial)
+
+    # ------------------------------------------------------------------------------------------ LiveTrial
+
+    def warm_up(self, timeout_seconds: float) -> WarmUp:
+        """See `live.LiveTrial`."""
+        deadline = self._requested + timeout_seconds
+        started = self._expect(messages.Started, deadline)
+        first = self._expect(messages.FirstStep, deadline)
+        ready = self._expect(messages.Ready, deadline)
+        self.freeze()
+        return WarmUp(
+            started=started,
+            ready=ready,
+            launch_seconds=self._launch_seconds,
+            first_step_seconds=first.at - self._requested,
+            ready_seconds=time.monotonic() - self._requested,
+            first_loss=first.loss,
+        )
+
+    def measure(self, seconds: float, timeout_seconds: float) -> Slice:
+        """See `live.LiveTrial`."""
+        self._command(messages.Measure(seconds=seconds))
+        answer = self._expect(messages.SliceDone, time.monotonic() + timeout_seconds)
+        self.freeze()
+        return answer.slice
+
+    def finish(self, input_wait_seconds: float, timeout_seconds: float) -> messages.Finished:
+        """See `live.LiveTrial`."""
+        self._command(messages.Finish(input_wait_seconds=input_wait_seconds))
+        answer = self._expect(messages.Finished, time.monotonic() + timeout_seconds)
+        self._end()
+        return answer
+
+    def kill(self) -> None:
+        """See `live.LiveTrial`."""
+        if not self._killed:
+            self._end()
+
+    # -------------------------------------------------------------------------------------------- freezing
+
+    def freeze(self) -> None:
+        """Wait until every thread of the trial has stopped.
+
+        The trial stops its own process group right after each report, which no signal from here could do
+        as soon. (Sending another from here would race with it: the trial, let go on, would stop again.)
+        """
+        deadline = time.monotonic() + FREEZE_SECONDS
+        while not is_stopped(self.pid):
+            if time.monotonic() > deadline:
+                raise self._failed(Outcome.TIMEOUT, f"could not be frozen within {FREEZE_SECONDS:.0f} s")
+            time.sleep(0.0005)
+
+    def thaw(self) -> None:
+        """Let the process group go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    # ------------------------------------------------------------------------------------------- messages
+
+    def _command(self, command: messages.Measure | messages.Finish) -> None:
+        try:
+            self._channel.send(command)
+        except ChannelClosed as error:
+            raise self._died() from error
+        self.thaw()
+
+    def _expect(self, kind: type[Message], deadline: float) -> Message:
+        """The next message, which must be of this kind."""
+        try:
+            answer = self._channel.receive(max(0.0, deadline - time.monotonic()))
+        except TimeoutError as error:
+            spent = time.monotonic() - self._requested
+            raise self._failed(
+                Outcome.TIMEOUT, f"no answer in time, {spent:.1f} s after it was asked for"
+            ) from error
+        except ChannelClosed as error:
+            raise self._died() from error
+        except ProtocolError as error:
+            raise self._failed(Outcome.CRASHED, f"sent something that is no report: {error}") from error
+        if isinstance(answer, messages.Failed):
+            raise self._failed(
+                answer.outcome,
+                answer.reason,
+                hint=answer.hint,
+                detail=answer.detail,
+                input_error=answer.input_error,
+            )
+        if not isinstance(answer, kind):
+            raise self._failed(Outcome.CRASHED, f"sent {answer.kind!r} out of turn")
+        return answer
+
+    def _failed(
+        self, outcome: Outcome, reason: str, *, hint: str = "", detail: str = "", input_error: bool = False
+    ) -> TrialFailed:
+        self._end()
+        return TrialFailed(
+            outcome, reason, hint=hint, detail=detail, input_error=input_error, log_tail=tail(self._log)
+        )
+
+    def _died(self) -> TrialFailed:
+        """The failure of a trial whose end of the pipe closed without a word."""
+        exited = self._template.wait_exit(self.pid, EXIT_SECONDS)
+        if exited is None:
+            return self._failed(Outcome.CRASHED, "closed its pipe and did not end, or its template died")
+        self._end()
+        log_tail = tail(self._log)
+        if exited.signal == signal.SIGKILL and _kernel_oom_kills() > self._kernel_kills:
+            return TrialFailed(Outcome.OOM, "killed by the kernel: out of memory", log_tail=log_tail)
+        how = (
+            f"killed by {_signal_name(exited.signal)}"
+            if exited.signal is not None
+            else f"ended with exit status {exited.code}"
+        )
+        fatal = [line for line in log_tail.splitlines() if "Check failed" in line or line.startswith("F0")]
+        reason = f"{how}: {fatal[-1][:400]}" if fatal else how
+        return TrialFailed(Outcome.CRASHED, reason, log_tail=log_tail)
+
+    def _end(self) -> None:
+        """Kill the whole family, and wait for it to be gone."""
+        if self._killed:
+            return
+        self._killed = True
+        self._channel.close()
+        exited = self._template.wait_exit(self.pid, 0.0)
+        if exited is None:
+            self._signal(signal.SIGKILL)
+            self._template.sweep(self.pid)
+            self._template.wait_exit(self.pid, EXIT_SECONDS)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether every thread of a process is stopped (or the process is gone)."""
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
+                state = file.read().rpartition(b")")[2].split()[0]
+            if state not in (b"T", b"t", b"Z", b"X"):
+                return False
+    except (FileNotFoundError, ProcessLookupError):
+        return not os.path.exists(f"/proc/{pid}") or is_stopped(pid)
+    return True
+
+
+def _kernel_oom_kills() -> int:
+    """How often the kernel has killed for want of memory since it started; 0 where it does not say."""
+    with contextlib.suppress(OSError), open("/proc/vmstat", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+class TrialProcesses:
+    """Real trials of one workload; see `live.Trials`. A context manager that leaves no process behind.
+
+    Args:
+        reference: The workload.
+        logs: Directory for the templates' logs.
+        isolation: `template` (fork from one that has imported everything) or `spawn` (a fresh
+            interpreter per trial).
+    """
+
+    def __init__(
+        self, reference: messages.WorkloadReference, *, logs: Path, isolation: str = "template"
+    ) -> None:
+        self._reference = reference
+        self._logs = logs
+        self._preload = isolation == "template"
+        self._templates: dict[tuple[int, tuple[tuple[str, str], ...]], Template] = {}
+        self._count = 0
+        self.started_by_import: str | None = None
+
+    def __enter__(self) -> TrialProcesses:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End every process."""
+        self.close()
+
+    def open(self) -> messages.WorkloadFacts | None:
+        """Import the workload in a first template.
+
+        Where importing it starts TensorFlow's runtime, `started_by_import` says so and fresh interpreters
+        are used from then on.
+
+        Raises:
+            WorkloadError: It cannot be imported.
+        """
+        ready = self._template(0, {}).wait_ready()
+        if ready.started is not None:
+            self.started_by_import = ready.started
+            self._preload = False
+            self.retire(0)
+            self._template(0, {}).wait_ready()
+        return ready.workload
+
+    def prepare(self, group: int, configurations: Sequence[Configuration]) -> None:
+        """Start the group's templates, side by side, without waiting for them."""
+        for configuration in configurations:
+            self._template(group, environment(configuration))
+
+    def launch(
+        self, configuration: Configuration, *, log: str, data: Data | None, group: int = 0
+    ) -> TrialProcess:
+        """Fork a trial from the group's template, which is restarted if it died."""
+        request = messages.TrialRequest(
+            configuration=dict(configuration),
+            log=log,
+            examine=data is None,
+            examples=None if data is None else data.examples,
+            endless=data is not None and data.endless,
+        )
+        variables = environment(configuration) if self._preload else {}
+        for attempt in (1, 2):
+            template = self._template(group, variables)
+            template.wait_ready()
+            try:
+                return TrialProcess(template, request)
+            except (ChannelClosed, TimeoutError, ProtocolError) as error:
+                template.close()
+                if attempt == 2:
+                    raise TrialProcessError(
+                        f"the template process cannot start trials: {error}",
+                        hint=f"Its log is in {self._logs}.",
+                    ) from error
+        raise AssertionError("unreachable")
+
+    def retire(self, group: int) -> None:
+        """End the group's templates and their trials."""
+        for key in [key for key in self._templates if key[0] == group]:
+            self._templates.pop(key).close()
+
+    def close(self) -> None:
+        """End every template and every trial."""
+        for key in list(self._templates):
+            self._templates.pop(key).close()
+
+    def _template(self, group: int, variables: Mapping[str, str]) -> Template:
+        key = (group, tuple(sorted(variables.items())))
+        found = self._templates.get(key)
+        if found is None or not found.alive:
+            if found is not None:
+                found.close()
+            self._count += 1
+            found = Template(
+                self._reference,
+                preload=self._preload,
+                variables=variables,
+                log=self._logs / f"template-{self._count}.log",
+            )
+            self._templates[key] = found
+        return found

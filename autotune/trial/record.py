@@ -1,0 +1,190 @@
+"""What is kept of a trial: its outcome, its slices, its figures. Written as `trials/NNNN/result.json`.
+
+Times are in seconds, sizes in bytes, throughput in samples per second. What was not measured is None.
+Version history of the format: 1, the first.
+
+This module holds data only: no processes, no clocks, no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StrictBool, StrictInt, StrictStr
+
+SCHEMA_VERSION = 1
+
+Value = StrictBool | StrictInt | StrictStr
+Seconds = Annotated[FiniteFloat, Field(ge=0)]
+Bytes = Annotated[int, Field(ge=0)]
+
+
+class Outcome(enum.StrEnum):
+    """How a trial ended."""
+
+    OK = "ok"
+    PRUNED = "pruned"
+    """Ended early because it could not win any more; what was measured is kept."""
+    OOM = "oom"
+    INFERRED_OOM = "inferred_oom"
+    """Not run, because a smaller one ran out of memory."""
+    TIMEOUT = "timeout"
+    CRASHED = "crashed"
+    """The process died by a signal, a fatal check, or without a word."""
+    ERROR = "error"
+    """A Python exception in the user's code or in TensorFlow."""
+    NONFINITE = "nonfinite"
+    UNSTABLE = "unstable"
+    INTERRUPTED = "interrupted"
+
+    @property
+    def measured(self) -> bool:
+        """Whether the trial's figures may be compared with others'."""
+        return self in (Outcome.OK, Outcome.PRUNED)
+
+
+class Phase(enum.StrEnum):
+    """What a trial was for."""
+
+    BASELINE = "baseline"
+    PROBE = "probe"
+    """One single change to the baseline, known to help often."""
+    SEARCH = "search"
+    CONFIRM = "confirm"
+
+
+class Pairing(enum.StrEnum):
+    """How a candidate's slices were set against the baseline's."""
+
+    ALTERNATING = "alternating"
+    """Both alive, taking turns, each frozen while it is not its turn."""
+    BRACKETED = "bracketed"
+    """Baseline, candidate, baseline again: both did not fit in memory together."""
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StepSeconds(_Data):
+    """Seconds per step within a slice, as quantiles over calls of the train function."""
+
+    p50: Seconds
+    p90: Seconds
+    p99: Seconds
+    max: Seconds
+
+
+class Slice(_Data):
+    """A short timed stretch of training.
+
+    Args:
+        seconds: Wall-clock length, the freeze before and after it not counted.
+        steps: Optimizer steps taken.
+        examples: Examples trained on.
+        epochs: Whole epochs in it, boundaries included; 0 when timed by steps.
+        cpu_seconds: Processor time that the trial process took, all threads.
+        step_seconds: Quantiles of the time per step.
+        loss: The running training loss at its end, None where the model reports none.
+    """
+
+    seconds: Annotated[FiniteFloat, Field(gt=0)]
+    steps: Annotated[int, Field(ge=1)]
+    examples: Annotated[int, Field(ge=1)]
+    epochs: Annotated[int, Field(ge=0)]
+    cpu_seconds: Seconds
+    step_seconds: StepSeconds
+    loss: FiniteFloat | None = None
+
+
+class Pair(_Data):
+    """Two neighbouring slices: the candidate's and the baseline's.
+
+    Args:
+        instance: Which process of the trial the candidate's slice came from, from 0.
+        baseline_first: Which of the two ran first.
+    """
+
+    instance: Annotated[int, Field(ge=0)] = 0
+    baseline_first: bool
+    baseline: Slice
+    candidate: Slice
+
+
+class Interval(_Data):
+    """An estimate and its 95% confidence interval, `low <= value <= high`."""
+
+    value: FiniteFloat
+    low: FiniteFloat
+    high: FiniteFloat
+
+
+class TrialRecord(_Data):
+    """All that is kept of one trial.
+
+    Args:
+        trial: The trial's number within its run; 0 is the baseline.
+        instances: How many processes it was measured in.
+        reason: Why it ended as it did, in one sentence; empty for `ok`.
+        log_tail: The last lines of its log, where it failed.
+        started_at: UTC, ISO 8601.
+        seconds: From asking for the process to its end, all instances together.
+        launch_seconds: From asking for the process to the fork having happened.
+        first_step_seconds: From asking for the process to the end of the first train step.
+        compile_seconds: Trace and compile: what the first calls took beyond steady ones.
+        warmup_seconds: From the first step to the steady state.
+        settled: Whether the steady state was reached before the cap.
+        timed_by: `epochs` (boundary to boundary) or `steps` (boundary cost added in proportion).
+        epoch_overhead_seconds: What an epoch costs beyond its steps.
+        examples_per_epoch: None when endless or unknown.
+        pairs: Slices beside the baseline's.
+        slices: Slices taken alone (the baseline's own).
+        stopped_by: Why measuring stopped: `narrow`, `cannot_win`, `time`, or None.
+        throughput: Samples per second of a long training, epoch boundaries included.
+        speedup: Ratio of throughputs, candidate over baseline, from the pairs.
+        peak_host_bytes: Largest resident memory of the process tree.
+        peak_device_bytes: Largest memory taken by TensorFlow on the device.
+        input_wait_fraction: Share of the step spent waiting for input.
+        cpu_utilisation: Cores' worth of processor time taken while measured.
+        first_loss: Training loss at the end of the first step.
+        last_loss: Running training loss when the trial ended.
+    """
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    trial: Annotated[int, Field(ge=0)]
+    phase: Phase
+    configuration: dict[str, Value]
+    outcome: Outcome
+    reason: str = ""
+    log_tail: str = ""
+    started_at: str
+    seconds: Seconds
+    instances: Annotated[int, Field(ge=0)] = 1
+    launch_seconds: Seconds | None = None
+    first_step_seconds: Seconds | None = None
+    compile_seconds: Seconds | None = None
+    warmup_seconds: Seconds | None = None
+    settled: bool | None = None
+    timed_by: Literal["epochs", "steps"] | None = None
+    epoch_overhead_seconds: Seconds | None = None
+    examples_per_epoch: int | None = None
+    pairing: Pairing | None = None
+    pairs: tuple[Pair, ...] = ()
+    slices: tuple[Slice, ...] = ()
+    stopped_by: Literal["narrow", "cannot_win", "time"] | None = None
+    throughput: Interval | None = None
+    speedup: Interval | None = None
+    peak_host_bytes: Bytes | None = None
+    peak_device_bytes: Bytes | None = None
+    input_wait_fraction: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
+    cpu_utilisation: Annotated[FiniteFloat, Field(ge=0)] | None = None
+    first_loss: FiniteFloat | None = None
+    last_loss: FiniteFloat | None = None
+
+    @property
+    def measured_seconds(self) -> float:
+        """Seconds of timed slices of this trial, the baseline's turns beside it not counted."""
+        return sum(pair.candidate.seconds for pair in self.pairs) + sum(
+            each.seconds for each in self.slices
+        )

@@ -1,0 +1,472 @@
+"""Times a running `model.fit` in slices, and holds it still in between.
+
+The clock wraps the model's train function, so `fit` itself stays as the user's: same loop, same callbacks. A
+*call* is one call of the train function: `steps_per_execution` steps. While it warms up the clock looks on;
+then it reports, freezes the process, and obeys: each `Measure` is one slice.
+
+Short epochs are timed boundary to boundary: a slice is a number of whole epochs. Where an epoch is
+longer than the tuner allows, `LongEpoch` leaves `fit` once, and a second `fit` is timed by steps: the stretch
+from the last call of an epoch to the first call of the next is not counted, because its cost is
+measured apart (`worker.epoch_overhead`).
+
+This module knows no TensorFlow: what it needs of it is handed in.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from autotune.measure.steady_state import is_steady
+from autotune.trial.messages import Finish, FirstStep, Measure, Ready, SliceDone
+from autotune.trial.record import Outcome, Slice, StepSeconds
+
+ENDLESS_EPOCH_SECONDS = 0.5
+"""How long a first epoch is watched before its length is extrapolated."""
+
+
+class LongEpoch(Exception):
+    """An epoch takes longer than slices may: time by steps instead."""
+
+
+class TrainingEnded(Exception):
+    """The tuner asked for the closing figures; carries its message."""
+
+    def __init__(self, finish: Finish) -> None:
+        super().__init__("finish")
+        self.finish = finish
+
+
+class TrainingFailed(Exception):
+    """Training showed something that ends the trial."""
+
+    def __init__(
+        self, outcome: Outcome, reason: str, *, hint: str = "", input_error: bool = False
+    ) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+        self.reason = reason
+        self.hint = hint
+        self.input_error = input_error
+
+
+class Tuner(Protocol):
+    """The other end of the pipe."""
+
+    def send(self, message: Any) -> None:
+        """Send one message."""
+
+    def receive(self, timeout_seconds: float | None = None) -> Measure | Finish:
+        """Wait for the next command."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What the clock must know of the training it times.
+
+    Args:
+        steps_per_call: The knob `steps_per_execution`.
+        batch_size: Examples per full step.
+        examples: Examples per epoch; None when endless or unknown.
+        drop_remainder: Whether a smaller last batch is dropped.
+        iterations: Reads `optimizer.iterations`; None when the model has no optimizer.
+        synchronise: Waits until the devices have done what they were given.
+    """
+
+    steps_per_call: int
+    batch_size: int
+    examples: int | None
+    drop_remainder: bool
+    iterations: Callable[[], int] | None
+    synchronise: Callable[[], None]
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Steps of one epoch, None when endless or unknown."""
+        if self.examples is None:
+            return None
+        whole, rest = divmod(self.examples, self.batch_size)
+        return whole if self.drop_remainder or not rest else whole + 1
+
+    @property
+    def examples_missing_from_last_step(self) -> int:
+        """By how many examples an epoch's last step is smaller than the others."""
+        if self.examples is None or self.drop_remainder:
+            return 0
+        return -self.examples % self.batch_size
+
+    def examples_in_epoch(self, steps: int) -> int:
+        """Examples of a whole epoch that took `steps` steps."""
+        if steps == self.steps_per_epoch:
+            return steps * self.batch_size - self.examples_missing_from_last_step
+        return steps * self.batch_size
+
+
+@dataclass
+class _OpenSlice:
+    """A slice that is being measured."""
+
+    target_seconds: float
+    cpu_at_start: float
+    call_seconds: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    steps: int = 0
+    examples: int = 0
+    epochs: int = 0
+
+
+def freeze_own_group() -> None:
+    """Stop every process of this process's group until the tuner sends SIGCONT."""
+    import signal
+
+    os.killpg(0, signal.SIGSTOP)
+
+
+class StepClock:
+    """Times one training; see the module's docstring.
+
+    Args:
+        training: What is timed.
+        tuner: Where reports go and commands come from.
+        warmup_seconds: Cap on the warm-up after the first step.
+        epoch_seconds: Longest epoch that is timed boundary to boundary.
+        freeze: Stops the process; comes back when the tuner lets it go on.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        tuner: Tuner,
+        *,
+        warmup_seconds: float,
+        epoch_seconds: float,
+        freeze: Callable[[], None] = freeze_own_group,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._training = training
+        self._tuner = tuner
+        self._warmup_seconds = warmup_seconds
+        self._epoch_seconds = epoch_seconds
+        self._freeze = freeze
+        self._clock = clock
+        self._by_epochs = True
+        self._overhead: float | None = None
+        self._open: _OpenSlice | None = None
+        self._ready = False
+        self._first_call_at: float | None = None
+        self._first_call_seconds = 0.0
+        self._compile_seconds: float | None = None
+        self._epoch_times: list[float] = []
+        self._logs: Any = None
+        self._total_calls = 0
+        self._begin_fit()
+
+    # ------------------------------------------------------------------------------------- from the worker
+
+    def wrap(self, train_function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """`train_function`, with every call of it timed."""
+
+        def timed(iterator: Any) -> Any:
+            logs = train_function(iterator)
+            self._call_ended(logs)
+            return logs
+
+        return timed
+
+    def time_by_steps(self, epoch_overhead_seconds: float | None) -> None:
+        """From the next `fit` on, time by steps.
+
+        Args:
+            epoch_overhead_seconds: What an epoch costs beyond its steps, measured apart.
+        """
+        self._by_epochs = False
+        self._overhead = epoch_overhead_seconds
+        self._begin_fit()
+
+    def epoch_began(self) -> None:
+        """`fit` is about to make the epoch's iterator."""
+        self._calls = 0
+
+    def epoch_ended(self) -> None:
+        """`fit` has trained, and validated if it does, one whole epoch."""
+        if self._calls == 0:
+            self._refuse_exhausted()
+        now = self._clock()
+        if not self._by_epochs:
+            self._close_segment()
+        elif self._open is not None:
+            self._count_epoch(now)
+        else:
+            self._warm_up_by_epochs(now)
+        self._epoch_began_at = self._clock()
+        self._iterations_at_epoch = self._iterations()
+        self._calls_at_epoch = self._total_calls
+
+    @property
+    def last_loss(self) -> float | None:
+        """The running training loss; None where the model reports none."""
+        value = self._logs.get("loss") if isinstance(self._logs, Mapping) else None
+        return None if value is None else float(value)
+
+    # ------------------------------------------------------------------------------------------- each call
+
+    def _begin_fit(self) -> None:
+        self._call_times: list[float] = []
+        self._calls = 0
+        self._fits_first_epoch = True
+        self._first_epoch_last_call: float | None = None
+        self._last_call_at = self._clock()
+        self._epoch_began_at = self._last_call_at
+        self._fit_began_at = self._last_call_at
+        self._iterations_at_epoch = self._iterations()
+        self._calls_at_epoch = self._total_calls
+        self._segment_at: float | None = None
+
+    def _call_ended(self, logs: Any) -> None:
+        self._logs = logs
+        self._calls += 1
+        self._total_calls += 1
+        if self._first_call_at is None:
+            self._report_first_call()
+            return
+        now = self._clock()
+        seconds = now - self._last_call_at
+        self._last_call_at = now
+        first_of_epoch = self._calls == 1
+        if not first_of_epoch:
+            self._call_times.append(seconds)
+        if self._open is not None and (self._by_epochs or not first_of_epoch):
+            self._open.call_seconds.append(seconds)
+        if self._by_epochs:
+            self._watch_for_long_epoch(now)
+        elif first_of_epoch:
+            self._open_segment(now)
+        elif self._open is not None:
+            self._measure_by_steps(now)
+        elif not self._ready:
+            self._warm_up_by_steps(now)
+
+    def _report_first_call(self) -> None:
+        self._training.synchronise()
+        loss = self.last_loss
+        self._first_call_at = self._clock()
+        self._first_call_seconds = self._first_call_at - self._last_call_at
+        self._require_finite(loss)
+        self._tuner.send(FirstStep(at=time.monotonic(), loss=loss))
+        self._last_call_at = self._clock()
+
+    def _iterations(self) -> int:
+        if self._training.iterations is None:
+            return self._total_calls * self._training.steps_per_call
+        return self._training.iterations()
+
+    def _require_finite(self, loss: float | None) -> None:
+        if loss is not None and not math.isfinite(loss):
+            raise TrainingFailed(
+                Outcome.NONFINITE, f"the training loss became {loss} by step {self._iterations()}"
+            )
+
+    def _refuse_exhausted(self) -> None:
+        if self._first_call_at is None:
+            raise TrainingFailed(
+                Outcome.ERROR,
+                "the dataset yields no batch: it is empty, or smaller than one batch with drop_remainder",
+                hint="dataset() must return a tf.data.Dataset with at least one batch.",
+                input_error=True,
+            )
+        raise TrainingFailed(
+            Outcome.ERROR,
+            "the dataset was exhausted by its first pass: the second epoch got nothing",
+            hint="dataset() must return a Dataset that starts afresh each epoch; a Python generator that is "
+            "consumed once does not (from_generator takes a function that returns a new one).",
+            input_error=True,
+        )
+
+    # -------------------------------------------------------------------------------------------- warm-up
+
+    def _elapsed(self, now: float) -> float:
+        assert self._first_call_at is not None
+        return now - self._first_call_at
+
+    def _watch_for_long_epoch(self, now: float) -> None:
+        if self._open is not None or self._ready:
+            return
+        elapsed = now - self._epoch_began_at - (self._first_call_seconds if self._fits_first_epoch else 0)
+        if elapsed < ENDLESS_EPOCH_SECONDS:
+            return
+        steps = self._training.steps_per_epoch
+        done = self._calls * self._training.steps_per_call
+        expected = elapsed * steps / done if steps is not None else math.inf
+        if elapsed > self._warmup_seconds or (steps is not None and expected > 2 * self._warmup_seconds):
+            self._note_compile_seconds()
+            raise LongEpoch
+
+    def _warm_up_by_epochs(self, now: float) -> None:
+        if self._fits_first_epoch:
+            self._fits_first_epoch = False
+            self._first_epoch_last_call = self._call_times[-1] if self._call_times else None
+            self._call_times.clear()
+            return
+        seconds = now - self._epoch_began_at
+        if seconds > self._epoch_seconds:
+            self._note_compile_seconds()
+            raise LongEpoch
+        self._epoch_times.append(seconds)
+        settled = is_steady(self._epoch_times)
+        if settled or (self._elapsed(now) >= self._warmup_seconds and len(self._epoch_times) >= 2):
+            self._hold_ready(settled, now)
+
+    def _warm_up_by_steps(self, now: float) -> None:
+        settled = is_steady(self._call_times)
+        if settled or (now - self._fit_began_at >= self._warmup_seconds and len(self._call_times) >= 3):
+            self._close_segment()
+            self._hold_ready(settled, now)
+            self._open_segment(self._clock())
+
+    def _note_compile_seconds(self) -> None:
+        """Trace and compile: the first call's excess, and a smaller last batch's, over a usual call."""
+        if self._compile_seconds is not None:
+            return
+        usual = _median(self._call_times) if self._call_times else 0.0
+        excess = max(0.0, self._first_call_seconds - usual)
+        if self._first_epoch_last_call is not None and self._training.examples_missing_from_last_step:
+            excess += max(0.0, self._first_epoch_last_call - usual)
+        self._compile_seconds = excess
+
+    def _hold_ready(self, settled: bool, now: float) -> None:
+        self._training.synchronise()
+        self._note_compile_seconds()
+        calls = self._call_times or self._epoch_times
+        recent = calls[-50:]
+        call_seconds = max(sum(recent) / len(recent), 1e-9)
+        epoch_seconds = _median(self._epoch_times) if self._by_epochs else None
+        assert self._compile_seconds is not None
+        self._tuner.send(
+            Ready(
+                timed_by="epochs" if self._by_epochs else "steps",
+                settled=settled,
+                warmup_seconds=self._elapsed(now),
+                compile_seconds=self._compile_seconds,
+                epoch_overhead_seconds=self._overhead_of_short_epochs() if self._by_epochs else self._overhead,
+                call_seconds=call_seconds,
+                epoch_seconds=epoch_seconds,
+            )
+        )
+        self._ready = True
+        self._hold()
+
+    def _overhead_of_short_epochs(self) -> float | None:
+        """What an epoch takes beyond its steps at the usual pace; needs two calls in an epoch."""
+        if not self._call_times:
+            return None
+        calls = self._calls
+        return max(0.0, _median(self._epoch_times) - calls * _median(self._call_times))
+
+    # --------------------------------------------------------------------------------------------- slices
+
+    def _hold(self) -> None:
+        """Freeze, then do as the tuner says."""
+        self._freeze()
+        command = self._tuner.receive()
+        if isinstance(command, Finish):
+            raise TrainingEnded(command)
+        self._open = _OpenSlice(target_seconds=command.seconds, cpu_at_start=_cpu_seconds())
+        self._last_call_at = self._clock()
+
+    def _count_epoch(self, now: float) -> None:
+        current = self._open
+        assert current is not None
+        steps = self._iterations() - self._iterations_at_epoch
+        if steps <= 0:  # skipped by a loss scale: count calls instead
+            steps = (self._total_calls - self._calls_at_epoch) * self._training.steps_per_call
+        current.epochs += 1
+        current.steps += steps
+        current.examples += self._training.examples_in_epoch(steps)
+        current.seconds += now - self._epoch_began_at
+        if current.seconds >= current.target_seconds:
+            self._report_slice(current, now)
+
+    def _open_segment(self, now: float) -> None:
+        self._segment_at = now
+        self._segment_iterations = self._iterations()
+        self._segment_calls = self._total_calls
+
+    def _close_segment(self, *, at_epoch_end: bool = True) -> None:
+        """Count what was trained since the segment began, up to the last call's end."""
+        if self._segment_at is None:
+            return
+        current, began = self._open, self._segment_at
+        self._segment_at = None
+        if current is None or self._total_calls == self._segment_calls:
+            return
+        steps = self._iterations() - self._segment_iterations
+        if steps <= 0:
+            steps = (self._total_calls - self._segment_calls) * self._training.steps_per_call
+        missing = self._training.examples_missing_from_last_step if at_epoch_end else 0
+        current.seconds += self._last_call_at - began
+        current.steps += steps
+        current.examples += max(1, steps * self._training.batch_size - missing)
+
+    def _measure_by_steps(self, now: float) -> None:
+        current = self._open
+        assert current is not None and self._segment_at is not None
+        if current.seconds + (now - self._segment_at) < current.target_seconds:
+            return
+        self._training.synchronise()
+        self._last_call_at = self._clock()
+        self._close_segment(at_epoch_end=False)
+        self._report_slice(current, now)
+        self._open_segment(self._clock())
+
+    def _report_slice(self, current: _OpenSlice, now: float) -> None:
+        self._training.synchronise()
+        if self._by_epochs:
+            current.seconds += self._clock() - now
+        loss = self.last_loss
+        self._require_finite(loss)
+        self._open = None
+        self._tuner.send(
+            SliceDone(
+                slice=Slice(
+                    seconds=current.seconds,
+                    steps=current.steps,
+                    examples=current.examples,
+                    epochs=current.epochs,
+                    cpu_seconds=max(0.0, _cpu_seconds() - current.cpu_at_start),
+                    step_seconds=step_quantiles(current.call_seconds, self._training.steps_per_call),
+                    loss=loss,
+                )
+            )
+        )
+        self._hold()
+
+
+def _cpu_seconds() -> float:
+    """Processor time of this process and its ended children, all threads."""
+    return sum(os.times()[:4])
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def step_quantiles(call_seconds: Sequence[float], steps_per_call: int) -> StepSeconds:
+    """Nearest-rank quantiles of the time per step.
+
+    Args:
+        call_seconds: Seconds of each call of the train function.
+        steps_per_call: Steps in a call.
+    """
+    ordered = sorted(seconds / steps_per_call for seconds in call_seconds) or [0.0]
+
+    def at(share: float) -> float:
+        return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
+
+    return StepSeconds(p50=at(0.5), p90=at(0.9), p99=at(0.99), max=ordered[-1])

@@ -1,0 +1,177 @@
+"""The template process: imports TensorFlow and the user's module once, then forks trials in milliseconds.
+
+    python -m autotune.trial.template CONTROL_FD TUNER_PID PRELOAD REFERENCE_JSON
+
+It starts no TensorFlow runtime, never imports Optuna or pandas, and ends when its control socket closes.
+With PRELOAD `0` it imports nothing of the user's: each fork then imports everything for itself (a
+fresh interpreter per trial, for modules that start the runtime by being imported).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import warnings
+from typing import NoReturn
+
+from autotune.errors import WorkloadError
+from autotune.trial import lifeline, messages, worker
+from autotune.workload import Workload, facts_of, load
+
+
+def main(arguments: list[str]) -> int:
+    """Import, report, and serve the tuner until it closes the socket."""
+    descriptor, tuner, preload, reference_json = arguments
+    control = messages.Channel(socket.socket(fileno=int(descriptor)), messages.to_template)
+    lifeline.die_with_parent(int(tuner))
+    lifeline.adopt_orphans()
+    reference = messages.WorkloadReference.model_validate_json(reference_json)
+    began = time.monotonic()
+    workload = None
+    try:
+        if preload == "1":
+            import keras  # noqa: F401  # so that no trial has to
+            import tensorflow as tf  # noqa: F401
+
+            workload = load(reference)
+            facts, started = facts_of(workload, reference), what_importing_started()
+        else:
+            facts, started = None, None
+    except WorkloadError as error:
+        control.send(
+            messages.TemplateFailed(message=error.message, hint=error.hint, detail=error.detail)
+        )
+        return 1
+    except ImportError as error:
+        control.send(
+            messages.TemplateFailed(
+                message=f"cannot import TensorFlow: {error}",
+                hint="Install it into the environment that runs autotune: pip install tensorflow.",
+                users=False,
+            )
+        )
+        return 1
+    gc.collect()
+    gc.freeze()  # keeps the collector from touching, and so copying, every page in each fork
+    control.send(
+        messages.TemplateReady(workload=facts, started=started, seconds=time.monotonic() - began)
+    )
+    with contextlib.suppress(messages.ChannelClosed):
+        _Server(control, workload, reference).serve()
+    lifeline.kill_orphans(frozenset())
+    return 0
+
+
+def what_importing_started() -> str | None:
+    """What can no longer be forked: `runtime` (TensorFlow's), `cuda` (a device was opened), or None.
+
+    A thread count can only be changed before the runtime starts. That is blind to CUDA, which
+    `list_physical_devices` wakes without starting the runtime: hence the look at the open files.
+    """
+    import tensorflow as tf
+
+    threading = tf.config.threading
+    usual = threading.get_inter_op_parallelism_threads()
+    try:
+        threading.set_inter_op_parallelism_threads(usual + 1)
+        threading.set_inter_op_parallelism_threads(usual)
+    except RuntimeError:
+        return "runtime"
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{descriptor}").startswith("/dev/nvidia"):
+                return "cuda"
+    return None
+
+
+class _Server:
+    """Forks trials on request and reports their ends."""
+
+    def __init__(
+        self,
+        control: messages.Channel[messages.TrialRequest | messages.Sweep],
+        workload: Workload | None,
+        reference: messages.WorkloadReference,
+    ) -> None:
+        self._control = control
+        self._workload = workload
+        self._reference = reference
+        self._trials: dict[int, int] = {}  # pidfd → pid
+
+    def serve(self) -> NoReturn:
+        """Until the control socket closes, which raises `ChannelClosed`."""
+        while True:
+            ready, _, _ = select.select([self._control, *self._trials], [], [])
+            for each in ready:
+                if each is self._control:
+                    self._obey()
+                elif each in self._trials:
+                    self._reap(each)
+
+    def _obey(self) -> None:
+        command, descriptors = self._control.receive_with_descriptors()
+        if isinstance(command, messages.Sweep):
+            if command.pid in self._trials.values():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(command.pid, signal.SIGKILL)
+            lifeline.kill_orphans(frozenset(self._trials.values()))
+            return
+        pid = self._fork(command, descriptors[0])
+        os.close(descriptors[0])
+        self._trials[os.pidfd_open(pid)] = pid
+        self._control.send(messages.Forked(pid=pid))
+
+    def _fork(self, request: messages.TrialRequest, descriptor: int) -> int:
+        with warnings.catch_warnings():
+            # Python 3.12 warns at forks with several OS threads. TensorFlow's import leaves four idle
+            # ones; none holds a lock that the child needs, because no runtime was started.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                status = self._run_trial(request, descriptor)
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)  # here too, so that the tuner can signal the group at once
+        return pid
+
+    def _run_trial(self, request: messages.TrialRequest, descriptor: int) -> int:
+        template = os.getppid()
+        os.setpgid(0, 0)
+        lifeline.die_with_parent(template)
+        lifeline.be_the_first_to_go()
+        self._control.close()
+        for pidfd in self._trials:
+            os.close(pidfd)
+        log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        channel = messages.Channel(socket.socket(fileno=descriptor), messages.to_trial)
+        return worker.run(request, channel, self._workload, self._reference)
+
+    def _reap(self, pidfd: int) -> None:
+        pid = self._trials.pop(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(pid, 0)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        lifeline.kill_orphans(frozenset(self._trials.values()))
+        code = os.waitstatus_to_exitcode(status)
+        self._control.send(
+            messages.Exited(pid=pid, signal=-code) if code < 0 else messages.Exited(pid=pid, code=code)
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,357 @@
+"""The user's side: what is trained, and how to find and load it.
+
+This module may not import TensorFlow itself; loading the user's module usually does.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from autotune.errors import ConfigurationError, WorkloadError
+from autotune.space.configuration import Configuration
+from autotune.space.knobs import KnobValue, check_value, nearest
+from autotune.trial.messages import WorkloadFacts, WorkloadReference
+
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+
+MODULE_NAME = "__autotune_workload__"
+"""The `__name__` under which a user's file is loaded, so that its `__main__` block stays asleep."""
+
+_loading_workload = False
+"""True while a user's module is being imported, so that a tuner started from there is refused."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetConfig:
+    """What a workload's `dataset(config)` may read.
+
+    Args:
+        batch_size: Examples per step; for datasets that do their own batching.
+        num_parallel_calls: To be handed to `map(…, num_parallel_calls=)`: None is serial, -1 is
+            `tf.data.AUTOTUNE`.
+        deterministic: Whether the order of the examples must be kept.
+    """
+
+    batch_size: int
+    num_parallel_calls: int | None = None
+    deterministic: bool = True
+
+    @classmethod
+    def of(cls, configuration: Configuration) -> DatasetConfig:
+        """The part of a configuration that a dataset is told."""
+        calls = configuration.get("num_parallel_calls", 0)
+        return cls(
+            batch_size=configuration.batch_size,
+            num_parallel_calls=-1 if calls == "autotune" else int(calls) or None,
+            deterministic=bool(configuration.get("deterministic", True)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What is trained: a model, its data and its compile arguments, each made afresh on request.
+
+    Args:
+        model: Returns an uncompiled Keras model.
+        dataset: `dataset()` or `dataset(config)` with a `DatasetConfig`: returns a `tf.data.Dataset` of
+            single examples `(x, y)` or `(x, y, sample_weight)`, x and y being tensors, tuples or dicts.
+        compile: Returns the keyword arguments of `model.compile`: optimizer, loss, metrics.
+        batch_size: Examples per step in the baseline.
+        baseline: Knobs that the user would set anyway, by name; the rest is TensorFlow's default.
+        validation: Like `dataset`: what `fit` is given as `validation_data`, once per epoch.
+        batched: The dataset does its own batching, by `config.batch_size`.
+        drop_remainder: The last, smaller batch of an epoch is dropped.
+        name: For the run directory and the recipe; the variable's or file's name when None.
+
+    Raises:
+        WorkloadError: An argument has the wrong type, or a baseline knob or value does not exist.
+
+    Example:
+        >>> workload = Workload(model=build, dataset=examples, compile=lambda: {"loss": "mse"}, batch_size=32)
+    """
+
+    model: Callable[[], keras.Model]
+    dataset: Callable[..., tf.data.Dataset]
+    compile: Callable[[], Mapping[str, Any]]
+    batch_size: int
+    baseline: Mapping[str, KnobValue] = field(default_factory=dict)
+    validation: Callable[..., tf.data.Dataset] | None = None
+    batched: bool = False
+    drop_remainder: bool = False
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check every argument."""
+        for part in ("model", "dataset", "compile", "validation"):
+            value = getattr(self, part)
+            if not callable(value) and not (part == "validation" and value is None):
+                raise WorkloadError(
+                    f"Workload({part}=…) is a {type(value).__name__}, expected a function",
+                    hint=f"Hand over the function itself, without calling it: {part}=make_{part}.",
+                )
+        try:
+            check_value("batch_size", self.batch_size, where="Workload(batch_size=…)")
+            for name, value in self.baseline.items():
+                check_value(name, value, where="Workload(baseline=…)")
+        except ConfigurationError as error:
+            raise WorkloadError(error.message, hint=error.hint) from error
+        if "batch_size" in self.baseline:
+            raise WorkloadError(
+                "Workload(baseline=…) names batch_size", hint="Give it as Workload(batch_size=…)."
+            )
+        if self.batched and not takes_config(self.dataset):
+            raise WorkloadError(
+                "Workload(batched=True) with a dataset() that takes no config",
+                hint="Write `def dataset(config)` and batch by config.batch_size.",
+            )
+
+
+def takes_config(function: Callable[..., Any]) -> bool:
+    """Whether `function` accepts one positional argument."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    positional = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.VAR_POSITIONAL,
+    )
+    return any(each.kind in positional for each in parameters)
+
+
+def call_with_config(function: Callable[..., Any], configuration: Configuration) -> Any:
+    """`function(config)` if it takes one, else `function()`."""
+    if takes_config(function):
+        return function(DatasetConfig.of(configuration))
+    return function()
+
+
+def parse_reference(text: str) -> WorkloadReference:
+    """The workload that `path/to/file.py[:name]` or `package.module[:name]` stands for.
+
+    Looks at the file without running it, so that the common mistakes are answered at once.
+
+    Raises:
+        WorkloadError: The text is neither, the file is missing or has a syntax error, or holds no such name.
+    """
+    location, separator, name = text.partition(":")
+    name = name if separator else "workload"
+    if not name.isidentifier():
+        raise WorkloadError(
+            f"{text!r}: {name!r} is not a name", hint="Write path/to/file.py:name or package.module:name."
+        )
+    if not location.endswith(".py"):
+        if Path(location).exists() or not all(part.isidentifier() for part in location.split(".")):
+            raise WorkloadError(
+                f"{location!r} is neither a .py file nor a module",
+                hint="Write path/to/file.py[:name] or package.module[:name].",
+            )
+        return WorkloadReference(module=location, name=name, search_path=(str(Path.cwd()),))
+    file = Path(location)
+    if not file.is_file():
+        raise WorkloadError(
+            f"{location}: no such file", hint=f"Looked in {Path.cwd()}. Give the path of the workload's file."
+        )
+    _check_file(file, name, location)
+    file = file.resolve()
+    return WorkloadReference(file=str(file), name=name, search_path=(str(file.parent),))
+
+
+def _check_file(file: Path, name: str, shown: str) -> None:
+    try:
+        source = file.read_bytes()
+        tree = ast.parse(source, filename=shown)
+    except OSError as error:
+        raise WorkloadError(f"cannot read {shown}: {error.strerror}") from error
+    except (SyntaxError, ValueError) as error:
+        line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise WorkloadError(
+            f"{shown}{line}: syntax error",
+            hint="Mend the file; it must be importable.",
+            detail="".join(traceback.format_exception_only(error)).rstrip(),
+        ) from error
+    bound = _names_bound_at_top_level(tree)
+    if bound is not None and name not in bound:
+        public = tuple(each for each in bound if not each.startswith("_"))
+        raise WorkloadError(
+            f"{shown}: no {name!r} in it",
+            hint=f"{nearest(name, public)}Write `{name} = autotune.Workload(…)` at the top level, or name "
+            f"the variable: {shown}:NAME.",
+        )
+
+
+def _names_bound_at_top_level(tree: ast.Module) -> list[str] | None:
+    """Names that running the module binds, in order; None when only running it can tell."""
+    bound: list[str] = []
+    scopes: list[ast.AST] = list(tree.body)
+    while scopes:
+        node = scopes.pop(0)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            bound.append(node.name)
+            continue
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            if any(alias.name == "*" for alias in node.names):
+                return None
+            bound += [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
+            continue
+        if isinstance(node, ast.Name) and node.id in ("globals", "exec", "setattr"):
+            return None
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.append(node.id)
+        if not isinstance(node, ast.Lambda):
+            scopes += list(ast.iter_child_nodes(node))
+    return bound
+
+
+def reference_of(workload: Workload) -> WorkloadReference:
+    """Where a workload object can be loaded from again, by another process.
+
+    Raises:
+        WorkloadError: It is not a variable at the top level of a file or module.
+    """
+    for module_name, module in [("__main__", sys.modules["__main__"]), *sys.modules.items()]:
+        for name, value in list(vars(module).items()) if isinstance(module, ModuleType) else ():
+            if value is workload:
+                return _reference_in(module_name, module, name)
+    raise WorkloadError(
+        "the workload is not a variable at the top level of a module, so trial processes cannot load it",
+        hint="Write `workload = autotune.Workload(…)` outside of any function, or hand over "
+        '"path/to/file.py:name".',
+    )
+
+
+def _reference_in(module_name: str, module: ModuleType, name: str) -> WorkloadReference:
+    search_path = tuple(entry or str(Path.cwd()) for entry in sys.path)
+    spec = getattr(module, "__spec__", None)
+    if module_name != "__main__":
+        return WorkloadReference(module=module_name, name=name, search_path=search_path)
+    if spec is not None and spec.name:
+        dotted = spec.name.removesuffix(".__main__") if spec.name.endswith(".__main__") else spec.name
+        return WorkloadReference(module=dotted, name=name, search_path=search_path)
+    file = getattr(module, "__file__", None)
+    if not file or not Path(file).is_file():
+        raise WorkloadError(
+            "the workload was typed into an interactive session, so trial processes cannot load it",
+            hint='Save it in a file and call autotune.tune("path/to/file.py").',
+        )
+    return WorkloadReference(file=str(Path(file).resolve()), name=name, search_path=search_path)
+
+
+def refuse_while_loading() -> None:
+    """Raise if the user's module starts a tuner by being imported.
+
+    Raises:
+        WorkloadError: It does.
+    """
+    if _loading_workload:
+        raise WorkloadError(
+            "the workload's file calls autotune.tune() while it is being imported",
+            hint='Put the call under `if __name__ == "__main__":`; trial processes load the file again.',
+        )
+
+
+def load(reference: WorkloadReference) -> Workload:
+    """Import the user's module and take the workload out of it.
+
+    Raises:
+        WorkloadError: The module fails to import, or the name is not a `Workload`. The detail holds the
+            user's own frames of the traceback.
+    """
+    global _loading_workload
+    for entry in reversed(reference.search_path):
+        if entry not in sys.path:
+            sys.path.insert(0, entry)
+    _loading_workload = True
+    try:
+        module = _import(reference)
+    except WorkloadError:
+        raise
+    except BaseException as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == reference.module
+        raise WorkloadError(
+            f"no module {reference.module!r}"
+            if missing
+            else f"importing {reference.file or reference.module} raised {type(error).__name__}: {error}",
+            hint="It is looked for in the current directory and among the installed packages."
+            if missing
+            else "Mend the file; it must be importable.",
+            detail="" if missing else users_traceback(error),
+        ) from error
+    finally:
+        _loading_workload = False
+    value = getattr(module, reference.name, None)
+    if value is None:
+        raise WorkloadError(
+            f"{reference.file or reference.module}: no {reference.name!r} in it",
+            hint=f"{nearest(reference.name, tuple(vars(module)))}Write `{reference.name} = autotune.Workload(…)`.",
+        )
+    if not isinstance(value, Workload):
+        raise WorkloadError(
+            f"{reference}: is a {type(value).__name__}, expected an autotune.Workload",
+            hint="Name the right variable: path/to/file.py:NAME.",
+        )
+    return value
+
+
+def _import(reference: WorkloadReference) -> ModuleType:
+    if reference.file is None:
+        assert reference.module is not None
+        return importlib.import_module(reference.module)
+    spec = importlib.util.spec_from_file_location(MODULE_NAME, reference.file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[MODULE_NAME] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def facts_of(workload: Workload, reference: WorkloadReference) -> WorkloadFacts:
+    """What the tuner may know of a workload without TensorFlow."""
+    file = reference.file
+    if file is None:
+        file = getattr(sys.modules.get(reference.module or ""), "__file__", None)
+    source = Path(file).read_bytes() if file else b""
+    digest = hashlib.sha256(source + b"\0" + reference.name.encode()).hexdigest()
+    stem = Path(file).stem if file else reference.module or "workload"
+    default = stem if reference.name == "workload" else reference.name
+    return WorkloadFacts(
+        name=workload.name or default,
+        batch_size=workload.batch_size,
+        baseline=dict(workload.baseline),
+        batched=workload.batched,
+        drop_remainder=workload.drop_remainder,
+        dataset_takes_config=takes_config(workload.dataset),
+        validates=workload.validation is not None,
+        fingerprint=f"sha256:{digest}",
+    )
+
+
+def users_traceback(error: BaseException) -> str:
+    """The traceback of `error` without the frames of autotune, the standard library and installed packages."""
+    ours = str(Path(__file__).resolve().parent) + os.sep
+    foreign = (ours, "<frozen", *(sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib")))
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(foreign)
+    ]
+    lines = ["Traceback (your code):\n", *traceback.format_list(frames)] if frames else []
+    return "".join([*lines, *traceback.format_exception_only(error)]).rstrip()
+
+
