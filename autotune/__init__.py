@@ -1,5 +1,50 @@
-"""autotune finds the fastest stable way to run a TensorFlow training on one machine."""
+"""autotune finds the fastest stable way to run a TensorFlow training on one machine.
 
+    recipe = autotune.tune("train.py", budget="10m")      # before a long training
+    recipe = autotune.Recipe.load("recipe.json")          # in the training code
+    trials = autotune.load_history("results/train/…")     # in pandas
+
+Names are imported when they are first used: `import autotune` loads neither Optuna nor pandas nor TensorFlow.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from autotune.errors import AutotuneError
 from autotune.workload import DatasetConfig, Workload
 
-__all__ = ["DatasetConfig", "Workload"]
+if TYPE_CHECKING:
+    from autotune.history.frame import load_history
+    from autotune.recipe.recipe import MachineMismatchWarning, Recipe
+    from autotune.study.tune import tune
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "MachineMismatchWarning": "autotune.recipe.recipe",
+    "Recipe": "autotune.recipe.recipe",
+    "load_history": "autotune.history.frame",
+    "tune": "autotune.study.tune",
+}
+
+__all__ = [
+    "AutotuneError",
+    "DatasetConfig",
+    "MachineMismatchWarning",
+    "Recipe",
+    "Workload",
+    "__version__",
+    "load_history",
+    "tune",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'autotune' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value

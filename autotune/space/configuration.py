@@ -108,3 +108,12 @@ def baseline_configuration(
         check_value(name, value, where=where)
         values[name] = value
     return Configuration(values, where=where)
+
+
+def on_device(configuration: Configuration, device: Device) -> Configuration:
+    """The same configuration with just the knobs that exist on `device`, missing ones at their default."""
+    defaults = {each.name: each.default for each in knobs_on(device) if each.default is not None}
+    exist = {each.name for each in knobs_on(device)}
+    return Configuration(
+        {**defaults, **{name: value for name, value in configuration.items() if name in exist}}
+    )

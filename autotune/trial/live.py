@@ -97,8 +97,8 @@ class Data:
 class Trials(Protocol):
     """Where trials come from."""
 
-    def open(self) -> WorkloadFacts | None:
-        """Import the workload; its facts, or None where only a trial can tell."""
+    def open(self) -> WorkloadFacts:
+        """Import the workload, and say what it is."""
 
     def launch(
         self, configuration: Configuration, *, log: str, data: Data | None, group: int = 0
@@ -107,6 +107,9 @@ class Trials(Protocol):
 
     def prepare(self, group: int, configurations: Sequence[Configuration]) -> None:
         """Have the templates of a group ready for these configurations."""
+
+    def await_ready(self, group: int) -> None:
+        """Wait until the group's templates have imported everything."""
 
     def retire(self, group: int) -> None:
         """End the templates of a group, and their trials."""

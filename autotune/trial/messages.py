@@ -208,7 +208,6 @@ class Started(_Message):
         parameters: Trainable and other weights, as a count.
         gpus: Names of the GPUs that TensorFlow sees.
         build: CUDA and cuDNN versions that TensorFlow was built with, where it was.
-        workload: The workload's facts, where the trial imported it afresh.
     """
 
     kind: Literal["started"] = "started"
@@ -219,7 +218,6 @@ class Started(_Message):
     parameters: int
     gpus: tuple[str, ...] = ()
     build: dict[str, str] = {}
-    workload: WorkloadFacts | None = None
 
 
 class FirstStep(_Message):

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from autotune.errors import TrialProcessError, WorkloadError
 from autotune.recipe.apply import environment
@@ -375,7 +375,8 @@ class TrialProcesses:
     ) -> None:
         self._reference = reference
         self._logs = logs
-        self._preload = isolation == "template"
+        self._spawn = isolation == "spawn"
+        self._preload = True
         self._templates: dict[tuple[int, tuple[tuple[str, str], ...]], Template] = {}
         self._count = 0
         self.started_by_import: str | None = None
@@ -388,27 +389,38 @@ class TrialProcesses:
         """End every process."""
         self.close()
 
-    def open(self) -> messages.WorkloadFacts | None:
-        """Import the workload in a first template.
+    def open(self) -> messages.WorkloadFacts:
+        """Import the workload in a first template, and say what it is.
 
-        Where importing it starts TensorFlow's runtime, `started_by_import` says so and fresh interpreters
+        Where importing it starts TensorFlow's runtime, `started_by_import` says so, and fresh interpreters
         are used from then on.
 
         Raises:
             WorkloadError: It cannot be imported.
         """
         ready = self._template(0, {}).wait_ready()
-        if ready.started is not None:
-            self.started_by_import = ready.started
-            self._preload = False
+        assert ready.workload is not None
+        self.started_by_import = ready.started
+        if self._spawn or ready.started is not None:
             self.retire(0)
-            self._template(0, {}).wait_ready()
+            self._preload = False
         return ready.workload
+
+    @property
+    def isolation(self) -> Literal["template", "spawn"]:
+        """How trials are kept apart."""
+        return "template" if self._preload else "spawn"
 
     def prepare(self, group: int, configurations: Sequence[Configuration]) -> None:
         """Start the group's templates, side by side, without waiting for them."""
         for configuration in configurations:
-            self._template(group, environment(configuration))
+            self._template(group, environment(configuration) if self._preload else {})
+
+    def await_ready(self, group: int) -> None:
+        """Wait for the group's imports."""
+        for key, template in self._templates.items():
+            if key[0] == group:
+                template.wait_ready()
 
     def launch(
         self, configuration: Configuration, *, log: str, data: Data | None, group: int = 0

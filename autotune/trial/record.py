@@ -13,8 +13,6 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StrictBool, StrictInt, StrictStr
 
-SCHEMA_VERSION = 1
-
 Value = StrictBool | StrictInt | StrictStr
 Seconds = Annotated[FiniteFloat, Field(ge=0)]
 Bytes = Annotated[int, Field(ge=0)]
@@ -151,7 +149,7 @@ class TrialRecord(_Data):
         last_loss: Running training loss when the trial ended.
     """
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1] = 1
     trial: Annotated[int, Field(ge=0)]
     phase: Phase
     configuration: dict[str, Value]

@@ -17,7 +17,7 @@ from autotune.space.configuration import Configuration
 from autotune.trial import messages, telemetry
 from autotune.trial.record import Outcome
 from autotune.trial.step_clock import LongEpoch, StepClock, Training, TrainingEnded, TrainingFailed
-from autotune.workload import Workload, call_with_config, facts_of, load, users_traceback
+from autotune.workload import Workload, call_with_config, load, users_traceback
 
 if TYPE_CHECKING:
     import keras
@@ -102,13 +102,11 @@ def _train(
     reference: messages.WorkloadReference,
 ) -> int:
     configuration = Configuration(request.configuration)
-    facts = None
     apply.apply_before_import(configuration)
     if workload is None:
         # The user's module may start the runtime: what must precede that is set first.
         apply.apply_before_build(configuration)
         workload = load(reference)
-        facts = facts_of(workload, reference)
     else:
         apply.apply_before_build(configuration)
     import tensorflow as tf
@@ -127,7 +125,6 @@ def _train(
             parameters=int(model.count_params()) if model.built else 0,
             gpus=_gpu_names(),
             build=_build_versions(),
-            workload=facts,
         )
     )
     training = Training(

@@ -1,0 +1,1 @@
+"""What runs have left: run directories → pandas, and several runs side by side. No measuring here."""

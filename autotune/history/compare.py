@@ -1,0 +1,322 @@
+"""Which runs do these paths stand for, and how did each end: one summary per run, to be set side by side.
+
+Finished values for whoever draws them. This module may not import pandas, measure or print.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+
+from autotune.errors import ConfigurationError, RunDirectoryError
+from autotune.machine import Machine
+from autotune.run_directory import LARGEST_FILE_BYTES, RunDirectory, RunRecord
+from autotune.space.configuration import Configuration
+from autotune.trial.record import Interval, Outcome, Phase, TrialRecord, Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """How one run ended.
+
+    The `best_*` fields are of the search, where the luckiest trial looks best; what the run claims, after
+    measuring its finalists again, is `claimed`. Speed-ups are ratios of throughputs over the run's own
+    baseline. The last four fields are None until the run has a recipe.
+
+    Args:
+        run: The run's id.
+        path: Its directory, as it was given or found.
+        workload: The workload's name; None when the run ended before it was known.
+        machine: The machine's id.
+        machine_description: Processor, cores and GPUs, in words.
+        started_at: When the run began, UTC.
+        trials: How many trials have finished, in whatever way.
+        outcomes: How many of them ended in which way; outcomes that did not occur are left out.
+        baseline_throughput: Samples per second of the baseline.
+        best_trial: The number of the trial of the search with the highest speed-up.
+        best_changes: What it sets otherwise than the baseline, as text; `baseline` for nothing.
+        best_speedup: Its speed-up.
+        comparable_with_first: Whether speeds and speed-ups may be set against those of the first run.
+        why_not: Why they may not, as one line; empty when they may.
+        verdict: What the recipe says about its configuration, such as `faster`.
+        claimed: The speed-up that the recipe claims.
+        recommended: The configuration that the recipe recommends.
+        recommended_changes: What it sets otherwise than the baseline, as text; `baseline` for nothing.
+    """
+
+    run: str
+    path: Path
+    workload: str | None
+    machine: str
+    machine_description: str
+    started_at: datetime
+    trials: int
+    outcomes: Mapping[Outcome, int]
+    baseline_throughput: Interval | None
+    best_trial: int | None
+    best_changes: str | None
+    best_speedup: Interval | None
+    comparable_with_first: bool
+    why_not: str
+    verdict: str | None
+    claimed: Interval | None
+    recommended: Configuration | None
+    recommended_changes: str | None
+
+
+def compare_runs(*runs: str | Path) -> tuple[RunSummary, ...]:
+    """One summary per run.
+
+    Args:
+        runs: Run directories, or directories that hold some at any depth, such as `results`.
+
+    Returns:
+        Summaries in the order of the arguments; runs found below one argument by path.
+
+    Raises:
+        RunDirectoryError: Nothing was given, no run was found at a path, or a file there is damaged, the
+            recipe included.
+    """
+    directories = find_runs(*runs)
+    records = [directory.read_run() for directory in directories]
+    return tuple(
+        _summary(directory, record, "" if record is records[0] else _why_not(records[0], record))
+        for directory, record in zip(directories, records, strict=True)
+    )
+
+
+def _summary(directory: RunDirectory, run: RunRecord, why_not: str) -> RunSummary:
+    trials = sorted(directory.read_trials(), key=lambda record: record.trial)
+    baseline = _baseline(directory, run, trials)
+    best = _best(trials)
+    recipe = _read_recipe(directory.recipe_file)
+    return RunSummary(
+        run=run.run,
+        path=directory.path,
+        workload=run.workload.name if run.workload else None,
+        machine=run.machine.id,
+        machine_description=describe_machine(run.machine),
+        started_at=parse_utc(run.started_at, directory.path / "run.json"),
+        trials=len(trials),
+        outcomes=_count_outcomes(trials),
+        baseline_throughput=_baseline_throughput(trials),
+        best_trial=best.trial if best else None,
+        best_changes=_configuration(directory, best).describe(baseline) if best else None,
+        best_speedup=best.speedup if best else None,
+        comparable_with_first=not why_not,
+        why_not=why_not,
+        verdict=recipe.verdict if recipe else None,
+        claimed=recipe.claimed if recipe else None,
+        recommended=recipe.configuration if recipe else None,
+        recommended_changes=recipe.configuration.describe(recipe.baseline) if recipe else None,
+    )
+
+
+def _count_outcomes(trials: Sequence[TrialRecord]) -> dict[Outcome, int]:
+    counts = Counter(record.outcome for record in trials)
+    return {outcome: counts[outcome] for outcome in Outcome if counts[outcome]}
+
+
+def _configuration(directory: RunDirectory, record: TrialRecord) -> Configuration:
+    file = directory.trial_directory(record.trial) / "result.json"
+    return check_configuration(record.configuration, file, "configuration")
+
+
+def _baseline(directory: RunDirectory, run: RunRecord, trials: Sequence[TrialRecord]) -> Configuration | None:
+    """The run's baseline; its first baseline trial's configuration where run.json does not say."""
+    if run.baseline is not None:
+        return check_configuration(run.baseline, directory.path / "run.json", "baseline")
+    tried = [record for record in trials if record.phase is Phase.BASELINE]
+    return _configuration(directory, tried[0]) if tried else None
+
+
+def _baseline_throughput(trials: Sequence[TrialRecord]) -> Interval | None:
+    """The first figure that a baseline trial has; a baseline that was begun anew has several."""
+    measured = (record.throughput for record in trials if record.phase is Phase.BASELINE)
+    return next((throughput for throughput in measured if throughput is not None), None)
+
+
+def _best(trials: Sequence[TrialRecord]) -> TrialRecord | None:
+    """The trial with the highest speed-up in the search; the earlier one of two that are as fast."""
+    speeds = [
+        (record.speedup.value, record)
+        for record in trials
+        if record.outcome is Outcome.OK
+        and record.phase in (Phase.PROBE, Phase.SEARCH)
+        and record.speedup is not None
+    ]
+    return max(speeds, key=lambda each: each[0])[1] if speeds else None
+
+
+def _why_not(first: RunRecord, other: RunRecord) -> str:
+    """Why the speeds of `other` may not be set against those of `first`; empty when they may."""
+    reasons = []
+    if lines := first.machine.differences(other.machine):
+        reasons.append(f"another machine ({'; '.join(lines)})")
+    if first.workload is None or other.workload is None:
+        reasons.append("the workload of one of the runs is not known")
+    elif first.workload.name != other.workload.name:
+        reasons.append(f"another workload ({other.workload.name}, not {first.workload.name})")
+    elif first.workload.fingerprint != other.workload.fingerprint:
+        reasons.append("the workload's code has changed")
+    # A speed-up says nothing without what it is relative to. A run that ended early has no baseline.
+    elif first.baseline and other.baseline and first.baseline != other.baseline:
+        reasons.append("another baseline")
+    return ", ".join(reasons)
+
+
+def describe_machine(machine: Machine) -> str:
+    """`Intel Xeon × 8 cores, 2 × NVIDIA H200`: processor, cores and GPUs in words."""
+    cores = f"{machine.cores} core{'' if machine.cores == 1 else 's'}"
+    gpus = Counter(gpu.name for gpu in machine.gpus)
+    return ", ".join(
+        [
+            f"{machine.cpu} × {cores}",
+            *(f"{count} × {name}" if count > 1 else name for name, count in gpus.items()),
+        ]
+    )
+
+
+# -------------------------------------------------------------------------------------------------- recipe
+
+
+class _Part(BaseModel):
+    # Whoever writes recipes may add to them: only what is needed here is looked at.
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class _Speedup(_Part):
+    value: FiniteFloat
+    ci95: tuple[FiniteFloat, FiniteFloat]
+
+
+class _Evidence(_Part):
+    verdict: str = Field(min_length=1)
+    speedup: _Speedup | None = None
+
+
+class _RecipeFile(_Part):
+    schema_version: Literal[1]
+    configuration: dict[str, Value]
+    baseline: dict[str, Value]
+    evidence: _Evidence
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Recommendation:
+    """What a summary needs of a recipe."""
+
+    configuration: Configuration
+    baseline: Configuration
+    verdict: str
+    claimed: Interval | None
+
+
+def _read_recipe(file: Path) -> _Recommendation | None:
+    """What the recipe recommends; None when there is none, as in a run that has not ended well.
+
+    Raises:
+        RunDirectoryError: There is one, but it cannot be read: taking it for missing would hide a verdict.
+    """
+    try:
+        if file.stat().st_size > LARGEST_FILE_BYTES:
+            raise RunDirectoryError(f"{file}: larger than {LARGEST_FILE_BYTES} bytes")
+        recipe = _RecipeFile.model_validate_json(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RunDirectoryError(f"cannot read {file}: {error.strerror}") from error
+    except ValidationError as error:
+        raise RunDirectoryError(_what_is_damaged(file, error)) from error
+    speedup = recipe.evidence.speedup
+    return _Recommendation(
+        configuration=check_configuration(recipe.configuration, file, "configuration"),
+        baseline=check_configuration(recipe.baseline, file, "baseline"),
+        verdict=recipe.evidence.verdict,
+        claimed=Interval(value=speedup.value, low=speedup.ci95[0], high=speedup.ci95[1]) if speedup else None,
+    )
+
+
+def _what_is_damaged(file: Path, error: ValidationError) -> str:
+    """The first thing wrong with a recipe, as one line."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    if first["loc"] == ("schema_version",) and first["type"] != "missing":
+        return f"{file}: written by another version of autotune, upgrade autotune to read it"
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{file} is damaged: {where or 'the file'}: {first['msg']}"
+
+
+# ------------------------------------------------------------------------------------------ finding, checking
+
+
+def find_runs(*paths: str | Path) -> tuple[RunDirectory, ...]:
+    """The runs that `paths` stand for, each once.
+
+    Args:
+        paths: Run directories, or directories that hold some at any depth, such as `results`.
+
+    Returns:
+        Runs in the order of the arguments; those below one argument by path.
+
+    Raises:
+        RunDirectoryError: Nothing was given, or there is no run at one of the paths.
+    """
+    if not paths:
+        raise RunDirectoryError(
+            "no run was given", hint="Give run directories, or a directory that holds some."
+        )
+    found: dict[Path, RunDirectory] = {}
+    for path in paths:
+        for directory in _directories_at(Path(path)):
+            found.setdefault(directory.resolve(), RunDirectory(directory))
+    return tuple(found.values())
+
+
+def _directories_at(path: Path) -> list[Path]:
+    """`path` itself when it is a run directory, else all run directories below it, sorted."""
+    found = []
+    unreadable: list[OSError] = []
+    for folder, below, files in os.walk(path, onerror=unreadable.append):
+        if "run.json" in files:
+            found.append(Path(folder))
+            below.clear()  # a run holds no runs, and its trials may be thousands
+    if not found:
+        problem = unreadable[0].strerror if unreadable else "there is no run.json in it or below it"
+        raise RunDirectoryError(
+            f"{path} is not a run directory: {problem}",
+            hint="Give the directory that `autotune tune` printed, or one that holds some of these.",
+        )
+    return sorted(found)
+
+
+def check_configuration(values: Mapping[str, object], file: Path, key: str) -> Configuration:
+    """The configuration that stands in `file` under `key`.
+
+    Raises:
+        RunDirectoryError: A knob does not exist here or cannot take its value. Leaving the knob out
+            instead would make different configurations look the same.
+    """
+    try:
+        return Configuration(values, where=f"{file}: {key}")
+    except ConfigurationError as error:
+        raise RunDirectoryError(error.message, hint=error.hint) from error
+
+
+def parse_utc(text: str, file: Path) -> datetime:
+    """The time that `file` gives as `text`, ISO 8601, in UTC; UTC too where it names no zone.
+
+    Raises:
+        RunDirectoryError: It is no time.
+    """
+    try:
+        moment = datetime.fromisoformat(text)
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        raise RunDirectoryError(f"{file} is damaged: started_at: {text!r} is not a time") from error

@@ -1,0 +1,62 @@
+"""What to do with a candidate, given what was measured of it so far. Pure functions."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+
+from autotune.measure.intervals import LogInterval, mean_interval
+
+FEWEST_PAIRS = 4
+"""Pairs before anything is decided."""
+NARROW = 0.015
+"""Half-width of the log-ratio's interval at which a search trial is known well enough."""
+PRUNING_CONFIDENCE = 0.99
+"""Of the interval whose upper bound must fall below the incumbent's lower one: it is looked at after each pair."""
+MIN_GAIN = 0.02
+"""Smallest gain worth a recommendation, as a share."""
+
+
+class Stop(enum.StrEnum):
+    """Why measuring a trial stops."""
+
+    NARROW = "narrow"
+    CANNOT_WIN = "cannot_win"
+    TIME = "time"
+
+
+def stop_measuring(log_ratios: Sequence[float], *, incumbent_low: float | None) -> Stop | None:
+    """Whether a search trial has been measured enough.
+
+    Args:
+        log_ratios: Of the pairs so far.
+        incumbent_low: Lower bound of the best trial's log-ratio; None when nothing may be pruned.
+
+    Returns:
+        `CANNOT_WIN`, `NARROW`, or None to go on.
+    """
+    if len(log_ratios) < FEWEST_PAIRS:
+        return None
+    cautious = mean_interval(log_ratios, confidence=PRUNING_CONFIDENCE)
+    if incumbent_low is not None and cautious.high < incumbent_low:
+        return Stop.CANNOT_WIN
+    return Stop.NARROW if mean_interval(log_ratios).half_width <= NARROW else None
+
+
+class Verdict(enum.StrEnum):
+    """What the confirmation says."""
+
+    FASTER = "faster"
+    NO_SIGNIFICANT_GAIN = "no_significant_gain"
+
+
+def verdict(ratio: LogInterval, *, min_gain: float) -> Verdict:
+    """`faster` needs the lower bound above 1 and the estimate at least `1 + min_gain`.
+
+    Args:
+        ratio: Logarithm of the speed-up, from the confirmation only.
+        min_gain: As a share: 0.02 is two percent.
+    """
+    gained = ratio.low > 0 and ratio.value >= math.log1p(min_gain)
+    return Verdict.FASTER if gained else Verdict.NO_SIGNIFICANT_GAIN

@@ -1,0 +1,360 @@
+"""The recipe: the configuration to use, the evidence for it, and where it was measured. A JSON file.
+
+Version history of the format: 1, the first. Reading executes nothing and sets nothing: only knobs that exist,
+with values they can take, get through.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, field_validator
+
+from autotune.errors import ConfigurationError, MachineMismatchError, RecipeError
+from autotune.files import write_atomically
+from autotune.machine import Machine, fingerprint
+from autotune.measure.deciding import Verdict
+from autotune.recipe import apply
+from autotune.space.configuration import Configuration
+from autotune.space.knobs import KnobValue
+from autotune.trial.record import Value
+from autotune.workload import DatasetConfig
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+SCHEMA_VERSION = 1
+SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
+LARGEST_FILE_BYTES = 4 << 20
+
+NonNegative = Annotated[FiniteFloat, Field(ge=0)]
+
+
+class MachineMismatchWarning(UserWarning):
+    """The recipe was measured on a machine that differs from this one in what can change speed."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Estimate(_Part):
+    """A figure and its 95% confidence interval, from the confirmation."""
+
+    value: NonNegative
+    ci95: tuple[NonNegative, NonNegative]
+
+
+class Throughput(Estimate):
+    """Samples per second of a long training, epoch boundaries included."""
+
+    unit: Literal["samples/s"] = "samples/s"
+
+
+class PeakMemory(_Part):
+    """Largest memory, in bytes: of the process tree, and on the device (None without one)."""
+
+    host: Annotated[int, Field(ge=0)] | None
+    device: Annotated[int, Field(ge=0)] | None
+
+
+class StabilityCheck(_Part):
+    """One rule that the configuration passed or failed, with its figure and limit."""
+
+    name: str
+    passed: bool
+    value: FiniteFloat | None
+    limit: FiniteFloat | None
+    detail: str
+
+
+class Stability(_Part):
+    """What was checked of the recommended configuration, and what was not."""
+
+    checks: tuple[StabilityCheck, ...]
+    not_checked: tuple[str, ...]
+
+
+class Confirmation(_Part):
+    """How the claim was measured.
+
+    Args:
+        instances: Fresh pairs of processes.
+        templates: Freshly started interpreters they came from.
+        pairs: Pairs of neighbouring slices.
+        finalists: How many configurations were confirmed; the interval allows for the choice.
+        pairing: `alternating` or `bracketed`.
+        trials: Numbers of the trials in the run's history.
+    """
+
+    instances: Annotated[int, Field(ge=0)]
+    templates: Annotated[int, Field(ge=0)]
+    pairs: Annotated[int, Field(ge=0)]
+    finalists: Annotated[int, Field(ge=0)]
+    pairing: Literal["alternating", "bracketed"] | None
+    trials: tuple[int, ...]
+
+
+class BestCandidate(_Part):
+    """The fastest configuration that was confirmed, where it was not recommended; and why not."""
+
+    configuration: dict[str, Value]
+    speedup: Estimate | None
+    reason: str
+
+
+class Evidence(_Part):
+    """What the recommendation rests on.
+
+    Args:
+        verdict: `faster`, or `no_significant_gain` (then the configuration is the baseline's).
+        min_gain: Smallest gain that counts, as a share.
+        speedup: Of the recommended configuration over the baseline.
+        throughput: Of the recommended configuration.
+        baseline_throughput: Of the baseline, in the same minutes.
+        compile_seconds: Trace and compile time of the recommended configuration.
+        baseline_compile_seconds: The same of the baseline.
+        break_even_samples: Samples after which the longer compile time is earned back; 0 when it is not longer.
+        peak_memory_bytes: Of the recommended configuration.
+        baseline_peak_memory_bytes: Of the baseline.
+        input_wait_fraction: Share of the step spent waiting for input.
+        stability: What was checked.
+        confirmation: How it was measured.
+        best_candidate: What came closest, when nothing is recommended.
+    """
+
+    verdict: Verdict
+    min_gain: NonNegative
+    speedup: Estimate
+    throughput: Throughput
+    baseline_throughput: Throughput
+    compile_seconds: NonNegative | None
+    baseline_compile_seconds: NonNegative | None
+    break_even_samples: Annotated[int, Field(ge=0)] | None
+    peak_memory_bytes: PeakMemory
+    baseline_peak_memory_bytes: PeakMemory
+    input_wait_fraction: NonNegative | None
+    stability: Stability
+    confirmation: Confirmation
+    best_candidate: BestCandidate | None = None
+
+
+class LearningRate(_Part):
+    """A note for when the batch size changed: two usual rules for scaling the learning rate.
+
+    Linear scaling suits SGD (Goyal et al., 2017, arXiv:1706.02677); square-root scaling suits Adam and its
+    kin (Malladi et al., 2022, arXiv:2205.10287). Neither is applied by anything here.
+
+    Args:
+        batch_ratio: Recommended batch size over the baseline's.
+        linear_scale: Factor for the learning rate by the linear rule.
+        sqrt_scale: Factor by the square-root rule.
+    """
+
+    batch_ratio: Annotated[FiniteFloat, Field(gt=0)]
+    linear_scale: Annotated[FiniteFloat, Field(gt=0)]
+    sqrt_scale: Annotated[FiniteFloat, Field(gt=0)]
+
+    @classmethod
+    def between(cls, batch_size: int, baseline: int) -> LearningRate | None:
+        """The note for a change of batch size; None when it did not change."""
+        if batch_size == baseline:
+            return None
+        ratio = batch_size / baseline
+        return cls(batch_ratio=ratio, linear_scale=ratio, sqrt_scale=round(math.sqrt(ratio), 4))
+
+
+class RecipeWorkload(_Part):
+    """What was trained.
+
+    Args:
+        name: The workload's name.
+        fingerprint: `sha256:…` over its source file and name.
+        batched: Whether its dataset does its own batching, by `config.batch_size`.
+        drop_remainder: Whether a smaller last batch is dropped.
+        examples: Per epoch; None when endless or unknown.
+    """
+
+    name: str
+    fingerprint: str
+    batched: bool = False
+    drop_remainder: bool = False
+    examples: Annotated[int, Field(ge=0)] | None = None
+
+
+class CreatedBy(_Part):
+    """Provenance: which run of which version, when, with what limits."""
+
+    autotune: str
+    run: str
+    created_at: str
+    search_space: str
+    trials: Annotated[int, Field(ge=0)]
+    seed: int
+    budget_seconds: NonNegative
+    spent_seconds: NonNegative
+
+
+class Recipe(_Part):
+    """The fastest stable configuration of a training on a machine, with the evidence for it.
+
+    Example:
+        >>> recipe = Recipe.load("recipe.json")
+        >>> recipe.apply()
+        >>> model.compile("adam", "mse", **recipe.compile_args())
+        >>> model.fit(recipe.batch(dataset), epochs=90)
+    """
+
+    schema_version: Literal[1] = 1
+    configuration: dict[str, Value]
+    baseline: dict[str, Value]
+    evidence: Evidence
+    learning_rate: LearningRate | None
+    machine: Machine
+    workload: RecipeWorkload
+    created_by: CreatedBy
+
+    @field_validator("configuration", "baseline")
+    @classmethod
+    def _knobs_exist(cls, values: dict[str, KnobValue]) -> dict[str, KnobValue]:
+        try:
+            configuration = Configuration(values)
+        except ConfigurationError as error:
+            raise ValueError(f"{error.message} ({error.hint})") from error
+        if "batch_size" not in configuration:
+            raise ValueError("has no batch_size")
+        return dict(configuration)
+
+    # -------------------------------------------------------------------------------------------- the file
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a recipe.
+
+        Raises:
+            RecipeError: The file is missing, damaged, or written by a newer version.
+        """
+        file = Path(path)
+        try:
+            if file.stat().st_size > LARGEST_FILE_BYTES:
+                raise RecipeError(f"{file}: larger than {LARGEST_FILE_BYTES} bytes, so not a recipe")
+            text = file.read_bytes()
+        except OSError as error:
+            raise RecipeError(
+                f"cannot read the recipe {file}: {error.strerror}",
+                hint="Give the path of a recipe.json, as printed by `autotune tune`.",
+            ) from error
+        return cls.parse(text, source=str(file))
+
+    @classmethod
+    def parse(cls, text: str | bytes, *, source: str) -> Self:
+        """Read a recipe from JSON text.
+
+        Args:
+            text: The JSON.
+            source: Where it comes from, for messages.
+
+        Raises:
+            RecipeError: It is damaged, or written by a newer version.
+        """
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise RecipeError(
+                f"{source}: not JSON: {error}", hint="The file is damaged: take a fresh copy of it."
+            ) from error
+        version = document.get("schema_version") if isinstance(document, dict) else None
+        if type(version) is int and version > SCHEMA_VERSION:
+            raise RecipeError(
+                f"{source}: a recipe of schema_version {version}, this autotune reads up to {SCHEMA_VERSION}",
+                hint="Upgrade autotune: pip install --upgrade autotune.",
+            )
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the file"
+            raise RecipeError(
+                f"{source}: not a recipe: {where}: {first['msg']}",
+                hint="The file is damaged, or was not written by `autotune tune`.",
+            ) from error
+
+    def to_json(self) -> str:
+        """The recipe as it is written to a file."""
+        return self.model_dump_json(indent=2) + "\n"
+
+    def save(self, path: str | Path) -> None:
+        """Write the recipe, whole or not at all.
+
+        Raises:
+            RunDirectoryError: The place cannot be written.
+        """
+        write_atomically(Path(path), self.to_json())
+
+    # ----------------------------------------------------------------------------------------- in training
+
+    def apply(self, *, on_mismatch: Literal["warn", "error", "ignore"] = "warn") -> None:
+        """Set threads, precision and the like: before TensorFlow makes its first tensor, dataset or model.
+
+        This is what the trial processes ran. It also turns on memory growth on every GPU, as they did.
+
+        Args:
+            on_mismatch: What to do where this machine differs from the recipe's in what can change speed.
+
+        Raises:
+            ApplyError: Too late for one of the knobs; the message says what to move.
+            MachineMismatchError: With `on_mismatch="error"`.
+        """
+        if on_mismatch != "ignore":
+            self._compare_machines(on_mismatch)
+        apply.apply_before_import(self.configuration)
+        apply.apply_before_build(self.configuration)
+
+    def _compare_machines(self, on_mismatch: str) -> None:
+        differences = self.machine.differences(fingerprint())
+        if not differences:
+            return
+        what = "the recipe was measured on another machine: " + "; ".join(differences)
+        hint = "Tune again here, or pass on_mismatch='ignore'."
+        if on_mismatch == "error":
+            raise MachineMismatchError(what, hint=hint)
+        warnings.warn(f"{what}. {hint}", MachineMismatchWarning, stacklevel=3)
+
+    def compile_args(self) -> dict[str, KnobValue]:
+        """Keyword arguments for `model.compile`: `jit_compile` and `steps_per_execution`."""
+        return apply.compile_arguments(self.configuration)
+
+    @property
+    def dataset_config(self) -> DatasetConfig:
+        """What the workload's `dataset(config)` was told in the trials."""
+        return DatasetConfig.of(Configuration(self.configuration))
+
+    @property
+    def batch_size(self) -> int:
+        """Examples per step."""
+        return Configuration(self.configuration).batch_size
+
+    def batch(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Batch and prefetch a dataset of single examples as in the trials.
+
+        A workload that does its own batching (`batched=True`) hands in batches of `dataset_config.batch_size`.
+
+        Returns:
+            A dataset of batches, for `model.fit`.
+        """
+        return apply.pipeline(
+            dataset,
+            Configuration(self.configuration),
+            batched=self.workload.batched,
+            drop_remainder=self.workload.drop_remainder,
+        )
+
+    @property
+    def changes(self) -> Mapping[str, KnobValue]:
+        """The knobs in which the configuration differs from the baseline."""
+        return Configuration(self.configuration).differences(Configuration(self.baseline))

@@ -1,0 +1,221 @@
+"""One run's directory: where its files are, how they are written and read.
+
+    results/<workload>/<YYYYmmdd-HHMMSS>-<id>/
+      run.json      machine, workload, search space, arguments; written first
+      study.db      the Optuna study
+      trials/0007/  result.json  log.txt
+      recipe.json   written last
+
+Version history of run.json: 1, the first. This module does no measuring and no printing.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import filelock
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from autotune.errors import RunDirectoryError
+from autotune.files import write_atomically
+from autotune.machine import Machine
+from autotune.trial.record import TrialRecord, Value
+
+LARGEST_FILE_BYTES = 64 << 20
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class WorkloadRecord(_Data):
+    """What is known of the workload; the last five fields only once the baseline has started.
+
+    Args:
+        name: The workload's name.
+        reference: Where it was loaded from, as `file.py:name`.
+        fingerprint: `sha256:…` over its source.
+        batch_size: Its baseline batch size.
+        batched: Whether its dataset does its own batching.
+        drop_remainder: Whether a smaller last batch is dropped.
+        examples: Per epoch; None when endless or unknown.
+        endless: Whether its dataset has no end.
+        element: What a batch is, in words.
+        parameters: The model's weights, as a count.
+        device: `cpu` or `gpu`.
+    """
+
+    name: str
+    reference: str
+    fingerprint: str
+    batch_size: Annotated[int, Field(ge=1)]
+    batched: bool = False
+    drop_remainder: bool = False
+    examples: Annotated[int, Field(ge=0)] | None = None
+    endless: bool | None = None
+    element: str | None = None
+    parameters: Annotated[int, Field(ge=0)] | None = None
+    device: Literal["cpu", "gpu"] | None = None
+
+
+class SearchSpaceRecord(_Data):
+    """The search space as resolved for the machine: its source, choices, and what was left out and why."""
+
+    source: str
+    choices: dict[str, tuple[Value, ...]]
+    left_out: dict[str, str]
+
+
+class RunRecord(_Data):
+    """`run.json`: everything about a run that is not a trial. `arguments` are those of `tune`."""
+
+    schema_version: Literal[1] = 1
+    run: str
+    started_at: str
+    machine: Machine
+    workload: WorkloadRecord | None = None
+    search_space: SearchSpaceRecord | None = None
+    baseline: dict[str, Value] | None = None
+    isolation: Literal["template", "spawn"] = "template"
+    arguments: dict[str, Any]
+
+
+class RunDirectory:
+    """The files of one run.
+
+    Args:
+        path: The directory; it need not exist for reading methods to fail with a clear message.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._lock = filelock.FileLock(self.path / ".lock", blocking=False)
+
+    @property
+    def study_file(self) -> Path:
+        """The Optuna study, SQLite."""
+        return self.path / "study.db"
+
+    @property
+    def recipe_file(self) -> Path:
+        """The recipe; exists once the run has ended well."""
+        return self.path / "recipe.json"
+
+    @property
+    def log_directory(self) -> Path:
+        """Where the template processes log."""
+        return self.path / "logs"
+
+    @property
+    def name(self) -> str:
+        """The run's id: the directory's name."""
+        return self.path.resolve().name
+
+    def trial_directory(self, trial: int) -> Path:
+        """Where one trial's files are."""
+        return self.path / "trials" / f"{trial:04d}"
+
+    # ------------------------------------------------------------------------------------------- writing
+
+    def create(self) -> None:
+        """Make the directory and take its lock.
+
+        Raises:
+            RunDirectoryError: It cannot be written, or holds a run already.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if (self.path / "run.json").exists():
+                raise RunDirectoryError(
+                    f"{self.path} holds a run already", hint="Give --out another directory."
+                )
+            (self.path / "trials").mkdir(exist_ok=True)
+            self.log_directory.mkdir(exist_ok=True)
+            self._lock.acquire()
+        except filelock.Timeout as error:
+            raise RunDirectoryError(
+                f"{self.path} is in use by another autotune process", hint="Give --out another directory."
+            ) from error
+        except OSError as error:
+            raise RunDirectoryError(
+                f"cannot write to {self.path}: {error.strerror}", hint="Give --out a directory you may write to."
+            ) from error
+
+    def release(self) -> None:
+        """Give the lock back."""
+        self._lock.release()
+
+    def write_run(self, record: RunRecord) -> None:
+        """Write run.json."""
+        write_atomically(self.path / "run.json", record.model_dump_json(indent=2) + "\n")
+
+    def write_trial(self, record: TrialRecord) -> None:
+        """Write a trial's result.json."""
+        directory = self.prepare_trial(record.trial)
+        write_atomically(directory / "result.json", record.model_dump_json(indent=1) + "\n")
+
+    def prepare_trial(self, trial: int) -> Path:
+        """Make a trial's directory, and return it."""
+        directory = self.trial_directory(trial)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunDirectoryError(
+                f"cannot write to {directory}: {error.strerror}",
+                hint="What was finished before stays readable.",
+            ) from error
+        return directory
+
+    # ------------------------------------------------------------------------------------------- reading
+
+    def read_run(self) -> RunRecord:
+        """What run.json says.
+
+        Raises:
+            RunDirectoryError: This is no run directory, or the file is damaged or newer.
+        """
+        return _read(self.path / "run.json", RunRecord, self.path)
+
+    def read_trials(self) -> Iterator[TrialRecord]:
+        """The trials that have a result, by number.
+
+        Raises:
+            RunDirectoryError: A result is damaged or newer.
+        """
+        for file in sorted((self.path / "trials").glob("*/result.json")):
+            yield _read(file, TrialRecord, self.path)
+
+
+Record = TypeVar("Record", bound=BaseModel)
+
+
+def _read(file: Path, kind: type[Record], run: Path) -> Record:
+    try:
+        if file.stat().st_size > LARGEST_FILE_BYTES:
+            raise RunDirectoryError(f"{file}: larger than {LARGEST_FILE_BYTES} bytes")
+        return kind.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{run} is not a run directory: {file.name}: {error.strerror}",
+            hint="Give the directory that `autotune tune` printed, such as results/digits_mlp/20261120-191001-1a2b3c.",
+        ) from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        if where == "schema_version":
+            raise RunDirectoryError(
+                f"{file}: written by another version of autotune", hint="Upgrade autotune to read it."
+            ) from error
+        raise RunDirectoryError(f"{file} is damaged: {where or 'the file'}: {first['msg']}") from error
+
+
+def new_run_directory(results: Path, workload: str) -> RunDirectory:
+    """A directory for a new run below `results`: by workload, then by time."""
+    safe = re.sub(r"[^A-Za-z0-9_.-]+", "_", workload).strip(".") or "workload"
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    return RunDirectory(results / safe / f"{stamp}-{secrets.token_hex(3)}")

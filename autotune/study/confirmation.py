@@ -1,0 +1,387 @@
+"""The confirmation: finalists against the baseline again, in fresh processes of freshly started templates.
+
+The search's winner owes part of its lead to luck, so nothing of the search enters the claim. Each *instance* is a
+fresh process of the baseline and of every finalist; they take turns in short slices, in a balanced
+random order. The number of instances is planned before the first one, so no look at the results can stop it early.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from autotune.measure.deciding import Verdict, verdict
+from autotune.measure.intervals import LogInterval, instance_interval
+from autotune.measure.stability import (
+    Check,
+    device_memory,
+    host_memory,
+    loss_does_not_rise,
+    loss_is_finite,
+)
+from autotune.space.configuration import Configuration
+from autotune.study.plan import FEWEST_INSTANCES, LEAST_INSTANCE_SECONDS, Plan, plan_instances
+from autotune.study.progress import Notice, PhaseBegan
+from autotune.study.run import Run
+from autotune.study.running import Trial, ratio_interval
+from autotune.study.side_by_side import PATIENCE_SECONDS, slice_seconds
+from autotune.trial.live import TrialFailed
+from autotune.trial.record import Interval, Outcome, Pairing, Phase, Slice, TrialRecord
+
+GROUPS = (1, 2)
+"""Template groups that the instances come from in turn; the search's is 0."""
+FEWEST_ROUNDS = 3
+BRACKET_ROUNDS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the machine has, in bytes; `device` is None without a GPU."""
+
+    host_bytes: int
+    device_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confirmed:
+    """One finalist, confirmed.
+
+    Args:
+        configuration: Which.
+        ratio: Logarithm of its speed-up, over instances; None when no instance was measured.
+        verdict: Whether it is faster.
+        checks: The stability rules, applied.
+        record: Its record: all its instances together.
+    """
+
+    configuration: Configuration
+    ratio: LogInterval | None
+    verdict: Verdict
+    checks: tuple[Check, ...]
+    record: TrialRecord
+
+    @property
+    def stable(self) -> bool:
+        """Whether it ran and passed every rule."""
+        return self.record.outcome is Outcome.OK and all(check.passed for check in self.checks)
+
+    @property
+    def speedup(self) -> Interval | None:
+        """The speed-up with its interval; None while unbounded."""
+        return None if self.ratio is None else ratio_interval(self.ratio)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What the confirmation found.
+
+    Args:
+        confirmed: The finalists, the fastest first.
+        baseline: The baseline's record: all its instances together.
+        instances: How many were measured.
+    """
+
+    confirmed: tuple[Confirmed, ...]
+    baseline: TrialRecord
+    instances: int
+
+    @property
+    def winner(self) -> Confirmed | None:
+        """The fastest finalist that is faster and stable."""
+        good = [each for each in self.confirmed if each.stable and each.verdict is Verdict.FASTER]
+        return good[0] if good else None
+
+
+@dataclass
+class _Contender:
+    """A finalist while it is confirmed."""
+
+    trial: Trial
+    pairing: Pairing
+    instances: list[list[float]] = field(default_factory=list)
+    failure: TrialFailed | None = None
+
+
+class Confirmer:
+    """Confirms finalists.
+
+    Args:
+        run: What all phases share.
+        plan: When to end.
+        limits: Memory limits.
+        min_gain: Smallest gain that counts.
+    """
+
+    def __init__(self, run: Run, plan: Plan, limits: Limits, *, min_gain: float) -> None:
+        self._run = run
+        self._plan = plan
+        self._limits = limits
+        self._min_gain = min_gain
+        self._interruptions_before = run.interruptions()
+
+    def confirm(self, finalists: Sequence[TrialRecord]) -> Result:
+        """Measure finalists against the baseline until the plan's end.
+
+        Args:
+            finalists: The most promising first; the plan says how many are confirmed at once, the others
+                stand by in case those fail.
+        """
+        run, plan = self._run, self._plan
+        run.observe(
+            PhaseBegan(phase=Phase.CONFIRM, ends=plan.ends, detail="fresh processes against the baseline")
+        )
+        reference = run.new_trial(Phase.CONFIRM, run.baseline)
+        waiting = list(finalists)
+        entered: list[_Contender] = []
+        field_size = plan.finalists
+        while waiting:
+            records, waiting = waiting[:field_size], waiting[field_size:]
+            contenders = [self._contender(each) for each in records]
+            entered += contenders
+            start = self._usual_start(0) + sum(self._usual_start(each.trial) for each in records)
+            self._run_instances(reference, contenders, start)
+            enough_left = self._left() > FEWEST_INSTANCES * (start + LEAST_INSTANCE_SECONDS)
+            if any(each.failure is None for each in contenders) or not enough_left or self._stopped():
+                break
+            if waiting:
+                run.observe(Notice(text="the finalist failed in its confirmation; the next one takes its place"))
+            field_size = 1
+        return self._result(reference, entered)
+
+    def _run_instances(self, reference: Trial, contenders: Sequence[_Contender], start: float) -> None:
+        """As many instances as the time is planned for; ends early only when time or contenders run out."""
+        run = self._run
+        configurations = [run.baseline, *(each.trial.configuration for each in contenders)]
+        for group in GROUPS:  # side by side: importing takes one core
+            run.trials.prepare(group, configurations)
+        for group in GROUPS:
+            run.trials.await_ready(group)
+        planned, seconds = plan_instances(self._left(), start=start, finalists=len(contenders))
+        done = failures = 0
+        while done < planned and failures < FEWEST_INSTANCES:
+            active = [each for each in contenders if each.failure is None]
+            if not active or self._stopped() or (done and self._left() < 0.8 * (start + seconds)):
+                return
+            began = run.clock()
+            try:
+                self._one_instance(reference, active, GROUPS[(done + failures) % len(GROUPS)], seconds)
+            except TrialFailed:  # the baseline's: a failure of a contender is its own
+                failures += 1
+                continue
+            done += 1
+            if done == 1:
+                start = max(start, run.clock() - began - seconds)
+                more, seconds = plan_instances(self._left(), start=start, finalists=len(contenders))
+                planned = done + more
+
+    def _stopped(self) -> bool:
+        return self._run.interruptions() > self._interruptions_before
+
+    # ----------------------------------------------------------------------------------------- instances
+
+    def _contender(self, record: TrialRecord) -> _Contender:
+        trial = self._run.new_trial(Phase.CONFIRM, Configuration(record.configuration))
+        pairing = record.pairing or Pairing.ALTERNATING
+        trial.pairing = pairing
+        return _Contender(trial=trial, pairing=pairing)
+
+    def _usual_start(self, trial: int) -> float:
+        record = self._run.records[trial]
+        first = record.first_step_seconds or 1.0
+        return first + (record.warmup_seconds or 1.0) + 0.3
+
+    def _left(self) -> float:
+        return max(0.0, self._plan.ends - self._run.clock())
+
+    def _one_instance(
+        self, reference: Trial, contenders: Sequence[_Contender], group: int, seconds: float
+    ) -> None:
+        """One fresh process of the baseline and of each contender, measured against one another."""
+        run = self._run
+        together = [each for each in contenders if each.pairing is Pairing.ALTERNATING]
+        apart = [each for each in contenders if each.pairing is Pairing.BRACKETED]
+        share = seconds / len(contenders)
+        if together:
+            with contextlib.ExitStack() as stack:
+                self._start(reference, group, stack)
+                for each in together:
+                    with self._failing(each):
+                        self._start(each.trial, group, stack)
+                alive = [each for each in together if each.failure is None]
+                if alive:
+                    self._take_turns(reference, alive, share * len(together))
+                self._finish(reference, alive)
+        for each in apart:
+            with self._failing(each):
+                self._bracket(reference, each, group, share)
+        for each in contenders:
+            run.measured(each.trial)
+
+    @contextlib.contextmanager
+    def _failing(self, contender: _Contender) -> Iterator[None]:
+        """A failure inside is the contender's; the confirmation goes on without it."""
+        try:
+            yield
+        except TrialFailed as failure:
+            contender.failure = failure
+
+    def _start(self, trial: Trial, group: int, stack: contextlib.ExitStack) -> None:
+        run = self._run
+        began = run.clock()
+        live = run.trials.launch(
+            trial.configuration, log=run.log_of(trial), data=run.data, group=group
+        )
+        stack.callback(live.kill)
+        trial.live = live
+        trial.instances += 1
+        trial.warm = live.warm_up(self._plan.trial_timeout + PATIENCE_SECONDS)
+        trial.seconds += run.clock() - began
+
+    def _take_turns(self, reference: Trial, contenders: Sequence[_Contender], seconds: float) -> None:
+        run = self._run
+        assert reference.warm is not None
+        warm = [each.trial.warm for each in contenders if each.trial.warm is not None]
+        length = slice_seconds(reference.warm, *warm, measured=seconds)
+        began, rounds = run.clock(), 0
+        ratios: dict[int, list[float]] = {each.trial.number: [] for each in contenders}
+        while True:
+            alive = [each for each in contenders if each.failure is None]
+            if not alive:
+                break
+            one_round = (run.clock() - began) / rounds if rounds else 0.0
+            if rounds >= FEWEST_ROUNDS and run.clock() - began + one_round > seconds:
+                break
+            self._one_round(reference, alive, length, ratios)
+            rounds += 1
+        for each in contenders:
+            if ratios[each.trial.number]:
+                each.instances.append(ratios[each.trial.number])
+
+    def _one_round(
+        self, reference: Trial, alive: Sequence[_Contender], length: float, ratios: dict[int, list[float]]
+    ) -> None:
+        """Everyone once, in random order; each contender is set against the baseline's slice of the round."""
+        order: list[_Contender | None] = [None, *alive]
+        self._run.rng.shuffle(order)
+        timeout = length * 20 + PATIENCE_SECONDS
+        own: dict[int, Slice] = {}
+        baseline: Slice | None = None
+        for each in order:
+            if each is None:
+                assert reference.live is not None
+                baseline = reference.live.measure(length, timeout)
+                continue
+            with self._failing(each):
+                assert each.trial.live is not None
+                own[each.trial.number] = each.trial.live.measure(length, timeout)
+        assert baseline is not None and reference.warm is not None
+        reference.slices.append(baseline)
+        before_baseline = order[: order.index(None)]
+        for each in alive:
+            if each.trial.number in own:
+                each.trial.add_pair(
+                    baseline_first=each not in before_baseline,
+                    baseline=baseline,
+                    candidate=own[each.trial.number],
+                    reference=reference.warm,
+                )
+                ratios[each.trial.number].append(each.trial.log_ratios[-1])
+
+    def _finish(self, reference: Trial, contenders: Sequence[_Contender]) -> None:
+        for trial in (reference, *(each.trial for each in contenders if each.failure is None)):
+            if trial.live is not None:
+                with contextlib.suppress(TrialFailed):
+                    finished = trial.live.finish(0.0, PATIENCE_SECONDS)
+                    if trial.finished is None or finished.peak_host_bytes > trial.finished.peak_host_bytes:
+                        trial.finished = finished
+                trial.live = None
+
+    def _bracket(self, reference: Trial, contender: _Contender, group: int, seconds: float) -> None:
+        """Baseline, contender, baseline again, each in a process of its own, never two alive."""
+        trial = contender.trial
+        per_slice = seconds / (4 * BRACKET_ROUNDS)
+        before = self._alone(reference, group, BRACKET_ROUNDS, per_slice)
+        own = self._alone(trial, group, 2 * BRACKET_ROUNDS, per_slice)
+        after = self._alone(reference, group, BRACKET_ROUNDS, per_slice)
+        reference.slices += [*before, *after]
+        assert reference.warm is not None
+        first = len(trial.log_ratios)
+        for index, candidate in enumerate(own):
+            trial.add_pair(
+                baseline_first=index % 2 == 0,
+                baseline=(before, after)[index % 2][index // 2],
+                candidate=candidate,
+                reference=reference.warm,
+            )
+        contender.instances.append(trial.log_ratios[first:])
+
+    def _alone(self, trial: Trial, group: int, count: int, seconds: float) -> list[Slice]:
+        with contextlib.ExitStack() as stack:
+            self._start(trial, group, stack)
+            assert trial.warm is not None and trial.live is not None
+            length = max(seconds, trial.warm.ready.call_seconds, trial.warm.ready.epoch_seconds or 0.0)
+            slices = [trial.live.measure(length, length * 20 + PATIENCE_SECONDS) for _ in range(count)]
+            finished = trial.live.finish(0.0, PATIENCE_SECONDS)
+            if trial.finished is None or finished.peak_host_bytes > trial.finished.peak_host_bytes:
+                trial.finished = finished
+            trial.live = None
+        return slices
+
+    # ------------------------------------------------------------------------------------------- results
+
+    def _result(self, reference: Trial, contenders: Sequence[_Contender]) -> Result:
+        run = self._run
+        baseline = run.keep(reference.record(Outcome.OK))
+        comparisons = max(1, len(contenders))
+        confirmed = []
+        for each in contenders:
+            ratio = instance_interval(each.instances, comparisons=comparisons) if each.instances else None
+            record = self._record(each, ratio)
+            decided = (
+                Verdict.NO_SIGNIFICANT_GAIN
+                if ratio is None
+                else verdict(ratio, min_gain=self._min_gain)
+            )
+            checks = self._checks(record, baseline)
+            if not all(check.passed for check in checks) and record.outcome is Outcome.OK:
+                failed = "; ".join(f"{c.name}: {c.detail}" for c in checks if not c.passed)
+                record = record.model_copy(update={"outcome": Outcome.UNSTABLE, "reason": failed})
+            confirmed.append(
+                Confirmed(
+                    configuration=each.trial.configuration,
+                    ratio=ratio,
+                    verdict=decided,
+                    checks=checks,
+                    record=run.keep(record),
+                )
+            )
+        confirmed.sort(key=lambda each: each.ratio.low if each.ratio else float("-inf"), reverse=True)
+        return Result(
+            confirmed=tuple(confirmed),
+            baseline=baseline,
+            instances=max((len(each.instances) for each in contenders), default=0),
+        )
+
+    def _record(self, contender: _Contender, ratio: LogInterval | None) -> TrialRecord:
+        trial, failure = contender.trial, contender.failure
+        record = trial.record(Outcome.OK) if failure is None else trial.failed(failure)
+        # The claim's interval is the one over instances, not the one over all slices.
+        return record.model_copy(update={"speedup": None if ratio is None else ratio_interval(ratio)})
+
+    def _checks(self, record: TrialRecord, baseline: TrialRecord) -> tuple[Check, ...]:
+        losses = [pair.candidate.loss for pair in record.pairs]
+        checks = [
+            loss_is_finite(losses),
+            loss_does_not_rise(
+                record.first_loss,
+                record.last_loss,
+                baseline_first=baseline.first_loss,
+                baseline_last=baseline.last_loss,
+            ),
+        ]
+        if record.peak_host_bytes is not None:
+            checks.append(host_memory(record.peak_host_bytes, self._limits.host_bytes))
+        if record.peak_device_bytes is not None and self._limits.device_bytes:
+            checks.append(device_memory(record.peak_device_bytes, self._limits.device_bytes))
+        return tuple(checks)

@@ -1,0 +1,96 @@
+"""Single changes to the baseline that are known to help often, and what to combine of them. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from autotune.space.configuration import Configuration
+from autotune.space.knobs import KnobValue
+from autotune.space.search_space import ResolvedSpace
+from autotune.trial.record import TrialRecord
+
+_WISHES: tuple[dict[str, KnobValue | float], ...] = (
+    {"batch_size": 4.0},
+    {"steps_per_execution": 8},
+    {"jit_compile": True},
+    {"precision": "mixed_bfloat16"},
+    {"num_parallel_calls": 16, "data_threads": 16},
+    {"prefetch": 2},
+    {"batch_size": 2.0},
+    {"precision": "mixed_float16"},
+    {"jit_compile": False},
+    {"num_parallel_calls": "autotune"},
+    {"prefetch": "autotune"},
+    {"steps_per_execution": 32},
+    {"intra_op_threads": 1},
+    {"inter_op_threads": 1},
+    {"onednn": False},
+    {"tensor_float_32": False},
+    {"deterministic": False},
+)
+"""What to try, the most promising first. A float is a multiple of the baseline's value."""
+
+_NEEDS_A_LEAD = 1.01
+"""A single change below this speed-up is not worth combining."""
+
+
+def probes(space: ResolvedSpace) -> list[Configuration]:
+    """The single changes that `space` allows, the most promising first, none twice.
+
+    A wish for a number becomes the nearest choice; `num_parallel_calls` and `data_threads` change together,
+    because each without the other does little.
+    """
+    seen = {space.baseline}
+    found = []
+    for wish in _WISHES:
+        changes = dict(_granted(wish, space))
+        configuration = space.baseline.replace(**changes)
+        if configuration not in seen:
+            seen.add(configuration)
+            found.append(configuration)
+    return found
+
+
+def _granted(
+    wish: Mapping[str, KnobValue | float], space: ResolvedSpace
+) -> Iterator[tuple[str, KnobValue]]:
+    for name, wanted in wish.items():
+        choices = space.choices.get(name, ())
+        if isinstance(wanted, float):
+            wanted = int(wanted * int(space.baseline[name]))
+        if isinstance(wanted, (bool, str)):
+            if any(type(each) is type(wanted) and each == wanted for each in choices):
+                yield name, wanted
+            continue
+        numbers = [each for each in choices if type(each) is int and each > 0]
+        if numbers:
+            yield name, min(numbers, key=lambda each: abs(math.log(each / wanted)))
+
+
+def doublings(space: ResolvedSpace) -> list[int]:
+    """The batch sizes above the baseline's, ascending: to be tried until one runs out of memory."""
+    if not space.grows_batch:
+        return []
+    sizes = [each for each in space.choices["batch_size"] if type(each) is int]
+    return [size for size in sizes if size > space.baseline.batch_size]
+
+
+def combination(space: ResolvedSpace, records: Sequence[TrialRecord]) -> Configuration:
+    """All the single changes that helped, in one configuration: where the sampler should look first.
+
+    Args:
+        space: Where it must lie.
+        records: The trials so far. Of several helpful values of one knob the fastest is taken.
+    """
+    changes: dict[str, KnobValue] = {}
+    helpful = [
+        record
+        for record in records
+        if record.outcome.measured and record.speedup is not None and record.speedup.value >= _NEEDS_A_LEAD
+    ]
+    for record in sorted(helpful, key=lambda each: each.speedup.value if each.speedup else 0.0):
+        single = Configuration(record.configuration).differences(space.baseline)
+        if len(single) == 1 or set(single) == {"num_parallel_calls", "data_threads"}:
+            changes.update(single)
+    return space.baseline.replace(**changes)

@@ -1,0 +1,76 @@
+"""What happens during a run, as events. The console draws them; nothing here prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.space.configuration import Configuration
+from autotune.trial.record import Interval, Phase, TrialRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunBegan:
+    """A run directory exists. Budget in seconds."""
+
+    directory: Path
+    workload: str
+    budget: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseBegan:
+    """A phase began.
+
+    Args:
+        phase: Which.
+        ends: Seconds since the run began at which it should have ended; None when not known.
+        detail: What it does, in a few words.
+    """
+
+    phase: Phase
+    ends: float | None
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialBegan:
+    """A trial was asked for; `changes` is how it differs from the baseline, in words."""
+
+    trial: int
+    phase: Phase
+    configuration: Configuration
+    changes: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialMeasured:
+    """Another pair of slices; `speedup` is the estimate so far (None: the baseline on its own)."""
+
+    trial: int
+    speedup: Interval | None
+    pairs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialEnded:
+    """A trial ended; its record is on disk."""
+
+    record: TrialRecord
+    changes: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """Something the user should know, once."""
+
+    text: str
+
+
+Event = RunBegan | PhaseBegan | TrialBegan | TrialMeasured | TrialEnded | Notice
+Observer = Callable[[Event], None]
+
+
+def silent(event: Event) -> None:
+    """An observer that does nothing."""

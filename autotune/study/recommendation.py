@@ -1,0 +1,196 @@
+"""From what was confirmed to the recipe. Pure but for the moment it is made at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import autotune
+from autotune.machine import Machine
+from autotune.measure.deciding import Verdict
+from autotune.measure.stability import Check
+from autotune.recipe.recipe import (
+    BestCandidate,
+    Confirmation,
+    CreatedBy,
+    Estimate,
+    Evidence,
+    LearningRate,
+    PeakMemory,
+    Recipe,
+    RecipeWorkload,
+    Stability,
+    StabilityCheck,
+    Throughput,
+)
+from autotune.space.configuration import Configuration
+from autotune.study.confirmation import GROUPS, Confirmed, Result
+from autotune.study.running import now_utc
+from autotune.trial.record import Interval, TrialRecord
+
+NOT_CHECKED = (
+    "numerics parity with float32 without XLA",
+    "held-out loss after equal numbers of examples at the recommended batch size",
+    "memory growth and throttling over a long run",
+)
+"""What a user must not take for granted yet; every recipe says so."""
+
+
+def recommend(
+    *,
+    result: Result | None,
+    search_records: Sequence[TrialRecord],
+    baseline: Configuration,
+    machine: Machine,
+    workload: RecipeWorkload,
+    provenance: dict[str, object],
+    min_gain: float,
+) -> Recipe:
+    """The recipe: the confirmed winner, or the baseline where nothing was confirmed to be faster.
+
+    Args:
+        result: Of the confirmation; None when nothing in the search was faster.
+        search_records: The trials of the search, the baseline first.
+        baseline: What the user would run anyway.
+        machine: Where it was measured.
+        workload: What was trained.
+        provenance: The remaining fields of `CreatedBy`.
+        min_gain: Smallest gain that counts, as a share.
+    """
+    winner = None if result is None else result.winner
+    configuration = baseline if winner is None else winner.configuration
+    return Recipe(
+        configuration=dict(configuration),
+        baseline=dict(baseline),
+        evidence=_evidence(result, winner, search_records, min_gain),
+        learning_rate=LearningRate.between(configuration.batch_size, baseline.batch_size),
+        machine=machine,
+        workload=workload,
+        created_by=CreatedBy(autotune=autotune.__version__, created_at=now_utc(), **provenance),  # type: ignore[arg-type]  # checked by pydantic
+    )
+
+
+def _evidence(
+    result: Result | None,
+    winner: Confirmed | None,
+    search_records: Sequence[TrialRecord],
+    min_gain: float,
+) -> Evidence:
+    searched = search_records[0]
+    reference = searched
+    if result is not None and result.baseline.throughput is not None:
+        reference = result.baseline
+    chosen = reference if winner is None else winner.record
+    source = _searched_as(chosen, search_records)
+    base_rate = reference.throughput or searched.throughput
+    assert base_rate is not None
+    speedup = Interval(value=1.0, low=1.0, high=1.0)
+    if winner is not None and winner.speedup is not None:
+        speedup = winner.speedup
+    return Evidence(
+        verdict=Verdict.NO_SIGNIFICANT_GAIN if winner is None else Verdict.FASTER,
+        min_gain=min_gain,
+        speedup=_estimate(speedup),
+        throughput=_throughput(chosen.throughput or base_rate),
+        baseline_throughput=_throughput(base_rate),
+        compile_seconds=chosen.compile_seconds,
+        baseline_compile_seconds=reference.compile_seconds,
+        break_even_samples=break_even(
+            chosen.compile_seconds,
+            reference.compile_seconds,
+            rate=(chosen.throughput or base_rate).value,
+            baseline_rate=base_rate.value,
+        ),
+        peak_memory_bytes=_peak(chosen, searched),
+        baseline_peak_memory_bytes=_peak(reference, searched),
+        input_wait_fraction=source.input_wait_fraction,
+        stability=Stability(
+            checks=() if winner is None else tuple(_check(each) for each in winner.checks),
+            not_checked=NOT_CHECKED if winner is not None else (),
+        ),
+        confirmation=_confirmation(result, winner),
+        best_candidate=None if winner is not None else _best(result),
+    )
+
+
+def _searched_as(record: TrialRecord, search_records: Sequence[TrialRecord]) -> TrialRecord:
+    """The search's trial of the same configuration: the input wait was measured there."""
+    return next(
+        (each for each in search_records if each.configuration == record.configuration), search_records[0]
+    )
+
+
+def break_even(
+    compile_seconds: float | None,
+    baseline_compile_seconds: float | None,
+    *,
+    rate: float,
+    baseline_rate: float,
+) -> int | None:
+    """Samples after which a longer compile time is earned back.
+
+    Args:
+        compile_seconds: Of the recommended configuration.
+        baseline_compile_seconds: Of the baseline.
+        rate: Samples per second of the recommended configuration.
+        baseline_rate: Of the baseline.
+
+    Returns:
+        0 when the compile time is not longer, None when it is never earned back or not known.
+    """
+    if compile_seconds is None or baseline_compile_seconds is None:
+        return None
+    extra = compile_seconds - baseline_compile_seconds
+    if extra <= 0:
+        return 0
+    saved_per_sample = 1 / baseline_rate - 1 / rate
+    return None if saved_per_sample <= 0 else round(extra / saved_per_sample)
+
+
+def _estimate(interval: Interval) -> Estimate:
+    return Estimate(value=interval.value, ci95=(interval.low, interval.high))
+
+
+def _throughput(interval: Interval) -> Throughput:
+    return Throughput(value=interval.value, ci95=(interval.low, interval.high))
+
+
+def _peak(record: TrialRecord, fallback: TrialRecord) -> PeakMemory:
+    source = record if record.peak_host_bytes is not None else fallback
+    return PeakMemory(host=source.peak_host_bytes, device=source.peak_device_bytes)
+
+
+def _check(check: Check) -> StabilityCheck:
+    return StabilityCheck(
+        name=check.name, passed=check.passed, value=check.value, limit=check.limit, detail=check.detail
+    )
+
+
+def _confirmation(result: Result | None, winner: Confirmed | None) -> Confirmation:
+    if result is None:
+        return Confirmation(instances=0, templates=0, pairs=0, finalists=0, pairing=None, trials=())
+    shown = winner or (result.confirmed[0] if result.confirmed else None)
+    return Confirmation(
+        instances=result.instances,
+        templates=min(len(GROUPS), result.instances),
+        pairs=0 if shown is None else len(shown.record.pairs),
+        finalists=len(result.confirmed),
+        pairing=None if shown is None or shown.record.pairing is None else shown.record.pairing.value,
+        trials=(result.baseline.trial, *(each.record.trial for each in result.confirmed)),
+    )
+
+
+def _best(result: Result | None) -> BestCandidate | None:
+    if result is None or not result.confirmed:
+        return None
+    best = result.confirmed[0]
+    if not best.stable:
+        reason = best.record.reason or str(best.record.outcome)
+    elif best.speedup is None:
+        reason = "it could not be measured in two fresh processes within the budget"
+    else:
+        reason = "its interval does not lie above 1, or its gain is below the smallest that counts"
+    return BestCandidate(
+        configuration=dict(best.configuration),
+        speedup=None if best.speedup is None else _estimate(best.speedup),
+        reason=reason,
+    )

@@ -1,0 +1,89 @@
+"""What all phases of a run share: where it writes, its time, who watches, the next trial's number."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from autotune.run_directory import RunDirectory
+from autotune.space.configuration import Configuration
+from autotune.study.progress import Observer, TrialBegan, TrialEnded, TrialMeasured
+from autotune.study.running import Trial
+from autotune.trial.live import Clock, Data, Trials
+from autotune.trial.record import Phase, TrialRecord
+
+
+@dataclass(kw_only=True)
+class Run:
+    """One invocation of the tuner.
+
+    Args:
+        directory: Where everything is written.
+        trials: Where trials come from.
+        clock: Seconds since the run began.
+        observe: Is told what happens.
+        interruptions: How often the user has asked to stop.
+        rng: Shuffles the order of slices; seeded.
+        data: What the baseline learned of the dataset; None until then.
+        baseline: What the user would run anyway, `jit_compile` resolved once the baseline has started.
+        records: Every trial's record, by number.
+    """
+
+    directory: RunDirectory
+    trials: Trials
+    clock: Clock
+    observe: Observer
+    interruptions: Callable[[], int]
+    rng: random.Random
+    data: Data | None = None
+    baseline: Configuration
+    records: dict[int, TrialRecord] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def interrupted(self) -> bool:
+        """Whether the user has asked to stop."""
+        return self.interruptions() > 0
+
+    def new_trial(self, phase: Phase, configuration: Configuration) -> Trial:
+        """A trial with the next number, its directory made, announced."""
+        trial = Trial(next(self._numbers), phase, configuration)
+        self.directory.prepare_trial(trial.number)
+        self.announce(trial)
+        return trial
+
+    def announce(self, trial: Trial) -> None:
+        """Tell the observer that the trial runs now."""
+        self.observe(
+            TrialBegan(
+                trial=trial.number,
+                phase=trial.phase,
+                configuration=trial.configuration,
+                changes=self.changes(trial.configuration),
+            )
+        )
+
+    def log_of(self, trial: Trial) -> str:
+        """Path of the trial's log."""
+        return str((self.directory.trial_directory(trial.number) / "log.txt").resolve())
+
+    def measured(self, trial: Trial) -> None:
+        """Tell the observer of the estimate so far."""
+        self.observe(
+            TrialMeasured(trial=trial.number, speedup=trial.speedup, pairs=len(trial.log_ratios))
+        )
+
+    def keep(self, record: TrialRecord, *, announce: bool = True) -> TrialRecord:
+        """Write a record, and tell the observer that the trial ended."""
+        self.records[record.trial] = record
+        self.directory.write_trial(record)
+        if announce:
+            self.observe(
+                TrialEnded(record=record, changes=self.changes(Configuration(record.configuration)))
+            )
+        return record
+
+    def changes(self, configuration: Configuration) -> str:
+        """How a configuration differs from the baseline, in words."""
+        return configuration.describe(relative_to=self.baseline)

@@ -1,0 +1,132 @@
+"""The Optuna study of a run: asks for configurations, is told how they did.
+
+Numbers are sampled on a logarithmic scale and snapped to the space's choices, so that their order counts;
+everything else is categorical. A failed trial is told as pruned: told as failed, TPE would ignore it and
+walk back into the failing half of the space.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.samplers import TPESampler
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from autotune.space.configuration import Configuration
+from autotune.space.knobs import KnobValue
+from autotune.space.search_space import ResolvedSpace
+from autotune.trial.record import Outcome, TrialRecord
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+RANDOM_TRIALS = 10
+"""Trials, probes included, before TPE's model is used: Optuna's own default."""
+_FEWEST_ORDERED = 3
+
+
+def distributions(space: ResolvedSpace) -> dict[str, BaseDistribution]:
+    """What Optuna samples each varied knob from."""
+    return {name: _distribution(choices) for name, choices in space.choices.items()}
+
+
+def _distribution(choices: tuple[KnobValue, ...]) -> BaseDistribution:
+    if _ordered(choices):
+        numbers = [int(each) for each in choices]
+        return IntDistribution(min(numbers), max(numbers), log=True)
+    return CategoricalDistribution(choices)
+
+
+def _ordered(choices: tuple[KnobValue, ...]) -> bool:
+    return len(choices) >= _FEWEST_ORDERED and all(type(each) is int and each > 0 for each in choices)
+
+
+class _GridTPE(TPESampler):
+    """TPE whose integers are snapped to the choices of a space."""
+
+    def __init__(self, space: ResolvedSpace, seed: int) -> None:
+        super().__init__(n_startup_trials=RANDOM_TRIALS, multivariate=True, seed=seed)
+        self._space = space
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        sampled = super().sample_relative(study, trial, search_space)
+        return {name: self._snap(name, value) for name, value in sampled.items()}
+
+    def sample_independent(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        sampled = super().sample_independent(study, trial, param_name, param_distribution)
+        return self._snap(param_name, sampled)
+
+    def _snap(self, name: str, value: Any) -> Any:
+        choices = self._space.choices[name]
+        if not _ordered(choices):
+            return value
+        return min(choices, key=lambda each: abs(math.log(int(each) / value)))
+
+
+class Sampler:
+    """The study of one run, kept in its `study.db`.
+
+    Args:
+        space: What is sampled.
+        file: Path of the SQLite file, or None to keep the study in memory.
+        name: The study's name, as optuna-dashboard shows it.
+        seed: Makes the samples repeatable, given the same results.
+    """
+
+    def __init__(self, space: ResolvedSpace, *, file: Path | None, name: str, seed: int) -> None:
+        self._space = space
+        self._distributions = distributions(space)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            self._study = optuna.create_study(
+                storage=None if file is None else f"sqlite:///{file}",
+                study_name=name,
+                direction="maximize",
+                sampler=_GridTPE(space, seed),
+            )
+        self._study.set_metric_names(["speedup"])
+
+    def ask(self) -> tuple[Trial, Configuration]:
+        """The next configuration to look at, and the Optuna trial to be told about it."""
+        trial = self._study.ask(self._distributions)
+        return trial, self._space.configuration(trial.params)
+
+    def ask_for(self, configuration: Configuration) -> Trial:
+        """An Optuna trial of a given configuration, which must lie in the space."""
+        self._study.enqueue_trial({name: configuration[name] for name in self._distributions})
+        return self._study.ask(self._distributions)
+
+    def tell(self, trial: Trial, record: TrialRecord) -> None:
+        """How the trial did: its speed-up when it was measured, pruned when it failed."""
+        attributes: Mapping[str, object] = {
+            "trial": record.trial,
+            "phase": str(record.phase),
+            "outcome": str(record.outcome),
+            "reason": record.reason[:500],
+            "throughput": None if record.throughput is None else record.throughput.value,
+        }
+        for name, value in attributes.items():
+            if value not in (None, ""):
+                trial.set_user_attr(name, value)
+        value = None if record.speedup is None else record.speedup.value
+        if record.trial == 0 and record.outcome is Outcome.OK:
+            value = 1.0
+        if record.outcome is Outcome.OK and value is not None:
+            self._study.tell(trial, value)
+            return
+        if record.outcome is Outcome.PRUNED and value is not None:
+            trial.report(value, step=len(record.pairs))
+        self._study.tell(trial, state=TrialState.PRUNED)

@@ -1,0 +1,260 @@
+"""Runs candidates beside the live baseline: two processes take turns in short slices, one always frozen.
+
+Where both do not fit in memory, the candidate runs alone between two stretches of the baseline
+(*bracketing*), and its record says so.
+"""
+
+from __future__ import annotations
+
+from autotune.errors import NoStableConfigurationError, WorkloadError
+from autotune.measure.deciding import Stop, stop_measuring
+from autotune.space.configuration import on_device
+from autotune.space.knobs import Device
+from autotune.study.plan import Plan
+from autotune.study.run import Run
+from autotune.study.running import Trial
+from autotune.trial.live import Data, LiveTrial, TrialFailed, WarmUp
+from autotune.trial.record import Outcome, Pairing, Phase, Slice, TrialRecord
+
+SLICE_SECONDS = 0.5
+CALLS_IN_A_SLICE = 5
+SLICES_IN_A_TRIAL = 8
+INPUT_WAIT_SECONDS = 0.3
+BASELINE_SLICES = 3
+BRACKET_SLICES = 3
+"""Slices of the baseline before, and as many after, a candidate that runs alone."""
+PATIENCE_SECONDS = 30.0
+"""How long the baseline, which has been warm before, may take over a slice beyond its length."""
+
+
+class Interrupted(Exception):
+    """The user asked to stop."""
+
+
+def slice_seconds(*warm: WarmUp, measured: float) -> float:
+    """How long a slice is: several calls of each of the trials, a whole epoch where those are short.
+
+    Args:
+        warm: The trials that take turns.
+        measured: Seconds for all the slices of a trial and its partner.
+    """
+    longest_call = max(each.ready.call_seconds for each in warm)
+    longest_epoch = max(each.ready.epoch_seconds or 0.0 for each in warm)
+    wanted = max(SLICE_SECONDS, CALLS_IN_A_SLICE * longest_call, longest_epoch)
+    return max(min(wanted, measured / SLICES_IN_A_TRIAL), longest_call, longest_epoch)
+
+
+class SideBySide:
+    """The live baseline, and candidates run beside it.
+
+    Args:
+        run: What all phases share.
+        bracketed: Never keep two processes alive at once.
+    """
+
+    def __init__(self, run: Run, *, bracketed: bool = False) -> None:
+        self._run = run
+        self._bracketed = bracketed
+        self.baseline: Trial
+
+    # ------------------------------------------------------------------------------------------- baseline
+
+    def start_baseline(self, timeout: float) -> WarmUp:
+        """Run trial 0 until it is warm, learn from it what the workload is, and time it alone.
+
+        Raises:
+            WorkloadError: The workload itself is at fault.
+            NoStableConfigurationError: The baseline fails.
+        """
+        run = self._run
+        self.baseline = trial = run.new_trial(Phase.BASELINE, run.baseline)
+        began = run.clock()
+        try:
+            warm = self._launch(trial, timeout)
+            run.data = Data(examples=warm.started.examples, endless=warm.started.endless)
+            device = Device.GPU if warm.started.gpus else Device.CPU
+            run.baseline = on_device(run.baseline, device).replace(jit_compile=warm.started.jit_compile)
+            trial.configuration = run.baseline
+            length = slice_seconds(warm, measured=SLICE_SECONDS * SLICES_IN_A_TRIAL)
+            for _ in range(BASELINE_SLICES):
+                trial.slices.append(_live(trial).measure(length, length * 20 + PATIENCE_SECONDS))
+        except TrialFailed as failure:
+            trial.seconds = run.clock() - began
+            run.keep(trial.failed(failure))
+            raise self._baseline_error(failure) from failure
+        trial.seconds = run.clock() - began
+        run.keep(trial.record(Outcome.OK))
+        return warm
+
+    def _baseline_error(self, failure: TrialFailed) -> Exception:
+        detail = failure.detail or failure.log_tail
+        if failure.input_error:
+            return WorkloadError(failure.reason, hint=failure.hint, detail=failure.detail)
+        log = self._run.log_of(self.baseline)
+        return NoStableConfigurationError(
+            f"the baseline itself fails ({failure.outcome}): {failure.reason}",
+            hint=failure.hint or f"Nothing can be recommended before it runs. Its log is {log}.",
+            detail=detail,
+        )
+
+    def end_baseline(self) -> None:
+        """Take the baseline's closing figures, and end it."""
+        trial, began = self.baseline, self._run.clock()
+        if trial.live is None:
+            return
+        try:
+            trial.finished = trial.live.finish(INPUT_WAIT_SECONDS, PATIENCE_SECONDS)
+        except TrialFailed:
+            pass  # its slices stand; only the closing figures are missing
+        finally:
+            self._stop_baseline()
+        trial.seconds += self._run.clock() - began
+        self._run.keep(trial.record(Outcome.OK), announce=False)
+
+    def _stop_baseline(self) -> None:
+        if self.baseline.live is not None:
+            self.baseline.live.kill()
+            self.baseline.live = None
+
+    def _baseline_slice(self, length: float) -> Slice:
+        """A slice of the baseline, restarted once if it died."""
+        trial, timeout = self.baseline, length * 20 + PATIENCE_SECONDS
+        try:
+            if trial.live is not None:
+                return trial.live.measure(length, timeout)
+        except TrialFailed:
+            self._stop_baseline()
+        try:
+            self._launch(trial, timeout + 2 * PATIENCE_SECONDS)
+            return _live(trial).measure(length, timeout)
+        except TrialFailed as failure:
+            self._stop_baseline()
+            raise self._baseline_error(failure) from failure
+
+    def _launch(self, trial: Trial, timeout: float) -> WarmUp:
+        run = self._run
+        trial.live = run.trials.launch(trial.configuration, log=run.log_of(trial), data=run.data)
+        trial.instances += 1
+        trial.warm = trial.live.warm_up(timeout)
+        return trial.warm
+
+    # ----------------------------------------------------------------------------------------- candidates
+
+    def measure(self, trial: Trial, plan: Plan, *, incumbent_low: float | None) -> TrialRecord:
+        """Run a trial beside the baseline, in one more process, and keep its record.
+
+        Called again for a trial that ran before, it adds to what was measured.
+
+        Args:
+            trial: What to run.
+            plan: Time limits.
+            incumbent_low: Lower bound of the best log-ratio so far, below which the trial is given up;
+                None to measure it in any case.
+
+        Raises:
+            Interrupted: The user asked to stop; the record is kept.
+            NoStableConfigurationError: The baseline does not run any more.
+        """
+        run, began = self._run, self._run.clock()
+        interrupted = False
+        outcome, reason, log_tail = Outcome.OK, "", ""
+        try:
+            self._measure_or_bracket(trial, plan, began, incumbent_low)
+            if trial.stopped_by == Stop.CANNOT_WIN:
+                outcome, reason = Outcome.PRUNED, "its interval lies below the best one's"
+        except TrialFailed as failure:
+            outcome, log_tail = failure.outcome, failure.log_tail
+            reason = "\n".join(part for part in (failure.reason, failure.hint, failure.detail) if part)
+        except Interrupted:
+            interrupted, outcome, reason = True, Outcome.INTERRUPTED, "stopped by the user"
+        finally:
+            if trial.live is not None:
+                trial.live.kill()
+                trial.live = None
+        trial.seconds += run.clock() - began
+        record = run.keep(trial.record(outcome, reason=reason, log_tail=log_tail))
+        if interrupted:
+            raise Interrupted
+        return record
+
+    def _measure_or_bracket(
+        self, trial: Trial, plan: Plan, began: float, incumbent_low: float | None
+    ) -> None:
+        if not self._bracketed:
+            try:
+                self._alternate(trial, plan, began, incumbent_low)
+            except TrialFailed as failure:
+                if failure.outcome is not Outcome.OOM or trial.pairs:
+                    raise
+                # Perhaps only the two together do not fit.
+            else:
+                return
+        self._bracket(trial, plan)
+
+    def _alternate(self, trial: Trial, plan: Plan, began: float, incumbent_low: float | None) -> None:
+        run = self._run
+        warm = self._launch(trial, plan.trial_timeout)
+        reference = self.baseline.warm
+        assert reference is not None
+        trial.pairing = Pairing.ALTERNATING
+        length = slice_seconds(warm, reference, measured=plan.measured)
+        measuring_since, pairs_before = run.clock(), len(trial.pairs)
+        while True:
+            if run.interrupted():
+                raise Interrupted
+            baseline_first = run.rng.random() < 0.5
+            first = self._baseline_slice(length) if baseline_first else None
+            left = plan.trial_timeout - (run.clock() - began)
+            own = _live(trial).measure(length, max(left, length + 1.0))
+            trial.add_pair(
+                baseline_first=baseline_first,
+                baseline=first or self._baseline_slice(length),
+                candidate=own,
+                reference=self.baseline.warm or reference,
+            )
+            run.measured(trial)
+            trial.stopped_by = stop_measuring(trial.log_ratios, incumbent_low=incumbent_low)
+            enough = len(trial.pairs) - pairs_before >= 2
+            spent = run.clock() - measuring_since
+            if trial.stopped_by is None and enough and spent + 2 * length > plan.measured:
+                trial.stopped_by = Stop.TIME
+            if trial.stopped_by is not None:
+                break
+        trial.finished = _live(trial).finish(INPUT_WAIT_SECONDS, PATIENCE_SECONDS)
+
+    def _bracket(self, trial: Trial, plan: Plan) -> None:
+        """Baseline, candidate, baseline again; each pair takes its baseline from one side."""
+        if trial.live is not None:
+            trial.live.kill()
+            trial.live = None
+        trial.pairing = Pairing.BRACKETED
+        reference = self.baseline.warm
+        assert reference is not None
+        length = slice_seconds(reference, measured=plan.measured)
+        before = [self._baseline_slice(length) for _ in range(BRACKET_SLICES)]
+        self._stop_baseline()
+        self._launch(trial, plan.trial_timeout)
+        own = [
+            _live(trial).measure(length, plan.trial_timeout + length)
+            for _ in range(2 * BRACKET_SLICES)
+        ]
+        trial.finished = _live(trial).finish(INPUT_WAIT_SECONDS, PATIENCE_SECONDS)
+        _live(trial).kill()
+        trial.live = None
+        after = [self._baseline_slice(length) for _ in range(BRACKET_SLICES)]
+        for index, candidate in enumerate(own):
+            # Neighbours in turn from before and after: a steady drift cancels.
+            side, place = (before, index // 2) if index % 2 == 0 else (after, index // 2)
+            trial.add_pair(
+                baseline_first=index % 2 == 0,
+                baseline=side[place],
+                candidate=candidate,
+                reference=self.baseline.warm or reference,
+            )
+        self._run.measured(trial)
+        trial.stopped_by = Stop.TIME
+
+
+def _live(trial: Trial) -> LiveTrial:
+    assert trial.live is not None
+    return trial.live

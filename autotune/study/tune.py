@@ -1,0 +1,404 @@
+"""One run, from the workload to the recipe."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from autotune.errors import ArgumentError, InputError, TuningInterruptedError
+from autotune.machine import Machine, available_cores, fingerprint, memory_limit_bytes, require_linux
+from autotune.measure.deciding import MIN_GAIN
+from autotune.recipe.recipe import Recipe, RecipeWorkload
+from autotune.run_directory import (
+    RunDirectory,
+    RunRecord,
+    SearchSpaceRecord,
+    WorkloadRecord,
+    new_run_directory,
+)
+from autotune.space.configuration import baseline_configuration
+from autotune.space.knobs import Device
+from autotune.space.search_space import ResolvedSpace, SearchSpace, find_search_space
+from autotune.study.confirmation import Confirmer, Limits, Result
+from autotune.study.plan import (
+    CONFIRMATION_SHARE,
+    Plan,
+    baseline_timeout,
+    parse_duration,
+    plan_run,
+)
+from autotune.study.progress import Notice, Observer, PhaseBegan, RunBegan, silent
+from autotune.study.run import Run
+from autotune.study.running import now_utc
+from autotune.study.sampler import Sampler
+from autotune.study.search import Search, finalists
+from autotune.study.side_by_side import SideBySide
+from autotune.trial.live import Clock, Trials, WarmUp
+from autotune.trial.messages import WorkloadFacts, WorkloadReference
+from autotune.trial.process import TrialProcesses
+from autotune.trial.record import Phase
+from autotune.workload import Workload, parse_reference, reference_of, refuse_while_loading
+
+DEFAULT_BUDGET = "10m"
+DEFAULT_SPACE = {Device.CPU: "quick", Device.GPU: "gpu"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a run is to be done; see `tune`."""
+
+    budget: float
+    space: str | None = None
+    trials: int | None = None
+    seed: int = 0
+    min_gain: float = MIN_GAIN
+    trial_timeout: float | None = None
+    isolation: Literal["template", "spawn"] = "template"
+    pairing: Literal["auto", "bracketed"] = "auto"
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            ArgumentError: One is out of range.
+        """
+        for name, value, least in (
+            ("trials", self.trials, 1),
+            ("trial_timeout", self.trial_timeout, 1.0),
+            ("min_gain", self.min_gain, 0.0),
+            ("seed", self.seed, 0),
+        ):
+            if value is not None and not value >= least:
+                raise ArgumentError(f"{name} is {value}", hint=f"It must be at least {least}.")
+        if self.isolation not in ("template", "spawn"):
+            raise ArgumentError(f"isolation is {self.isolation!r}", hint="It is template or spawn.")
+        if self.pairing not in ("auto", "bracketed"):
+            raise ArgumentError(f"pairing is {self.pairing!r}", hint="It is auto or bracketed.")
+
+
+def tune(
+    workload: Workload | str,
+    *,
+    budget: float | str = DEFAULT_BUDGET,
+    out: str | Path | None = None,
+    space: str | Path | None = None,
+    trials: int | None = None,
+    seed: int = 0,
+    min_gain: float = MIN_GAIN,
+    trial_timeout: float | None = None,
+    isolation: Literal["template", "spawn"] = "template",
+    pairing: Literal["auto", "bracketed"] = "auto",
+    observe: Observer = silent,
+) -> Recipe:
+    """Find the fastest stable configuration of a training on this machine.
+
+    Args:
+        workload: What is trained: a `Workload` at the top level of a module, or `"path/to/file.py[:name]"`
+            or `"package.module[:name]"`.
+        budget: Wall-clock time for everything, in seconds or as `"90s"`, `"10m"`, `"1h30m"`.
+        out: The run directory; below `results/` when None.
+        space: A search-space file or the name of a shipped one; chosen by device when None.
+        trials: At most so many trials in the search; None leaves it to the budget.
+        seed: Makes the samples repeatable, given the same results.
+        min_gain: Smallest gain worth a recommendation, as a share.
+        trial_timeout: Seconds that one trial may take; None plans it.
+        isolation: `template` forks trials from one process that has imported everything; `spawn`
+            imports afresh for each.
+        pairing: `auto` keeps the baseline alive beside each candidate where memory allows; `bracketed`
+            never has two alive.
+        observe: Is told what happens, see `autotune.study.progress`.
+
+    Returns:
+        The recipe, which is also written to the run directory.
+
+    Raises:
+        InputError: An argument, the workload or the search space cannot be used.
+        NoStableConfigurationError: The baseline itself fails.
+        TuningInterruptedError: Interrupted before anything could be recommended.
+    """
+    began = time.monotonic()
+    refuse_while_loading()
+    require_linux()
+    options = Options(
+        budget=parse_duration(budget) if isinstance(budget, str) else float(budget),
+        space=None if space is None else str(space),
+        trials=trials,
+        seed=seed,
+        min_gain=min_gain,
+        trial_timeout=trial_timeout,
+        isolation=isolation,
+        pairing=pairing,
+    )
+    if not options.budget > 0:
+        raise ArgumentError(f"budget is {options.budget} s", hint="Give seconds above 0, or 10m.")
+    reference = parse_reference(workload) if isinstance(workload, str) else reference_of(workload)
+    written = None if options.space is None else find_search_space(options.space)
+    directory = RunDirectory(out) if out else new_run_directory(Path("results"), _name_of(reference))
+    with _occupied(directory):
+        machine = fingerprint()
+        directory.write_run(
+            RunRecord(
+                run=directory.name, started_at=now_utc(), machine=machine, arguments=asdict(options)
+            )
+        )
+        observe(
+            RunBegan(directory=directory.path, workload=_name_of(reference), budget=options.budget)
+        )
+        processes = TrialProcesses(reference, logs=directory.log_directory, isolation=options.isolation)
+        with processes:
+            return tune_with(
+                processes,
+                directory=directory,
+                machine=machine,
+                limits=_limits(machine),
+                reference=reference,
+                written=written,
+                options=options,
+                clock=lambda: time.monotonic() - began,
+                observe=observe,
+            )
+
+
+def _name_of(reference: WorkloadReference) -> str:
+    stem = Path(reference.file).stem if reference.file else str(reference.module)
+    return stem if reference.name == "workload" else reference.name
+
+
+@contextlib.contextmanager
+def _occupied(directory: RunDirectory) -> Iterator[None]:
+    """The run directory, created and locked; removed again where the input was at fault."""
+    existed = directory.path.exists()
+    directory.create()
+    try:
+        yield
+    except InputError:
+        directory.release()
+        if not existed:
+            shutil.rmtree(directory.path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                directory.path.parent.rmdir()
+        raise
+    finally:
+        directory.release()
+
+
+def _limits(machine: Machine) -> Limits:
+    device = sum(gpu.memory_bytes for gpu in machine.gpus)
+    return Limits(host_bytes=memory_limit_bytes(), device_bytes=device or None)
+
+
+def tune_with(
+    trials: Trials,
+    *,
+    directory: RunDirectory,
+    machine: Machine,
+    limits: Limits,
+    reference: WorkloadReference,
+    written: SearchSpace | None,
+    options: Options,
+    clock: Clock,
+    observe: Observer,
+) -> Recipe:
+    """The run itself, on real, simulated or recorded trials. Raises as `tune` does."""
+    with _interruptions(observe) as interruptions:
+        observe(PhaseBegan(phase=Phase.BASELINE, ends=None, detail="importing the workload"))
+        facts = trials.open()
+        _tell_isolation(trials, observe)
+        guess = Device.GPU if machine.gpus else Device.CPU
+        run = Run(
+            directory=directory,
+            trials=trials,
+            clock=clock,
+            observe=observe,
+            interruptions=interruptions,
+            rng=random.Random(options.seed),
+            baseline=baseline_configuration(
+                facts.batch_size, facts.baseline, guess, where=f"{reference}: Workload(baseline=…)"
+            ),
+        )
+        beside = SideBySide(run, bracketed=options.pairing == "bracketed")
+        warm = beside.start_baseline(baseline_timeout(options.budget))
+        plan = plan_run(
+            options.budget,
+            ready_at=clock(),
+            first_step=warm.first_step_seconds,
+            trial_timeout=options.trial_timeout,
+        )
+        device = Device.GPU if warm.started.gpus else Device.CPU
+        machine = _completed(machine, warm, device, observe)
+        written = written or find_search_space(DEFAULT_SPACE[device])
+        space = written.resolve(
+            baseline=run.baseline,
+            device=device,
+            cores=available_cores(),
+            examples=warm.started.examples,
+            dataset_takes_config=facts.dataset_takes_config,
+        )
+        workload = _workload_record(facts, reference, warm, device)
+        directory.write_run(_run_record(directory, machine, workload, written, space, run, trials, options))
+        sampler = Sampler(space, file=directory.study_file, name=facts.name, seed=options.seed)
+        Search(run, beside, space, sampler, plan, most_trials=options.trials).search()
+        beside.end_baseline()
+        trials.retire(0)
+        searched = list(run.records.values())
+        result = _confirm(run, plan, limits, options)
+        recipe = recommend_from(
+            result, searched, run, machine, workload, written, options, spent=clock()
+        )
+        recipe.save(directory.recipe_file)
+        return recipe
+
+
+def _tell_isolation(trials: Trials, observe: Observer) -> None:
+    started = getattr(trials, "started_by_import", None)
+    if started is not None:
+        what = "TensorFlow's runtime" if started == "runtime" else "CUDA"
+        observe(
+            Notice(
+                text=f"importing the workload's file starts {what}, so every trial gets a fresh interpreter, "
+                "which costs an import each; move tensors, datasets and device queries into functions to avoid it"
+            )
+        )
+
+
+def _completed(machine: Machine, warm: WarmUp, device: Device, observe: Observer) -> Machine:
+    """The fingerprint with what only TensorFlow knows; a word where it sees no GPU that is there."""
+    if machine.gpus and device is Device.CPU:
+        observe(
+            Notice(
+                text=f"there is a GPU ({machine.gpus[0].name}), but TensorFlow does not see it, so the CPU is "
+                "tuned; pip install 'autotune[gpu]' brings the CUDA libraries"
+            )
+        )
+    if device is Device.CPU:
+        return machine
+    build = warm.started.build
+    return machine.model_copy(
+        update={"tensorflow_cuda": build.get("cuda_version"), "cudnn": build.get("cudnn_version")}
+    )
+
+
+def _workload_record(
+    facts: WorkloadFacts, reference: WorkloadReference, warm: WarmUp, device: Device
+) -> WorkloadRecord:
+    return WorkloadRecord(
+        name=facts.name,
+        reference=str(reference),
+        fingerprint=facts.fingerprint,
+        batch_size=facts.batch_size,
+        batched=facts.batched,
+        drop_remainder=facts.drop_remainder,
+        examples=warm.started.examples,
+        endless=warm.started.endless,
+        element=warm.started.element,
+        parameters=warm.started.parameters,
+        device=device.value,
+    )
+
+
+def _run_record(
+    directory: RunDirectory,
+    machine: Machine,
+    workload: WorkloadRecord,
+    written: SearchSpace,
+    space: ResolvedSpace,
+    run: Run,
+    trials: Trials,
+    options: Options,
+) -> RunRecord:
+    first = directory.read_run()
+    return first.model_copy(
+        update={
+            "machine": machine,
+            "workload": workload,
+            "search_space": SearchSpaceRecord(
+                source=written.source, choices=dict(space.choices), left_out=dict(space.left_out)
+            ),
+            "baseline": dict(run.baseline),
+            "isolation": getattr(trials, "isolation", options.isolation),
+        }
+    )
+
+
+def _confirm(run: Run, plan: Plan, limits: Limits, options: Options) -> Result | None:
+    """Confirm the finalists; None when there is nothing to confirm."""
+    shortlist = finalists(list(run.records.values()))
+    if not shortlist:
+        if run.interrupted():
+            raise TuningInterruptedError(
+                "interrupted before any configuration was measured to be faster than the baseline",
+                hint=f"What was measured is in {run.directory.path}: autotune history {run.directory.path}",
+            )
+        return None
+    share = CONFIRMATION_SHARE * options.budget
+    if run.interrupted():
+        run.observe(Notice(text="stopping the search; confirming what there is (again to stop at once)"))
+    plan = replace(plan, ends=min(plan.ends, run.clock() + share))
+    return Confirmer(run, plan, limits, min_gain=options.min_gain).confirm(shortlist)
+
+
+def recommend_from(
+    result: Result | None,
+    searched: list,  # type: ignore[type-arg]
+    run: Run,
+    machine: Machine,
+    workload: WorkloadRecord,
+    written: SearchSpace,
+    options: Options,
+    *,
+    spent: float,
+) -> Recipe:
+    """The recipe of a run; see `recommendation.recommend`."""
+    from autotune.study.recommendation import recommend
+
+    return recommend(
+        result=result,
+        search_records=searched,
+        baseline=run.baseline,
+        machine=machine,
+        workload=RecipeWorkload(
+            name=workload.name,
+            fingerprint=workload.fingerprint,
+            batched=workload.batched,
+            drop_remainder=workload.drop_remainder,
+            examples=workload.examples,
+        ),
+        provenance={
+            "run": run.directory.name,
+            "search_space": written.source,
+            "trials": len(run.records),
+            "seed": options.seed,
+            "budget_seconds": options.budget,
+            "spent_seconds": spent,
+        },
+        min_gain=options.min_gain,
+    )
+
+
+@contextlib.contextmanager
+def _interruptions(observe: Observer) -> Iterator[Callable[[], int]]:
+    """Counts Ctrl-C: the first asks the run to wind up, the second raises `KeyboardInterrupt` as usual."""
+    count = 0
+
+    def note(number: int, frame: object) -> None:
+        nonlocal count
+        count += 1
+        if count > 1:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: count  # signals reach the main thread only; its owner decides
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: count
+    finally:
+        signal.signal(signal.SIGINT, before)

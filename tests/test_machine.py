@@ -1,0 +1,559 @@
+"""The machine's fingerprint, on fake control groups and a recorded NVML."""
+
+# The recorded NVML answers under NVML's own names, and NVML documents them.
+# ruff: noqa: D102, N802
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from autotune import machine
+from autotune.errors import InputError
+from autotune.machine import Gpu, GpuReading, Machine
+
+DATA = Path(__file__).parent / "data"
+GIB = 1 << 30
+H200 = Gpu(name="NVIDIA H200", memory_bytes=150754820096, compute_capability="9.0")
+L4 = Gpu(name="NVIDIA L4", memory_bytes=24152899584, compute_capability="8.9")
+
+MEASURED_ON = Machine(
+    cpu="AMD EPYC 9654",
+    cores=16,
+    memory_bytes=128 * GIB,
+    platform="Linux x86_64",
+    python="3.12.3",
+    packages={"autotune": "0.1.0", "tensorflow": "2.21.0", "keras": "3.15.1", "numpy": "2.4.6"},
+    gpus=(H200,),
+    driver="580.95.05",
+    cuda="13.0",
+    cudnn=None,
+)
+
+
+class NVMLError(Exception):
+    """Stands for `pynvml.NVMLError`."""
+
+
+class RecordedNvml:
+    """Answers like `pynvml`, from a JSON file; counts how often it was started and shut down."""
+
+    NVMLError = NVMLError
+
+    def __init__(self, name, *, as_bytes=False, failing=None, starts=True):
+        recorded = json.loads((DATA / name).read_text())
+        self.gpus = recorded["gpus"]
+        self.recorded = recorded
+        self.as_bytes = as_bytes
+        self.failing = failing
+        self.starts = starts
+        self.started = 0
+        self.shut_down = 0
+
+    def _string(self, value):
+        return value.encode() if self.as_bytes else value
+
+    def nvmlInit(self):
+        if not self.starts:
+            raise NVMLError("Driver Not Loaded")
+        self.started += 1
+
+    def nvmlShutdown(self):
+        self.shut_down += 1
+        if not self.started:
+            raise NVMLError("Uninitialized")
+
+    def nvmlSystemGetDriverVersion(self):
+        return self._string(self.recorded["driver"])
+
+    def nvmlSystemGetCudaDriverVersion_v2(self):
+        return self.recorded["cuda"]
+
+    def nvmlDeviceGetCount(self):
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return index
+
+    def nvmlDeviceGetName(self, handle):
+        return self._string(self.gpus[handle]["name"])
+
+    def nvmlDeviceGetUUID(self, handle):
+        return self._string(self.gpus[handle]["uuid"])
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        if handle == self.failing:
+            raise NVMLError("GPU is lost")
+        return SimpleNamespace(total=self.gpus[handle]["memory"])
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle):
+        return tuple(self.gpus[handle]["capability"])
+
+
+@pytest.fixture(autouse=True)
+def all_gpus_visible(monkeypatch):
+    """Tests see every recorded GPU, whatever the shell that runs them says."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.fixture
+def sixteen_cores(monkeypatch):
+    """The process may run on sixteen cores, so that a quota below that is what decides."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+
+
+@pytest.fixture
+def roots(tmp_path):
+    """An empty control-group tree and an empty procfs with 64 GiB of host memory."""
+    cgroup, proc = tmp_path / "cgroup", tmp_path / "proc"
+    write(proc / "meminfo", f"MemTotal:       {64 * GIB // 1024} kB\nMemFree:        1024 kB\n")
+    cgroup.mkdir()
+    return cgroup, proc
+
+
+def write(file, text):
+    """Put `text` into `file`, its directories included."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+# --------------------------------------------------------------------------------------------------- cores
+
+
+def test_cores_without_control_groups_are_those_of_the_affinity(roots, sixteen_cores):
+    """Missing control-group files leave the CPU affinity to decide."""
+    assert machine.available_cores(*roots) == 16
+
+
+@pytest.mark.parametrize(
+    ("cpu_max", "cores"),
+    [
+        ("max 100000\n", 16),
+        ("200000 100000\n", 2),
+        ("150000 100000\n", 2),
+        ("10000 100000\n", 1),
+        ("6400000 100000\n", 16),
+        ("", 16),
+        ("200000\n", 16),
+        ("200000 0\n", 16),
+        ("0 100000\n", 16),
+        ("-1 100000\n", 16),
+    ],
+)
+def test_cores_follow_a_version_2_quota_rounded_up(roots, sixteen_cores, cpu_max, cores):
+    """A version 2 quota caps the cores, rounded up; `max` and nonsense do not."""
+    cgroup, proc = roots
+    write(cgroup / "cpu.max", cpu_max)
+    assert machine.available_cores(cgroup, proc) == cores
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("-1", 16), ("0", 16), ("250000", 3)])
+@pytest.mark.parametrize("mount", ["cpu", "cpu,cpuacct"])
+def test_cores_follow_a_version_1_quota_rounded_up(roots, sixteen_cores, mount, quota, cores):
+    """A version 1 quota caps the cores, under either name of the controller's mount; -1 and 0 do not."""
+    cgroup, proc = roots
+    write(proc / "self" / "cgroup", "5:cpu,cpuacct:/job\n4:memory:/\n")
+    write(cgroup / mount / "job" / "cpu.cfs_quota_us", f"{quota}\n")
+    write(cgroup / mount / "job" / "cpu.cfs_period_us", "100000\n")
+    assert machine.available_cores(cgroup, proc) == cores
+
+
+def test_the_tightest_quota_of_the_groups_above_counts(roots, sixteen_cores):
+    """A parent group's quota binds its children too."""
+    cgroup, proc = roots
+    write(proc / "self" / "cgroup", "0::/pod/container\n")
+    write(cgroup / "pod" / "container" / "cpu.max", "800000 100000\n")
+    write(cgroup / "pod" / "cpu.max", "300000 100000\n")
+    write(cgroup / "elsewhere" / "cpu.max", "100000 100000\n")
+    assert machine.available_cores(cgroup, proc) == 3
+
+
+def test_a_group_named_as_the_host_sees_it_falls_back_to_the_mount(roots, sixteen_cores):
+    """Inside a container the mount's root holds the limits when the named group does not exist."""
+    cgroup, proc = roots
+    write(proc / "self" / "cgroup", "5:cpu:/docker/0123\n4:memory:/docker/0123\n")
+    write(cgroup / "cpu" / "cpu.cfs_quota_us", "400000\n")
+    write(cgroup / "cpu" / "cpu.cfs_period_us", "100000\n")
+    write(cgroup / "memory" / "memory.limit_in_bytes", f"{4 * GIB}\n")
+    assert machine.available_cores(cgroup, proc) == 4
+    assert machine.memory_limit_bytes(cgroup, proc) == 4 * GIB
+
+
+def test_group_paths_do_not_lead_out_of_the_mount(roots, sixteen_cores):
+    """A group above the namespace's root, which the kernel calls `/..`, is not looked for."""
+    cgroup, proc = roots
+    write(proc / "self" / "cgroup", "0::/../outside\n")
+    write(cgroup.parent / "outside" / "cpu.max", "100000 100000\n")
+    assert machine.available_cores(cgroup, proc) == 16
+
+
+def test_a_group_name_that_is_no_text_hides_no_other(roots, sixteen_cores):
+    """Bytes that are not UTF-8 in one group's name leave the other groups' limits in force."""
+    cgroup, proc = roots
+    write(proc / "self" / "cgroup", "")
+    (proc / "self" / "cgroup").write_bytes(b"9:pids:/\xff\n0::/job\n")
+    write(cgroup / "job" / "cpu.max", "200000 100000\n")
+    assert machine.available_cores(cgroup, proc) == 2
+
+
+@given(groups=st.text(), limit=st.text())
+@example(groups="0::/\0", limit="9" * 5000 + " 1")
+@example(groups="0::/" + "x" * 5000, limit="² ٣")
+@example(groups=":::\n3:cpu,memory", limit="1 99999999999999999999")
+def test_control_groups_of_any_content_leave_a_core_and_some_memory(groups, limit):
+    """Whatever stands in the files, reading them raises nothing and gives at least one core and one byte."""
+    with tempfile.TemporaryDirectory() as directory:
+        cgroup, proc = Path(directory, "cgroup"), Path(directory, "proc")
+        (proc / "self").mkdir(parents=True)
+        cgroup.mkdir()
+        encoded = limit.encode("utf-8", "surrogatepass")
+        (proc / "self" / "cgroup").write_bytes(groups.encode("utf-8", "surrogatepass"))
+        for name in ("cpu.max", "memory.max", "memory.limit_in_bytes"):
+            (cgroup / name).write_bytes(encoded)
+        (proc / "meminfo").write_bytes(b"MemTotal:" + encoded)
+        assert machine.available_cores(cgroup, proc) >= 1
+        assert machine.memory_limit_bytes(cgroup, proc) >= 1
+
+
+# -------------------------------------------------------------------------------------------------- memory
+
+
+def test_memory_without_control_groups_is_the_hosts(roots):
+    """Missing control-group files leave the host's memory."""
+    assert machine.memory_limit_bytes(*roots) == 64 * GIB
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "limit"),
+    [
+        ("memory.max", "max\n", 64 * GIB),
+        ("memory.max", f"{8 * GIB}\n", 8 * GIB),
+        ("memory.max", f"{512 * GIB}\n", 64 * GIB),
+        ("memory/memory.limit_in_bytes", f"{8 * GIB}\n", 8 * GIB),
+        ("memory/memory.limit_in_bytes", "9223372036854771712\n", 64 * GIB),
+    ],
+)
+def test_memory_is_the_containers_limit_when_that_is_lower(roots, file, text, limit):
+    """A limit of either version counts when it is below the host's memory."""
+    cgroup, proc = roots
+    write(cgroup / file, text)
+    assert machine.memory_limit_bytes(cgroup, proc) == limit
+
+
+def test_the_tightest_memory_limit_of_the_groups_above_counts(roots):
+    """A parent group's memory limit binds its children too."""
+    cgroup, proc = roots
+    write(proc / "self" / "cgroup", "0::/pod/container\n")
+    write(cgroup / "pod" / "container" / "memory.max", f"{16 * GIB}\n")
+    write(cgroup / "pod" / "memory.max", f"{6 * GIB}\n")
+    assert machine.memory_limit_bytes(cgroup, proc) == 6 * GIB
+
+
+def test_host_memory_is_known_without_procfs(tmp_path):
+    """Without /proc/meminfo the C library is asked."""
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert machine.memory_limit_bytes(tmp_path, tmp_path) == pages
+
+
+# ---------------------------------------------------------------------------------------------------- GPUs
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_gpus_driver_and_cuda_come_from_nvml(as_bytes):
+    """Name, memory, capability, driver and CUDA version are NVML's, be its strings bytes or text."""
+    reading = machine.read_gpus(RecordedNvml("nvml_h200.json", as_bytes=as_bytes))
+    assert reading == GpuReading(gpus=(H200,), driver="580.95.05", cuda="13.0")
+
+
+def test_the_cuda_version_keeps_its_minor_number():
+    """NVML's 12080 is CUDA 12.8."""
+    assert machine.read_gpus(RecordedNvml("nvml_mixed.json")).cuda == "12.8"
+
+
+def test_a_gpu_that_fails_half_way_means_no_gpus_and_nvml_is_shut_down():
+    """An error on the second GPU leaves no half list, and NVML is still shut down once."""
+    nvml = RecordedNvml("nvml_mixed.json", failing=1)
+    assert machine.read_gpus(nvml) == GpuReading()
+    assert (nvml.started, nvml.shut_down) == (1, 1)
+
+
+def test_nvml_is_shut_down_after_a_good_reading():
+    """NVML is shut down as often as it was started."""
+    nvml = RecordedNvml("nvml_h200.json")
+    machine.read_gpus(nvml)
+    assert (nvml.started, nvml.shut_down) == (1, 1)
+
+
+def test_a_shutdown_that_fails_keeps_the_reading(monkeypatch):
+    """An error of the shutdown itself is not passed on."""
+    nvml = RecordedNvml("nvml_h200.json")
+    monkeypatch.setattr(nvml, "nvmlInit", lambda: None)  # so that its shutdown raises
+    assert machine.read_gpus(nvml).gpus == (H200,)
+
+
+def test_without_a_driver_there_are_no_gpus():
+    """NVML that does not start means no GPUs, and is not shut down."""
+    nvml = RecordedNvml("nvml_h200.json", starts=False)
+    assert machine.read_gpus(nvml) == GpuReading()
+    assert nvml.shut_down == 0
+
+
+def test_without_the_library_there_are_no_gpus(monkeypatch):
+    """A missing pynvml means no GPUs."""
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert machine.read_gpus() == GpuReading()
+
+
+def test_pynvml_is_what_is_asked_by_default(monkeypatch):
+    """Without an argument the installed pynvml answers."""
+    monkeypatch.setitem(sys.modules, "pynvml", RecordedNvml("nvml_h200.json"))
+    assert machine.read_gpus().gpus == (H200,)
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("0", ["NVIDIA A100-SXM4-80GB"]),
+        ("1,0", ["NVIDIA L4", "NVIDIA A100-SXM4-80GB"]),
+        (" 1 , 2 ", ["NVIDIA L4", "NVIDIA L4"]),
+        ("0,-1,1", ["NVIDIA A100-SXM4-80GB"]),
+        ("0,9,1", ["NVIDIA A100-SXM4-80GB"]),
+        ("1,1", ["NVIDIA L4"]),
+        ("GPU-a1000000-0000-4000-8000-000000000001", ["NVIDIA A100-SXM4-80GB"]),
+        ("GPU-a1", ["NVIDIA A100-SXM4-80GB"]),
+        ("GPU-b4", []),
+        ("GPU-ffff", []),
+    ],
+)
+def test_only_the_gpus_that_cuda_shows_count(monkeypatch, visible, names):
+    """CUDA_VISIBLE_DEVICES picks and orders by index or UUID, up to the first entry that is not one GPU."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    reading = machine.read_gpus(RecordedNvml("nvml_mixed.json", as_bytes=True))
+    assert [gpu.name for gpu in reading.gpus] == names
+    assert reading.driver == "570.86.10"
+
+
+def test_a_hidden_gpu_that_fails_does_not_matter(monkeypatch):
+    """A broken GPU that CUDA does not show leaves the others readable."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert len(machine.read_gpus(RecordedNvml("nvml_mixed.json", failing=1)).gpus) == 1
+
+
+# --------------------------------------------------------------------------------------------- fingerprint
+
+
+def test_the_fingerprint_describes_this_process(monkeypatch):
+    """The fingerprint holds what the readers say, and leaves TensorFlow's answers open."""
+    monkeypatch.setitem(sys.modules, "pynvml", RecordedNvml("nvml_h200.json"))
+    found = machine.fingerprint()
+    assert found.cpu
+    assert found.cores == machine.available_cores()
+    assert found.memory_bytes == machine.memory_limit_bytes()
+    assert found.platform == f"Linux {os.uname().machine}"
+    assert found.python.split(".")[:2] == [str(part) for part in sys.version_info[:2]]
+    assert (found.gpus, found.driver, found.cuda) == ((H200,), "580.95.05", "13.0")
+    assert (found.cudnn, found.tensorflow_cuda) == (None, None)
+
+
+def test_versions_of_missing_and_damaged_packages_are_left_out(monkeypatch):
+    """Installed packages are listed with their versions; the missing and the half-removed are not."""
+
+    def version(package):
+        if package == "optuna":
+            raise metadata.PackageNotFoundError(package)
+        return {"keras": None}.get(package, f"1.0+{package}")
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert machine.fingerprint().packages == {
+        "autotune": "1.0+autotune",
+        "tensorflow": "1.0+tensorflow",
+        "numpy": "1.0+numpy",
+    }
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "name"),
+    [
+        (
+            "processor : 0\nmodel name\t: Intel(R)  Xeon(R)\nflags: x\nmodel name\t: other\n",
+            "Intel(R) Xeon(R)",
+        ),
+        ("processor : 0\nmodel name\t:\n", os.uname().machine),
+        ("processor : 0\nCPU implementer : 0x41\n", os.uname().machine),
+    ],
+)
+def test_the_cpu_is_the_model_name_or_the_architecture(monkeypatch, roots, cpuinfo, name):
+    """The first model name counts; a kernel that gives none (ARM) leaves the architecture."""
+    _, proc = roots
+    write(proc / "cpuinfo", cpuinfo)
+    monkeypatch.setattr(machine, "PROC_ROOT", proc)
+    assert machine.fingerprint().cpu == name
+
+
+def test_the_fingerprint_imports_neither_tensorflow_nor_pynvml_early():
+    """Importing the module loads no pynvml, and taking the fingerprint loads no TensorFlow."""
+    code = (
+        "import sys, autotune.machine as m; assert 'pynvml' not in sys.modules; m.fingerprint(); "
+        "assert not {'tensorflow', 'keras'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_machine_survives_a_round_trip_through_json():
+    """A machine written as JSON reads back the same, with the same id."""
+    read = Machine.model_validate_json(MEASURED_ON.model_dump_json())
+    assert read == MEASURED_ON
+    assert read.id == MEASURED_ON.id
+
+
+@pytest.mark.parametrize(
+    "damage", [{"cores": 0}, {"memory_bytes": -1}, {"gpus": [{"name": "x"}]}, {"colour": "red"}]
+)
+def test_a_damaged_machine_is_refused(damage):
+    """Impossible values, missing fields and unknown fields do not pass."""
+    with pytest.raises(ValidationError):
+        Machine.model_validate_json(json.dumps(MEASURED_ON.model_dump(mode="json") | damage))
+
+
+def test_a_machine_cannot_be_changed():
+    """Machines are values."""
+    with pytest.raises(ValidationError):
+        MEASURED_ON.cores = 8
+
+
+# ------------------------------------------------------------------------------------------------------ id
+
+
+def test_the_id_is_the_same_in_every_process():
+    """The id of a given machine is a constant: twelve hexadecimal digits that recorded runs rely on."""
+    assert MEASURED_ON.id == "06a019dbbc9e"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cpu": "other"},
+        {"cores": 8},
+        {"memory_bytes": 64 * GIB},
+        {"platform": "Linux aarch64"},
+        {"python": "3.12.4"},
+        {"packages": {"tensorflow": "2.21.1"}},
+        {"gpus": ()},
+        {"driver": "590.1"},
+        {"cuda": "13.1"},
+    ],
+)
+def test_the_id_changes_with_hardware_driver_and_versions(change):
+    """Each part of the fingerprint has its say in the id."""
+    assert MEASURED_ON.model_copy(update=change).id != MEASURED_ON.id
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cudnn": "9.10", "tensorflow_cuda": "12.9"},
+        {"memory_bytes": 128 * GIB - (40 << 20)},
+        {"packages": dict(reversed(MEASURED_ON.packages.items()))},
+    ],
+)
+def test_the_id_stays_when_only_the_telling_changes(change):
+    """TensorFlow's later answers, some megabytes less and the order of names leave the id alone."""
+    assert MEASURED_ON.model_copy(update=change).id == MEASURED_ON.id
+
+
+# --------------------------------------------------------------------------------------------- differences
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"cpu": "Intel Xeon"}, "CPU: measured on AMD EPYC 9654, here Intel Xeon"),
+        ({"cores": 2}, "cores: measured on 16, here 2"),
+        ({"memory_bytes": 7 * GIB}, "memory: measured on 128.00 GiB, here 7.00 GiB"),
+        ({"gpus": (), "driver": None, "cuda": None}, "GPU: measured on NVIDIA H200, here none"),
+        ({"gpus": (H200, H200)}, "GPU: measured on NVIDIA H200, here 2 × NVIDIA H200"),
+        (
+            {"gpus": (L4, L4, H200), "driver": "1"},
+            "GPU: measured on NVIDIA H200, here 2 × NVIDIA L4, NVIDIA H200",
+        ),
+        (
+            {"gpus": (H200.model_copy(update={"memory_bytes": 70 * GIB}),)},
+            "GPU memory: measured on 140.40 GiB, here 70.00 GiB",
+        ),
+        ({"driver": "570.86.10"}, "NVIDIA driver: measured on 580.95.05, here 570.86.10"),
+        (
+            {"packages": MEASURED_ON.packages | {"tensorflow": "2.21.1"}},
+            "TensorFlow: measured on 2.21.0, here 2.21.1",
+        ),
+        ({"packages": MEASURED_ON.packages | {"keras": "3.16.0"}}, "Keras: measured on 3.15.1, here 3.16.0"),
+        ({"python": "3.13.1"}, "Python: measured on 3.12, here 3.13"),
+    ],
+)
+def test_each_difference_that_changes_speed_is_one_line(change, line):
+    """Every part that can change the speed is named, with both values, and nothing else is."""
+    assert MEASURED_ON.differences(MEASURED_ON.model_copy(update=change)) == (line,)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"memory_bytes": 120 * GIB},
+        {"memory_bytes": 136 * GIB},
+        {"python": "3.12.9"},
+        {"packages": MEASURED_ON.packages | {"autotune": "0.2.0", "numpy": "2.5.0", "optuna": "5.1.0"}},
+        {"cudnn": "9.10", "tensorflow_cuda": "12.9"},
+        {"gpus": (H200.model_copy(update={"memory_bytes": H200.memory_bytes - GIB}),)},
+    ],
+)
+def test_what_cannot_change_the_speed_is_no_difference(change):
+    """Patch releases, other packages and a little memory more or less are passed over."""
+    assert MEASURED_ON.differences(MEASURED_ON.model_copy(update=change)) == ()
+
+
+def test_memory_counts_from_ten_per_cent_on():
+    """The tolerance is a tenth of the memory that was measured on."""
+    assert MEASURED_ON.differences(MEASURED_ON.model_copy(update={"memory_bytes": 142 * GIB}))
+    assert MEASURED_ON.differences(MEASURED_ON.model_copy(update={"memory_bytes": 115 * GIB}))
+
+
+def test_a_driver_without_a_gpu_on_both_sides_is_no_difference():
+    """Where trainings run on the CPU the NVIDIA driver cannot change their speed."""
+    cpu_only = MEASURED_ON.model_copy(update={"gpus": ()})
+    assert cpu_only.differences(cpu_only.model_copy(update={"driver": None, "cuda": None})) == ()
+
+
+def test_a_missing_package_is_a_difference():
+    """A machine without TensorFlow differs from one with it."""
+    here = MEASURED_ON.model_copy(update={"packages": {"keras": "3.15.1"}})
+    assert MEASURED_ON.differences(here) == ("TensorFlow: measured on 2.21.0, here none",)
+
+
+# --------------------------------------------------------------------------------------------------- Linux
+
+
+def test_other_systems_are_refused_in_one_line(monkeypatch):
+    """Elsewhere than on Linux one line says so, and what to use."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(InputError, match=r"Linux only.*darwin") as caught:
+        machine.require_linux()
+    assert "\n" not in str(caught.value)
+
+
+def test_linux_is_accepted(monkeypatch):
+    """On Linux nothing happens."""
+    monkeypatch.setattr(sys, "platform", "linux")
+    machine.require_linux()
