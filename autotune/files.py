@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -26,12 +27,14 @@ def write_atomically(path: Path, text: str) -> None:
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
         raise RunDirectoryError(
             f"cannot write {path}: {error.strerror}",
             hint="What was finished before stays readable. Free some space, or give --out another directory.",
         ) from error
+    finally:
+        if temporary:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink(missing_ok=True)  # gone already, where all went well
 
 
 def _umask() -> int:

@@ -143,7 +143,8 @@ class RunDirectory:
             ) from error
         except OSError as error:
             raise RunDirectoryError(
-                f"cannot write to {self.path}: {error.strerror}", hint="Give --out a directory you may write to."
+                f"cannot write to {self.path}: {error.strerror}",
+                hint="Give --out a directory you may write to.",
             ) from error
 
     def release(self) -> None:

@@ -104,6 +104,15 @@ class Workload:
                     f"Workload({part}=…) is a {type(value).__name__}, expected a function",
                     hint=f"Hand over the function itself, without calling it: {part}=make_{part}.",
                 )
+        for part, kind, expected in (
+            ("baseline", Mapping, "a dict of knobs"),
+            ("batched", bool, "True or False"),
+            ("drop_remainder", bool, "True or False"),
+            ("name", str | None, "a string"),
+        ):
+            value = getattr(self, part)
+            if not isinstance(value, kind):
+                raise WorkloadError(f"Workload({part}=…) is a {type(value).__name__}, expected {expected}")
         try:
             check_value("batch_size", self.batch_size, where="Workload(batch_size=…)")
             for name, value in self.baseline.items():
@@ -157,30 +166,33 @@ def parse_reference(text: str) -> WorkloadReference:
             f"{text!r}: {name!r} is not a name", hint="Write path/to/file.py:name or package.module:name."
         )
     if not location.endswith(".py"):
-        if Path(location).exists() or not all(part.isidentifier() for part in location.split(".")):
+        package = os.path.isfile(os.path.join(location, "__init__.py"))
+        dotted = all(part.isidentifier() for part in location.split("."))
+        if not dotted or (os.path.exists(location) and not package):
             raise WorkloadError(
                 f"{location!r} is neither a .py file nor a module",
                 hint="Write path/to/file.py[:name] or package.module[:name].",
             )
         return WorkloadReference(module=location, name=name, search_path=(str(Path.cwd()),))
     file = Path(location)
-    if not file.is_file():
+    try:
+        source = file.read_bytes()
+    except FileNotFoundError as error:
         raise WorkloadError(
             f"{location}: no such file", hint=f"Looked in {Path.cwd()}. Give the path of the workload's file."
-        )
-    _check_file(file, name, location)
+        ) from error
+    except OSError as error:
+        raise WorkloadError(f"cannot read {location}: {error.strerror}") from error
+    _check_source(source, name, location)
     file = file.resolve()
     return WorkloadReference(file=str(file), name=name, search_path=(str(file.parent),))
 
 
-def _check_file(file: Path, name: str, shown: str) -> None:
+def _check_source(source: bytes, name: str, shown: str) -> None:
     try:
-        source = file.read_bytes()
         tree = ast.parse(source, filename=shown)
-    except OSError as error:
-        raise WorkloadError(f"cannot read {shown}: {error.strerror}") from error
-    except (SyntaxError, ValueError) as error:
-        line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         raise WorkloadError(
             f"{shown}{line}: syntax error",
             hint="Mend the file; it must be importable.",
@@ -204,6 +216,7 @@ def _names_bound_at_top_level(tree: ast.Module) -> list[str] | None:
         node = scopes.pop(0)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             bound.append(node.name)
+            bound += [name for each in ast.walk(node) if isinstance(each, ast.Global) for name in each.names]
             continue
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             if any(alias.name == "*" for alias in node.names):
@@ -242,8 +255,7 @@ def _reference_in(module_name: str, module: ModuleType, name: str) -> WorkloadRe
     if module_name != "__main__":
         return WorkloadReference(module=module_name, name=name, search_path=search_path)
     if spec is not None and spec.name:
-        dotted = spec.name.removesuffix(".__main__") if spec.name.endswith(".__main__") else spec.name
-        return WorkloadReference(module=dotted, name=name, search_path=search_path)
+        return WorkloadReference(module=spec.name, name=name, search_path=search_path)
     file = getattr(module, "__file__", None)
     if not file or not Path(file).is_file():
         raise WorkloadError(
@@ -283,7 +295,11 @@ def load(reference: WorkloadReference) -> Workload:
     except WorkloadError:
         raise
     except BaseException as error:
-        missing = isinstance(error, ModuleNotFoundError) and error.name == reference.module
+        missing = (
+            isinstance(error, ModuleNotFoundError)
+            and reference.module is not None
+            and f"{reference.module}.".startswith(f"{error.name}.")
+        )
         raise WorkloadError(
             f"no module {reference.module!r}"
             if missing
@@ -299,7 +315,8 @@ def load(reference: WorkloadReference) -> Workload:
     if value is None:
         raise WorkloadError(
             f"{reference.file or reference.module}: no {reference.name!r} in it",
-            hint=f"{nearest(reference.name, tuple(vars(module)))}Write `{reference.name} = autotune.Workload(…)`.",
+            hint=f"{nearest(reference.name, tuple(vars(module)))}"
+            f"Write `{reference.name} = autotune.Workload(…)`.",
         )
     if not isinstance(value, Workload):
         raise WorkloadError(
@@ -314,7 +331,8 @@ def _import(reference: WorkloadReference) -> ModuleType:
         assert reference.module is not None
         return importlib.import_module(reference.module)
     spec = importlib.util.spec_from_file_location(MODULE_NAME, reference.file)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[MODULE_NAME] = module
     spec.loader.exec_module(module)
@@ -329,6 +347,8 @@ def facts_of(workload: Workload, reference: WorkloadReference) -> WorkloadFacts:
     source = Path(file).read_bytes() if file else b""
     digest = hashlib.sha256(source + b"\0" + reference.name.encode()).hexdigest()
     stem = Path(file).stem if file else reference.module or "workload"
+    if file and stem in ("__init__", "__main__"):
+        stem = Path(file).resolve().parent.name
     default = stem if reference.name == "workload" else reference.name
     return WorkloadFacts(
         name=workload.name or default,
@@ -343,15 +363,11 @@ def facts_of(workload: Workload, reference: WorkloadReference) -> WorkloadFacts:
 
 
 def users_traceback(error: BaseException) -> str:
-    """The traceback of `error` without the frames of autotune, the standard library and installed packages."""
+    """The traceback of `error` with the user's own frames only: not autotune's, Python's or a package's."""
     ours = str(Path(__file__).resolve().parent) + os.sep
     foreign = (ours, "<frozen", *(sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib")))
     frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(foreign)
+        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(foreign)
     ]
     lines = ["Traceback (your code):\n", *traceback.format_list(frames)] if frames else []
     return "".join([*lines, *traceback.format_exception_only(error)]).rstrip()
-
-

@@ -1,6 +1,6 @@
 """A small dense network on real input: the 1,797 handwritten digits that ship inside scikit-learn.
 
-    autotune tune examples/digits_mlp.py
+autotune tune examples/digits_mlp.py
 """
 
 import keras
@@ -23,9 +23,7 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 def training_examples() -> tf.data.Dataset:
     """Single examples, in a new order each epoch."""
     images, labels = digits()
-    examples = tf.data.Dataset.from_tensor_slices(
-        (images[:TRAINING_EXAMPLES], labels[:TRAINING_EXAMPLES])
-    )
+    examples = tf.data.Dataset.from_tensor_slices((images[:TRAINING_EXAMPLES], labels[:TRAINING_EXAMPLES]))
     return examples.shuffle(TRAINING_EXAMPLES)
 
 

@@ -79,9 +79,7 @@ def instance_interval(
     if count < 2:
         return LogInterval(value=mean, low=-math.inf, high=math.inf, count=count)
     between = statistics.variance(means) / count
-    within = sum(
-        statistics.variance(each) / len(each) for each in instances if len(each) > 1
-    ) / count**2
+    within = sum(statistics.variance(each) / len(each) for each in instances if len(each) > 1) / count**2
     level = 1 - (1 - confidence) / comparisons
     margin = t_quantile(level, count - 1) * math.sqrt(max(between, within))
     return LogInterval(value=mean, low=mean - margin, high=mean + margin, count=count)

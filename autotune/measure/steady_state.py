@@ -27,7 +27,7 @@ def is_steady(times: Sequence[float]) -> bool:
     before, _ = _take_window(rest)
     if not last or not before:
         return False
-    return math.log(statistics.median(before) / statistics.median(last)) <= TOLERANCE
+    return statistics.median(before) <= math.exp(TOLERANCE) * statistics.median(last)
 
 
 def _take_window(times: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:

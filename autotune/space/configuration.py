@@ -26,9 +26,7 @@ class Configuration(Mapping[str, KnobValue]):
 
     def __init__(self, values: Mapping[str, object], *, where: str = "configuration") -> None:
         checked = {name: check_value(name, value, where=where) for name, value in values.items()}
-        self._values: dict[str, KnobValue] = {
-            name: checked[name] for name in KNOBS if name in checked
-        }
+        self._values: dict[str, KnobValue] = {name: checked[name] for name in KNOBS if name in checked}
 
     def __getitem__(self, name: str) -> KnobValue:
         """The value of the knob `name`."""

@@ -220,7 +220,7 @@ def knob(name: str, *, where: str) -> Knob:
     if found is None:
         raise ConfigurationError(
             f"{where}: there is no knob called {name!r}",
-            hint=f"{nearest(name, KNOBS)}`autotune knobs` lists them all.",
+            hint=f"{nearest(str(name), KNOBS)}`autotune knobs` lists them all.",
         )
     return found
 

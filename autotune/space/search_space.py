@@ -24,6 +24,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 from autotune.errors import SearchSpaceError
 from autotune.space.configuration import Configuration, format_value
@@ -162,12 +163,14 @@ class SearchSpace:
         """
         file = Path(path)
         try:
-            if file.stat().st_size > LARGEST_FILE_BYTES:
+            with file.open("rb") as stream:
+                content = stream.read(LARGEST_FILE_BYTES + 1)
+            if len(content) > LARGEST_FILE_BYTES:
                 raise SearchSpaceError(
                     f"{file}: larger than {LARGEST_FILE_BYTES} bytes",
                     hint="A search space is a few lines of TOML; is this the right file?",
                 )
-            text = file.read_text(encoding="utf-8")
+            text = content.decode("utf-8")
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
             raise SearchSpaceError(
@@ -189,14 +192,15 @@ class SearchSpace:
         """
         try:
             document = tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a plain ValueError
             raise SearchSpaceError(f"{source}: not valid TOML: {error}") from error
-        _refuse_unknown(document, ("schema_version", "knobs"), where=source)
         version = document.get("schema_version")
+        newer = type(version) is int and version > SCHEMA_VERSION
+        if not newer:  # a newer file may hold keys that are not known yet
+            _refuse_unknown(document, ("schema_version", "knobs"), where=source)
         if type(version) is not int or version != SCHEMA_VERSION:
-            newer = type(version) is int and version > SCHEMA_VERSION
             raise SearchSpaceError(
-                f"{source}: schema_version is {version!r}, this autotune reads {SCHEMA_VERSION}",
+                f"{source}: schema_version is {_short(version)}, this autotune reads {SCHEMA_VERSION}",
                 hint="Upgrade autotune." if newer else f"Write: schema_version = {SCHEMA_VERSION}",
             )
         knobs = document.get("knobs")
@@ -220,7 +224,8 @@ class SearchSpace:
     ) -> ResolvedSpace:
         """The choices of every knob, for one workload on one machine.
 
-        The baseline's value is always among a varied knob's choices. Knobs that do not exist here are left out.
+        The baseline's value is always among a varied knob's choices. Knobs that do not exist here are
+        left out.
 
         Args:
             baseline: What the user would run anyway.
@@ -271,7 +276,8 @@ class SearchSpace:
             high = min(LARGEST_DOUBLED_BATCH, examples // 4 if examples else LARGEST_DOUBLED_BATCH)
         if low is None or high is None:
             raise SearchSpaceError(
-                f"{self.source}: [knobs.{name}] has a bound on the number of examples, which is not known here",
+                f"{self.source}: [knobs.{name}] has a bound on the number of examples, "
+                "which is not known here",
                 hint="Write a number as the bound.",
             )
         if name == "batch_size" and examples:
@@ -318,7 +324,7 @@ def _refuse_unknown(table: Mapping[str, object], known: tuple[str, ...], *, wher
     for key in table:
         if key not in known:
             raise SearchSpaceError(
-                f"{where}: unknown key {key!r}",
+                f"{where}: unknown key {_short(key)}",
                 hint=f"{nearest(key, known)}Known here: {', '.join(known)}.",
             )
 
@@ -334,18 +340,18 @@ def _read_range(name: str, table: object, source: str) -> Range:
     where = f"{source}: [knobs.{name}]"
     if name not in KNOBS:
         raise SearchSpaceError(
-            f"{source}: there is no knob called {name!r}",
+            f"{source}: there is no knob called {_short(name)}",
             hint=f"{nearest(name, KNOBS)}`autotune knobs` lists them all.",
         )
     if not isinstance(table, dict):
         raise SearchSpaceError(
-            f"{where} is {table!r}, not a table", hint='Write: kind = "categorical" and choices = […].'
+            f"{where} is {_short(table)}, not a table", hint='Write: kind = "categorical" and choices = […].'
         )
     kind = table.get("kind")
     if not isinstance(kind, str) or kind not in _KEYS_OF_KIND:
         close = nearest(kind, tuple(_KEYS_OF_KIND)) if isinstance(kind, str) else ""
         raise SearchSpaceError(
-            f"{where}: kind is {kind!r}", hint=f"{close}Kinds: {', '.join(_KEYS_OF_KIND)}."
+            f"{where}: kind is {_short(kind)}", hint=f"{close}Kinds: {', '.join(_KEYS_OF_KIND)}."
         )
     _refuse_unknown(table, _KEYS_OF_KIND[kind], where=where)
     if kind == "categorical":
@@ -379,7 +385,7 @@ def _read_numbers(name: str, kind: str, table: Mapping[str, object], where: str)
     bounds = {}
     for end in ("low", "high"):
         value = table.get(end)
-        if isinstance(value, bool) or not isinstance(value, (int, str)) or len(str(value)) > 80:
+        if not _may_be_bound(value):
             raise SearchSpaceError(
                 f"{where}: {end} is {_short(value)}",
                 hint='Bounds look like 512, "4*cores" or "min(1024, examples/4)".',
@@ -404,8 +410,17 @@ def _read_numbers(name: str, kind: str, table: Mapping[str, object], where: str)
     return Range(kind=kind, low=low, high=high, step=step, until_out_of_memory=endless)
 
 
+def _may_be_bound(value: object) -> TypeGuard[int | str]:
+    if isinstance(value, str):
+        return len(value) <= 80
+    return type(value) is int and abs(value) < 10**9
+
+
 def _short(value: object) -> str:
-    text = "missing" if value is None else repr(value)
+    try:
+        text = "missing" if value is None else repr(value)
+    except (ValueError, RecursionError):  # a number of 5,000 digits, tables 1,000 deep
+        text = "too large to show"
     return text if len(text) <= 60 else text[:57] + "…"
 
 
@@ -428,10 +443,14 @@ def find_search_space(name_or_path: str) -> SearchSpace:
         SearchSpaceError: There is neither, or the file is not a search space.
     """
     if name_or_path in shipped_names():
-        return SearchSpace.load(shipped_directory() / f"{name_or_path}.toml")
-    if not Path(name_or_path).exists():
-        raise SearchSpaceError(
-            f"no search space {name_or_path!r}: no such file, and none of that name is shipped",
-            hint=f"{nearest(name_or_path, shipped_names())}Shipped: {', '.join(shipped_names())}.",
-        )
-    return SearchSpace.load(name_or_path)
+        text = (shipped_directory() / f"{name_or_path}.toml").read_text(encoding="utf-8")
+        return SearchSpace.parse(text, source=f"{name_or_path}.toml")
+    try:
+        return SearchSpace.load(name_or_path)
+    except SearchSpaceError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
+    raise SearchSpaceError(
+        f"no search space {name_or_path!r}: no such file, and none of that name is shipped",
+        hint=f"{nearest(name_or_path, shipped_names())}Shipped: {', '.join(shipped_names())}.",
+    )

@@ -145,7 +145,9 @@ class Confirmer:
             if any(each.failure is None for each in contenders) or not enough_left or self._stopped():
                 break
             if waiting:
-                run.observe(Notice(text="the finalist failed in its confirmation; the next one takes its place"))
+                run.observe(
+                    Notice(text="the finalist failed in its confirmation; the next one takes its place")
+                )
             field_size = 1
         return self._result(reference, entered)
 
@@ -229,9 +231,7 @@ class Confirmer:
     def _start(self, trial: Trial, group: int, stack: contextlib.ExitStack) -> None:
         run = self._run
         began = run.clock()
-        live = run.trials.launch(
-            trial.configuration, log=run.log_of(trial), data=run.data, group=group
-        )
+        live = run.trials.launch(trial.configuration, log=run.log_of(trial), data=run.data, group=group)
         stack.callback(live.kill)
         trial.live = live
         trial.instances += 1
@@ -339,9 +339,7 @@ class Confirmer:
             ratio = instance_interval(each.instances, comparisons=comparisons) if each.instances else None
             record = self._record(each, ratio)
             decided = (
-                Verdict.NO_SIGNIFICANT_GAIN
-                if ratio is None
-                else verdict(ratio, min_gain=self._min_gain)
+                Verdict.NO_SIGNIFICANT_GAIN if ratio is None else verdict(ratio, min_gain=self._min_gain)
             )
             checks = self._checks(record, baseline)
             if not all(check.passed for check in checks) and record.outcome is Outcome.OK:

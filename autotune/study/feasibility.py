@@ -16,9 +16,7 @@ def needs_at_least(candidate: Configuration, failed: Configuration) -> bool:
     A larger batch, a deeper prefetch and float32 need more; of any other knob nothing is known, so it
     must be the same (knobs that do not touch memory aside).
     """
-    return all(
-        _as_hungry(name, candidate[name], failed[name]) for name in failed if name in candidate
-    )
+    return all(_as_hungry(name, candidate[name], failed[name]) for name in failed if name in candidate)
 
 
 def _as_hungry(name: str, candidate: KnobValue, failed: KnobValue) -> bool:

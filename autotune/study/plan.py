@@ -56,9 +56,7 @@ def baseline_timeout(budget: float) -> float:
     return max(1.0, budget * BASELINE_SHARE)
 
 
-def plan_run(
-    budget: float, *, ready_at: float, first_step: float, trial_timeout: float | None
-) -> Plan:
+def plan_run(budget: float, *, ready_at: float, first_step: float, trial_timeout: float | None) -> Plan:
     """Spread what is left of the budget once the baseline is warm.
 
     Args:
@@ -119,9 +117,7 @@ def parse_duration(text: str) -> float:
     )
     seconds = 0.0
     if match:
-        seconds = sum(
-            float(match[unit] or 0) * scale for unit, scale in (("h", 3600), ("m", 60), ("s", 1))
-        )
+        seconds = sum(float(match[unit] or 0) * scale for unit, scale in (("h", 3600), ("m", 60), ("s", 1)))
     if seconds <= 0:
         raise ArgumentError(
             f"{text!r} is not a duration", hint="Durations look like 90s, 10m, 1.5h or 1h30m."

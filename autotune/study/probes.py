@@ -52,9 +52,7 @@ def probes(space: ResolvedSpace) -> list[Configuration]:
     return found
 
 
-def _granted(
-    wish: Mapping[str, KnobValue | float], space: ResolvedSpace
-) -> Iterator[tuple[str, KnobValue]]:
+def _granted(wish: Mapping[str, KnobValue | float], space: ResolvedSpace) -> Iterator[tuple[str, KnobValue]]:
     for name, wanted in wish.items():
         choices = space.choices.get(name, ())
         if isinstance(wanted, float):

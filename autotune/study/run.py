@@ -70,18 +70,14 @@ class Run:
 
     def measured(self, trial: Trial) -> None:
         """Tell the observer of the estimate so far."""
-        self.observe(
-            TrialMeasured(trial=trial.number, speedup=trial.speedup, pairs=len(trial.log_ratios))
-        )
+        self.observe(TrialMeasured(trial=trial.number, speedup=trial.speedup, pairs=len(trial.log_ratios)))
 
     def keep(self, record: TrialRecord, *, announce: bool = True) -> TrialRecord:
         """Write a record, and tell the observer that the trial ended."""
         self.records[record.trial] = record
         self.directory.write_trial(record)
         if announce:
-            self.observe(
-                TrialEnded(record=record, changes=self.changes(Configuration(record.configuration)))
-            )
+            self.observe(TrialEnded(record=record, changes=self.changes(Configuration(record.configuration))))
         return record
 
     def changes(self, configuration: Configuration) -> str:

@@ -36,9 +36,7 @@ def ratio_interval(estimate: LogInterval) -> Interval | None:
     """A logarithm's interval as one of the ratio; None while it is unbounded."""
     if not math.isfinite(estimate.low) or not math.isfinite(estimate.high):
         return None
-    return Interval(
-        value=math.exp(estimate.value), low=math.exp(estimate.low), high=math.exp(estimate.high)
-    )
+    return Interval(value=math.exp(estimate.value), low=math.exp(estimate.low), high=math.exp(estimate.high))
 
 
 class Trial:

@@ -90,6 +90,7 @@ class Sampler:
         self._space = space
         self._distributions = distributions(space)
         with warnings.catch_warnings():
+            # Naming the metric is marked experimental since Optuna 3.2; the dashboard shows the name.
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self._study = optuna.create_study(
                 storage=None if file is None else f"sqlite:///{file}",
@@ -97,7 +98,7 @@ class Sampler:
                 direction="maximize",
                 sampler=_GridTPE(space, seed),
             )
-        self._study.set_metric_names(["speedup"])
+            self._study.set_metric_names(["speedup"])
 
     def ask(self) -> tuple[Trial, Configuration]:
         """The next configuration to look at, and the Optuna trial to be told about it."""

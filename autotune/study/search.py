@@ -62,9 +62,7 @@ class Search:
         plan, run = self._plan, self._run
         self._tell_of_baseline()
         try:
-            run.observe(
-                PhaseBegan(phase=Phase.PROBE, ends=plan.probes_end, detail="one change at a time")
-            )
+            run.observe(PhaseBegan(phase=Phase.PROBE, ends=plan.probes_end, detail="one change at a time"))
             self._probe()
             run.observe(
                 PhaseBegan(phase=Phase.SEARCH, ends=plan.search_ends, detail="what the sampler proposes")
@@ -136,9 +134,7 @@ class Search:
             reason = "a trial that needs no more memory than this one ran out of it"
             return self._run.keep(trial.record(Outcome.INFERRED_OOM, reason=reason))
         # A probe also tells what its knob does, so it is measured even when it cannot win.
-        return self._measure(
-            trial, incumbent_low=self._incumbent_low() if phase is Phase.SEARCH else None
-        )
+        return self._measure(trial, incumbent_low=self._incumbent_low() if phase is Phase.SEARCH else None)
 
     def _measure(self, trial: Trial, *, incumbent_low: float | None) -> TrialRecord:
         began = self._run.clock()

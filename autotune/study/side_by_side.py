@@ -234,10 +234,7 @@ class SideBySide:
         before = [self._baseline_slice(length) for _ in range(BRACKET_SLICES)]
         self._stop_baseline()
         self._launch(trial, plan.trial_timeout)
-        own = [
-            _live(trial).measure(length, plan.trial_timeout + length)
-            for _ in range(2 * BRACKET_SLICES)
-        ]
+        own = [_live(trial).measure(length, plan.trial_timeout + length) for _ in range(2 * BRACKET_SLICES)]
         trial.finished = _live(trial).finish(INPUT_WAIT_SECONDS, PATIENCE_SECONDS)
         _live(trial).kill()
         trial.live = None

@@ -145,13 +145,9 @@ def tune(
     with _occupied(directory):
         machine = fingerprint()
         directory.write_run(
-            RunRecord(
-                run=directory.name, started_at=now_utc(), machine=machine, arguments=asdict(options)
-            )
+            RunRecord(run=directory.name, started_at=now_utc(), machine=machine, arguments=asdict(options))
         )
-        observe(
-            RunBegan(directory=directory.path, workload=_name_of(reference), budget=options.budget)
-        )
+        observe(RunBegan(directory=directory.path, workload=_name_of(reference), budget=options.budget))
         processes = TrialProcesses(reference, logs=directory.log_directory, isolation=options.isolation)
         with processes:
             return tune_with(
@@ -250,9 +246,7 @@ def tune_with(
         trials.retire(0)
         searched = list(run.records.values())
         result = _confirm(run, plan, limits, options)
-        recipe = recommend_from(
-            result, searched, run, machine, workload, written, options, spent=clock()
-        )
+        recipe = recommend_from(result, searched, run, machine, workload, written, options, spent=clock())
         recipe.save(directory.recipe_file)
         return recipe
 

@@ -10,6 +10,7 @@ This module may not import TensorFlow, Optuna or pandas: all three kinds of proc
 from __future__ import annotations
 
 import math
+import os
 import select
 import socket
 import struct
@@ -282,9 +283,7 @@ class Failed(_Message):
 
 
 ToTemplate = Annotated[TrialRequest | Sweep, Field(discriminator="kind")]
-FromTemplate = Annotated[
-    TemplateReady | TemplateFailed | Forked | Exited, Field(discriminator="kind")
-]
+FromTemplate = Annotated[TemplateReady | TemplateFailed | Forked | Exited, Field(discriminator="kind")]
 ToTrial = Annotated[Measure | Finish, Field(discriminator="kind")]
 FromTrial = Annotated[
     Started | FirstStep | Ready | SliceDone | Finished | Failed, Field(discriminator="kind")
@@ -293,9 +292,7 @@ FromTrial = Annotated[
 to_template: TypeAdapter[TrialRequest | Sweep] = TypeAdapter(ToTemplate)
 from_template: TypeAdapter[TemplateReady | TemplateFailed | Forked | Exited] = TypeAdapter(FromTemplate)
 to_trial: TypeAdapter[Measure | Finish] = TypeAdapter(ToTrial)
-from_trial: TypeAdapter[Started | FirstStep | Ready | SliceDone | Finished | Failed] = TypeAdapter(
-    FromTrial
-)
+from_trial: TypeAdapter[Started | FirstStep | Ready | SliceDone | Finished | Failed] = TypeAdapter(FromTrial)
 
 
 Received = TypeVar("Received")
@@ -312,7 +309,8 @@ class Channel(Generic[Received]):
     def __init__(self, end: socket.socket, expected: TypeAdapter[Received]) -> None:
         self._socket = end
         self._expected = expected
-        self._buffer = bytearray()
+        self._buffer = bytearray()  # of the next message only: what follows stays in the socket
+        self._descriptors: list[int] = []
 
     def fileno(self) -> int:
         """The socket's descriptor, for `select`."""
@@ -350,45 +348,47 @@ class Channel(Generic[Received]):
             ChannelClosed: The other end is gone.
             ProtocolError: What came is not one of the expected messages.
         """
-        return self.receive_with_descriptors(timeout_seconds)[0]
+        message, descriptors = self.receive_with_descriptors(timeout_seconds)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return message
 
-    def receive_with_descriptors(
-        self, timeout_seconds: float | None = None
-    ) -> tuple[Received, list[int]]:
+    def receive_with_descriptors(self, timeout_seconds: float | None = None) -> tuple[Received, list[int]]:
         """The next message, and the descriptors that came with it. Raises as `receive` does."""
         deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
-        descriptors: list[int] = []
-        while True:
-            body = self._take_frame()
-            if body is not None:
-                try:
-                    return self._expected.validate_json(body), descriptors
-                except ValidationError as error:
-                    first = error.errors(include_url=False, include_input=False)[0]
-                    raise ProtocolError(f"not a message: {first['msg']}") from error
-            self._fill(deadline, descriptors)
+        while missing := self._missing_bytes():
+            self._fill(missing, deadline)
+        body = bytes(self._buffer[4:])
+        self._buffer.clear()
+        descriptors, self._descriptors = self._descriptors, []
+        try:
+            return self._expected.validate_json(body), descriptors
+        except ValidationError as error:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise ProtocolError(f"not a message: {first['msg']}") from error
 
-    def _take_frame(self) -> bytes | None:
+    def _missing_bytes(self) -> int:
         if len(self._buffer) < 4:
-            return None
+            return 4 - len(self._buffer)
         (length,) = struct.unpack_from(">I", self._buffer)
         if length > LARGEST_MESSAGE_BYTES:
             raise ProtocolError(f"a message of {length} bytes, at most {LARGEST_MESSAGE_BYTES} expected")
-        if len(self._buffer) < 4 + length:
-            return None
-        body = bytes(self._buffer[4 : 4 + length])
-        del self._buffer[: 4 + length]
-        return body
+        return int(length) + 4 - len(self._buffer)
 
-    def _fill(self, deadline: float, descriptors: list[int]) -> None:
+    def _fill(self, missing: int, deadline: float) -> None:
+        """Read no further than the message's end, so that `select` and descriptors speak of the next one."""
         remaining = None if math.isinf(deadline) else max(0.0, deadline - time.monotonic())
         if not select.select([self._socket], [], [], remaining)[0]:
             raise TimeoutError
         try:
-            data, received, _, _ = socket.recv_fds(self._socket, 1 << 16, 4)
+            data, received, _, _ = socket.recv_fds(
+                self._socket, min(missing, 1 << 16), 4, socket.MSG_CMSG_CLOEXEC
+            )
         except OSError as error:
             raise ChannelClosed(str(error)) from error
-        descriptors.extend(received)
+        self._descriptors += received
         if not data:
             if self._buffer:
                 raise ProtocolError("the last message was cut short")

@@ -183,6 +183,4 @@ class TrialRecord(_Data):
     @property
     def measured_seconds(self) -> float:
         """Seconds of timed slices of this trial, the baseline's turns beside it not counted."""
-        return sum(pair.candidate.seconds for pair in self.pairs) + sum(
-            each.seconds for each in self.slices
-        )
+        return sum(pair.candidate.seconds for pair in self.pairs) + sum(each.seconds for each in self.slices)

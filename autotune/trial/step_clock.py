@@ -4,8 +4,8 @@ The clock wraps the model's train function, so `fit` itself stays as the user's:
 *call* is one call of the train function: `steps_per_execution` steps. While it warms up the clock looks on;
 then it reports, freezes the process, and obeys: each `Measure` is one slice.
 
-Short epochs are timed boundary to boundary: a slice is a number of whole epochs. Where an epoch is
-longer than the tuner allows, `LongEpoch` leaves `fit` once, and a second `fit` is timed by steps: the stretch
+Short epochs, and those of very few calls, are timed boundary to boundary: a slice is a number of whole
+epochs. Where an epoch is longer than the tuner allows, `LongEpoch` leaves `fit` once, and a second `fit` is timed by steps: the stretch
 from the last call of an epoch to the first call of the next is not counted, because its cost is
 measured apart (`worker.epoch_overhead`).
 
@@ -27,6 +27,8 @@ from autotune.trial.record import Outcome, Slice, StepSeconds
 
 ENDLESS_EPOCH_SECONDS = 0.5
 """How long a first epoch is watched before its length is extrapolated."""
+WHOLE_EPOCH_CALLS = 3
+"""An epoch of so few calls is timed whole, however long: by steps, its first call would not count."""
 
 
 class LongEpoch(Exception):
@@ -44,9 +46,7 @@ class TrainingEnded(Exception):
 class TrainingFailed(Exception):
     """Training showed something that ends the trial."""
 
-    def __init__(
-        self, outcome: Outcome, reason: str, *, hint: str = "", input_error: bool = False
-    ) -> None:
+    def __init__(self, outcome: Outcome, reason: str, *, hint: str = "", input_error: bool = False) -> None:
         super().__init__(reason)
         self.outcome = outcome
         self.reason = reason
@@ -104,6 +104,11 @@ class Training:
         if steps == self.steps_per_epoch:
             return steps * self.batch_size - self.examples_missing_from_last_step
         return steps * self.batch_size
+
+    def ends_epoch(self, calls: int) -> bool:
+        """Whether the call with this number, from 1, is the last of an epoch; False where nobody knows."""
+        steps = self.steps_per_epoch
+        return steps is not None and calls * self.steps_per_call >= steps
 
 
 @dataclass
@@ -164,6 +169,7 @@ class StepClock:
         self._epoch_times: list[float] = []
         self._logs: Any = None
         self._total_calls = 0
+        self._smaller_batch_traced = False
         self._begin_fit()
 
     # ------------------------------------------------------------------------------------- from the worker
@@ -196,6 +202,7 @@ class StepClock:
         """`fit` has trained, and validated if it does, one whole epoch."""
         if self._calls == 0:
             self._refuse_exhausted()
+        self._smaller_batch_traced = True
         now = self._clock()
         if not self._by_epochs:
             self._close_segment()
@@ -238,6 +245,9 @@ class StepClock:
         seconds = now - self._last_call_at
         self._last_call_at = now
         first_of_epoch = self._calls == 1
+        if not self._by_epochs and self._traces_smaller_batch():
+            self._segment_at = None  # a training pays for it once: the stretch it fell into is not counted
+            return
         if not first_of_epoch:
             self._call_times.append(seconds)
         if self._open is not None and (self._by_epochs or not first_of_epoch):
@@ -250,6 +260,14 @@ class StepClock:
             self._measure_by_steps(now)
         elif not self._ready:
             self._warm_up_by_steps(now)
+
+    def _traces_smaller_batch(self) -> bool:
+        """Whether this call met the epoch's smaller last batch for the first time, and so compiled for it."""
+        return (
+            not self._smaller_batch_traced
+            and self._training.examples_missing_from_last_step > 0
+            and self._training.ends_epoch(self._calls)
+        )
 
     def _report_first_call(self) -> None:
         self._training.synchronise()
@@ -294,7 +312,9 @@ class StepClock:
         return now - self._first_call_at
 
     def _watch_for_long_epoch(self, now: float) -> None:
-        if self._open is not None or self._ready:
+        if self._open is not None or self._ready or self._calls < 2:
+            return
+        if self._training.ends_epoch(WHOLE_EPOCH_CALLS):
             return
         elapsed = now - self._epoch_began_at - (self._first_call_seconds if self._fits_first_epoch else 0)
         if elapsed < ENDLESS_EPOCH_SECONDS:
@@ -313,7 +333,7 @@ class StepClock:
             self._call_times.clear()
             return
         seconds = now - self._epoch_began_at
-        if seconds > self._epoch_seconds:
+        if seconds > self._epoch_seconds and self._calls > WHOLE_EPOCH_CALLS:
             self._note_compile_seconds()
             raise LongEpoch
         self._epoch_times.append(seconds)
@@ -352,7 +372,9 @@ class StepClock:
                 settled=settled,
                 warmup_seconds=self._elapsed(now),
                 compile_seconds=self._compile_seconds,
-                epoch_overhead_seconds=self._overhead_of_short_epochs() if self._by_epochs else self._overhead,
+                epoch_overhead_seconds=self._overhead_of_short_epochs()
+                if self._by_epochs
+                else self._overhead,
                 call_seconds=call_seconds,
                 epoch_seconds=epoch_seconds,
             )
@@ -396,7 +418,7 @@ class StepClock:
         self._segment_iterations = self._iterations()
         self._segment_calls = self._total_calls
 
-    def _close_segment(self, *, at_epoch_end: bool = True) -> None:
+    def _close_segment(self) -> None:
         """Count what was trained since the segment began, up to the last call's end."""
         if self._segment_at is None:
             return
@@ -407,7 +429,8 @@ class StepClock:
         steps = self._iterations() - self._segment_iterations
         if steps <= 0:
             steps = (self._total_calls - self._segment_calls) * self._training.steps_per_call
-        missing = self._training.examples_missing_from_last_step if at_epoch_end else 0
+        ended = self._training.ends_epoch(self._calls)
+        missing = self._training.examples_missing_from_last_step if ended else 0
         current.seconds += self._last_call_at - began
         current.steps += steps
         current.examples += max(1, steps * self._training.batch_size - missing)
@@ -419,7 +442,7 @@ class StepClock:
             return
         self._training.synchronise()
         self._last_call_at = self._clock()
-        self._close_segment(at_epoch_end=False)
+        self._close_segment()
         self._report_slice(current, now)
         self._open_segment(self._clock())
 

@@ -44,9 +44,7 @@ def main(arguments: list[str]) -> int:
         else:
             facts, started = None, None
     except WorkloadError as error:
-        control.send(
-            messages.TemplateFailed(message=error.message, hint=error.hint, detail=error.detail)
-        )
+        control.send(messages.TemplateFailed(message=error.message, hint=error.hint, detail=error.detail))
         return 1
     except ImportError as error:
         control.send(
@@ -59,9 +57,7 @@ def main(arguments: list[str]) -> int:
         return 1
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and so copying, every page in each fork
-    control.send(
-        messages.TemplateReady(workload=facts, started=started, seconds=time.monotonic() - began)
-    )
+    control.send(messages.TemplateReady(workload=facts, started=started, seconds=time.monotonic() - began))
     with contextlib.suppress(messages.ChannelClosed):
         _Server(control, workload, reference).serve()
     lifeline.kill_orphans(frozenset())

@@ -234,9 +234,7 @@ def _refuse_unusable_elements(
             )
 
 
-def _compiled_model(
-    workload: Workload, configuration: Configuration, train: tf.data.Dataset
-) -> keras.Model:
+def _compiled_model(workload: Workload, configuration: Configuration, train: tf.data.Dataset) -> keras.Model:
     import keras
 
     model = _call_user("model", workload.model)
@@ -418,9 +416,7 @@ def epoch_overhead(
     finally:
         model.train_function = usual
     calls_each = len(calls) // len(edges)
-    usual_call = _median(
-        [seconds for index, seconds in enumerate(calls) if index % calls_each] or calls
-    )
+    usual_call = _median([seconds for index, seconds in enumerate(calls) if index % calls_each] or calls)
     spent = [late - early for early, late in itertools.pairwise(edges)]
     checked = validations[1:] or [0.0] * len(spent)
     return max(
@@ -519,8 +515,5 @@ def _peak_device_bytes() -> int | None:
     if not gpus:
         return None
     return sum(
-        int(tf.config.experimental.get_memory_info(gpu.name.removeprefix("/device:"))["peak"])
-        for gpu in gpus
+        int(tf.config.experimental.get_memory_info(gpu.name.removeprefix("/device:"))["peak"]) for gpu in gpus
     )
-
-

@@ -1,0 +1,277 @@
+"""The command line: arguments in, one call each, an exit code out.
+
+Heavy modules are imported inside the commands, so that help and errors answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, CycloptsError, Parameter
+
+from autotune.errors import AutotuneError, TuningInterruptedError
+
+app = App(
+    name="autotune",
+    help="Finds the fastest stable way to run a TensorFlow training on this machine.",
+    help_epilogue="With --debug, an internal error shows its traceback.",
+    version_flags=["--version"],
+    result_action="return_value",
+    help_format="plaintext",
+)
+
+
+@app.command
+def tune(
+    workload: str,
+    /,
+    *,
+    budget: str = "10m",
+    space: str | None = None,
+    trials: int | None = None,
+    out: Path | None = None,
+    seed: int = 0,
+    min_gain: float = 0.02,
+    trial_timeout: str | None = None,
+    isolation: Literal["template", "spawn"] = "template",
+    pairing: Literal["auto", "bracketed"] = "auto",
+) -> int:
+    """Find the fastest stable configuration, and write it as a recipe.
+
+    Parameters
+    ----------
+    workload
+        path/to/file.py[:name] or package.module[:name]; the name defaults to `workload`.
+    budget
+        Wall-clock time for everything: 90s, 10m, 1h30m.
+    space
+        A search-space file, or a shipped one: quick, cpu, gpu. Chosen by device when left out.
+    trials
+        At most so many trials in the search.
+    out
+        The run directory; a new one below results/ when left out.
+    seed
+        Makes the samples repeatable, given the same results.
+    min_gain
+        Smallest gain worth a recommendation: 0.02 is two percent.
+    trial_timeout
+        Time that one trial may take; planned from the baseline when left out.
+    isolation
+        template: fork trials from a process that has imported everything. spawn: import afresh for each.
+    pairing
+        auto: the baseline stays alive beside each candidate. bracketed: never two processes at once.
+    """
+    from autotune import console
+    from autotune.study.plan import parse_duration
+    from autotune.study.tune import tune as run
+
+    with console.Progress() as progress:
+        recipe = run(
+            workload,
+            budget=budget,
+            out=out,
+            space=space,
+            trials=trials,
+            seed=seed,
+            min_gain=min_gain,
+            trial_timeout=None if trial_timeout is None else parse_duration(trial_timeout),
+            isolation=isolation,
+            pairing=pairing,
+            observe=progress,
+        )
+    assert progress.directory is not None
+    path = progress.directory / "recipe.json"
+    console.show_recipe(recipe, path)
+    console.show_usage(path)
+    return 0
+
+
+@app.command
+def show(path: Path, /) -> int:
+    """Show a recipe, or a run: its trials and its recipe.
+
+    Parameters
+    ----------
+    path
+        A recipe.json, or a run directory.
+    """
+    from autotune import console
+    from autotune.recipe.recipe import Recipe
+    from autotune.run_directory import RunDirectory
+    from autotune.space.configuration import Configuration
+
+    if not path.is_dir():
+        console.show_recipe(Recipe.load(path), path)
+        return 0
+    directory = RunDirectory(path)
+    run = directory.read_run()
+    records = list(directory.read_trials())
+    baseline = run.baseline or (records[0].configuration if records else {})
+    console.show_trials(records, Configuration(baseline))
+    if directory.recipe_file.exists():
+        console.show_recipe(Recipe.load(directory.recipe_file), directory.recipe_file)
+    else:
+        console.say("No recipe: the run has not ended, or nothing could be recommended.")
+    return 0
+
+
+@app.command
+def history(
+    runs: Annotated[list[Path], Parameter(allow_leading_hyphen=False)],
+    /,
+    *,
+    csv: Path | None = None,
+    parquet: Path | None = None,
+) -> int:
+    """Every trial of one run or many, as a table.
+
+    Parameters
+    ----------
+    runs
+        Run directories, or a directory that holds some, such as results/.
+    csv
+        Write the table to this CSV file.
+    parquet
+        Write the table to this Parquet file.
+    """
+    from autotune import console
+    from autotune.history.frame import load_history, write_csv, write_parquet
+
+    frame = load_history(*runs)
+    if csv is not None:
+        write_csv(frame, csv)
+        console.say(f"{len(frame)} trials written to {csv}")
+    if parquet is not None:
+        write_parquet(frame, parquet)
+        console.say(f"{len(frame)} trials written to {parquet}")
+    if csv is None and parquet is None:
+        console.show_history(frame)
+    return 0
+
+
+@app.command
+def compare(runs: Annotated[list[Path], Parameter(allow_leading_hyphen=False)], /) -> int:
+    """Set runs side by side: what each found, and whether they may be compared.
+
+    Parameters
+    ----------
+    runs
+        Run directories, or a directory that holds some, such as results/.
+    """
+    from autotune import console
+    from autotune.history.compare import compare_runs
+
+    console.show_comparison(compare_runs(*runs))
+    return 0
+
+
+@app.command
+def knobs() -> int:
+    """List every knob: what it does, its values, when it acts."""
+    from autotune import console
+
+    console.show_knobs()
+    return 0
+
+
+@app.command
+def space(
+    file: str,
+    /,
+    *,
+    batch_size: int = 32,
+    examples: int | None = None,
+    device: Literal["cpu", "gpu"] = "cpu",
+    cores: int | None = None,
+) -> int:
+    """Check a search space, and show what it resolves to on this machine.
+
+    Parameters
+    ----------
+    file
+        A TOML file, or the name of a shipped search space.
+    batch_size
+        The baseline's batch size.
+    examples
+        Examples per epoch; unknown when left out.
+    device
+        What the training would run on.
+    cores
+        Processor cores; this machine's when left out.
+    """
+    from autotune import console
+    from autotune.machine import available_cores
+    from autotune.run_directory import SearchSpaceRecord
+    from autotune.space.configuration import baseline_configuration
+    from autotune.space.knobs import Device
+    from autotune.space.search_space import find_search_space
+
+    written = find_search_space(file)
+    resolved = written.resolve(
+        baseline=baseline_configuration(
+            batch_size, {"jit_compile": device == "gpu"}, Device(device), where="--batch-size"
+        ),
+        device=Device(device),
+        cores=cores or available_cores(),
+        examples=examples,
+        dataset_takes_config=True,
+    )
+    record = SearchSpaceRecord(
+        source=written.source, choices=dict(resolved.choices), left_out=dict(resolved.left_out)
+    )
+    console.show_space(record, resolved.size)
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: The command line; the process's own when None.
+
+    Returns:
+        The exit code: 0 done, 2 wrong arguments or input, 3 no stable configuration, 4 internal error, 130
+        interrupted.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    tokens = [each for each in given if each != "--debug"]
+    try:
+        code = app(tokens, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        from autotune import console
+
+        console.show_wrong_usage(str(error))
+        return 2
+    except AutotuneError as error:
+        from autotune import console
+
+        if debug:
+            raise
+        console.show_error(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        from autotune import console
+
+        console.show_error(
+            TuningInterruptedError("interrupted", hint="What was measured before is in the run directory.")
+        )
+        return TuningInterruptedError.exit_code
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+    except Exception as error:
+        if debug:
+            raise
+        from autotune import console
+
+        console.show_error(
+            AutotuneError(
+                f"internal error: {type(error).__name__}: {error}",
+                hint="This is a fault of autotune's. The same command with --debug shows where.",
+            )
+        )
+        return AutotuneError.exit_code
+    return code if isinstance(code, int) else 0

@@ -1,0 +1,434 @@
+"""The only module that prints: progress while a run goes on, tables and errors afterwards.
+
+On a terminal a status block stands below the lines of the finished trials; elsewhere there are the lines
+alone. Nothing is redrawn while a slice is measured: drawing would take processor time from it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console as RichConsole
+from rich.console import Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from autotune.errors import AutotuneError
+from autotune.space.configuration import Configuration, format_value
+from autotune.space.knobs import KNOBS
+from autotune.study.progress import (
+    Event,
+    Notice,
+    PhaseBegan,
+    RunBegan,
+    TrialBegan,
+    TrialEnded,
+    TrialMeasured,
+)
+from autotune.trial.record import Interval, Outcome, Phase, TrialRecord
+
+if TYPE_CHECKING:
+    import pandas
+
+    from autotune.history.compare import RunSummary
+    from autotune.recipe.recipe import Estimate, Recipe
+    from autotune.run_directory import SearchSpaceRecord
+
+WIDTH_WITHOUT_TERMINAL = 120
+
+
+def clean(text: str) -> str:
+    """`text` on one line and without control characters: users' strings reach the terminal as text only."""
+    return "".join(
+        " " if char in "\n\t" else char
+        for char in text
+        if char in "\n\t" or unicodedata.category(char)[0] != "C"
+    )
+
+
+def clean_lines(text: str) -> str:
+    """`text` without control characters, its line breaks kept."""
+    return "\n".join(clean(line) for line in text.splitlines())
+
+
+def ratio(interval: Interval | None) -> str:
+    """`×2.57 (2.28 to 2.90)`, or a dash."""
+    if interval is None:
+        return "–"
+    return f"×{interval.value:.2f} ({interval.low:.2f} to {interval.high:.2f})"
+
+
+def estimated_ratio(estimate: Estimate) -> str:
+    """`×2.57 (2.28 to 2.90)` of a recipe's estimate."""
+    return f"×{estimate.value:.2f} ({estimate.ci95[0]:.2f} to {estimate.ci95[1]:.2f})"
+
+
+def size(count: int | None) -> str:
+    """Bytes for people: `607 MiB`."""
+    if count is None:
+        return "–"
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: `1:05`."""
+    whole = max(0, round(seconds))
+    hours, rest = divmod(whole, 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+
+
+def terminal() -> RichConsole:
+    """Standard output."""
+    if sys.stdout.isatty():
+        return RichConsole(highlight=False)
+    return RichConsole(highlight=False, width=WIDTH_WITHOUT_TERMINAL, force_terminal=False, color_system=None)
+
+
+# ---------------------------------------------------------------------------------------------- progress
+
+_PHASE_NAMES = {
+    Phase.BASELINE: "baseline",
+    Phase.PROBE: "single changes",
+    Phase.SEARCH: "search",
+    Phase.CONFIRM: "confirmation",
+}
+
+
+class Progress:
+    """Draws a run's events; an observer for `tune`, and a context manager.
+
+    Args:
+        console: Where to draw.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(
+        self, console: RichConsole | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._console = console or terminal()
+        self._clock = clock
+        self._began = clock()
+        self.directory: Path | None = None
+        self._budget = 0.0
+        self._phase = "starting"
+        self._workload = ""
+        self._current = ""
+        self._estimate = ""
+        self._best: TrialRecord | None = None
+        self._best_changes = ""
+        self._failures: Counter[str] = Counter()
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> Progress:
+        """Begin drawing."""
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take the status block away."""
+        self._live.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Draw one event."""
+        if isinstance(event, RunBegan):
+            self.directory = event.directory
+            self._budget, self._workload = event.budget, clean(event.workload)
+            self._line(
+                Text(f"{self._workload}: {duration(event.budget)} for everything, in {event.directory}")
+            )
+        elif isinstance(event, PhaseBegan):
+            self._phase = _PHASE_NAMES[event.phase]
+            left = "" if event.ends is None else f", until {duration(event.ends)}"
+            self._line(Text(f"{self._stamp()}  {self._phase}: {clean(event.detail)}{left}", style="bold"))
+        elif isinstance(event, TrialBegan):
+            self._current, self._estimate = f"trial {event.trial}: {clean(event.changes)}", "starting"
+        elif isinstance(event, TrialMeasured):
+            self._estimate = f"{ratio(event.speedup)} after {event.pairs} pairs"
+        elif isinstance(event, TrialEnded):
+            self._trial_ended(event)
+        elif isinstance(event, Notice):
+            self._line(Text(f"{self._stamp()}  note: {clean(event.text)}", style="yellow"))
+        if self._live.is_started:
+            self._live.update(self._status(), refresh=True)
+
+    def _trial_ended(self, event: TrialEnded) -> None:
+        record = event.record
+        if not record.outcome.measured:
+            self._failures[str(record.outcome)] += 1
+        if (
+            record.phase in (Phase.PROBE, Phase.SEARCH)
+            and record.outcome is Outcome.OK
+            and record.speedup is not None
+            and (self._best is None or record.speedup.value > (self._best.speedup or record.speedup).value)
+        ):
+            self._best, self._best_changes = record, clean(event.changes)
+        self._line(trial_line(record, event.changes, stamp=self._stamp()))
+        self._current = self._estimate = ""
+
+    def _stamp(self) -> str:
+        return f"{duration(self._clock() - self._began):>5}"
+
+    def _line(self, text: Text) -> None:
+        self._console.print(text, soft_wrap=True)
+
+    def _status(self) -> Group:
+        spent = self._clock() - self._began
+        best = "none yet"
+        if self._best is not None and self._best.speedup is not None:
+            best = f"×{self._best.speedup.value:.2f}  {self._best_changes}"
+        failures = ", ".join(f"{count} {name}" for name, count in sorted(self._failures.items()))
+        grid = Table.grid(padding=(0, 2))
+        grid.add_row("now", Text(f"{self._phase}  {self._current}", overflow="ellipsis", no_wrap=True))
+        grid.add_row("speed", Text(self._estimate or "–"))
+        grid.add_row("best", Text(best, overflow="ellipsis", no_wrap=True))
+        grid.add_row("failed", Text(failures or "none"))
+        left = self._budget - spent
+        grid.add_row("left", Text(f"{duration(left)} of {duration(self._budget)}"))
+        bar = ProgressBar(total=max(self._budget, 1.0), completed=min(spent, self._budget))
+        return Group(bar, grid)
+
+
+def trial_line(record: TrialRecord, changes: str, *, stamp: str) -> Text:
+    """One finished trial on one line: when, which, how fast, what."""
+    text = Text(f"{stamp}  {record.phase:<8} {record.trial:>3}  ")
+    if record.outcome is Outcome.OK:
+        rate = "" if record.throughput is None else f"{record.throughput.value:,.0f} samples/s"
+        shown = ratio(record.speedup) if record.speedup is not None else rate
+        text.append(f"{shown:<24}", style="green" if record.speedup and record.speedup.low > 1 else "")
+    elif record.outcome is Outcome.PRUNED:
+        text.append(f"{ratio(record.speedup):<24}", style="dim")
+    else:
+        text.append(f"{record.outcome:<24}", style="red")
+    text.append(f"  {clean(changes)}")
+    if record.reason and not record.outcome.measured:
+        text.append(f"  ({clean(record.reason.splitlines()[0])[:160]})", style="dim")
+    return text
+
+
+# ------------------------------------------------------------------------------------------------ results
+
+
+def show_recipe(recipe: Recipe, path: Path | None, console: RichConsole | None = None) -> None:
+    """Baseline against recommendation, the verdict, and what to do next."""
+    console = console or terminal()
+    evidence = recipe.evidence
+    faster = evidence.verdict == "faster"
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    for heading in ("", "baseline", "recommendation"):
+        table.add_column(heading, overflow="fold")
+    for name, (before, after) in _recipe_rows(recipe).items():
+        table.add_row(name, before, after)
+    console.print()
+    console.print(table)
+    console.print()
+    if faster:
+        console.print(
+            Text(f"Faster: {estimated_ratio(evidence.speedup)}, with 95% confidence.", style="bold green")
+        )
+    else:
+        console.print(Text("No significant gain: keep what you have.", style="bold"))
+        _show_best_candidate(recipe, console)
+    _show_notes(recipe, console)
+    if path is not None:
+        console.print(Text(f"Recipe: {path}"), soft_wrap=True)
+
+
+def _recipe_rows(recipe: Recipe) -> Mapping[str, tuple[str, str]]:
+    evidence = recipe.evidence
+    rows = {
+        "samples/s": (_rate(evidence.baseline_throughput), _rate(evidence.throughput)),
+        "speed-up": ("×1", estimated_ratio(evidence.speedup)),
+        "peak host memory": (
+            size(evidence.baseline_peak_memory_bytes.host),
+            size(evidence.peak_memory_bytes.host),
+        ),
+        "peak device memory": (
+            size(evidence.baseline_peak_memory_bytes.device),
+            size(evidence.peak_memory_bytes.device),
+        ),
+        "compile time": (_seconds(evidence.baseline_compile_seconds), _seconds(evidence.compile_seconds)),
+    }
+    if evidence.peak_memory_bytes.device is None:
+        del rows["peak device memory"]
+    for name in recipe.changes:
+        before = recipe.baseline.get(name)
+        rows[name] = (
+            "–" if before is None else format_value(before),
+            format_value(recipe.configuration[name]),
+        )
+    return rows
+
+
+def _rate(estimate: Estimate) -> str:
+    return f"{estimate.value:,.0f} ({estimate.ci95[0]:,.0f} to {estimate.ci95[1]:,.0f})"
+
+
+def _seconds(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds:.1f} s"
+
+
+def _show_best_candidate(recipe: Recipe, console: RichConsole) -> None:
+    best = recipe.evidence.best_candidate
+    if best is None:
+        return
+    changes = Configuration(best.configuration).describe(relative_to=Configuration(recipe.baseline))
+    speed = "not measured" if best.speedup is None else estimated_ratio(best.speedup)
+    console.print(Text(f"Closest: {changes}: {speed}; {clean(best.reason)}."), soft_wrap=True)
+
+
+def _show_notes(recipe: Recipe, console: RichConsole) -> None:
+    evidence = recipe.evidence
+    note = recipe.learning_rate
+    if note is not None:
+        console.print(
+            Text(
+                f"The batch is {note.batch_ratio:g} times the baseline's: the learning rate may want to go up, by "
+                f"{note.sqrt_scale:.2f} (square root, Adam) to {note.linear_scale:g} (linear, SGD). Compare "
+                "held-out loss before a long training."
+            ),
+            soft_wrap=True,
+        )
+    if evidence.break_even_samples:
+        console.print(
+            Text(f"The longer compile time is earned back after {evidence.break_even_samples:,} samples.")
+        )
+    failed = [check for check in evidence.stability.checks if not check.passed]
+    for check in failed:
+        console.print(Text(f"Failed: {check.name}: {clean(check.detail)}", style="red"), soft_wrap=True)
+    if evidence.stability.not_checked:
+        console.print(Text(f"Not checked: {'; '.join(evidence.stability.not_checked)}."), soft_wrap=True)
+
+
+def show_usage(path: Path, console: RichConsole | None = None) -> None:
+    """The lines that training code needs."""
+    console = console or terminal()
+    console.print()
+    console.print(Text("In your training code:"))
+    for line in (
+        f'recipe = autotune.Recipe.load("{path}")',
+        "recipe.apply()                                   # before the first tensor, dataset or model",
+        "model.compile(optimizer, loss, **recipe.compile_args())",
+        "model.fit(recipe.batch(dataset), epochs=…)",
+    ):
+        console.print(Text(f"    {line}"), soft_wrap=True)
+
+
+def show_trials(
+    records: Sequence[TrialRecord], baseline: Configuration, console: RichConsole | None = None
+) -> None:
+    """A run's trials, one line each."""
+    console = console or terminal()
+    for record in records:
+        changes = Configuration(record.configuration).describe(relative_to=baseline)
+        console.print(trial_line(record, changes, stamp=f"{duration(record.seconds):>5}"), soft_wrap=True)
+
+
+_HISTORY_COLUMNS = ("run", "trial", "phase", "outcome", "speedup", "throughput", "peak_host_bytes", "reason")
+
+
+def show_history(frame: pandas.DataFrame, console: RichConsole | None = None) -> None:
+    """The main columns of a history, one trial a row; all columns are in the files that `history` writes."""
+    console = console or terminal()
+    varied = [name for name in KNOBS if name in frame.columns and frame[name].nunique(dropna=False) > 1]
+    columns = [*_HISTORY_COLUMNS[:4], *varied, *_HISTORY_COLUMNS[4:]]
+    console.print(Text("  ".join(columns), style="bold"), soft_wrap=True)
+    for _, row in frame.iterrows():
+        console.print(Text("  ".join(_cell(name, row[name]) for name in columns)), soft_wrap=True)
+    console.print(Text(f"{len(frame)} trials"))
+
+
+def _cell(name: str, value: object) -> str:
+    if str(value) in ("<NA>", "nan", "NaT", "None"):
+        return "–"
+    if name.endswith("_bytes"):
+        return size(int(str(value)))
+    if isinstance(value, float):
+        return f"{value:,.0f}" if name == "throughput" else f"{value:.3f}"
+    return clean(str(value))[:80]
+
+
+def show_knobs(console: RichConsole | None = None) -> None:
+    """All knobs, from the table."""
+    table = Table("knob", "what", "values", "default", "stage", "numerics", "where", box=box.SIMPLE_HEAD)
+    for knob in KNOBS.values():
+        table.add_row(
+            knob.name,
+            knob.summary,
+            knob.domain.describe(),
+            "the workload's" if knob.default is None else format_value(knob.default),
+            knob.stage,
+            "may change" if knob.changes_numerics else "same",
+            ", ".join(sorted(knob.devices)),
+        )
+    (console or terminal()).print(table)
+
+
+def show_space(space: SearchSpaceRecord, size_: int, console: RichConsole | None = None) -> None:
+    """A search space as it resolves here."""
+    console = console or terminal()
+    table = Table("knob", "choices here", box=box.SIMPLE_HEAD)
+    for name, choices in space.choices.items():
+        table.add_row(name, " ".join(format_value(each) for each in choices))
+    for name, why in space.left_out.items():
+        table.add_row(name, Text(f"left out: {clean(why)}", style="dim"))
+    console.print(table)
+    console.print(Text(f"{clean(space.source)}: {size_:,} configurations"), soft_wrap=True)
+
+
+def show_comparison(summaries: Iterable[RunSummary], console: RichConsole | None = None) -> None:
+    """Runs side by side, one row each."""
+    console = console or terminal()
+    table = Table(
+        "run", "workload", "machine", "trials", "failed", "claim", "recommended", box=box.SIMPLE_HEAD
+    )
+    notes = []
+    for each in summaries:
+        failed = sum(count for outcome, count in each.outcomes.items() if not outcome.measured)
+        claim = "no recipe" if each.verdict is None else f"{each.verdict} {ratio(each.claimed)}"
+        recommended = each.recommended_changes or each.best_changes or "–"
+        table.add_row(
+            clean(each.run),
+            clean(each.workload or "–"),
+            clean(each.machine_description),
+            str(each.trials),
+            str(failed),
+            claim,
+            clean(recommended),
+        )
+        if not each.comparable_with_first:
+            notes.append(f"{each.run} cannot be held against the first run: {each.why_not}")
+    console.print(table)
+    for note in notes:
+        console.print(Text(clean(note), style="yellow"), soft_wrap=True)
+
+
+def say(text: str, console: RichConsole | None = None) -> None:
+    """One plain line."""
+    (console or terminal()).print(Text(clean(text)), soft_wrap=True)
+
+
+def show_error(error: AutotuneError) -> None:
+    """What is wrong, the next step, and the user's own traceback where there is one; on standard error."""
+    console = RichConsole(stderr=True, highlight=False)
+    console.print(Text(f"autotune: {clean_lines(error.message)}", style="bold red"), soft_wrap=True)
+    if error.hint:
+        console.print(Text(clean_lines(error.hint)), soft_wrap=True)
+    if error.detail:
+        console.print(Text(clean_lines(error.detail), style="dim"), soft_wrap=True)
+
+
+def show_wrong_usage(message: str) -> None:
+    """A wrong command line; on standard error."""
+    console = RichConsole(stderr=True, highlight=False)
+    console.print(Text(f"autotune: {clean(message)}", style="bold red"), soft_wrap=True)
+    console.print(Text("`autotune --help` and `autotune COMMAND --help` say what there is."))

@@ -1,0 +1,752 @@
+"""Run directories as a pandas table, as files, and side by side."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from autotune.errors import RunDirectoryError
+from autotune.history import frame as frame_module
+from autotune.history.compare import RunSummary, compare_runs, describe_machine
+from autotune.history.frame import load_history, write_csv, write_parquet
+from autotune.machine import Gpu, Machine
+from autotune.run_directory import RunDirectory, RunRecord, WorkloadRecord
+from autotune.trial.record import Interval, Outcome, Pair, Phase, Slice, StepSeconds, TrialRecord
+
+KNOB_DTYPES = {
+    "batch_size": "Int64",
+    "precision": "string",
+    "tensor_float_32": "boolean",
+    "jit_compile": "string",
+    "steps_per_execution": "Int64",
+    "prefetch": "string",
+    "num_parallel_calls": "string",
+    "data_threads": "Int64",
+    "deterministic": "boolean",
+    "intra_op_threads": "Int64",
+    "inter_op_threads": "Int64",
+    "onednn": "boolean",
+}
+DTYPES = {
+    "run": "string",
+    "trial": "Int64",
+    "phase": "category",
+    "outcome": "category",
+    **KNOB_DTYPES,
+    "throughput": "Float64",
+    "speedup": "Float64",
+    "speedup_low": "Float64",
+    "speedup_high": "Float64",
+    "compile_seconds": "Float64",
+    "warmup_seconds": "Float64",
+    "measured_seconds": "Float64",
+    "first_step_seconds": "Float64",
+    "epoch_overhead_seconds": "Float64",
+    "peak_host_bytes": "Int64",
+    "peak_device_bytes": "Int64",
+    "input_wait_fraction": "Float64",
+    "cpu_utilisation": "Float64",
+    "bottleneck": "string",
+    "started_at": "datetime64[us, UTC]",
+    "seconds": "Float64",
+    "machine": "string",
+    "workload": "string",
+    "reason": "string",
+}
+PHASES = ["baseline", "probe", "search", "confirm"]
+OUTCOMES = [
+    "ok",
+    "pruned",
+    "oom",
+    "inferred_oom",
+    "timeout",
+    "crashed",
+    "error",
+    "nonfinite",
+    "unstable",
+    "interrupted",
+]
+
+MACHINE = Machine(
+    cpu="Xeon",
+    cores=2,
+    memory_bytes=8 << 30,
+    platform="Linux x86_64",
+    python="3.11.7",
+    packages={"tensorflow": "2.21.0", "keras": "3.14.0"},
+    gpus=(),
+    driver=None,
+    cuda=None,
+    cudnn=None,
+)
+WORKLOAD = WorkloadRecord(
+    name="digits", reference="digits.py:workload", fingerprint="sha256:aa", batch_size=32
+)
+BASELINE = {
+    "batch_size": 32,
+    "precision": "float32",
+    "jit_compile": "auto",
+    "prefetch": 0,
+    "num_parallel_calls": 0,
+    "deterministic": True,
+    "onednn": True,
+}
+FASTER = {**BASELINE, "batch_size": 256, "jit_compile": True, "prefetch": "autotune"}
+
+
+# ------------------------------------------------------------------------------------------------- builder
+
+
+def interval(value):
+    """An estimate with an interval of ±10%."""
+    return Interval(value=value, low=value * 0.9, high=value * 1.1)
+
+
+def a_slice(seconds):
+    """A slice that took `seconds`."""
+    steps = StepSeconds(p50=0.1, p90=0.1, p99=0.1, max=0.1)
+    return Slice(seconds=seconds, steps=10, examples=320, epochs=0, cpu_seconds=seconds, step_seconds=steps)
+
+
+def a_trial(number, phase=Phase.SEARCH, outcome=Outcome.OK, configuration=FASTER, **figures):
+    """A trial's record with no figures but those given."""
+    moment = {"started_at": "2026-11-20T19:10:01.250+00:00", "seconds": 3.5}
+    return TrialRecord(
+        trial=number, phase=phase, outcome=outcome, configuration=configuration, **{**moment, **figures}
+    )
+
+
+FULL = {
+    "launch_seconds": 0.01,
+    "first_step_seconds": 1.5,
+    "compile_seconds": 1.25,
+    "warmup_seconds": 0.5,
+    "epoch_overhead_seconds": 0.05,
+    "throughput": interval(2000.0),
+    "speedup": interval(2.0),
+    "peak_host_bytes": 3 << 30,
+    "peak_device_bytes": 1 << 40,
+    "input_wait_fraction": 0.25,
+    "cpu_utilisation": 1.75,
+    "pairs": (Pair(baseline_first=True, baseline=a_slice(7.0), candidate=a_slice(0.5)),),
+    "slices": (a_slice(0.25),),
+}
+BASELINE_TRIAL = a_trial(
+    0, Phase.BASELINE, configuration=BASELINE, throughput=interval(1000.0), slices=(a_slice(2.0),)
+)
+TRIALS = (
+    BASELINE_TRIAL,
+    a_trial(1, Phase.PROBE, **FULL),
+    a_trial(2, outcome=Outcome.PRUNED, reason="cannot win any more", speedup=interval(0.5)),
+    a_trial(3, outcome=Outcome.OOM, reason="killed:\r out of\nmemory"),
+    a_trial(4, Phase.CONFIRM, speedup=interval(3.0), throughput=interval(3000.0)),
+)
+
+
+def a_run(path, trials=TRIALS, *, recipe=None, **fields):
+    """A run directory with `trials`; `fields` replace those of its run.json."""
+    directory = RunDirectory(path)
+    directory.create()
+    directory.release()
+    record = {
+        "run": path.name,
+        "started_at": "2026-11-20T19:10:00+00:00",
+        "machine": MACHINE,
+        "workload": WORKLOAD,
+        "baseline": BASELINE,
+        "arguments": {},
+    }
+    directory.write_run(RunRecord(**{**record, **fields}))
+    for trial in trials:
+        directory.write_trial(trial)
+    if recipe is not None:
+        directory.recipe_file.write_text(recipe if isinstance(recipe, str) else json.dumps(recipe))
+    return path
+
+
+def a_recipe(**changes):
+    """What of a recipe is looked at, and something that is not."""
+    return {
+        "schema_version": 1,
+        "configuration": {**BASELINE, "batch_size": 512},
+        "baseline": BASELINE,
+        "evidence": {
+            "verdict": "faster",
+            "speedup": {"value": 1.84, "ci95": [1.79, 1.90]},
+            "throughput": {"value": 1840.0, "unit": "samples/s", "ci95": [1790.0, 1900.0]},
+        },
+        "learning_rate": None,
+        **changes,
+    }
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run with one trial of each kind."""
+    return a_run(tmp_path / "run-a")
+
+
+def dtypes_of(frame):
+    """The name of each column's dtype, in order."""
+    return {name: str(dtype) for name, dtype in frame.dtypes.items()}
+
+
+# --------------------------------------------------------------------------------------------- load_history
+
+
+def test_columns_and_dtypes_are_the_promised_ones_in_order(run):
+    """The table has the documented columns, in the documented order, each with its dtype."""
+    frame = load_history(run)
+    assert list(frame.columns) == list(DTYPES)
+    assert dtypes_of(frame) == DTYPES
+
+
+def test_categories_list_all_phases_and_outcomes_without_order(run):
+    """`phase` and `outcome` know members that no trial has, so that counts show their zeros."""
+    frame = load_history(run)
+    assert list(frame["phase"].cat.categories) == PHASES
+    assert list(frame["outcome"].cat.categories) == OUTCOMES
+    assert not frame["phase"].cat.ordered
+    assert not frame["outcome"].cat.ordered
+    assert frame["outcome"].value_counts()["timeout"] == 0
+
+
+def test_every_trial_is_a_row_failed_and_pruned_included(run):
+    """Failed and pruned trials stand in the table with their outcome and reason."""
+    frame = load_history(run)
+    assert frame["trial"].tolist() == [0, 1, 2, 3, 4]
+    assert frame["phase"].tolist() == ["baseline", "probe", "search", "search", "confirm"]
+    assert frame["outcome"].tolist() == ["ok", "ok", "pruned", "oom", "ok"]
+    assert frame.loc[2, "reason"] == "cannot win any more"
+    assert frame.loc[2, "speedup"] == 0.5
+
+
+def test_figures_stand_under_their_names(run):
+    """Each figure of a trial's record reaches its own column unchanged."""
+    row = load_history(run).loc[1]
+    assert row["throughput"] == 2000.0
+    assert (row["speedup"], row["speedup_low"], row["speedup_high"]) == (2.0, 1.8, 2.2)
+    assert row["compile_seconds"] == 1.25
+    assert row["warmup_seconds"] == 0.5
+    assert row["first_step_seconds"] == 1.5
+    assert row["epoch_overhead_seconds"] == 0.05
+    assert row["peak_host_bytes"] == 3 << 30
+    assert row["peak_device_bytes"] == 1 << 40
+    assert row["input_wait_fraction"] == 0.25
+    assert row["cpu_utilisation"] == 1.75
+    assert row["started_at"] == pd.Timestamp("2026-11-20T19:10:01.250Z")
+    assert row["seconds"] == 3.5
+    assert (row["run"], row["machine"], row["workload"]) == ("run-a", MACHINE.id, "digits")
+
+
+def test_measured_seconds_leave_the_baselines_turns_out(run):
+    """`measured_seconds` adds up the trial's own slices, paired and alone, and not the baseline's."""
+    assert load_history(run).loc[1, "measured_seconds"] == 0.75
+
+
+def test_knobs_keep_their_type_and_mixed_ones_are_text_as_toml_has_it(run):
+    """Integers and booleans are values; a knob that mixes types is text, `true` and not `True`."""
+    row = load_history(run).loc[1]
+    assert row["batch_size"] == 256
+    assert row["precision"] == "float32"
+    assert row["deterministic"] is True or row["deterministic"] == True  # noqa: E712
+    assert (row["jit_compile"], row["prefetch"], row["num_parallel_calls"]) == ("true", "autotune", "0")
+
+
+def test_a_knob_the_device_lacks_is_na(run):
+    """A knob that a configuration does not set is NA in every row."""
+    assert load_history(run)["tensor_float_32"].isna().all()
+
+
+def test_what_was_not_measured_is_na(run):
+    """A trial that ran out of memory has NA for every figure, and no zeros that could be averaged."""
+    row = load_history(run).loc[3]
+    figures = list(DTYPES)[list(DTYPES).index("throughput") : list(DTYPES).index("started_at")]
+    assert len(figures) == 14
+    assert all(row[name] is pd.NA for name in figures)
+
+
+def test_bottleneck_is_na_for_now(run):
+    """`bottleneck` keeps its place, though nothing fills it yet."""
+    assert load_history(run)["bottleneck"].isna().all()
+
+
+def test_a_trial_that_ended_well_has_no_reason(run):
+    """An empty reason is NA, in the table as in a file."""
+    assert load_history(run)["reason"].isna().tolist() == [True, True, False, False, True]
+
+
+def test_reasons_are_one_line(run):
+    """A reason over several lines becomes one, so that a row of the CSV stays a line."""
+    assert load_history(run).loc[3, "reason"] == "killed: out of memory"
+
+
+def test_rows_go_by_trial_number_beyond_four_digits(tmp_path):
+    """Trial 10000 comes after trial 9999, though its directory's name sorts before."""
+    run = a_run(tmp_path / "run", [a_trial(10000), a_trial(9999)])
+    assert load_history(run)["trial"].tolist() == [9999, 10000]
+
+
+def test_times_of_other_zones_are_turned_to_utc(tmp_path):
+    """`started_at` is in UTC, whatever zone the file names; without a zone it is UTC already."""
+    trials = [
+        a_trial(0, started_at="2026-11-20T19:10:00+02:00"),
+        a_trial(1, started_at="2026-11-20T17:10:00"),
+    ]
+    frame = load_history(a_run(tmp_path / "run", trials))
+    assert (frame["started_at"] == pd.Timestamp("2026-11-20T17:10:00Z")).all()
+
+
+def test_a_workload_that_was_never_known_is_na(tmp_path):
+    """A run that ended before its workload was loaded has NA for the workload's name."""
+    run = a_run(tmp_path / "run", TRIALS[:1], workload=None)
+    assert load_history(run)["workload"].isna().all()
+
+
+def test_several_runs_stand_below_each_other(tmp_path):
+    """The rows of several runs follow in the order of the arguments, under one index."""
+    first = a_run(tmp_path / "z", TRIALS[:2])
+    second = a_run(tmp_path / "a", TRIALS[:3], machine=MACHINE.model_copy(update={"cores": 4}))
+    frame = load_history(first, str(second))
+    assert frame["run"].tolist() == ["z", "z", "a", "a", "a"]
+    assert frame["machine"].nunique() == 2
+    assert frame.index.tolist() == [0, 1, 2, 3, 4]
+    assert dtypes_of(frame) == DTYPES
+
+
+def test_a_results_tree_stands_for_all_runs_in_it(tmp_path):
+    """A directory that holds runs, at any depth, stands for them all, by path."""
+    a_run(tmp_path / "results" / "mlp" / "20261120-2", TRIALS[:1])
+    a_run(tmp_path / "results" / "mlp" / "20261120-1", TRIALS[:1])
+    a_run(tmp_path / "results" / "cnn" / "20261121-1", TRIALS[:1])
+    (tmp_path / "results" / "README.md").write_text("What each run shows.")
+    frame = load_history(tmp_path / "results")
+    assert frame["run"].tolist() == ["20261121-1", "20261120-1", "20261120-2"]
+    assert load_history(tmp_path / "results" / "mlp")["run"].tolist() == ["20261120-1", "20261120-2"]
+
+
+def test_a_run_that_is_named_twice_counts_once(run, tmp_path):
+    """A run given by itself and again by the tree that holds it gives its rows once."""
+    assert len(load_history(run, tmp_path, run / ".." / run.name)) == len(TRIALS)
+
+
+def test_what_lies_inside_a_run_is_not_another_run(run):
+    """A run.json below a run directory belongs to that run and is not read as a run."""
+    (run / "trials" / "0001" / "run.json").write_text("{}")
+    assert len(load_history(run)) == len(TRIALS)
+
+
+def test_a_run_without_trials_gives_the_same_columns_and_dtypes(tmp_path):
+    """A run that no trial has finished in gives no rows, but every column with its dtype and categories."""
+    frame = load_history(a_run(tmp_path / "run", ()))
+    assert frame.empty
+    assert dtypes_of(frame) == DTYPES
+    assert list(frame["outcome"].cat.categories) == OUTCOMES
+
+
+def test_an_unfinished_trial_is_no_row(run):
+    """A trial directory that has no result yet is passed over."""
+    (run / "trials" / "0005").mkdir()
+    assert len(load_history(run)) == len(TRIALS)
+
+
+# ---------------------------------------------------------------------------------------------- wrong input
+
+
+def message_of(call, *arguments):
+    """The first line of the RunDirectoryError that the call raises; it is all of its message."""
+    with pytest.raises(RunDirectoryError) as caught:
+        call(*arguments)
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+@pytest.mark.parametrize("call", [load_history, compare_runs])
+def test_no_run_at_all_is_an_error(call):
+    """Without any path there is nothing to show, and the message says so."""
+    assert message_of(call) == "no run was given"
+
+
+@pytest.mark.parametrize("call", [load_history, compare_runs])
+def test_a_path_that_holds_no_run_is_an_error_that_names_it(call, tmp_path):
+    """A missing path, a file and a directory without runs each give a line with the path and the problem."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    missing = message_of(call, tmp_path / "missing")
+    assert missing == f"{tmp_path}/missing is not a run directory: No such file or directory"
+    assert message_of(call, tmp_path / "file") == f"{tmp_path}/file is not a run directory: Not a directory"
+    empty = message_of(call, tmp_path / "empty")
+    assert empty == f"{tmp_path}/empty is not a run directory: there is no run.json in it or below it"
+
+
+@pytest.mark.parametrize("call", [load_history, compare_runs])
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("trials/0001/result.json", "{"),
+        ("trials/0001/result.json", "{}"),
+        ("trials/0001/result.json", "\x00"),
+        ("run.json", "[]"),
+    ],
+)
+def test_a_damaged_file_is_an_error_that_names_it(call, run, file, content):
+    """A file that cannot be read stops the reading with one line that names the file."""
+    (run / file).write_text(content)
+    assert message_of(call, run).startswith(f"{run / file} is damaged: ")
+
+
+def with_changes(run, **changes):
+    """The run, with `changes` made to the result of its trial 1."""
+    file = run / "trials" / "0001" / "result.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"configuration": {"batch_size": 1, "warp": 9}},
+            ": configuration: there is no knob called 'warp'",
+        ),
+        ({"configuration": {"batch_size": "big"}}, ": configuration: batch_size cannot be 'big'"),
+        ({"started_at": "yesterday"}, " is damaged: started_at: 'yesterday' is not a time"),
+        (
+            {"started_at": "0001-01-01T00:00:00+23:00"},
+            " is damaged: started_at: '0001-01-01T00:00:00+23:00' is not a time",
+        ),
+        ({"peak_host_bytes": 1 << 63}, " is damaged: peak_host_bytes does not fit into 64 bits"),
+        ({"schema_version": 2}, ": written by another version of autotune"),
+    ],
+)
+def test_values_that_cannot_be_are_errors_that_name_the_file(run, changes, expected):
+    """A well-formed result with an impossible value stops the reading with one line that names the file."""
+    file = with_changes(run, **changes)
+    assert message_of(load_history, run) == file + expected
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from(sorted(TrialRecord.model_fields)),
+    value=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(), inner, max_size=2),
+        max_leaves=4,
+    ),
+)
+def test_any_value_in_any_field_is_read_or_refused(run, name, value):
+    """Whatever stands in a result, it is either read, dtypes intact, or refused with a RunDirectoryError."""
+    original = (run / "trials" / "0001" / "result.json").read_text()
+    with_changes(run, **{name: value})
+    try:
+        read, refused = load_history(run), ""
+    except RunDirectoryError as error:
+        read, refused = None, error.message
+    finally:
+        (run / "trials" / "0001" / "result.json").write_text(original)
+    assert "/result.json" in refused if read is None else dtypes_of(read) == DTYPES
+
+
+# -------------------------------------------------------------------------------------------------- writing
+
+
+def test_csv_reads_back_as_the_same_table(run, tmp_path):
+    """The CSV holds every cell: read with the same dtypes, it is the same table."""
+    frame = load_history(run)
+    write_csv(frame, tmp_path / "history.csv")
+    dtypes = frame.dtypes.to_dict()
+    moment = dtypes.pop("started_at")
+    back = pd.read_csv(tmp_path / "history.csv", dtype=dtypes, parse_dates=["started_at"])
+    pd.testing.assert_frame_equal(back.astype({"started_at": moment}), frame)
+
+
+def test_csv_has_one_header_and_a_line_per_trial(run, tmp_path):
+    """The CSV starts with the columns' names, carries no index, and leaves NA empty."""
+    write_csv(load_history(run), str(tmp_path / "history.csv"))
+    lines = (tmp_path / "history.csv").read_text().split("\n")
+    assert lines[0] == ",".join(DTYPES)
+    assert [line.partition(",2026-")[0] for line in lines[4:5]] == [
+        "run-a,3,search,oom,256,float32,,true,,autotune,0,,True,,,True" + "," * 14
+    ]
+    assert len(lines) == 1 + len(TRIALS) + 1
+
+
+def test_parquet_reads_back_with_all_dtypes(run, tmp_path):
+    """`pandas.read_parquet` gives the same table back: values, NA, dtypes and unused categories."""
+    frame = load_history(run)
+    write_parquet(frame, tmp_path / "history.parquet")
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "history.parquet"), frame)
+
+
+def test_parquet_of_no_trials_keeps_columns_and_dtypes(tmp_path):
+    """A table without rows keeps its columns and dtypes; only the unused categories are lost."""
+    write_parquet(load_history(a_run(tmp_path / "run", ())), tmp_path / "history.parquet")
+    back = pd.read_parquet(tmp_path / "history.parquet")
+    assert back.empty
+    assert dtypes_of(back) == DTYPES
+
+
+@pytest.mark.parametrize("write", [write_csv, write_parquet])
+def test_some_rows_of_the_table_can_be_written(write, run, tmp_path):
+    """A selection of rows is written without its index."""
+    frame = load_history(run)
+    write(frame[frame["outcome"] == "oom"], tmp_path / "some")
+    back = pd.read_csv(tmp_path / "some") if write is write_csv else pd.read_parquet(tmp_path / "some")
+    assert list(back.columns) == list(DTYPES)
+    assert back["trial"].tolist() == [3]
+
+
+@pytest.mark.parametrize("write", [write_csv, write_parquet])
+def test_a_place_that_cannot_be_written_is_an_error_that_names_it(write, run, tmp_path):
+    """A missing directory, a read-only one, a file for a directory, a directory for a file: each is named."""
+    frame = load_history(run)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "directory").mkdir()
+    # Nobody can make a file in /sys; a directory without write permission would not stop root.
+    for place, problem in {
+        tmp_path / "missing" / "history": "No such file or directory",
+        tmp_path / "file" / "history": "Not a directory",
+        tmp_path / "directory": "Is a directory",
+        Path("/sys/history"): "",
+    }.items():
+        assert message_of(write, frame, place).startswith(f"cannot write {place}: {problem}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["directory", "file", "run-a"]
+
+
+@pytest.mark.parametrize("write", [write_csv, write_parquet])
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(write, run, tmp_path, monkeypatch):
+    """When the disk fills up while writing, the file from before is whole and no temporary one is left."""
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "history").write_text("before")
+    monkeypatch.setattr(frame_module.os, "fsync", full)
+    message = message_of(write, load_history(run), tmp_path / "out" / "history")
+    assert message.endswith("No space left on device")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["history"]
+    assert (tmp_path / "out" / "history").read_text() == "before"
+
+
+# --------------------------------------------------------------------------------------------- compare_runs
+
+
+def only(*paths):
+    """The one summary of a comparison."""
+    (summary,) = compare_runs(*paths)
+    return summary
+
+
+def test_a_summary_says_how_a_run_ended(run):
+    """A summary names the run, its machine and start, and counts its trials by outcome."""
+    summary = only(run)
+    assert (summary.run, summary.path, summary.workload) == ("run-a", run, "digits")
+    assert (summary.machine, summary.machine_description) == (MACHINE.id, "Xeon × 2 cores")
+    assert summary.started_at.isoformat() == "2026-11-20T19:10:00+00:00"
+    assert summary.trials == 5
+    assert summary.outcomes == {"ok": 3, "pruned": 1, "oom": 1}
+    assert summary.baseline_throughput == interval(1000.0)
+
+
+def test_a_summary_cannot_be_changed(run):
+    """A summary is frozen."""
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        only(run).verdict = "faster"
+
+
+def test_the_best_trial_is_the_fastest_that_ended_well_in_the_search(tmp_path):
+    """The best trial comes from probes and search; pruned, failed and confirming trials do not compete."""
+    trials = [
+        *TRIALS,
+        a_trial(5, configuration={**BASELINE, "prefetch": 2}, speedup=interval(2.5)),
+        a_trial(6, configuration={**BASELINE, "prefetch": 4}, speedup=interval(2.5)),
+        a_trial(7, outcome=Outcome.PRUNED, speedup=interval(9.0)),
+        a_trial(8, outcome=Outcome.UNSTABLE, speedup=interval(9.0)),
+        a_trial(9),
+    ]
+    summary = only(a_run(tmp_path / "run", trials))
+    assert (summary.best_trial, summary.best_changes) == (5, "prefetch=2")
+    assert summary.best_speedup == interval(2.5)
+
+
+def test_a_probe_can_be_the_best_trial(run):
+    """A single change that was the fastest is the best trial, told as its differences from the baseline."""
+    summary = only(run)
+    assert (summary.best_trial, summary.best_speedup) == (1, interval(2.0))
+    assert summary.best_changes == "batch_size=256 jit_compile=true prefetch=autotune"
+
+
+def test_a_run_without_baseline_in_its_file_takes_the_baseline_trials(tmp_path):
+    """Where run.json names no baseline, differences are told from the baseline trial's configuration."""
+    summary = only(a_run(tmp_path / "run", TRIALS[:2], baseline=None))
+    assert summary.best_changes == "batch_size=256 jit_compile=true prefetch=autotune"
+
+
+def test_a_run_that_measured_nothing_has_no_best_trial(tmp_path):
+    """A run without trials, workload and baseline is summarised all the same."""
+    summary = only(a_run(tmp_path / "run", (), workload=None, baseline=None))
+    assert (summary.trials, summary.outcomes, summary.workload) == (0, {}, None)
+    assert (summary.best_trial, summary.best_changes, summary.best_speedup) == (None, None, None)
+    assert summary.baseline_throughput is None
+
+
+def test_the_baselines_throughput_is_of_the_first_baseline_trial_that_has_one(tmp_path):
+    """A baseline that failed at first and was begun anew counts from where it was measured."""
+    trials = [
+        a_trial(0, Phase.BASELINE, Outcome.TIMEOUT, BASELINE),
+        a_trial(1, throughput=interval(5.0)),
+        a_trial(2, Phase.BASELINE, configuration=BASELINE, throughput=interval(900.0)),
+        a_trial(3, Phase.BASELINE, configuration=BASELINE, throughput=interval(800.0)),
+    ]
+    assert only(a_run(tmp_path / "run", trials)).baseline_throughput == interval(900.0)
+
+
+def test_without_a_recipe_nothing_is_claimed(run):
+    """A run that left no recipe has no verdict, no claim and no recommendation."""
+    summary = only(run)
+    assert (summary.verdict, summary.claimed) == (None, None)
+    assert (summary.recommended, summary.recommended_changes) == (None, None)
+
+
+def test_a_recipe_brings_verdict_claim_and_recommendation(tmp_path):
+    """What the recipe claims stands beside, and not in place of, the search's best trial."""
+    summary = only(a_run(tmp_path / "run", recipe=a_recipe()))
+    assert summary.verdict == "faster"
+    assert summary.claimed == Interval(value=1.84, low=1.79, high=1.90)
+    assert dict(summary.recommended) == {**BASELINE, "batch_size": 512}
+    assert summary.recommended_changes == "batch_size=512"
+    assert summary.best_speedup == interval(2.0)
+
+
+def test_a_recipe_may_recommend_the_baseline(tmp_path):
+    """A recipe without a gain recommends the baseline, and may claim no speed-up."""
+    evidence = {"verdict": "no_significant_gain", "speedup": None}
+    recipe = a_recipe(configuration=BASELINE, evidence=evidence)
+    summary = only(a_run(tmp_path / "run", recipe=recipe))
+    assert (summary.verdict, summary.claimed) == ("no_significant_gain", None)
+    assert summary.recommended_changes == "baseline"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "expected"),
+    [
+        ("{", " is damaged: the file: "),
+        ("null", " is damaged: the file: "),
+        (a_recipe(evidence={}), " is damaged: evidence.verdict: "),
+        (a_recipe(evidence={"verdict": ""}), " is damaged: evidence.verdict: "),
+        (
+            a_recipe(evidence={"verdict": "faster", "speedup": {"value": 2.0, "ci95": [1.0]}}),
+            " is damaged: evidence.speedup.ci95.1: ",
+        ),
+        (a_recipe(configuration={"warp": 9}), ": configuration: there is no knob called 'warp'"),
+        (a_recipe(baseline={"batch_size": 0}), ": baseline: batch_size cannot be 0"),
+        (a_recipe(schema_version=2), ": written by another version of autotune"),
+        ({"configuration": BASELINE}, " is damaged: schema_version: "),
+    ],
+)
+def test_a_damaged_recipe_is_an_error_that_names_it(tmp_path, recipe, expected):
+    """A recipe that cannot be read is never taken for none: one line names the file and what is wrong."""
+    run = a_run(tmp_path / "run", recipe=recipe)
+    assert message_of(compare_runs, run).startswith(f"{run}/recipe.json{expected}")
+
+
+def test_a_recipe_that_is_a_directory_is_an_error(run):
+    """A recipe that exists but cannot be opened is an error that names it."""
+    (run / "recipe.json").mkdir()
+    assert message_of(compare_runs, run) == f"cannot read {run}/recipe.json: Is a directory"
+
+
+def test_a_recipe_that_is_too_large_is_not_read(run):
+    """A file beyond any recipe's size is refused before it fills the memory."""
+    with (run / "recipe.json").open("wb") as stream:
+        stream.truncate(1 << 40)
+    assert message_of(compare_runs, run).startswith(f"{run}/recipe.json: larger than ")
+
+
+def test_a_damaged_baseline_is_an_error_that_names_the_file(tmp_path):
+    """A baseline in run.json that no knob can take is an error that names file and key."""
+    run = a_run(tmp_path / "run", baseline={"batch_size": 0})
+    assert message_of(compare_runs, run) == f"{run}/run.json: baseline: batch_size cannot be 0"
+
+
+def test_a_damaged_start_is_an_error_that_names_the_file(tmp_path):
+    """A run that began at no time is an error that names its run.json."""
+    run = a_run(tmp_path / "run", started_at="then")
+    assert message_of(compare_runs, run) == f"{run}/run.json is damaged: started_at: 'then' is not a time"
+
+
+def compared_with_first(tmp_path, **fields) -> RunSummary:
+    """The summary of a run that differs in `fields` from the first one it is compared with."""
+    first, other = compare_runs(a_run(tmp_path / "first"), a_run(tmp_path / "other", **fields))
+    assert (first.comparable_with_first, first.why_not) == (True, "")
+    return other
+
+
+def test_runs_of_one_machine_and_workload_are_comparable(tmp_path):
+    """Two runs of the same workload, baseline and machine are comparable, and come in the order given."""
+    other = compared_with_first(tmp_path)
+    assert (other.run, other.comparable_with_first, other.why_not) == ("other", True, "")
+
+
+def test_versions_that_do_not_change_speed_leave_runs_comparable(tmp_path):
+    """Another machine id alone, as after an update of Optuna, does not part two runs."""
+    packages = {**MACHINE.packages, "optuna": "5.1.0"}
+    other = compared_with_first(tmp_path, machine=MACHINE.model_copy(update={"packages": packages}))
+    assert other.machine != MACHINE.id
+    assert other.comparable_with_first
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (
+            {"machine": MACHINE.model_copy(update={"cores": 4})},
+            "another machine (cores: measured on 2, here 4)",
+        ),
+        ({"workload": None}, "the workload of one of the runs is not known"),
+        (
+            {"workload": WORKLOAD.model_copy(update={"name": "images"})},
+            "another workload (images, not digits)",
+        ),
+        (
+            {"workload": WORKLOAD.model_copy(update={"fingerprint": "sha256:bb"})},
+            "the workload's code has changed",
+        ),
+        ({"baseline": {**BASELINE, "batch_size": 64}}, "another baseline"),
+        (
+            {"machine": MACHINE.model_copy(update={"cores": 4}), "workload": None},
+            "another machine (cores: measured on 2, here 4), the workload of one of the runs is not known",
+        ),
+    ],
+)
+def test_runs_that_differ_in_what_matters_are_not_comparable(tmp_path, fields, expected):
+    """Another machine, workload, code or baseline is shown, but marked, with the reason."""
+    other = compared_with_first(tmp_path, **fields)
+    assert not other.comparable_with_first
+    assert other.why_not == expected
+    assert other.trials == len(TRIALS)
+
+
+def test_a_run_that_ended_before_its_baseline_stays_comparable(tmp_path):
+    """A run whose baseline is not known is not said to have another one."""
+    assert compared_with_first(tmp_path, baseline=None).comparable_with_first
+
+
+def test_a_machine_is_told_in_words():
+    """Equal GPUs are counted, and one core is no plural."""
+    gpus = [Gpu(name=name, memory_bytes=1) for name in ("H200", "L4", "H200")]
+    machine = MACHINE.model_copy(update={"cores": 1, "gpus": tuple(gpus)})
+    assert describe_machine(machine) == "Xeon × 1 core, 2 × H200, L4"
+
+
+def test_comparing_needs_no_pandas():
+    """Whoever compares runs does not wait for pandas to be imported."""
+    code = "import sys, autotune.history.compare; sys.exit('pandas' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
