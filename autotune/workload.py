@@ -181,8 +181,9 @@ def parse_reference(text: str) -> WorkloadReference:
         raise WorkloadError(
             f"{location}: no such file", hint=f"Looked in {Path.cwd()}. Give the path of the workload's file."
         ) from error
-    except OSError as error:
-        raise WorkloadError(f"cannot read {location}: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise WorkloadError(f"cannot read {location}: {reason}") from error
     _check_source(source, name, location)
     file = file.resolve()
     return WorkloadReference(file=str(file), name=name, search_path=(str(file.parent),))

@@ -322,13 +322,11 @@ def test_several_runs_stand_below_each_other(tmp_path):
 
 def test_a_results_tree_stands_for_all_runs_in_it(tmp_path):
     """A directory that holds runs, at any depth, stands for them all, by path."""
-    a_run(tmp_path / "results" / "mlp" / "20261120-2", TRIALS[:1])
-    a_run(tmp_path / "results" / "mlp" / "20261120-1", TRIALS[:1])
-    a_run(tmp_path / "results" / "cnn" / "20261121-1", TRIALS[:1])
+    for name in ("mlp/4", "cnn/2", "mlp/6", "cnn/1", "mlp/5", "cnn/3"):
+        a_run(tmp_path / "results" / name, TRIALS[:1])
     (tmp_path / "results" / "README.md").write_text("What each run shows.")
-    frame = load_history(tmp_path / "results")
-    assert frame["run"].tolist() == ["20261121-1", "20261120-1", "20261120-2"]
-    assert load_history(tmp_path / "results" / "mlp")["run"].tolist() == ["20261120-1", "20261120-2"]
+    assert load_history(tmp_path / "results")["run"].tolist() == ["1", "2", "3", "4", "5", "6"]
+    assert load_history(tmp_path / "results" / "mlp")["run"].tolist() == ["4", "5", "6"]
 
 
 def test_a_run_that_is_named_twice_counts_once(run, tmp_path):
@@ -422,6 +420,7 @@ def with_changes(run, **changes):
             " is damaged: started_at: '0001-01-01T00:00:00+23:00' is not a time",
         ),
         ({"peak_host_bytes": 1 << 63}, " is damaged: peak_host_bytes does not fit into 64 bits"),
+        ({"peak_device_bytes": 1 << 70}, " is damaged: peak_device_bytes does not fit into 64 bits"),
         ({"schema_version": 2}, ": written by another version of autotune"),
     ],
 )
@@ -429,6 +428,12 @@ def test_values_that_cannot_be_are_errors_that_name_the_file(run, changes, expec
     """A well-formed result with an impossible value stops the reading with one line that names the file."""
     file = with_changes(run, **changes)
     assert message_of(load_history, run) == file + expected
+
+
+def test_a_trial_number_that_cannot_be_is_an_error(run):
+    """A trial number beyond what the table can hold is refused, not raised as an overflow."""
+    with_changes(run, trial=1 << 63)
+    assert message_of(load_history, run).endswith(" is damaged: trial does not fit into 64 bits")
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -500,6 +505,7 @@ def test_some_rows_of_the_table_can_be_written(write, run, tmp_path):
     back = pd.read_csv(tmp_path / "some") if write is write_csv else pd.read_parquet(tmp_path / "some")
     assert list(back.columns) == list(DTYPES)
     assert back["trial"].tolist() == [3]
+    assert back.index.tolist() == [0]
 
 
 @pytest.mark.parametrize("write", [write_csv, write_parquet])
@@ -737,6 +743,12 @@ def test_runs_that_differ_in_what_matters_are_not_comparable(tmp_path, fields, e
 def test_a_run_that_ended_before_its_baseline_stays_comparable(tmp_path):
     """A run whose baseline is not known is not said to have another one."""
     assert compared_with_first(tmp_path, baseline=None).comparable_with_first
+
+
+def test_the_first_run_is_comparable_with_itself(tmp_path):
+    """The first run is what others are compared with, even when its workload is not known."""
+    summary = only(a_run(tmp_path / "run", workload=None))
+    assert (summary.comparable_with_first, summary.why_not) == (True, "")
 
 
 def test_a_machine_is_told_in_words():

@@ -83,3 +83,17 @@ def instance_interval(
     level = 1 - (1 - confidence) / comparisons
     margin = t_quantile(level, count - 1) * math.sqrt(max(between, within))
     return LogInterval(value=mean, low=mean - margin, high=mean + margin, count=count)
+
+
+def pooled_deviation(groups: Sequence[Sequence[float]]) -> float:
+    """Standard deviation of a single log-ratio, pooled over trials; 0 when no trial has two.
+
+    Most of the spread is the baseline's, which all trials share: pooled, a trial with three pairs need not
+    be judged by its own three values.
+
+    Args:
+        groups: The log-ratios of each trial.
+    """
+    spread = sum(statistics.variance(each) * (len(each) - 1) for each in groups if len(each) > 1)
+    degrees = sum(len(each) - 1 for each in groups if len(each) > 1)
+    return math.sqrt(spread / degrees) if degrees else 0.0

@@ -95,7 +95,7 @@ def baseline_configuration(
     Args:
         batch_size: The workload's batch size.
         named: `Workload.baseline`.
-        device: What the training runs on; knobs that do not exist there are left out.
+        device: What the training runs on: the knobs that exist there get their defaults.
         where: Where `named` stands, for error messages.
     """
     values: dict[str, object] = {

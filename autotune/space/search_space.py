@@ -172,7 +172,9 @@ class SearchSpace:
                 )
             text = content.decode("utf-8")
         except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            if isinstance(error, UnicodeDecodeError):
+                reason = "not UTF-8 text"
             raise SearchSpaceError(
                 f"cannot read the search space {file}: {reason}",
                 hint=f"Give the path of a TOML file, or one of {', '.join(shipped_names())}.",

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from autotune.errors import ArgumentError, BudgetError
 
 CONFIRMATION_SHARE = 0.35
-PROBE_SHARE = 0.5
+PROBE_SHARE = 0.4
 """Of the search's time, at most."""
 SMALLEST_TRIAL_TIMEOUT = 20.0
 FIRST_STEP_FACTOR = 4.0
 LARGEST_TRIAL_SHARE = 0.10
+SECOND_LOOK_SHARE = 0.25
+"""Of the search's time: kept for measuring the leaders again before one is sent to the confirmation."""
 LONG_BUDGET = 300.0
 """From this budget on, more than one finalist is confirmed."""
 FINALISTS = 3
@@ -35,6 +37,7 @@ class Plan:
     Args:
         budget: For everything.
         search_ends: When the last search trial must have ended.
+        sampling_ends: When new configurations give way to second looks at the leaders.
         probes_end: When single changes give way to the sampler.
         ends: When the confirmation must have ended.
         trial_timeout: One search trial, from request to end.
@@ -44,6 +47,7 @@ class Plan:
 
     budget: float
     search_ends: float
+    sampling_ends: float
     probes_end: float
     ends: float
     trial_timeout: float
@@ -81,6 +85,7 @@ def plan_run(budget: float, *, ready_at: float, first_step: float, trial_timeout
     return Plan(
         budget=budget,
         search_ends=search_ends,
+        sampling_ends=search_ends - (search_ends - ready_at) * SECOND_LOOK_SHARE,
         probes_end=ready_at + (search_ends - ready_at) * PROBE_SHARE,
         ends=budget - CLOSING_SECONDS,
         trial_timeout=trial_timeout or min(limit, LARGEST_TRIAL_SHARE * budget),

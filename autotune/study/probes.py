@@ -55,15 +55,14 @@ def probes(space: ResolvedSpace) -> list[Configuration]:
 def _granted(wish: Mapping[str, KnobValue | float], space: ResolvedSpace) -> Iterator[tuple[str, KnobValue]]:
     for name, wanted in wish.items():
         choices = space.choices.get(name, ())
-        if isinstance(wanted, float):
-            wanted = int(wanted * int(space.baseline[name]))
         if isinstance(wanted, (bool, str)):
             if any(type(each) is type(wanted) and each == wanted for each in choices):
                 yield name, wanted
             continue
+        target = wanted * int(space.baseline[name]) if isinstance(wanted, float) else wanted
         numbers = [each for each in choices if type(each) is int and each > 0]
         if numbers:
-            yield name, min(numbers, key=lambda each: abs(math.log(each / wanted)))
+            yield name, min(numbers, key=lambda each: abs(math.log(each / target)))
 
 
 def doublings(space: ResolvedSpace) -> list[int]:

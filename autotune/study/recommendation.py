@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import autotune
 from autotune.machine import Machine
@@ -42,7 +43,7 @@ def recommend(
     baseline: Configuration,
     machine: Machine,
     workload: RecipeWorkload,
-    provenance: dict[str, object],
+    provenance: dict[str, Any],
     min_gain: float,
 ) -> Recipe:
     """The recipe: the confirmed winner, or the baseline where nothing was confirmed to be faster.
@@ -65,7 +66,7 @@ def recommend(
         learning_rate=LearningRate.between(configuration.batch_size, baseline.batch_size),
         machine=machine,
         workload=workload,
-        created_by=CreatedBy(autotune=autotune.__version__, created_at=now_utc(), **provenance),  # type: ignore[arg-type]  # checked by pydantic
+        created_by=CreatedBy(autotune=autotune.__version__, created_at=now_utc(), **provenance),
     )
 
 

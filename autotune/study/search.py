@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 
+from autotune.measure.intervals import pooled_deviation
 from autotune.space.configuration import Configuration
 from autotune.space.search_space import ResolvedSpace
 from autotune.study.feasibility import known_to_fail
@@ -19,7 +19,8 @@ from autotune.study.side_by_side import Interrupted, SideBySide
 from autotune.trial.record import Outcome, Phase, TrialRecord
 
 REPEATS_THAT_END_IT = 20
-"""Samples in a row that were known already and not worth more slices: the space is explored."""
+"""Samples in a row that were known already: the space is explored."""
+MOST_SECOND_LOOKS = 12
 
 
 class Search:
@@ -68,6 +69,7 @@ class Search:
                 PhaseBegan(phase=Phase.SEARCH, ends=plan.search_ends, detail="what the sampler proposes")
             )
             self._sample()
+            self._second_looks()
         except Interrupted:
             return False
         return not run.interrupted()
@@ -87,24 +89,34 @@ class Search:
                 return
 
     def _sample(self) -> None:
-        if self._time_for_another(self._plan.search_ends):
+        ends = self._plan.sampling_ends
+        if self._time_for_another(ends):
             self._try(Phase.SEARCH, combination(self._space, list(self._run.records.values())))
         repeats = 0
-        while repeats < REPEATS_THAT_END_IT and self._time_for_another(self._plan.search_ends):
+        while repeats < REPEATS_THAT_END_IT and self._time_for_another(ends):
             asked, configuration = self._sampler.ask()
             known = self._trials.get(configuration)
             if known is None:
                 repeats = 0
                 self._sampler.tell(asked, self._run_new(Phase.SEARCH, configuration))
                 continue
+            repeats += 1
             record = self._run.records[known.number]
-            if known.number and record.outcome is Outcome.OK and self._promising(record):
-                self._run.announce(known)
-                record = self._measure(known, incumbent_low=self._incumbent_low(without=known.number))
-                repeats = 0
-            else:
-                repeats += 1
+            if known in self._leaders():
+                record = self._look_again(known)
             self._sampler.tell(asked, record)
+
+    def _second_looks(self) -> None:
+        """More slices for the leaders, so that luck decides less which of them is confirmed."""
+        for _ in range(MOST_SECOND_LOOKS):
+            leaders = self._leaders()
+            if len(leaders) < 2 or not self._time_for_another(self._plan.search_ends, new=False):
+                return
+            self._look_again(leaders[0])
+
+    def _look_again(self, trial: Trial) -> TrialRecord:
+        self._run.announce(trial)
+        return self._measure(trial, incumbent_low=None)
 
     # --------------------------------------------------------------------------------------------- trials
 
@@ -144,48 +156,52 @@ class Search:
 
     # ------------------------------------------------------------------------------------------ decisions
 
-    def _time_for_another(self, ends: float) -> bool:
+    def _time_for_another(self, ends: float, *, new: bool = True) -> bool:
         """Whether a trial of the usual length would end in time, and is allowed."""
         if self._run.interrupted():
             raise Interrupted
-        if self._most_trials is not None and len(self._run.records) - 1 >= self._most_trials:
+        if new and self._most_trials is not None and len(self._run.records) - 1 >= self._most_trials:
             return False
         usual = statistics.median(self._durations) if self._durations else self._plan.measured + 3.0
         return self._run.clock() + usual <= ends
 
-    def _measured(self) -> Sequence[TrialRecord]:
+    def _measured(self) -> list[Trial]:
+        """The trials that were measured to their end."""
         return [
-            each
-            for each in self._run.records.values()
-            if each.outcome is Outcome.OK and each.speedup is not None
+            trial
+            for trial in self._trials.values()
+            if trial.number
+            and len(trial.log_ratios) > 1
+            and self._run.records[trial.number].outcome is Outcome.OK
         ]
 
-    def _incumbent_low(self, *, without: int | None = None) -> float | None:
-        """Lower bound of the best log-ratio; the baseline itself (0) counts as one to beat."""
-        lows = [
-            math.log(each.speedup.low)
-            for each in self._measured()
-            if each.speedup is not None and each.speedup.low > 0 and each.trial != without
-        ]
-        return max(lows, default=None)
+    def _errors(self) -> dict[int, float]:
+        """Standard error of each measured trial's log-ratio, by number, the spread pooled over all."""
+        measured = self._measured()
+        deviation = pooled_deviation([trial.log_ratios for trial in measured])
+        return {trial.number: deviation / math.sqrt(len(trial.log_ratios)) for trial in measured}
 
-    def _promising(self, record: TrialRecord) -> bool:
-        """Whether more slices could make this the winner."""
-        best = max((each.speedup.low for each in self._measured() if each.speedup), default=0.0)
-        return record.speedup is not None and record.speedup.high >= best
+    def _incumbent_low(self) -> float | None:
+        """Lower bound of the best log-ratio."""
+        errors = self._errors()
+        return max(
+            (statistics.fmean(t.log_ratios) - 2 * errors[t.number] for t in self._measured()), default=None
+        )
 
+    def _leaders(self) -> list[Trial]:
+        """The trials that could still be the best, the one with the highest upper bound first."""
+        low, errors = self._incumbent_low(), self._errors()
+        highs = {t.number: statistics.fmean(t.log_ratios) + 2 * errors[t.number] for t in self._measured()}
+        leaders = [t for t in self._measured() if low is not None and highs[t.number] >= low]
+        return sorted(leaders, key=lambda t: highs[t.number], reverse=True)
 
-def finalists(records: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The trials worth confirming, the most promising first: measured to the end and faster than the baseline.
+    def finalists(self) -> list[TrialRecord]:
+        """The trials worth confirming, the most promising first: measured to the end, faster than the baseline.
 
-    Ranked by lower bound, so that a lucky trial with a wide interval does not come before a sure one.
-    """
-    candidates = [
-        each
-        for each in records
-        if each.phase in (Phase.PROBE, Phase.SEARCH)
-        and each.outcome is Outcome.OK
-        and each.speedup is not None
-        and each.speedup.value > 1
-    ]
-    return sorted(candidates, key=lambda each: each.speedup.low if each.speedup else 0.0, reverse=True)
+        Ranked one standard error below the estimate, so that a lucky trial does not come before a sure one.
+        """
+        errors = self._errors()
+        scores = {t.number: statistics.fmean(t.log_ratios) - errors[t.number] for t in self._measured()}
+        faster = [t for t in self._measured() if statistics.fmean(t.log_ratios) > 0]
+        ranked = sorted(faster, key=lambda t: scores[t.number], reverse=True)
+        return [self._run.records[trial.number] for trial in ranked]

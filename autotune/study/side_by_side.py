@@ -19,7 +19,7 @@ from autotune.trial.record import Outcome, Pairing, Phase, Slice, TrialRecord
 SLICE_SECONDS = 0.5
 CALLS_IN_A_SLICE = 5
 SLICES_IN_A_TRIAL = 8
-INPUT_WAIT_SECONDS = 0.3
+INPUT_WAIT_SECONDS = 0.15
 BASELINE_SLICES = 3
 BRACKET_SLICES = 3
 """Slices of the baseline before, and as many after, a candidate that runs alone."""

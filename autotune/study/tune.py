@@ -8,7 +8,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -26,7 +26,7 @@ from autotune.run_directory import (
 )
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
-from autotune.space.search_space import ResolvedSpace, SearchSpace, find_search_space
+from autotune.space.search_space import SearchSpace, find_search_space
 from autotune.study.confirmation import Confirmer, Limits, Result
 from autotune.study.plan import (
     CONFIRMATION_SHARE,
@@ -36,15 +36,16 @@ from autotune.study.plan import (
     plan_run,
 )
 from autotune.study.progress import Notice, Observer, PhaseBegan, RunBegan, silent
+from autotune.study.recommendation import recommend
 from autotune.study.run import Run
 from autotune.study.running import now_utc
 from autotune.study.sampler import Sampler
-from autotune.study.search import Search, finalists
+from autotune.study.search import Search
 from autotune.study.side_by_side import SideBySide
 from autotune.trial.live import Clock, Trials, WarmUp
 from autotune.trial.messages import WorkloadFacts, WorkloadReference
 from autotune.trial.process import TrialProcesses
-from autotune.trial.record import Phase
+from autotune.trial.record import Phase, TrialRecord
 from autotune.workload import Workload, parse_reference, reference_of, refuse_while_loading
 
 DEFAULT_BUDGET = "10m"
@@ -204,7 +205,7 @@ def tune_with(
     observe: Observer,
 ) -> Recipe:
     """The run itself, on real, simulated or recorded trials. Raises as `tune` does."""
-    with _interruptions(observe) as interruptions:
+    with _interruptions() as interruptions:
         observe(PhaseBegan(phase=Phase.BASELINE, ends=None, detail="importing the workload"))
         facts = trials.open()
         _tell_isolation(trials, observe)
@@ -238,15 +239,26 @@ def tune_with(
             examples=warm.started.examples,
             dataset_takes_config=facts.dataset_takes_config,
         )
-        workload = _workload_record(facts, reference, warm, device)
-        directory.write_run(_run_record(directory, machine, workload, written, space, run, trials, options))
+        record = directory.read_run().model_copy(
+            update={
+                "machine": machine,
+                "workload": _workload_record(facts, reference, warm, device),
+                "search_space": SearchSpaceRecord(
+                    source=written.source, choices=dict(space.choices), left_out=dict(space.left_out)
+                ),
+                "baseline": dict(run.baseline),
+                "isolation": getattr(trials, "isolation", options.isolation),
+            }
+        )
+        directory.write_run(record)
         sampler = Sampler(space, file=directory.study_file, name=facts.name, seed=options.seed)
-        Search(run, beside, space, sampler, plan, most_trials=options.trials).search()
+        search = Search(run, beside, space, sampler, plan, most_trials=options.trials)
+        search.search()
         beside.end_baseline()
         trials.retire(0)
         searched = list(run.records.values())
-        result = _confirm(run, plan, limits, options)
-        recipe = recommend_from(result, searched, run, machine, workload, written, options, spent=clock())
+        result = _confirm(search.finalists(), run, plan, limits, options)
+        recipe = _recipe(result, searched, run, record, options)
         recipe.save(directory.recipe_file)
         return recipe
 
@@ -298,33 +310,10 @@ def _workload_record(
     )
 
 
-def _run_record(
-    directory: RunDirectory,
-    machine: Machine,
-    workload: WorkloadRecord,
-    written: SearchSpace,
-    space: ResolvedSpace,
-    run: Run,
-    trials: Trials,
-    options: Options,
-) -> RunRecord:
-    first = directory.read_run()
-    return first.model_copy(
-        update={
-            "machine": machine,
-            "workload": workload,
-            "search_space": SearchSpaceRecord(
-                source=written.source, choices=dict(space.choices), left_out=dict(space.left_out)
-            ),
-            "baseline": dict(run.baseline),
-            "isolation": getattr(trials, "isolation", options.isolation),
-        }
-    )
-
-
-def _confirm(run: Run, plan: Plan, limits: Limits, options: Options) -> Result | None:
+def _confirm(
+    shortlist: Sequence[TrialRecord], run: Run, plan: Plan, limits: Limits, options: Options
+) -> Result | None:
     """Confirm the finalists; None when there is nothing to confirm."""
-    shortlist = finalists(list(run.records.values()))
     if not shortlist:
         if run.interrupted():
             raise TuningInterruptedError(
@@ -339,25 +328,20 @@ def _confirm(run: Run, plan: Plan, limits: Limits, options: Options) -> Result |
     return Confirmer(run, plan, limits, min_gain=options.min_gain).confirm(shortlist)
 
 
-def recommend_from(
+def _recipe(
     result: Result | None,
-    searched: list,  # type: ignore[type-arg]
+    searched: Sequence[TrialRecord],
     run: Run,
-    machine: Machine,
-    workload: WorkloadRecord,
-    written: SearchSpace,
+    first: RunRecord,
     options: Options,
-    *,
-    spent: float,
 ) -> Recipe:
-    """The recipe of a run; see `recommendation.recommend`."""
-    from autotune.study.recommendation import recommend
-
+    assert first.workload is not None and first.search_space is not None
+    workload = first.workload
     return recommend(
         result=result,
         search_records=searched,
         baseline=run.baseline,
-        machine=machine,
+        machine=first.machine,
         workload=RecipeWorkload(
             name=workload.name,
             fingerprint=workload.fingerprint,
@@ -367,18 +351,18 @@ def recommend_from(
         ),
         provenance={
             "run": run.directory.name,
-            "search_space": written.source,
+            "search_space": first.search_space.source,
             "trials": len(run.records),
             "seed": options.seed,
             "budget_seconds": options.budget,
-            "spent_seconds": spent,
+            "spent_seconds": run.clock(),
         },
         min_gain=options.min_gain,
     )
 
 
 @contextlib.contextmanager
-def _interruptions(observe: Observer) -> Iterator[Callable[[], int]]:
+def _interruptions() -> Iterator[Callable[[], int]]:
     """Counts Ctrl-C: the first asks the run to wind up, the second raises `KeyboardInterrupt` as usual."""
     count = 0
 

@@ -5,9 +5,9 @@ The clock wraps the model's train function, so `fit` itself stays as the user's:
 then it reports, freezes the process, and obeys: each `Measure` is one slice.
 
 Short epochs, and those of very few calls, are timed boundary to boundary: a slice is a number of whole
-epochs. Where an epoch is longer than the tuner allows, `LongEpoch` leaves `fit` once, and a second `fit` is timed by steps: the stretch
-from the last call of an epoch to the first call of the next is not counted, because its cost is
-measured apart (`worker.epoch_overhead`).
+epochs. Where an epoch is longer than the tuner allows, `LongEpoch` leaves `fit` once, and a second `fit` is
+timed by steps: the stretch from the last call of an epoch to the first call of the next is not counted,
+because its cost is measured apart (`worker.epoch_overhead`).
 
 This module knows no TensorFlow: what it needs of it is handed in.
 """
@@ -365,6 +365,7 @@ class StepClock:
         recent = calls[-50:]
         call_seconds = max(sum(recent) / len(recent), 1e-9)
         epoch_seconds = _median(self._epoch_times) if self._by_epochs else None
+        overhead = self._overhead_of_short_epochs() if self._by_epochs else self._overhead
         assert self._compile_seconds is not None
         self._tuner.send(
             Ready(
@@ -372,9 +373,7 @@ class StepClock:
                 settled=settled,
                 warmup_seconds=self._elapsed(now),
                 compile_seconds=self._compile_seconds,
-                epoch_overhead_seconds=self._overhead_of_short_epochs()
-                if self._by_epochs
-                else self._overhead,
+                epoch_overhead_seconds=overhead,
                 call_seconds=call_seconds,
                 epoch_seconds=epoch_seconds,
             )
@@ -437,7 +436,8 @@ class StepClock:
 
     def _measure_by_steps(self, now: float) -> None:
         current = self._open
-        assert current is not None and self._segment_at is not None
+        assert current is not None
+        assert self._segment_at is not None
         if current.seconds + (now - self._segment_at) < current.target_seconds:
             return
         self._training.synchronise()

@@ -103,12 +103,13 @@ class _Server:
     def serve(self) -> NoReturn:
         """Until the control socket closes, which raises `ChannelClosed`."""
         while True:
-            ready, _, _ = select.select([self._control, *self._trials], [], [])
-            for each in ready:
-                if each is self._control:
+            control = self._control.fileno()
+            ready, _, _ = select.select([control, *self._trials], [], [])
+            for descriptor in ready:
+                if descriptor == control:
                     self._obey()
-                elif each in self._trials:
-                    self._reap(each)
+                elif descriptor in self._trials:
+                    self._reap(descriptor)
 
     def _obey(self) -> None:
         command, descriptors = self._control.receive_with_descriptors()

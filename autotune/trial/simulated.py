@@ -1,0 +1,350 @@
+"""Trials without processes: a formula says how fast they are, and their clock waits for nobody.
+
+Everything above `trial/process.py` runs on these in milliseconds, so that search, statistics and reports are
+tested, and search strategies compared, over thousands of runs. What real trials would not survive is
+refused here, too.
+
+This module starts no process, reads no real clock and knows no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import random
+from collections.abc import Callable, Sequence
+
+from autotune.measure.steady_state import SMALLEST_WINDOW, WINDOW_SECONDS
+from autotune.recipe.apply import environment
+from autotune.space.configuration import Configuration
+from autotune.trial.live import Data, TrialFailed, WarmUp
+from autotune.trial.messages import Finished, Ready, Started, TrialRequest, WorkloadFacts
+from autotune.trial.record import Outcome, Slice, StepSeconds
+from autotune.trial.step_clock import WHOLE_EPOCH_CALLS, Training
+
+LAUNCH_SECONDS = 0.01
+FIRST_LOSS = 2.3
+EXAMPLES_PER_FALL_OF_THE_LOSS = 1e6
+HOST_BYTES, HOST_BYTES_PER_EXAMPLE = 512 << 20, 1 << 16
+DEVICE_BYTES, DEVICE_BYTES_PER_EXAMPLE = 256 << 20, 1 << 20
+_WARMUP_SECONDS = float(TrialRequest.model_fields["warmup_seconds"].default)
+_EPOCH_SECONDS = float(TrialRequest.model_fields["epoch_seconds"].default)
+
+
+class SimulatedClock:
+    """Seconds that pass only when told to."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        """Now, in seconds since the clock was made."""
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass; it never goes back."""
+        assert seconds >= 0 and math.isfinite(seconds), f"time cannot advance by {seconds} s"
+        self._now += seconds
+
+
+class _State(enum.Enum):
+    """What a simulated trial can be asked for."""
+
+    LAUNCHED = enum.auto()
+    WARM = enum.auto()
+    ENDED = enum.auto()
+
+
+class SimulatedTrial:
+    """One trial of `SimulatedTrials`; see `live.LiveTrial`.
+
+    Args:
+        trials: The machine it runs on.
+        configuration: What it runs.
+        group: Of the template that it was forked from.
+        luck: How much faster than the formula this very process is, as a factor.
+    """
+
+    def __init__(
+        self, trials: SimulatedTrials, configuration: Configuration, *, group: int, luck: float
+    ) -> None:
+        self.configuration = configuration
+        self.group = group
+        self._trials = trials
+        self._luck = luck
+        self._requested = trials.clock()
+        self._state = _State.LAUNCHED
+        self._trained = 0
+        self._training = Training(
+            steps_per_call=int(configuration["steps_per_execution"]),
+            batch_size=configuration.batch_size,
+            examples=trials.examples,
+            drop_remainder=trials.facts.drop_remainder,
+            iterations=None,
+            synchronise=lambda: None,
+        )
+
+    @property
+    def alive(self) -> bool:
+        """Whether it holds memory."""
+        return self._state is not _State.ENDED
+
+    # ------------------------------------------------------------------------------------------ LiveTrial
+
+    def warm_up(self, timeout_seconds: float) -> WarmUp:
+        """See `live.LiveTrial`. Raises what `failure` says, or OOM where the live trials do not fit."""
+        trials = self._trials
+        self._require(_State.LAUNCHED)
+        deadline = self._requested + timeout_seconds
+        self._pass(trials.start_seconds, deadline)
+        self._fail_as_told(deadline)
+        first_step_seconds = trials.clock() - self._requested
+        pace = self._pace()
+        by_epochs, call_seconds, epoch_seconds = self._shape(pace)
+        wanted = max(call_seconds, 2 * max(WINDOW_SECONDS, SMALLEST_WINDOW * call_seconds))
+        warmup_seconds = max(call_seconds, min(_WARMUP_SECONDS, wanted))
+        self._pass(warmup_seconds, deadline)
+        self._trained += round(warmup_seconds * pace)
+        self._state = _State.WARM
+        return WarmUp(
+            started=self._started(),
+            ready=Ready(
+                timed_by="epochs" if by_epochs else "steps",
+                settled=warmup_seconds >= wanted,
+                warmup_seconds=warmup_seconds,
+                compile_seconds=trials.start_seconds / 2,
+                epoch_overhead_seconds=None if by_epochs or trials.examples is None else 0.0,
+                call_seconds=call_seconds,
+                epoch_seconds=epoch_seconds if by_epochs else None,
+            ),
+            launch_seconds=LAUNCH_SECONDS,
+            first_step_seconds=first_step_seconds,
+            ready_seconds=trials.clock() - self._requested,
+            first_loss=FIRST_LOSS,
+        )
+
+    def measure(self, seconds: float, timeout_seconds: float) -> Slice:
+        """See `live.LiveTrial`: whole epochs where those are short, whole calls elsewhere."""
+        self._require(_State.WARM)
+        nominal = self._pace()
+        pace = nominal * math.exp(self._trials.random.gauss(0.0, self._trials.noise))
+        steps, examples, epochs = self._stretch(seconds * pace, by_epochs=self._shape(nominal)[0])
+        spent = examples / pace
+        self._pass(spent, self._trials.clock() + timeout_seconds)
+        self._trained += examples
+        step = spent / steps
+        return Slice(
+            seconds=spent,
+            steps=steps,
+            examples=examples,
+            epochs=epochs,
+            cpu_seconds=spent,
+            step_seconds=StepSeconds(p50=step, p90=step, p99=step, max=step),
+            loss=self._loss(),
+        )
+
+    def finish(self, input_wait_seconds: float, timeout_seconds: float) -> Finished:
+        """See `live.LiveTrial`."""
+        self._require(_State.WARM)
+        self._pass(input_wait_seconds, self._trials.clock() + timeout_seconds)
+        self._state = _State.ENDED
+        batch = self.configuration.batch_size
+        device = DEVICE_BYTES + DEVICE_BYTES_PER_EXAMPLE * batch if self._trials.gpus else None
+        return Finished(
+            peak_host_bytes=HOST_BYTES + HOST_BYTES_PER_EXAMPLE * batch,
+            peak_device_bytes=device,
+            input_wait_fraction=0.0 if input_wait_seconds > 0 else None,
+            loss=self._loss(),
+        )
+
+    def kill(self) -> None:
+        """See `live.LiveTrial`."""
+        self._state = _State.ENDED
+
+    # --------------------------------------------------------------------------------------------- failing
+
+    def _require(self, state: _State) -> None:
+        """Refuse what a real trial could not do: its template died, or it was asked out of turn."""
+        if self in self._trials.orphaned:
+            self._state = _State.ENDED
+            raise TrialFailed(Outcome.CRASHED, "closed its pipe and did not end, or its template died")
+        assert self._state is state, (
+            f"a trial that is {self._state.name} was asked as if it were {state.name}"
+        )
+
+    def _pass(self, seconds: float, deadline: float) -> None:
+        """Let time pass; a trial that would still be busy at its deadline is killed then."""
+        clock = self._trials.clock
+        if clock() + seconds > deadline:
+            clock.advance(max(0.0, deadline - clock()))
+            raise self._ended(TrialFailed(Outcome.TIMEOUT, "no answer in time"))
+        clock.advance(seconds)
+
+    def _fail_as_told(self, deadline: float) -> None:
+        trials = self._trials
+        failure = trials.failure(self.configuration)
+        if failure is not None:
+            if failure.outcome is Outcome.TIMEOUT:
+                trials.clock.advance(max(0.0, deadline - trials.clock()))
+            raise self._ended(failure)
+        if not trials.fits_together([each.configuration for each in trials.alive]):
+            raise self._ended(TrialFailed(Outcome.OOM, "ResourceExhaustedError: out of memory"))
+
+    def _ended(self, failure: TrialFailed) -> TrialFailed:
+        self._state = _State.ENDED
+        return failure
+
+    # ------------------------------------------------------------------------------------------- training
+
+    def _pace(self) -> float:
+        """Samples per second now, but for the noise of a single slice."""
+        trials = self._trials
+        return trials.samples_per_second(self.configuration) * self._luck * trials.drift(trials.clock())
+
+    def _shape(self, pace: float) -> tuple[bool, float, float]:
+        """Whether it is timed by epochs, seconds per call, and seconds per epoch (infinite without an end)."""
+        training = self._training
+        call = training.steps_per_call * training.batch_size / pace
+        steps = training.steps_per_epoch
+        if steps is None:
+            return False, call, math.inf
+        epoch = training.examples_in_epoch(max(1, steps)) / pace
+        few_calls = steps <= WHOLE_EPOCH_CALLS * training.steps_per_call
+        return few_calls or epoch <= _EPOCH_SECONDS, min(call, epoch), epoch
+
+    def _stretch(self, wanted: float, *, by_epochs: bool) -> tuple[int, int, int]:
+        """Steps, examples and epochs of the shortest slice that holds the wanted number of examples."""
+        training = self._training
+        if by_epochs:
+            steps = max(1, training.steps_per_epoch or 1)
+            examples = training.examples_in_epoch(steps)
+            epochs = max(1, math.ceil(wanted / examples))
+            return epochs * steps, epochs * examples, epochs
+        calls = max(1, math.ceil(wanted / (training.steps_per_call * training.batch_size)))
+        steps = calls * training.steps_per_call
+        return steps, steps * training.batch_size, 0
+
+    def _loss(self) -> float:
+        return FIRST_LOSS * math.exp(-self._trained / EXAMPLES_PER_FALL_OF_THE_LOSS)
+
+    def _started(self) -> Started:
+        jit = self.configuration["jit_compile"]
+        return Started(
+            jit_compile=jit if isinstance(jit, bool) else self._trials.jit_resolves_to,
+            examples=self._trials.examples,
+            endless=self._trials.examples is None,
+            element="simulated",
+            parameters=1000,
+            gpus=self._trials.gpus,
+        )
+
+
+class SimulatedTrials:
+    """A machine that exists as a formula; see `live.Trials`.
+
+    Args:
+        facts: What importing the workload would tell.
+        samples_per_second: Of a long training, epoch boundaries included.
+        noise: Standard deviation of a slice's speed, as a logarithm: 0.1 is about ten percent.
+        drift: Speed of the whole machine as a factor, by seconds on the clock; it hits everything alike.
+        instance_noise: Standard deviation of a process's speed against others of its configuration, as a
+            logarithm.
+        failure: How a configuration fails before it is warm; None where it does not.
+        start_seconds: From the request to the end of the first step.
+        import_seconds: What a template takes to import everything.
+        seed: Of all noise.
+        jit_resolves_to: What `jit_compile="auto"` comes to here.
+        gpus: Names of the GPUs that TensorFlow would see.
+        examples: Per epoch; None for a dataset without an end.
+        fits_together: Whether the configurations that are alive at once fit in memory; always, when None.
+    """
+
+    def __init__(
+        self,
+        *,
+        facts: WorkloadFacts,
+        samples_per_second: Callable[[Configuration], float],
+        noise: float = 0.0,
+        drift: Callable[[float], float] | None = None,
+        instance_noise: float = 0.0,
+        failure: Callable[[Configuration], TrialFailed | None] | None = None,
+        start_seconds: float = 1.5,
+        import_seconds: float = 4.0,
+        seed: int = 0,
+        jit_resolves_to: bool = False,
+        gpus: tuple[str, ...] = (),
+        examples: int | None = 1437,
+        fits_together: Callable[[Sequence[Configuration]], bool] | None = None,
+    ) -> None:
+        self.facts = facts
+        self.samples_per_second = samples_per_second
+        self.noise = noise
+        self.drift = drift or (lambda seconds: 1.0)
+        self.instance_noise = instance_noise
+        self.failure = failure or (lambda configuration: None)
+        self.start_seconds = start_seconds
+        self.import_seconds = import_seconds
+        self.jit_resolves_to = jit_resolves_to
+        self.gpus = gpus
+        self.examples = examples
+        self.fits_together = fits_together or (lambda configurations: True)
+        self.random = random.Random(seed)
+        self.clock = SimulatedClock()
+        self.launched: list[SimulatedTrial] = []
+        self.orphaned: set[SimulatedTrial] = set()
+        self._ready_at: dict[tuple[int, tuple[tuple[str, str], ...]], float] = {}
+
+    @property
+    def alive(self) -> list[SimulatedTrial]:
+        """The trials that hold memory, in the order they were launched."""
+        return [each for each in self.launched if each.alive]
+
+    # --------------------------------------------------------------------------------------------- Trials
+
+    def open(self) -> WorkloadFacts:
+        """See `live.Trials`."""
+        self._start_template(0, {})
+        self.await_ready(0)
+        return self.facts
+
+    def launch(
+        self, configuration: Configuration, *, log: str, data: Data | None, group: int = 0
+    ) -> SimulatedTrial:
+        """See `live.Trials`; no log is written."""
+        known = data is None or (data.examples, data.endless) == (self.examples, self.examples is None)
+        assert known, f"the trial was told wrong things of its dataset: {data}"
+        self._wait_until(self._start_template(group, environment(configuration)))
+        luck = math.exp(self.random.gauss(0.0, self.instance_noise))
+        trial = SimulatedTrial(self, configuration, group=group, luck=luck)
+        self.launched.append(trial)
+        return trial
+
+    def prepare(self, group: int, configurations: Sequence[Configuration]) -> None:
+        """See `live.Trials`: templates that are started together import side by side."""
+        for configuration in configurations:
+            self._start_template(group, environment(configuration))
+
+    def await_ready(self, group: int) -> None:
+        """See `live.Trials`."""
+        self._wait_until(max((at for key, at in self._ready_at.items() if key[0] == group), default=0.0))
+
+    def retire(self, group: int) -> None:
+        """See `live.Trials`: what a trial of the group is asked from now on, it answers with `crashed`."""
+        self._ready_at = {key: at for key, at in self._ready_at.items() if key[0] != group}
+        for trial in self.alive:
+            if trial.group == group:
+                trial.kill()
+                self.orphaned.add(trial)
+
+    def close(self) -> None:
+        """See `live.Trials`."""
+        for group in {key[0] for key in self._ready_at}:
+            self.retire(group)
+
+    def _start_template(self, group: int, variables: dict[str, str]) -> float:
+        """When the template with these environment variables has imported everything."""
+        key = (group, tuple(sorted(variables.items())))
+        return self._ready_at.setdefault(key, self.clock() + self.import_seconds)
+
+    def _wait_until(self, moment: float) -> None:
+        self.clock.advance(max(0.0, moment - self.clock()))

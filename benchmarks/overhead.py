@@ -1,0 +1,155 @@
+"""What the tool itself costs: how soon a trial's first step comes, and where the wall time of a run goes.
+
+    python benchmarks/overhead.py [--quick] [--json FILE]
+
+Prints one table. Template and fresh interpreter start the same workload's baseline in turn, within one run of
+this script; the other figures come from one real run of the tuner.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from autotune.machine import fingerprint
+from autotune.measure.intervals import mean_interval
+from autotune.run_directory import RunDirectory
+from autotune.space.configuration import baseline_configuration
+from autotune.space.knobs import Device
+from autotune.study.progress import Event, TrialBegan, TrialEnded
+from autotune.study.tune import tune
+from autotune.trial.live import Data
+from autotune.trial.process import TrialProcesses
+from autotune.trial.record import Outcome, Phase, TrialRecord
+from autotune.workload import parse_reference
+
+WORKLOAD = Path(__file__).resolve().parent.parent / "examples" / "digits_mlp.py"
+STARTS = 7
+STARTS_QUICK = 2
+BUDGET_SECONDS = 120
+BUDGET_SECONDS_QUICK = 30
+
+
+def first_steps(count: int, scratch: Path) -> dict[str, list[float]]:
+    """Seconds from asking for a trial to its first step, both ways in turn."""
+    reference = parse_reference(str(WORKLOAD))
+    seconds: dict[str, list[float]] = {"template": [], "spawn": []}
+    with (
+        TrialProcesses(reference, logs=scratch) as forking,
+        TrialProcesses(reference, logs=scratch, isolation="spawn") as spawning,
+    ):
+        facts = forking.open()
+        spawning.open()
+        data = None
+        configuration = baseline_configuration(facts.batch_size, facts.baseline, Device.CPU, where="benchmark")
+        for _ in range(count):
+            for name, trials in (("template", forking), ("spawn", spawning)):
+                trial = trials.launch(configuration, log=str(scratch / f"{name}.log"), data=data)
+                warm = trial.warm_up(300)
+                trial.kill()
+                seconds[name].append(warm.first_step_seconds)
+                data = Data(examples=warm.started.examples, endless=warm.started.endless)
+    return seconds
+
+
+class Watch:
+    """Notes how long each trial took as the tuner sees it, Optuna and files included."""
+
+    def __init__(self) -> None:
+        self.began: float | None = None
+        self.whole: dict[int, float] = {}
+
+    def __call__(self, event: Event) -> None:
+        """From one trial's announcement to the next one's."""
+        if isinstance(event, TrialBegan):
+            now = time.monotonic()
+            if self.began is not None:
+                self.whole[self.last] = now - self.began
+            self.began, self.last = now, event.trial
+        elif isinstance(event, TrialEnded) and event.record.phase is Phase.CONFIRM:
+            self.began = None
+
+
+def own_seconds(record: TrialRecord, whole: float) -> float:
+    """A trial's wall time without building, tracing, compiling, warming up and slices."""
+    slices = sum(pair.candidate.seconds + pair.baseline.seconds for pair in record.pairs)
+    assert record.first_step_seconds is not None
+    assert record.launch_seconds is not None
+    training = record.first_step_seconds - record.launch_seconds + (record.warmup_seconds or 0.0)
+    return whole - training - slices
+
+
+def tuning(budget: float, scratch: Path) -> tuple[list[float], float, float]:
+    """One run: the tool's own seconds of each trial, the share of slices, and the run's wall time over its budget."""
+    watch = Watch()
+    began = time.monotonic()
+    tune(str(WORKLOAD), budget=budget, out=scratch / "run", observe=watch)
+    wall = time.monotonic() - began
+    records = {record.trial: record for record in RunDirectory(scratch / "run").read_trials()}
+    own = [
+        own_seconds(records[number], whole)
+        for number, whole in watch.whole.items()
+        if records[number].outcome is Outcome.OK and records[number].instances == 1 and records[number].pairs
+        if records[number].phase in (Phase.PROBE, Phase.SEARCH)
+    ]
+    timed = sum(
+        pair.candidate.seconds + (pair.baseline.seconds if record.phase is not Phase.CONFIRM else 0.0)
+        for record in records.values()
+        for pair in record.pairs
+    ) + sum(each.seconds for record in records.values() for each in record.slices)
+    return own, timed / wall, wall / budget
+
+
+def figures(quick: bool) -> dict[str, dict[str, object]]:
+    """All figures of the table, by name, with their bars."""
+    with tempfile.TemporaryDirectory() as folder:
+        starts = first_steps(STARTS_QUICK if quick else STARTS, Path(folder))
+        own, share, spent = tuning(BUDGET_SECONDS_QUICK if quick else BUDGET_SECONDS, Path(folder))
+    ratios = [spawn / template for spawn, template in zip(starts["spawn"], starts["template"], strict=True)]
+    return {
+        "seconds to the first step, template": _figure(starts["template"], None),
+        "seconds to the first step, fresh interpreter": _figure(starts["spawn"], None),
+        "fresh interpreter / template": _figure(ratios, {"min": 4.0}),
+        "the tool's own seconds per trial": _figure(own, {"max": 0.3}),
+        "share of the run's wall time in timed slices": {"value": share, "ci95": None, "bar": None},
+        "wall time / budget": {"value": spent, "ci95": None, "bar": {"max": 1.1}},
+    }
+
+
+def _figure(values: list[float], bar: dict[str, float] | None) -> dict[str, object]:
+    interval = mean_interval(values)
+    spread = interval.half_width if len(values) > 1 else None
+    middle = statistics.median(values)
+    return {
+        "value": middle,
+        "ci95": None if spread is None else [interval.low, interval.high],
+        "bar": bar,
+        "count": len(values),
+    }
+
+
+def main() -> None:
+    """Measure, print, and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="ends within a minute or so, says less")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    arguments = parser.parse_args()
+    found = figures(arguments.quick)
+    print(f"{'what':<50} {'bar':>8} {'median':>9}   95% interval of the mean")
+    for name, figure in found.items():
+        bar = "" if figure["bar"] is None else " ".join(f"{k} {v:g}" for k, v in figure["bar"].items())
+        bounds = "" if figure["ci95"] is None else "{:.3f} to {:.3f}".format(*figure["ci95"])
+        print(f"{name:<50} {bar:>8} {figure['value']:>9.3f}   {bounds}")
+    if arguments.json:
+        document = {
+            "benchmark": "overhead",
+            "machine": fingerprint().model_dump(mode="json"),
+            "figures": found,
+        }
+        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

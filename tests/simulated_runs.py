@@ -1,0 +1,290 @@
+"""Whole runs of the tuner on simulated trials: what the tests of the study share."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import random
+from pathlib import Path
+
+from autotune.machine import Machine
+from autotune.run_directory import RunDirectory, RunRecord
+from autotune.space.configuration import Configuration, baseline_configuration
+from autotune.space.knobs import Device
+from autotune.space.search_space import SearchSpace
+from autotune.study.confirmation import Limits
+from autotune.study.plan import Plan
+from autotune.study.progress import silent
+from autotune.study.run import Run
+from autotune.study.tune import Options, tune_with
+from autotune.trial.live import WarmUp
+from autotune.trial.messages import Ready, Started, WorkloadFacts, WorkloadReference
+from autotune.trial.record import Interval, Outcome, Pair, Phase, Slice, StepSeconds, TrialRecord
+from autotune.trial.simulated import SimulatedTrials
+
+BATCH_SIZE = 32
+FACTS = WorkloadFacts(
+    name="simulated",
+    batch_size=BATCH_SIZE,
+    baseline={},
+    batched=False,
+    drop_remainder=False,
+    dataset_takes_config=True,
+    validates=False,
+    fingerprint="sha256:00",
+)
+MACHINE = Machine(
+    cpu="simulated",
+    cores=2,
+    memory_bytes=8 << 30,
+    platform="Linux x86_64",
+    python="3.11.7",
+    packages={"tensorflow": "2.21.0", "keras": "3.14.0"},
+    gpus=(),
+    driver=None,
+    cuda=None,
+    cudnn=None,
+)
+LIMITS = Limits(host_bytes=8 << 30, device_bytes=None)
+REFERENCE = WorkloadReference(file="/simulated.py")
+BASELINE = baseline_configuration(BATCH_SIZE, {}, Device.CPU, where="baseline").replace(jit_compile=False)
+SMALL_SPACE = """
+schema_version = 1
+[knobs.batch_size]
+kind = "power_of_two"
+low = 16
+high = 512
+[knobs.jit_compile]
+kind = "categorical"
+choices = [false, true]
+[knobs.steps_per_execution]
+kind = "categorical"
+choices = [1, 8]
+"""
+GROWING_SPACE = """
+schema_version = 1
+[knobs.batch_size]
+kind = "power_of_two"
+low = 32
+high = "memory"
+[knobs.jit_compile]
+kind = "categorical"
+choices = [false, true]
+"""
+
+
+def space_of(text=SMALL_SPACE, *, baseline=BASELINE, examples=1437, device=Device.CPU):
+    """A search space as written, resolved for a simulated machine of two cores."""
+    written = SearchSpace.parse(text, source="test.toml")
+    return written.resolve(
+        baseline=baseline, device=device, cores=2, examples=examples, dataset_takes_config=True
+    )
+
+
+def flat(configuration):
+    """Every configuration trains 4,000 examples a second."""
+    return 4000.0
+
+
+def faster_by(**factors):
+    """Speeds of 4,000 examples a second, times a factor for each knob that has left the baseline."""
+
+    def samples_per_second(configuration):
+        changed = set(configuration.differences(BASELINE)) & set(factors)
+        return 4000.0 * math.prod(factors[name] for name in changed)
+
+    return samples_per_second
+
+
+def simulated_trials(samples_per_second=flat, **settings):
+    """Simulated trials of the test's workload."""
+    return SimulatedTrials(facts=FACTS, samples_per_second=samples_per_second, **settings)
+
+
+class MemoryDirectory(RunDirectory):
+    """A run directory that keeps its records in memory: hundreds of runs need no disk."""
+
+    def __init__(self, path):
+        super().__init__(path)
+        self.record = None
+        self.trials = {}
+
+    @property
+    def study_file(self):
+        """None: the study stays in memory, too."""
+        return
+
+    def write_run(self, record):
+        """Keep the run's record."""
+        self.record = record
+
+    def read_run(self):
+        """The run's record."""
+        return self.record
+
+    def prepare_trial(self, trial):
+        """Nothing to make."""
+        return self.trial_directory(trial)
+
+    def write_trial(self, record):
+        """Keep a trial's record."""
+        self.trials[record.trial] = record
+
+
+class Watcher:
+    """An observer that remembers every event, and calls a function at each."""
+
+    def __init__(self, react=lambda event: None):
+        self.events = []
+        self.react = react
+
+    def __call__(self, event):
+        """Remember the event."""
+        self.events.append(event)
+        self.react(event)
+
+    def of(self, kind):
+        """The events of one kind, in order."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@contextlib.contextmanager
+def on_disk(path):
+    """A run directory that exists, with a run.json in it."""
+    directory = RunDirectory(path)
+    directory.create()
+    try:
+        yield with_run(directory)
+    finally:
+        directory.release()
+
+
+def with_run(directory):
+    """The directory, with a run.json as `tune` writes it first."""
+    directory.write_run(
+        RunRecord(
+            run=directory.name,
+            started_at="2026-11-20T19:10:01.250+00:00",
+            machine=MACHINE,
+            arguments={},
+        )
+    )
+    return directory
+
+
+def tune_simulated(trials, directory, *, space=SMALL_SPACE, observe=silent, limits=LIMITS, **options):
+    """One whole run on simulated trials and their clock; returns its recipe."""
+    return tune_with(
+        trials,
+        directory=directory,
+        machine=MACHINE,
+        limits=limits,
+        reference=REFERENCE,
+        written=SearchSpace.parse(space, source="test.toml"),
+        options=Options(**{"budget": 300.0, **options}),
+        clock=trials.clock,
+        observe=observe,
+    )
+
+
+def quick_tune(trials, path, **options):
+    """One whole run that writes nothing but its recipe; returns recipe and directory."""
+    path.mkdir(parents=True, exist_ok=True)
+    directory = with_run(MemoryDirectory(path))
+    return tune_simulated(trials, directory, **options), directory
+
+
+def run_on(trials, path, *, observe=silent, interruptions=lambda: 0, seed=0):
+    """What the phases of one run share, its records in memory."""
+    return Run(
+        directory=MemoryDirectory(Path(path)),
+        trials=trials,
+        clock=trials.clock,
+        observe=observe,
+        interruptions=interruptions,
+        rng=random.Random(seed),
+        baseline=BASELINE.replace(jit_compile="auto"),
+    )
+
+
+def a_plan(**changes):
+    """A plan of five minutes with one finalist."""
+    return Plan(
+        **{
+            "budget": 300.0,
+            "search_ends": 195.0,
+            "probes_end": 100.0,
+            "ends": 299.0,
+            "trial_timeout": 20.0,
+            "measured": 6.0,
+            "finalists": 1,
+            **changes,
+        }
+    )
+
+
+# ------------------------------------------------------------------------------------------------- records
+
+_numbers = itertools.count(1)
+
+
+def a_slice(rate=4000.0, *, seconds=0.5, epochs=0, loss=2.0):
+    """A slice of so many examples a second."""
+    examples = round(rate * seconds)
+    step = StepSeconds(p50=0.01, p90=0.01, p99=0.01, max=0.01)
+    return Slice(
+        seconds=seconds,
+        steps=max(1, examples // BATCH_SIZE),
+        examples=examples,
+        epochs=epochs,
+        cpu_seconds=seconds,
+        step_seconds=step,
+        loss=loss,
+    )
+
+
+def a_warm_up(*, examples=1437, call_seconds=0.01, epoch_seconds=0.36, overhead=None):
+    """The warm-up of a trial that is timed by epochs, or by steps with `epoch_seconds=None`."""
+    return WarmUp(
+        started=Started(
+            jit_compile=False, examples=examples, endless=examples is None, element="test", parameters=10
+        ),
+        ready=Ready(
+            timed_by="epochs" if epoch_seconds else "steps",
+            settled=True,
+            warmup_seconds=0.4,
+            compile_seconds=0.5,
+            epoch_overhead_seconds=overhead,
+            call_seconds=call_seconds,
+            epoch_seconds=epoch_seconds,
+        ),
+        launch_seconds=0.01,
+        first_step_seconds=1.5,
+        ready_seconds=2.0,
+        first_loss=2.3,
+    )
+
+
+def a_record(configuration=BASELINE, *, speedup=None, spread=0.02, **fields):
+    """A trial's record; with a speed-up, its interval is ±`spread`."""
+    interval = None
+    if speedup is not None:
+        interval = Interval(value=speedup, low=speedup * (1 - spread), high=speedup * (1 + spread))
+    return TrialRecord(
+        **{
+            "trial": next(_numbers),
+            "phase": Phase.SEARCH,
+            "configuration": dict(Configuration(configuration)),
+            "outcome": Outcome.OK,
+            "started_at": "2026-11-20T19:10:01.250+00:00",
+            "seconds": 3.0,
+            "speedup": interval,
+            **fields,
+        }
+    )
+
+
+def a_pair(speedup=1.0, **fields):
+    """Two neighbouring slices whose speeds have this ratio."""
+    return Pair(baseline_first=True, baseline=a_slice(), candidate=a_slice(4000.0 * speedup), **fields)
