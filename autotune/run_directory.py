@@ -201,6 +201,11 @@ def _read(file: Path, kind: type[Record], run: Path) -> Record:
             raise RunDirectoryError(f"{file}: larger than {LARGEST_FILE_BYTES} bytes")
         return kind.model_validate_json(file.read_bytes())
     except OSError as error:
+        if file.parent != run:  # a trial's result: what holds it may well be a run directory
+            raise RunDirectoryError(
+                f"cannot read {file}: {error.strerror}",
+                hint="Make it a file that you may read, or take its trial's directory away.",
+            ) from error
         raise RunDirectoryError(
             f"{run} is not a run directory: {file.name}: {error.strerror}",
             hint="Give the directory that `autotune tune` printed, such as results/digits_mlp/20261120-191001-1a2b3c.",

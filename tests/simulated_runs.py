@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import math
 import random
@@ -14,7 +15,7 @@ from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.search_space import SearchSpace
 from autotune.study.confirmation import Limits
-from autotune.study.plan import Plan
+from autotune.study.plan import plan_run
 from autotune.study.progress import silent
 from autotune.study.run import Run
 from autotune.study.tune import Options, tune_with
@@ -209,19 +210,9 @@ def run_on(trials, path, *, observe=silent, interruptions=lambda: 0, seed=0):
 
 
 def a_plan(**changes):
-    """A plan of five minutes with one finalist."""
-    return Plan(
-        **{
-            "budget": 300.0,
-            "search_ends": 195.0,
-            "probes_end": 100.0,
-            "ends": 299.0,
-            "trial_timeout": 20.0,
-            "measured": 6.0,
-            "finalists": 1,
-            **changes,
-        }
-    )
+    """The plan of a run of five minutes whose baseline was warm at once."""
+    plan = plan_run(300.0, ready_at=0.0, first_step=1.5, trial_timeout=None)
+    return dataclasses.replace(plan, **changes)
 
 
 # ------------------------------------------------------------------------------------------------- records

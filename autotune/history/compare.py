@@ -1,25 +1,23 @@
-"""Which runs do these paths stand for, and how did each end: one summary per run, to be set side by side.
+"""How did each run end: one summary per run, to be set side by side.
 
-Finished values for whoever draws them. This module may not import pandas, measure or print.
+Finished values for whoever draws them. This module may not import pandas or TensorFlow, measure or print.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
-from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
-
-from autotune.errors import ConfigurationError, RunDirectoryError
+from autotune.history.runs import check_configuration, find_runs, parse_utc
 from autotune.machine import Machine
-from autotune.run_directory import LARGEST_FILE_BYTES, RunDirectory, RunRecord
+from autotune.measure.deciding import Verdict
+from autotune.recipe.recipe import Estimate, Recipe
+from autotune.run_directory import RunDirectory, RunRecord
 from autotune.space.configuration import Configuration
-from autotune.trial.record import Interval, Outcome, Phase, TrialRecord, Value
+from autotune.trial.record import Interval, Outcome, Phase, TrialRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +63,7 @@ class RunSummary:
     best_speedup: Interval | None
     comparable_with_first: bool
     why_not: str
-    verdict: str | None
+    verdict: Verdict | None
     claimed: Interval | None
     recommended: Configuration | None
     recommended_changes: str | None
@@ -81,8 +79,8 @@ def compare_runs(*runs: str | Path) -> tuple[RunSummary, ...]:
         Summaries in the order of the arguments; runs found below one argument by path.
 
     Raises:
-        RunDirectoryError: Nothing was given, no run was found at a path, or a file there is damaged, the
-            recipe included.
+        RunDirectoryError: Nothing was given, no run was found at a path, or a file there is damaged.
+        RecipeError: A run's recipe cannot be read: taking it for missing would hide a verdict.
     """
     directories = find_runs(*runs)
     records = [directory.read_run() for directory in directories]
@@ -96,7 +94,7 @@ def _summary(directory: RunDirectory, run: RunRecord, why_not: str) -> RunSummar
     trials = sorted(directory.read_trials(), key=lambda record: record.trial)
     baseline = _baseline(directory, run, trials)
     best = _best(trials)
-    recipe = _read_recipe(directory.recipe_file)
+    recipe = Recipe.load(directory.recipe_file) if directory.recipe_file.exists() else None
     return RunSummary(
         run=run.run,
         path=directory.path,
@@ -112,11 +110,20 @@ def _summary(directory: RunDirectory, run: RunRecord, why_not: str) -> RunSummar
         best_speedup=best.speedup if best else None,
         comparable_with_first=not why_not,
         why_not=why_not,
-        verdict=recipe.verdict if recipe else None,
-        claimed=recipe.claimed if recipe else None,
-        recommended=recipe.configuration if recipe else None,
-        recommended_changes=recipe.configuration.describe(recipe.baseline) if recipe else None,
+        verdict=recipe.evidence.verdict if recipe else None,
+        claimed=_interval(recipe.evidence.speedup) if recipe else None,
+        recommended=Configuration(recipe.configuration) if recipe else None,
+        recommended_changes=_recommended_changes(recipe) if recipe else None,
     )
+
+
+def _interval(estimate: Estimate) -> Interval:
+    low, high = estimate.ci95
+    return Interval(value=estimate.value, low=low, high=high)
+
+
+def _recommended_changes(recipe: Recipe) -> str:
+    return Configuration(recipe.configuration).describe(Configuration(recipe.baseline))
 
 
 def _count_outcomes(trials: Sequence[TrialRecord]) -> dict[Outcome, int]:
@@ -182,141 +189,3 @@ def describe_machine(machine: Machine) -> str:
             *(f"{count} × {name}" if count > 1 else name for name, count in gpus.items()),
         ]
     )
-
-
-# -------------------------------------------------------------------------------------------------- recipe
-
-
-class _Part(BaseModel):
-    # Whoever writes recipes may add to them: only what is needed here is looked at.
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class _Speedup(_Part):
-    value: FiniteFloat
-    ci95: tuple[FiniteFloat, FiniteFloat]
-
-
-class _Evidence(_Part):
-    verdict: str = Field(min_length=1)
-    speedup: _Speedup | None = None
-
-
-class _RecipeFile(_Part):
-    schema_version: Literal[1]
-    configuration: dict[str, Value]
-    baseline: dict[str, Value]
-    evidence: _Evidence
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Recommendation:
-    """What a summary needs of a recipe."""
-
-    configuration: Configuration
-    baseline: Configuration
-    verdict: str
-    claimed: Interval | None
-
-
-def _read_recipe(file: Path) -> _Recommendation | None:
-    """What the recipe recommends; None when there is none, as in a run that has not ended well.
-
-    Raises:
-        RunDirectoryError: There is one, but it cannot be read: taking it for missing would hide a verdict.
-    """
-    try:
-        if file.stat().st_size > LARGEST_FILE_BYTES:
-            raise RunDirectoryError(f"{file}: larger than {LARGEST_FILE_BYTES} bytes")
-        recipe = _RecipeFile.model_validate_json(file.read_bytes())
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise RunDirectoryError(f"cannot read {file}: {error.strerror}") from error
-    except ValidationError as error:
-        raise RunDirectoryError(_what_is_damaged(file, error)) from error
-    speedup = recipe.evidence.speedup
-    return _Recommendation(
-        configuration=check_configuration(recipe.configuration, file, "configuration"),
-        baseline=check_configuration(recipe.baseline, file, "baseline"),
-        verdict=recipe.evidence.verdict,
-        claimed=Interval(value=speedup.value, low=speedup.ci95[0], high=speedup.ci95[1]) if speedup else None,
-    )
-
-
-def _what_is_damaged(file: Path, error: ValidationError) -> str:
-    """The first thing wrong with a recipe, as one line."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    if first["loc"] == ("schema_version",) and first["type"] != "missing":
-        return f"{file}: written by another version of autotune, upgrade autotune to read it"
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{file} is damaged: {where or 'the file'}: {first['msg']}"
-
-
-# ------------------------------------------------------------------------------------------ finding, checking
-
-
-def find_runs(*paths: str | Path) -> tuple[RunDirectory, ...]:
-    """The runs that `paths` stand for, each once.
-
-    Args:
-        paths: Run directories, or directories that hold some at any depth, such as `results`.
-
-    Returns:
-        Runs in the order of the arguments; those below one argument by path.
-
-    Raises:
-        RunDirectoryError: Nothing was given, or there is no run at one of the paths.
-    """
-    if not paths:
-        raise RunDirectoryError(
-            "no run was given", hint="Give run directories, or a directory that holds some."
-        )
-    found: dict[Path, RunDirectory] = {}
-    for path in paths:
-        for directory in _directories_at(Path(path)):
-            found.setdefault(directory.resolve(), RunDirectory(directory))
-    return tuple(found.values())
-
-
-def _directories_at(path: Path) -> list[Path]:
-    """`path` itself when it is a run directory, else all run directories below it, sorted."""
-    found = []
-    unreadable: list[OSError] = []
-    for folder, below, files in os.walk(path, onerror=unreadable.append):
-        if "run.json" in files:
-            found.append(Path(folder))
-            below.clear()  # a run holds no runs, and its trials may be thousands
-    if not found:
-        problem = unreadable[0].strerror if unreadable else "there is no run.json in it or below it"
-        raise RunDirectoryError(
-            f"{path} is not a run directory: {problem}",
-            hint="Give the directory that `autotune tune` printed, or one that holds some of these.",
-        )
-    return sorted(found)
-
-
-def check_configuration(values: Mapping[str, object], file: Path, key: str) -> Configuration:
-    """The configuration that stands in `file` under `key`.
-
-    Raises:
-        RunDirectoryError: A knob does not exist here or cannot take its value. Leaving the knob out
-            instead would make different configurations look the same.
-    """
-    try:
-        return Configuration(values, where=f"{file}: {key}")
-    except ConfigurationError as error:
-        raise RunDirectoryError(error.message, hint=error.hint) from error
-
-
-def parse_utc(text: str, file: Path) -> datetime:
-    """The time that `file` gives as `text`, ISO 8601, in UTC; UTC too where it names no zone.
-
-    Raises:
-        RunDirectoryError: It is no time.
-    """
-    try:
-        moment = datetime.fromisoformat(text)
-        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-    except (ValueError, OverflowError) as error:
-        raise RunDirectoryError(f"{file} is damaged: started_at: {text!r} is not a time") from error

@@ -9,16 +9,14 @@ This module does no measuring and no printing.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import secrets
 from pathlib import Path
 
 import pandas as pd
 from pandas.api.extensions import ExtensionDtype
 
 from autotune.errors import RunDirectoryError
-from autotune.history.compare import check_configuration, find_runs, parse_utc
+from autotune.files import write_atomically
+from autotune.history.runs import check_configuration, find_runs, parse_utc
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import format_value
 from autotune.space.knobs import KNOBS, Domain, KnobValue
@@ -149,6 +147,8 @@ def _speedup_cells(speedup: Interval | None) -> dict[str, float]:
 
 # ------------------------------------------------------------------------------------------------- writing
 
+_HINT = "Give a file in a directory that exists and that you may write to."
+
 
 def write_csv(frame: pd.DataFrame, path: str | Path) -> None:
     """Write the table as CSV: UTF-8, one header line, NA as an empty field, the index left out.
@@ -160,7 +160,7 @@ def write_csv(frame: pd.DataFrame, path: str | Path) -> None:
     Raises:
         RunDirectoryError: The file cannot be written.
     """
-    _write_whole(Path(path), frame.to_csv(index=False).encode())
+    write_atomically(Path(path), frame.to_csv(index=False), hint=_HINT)
 
 
 def write_parquet(frame: pd.DataFrame, path: str | Path) -> None:
@@ -176,24 +176,4 @@ def write_parquet(frame: pd.DataFrame, path: str | Path) -> None:
     Raises:
         RunDirectoryError: The file cannot be written.
     """
-    _write_whole(Path(path), frame.to_parquet(engine="pyarrow", index=False))
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Put `content` into `path`, whole or not at all: a temporary name, flushed to disk, then renamed."""
-    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}"
-    try:
-        with temporary.open("xb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise RunDirectoryError(
-            f"cannot write {path}: {error.strerror}",
-            hint="Give a file in a directory that exists and that you may write to.",
-        ) from error
-    finally:
-        # Nothing is left of it after the rename; after anything else, an interrupt included, it must go.
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+    write_atomically(Path(path), frame.to_parquet(engine="pyarrow", index=False), hint=_HINT)

@@ -20,7 +20,7 @@ LONG_BUDGET = 300.0
 FINALISTS = 3
 CLOSING_SECONDS = 1.0
 """For ending the processes and writing the recipe."""
-TRIALS_WORTH_HAVING = 25
+TRIALS_WORTH_HAVING = 40
 LEAST_MEASURED, MOST_MEASURED = 3.0, 10.0
 LEAST_INSTANCE_SECONDS, MOST_INSTANCE_SECONDS = 4.0, 12.0
 """Slices of one instance with one finalist, the baseline's turns included."""

@@ -91,3 +91,18 @@ def combination(space: ResolvedSpace, records: Sequence[TrialRecord]) -> Configu
         if len(single) == 1 or set(single) == {"num_parallel_calls", "data_threads"}:
             changes.update(single)
     return space.baseline.replace(**changes)
+
+
+def pushed(space: ResolvedSpace, configuration: Configuration) -> Configuration:
+    """The numbers that were raised above the baseline's, each raised to the next choice.
+
+    What helped often helps more. The same configuration comes back when nothing can be raised.
+    """
+    changes: dict[str, KnobValue] = {}
+    for name in ("batch_size", "steps_per_execution"):
+        value, before = configuration[name], space.baseline[name]
+        numbers = [each for each in space.choices.get(name, ()) if type(each) is int]
+        higher = [each for each in numbers if type(value) is int and each > value]
+        if type(value) is int and type(before) is int and value > before and higher:
+            changes[name] = min(higher)
+    return configuration.replace(**changes)

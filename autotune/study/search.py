@@ -10,7 +10,7 @@ from autotune.space.configuration import Configuration
 from autotune.space.search_space import ResolvedSpace
 from autotune.study.feasibility import known_to_fail
 from autotune.study.plan import Plan
-from autotune.study.probes import combination, doublings, probes
+from autotune.study.probes import combination, doublings, probes, pushed
 from autotune.study.progress import PhaseBegan
 from autotune.study.run import Run
 from autotune.study.running import Trial
@@ -90,8 +90,7 @@ class Search:
 
     def _sample(self) -> None:
         ends = self._plan.sampling_ends
-        if self._time_for_another(ends):
-            self._try(Phase.SEARCH, combination(self._space, list(self._run.records.values())))
+        self._climb(ends)
         repeats = 0
         while repeats < REPEATS_THAT_END_IT and self._time_for_another(ends):
             asked, configuration = self._sampler.ask()
@@ -105,6 +104,18 @@ class Search:
             if known in self._leaders():
                 record = self._look_again(known)
             self._sampler.tell(asked, record)
+
+    def _climb(self, ends: float) -> None:
+        """All that helped in one configuration, then its numbers raised for as long as that helps."""
+        configuration = combination(self._space, list(self._run.records.values()))
+        fastest = 0.0
+        while self._time_for_another(ends):
+            record = self._try(Phase.SEARCH, configuration)
+            speed = 0.0 if record is None or record.speedup is None else record.speedup.value
+            higher = pushed(self._space, configuration)
+            if higher == configuration or (record is not None and speed <= fastest):
+                return
+            fastest, configuration = max(fastest, speed), higher
 
     def _second_looks(self) -> None:
         """More slices for the leaders, so that luck decides less which of them is confirmed."""

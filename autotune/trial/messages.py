@@ -383,12 +383,12 @@ class Channel(Generic[Received]):
         if not select.select([self._socket], [], [], remaining)[0]:
             raise TimeoutError
         try:
-            data, received, _, _ = socket.recv_fds(
-                self._socket, min(missing, 1 << 16), 4, socket.MSG_CMSG_CLOEXEC
-            )
+            data, received, _, _ = socket.recv_fds(self._socket, min(missing, 1 << 16), 4)
         except OSError as error:
             raise ChannelClosed(str(error)) from error
         self._descriptors += received
+        for descriptor in received:
+            os.set_inheritable(descriptor, False)  # no business of programs that user code starts
         if not data:
             if self._buffer:
                 raise ProtocolError("the last message was cut short")

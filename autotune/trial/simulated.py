@@ -60,7 +60,7 @@ class SimulatedTrial:
 
     Args:
         trials: The machine it runs on.
-        configuration: What it runs.
+        configuration: What it runs, `jit_compile` resolved.
         group: Of the template that it was forked from.
         luck: How much faster than the formula this very process is, as a factor.
     """
@@ -228,9 +228,8 @@ class SimulatedTrial:
         return FIRST_LOSS * math.exp(-self._trained / EXAMPLES_PER_FALL_OF_THE_LOSS)
 
     def _started(self) -> Started:
-        jit = self.configuration["jit_compile"]
         return Started(
-            jit_compile=jit if isinstance(jit, bool) else self._trials.jit_resolves_to,
+            jit_compile=bool(self.configuration["jit_compile"]),
             examples=self._trials.examples,
             endless=self._trials.examples is None,
             element="simulated",
@@ -241,6 +240,8 @@ class SimulatedTrial:
 
 class SimulatedTrials:
     """A machine that exists as a formula; see `live.Trials`.
+
+    The functions among its arguments are asked of configurations in which `jit_compile` is resolved.
 
     Args:
         facts: What importing the workload would tell.
@@ -315,7 +316,10 @@ class SimulatedTrials:
         assert known, f"the trial was told wrong things of its dataset: {data}"
         self._wait_until(self._start_template(group, environment(configuration)))
         luck = math.exp(self.random.gauss(0.0, self.instance_noise))
-        trial = SimulatedTrial(self, configuration, group=group, luck=luck)
+        resolved = configuration
+        if configuration["jit_compile"] == "auto":
+            resolved = configuration.replace(jit_compile=self.jit_resolves_to)
+        trial = SimulatedTrial(self, resolved, group=group, luck=luck)
         self.launched.append(trial)
         return trial
 

@@ -1,0 +1,122 @@
+"""Files that are never seen half-written."""
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import RunDirectoryError
+from autotune.files import write_atomically
+
+
+def test_the_text_is_in_the_file_as_utf_8(tmp_path):
+    """Letters beyond ASCII and line ends are written as they are."""
+    write_atomically(tmp_path / "recipe.json", "größer\r\n→ 2×\n")
+    assert (tmp_path / "recipe.json").read_bytes() == "größer\r\n→ 2×\n".encode()
+
+
+def test_an_older_file_is_replaced_whole(tmp_path):
+    """Nothing of a longer text that stood there before is left, and no other file beside it."""
+    (tmp_path / "recipe.json").write_text("a much longer text than the new one")
+    write_atomically(tmp_path / "recipe.json", "new")
+    assert (tmp_path / "recipe.json").read_text() == "new"
+    assert os.listdir(tmp_path) == ["recipe.json"]
+
+
+def test_a_bare_name_is_written_in_the_current_directory(tmp_path, monkeypatch):
+    """A path without a directory works."""
+    monkeypatch.chdir(tmp_path)
+    write_atomically(Path("recipe.json"), "text")
+    assert (tmp_path / "recipe.json").read_text() == "text"
+
+
+def test_the_text_is_on_the_disk_before_the_file_takes_its_name(tmp_path, monkeypatch):
+    """What is renamed is complete and flushed; until then the old file stands."""
+    target = tmp_path / "recipe.json"
+    target.write_text("old")
+    events = []
+    usual_fsync, usual_replace = os.fsync, os.replace
+
+    def fsync(descriptor):
+        events.append(("fsync", os.fstat(descriptor).st_size, target.read_text()))
+        usual_fsync(descriptor)
+
+    def replace(source, destination):
+        events.append(("replace", os.stat(source).st_size, target.read_text()))
+        usual_replace(source, destination)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    write_atomically(target, "renewed")
+    assert events == [("fsync", 7, "old"), ("replace", 7, "old")]
+    assert target.read_text() == "renewed"
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_the_file_has_the_permissions_of_any_new_file(tmp_path, mask):
+    """Temporary files are private; the finished one follows the process's mask, which stays as it was."""
+    before = os.umask(mask)
+    try:
+        write_atomically(tmp_path / "recipe.json", "text")
+        assert os.umask(mask) == mask
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "recipe.json").stat().st_mode) == 0o666 & ~mask
+
+
+def test_a_missing_directory_is_named(tmp_path):
+    """The error says which file, why, and what to do."""
+    target = tmp_path / "gone" / "recipe.json"
+    with pytest.raises(RunDirectoryError) as caught:
+        write_atomically(target, "text")
+    assert caught.value.message == f"cannot write {target}: No such file or directory"
+    assert "--out" in caught.value.hint
+
+
+@pytest.mark.parametrize("call", ["fsync", "chmod", "replace"])
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, call):
+    """Whichever step fails, what stood there stays, and no temporary file does."""
+    target = tmp_path / "recipe.json"
+    target.write_text("old")
+
+    def fail(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(RunDirectoryError, match="No space left on device"):
+        write_atomically(target, "new")
+    assert target.read_text() == "old"
+    assert os.listdir(tmp_path) == ["recipe.json"]
+
+
+def test_a_directory_in_the_files_place_is_refused_and_left_alone(tmp_path):
+    """A directory of that name is not replaced, and no temporary file stays beside it."""
+    (tmp_path / "recipe.json").mkdir()
+    with pytest.raises(RunDirectoryError, match="Is a directory"):
+        write_atomically(tmp_path / "recipe.json", "text")
+    assert os.listdir(tmp_path) == ["recipe.json"]
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
+def test_an_interruption_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, interruption):
+    """Ctrl-C while the text goes to the disk passes through, and cleans up."""
+    target = tmp_path / "recipe.json"
+    target.write_text("old")
+
+    def interrupt(descriptor):
+        raise interruption
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(interruption):
+        write_atomically(target, "new")
+    assert target.read_text() == "old"
+    assert os.listdir(tmp_path) == ["recipe.json"]
+
+
+def test_text_that_cannot_be_encoded_leaves_nothing_behind(tmp_path):
+    """Half a surrogate pair is no text; the failed attempt is not seen in the directory."""
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(tmp_path / "recipe.json", "\ud800")
+    assert os.listdir(tmp_path) == []

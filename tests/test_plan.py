@@ -1,0 +1,157 @@
+"""How a run's time is spent."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.errors import ArgumentError, BudgetError
+from autotune.study.plan import (
+    CLOSING_SECONDS,
+    CONFIRMATION_SHARE,
+    FEWEST_INSTANCES,
+    FINALISTS,
+    LARGEST_TRIAL_SHARE,
+    LEAST_MEASURED,
+    LONG_BUDGET,
+    MOST_INSTANCES,
+    MOST_MEASURED,
+    SMALLEST_TRIAL_TIMEOUT,
+    baseline_timeout,
+    parse_duration,
+    plan_instances,
+    plan_run,
+)
+
+
+def plan(budget, *, ready_at=8.0, first_step=2.0, trial_timeout=None):
+    """A plan for a baseline that was warm after eight seconds."""
+    return plan_run(budget, ready_at=ready_at, first_step=first_step, trial_timeout=trial_timeout)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90),
+        ("90s", 90),
+        ("0.5s", 0.5),
+        ("10m", 600),
+        ("1.5h", 5400),
+        ("1h30m", 5400),
+        ("1h1m1s", 3661),
+        (" 10M ", 600),
+    ],
+)
+def test_durations_are_read_in_seconds(text, seconds):
+    """Hours, minutes and seconds add up; a bare number is seconds; case and surrounding blanks do not count."""
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "0", "0m", "-5", "ten", "10x", "5m1h", "1e3", "nan", "inf", "m", "1 h", "9" * 400 + "s", "١٠x"],
+)
+def test_what_is_no_duration_is_refused(text):
+    """Anything else is an argument error that shows what durations look like."""
+    with pytest.raises(ArgumentError, match="not a duration") as caught:
+        parse_duration(text)
+    assert "90s" in caught.value.hint
+
+
+def test_the_confirmation_keeps_its_share_of_the_budget():
+    """35% of the budget stay for the confirmation, and it ends in time to write the recipe."""
+    made = plan(600.0)
+    assert made.search_ends == pytest.approx(600.0 * (1 - CONFIRMATION_SHARE))
+    assert CONFIRMATION_SHARE == 0.35
+    assert made.ends == 600.0 - CLOSING_SECONDS
+
+
+def test_several_finalists_only_when_there_is_time():
+    """One finalist below five minutes, several from there on."""
+    assert plan(LONG_BUDGET - 1).finalists == 1
+    assert plan(LONG_BUDGET).finalists == FINALISTS > 1
+
+
+@pytest.mark.parametrize(
+    ("budget", "first_step", "limit"),
+    [
+        (3600.0, 1.0, SMALLEST_TRIAL_TIMEOUT),
+        (3600.0, 30.0, 120.0),
+        (600.0, 30.0, 600.0 * LARGEST_TRIAL_SHARE),
+        (100.0, 1.0, 100.0 * LARGEST_TRIAL_SHARE),
+    ],
+)
+def test_a_trial_may_take_four_times_the_baselines_first_step(budget, first_step, limit):
+    """At least 20 s and four times the baseline's first step, but at most a tenth of the budget."""
+    assert plan(budget, first_step=first_step).trial_timeout == pytest.approx(limit)
+
+
+def test_a_trial_may_always_take_as_long_as_the_baseline_did():
+    """A tenth of a small budget can be less than the first step takes: then every trial would time out."""
+    assert plan(60.0, ready_at=15.0, first_step=9.0).trial_timeout > 9.0
+
+
+def test_the_users_own_trial_timeout_counts():
+    """A limit that the user gives is taken as it is."""
+    assert plan(600.0, trial_timeout=7.5).trial_timeout == 7.5
+
+
+def test_slices_get_longer_with_the_time_there_is():
+    """A trial is measured for 3 to 10 seconds, depending on the budget."""
+    assert plan(60.0).measured == LEAST_MEASURED
+    assert LEAST_MEASURED < plan(300.0).measured < MOST_MEASURED
+    assert plan(7200.0).measured == MOST_MEASURED
+
+
+def test_a_budget_that_is_too_small_names_one_that_is_not():
+    """What the hint of the error says to give is enough."""
+    with pytest.raises(BudgetError, match="too small") as caught:
+        plan(20.0, ready_at=11.0, first_step=4.0)
+    budget = float(re.search(r"--budget (\d+)s", caught.value.hint).group(1))
+    assert budget > 20.0
+    plan(budget, ready_at=11.0, first_step=4.0)
+
+
+@given(
+    budget=st.floats(1.0, 1e6),
+    ready_at=st.floats(0.1, 1e5),
+    first_step=st.floats(0.01, 1e4),
+)
+def test_the_parts_of_a_plan_follow_one_another(budget, ready_at, first_step):
+    """Whatever the numbers: the phases are in order, within the budget, and each has time."""
+    try:
+        made = plan(budget, ready_at=ready_at, first_step=first_step)
+    except BudgetError:
+        return
+    assert ready_at < made.probes_end < made.sampling_ends < made.search_ends < made.ends < budget
+    assert made.trial_timeout > first_step
+    assert made.search_ends - ready_at > made.measured
+
+
+def test_the_baseline_may_not_take_the_whole_budget():
+    """What the baseline may take to warm up leaves most of the budget to the rest."""
+    assert 0 < baseline_timeout(60.0) < 60.0 * (1 - CONFIRMATION_SHARE)
+
+
+@given(
+    available=st.floats(0.0, 1e5),
+    start=st.floats(0.1, 1e3),
+    finalists=st.integers(1, FINALISTS),
+)
+def test_planned_instances_fit_in_the_time_there_is(available, start, finalists):
+    """Two to eight instances, which end in time unless even two cannot."""
+    count, seconds = plan_instances(available, start=start, finalists=finalists)
+    assert FEWEST_INSTANCES <= count <= MOST_INSTANCES
+    assert seconds >= 0
+    if seconds:
+        assert count * (start + seconds) <= available * (1 + 1e-9)
+
+
+def test_more_time_means_more_instances_and_then_longer_ones():
+    """Many short instances say more than few long ones."""
+    few, _ = plan_instances(20.0, start=2.0)
+    more, short = plan_instances(45.0, start=2.0)
+    most, longer = plan_instances(100.0, start=2.0)
+    assert few < more < most == MOST_INSTANCES
+    assert longer > short

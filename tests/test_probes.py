@@ -1,0 +1,120 @@
+"""Single changes to the baseline, and what to combine of them."""
+
+from simulated_runs import BASELINE, GROWING_SPACE, a_record, space_of
+
+from autotune.space.search_space import find_search_space
+from autotune.study.probes import combination, doublings, probes
+from autotune.trial.record import Outcome
+
+PARALLEL_SPACE = """
+schema_version = 1
+[knobs.num_parallel_calls]
+kind = "categorical"
+choices = [0, 4, 12]
+[knobs.data_threads]
+kind = "categorical"
+choices = [0, 24]
+[knobs.prefetch]
+kind = "categorical"
+choices = [0, 2, 8]
+"""
+
+
+def changes(configurations):
+    """How each configuration differs from the baseline."""
+    return [configuration.differences(BASELINE) for configuration in configurations]
+
+
+def shipped(name):
+    """A shipped search space, resolved for the simulated machine."""
+    written = find_search_space(name)
+    return written.resolve(
+        baseline=BASELINE, device="cpu", cores=2, examples=1437, dataset_takes_config=True
+    )
+
+
+def test_probes_change_one_thing_at_a_time():
+    """Every probe of a shipped space differs in one knob, threads and parallel calls of the pipeline aside."""
+    for name in ("quick", "cpu"):
+        for each in changes(probes(shipped(name))):
+            assert len(each) == 1 or set(each) == {"num_parallel_calls", "data_threads"}
+
+
+def test_no_probe_comes_twice_and_none_is_the_baseline():
+    """A wish that snaps to a value that was probed already, or to the baseline's, adds nothing."""
+    for name in ("quick", "cpu"):
+        found = probes(shipped(name))
+        assert len(set(found)) == len(found) > 3
+        assert BASELINE not in found
+
+
+def test_probes_stay_in_the_space():
+    """A wish for a number becomes the nearest choice; a knob that does not vary is not probed."""
+    space = space_of(PARALLEL_SPACE)
+    assert changes(probes(space)) == [{"num_parallel_calls": 12, "data_threads": 24}, {"prefetch": 2}]
+    assert all(each in space for each in probes(space))
+
+
+def test_the_batch_size_is_probed_relative_to_the_baselines():
+    """Four and two times the baseline's batch size, the larger first."""
+    sizes = [each["batch_size"] for each in changes(probes(space_of())) if "batch_size" in each]
+    assert sizes == [128, 64]
+
+
+def test_a_boolean_is_not_taken_for_a_number():
+    """`jit_compile = true` is probed as true and never as 1."""
+    jit = [each["jit_compile"] for each in changes(probes(space_of())) if "jit_compile" in each]
+    assert jit == [True]
+
+
+def test_doublings_climb_from_the_baseline():
+    """A batch size that grows until memory ends is tried in ascending order, above the baseline's only."""
+    sizes = doublings(space_of(GROWING_SPACE, examples=4096))
+    assert sizes == [64, 128, 256, 512, 1024]
+
+
+def test_a_bounded_batch_size_is_not_doubled():
+    """Only `high = "memory"` asks for doubling."""
+    assert doublings(space_of()) == []
+
+
+def test_what_helped_is_combined():
+    """All single changes that were faster go into one configuration; what did not help stays out."""
+    space = space_of()
+    records = [
+        a_record(BASELINE),
+        a_record(BASELINE.replace(batch_size=128), speedup=1.3),
+        a_record(BASELINE.replace(jit_compile=True), speedup=1.2),
+        a_record(BASELINE.replace(steps_per_execution=8), speedup=0.9),
+    ]
+    expected = BASELINE.replace(batch_size=128, jit_compile=True)
+    assert combination(space, records) == expected
+
+
+def test_of_several_values_of_a_knob_the_fastest_is_combined():
+    """The order in which they were measured does not matter."""
+    records = [
+        a_record(BASELINE.replace(batch_size=128), speedup=1.4),
+        a_record(BASELINE.replace(batch_size=64), speedup=1.2),
+    ]
+    for each in (records, records[::-1]):
+        assert combination(space_of(), each).batch_size == 128
+
+
+def test_a_gain_too_small_to_tell_is_not_combined():
+    """Half a percent is noise."""
+    assert combination(space_of(), [a_record(BASELINE.replace(jit_compile=True), speedup=1.005)]) == BASELINE
+
+
+def test_failed_trials_are_not_combined():
+    """A change that ended badly stays out, however fast it was until then."""
+    failed = a_record(BASELINE.replace(jit_compile=True), speedup=1.5, outcome=Outcome.CRASHED)
+    assert combination(space_of(), [failed]) == BASELINE
+
+
+def test_changes_of_several_knobs_are_no_single_changes():
+    """What the sampler mixed is not taken apart, but the pair that is probed together counts as one change."""
+    mixed = a_record(BASELINE.replace(jit_compile=True, batch_size=64), speedup=2.0)
+    assert combination(space_of(), [mixed]) == BASELINE
+    together = BASELINE.replace(num_parallel_calls=12, data_threads=24)
+    assert combination(space_of(PARALLEL_SPACE), [a_record(together, speedup=2.0)]) == together

@@ -1,0 +1,145 @@
+"""The Optuna study of a run."""
+
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution, IntDistribution
+from optuna.trial import TrialState
+from simulated_runs import BASELINE, a_pair, a_record, space_of
+
+from autotune.study.sampler import RANDOM_TRIALS, Sampler, distributions
+from autotune.trial.record import Outcome, Phase
+
+UNEVEN_SPACE = """
+schema_version = 1
+[knobs.batch_size]
+kind = "categorical"
+choices = [20, 32, 50, 300]
+[knobs.prefetch]
+kind = "categorical"
+choices = [0, 2, 8, "autotune"]
+[knobs.jit_compile]
+kind = "categorical"
+choices = [false, true]
+"""
+
+
+def a_sampler(space, *, file=None, seed=0):
+    """A sampler, in memory unless a file is given."""
+    return Sampler(space, file=file, name="digits", seed=seed)
+
+
+def run(sampler, count, outcome=lambda configuration: 1.0):
+    """Ask, and tell what `outcome` says: a speed-up, or None for a failure. Returns what was asked."""
+    asked = []
+    for number in range(1, count + 1):
+        trial, configuration = sampler.ask()
+        asked.append(configuration)
+        speedup = outcome(configuration)
+        failed = {} if speedup else {"outcome": Outcome.CRASHED, "reason": "killed by SIGSEGV"}
+        sampler.tell(trial, a_record(configuration, trial=number, speedup=speedup, **failed))
+    return asked
+
+
+def test_every_sample_lies_in_the_space():
+    """Before and after the model takes over, each value is one of the choices, of its own type."""
+    space = space_of(UNEVEN_SPACE)
+    asked = run(a_sampler(space), 5 * RANDOM_TRIALS, lambda each: each.batch_size / 100)
+    assert all(configuration in space for configuration in asked)
+    for name, choices in space.choices.items():
+        assert {type(each[name]) for each in asked} <= {type(each) for each in choices}
+        assert {each[name] for each in asked} == set(choices)
+
+
+def test_the_order_of_numbers_counts():
+    """Three or more positive numbers are sampled on a logarithmic scale, everything else by category."""
+    found = distributions(space_of(UNEVEN_SPACE))
+    assert found["batch_size"] == IntDistribution(20, 300, log=True)
+    assert found["prefetch"] == CategoricalDistribution((0, 2, 8, "autotune"))
+    assert found["jit_compile"] == CategoricalDistribution((False, True))
+
+
+def test_a_seed_makes_the_samples_repeatable():
+    """The same seed and the same results give the same samples; another seed gives others."""
+
+    def speed(configuration):
+        return configuration.batch_size / 100
+
+    space = space_of(UNEVEN_SPACE)
+    first, again, other = (run(a_sampler(space, seed=seed), 25, speed) for seed in (7, 7, 8))
+    assert first == again != other
+
+
+def test_the_model_goes_where_it_is_fast():
+    """Once it has a model, the sampler proposes the fast half of the space far more often than chance."""
+    asked = run(a_sampler(space_of()), 50, lambda each: 2.0 if each["jit_compile"] else 1.0)
+    modelled = asked[RANDOM_TRIALS:]
+    assert sum(bool(each["jit_compile"]) for each in modelled) > 0.8 * len(modelled)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_failing_half_of_the_space_is_mostly_avoided(seed):
+    """Of 40 samples after the start, few go where everything fails (told as failed, it was 35 of 40)."""
+    asked = run(
+        a_sampler(space_of(), seed=seed), 40 + RANDOM_TRIALS, lambda each: None if each["jit_compile"] else 1.0
+    )
+    assert sum(bool(each["jit_compile"]) for each in asked[RANDOM_TRIALS:]) <= 15
+
+
+def test_the_study_opens_as_optuna_reads_it(tmp_path):
+    """study.db is an Optuna study of the workload's name, to be maximised, with every trial's story."""
+    sampler = a_sampler(space_of(), file=tmp_path / "study.db")
+    trial, configuration = sampler.ask()
+    sampler.tell(trial, a_record(configuration, trial=4, speedup=1.5))
+    study = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path / 'study.db'}")
+    (kept,) = study.trials
+    assert study.study_name == "digits"
+    assert study.direction.name == "MAXIMIZE"
+    assert kept.value == 1.5
+    assert kept.params == {name: configuration[name] for name in kept.params}
+    assert kept.user_attrs["trial"] == 4
+    assert kept.user_attrs["outcome"] == "ok"
+
+
+def told(record):
+    """What Optuna keeps of a trial that ended with this record."""
+    sampler = a_sampler(space_of())
+    sampler.tell(sampler.ask_for(BASELINE), record)
+    (kept,) = sampler._study.trials
+    return kept
+
+
+@pytest.mark.parametrize(
+    "outcome", [each for each in Outcome if each not in (Outcome.OK, Outcome.PRUNED)], ids=str
+)
+def test_failed_trials_are_told_as_pruned(outcome):
+    """Whatever went wrong, TPE hears PRUNED: trials told as FAIL it would ignore."""
+    kept = told(a_record(outcome=outcome, speedup=3.0, reason="x" * 9000))
+    assert kept.state is TrialState.PRUNED
+    assert kept.intermediate_values == {}
+    assert kept.user_attrs["outcome"] == str(outcome)
+
+
+def test_a_trial_that_could_not_win_is_told_with_its_value():
+    """A pruned trial's speed-up so far is not lost on TPE."""
+    kept = told(a_record(outcome=Outcome.PRUNED, speedup=0.5, pairs=(a_pair(0.5), a_pair(0.5))))
+    assert kept.state is TrialState.PRUNED
+    assert kept.intermediate_values == {2: 0.5}
+
+
+def test_the_baseline_counts_as_one():
+    """The baseline has no pairs: its speed-up over itself is 1."""
+    kept = told(a_record(trial=0, phase=Phase.BASELINE))
+    assert kept.state is TrialState.COMPLETE
+    assert kept.value == 1.0
+
+
+def test_a_trial_without_an_interval_is_told_as_pruned():
+    """One pair gives no interval, so there is no value to tell."""
+    assert told(a_record(trial=5)).state is TrialState.PRUNED
+
+
+def test_a_given_configuration_can_be_asked_for():
+    """What the search tries on its own enters the study with its very values."""
+    sampler = a_sampler(space_of(UNEVEN_SPACE))
+    wanted = BASELINE.replace(batch_size=300, prefetch="autotune", jit_compile=True)
+    assert sampler.ask_for(wanted).params == {"batch_size": 300, "prefetch": "autotune", "jit_compile": True}

@@ -1,0 +1,750 @@
+"""Search spaces: reading the TOML, what each mistake is answered with, and what is left on one machine."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from autotune.errors import ConfigurationError, SearchSpaceError
+from autotune.space.configuration import Configuration, baseline_configuration, format_value
+from autotune.space.knobs import KNOBS, Device
+from autotune.space.search_space import (
+    LARGEST_DOUBLED_BATCH,
+    LARGEST_FILE_BYTES,
+    Bound,
+    SearchSpace,
+    find_search_space,
+    shipped_directory,
+    shipped_names,
+)
+
+VERSION = "schema_version = 1\n"
+
+
+def parse(text):
+    """The search space in `text`, which comes from a file called space.toml."""
+    return SearchSpace.parse(text, source="space.toml")
+
+
+def refusal(text):
+    """The error with which `text` is refused."""
+    with pytest.raises(SearchSpaceError) as caught:
+        parse(text)
+    return caught.value
+
+
+def knob_table(name, body):
+    """A whole search space that varies one knob."""
+    return f"{VERSION}[knobs.{name}]\n{body}\n"
+
+
+def numbers(name="prefetch", *, kind="integer", low=0, high=4, rest=""):
+    """A whole search space that varies one knob over numbers."""
+    return knob_table(
+        name, f"kind = {json.dumps(kind)}\nlow = {json.dumps(low)}\nhigh = {json.dumps(high)}\n{rest}"
+    )
+
+
+def choices(name, values):
+    """A whole search space that varies one knob over choices, given as TOML."""
+    return knob_table(name, f'kind = "categorical"\nchoices = {values}')
+
+
+def resolve(text, *, cores=4, examples=None, device=Device.CPU, takes_config=True, batch_size=32, **named):
+    """The space in `text`, resolved for a machine and a workload."""
+    baseline = baseline_configuration(batch_size, {"jit_compile": False, **named}, device, where="train.py")
+    return parse(text).resolve(
+        baseline=baseline,
+        device=device,
+        cores=cores,
+        examples=examples,
+        dataset_takes_config=takes_config,
+    )
+
+
+# ------------------------------------------------------------------------------------------------- reading
+
+
+def test_every_kind_of_range_is_read():
+    """Choices keep their order and types; bounds keep their text."""
+    space = parse(
+        VERSION
+        + """
+        [knobs.jit_compile]
+        kind = "categorical"
+        choices = [true, "auto", false]
+        [knobs.prefetch]
+        kind = "integer"
+        low = 0
+        high = "2*cores"
+        step = 3
+        [knobs.batch_size]
+        kind = "power_of_two"
+        low = 16
+        high = "min(1024, examples/4)"
+        """
+    )
+    assert list(space.ranges) == ["jit_compile", "prefetch", "batch_size"]
+    assert space.ranges["jit_compile"].choices == (True, "auto", False)
+    assert (space.ranges["prefetch"].high.text, space.ranges["prefetch"].step) == ("2*cores", 3)
+    assert space.ranges["batch_size"].kind == "power_of_two"
+    assert space.source == "space.toml"
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("knobs = [", "not valid TOML", ""),
+        ("", "schema_version is missing, this autotune reads 1", "Write: schema_version = 1"),
+        ("schema_version = 2", "schema_version is 2, this autotune reads 1", "Upgrade autotune."),
+        ("schema_version = 2\nnew = 1", "schema_version is 2", "Upgrade autotune."),
+        ("schema_version = 0", "schema_version is 0", "Write: schema_version = 1"),
+        ("schema_version = true", "schema_version is True", "Write: schema_version = 1"),
+        ("schema_version = 1.0", "schema_version is 1.0", "Write: schema_version = 1"),
+        ('schema_version = "1"', "schema_version is '1'", "Write: schema_version = 1"),
+        (
+            "schema_verson = 1",
+            "unknown key 'schema_verson'",
+            "Did you mean 'schema_version'? Known here: schema_version, ",
+        ),
+        (VERSION + "[knob.batch_size]", "unknown key 'knob'", "Did you mean 'knobs'?"),
+        (VERSION, "no knobs to vary", "[knobs.batch_size]"),
+        (VERSION + "[knobs]", "no knobs to vary", "[knobs.batch_size]"),
+        (VERSION + "knobs = 3", "no knobs to vary", "[knobs.batch_size]"),
+        (VERSION + "[knobs.bach_size]", "there is no knob called 'bach_size'", "Did you mean 'batch_size'?"),
+        (VERSION + "[knobs.zzz]", "there is no knob called 'zzz'", "`autotune knobs` lists them all."),
+        (VERSION + "knobs.prefetch = 3", "[knobs.prefetch] is 3, not a table", 'kind = "categorical"'),
+        (knob_table("prefetch", ""), "[knobs.prefetch]: kind is missing", "Kinds: categorical, integer, "),
+        (knob_table("prefetch", "kind = 3"), "kind is 3", "Kinds: "),
+        (
+            knob_table("prefetch", 'kind = "power_of_to"'),
+            "kind is 'power_of_to'",
+            "Did you mean 'power_of_two'? Kinds: ",
+        ),
+        (numbers(rest="stp = 2"), "[knobs.prefetch]: unknown key 'stp'", "Did you mean 'step'?"),
+        (numbers(kind="power_of_two", rest="step = 2"), "unknown key 'step'", "Known here: kind, low, high."),
+        (
+            knob_table("prefetch", 'kind = "categorical"\nlow = 1'),
+            "unknown key 'low'",
+            "Known here: kind, choices.",
+        ),
+        (knob_table("prefetch", 'kind = "categorical"'), "choices is missing", "Write a list"),
+        (choices("prefetch", "[]"), "choices is []", "Write a list of one to 256 values."),
+        (choices("prefetch", "8"), "choices is 8", "Write a list"),
+        (
+            choices("prefetch", str(list(range(257)))),
+            "choices is [0, 1, 2, ",
+            "Write a list of one to 256 values.",
+        ),
+        (choices("prefetch", "[2, true]"), "choices[1] is True", "prefetch takes an integer from 0 to 4096"),
+        (choices("jit_compile", "[false, 1]"), "choices[1] is 1", "jit_compile takes true or false"),
+        (choices("jit_compile", '["true"]'), "choices[0] is 'true'", "jit_compile takes true or false"),
+        (choices("prefetch", "[2.0]"), "choices[0] is 2.0", "prefetch takes an integer"),
+        (choices("prefetch", "[[2]]"), "choices[0] is [2]", "prefetch takes an integer"),
+        (choices("precision", '["float16"]'), "choices[0] is 'float16'", '"mixed_float16"'),
+        (choices("prefetch", "[2, 4, 2]"), "choices repeats a value", "Write each value once."),
+        (
+            numbers("precision"),
+            "kind 'integer' needs a knob with numbers",
+            'use kind = "categorical"',
+        ),
+        (knob_table("prefetch", 'kind = "integer"\nhigh = 4'), "low is missing", "Bounds look like"),
+        (knob_table("prefetch", 'kind = "integer"\nlow = 4'), "high is missing", "Bounds look like"),
+        (numbers(low=True), "low is True", "Bounds look like"),
+        (numbers(high=4.5), "high is 4.5", "Bounds look like"),
+        (numbers(high=" " * 81), "high is '   ", "Bounds look like"),
+        (numbers(high=10**9), "high is 1000000000", "Bounds look like"),
+        (numbers(rest="step = 0"), "step is 0", "Write an integer from 1."),
+        (numbers(rest="step = true"), "step is True", "Write an integer from 1."),
+        (numbers(rest='step = "2"'), "step is '2'", "Write an integer from 1."),
+        (numbers(low=5, high=4), "low (5) is above high (4), so the range is empty", "Swap them."),
+        (numbers(high="memory"), 'only batch_size, with kind = "power_of_two"', "Write a number."),
+        (numbers("batch_size", low=1, high="memory"), 'may have high = "memory"', "Write a number."),
+        (numbers(kind="power_of_two", high="memory"), 'may have high = "memory"', "Write a number."),
+    ],
+)
+def test_each_mistake_is_answered_with_what_is_wrong_and_what_to_do(text, message, hint):
+    """The first line names file and mistake, the second the next step."""
+    error = refusal(text)
+    assert error.message.startswith("space.toml: ")
+    assert message in error.message
+    assert hint in error.hint
+
+
+def test_an_unknown_key_far_from_all_known_ones_gets_no_guess():
+    """Only the known keys are listed."""
+    assert refusal(VERSION + "zzzzzz = 1").hint == "Known here: schema_version, knobs."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "schema_version = " + "9" * 5000,
+        "schema_version = 0x" + "f" * 5000,
+        "schema_version" + ".a" * 2000 + " = 1",
+        "schema_version = " + "[" * 5000,
+        VERSION + "knobs.prefetch = 0x" + "f" * 5000,
+        knob_table("prefetch", 'kind = "' + "x" * 5000 + '"'),
+        knob_table("prefetch", "kind = 0x" + "f" * 5000),
+        knob_table("prefetch", "kind" + ".a" * 2000 + " = 1"),
+        knob_table("prefetch", 'kind = "integer"\nlow = 0\nhigh = 0x' + "f" * 5000),
+        choices("prefetch", "[0x" + "f" * 5000 + "]"),
+        VERSION + "[knobs." + "x" * 5000 + "]",
+        VERSION + "x" * 5000 + " = 1",
+    ],
+    ids=range(12),
+)
+def test_monstrous_values_are_refused_in_a_short_message(text):
+    """Numbers of thousands of digits, tables thousands deep and endless names give one readable line."""
+    error = refusal(text)
+    assert error.message.startswith("space.toml: ")
+    assert len(error.message) < 300
+
+
+# -------------------------------------------------------------------------------------------------- bounds
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (12, 12),
+        ("12", 12),
+        (" 12 ", 12),
+        ("cores", 6),
+        ("4*cores", 24),
+        ("4 * cores", 24),
+        ("cores/4", 1),
+        ("3*cores/4", 4),
+        ("examples", 1437),
+        ("examples/4", 359),
+        ("2*examples/3", 958),
+        ("min(1024, examples/4)", 359),
+        ("min(100, examples/4)", 100),
+        ("max(16, 4*cores)", 24),
+        ("max(64, 4*cores)", 64),
+        ("max( 16 ,cores, examples )", 1437),
+        ("min(7)", 7),
+    ],
+)
+def test_a_bound_is_reckoned_for_the_machine(text, expected):
+    """Numbers, cores and examples, multiplied, divided whole, and the smallest or largest of several."""
+    assert Bound.parse(text, where="here").resolve(cores=6, examples=1437) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("examples/4", None), ("min(1024, examples/4)", 1024), ("max(16, examples)", None), ("4*cores", 24)],
+)
+def test_an_unknown_number_of_examples_sets_no_bound(text, expected):
+    """The other terms of a minimum still do; a maximum with it has no end."""
+    assert Bound.parse(text, where="here").resolve(cores=6, examples=None) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "-1",
+        -1,
+        "1.5",
+        "core",
+        "cores*4",
+        "4*4",
+        "4/2",
+        "cores/0",
+        "cores+1",
+        "cores/-2",
+        "1234567890",
+        "1234567890*cores",
+        "min()",
+        "min(1,)",
+        "min(1, max(2, 3))",
+        "avg(1, 2)",
+        "min(1, 2",
+        "min 1",
+        "MIN(1, 2)",
+        "²",
+        "٣",
+        "__import__('os')",
+        "memory",
+    ],
+)
+def test_a_bound_outside_the_grammar_is_refused(text):
+    """The error shows the bound and what bounds look like; nothing is evaluated."""
+    with pytest.raises(SearchSpaceError) as caught:
+        Bound.parse(text, where="space.toml: [knobs.prefetch]")
+    assert caught.value.message == f"space.toml: [knobs.prefetch]: cannot read the bound {str(text)!r}"
+    assert "min(1024, examples/4)" in caught.value.hint
+
+
+def test_a_bad_bound_in_a_file_names_knob_and_file():
+    """A bound is read where the file is read, not later."""
+    assert (
+        refusal(numbers(high="cores*4")).message
+        == "space.toml: [knobs.prefetch]: cannot read the bound 'cores*4'"
+    )
+    assert refusal(numbers(low="cores*4", high=9)).message.endswith("cannot read the bound 'cores*4'")
+
+
+# ----------------------------------------------------------------------------------------------- resolving
+
+
+def test_integers_step_from_low_to_high():
+    """Both ends belong to the range when the step meets them."""
+    assert resolve(numbers(low=0, high=12, rest="step = 4")).choices["prefetch"] == (0, 4, 8, 12)
+    assert resolve(numbers(low=0, high=3)).choices["prefetch"] == (0, 1, 2, 3)
+    assert resolve(numbers(low=0, high=11, rest="step = 4")).choices["prefetch"] == (0, 4, 8)
+
+
+def test_powers_of_two_lie_between_the_bounds():
+    """The bounds themselves need not be powers of two; where they are, they belong to it."""
+    space = resolve(numbers("steps_per_execution", kind="power_of_two", low=3, high=33))
+    assert space.choices["steps_per_execution"] == (1, 4, 8, 16, 32)
+    space = resolve(numbers("steps_per_execution", kind="power_of_two", low=4, high=32))
+    assert space.choices["steps_per_execution"] == (1, 4, 8, 16, 32)
+
+
+def test_a_bound_follows_the_machine():
+    """The same file gives more choices where there are more cores."""
+    text = numbers("intra_op_threads", kind="power_of_two", low=1, high="2*cores")
+    assert resolve(text, cores=2).choices["intra_op_threads"] == (0, 1, 2, 4)
+    assert resolve(text, cores=8).choices["intra_op_threads"] == (0, 1, 2, 4, 8, 16)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "named", "expected"),
+    [
+        (numbers(low=1, high=3), "prefetch", {"prefetch": 7}, (1, 2, 3, 7)),
+        (numbers(low=2, high=4), "prefetch", {"prefetch": "autotune"}, (2, 3, 4, "autotune")),
+        (choices("prefetch", '[8, "autotune", 2]'), "prefetch", {}, (0, 2, 8, "autotune")),
+        (choices("jit_compile", "[true]"), "jit_compile", {}, (True, False)),
+        (choices("precision", '["mixed_bfloat16"]'), "precision", {}, ("mixed_bfloat16", "float32")),
+        (choices("prefetch", "[4, 2]"), "prefetch", {"prefetch": 2}, (2, 4)),
+    ],
+)
+def test_the_baselines_value_is_always_among_the_choices(text, name, named, expected):
+    """It is added where the file does not name it, and stands once where it does; numbers ascend."""
+    space = resolve(text, **named)
+    assert space.choices[name] == expected
+    assert space.baseline in space
+
+
+def test_the_batch_sizes_stay_within_an_epoch():
+    """A batch larger than the data would be the data; the baseline's own size stays a choice."""
+    text = numbers("batch_size", kind="power_of_two", low=16, high=4096)
+    assert resolve(text, examples=200).choices["batch_size"] == (16, 32, 64, 128)
+    assert resolve(text, examples=None).choices["batch_size"][-1] == 4096
+    assert resolve(text, examples=100, batch_size=300).choices["batch_size"] == (16, 32, 64, 300)
+
+
+def test_a_batch_size_without_room_stays_the_baselines():
+    """Few examples leave the other knobs to vary, and say why the batch size does not."""
+    text = numbers("batch_size", kind="power_of_two", low=16, high="examples/4") + "[knobs.prefetch]\n"
+    space = resolve(text + 'kind = "categorical"\nchoices = [0, 2]', examples=40)
+    assert dict(space.choices) == {"prefetch": (0, 2)}
+    assert space.left_out == {"batch_size": "only the baseline's value, 32, is left"}
+
+
+def test_until_memory_doubles_the_batch_up_to_a_quarter_of_an_epoch():
+    """With `high = "memory"` the batch grows, and an epoch keeps four steps."""
+    text = numbers("batch_size", kind="power_of_two", low=64, high="memory")
+    space = resolve(text, examples=4096)
+    assert space.grows_batch
+    assert space.choices["batch_size"] == (32, 64, 128, 256, 512, 1024)
+
+
+def test_until_memory_ends_somewhere_without_a_number_of_examples():
+    """An endless dataset sets no end to the batch, so a fixed one is set."""
+    text = numbers("batch_size", kind="power_of_two", low=64, high="memory")
+    assert resolve(text, examples=None).choices["batch_size"][-1] == LARGEST_DOUBLED_BATCH
+
+
+def test_a_batch_with_a_number_as_its_bound_does_not_grow():
+    """Only `high = "memory"` grows the batch."""
+    assert not resolve(numbers("batch_size", kind="power_of_two", low=16, high=64)).grows_batch
+
+
+def test_a_batch_that_cannot_grow_does_not():
+    """With too few examples for a second batch size, `high = "memory"` grows nothing."""
+    text = numbers("batch_size", kind="power_of_two", low=64, high="memory") + "[knobs.prefetch]\n"
+    assert not resolve(text + 'kind = "categorical"\nchoices = [2]', examples=50).grows_batch
+
+
+def test_knobs_that_do_not_exist_here_are_left_out_with_the_reason():
+    """A GPU's knob on a CPU, and parallel calls that the dataset is never told of."""
+    text = (
+        choices("tensor_float_32", "[true, false]")
+        + '[knobs.num_parallel_calls]\nkind = "integer"\nlow = 1\nhigh = 4\n'
+        + '[knobs.prefetch]\nkind = "categorical"\nchoices = [2]\n'
+        + '[knobs.data_threads]\nkind = "categorical"\nchoices = [0]\n'
+    )
+    space = resolve(text, takes_config=False)
+    assert dict(space.choices) == {"prefetch": (0, 2)}
+    assert space.left_out == {
+        "tensor_float_32": "does not exist on a cpu",
+        "num_parallel_calls": "the workload's dataset() takes no config",
+        "data_threads": "only the baseline's value, 0, is left",
+    }
+
+
+def test_parallel_calls_vary_where_the_dataset_takes_a_config():
+    """The same knob is a choice once `dataset(config)` can hear of it."""
+    text = numbers("num_parallel_calls", low=1, high=2)
+    assert resolve(text, takes_config=True).choices["num_parallel_calls"] == (0, 1, 2)
+
+
+def test_a_space_that_leaves_nothing_to_vary_is_refused_with_every_reason():
+    """The error names each knob of the file and why it does not vary."""
+    with pytest.raises(SearchSpaceError) as caught:
+        resolve(
+            choices("prefetch", "[0]") + '[knobs.tensor_float_32]\nkind = "categorical"\nchoices = [true]\n'
+        )
+    assert caught.value.message == "space.toml: nothing is left to vary here"
+    assert caught.value.hint == (
+        "prefetch: only the baseline's value, 0, is left; tensor_float_32: does not exist on a cpu."
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (numbers(low="4*cores", high=8), "[knobs.prefetch] is empty here: from 16 to 8"),
+        (numbers(kind="power_of_two", low=5, high=7), "[knobs.prefetch] is empty here: from 5 to 7"),
+        (numbers(low=0, high=256), "[knobs.prefetch] has more than 256 values here"),
+        (numbers(low=0, high="999999999*cores"), "[knobs.prefetch] has more than 256 values here"),
+        (numbers(low=4095, high=4097), "[knobs.prefetch] reaches 4097 here"),
+        (numbers("batch_size", low=0, high=8), "[knobs.batch_size] reaches 0 here"),
+        (
+            numbers(high="examples/4"),
+            "[knobs.prefetch] has a bound on the number of examples, which is not known",
+        ),
+        (numbers(low="examples", high=9), "[knobs.prefetch] has a bound on the number of examples"),
+    ],
+)
+def test_a_range_that_does_not_work_on_this_machine_is_refused(text, message):
+    """The error names file and knob, what the bounds came to, and what to change."""
+    with pytest.raises(SearchSpaceError) as caught:
+        resolve(text, cores=4, examples=None)
+    assert caught.value.message.startswith(f"space.toml: {message}")
+    assert caught.value.hint
+
+
+def test_as_many_integers_as_allowed_are_allowed():
+    """256 values are not too many."""
+    assert len(resolve(numbers(low=0, high=255)).choices["prefetch"]) == 256
+
+
+def test_a_resolved_space_knows_its_size_and_makes_configurations():
+    """The size is the product of the choices; a configuration is the baseline with the varied knobs set."""
+    space = resolve(
+        choices("prefetch", "[0, 2, 8]") + '[knobs.batch_size]\nkind = "categorical"\nchoices = [64]\n'
+    )
+    assert space.size == 6
+    assert list(space.choices) == ["batch_size", "prefetch"]  # in table order
+    assert space.configuration({"prefetch": 8}) == space.baseline.replace(prefetch=8)
+    with pytest.raises(ConfigurationError):
+        space.configuration({"prefetch": -8})
+
+
+def test_a_space_contains_the_configurations_it_can_make_and_no_others():
+    """A value that is no choice, and a change to a knob that does not vary, are outside."""
+    space = resolve(choices("prefetch", "[0, 2, 8]"))
+    assert space.baseline.replace(prefetch=8) in space
+    assert space.baseline.replace(prefetch=4) not in space
+    assert space.baseline.replace(data_threads=4) not in space
+    assert dict(space.baseline) not in space
+
+
+# ------------------------------------------------------------------------------------------- shipped files
+
+
+def test_the_shipped_spaces_are_found():
+    """Three come with autotune, each a file of its own."""
+    assert shipped_names() == ("cpu", "gpu", "quick")
+    assert (shipped_directory() / "quick.toml").is_file()
+
+
+@pytest.mark.parametrize("examples", [None, 1437, 10**7])
+@pytest.mark.parametrize("cores", [2, 64])
+@pytest.mark.parametrize(
+    ("name", "device"), [("quick", Device.CPU), ("cpu", Device.CPU), ("gpu", Device.GPU)]
+)
+def test_a_shipped_space_resolves_on_small_and_large_machines(name, device, cores, examples):
+    """Every knob of the file varies, whether the number of examples is known or not."""
+    space = find_search_space(name)
+    baseline = baseline_configuration(32, {"jit_compile": False}, device, where="train.py")
+    resolved = space.resolve(
+        baseline=baseline, device=device, cores=cores, examples=examples, dataset_takes_config=True
+    )
+    assert resolved.left_out == {}
+    assert set(resolved.choices) == set(space.ranges)
+    assert baseline in resolved
+
+
+def test_the_quick_space_resolves_for_an_endless_dataset():
+    """Without a number of examples the fixed bound of the batch size holds."""
+    resolved = find_search_space("quick").resolve(
+        baseline=baseline_configuration(32, {"jit_compile": False}, Device.CPU, where="train.py"),
+        device=Device.CPU,
+        cores=2,
+        examples=None,
+        dataset_takes_config=False,
+    )
+    assert resolved.choices["batch_size"] == (16, 32, 64, 128, 256, 512, 1024)
+    assert set(resolved.left_out) == {"num_parallel_calls"}
+
+
+@pytest.mark.parametrize(("cores", "most"), [(2, 16), (64, 256)])
+@pytest.mark.parametrize("name", ["quick", "cpu", "gpu"])
+def test_parallel_calls_reach_sixteen_or_four_times_the_cores(name, cores, most):
+    """A pipeline that waits wants more calls than cores."""
+    high = find_search_space(name).ranges["num_parallel_calls"].high
+    assert high.resolve(cores=cores, examples=None) == most
+
+
+def test_the_quick_space_needs_no_second_import():
+    """No knob in it acts while TensorFlow is imported."""
+    assert {KNOBS[name].stage for name in find_search_space("quick").ranges}.isdisjoint({"import"})
+
+
+# --------------------------------------------------------------------------------------------------- files
+
+
+def test_a_space_is_loaded_from_a_path(tmp_path):
+    """The file's path is the source that messages name."""
+    file = tmp_path / "mine.toml"
+    file.write_text(choices("prefetch", "[0, 2]"))
+    assert find_search_space(str(file)) == SearchSpace.load(file)
+    assert SearchSpace.load(file).source == str(file)
+
+
+def test_a_missing_file_is_answered_with_the_path_and_the_shipped_names(tmp_path):
+    """Loading a path that is not there says so and says what there is."""
+    file = tmp_path / "none.toml"
+    with pytest.raises(SearchSpaceError) as caught:
+        SearchSpace.load(file)
+    assert caught.value.message == f"cannot read the search space {file}: No such file or directory"
+    assert "cpu, gpu, quick" in caught.value.hint
+
+
+def test_a_misspelt_shipped_name_is_answered_with_the_nearest():
+    """A name that is neither file nor shipped gets a guess."""
+    with pytest.raises(SearchSpaceError) as caught:
+        find_search_space("quik")
+    assert caught.value.message == "no search space 'quik': no such file, and none of that name is shipped"
+    assert caught.value.hint == "Did you mean 'quick'? Shipped: cpu, gpu, quick."
+
+
+@pytest.mark.parametrize("read", [SearchSpace.load, find_search_space])
+def test_a_directory_is_no_search_space(tmp_path, read):
+    """A directory in the place of the file is named as one."""
+    with pytest.raises(SearchSpaceError, match="Is a directory"):
+        read(str(tmp_path))
+
+
+def test_a_name_too_long_for_a_file_is_refused():
+    """What the operating system will not look up is an error of the search space, not a traceback."""
+    with pytest.raises(SearchSpaceError, match="File name too long"):
+        find_search_space("x" * 5000)
+
+
+def test_a_file_that_may_not_be_read_says_so(monkeypatch):
+    """A refused permission is not taken for a missing file."""
+
+    def refuse(*arguments, **options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(SearchSpaceError, match=r"cannot read the search space mine\.toml: Permission"):
+        find_search_space("mine.toml")
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path):
+    """Bytes that are not UTF-8 are named as that."""
+    file = tmp_path / "latin.toml"
+    file.write_bytes(b"# caf\xe9\n")
+    with pytest.raises(SearchSpaceError) as caught:
+        SearchSpace.load(file)
+    assert caught.value.message == f"cannot read the search space {file}: not UTF-8 text"
+
+
+def test_a_huge_file_is_refused_without_being_read_whole(tmp_path):
+    """One byte over the limit is too large; a file at the limit is read."""
+    file = tmp_path / "huge.toml"
+    text = choices("prefetch", "[0, 2]")
+    file.write_text(text.ljust(LARGEST_FILE_BYTES))
+    assert SearchSpace.load(file).ranges["prefetch"].choices == (0, 2)
+    file.write_text(text.ljust(LARGEST_FILE_BYTES + 1))
+    with pytest.raises(SearchSpaceError, match="larger than 1048576 bytes"):
+        SearchSpace.load(file)
+
+
+def test_a_file_without_end_is_refused():
+    """A device that never ends, and says it is empty, does not fill the memory."""
+    with pytest.raises(SearchSpaceError, match="/dev/zero: larger than"):
+        SearchSpace.load("/dev/zero")
+
+
+def test_windows_line_ends_are_read(tmp_path):
+    """A file saved on Windows is the same search space."""
+    file = tmp_path / "dos.toml"
+    file.write_bytes(choices("prefetch", "[0, 2]").replace("\n", "\r\n").encode())
+    assert SearchSpace.load(file).ranges["prefetch"].choices == (0, 2)
+
+
+# ---------------------------------------------------------------------------------------------- properties
+
+
+def toml(value):
+    """A value as TOML, tables inline."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{toml(key)} = {toml(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    return format_value(value)
+
+
+def document(tables):
+    """A dict as a TOML document."""
+    return "".join(f"{toml(key)} = {toml(value)}\n" for key, value in tables.items())
+
+
+words = st.sampled_from(
+    ["schema_version", "knobs", "kind", "low", "high", "step", "choices", "categorical", "integer", "memory"]
+)
+bounds = st.sampled_from(
+    [
+        "cores",
+        "4*cores",
+        "examples/4",
+        "min(1024, examples/4)",
+        "max(16, 4*cores)",
+        "memory",
+        "min(",
+        "examples",
+    ]
+)
+scalars = st.one_of(
+    st.booleans(), st.integers(-3, 5000), st.integers(), st.floats(), words, bounds, st.text(max_size=6)
+)
+anything = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(words | st.text(max_size=6), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def near_ranges(name):
+    """A strategy for tables that vary the knob `name`, most of them rightly."""
+    domain = KNOBS[name].domain
+    good = [
+        *([True, False] if domain.booleans else []),
+        *domain.words,
+        *([1, 2, 64, 4096] if domain.integers else []),
+    ]
+    categorical = st.fixed_dictionaries(
+        {"kind": st.just("categorical"), "choices": st.lists(st.sampled_from(good), min_size=1, unique=True)}
+    )
+    if not domain.integers:
+        return categorical
+    powers = st.fixed_dictionaries(
+        {
+            "kind": st.just("power_of_two"),
+            "low": st.integers(0, 64) | bounds,
+            "high": st.integers(64, 4096) | bounds,
+        }
+    )
+    integers = st.fixed_dictionaries(
+        {
+            "kind": st.just("integer"),
+            "low": st.integers(0, 64) | bounds,
+            "high": st.integers(64, 200) | bounds,
+            "step": st.integers(1, 90),
+        }
+    )
+    return categorical | powers | integers
+
+
+near_spaces = st.fixed_dictionaries(
+    {
+        "schema_version": st.just(1),
+        "knobs": st.lists(st.sampled_from(list(KNOBS)), min_size=1, max_size=3, unique=True).flatmap(
+            lambda names: st.fixed_dictionaries({name: near_ranges(name) for name in names})
+        ),
+    }
+)
+
+
+def assert_is_a_good_answer(error):
+    """An error's message is not empty, and its first line names the source."""
+    assert str(error).splitlines()[0].startswith("space.toml: ")
+    assert len(str(error).splitlines()[0]) > len("space.toml: ")
+
+
+def parsed_or_refused(text):
+    """The search space in `text`, or the error with which it is refused; any other exception passes through."""
+    try:
+        return parse(text)
+    except SearchSpaceError as error:
+        return error
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(max_size=80) | st.text(alphabet='[]{}="\n.,#knobs1\\', max_size=60))
+@example(text="\x00")
+@example(text="a = '")
+def test_whatever_text_is_read_nothing_but_a_search_space_error_comes_of_it(text):
+    """Text that is no search space is refused by name."""
+    assert_is_a_good_answer(parsed_or_refused(text))
+
+
+@settings(max_examples=200, deadline=None)
+@given(tables=st.dictionaries(words | st.text(max_size=6), anything, max_size=4))
+def test_whatever_tables_are_read_nothing_but_a_search_space_error_comes_of_it(tables):
+    """TOML of any shape is refused by name."""
+    read = parsed_or_refused(document(tables))
+    if not isinstance(read, SearchSpace):
+        assert_is_a_good_answer(read)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    tables=near_spaces,
+    cores=st.sampled_from([1, 2, 64, 512]),
+    examples=st.none() | st.integers(0, 10**6),
+    device=st.sampled_from(Device),
+    takes_config=st.booleans(),
+    batch_size=st.integers(1, 5000),
+)
+def test_what_is_accepted_resolves_to_a_space_around_the_baseline_or_is_refused(
+    tables, cores, examples, device, takes_config, batch_size
+):
+    """Every knob left has two or more different good values, the baseline's among them."""
+    read = parsed_or_refused(document(tables))
+    if isinstance(read, SearchSpaceError):
+        assert_is_a_good_answer(read)
+        return
+    baseline = baseline_configuration(batch_size, {}, device, where="train.py")
+    try:
+        space = read.resolve(
+            baseline=baseline,
+            device=device,
+            cores=cores,
+            examples=examples,
+            dataset_takes_config=takes_config,
+        )
+    except SearchSpaceError as error:
+        assert_is_a_good_answer(error)
+        return
+    assert baseline in space
+    assert set(space.choices) | set(space.left_out) == set(read.ranges)
+    for name, values in space.choices.items():
+        assert len(set(map(format_value, values))) == len(values) >= 2
+        assert all(value in KNOBS[name].domain for value in values)
+        assert Configuration({name: values[-1]})
