@@ -17,6 +17,12 @@ def test_the_text_is_in_the_file_as_utf_8(tmp_path):
     assert (tmp_path / "recipe.json").read_bytes() == "größer\r\n→ 2×\n".encode()
 
 
+def test_bytes_are_in_the_file_as_they_are(tmp_path):
+    """What is no text, such as a Parquet file, is written unchanged."""
+    write_atomically(tmp_path / "history.parquet", b"PAR1\xff\r\n\x00")
+    assert (tmp_path / "history.parquet").read_bytes() == b"PAR1\xff\r\n\x00"
+
+
 def test_an_older_file_is_replaced_whole(tmp_path):
     """Nothing of a longer text that stood there before is left, and no other file beside it."""
     (tmp_path / "recipe.json").write_text("a much longer text than the new one")
@@ -56,7 +62,7 @@ def test_the_text_is_on_the_disk_before_the_file_takes_its_name(tmp_path, monkey
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
 def test_the_file_has_the_permissions_of_any_new_file(tmp_path, mask):
-    """Temporary files are private; the finished one follows the process's mask, which stays as it was."""
+    """The file follows the process's mask, which stays as it was."""
     before = os.umask(mask)
     try:
         write_atomically(tmp_path / "recipe.json", "text")
@@ -75,7 +81,14 @@ def test_a_missing_directory_is_named(tmp_path):
     assert "--out" in caught.value.hint
 
 
-@pytest.mark.parametrize("call", ["fsync", "chmod", "replace"])
+def test_the_caller_may_know_a_better_next_step(tmp_path):
+    """Where the file is not one of a run, the caller's hint stands in place of the usual one."""
+    with pytest.raises(RunDirectoryError) as caught:
+        write_atomically(tmp_path / "gone" / "history.csv", "text", hint="Give another file.")
+    assert caught.value.hint == "Give another file."
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, call):
     """Whichever step fails, what stood there stays, and no temporary file does."""
     target = tmp_path / "recipe.json"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autotune.errors import RunDirectoryError
-from autotune.history import frame as frame_module
+from autotune.errors import RecipeError, RunDirectoryError
 from autotune.history.compare import RunSummary, compare_runs, describe_machine
 from autotune.history.frame import load_history, write_csv, write_parquet
 from autotune.machine import Gpu, Machine
+from autotune.measure.deciding import Verdict
+from autotune.recipe.recipe import (
+    Confirmation,
+    CreatedBy,
+    Estimate,
+    Evidence,
+    PeakMemory,
+    Recipe,
+    RecipeWorkload,
+    Stability,
+    Throughput,
+)
 from autotune.run_directory import RunDirectory, RunRecord, WorkloadRecord
 from autotune.trial.record import Interval, Outcome, Pair, Phase, Slice, StepSeconds, TrialRecord
 
@@ -166,24 +178,53 @@ def a_run(path, trials=TRIALS, *, recipe=None, **fields):
     for trial in trials:
         directory.write_trial(trial)
     if recipe is not None:
-        directory.recipe_file.write_text(recipe if isinstance(recipe, str) else json.dumps(recipe))
+        directory.recipe_file.write_text(recipe if isinstance(recipe, str) else recipe.to_json())
     return path
 
 
-def a_recipe(**changes):
-    """What of a recipe is looked at, and something that is not."""
-    return {
-        "schema_version": 1,
-        "configuration": {**BASELINE, "batch_size": 512},
-        "baseline": BASELINE,
-        "evidence": {
-            "verdict": "faster",
-            "speedup": {"value": 1.84, "ci95": [1.79, 1.90]},
-            "throughput": {"value": 1840.0, "unit": "samples/s", "ci95": [1790.0, 1900.0]},
-        },
-        "learning_rate": None,
-        **changes,
-    }
+def a_recipe(verdict=Verdict.FASTER, speedup=(1.84, 1.79, 1.90), configuration=None):
+    """A recipe that claims `speedup`, as value, low and high; by itself for a larger batch."""
+    value, low, high = speedup
+    memory = PeakMemory(host=1 << 30, device=None)
+    return Recipe(
+        configuration=configuration or {**BASELINE, "batch_size": 512},
+        baseline=BASELINE,
+        evidence=Evidence(
+            verdict=verdict,
+            min_gain=0.02,
+            speedup=Estimate(value=value, ci95=(low, high)),
+            throughput=Throughput(value=1000 * value, ci95=(1000 * low, 1000 * high)),
+            baseline_throughput=Throughput(value=1000.0, ci95=(990.0, 1010.0)),
+            compile_seconds=1.25,
+            baseline_compile_seconds=1.0,
+            break_even_samples=500,
+            peak_memory_bytes=memory,
+            baseline_peak_memory_bytes=memory,
+            input_wait_fraction=None,
+            stability=Stability(checks=(), not_checked=()),
+            confirmation=Confirmation(
+                instances=4, templates=2, pairs=16, finalists=1, pairing="alternating", trials=(4,)
+            ),
+        ),
+        learning_rate=None,
+        machine=MACHINE,
+        workload=RecipeWorkload(name=WORKLOAD.name, fingerprint=WORKLOAD.fingerprint),
+        created_by=CreatedBy(
+            autotune="0.1.0",
+            run="run-a",
+            created_at="2026-11-20T19:20:00+00:00",
+            search_space="default.toml",
+            trials=len(TRIALS),
+            seed=0,
+            budget_seconds=600.0,
+            spent_seconds=590.0,
+        ),
+    )
+
+
+def recipe_text(**changes):
+    """A recipe's JSON with `changes` made to it, whether the format allows them or not."""
+    return json.dumps({**json.loads(a_recipe().to_json()), **changes})
 
 
 @pytest.fixture
@@ -357,9 +398,9 @@ def test_an_unfinished_trial_is_no_row(run):
 # ---------------------------------------------------------------------------------------------- wrong input
 
 
-def message_of(call, *arguments):
-    """The first line of the RunDirectoryError that the call raises; it is all of its message."""
-    with pytest.raises(RunDirectoryError) as caught:
+def message_of(call, *arguments, error=RunDirectoryError):
+    """The first line of the error that the call raises; it is all of its message."""
+    with pytest.raises(error) as caught:
         call(*arguments)
     assert "\n" not in caught.value.message
     return caught.value.message
@@ -397,6 +438,15 @@ def test_a_damaged_file_is_an_error_that_names_it(call, run, file, content):
     """A file that cannot be read stops the reading with one line that names the file."""
     (run / file).write_text(content)
     assert message_of(call, run).startswith(f"{run / file} is damaged: ")
+
+
+@pytest.mark.parametrize("call", [load_history, compare_runs])
+def test_a_result_that_cannot_be_opened_is_an_error_that_names_it_in_full(call, run):
+    """Among thousands of trials, the whole path says which result it is; the run is not said to be none."""
+    file = run / "trials" / "0001" / "result.json"
+    file.unlink()
+    file.mkdir()
+    assert message_of(call, run) == f"cannot read {file}: Is a directory"
 
 
 def with_changes(run, **changes):
@@ -526,6 +576,14 @@ def test_a_place_that_cannot_be_written_is_an_error_that_names_it(write, run, tm
 
 
 @pytest.mark.parametrize("write", [write_csv, write_parquet])
+def test_the_hint_is_about_the_file_and_not_about_a_run(write, run, tmp_path):
+    """Whoever exports a table chose the file, and has no --out to give."""
+    with pytest.raises(RunDirectoryError) as caught:
+        write(load_history(run), tmp_path / "missing" / "history")
+    assert caught.value.hint == "Give a file in a directory that exists and that you may write to."
+
+
+@pytest.mark.parametrize("write", [write_csv, write_parquet])
 def test_a_full_disk_leaves_the_old_file_and_nothing_else(write, run, tmp_path, monkeypatch):
     """When the disk fills up while writing, the file from before is whole and no temporary one is left."""
 
@@ -534,7 +592,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(write, run, tmp_path, 
 
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "history").write_text("before")
-    monkeypatch.setattr(frame_module.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     message = message_of(write, load_history(run), tmp_path / "out" / "history")
     assert message.endswith("No space left on device")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["history"]
@@ -632,48 +690,44 @@ def test_a_recipe_brings_verdict_claim_and_recommendation(tmp_path):
 
 
 def test_a_recipe_may_recommend_the_baseline(tmp_path):
-    """A recipe without a gain recommends the baseline, and may claim no speed-up."""
-    evidence = {"verdict": "no_significant_gain", "speedup": None}
-    recipe = a_recipe(configuration=BASELINE, evidence=evidence)
+    """A recipe without a gain recommends the baseline, and claims no more than it measured."""
+    recipe = a_recipe(Verdict.NO_SIGNIFICANT_GAIN, (1.0, 1.0, 1.0), BASELINE)
     summary = only(a_run(tmp_path / "run", recipe=recipe))
-    assert (summary.verdict, summary.claimed) == ("no_significant_gain", None)
+    assert summary.verdict == "no_significant_gain"
+    assert summary.claimed == Interval(value=1.0, low=1.0, high=1.0)
     assert summary.recommended_changes == "baseline"
 
 
 @pytest.mark.parametrize(
     ("recipe", "expected"),
     [
-        ("{", " is damaged: the file: "),
-        ("null", " is damaged: the file: "),
-        (a_recipe(evidence={}), " is damaged: evidence.verdict: "),
-        (a_recipe(evidence={"verdict": ""}), " is damaged: evidence.verdict: "),
-        (
-            a_recipe(evidence={"verdict": "faster", "speedup": {"value": 2.0, "ci95": [1.0]}}),
-            " is damaged: evidence.speedup.ci95.1: ",
-        ),
-        (a_recipe(configuration={"warp": 9}), ": configuration: there is no knob called 'warp'"),
-        (a_recipe(baseline={"batch_size": 0}), ": baseline: batch_size cannot be 0"),
-        (a_recipe(schema_version=2), ": written by another version of autotune"),
-        ({"configuration": BASELINE}, " is damaged: schema_version: "),
+        ("{", ": not JSON: "),
+        ("null", ": not a recipe: the file: "),
+        (recipe_text(evidence={}), ": not a recipe: evidence.verdict: "),
+        (recipe_text(configuration={"batch_size": 1, "warp": 9}), ": not a recipe: configuration: "),
+        (recipe_text(baseline={"batch_size": 0}), ": not a recipe: baseline: "),
+        (recipe_text(schema_version=2), ": a recipe of schema_version 2, "),
     ],
 )
 def test_a_damaged_recipe_is_an_error_that_names_it(tmp_path, recipe, expected):
     """A recipe that cannot be read is never taken for none: one line names the file and what is wrong."""
     run = a_run(tmp_path / "run", recipe=recipe)
-    assert message_of(compare_runs, run).startswith(f"{run}/recipe.json{expected}")
+    assert message_of(compare_runs, run, error=RecipeError).startswith(f"{run}/recipe.json{expected}")
 
 
 def test_a_recipe_that_is_a_directory_is_an_error(run):
     """A recipe that exists but cannot be opened is an error that names it."""
     (run / "recipe.json").mkdir()
-    assert message_of(compare_runs, run) == f"cannot read {run}/recipe.json: Is a directory"
+    message = message_of(compare_runs, run, error=RecipeError)
+    assert message == f"cannot read the recipe {run}/recipe.json: Is a directory"
 
 
 def test_a_recipe_that_is_too_large_is_not_read(run):
     """A file beyond any recipe's size is refused before it fills the memory."""
     with (run / "recipe.json").open("wb") as stream:
         stream.truncate(1 << 40)
-    assert message_of(compare_runs, run).startswith(f"{run}/recipe.json: larger than ")
+    message = message_of(compare_runs, run, error=RecipeError)
+    assert message.startswith(f"{run}/recipe.json: larger than ")
 
 
 def test_a_damaged_baseline_is_an_error_that_names_the_file(tmp_path):
@@ -758,7 +812,8 @@ def test_a_machine_is_told_in_words():
     assert describe_machine(machine) == "Xeon × 1 core, 2 × H200, L4"
 
 
-def test_comparing_needs_no_pandas():
-    """Whoever compares runs does not wait for pandas to be imported."""
-    code = "import sys, autotune.history.compare; sys.exit('pandas' in sys.modules)"
+@pytest.mark.parametrize("package", ["pandas", "tensorflow"])
+def test_comparing_does_without_the_large_packages(package):
+    """Whoever compares runs does not wait for pandas or TensorFlow to be imported."""
+    code = f"import sys, autotune.history.compare; sys.exit({package!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -25,7 +25,7 @@ from autotune.study.plan import FEWEST_INSTANCES, LEAST_INSTANCE_SECONDS, Plan, 
 from autotune.study.progress import Notice, PhaseBegan
 from autotune.study.run import Run
 from autotune.study.running import Trial, ratio_interval
-from autotune.study.side_by_side import PATIENCE_SECONDS, slice_seconds
+from autotune.study.side_by_side import INPUT_WAIT_SECONDS, PATIENCE_SECONDS, slice_seconds
 from autotune.trial.live import TrialFailed
 from autotune.trial.record import Interval, Outcome, Pairing, Phase, Slice, TrialRecord
 
@@ -119,6 +119,7 @@ class Confirmer:
         self._limits = limits
         self._min_gain = min_gain
         self._interruptions_before = run.interruptions()
+        self._baseline_failure: TrialFailed | None = None
 
     def confirm(self, finalists: Sequence[TrialRecord]) -> Result:
         """Measure finalists against the baseline until the plan's end.
@@ -168,7 +169,8 @@ class Confirmer:
             began = run.clock()
             try:
                 self._one_instance(reference, active, GROUPS[(done + failures) % len(GROUPS)], seconds)
-            except TrialFailed:  # the baseline's: a failure of a contender is its own
+            except TrialFailed as failure:  # the baseline's: a failure of a contender is its own
+                self._baseline_failure = failure
                 failures += 1
                 continue
             done += 1
@@ -202,20 +204,16 @@ class Confirmer:
         """One fresh process of the baseline and of each contender, measured against one another."""
         run = self._run
         together = [each for each in contenders if each.pairing is Pairing.ALTERNATING]
-        apart = [each for each in contenders if each.pairing is Pairing.BRACKETED]
         share = seconds / len(contenders)
         if together:
             with contextlib.ExitStack() as stack:
                 self._start(reference, group, stack)
-                for each in together:
-                    with self._failing(each):
-                        self._start(each.trial, group, stack)
-                alive = [each for each in together if each.failure is None]
+                alive = [each for each in together if self._starts_beside(each, group, stack)]
                 if alive:
-                    self._take_turns(reference, alive, share * len(together))
+                    self._take_turns(reference, alive, share * len(alive))
                 self._finish(reference, alive)
-        for each in apart:
-            with self._failing(each):
+        for each in contenders:
+            if each.failure is None and each.pairing is Pairing.BRACKETED:
                 self._bracket(reference, each, group, share)
         for each in contenders:
             run.measured(each.trial)
@@ -227,6 +225,18 @@ class Confirmer:
             yield
         except TrialFailed as failure:
             contender.failure = failure
+
+    def _starts_beside(self, contender: _Contender, group: int, stack: contextlib.ExitStack) -> bool:
+        """Start a contender beside all that are alive; where they do not fit together, it is bracketed."""
+        try:
+            self._start(contender.trial, group, stack)
+        except TrialFailed as failure:
+            if failure.outcome is Outcome.OOM:
+                contender.pairing = contender.trial.pairing = Pairing.BRACKETED
+            else:
+                contender.failure = failure
+            return False
+        return True
 
     def _start(self, trial: Trial, group: int, stack: contextlib.ExitStack) -> None:
         run = self._run
@@ -292,7 +302,7 @@ class Confirmer:
         for trial in (reference, *(each.trial for each in contenders if each.failure is None)):
             if trial.live is not None:
                 with contextlib.suppress(TrialFailed):
-                    finished = trial.live.finish(0.0, PATIENCE_SECONDS)
+                    finished = trial.live.finish(INPUT_WAIT_SECONDS, PATIENCE_SECONDS)
                     if trial.finished is None or finished.peak_host_bytes > trial.finished.peak_host_bytes:
                         trial.finished = finished
                 trial.live = None
@@ -302,7 +312,10 @@ class Confirmer:
         trial = contender.trial
         per_slice = seconds / (4 * BRACKET_ROUNDS)
         before = self._alone(reference, group, BRACKET_ROUNDS, per_slice)
-        own = self._alone(trial, group, 2 * BRACKET_ROUNDS, per_slice)
+        with self._failing(contender):
+            own = self._alone(trial, group, 2 * BRACKET_ROUNDS, per_slice)
+        if contender.failure is not None:
+            return
         after = self._alone(reference, group, BRACKET_ROUNDS, per_slice)
         reference.slices += [*before, *after]
         assert reference.warm is not None
@@ -322,7 +335,7 @@ class Confirmer:
             assert trial.warm is not None and trial.live is not None
             length = max(seconds, trial.warm.ready.call_seconds, trial.warm.ready.epoch_seconds or 0.0)
             slices = [trial.live.measure(length, length * 20 + PATIENCE_SECONDS) for _ in range(count)]
-            finished = trial.live.finish(0.0, PATIENCE_SECONDS)
+            finished = trial.live.finish(INPUT_WAIT_SECONDS, PATIENCE_SECONDS)
             if trial.finished is None or finished.peak_host_bytes > trial.finished.peak_host_bytes:
                 trial.finished = finished
             trial.live = None
@@ -332,7 +345,8 @@ class Confirmer:
 
     def _result(self, reference: Trial, contenders: Sequence[_Contender]) -> Result:
         run = self._run
-        baseline = run.keep(reference.record(Outcome.OK))
+        failure = None if reference.slices else self._baseline_failure
+        baseline = run.keep(reference.record(Outcome.OK) if failure is None else reference.failed(failure))
         comparisons = max(1, len(contenders))
         confirmed = []
         for each in contenders:

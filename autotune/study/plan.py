@@ -88,7 +88,7 @@ def plan_run(budget: float, *, ready_at: float, first_step: float, trial_timeout
         sampling_ends=search_ends - (search_ends - ready_at) * SECOND_LOOK_SHARE,
         probes_end=ready_at + (search_ends - ready_at) * PROBE_SHARE,
         ends=budget - CLOSING_SECONDS,
-        trial_timeout=trial_timeout or min(limit, LARGEST_TRIAL_SHARE * budget),
+        trial_timeout=trial_timeout or max(shortest_trial, min(limit, LARGEST_TRIAL_SHARE * budget)),
         measured=min(MOST_MEASURED, max(LEAST_MEASURED, (search_ends - ready_at) / TRIALS_WORTH_HAVING)),
         finalists=FINALISTS if budget >= LONG_BUDGET else 1,
     )

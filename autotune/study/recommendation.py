@@ -81,7 +81,6 @@ def _evidence(
     if result is not None and result.baseline.throughput is not None:
         reference = result.baseline
     chosen = reference if winner is None else winner.record
-    source = _searched_as(chosen, search_records)
     base_rate = reference.throughput or searched.throughput
     assert base_rate is not None
     speedup = Interval(value=1.0, low=1.0, high=1.0)
@@ -103,20 +102,13 @@ def _evidence(
         ),
         peak_memory_bytes=_peak(chosen, searched),
         baseline_peak_memory_bytes=_peak(reference, searched),
-        input_wait_fraction=source.input_wait_fraction,
+        input_wait_fraction=chosen.input_wait_fraction,
         stability=Stability(
             checks=() if winner is None else tuple(_check(each) for each in winner.checks),
             not_checked=NOT_CHECKED if winner is not None else (),
         ),
         confirmation=_confirmation(result, winner),
         best_candidate=None if winner is not None else _best(result),
-    )
-
-
-def _searched_as(record: TrialRecord, search_records: Sequence[TrialRecord]) -> TrialRecord:
-    """The search's trial of the same configuration: the input wait was measured there."""
-    return next(
-        (each for each in search_records if each.configuration == record.configuration), search_records[0]
     )
 
 

@@ -166,7 +166,9 @@ class SideBySide:
             outcome, log_tail = failure.outcome, failure.log_tail
             reason = "\n".join(part for part in (failure.reason, failure.hint, failure.detail) if part)
         except Interrupted:
-            interrupted, outcome, reason = True, Outcome.INTERRUPTED, "stopped by the user"
+            interrupted = True
+            if trial.number not in run.records:  # what an earlier process of it gave stands
+                outcome, reason = Outcome.INTERRUPTED, "stopped by the user"
         finally:
             if trial.live is not None:
                 trial.live.kill()
@@ -180,7 +182,7 @@ class SideBySide:
     def _measure_or_bracket(
         self, trial: Trial, plan: Plan, began: float, incumbent_low: float | None
     ) -> None:
-        if not self._bracketed:
+        if not self._bracketed and trial.pairing is not Pairing.BRACKETED:
             try:
                 self._alternate(trial, plan, began, incumbent_low)
             except TrialFailed as failure:

@@ -283,6 +283,17 @@ class StepClock:
             return self._total_calls * self._training.steps_per_call
         return self._training.iterations()
 
+    def _steps_since(self, iterations: int, calls: int) -> int:
+        """Optimizer steps since `iterations` and the number of `calls` were these.
+
+        Never more than the calls that came back can have taken: where Keras does not know an epoch's length, it
+        calls once more than there are batches, and that call counts an iteration before it finds no data.
+        Where a loss scale skipped every step, the calls are what was trained.
+        """
+        most = (self._total_calls - calls) * self._training.steps_per_call
+        counted = self._iterations() - iterations
+        return min(counted, most) if counted > 0 else most
+
     def _require_finite(self, loss: float | None) -> None:
         if loss is not None and not math.isfinite(loss):
             raise TrainingFailed(
@@ -352,7 +363,8 @@ class StepClock:
         """Trace and compile: the first call's excess, and a smaller last batch's, over a usual call."""
         if self._compile_seconds is not None:
             return
-        usual = _median(self._call_times) if self._call_times else 0.0
+        calls = self._call_times or self._epoch_times  # an epoch without a second call is one call
+        usual = _median(calls) if calls else 0.0
         excess = max(0.0, self._first_call_seconds - usual)
         if self._first_epoch_last_call is not None and self._training.examples_missing_from_last_step:
             excess += max(0.0, self._first_epoch_last_call - usual)
@@ -402,9 +414,7 @@ class StepClock:
     def _count_epoch(self, now: float) -> None:
         current = self._open
         assert current is not None
-        steps = self._iterations() - self._iterations_at_epoch
-        if steps <= 0:  # skipped by a loss scale: count calls instead
-            steps = (self._total_calls - self._calls_at_epoch) * self._training.steps_per_call
+        steps = self._steps_since(self._iterations_at_epoch, self._calls_at_epoch)
         current.epochs += 1
         current.steps += steps
         current.examples += self._training.examples_in_epoch(steps)
@@ -425,9 +435,7 @@ class StepClock:
         self._segment_at = None
         if current is None or self._total_calls == self._segment_calls:
             return
-        steps = self._iterations() - self._segment_iterations
-        if steps <= 0:
-            steps = (self._total_calls - self._segment_calls) * self._training.steps_per_call
+        steps = self._steps_since(self._segment_iterations, self._segment_calls)
         ended = self._training.ends_epoch(self._calls)
         missing = self._training.examples_missing_from_last_step if ended else 0
         current.seconds += self._last_call_at - began

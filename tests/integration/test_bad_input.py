@@ -1,0 +1,152 @@
+"""Each mistake in a workload is said in a sentence: what, where, what was expected; with the user's frames only."""
+
+import pytest
+from real_trials import configuration
+
+from autotune.errors import WorkloadError
+from autotune.trial.record import Outcome
+from autotune.workload import parse_reference
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("case", "words", "hint"),
+    [
+        ("empty", "it is empty", "filter that feeds it"),
+        ("one_pass", "exhausted by its first pass", "starts afresh each epoch"),
+        ("one_pass_ever", "exhausted by its first pass", "starts afresh each epoch"),
+        ("already_batched", "yields batches already", "Leave .batch() out"),
+        ("ill_fitting", "input of shape (5,), the model takes (4,)", "make one fit the other"),
+        ("four_parts", "tuples of 4, expected (x, y) or (x, y, sample_weight)", "Several inputs go into x"),
+        ("arrays", "dataset() returned a tuple, expected a tf.data.Dataset", "from_tensor_slices"),
+        ("compiled", "compiled already", "Workload(compile=…)"),
+        ("no_model", "model() returned a str, expected a keras.Model", ""),
+        ("compile_names_a_knob", "compile() names jit_compile, which is a knob", "'jit_compile': True"),
+        ("compile_no_dict", "compile() returned a list", ""),
+        ("compile_misspelt", "optimiser", ""),
+    ],
+)
+def test_an_unusable_workload_is_an_input_error(launch, case, words, hint):
+    """The sentence names what was found and what was expected, and the hint says what to do."""
+    failure = launch(case).failure()
+    assert words in failure.reason
+    assert hint in failure.hint
+    assert failure.input_error
+    assert failure.outcome is Outcome.ERROR
+
+
+def test_a_dataset_that_ignores_the_batch_size_is_an_input_error(launch):
+    """With `batched=True`, batches of another size than config.batch_size are refused."""
+    failure = launch("wrong_batches", workload="batched").failure()
+    assert "yields batches of 10, expected config.batch_size, which is 16" in failure.reason
+    assert failure.input_error
+
+
+def test_fewer_examples_than_one_batch_with_drop_remainder(launch):
+    """Where dropping the last batch leaves none, that is said."""
+    failure = launch("pairs", 128, workload="dropping").failure()
+    assert "smaller than one batch with drop_remainder" in failure.reason
+
+
+@pytest.mark.parametrize("part", ["model", "dataset", "compile"])
+def test_an_exception_in_the_users_code_shows_their_frames(launch, part):
+    """The detail is a traceback of their file alone: none of autotune's, Keras's or Python's frames."""
+    failure = launch(f"{part}_raises").failure()
+    assert failure.reason == f"the workload's {part}() raised KeyError: 'missing column'"
+    assert failure.input_error
+    frames = [line for line in failure.detail.splitlines() if line.startswith('  File "')]
+    assert all("workloads/cases.py" in frame for frame in frames)
+    assert "in raising" in frames[-2]
+    assert "in users_own_function" in frames[-1]
+    assert failure.detail.endswith("KeyError: 'missing column'")
+
+
+def test_an_exception_while_the_data_is_read_shows_the_cause(launch):
+    """A generator that fails half-way is the user's to mend, and their exception is named."""
+    failure = launch("raising_while_read").failure()
+    assert failure.input_error
+    assert "missing column" in failure.reason + failure.detail
+    assert "dataset() raised" in failure.reason
+
+
+USABLE = """
+import autotune
+
+def nothing():
+    pass
+
+workload = autotune.Workload(model=nothing, dataset=nothing, compile=nothing, batch_size=8)
+"""
+
+
+def test_a_syntax_error_is_found_without_running_anything(tmp_path):
+    """The line is named."""
+    file = tmp_path / "train.py"
+    file.write_text("import autotune\nworkload = (\n")
+    with pytest.raises(WorkloadError, match=r"train\.py:2: syntax error") as caught:
+        parse_reference(str(file))
+    assert "was never closed" in caught.value.detail
+
+
+def test_a_syntax_error_in_a_file_that_the_users_file_imports(processes_of, tmp_path):
+    """What cannot be seen before the import is said after it, with its place."""
+    (tmp_path / "layers.py").write_text("def broken(:\n")
+    with pytest.raises(WorkloadError, match=r"raised SyntaxError") as caught:
+        processes_of("import layers\n" + USABLE).open()
+    assert "layers.py" in caught.value.detail
+
+
+def test_an_exception_at_import_shows_the_users_frames(processes_of):
+    """Their line, none of the import machinery's."""
+    source = USABLE + "\ndef load_table():\n    return {}['labels']\n\nTABLE = load_table()\n"
+    with pytest.raises(WorkloadError, match=r"importing .*train\.py raised KeyError: 'labels'") as caught:
+        processes_of(source).open()
+    frames = [line for line in caught.value.detail.splitlines() if line.startswith('  File "')]
+    assert len(frames) == 2
+    assert all("train.py" in frame for frame in frames)
+
+
+def test_a_file_that_exits_at_import_is_said_to(processes_of):
+    """`sys.exit()` at the top level ends the template, not the tuner."""
+    with pytest.raises(WorkloadError, match="raised SystemExit"):
+        processes_of("import sys\n" + USABLE + "\nsys.exit(3)\n").open()
+
+
+def test_a_file_that_tunes_when_imported_is_refused(processes_of):
+    """Each trial would start a tuner: the sentence says where the call belongs."""
+    with pytest.raises(WorkloadError, match=r"calls autotune\.tune\(\) while it is being imported") as caught:
+        processes_of(USABLE + "\nautotune.tune(workload, budget=60)\n").open()
+    assert '__name__ == "__main__"' in caught.value.hint
+
+
+def test_a_name_that_holds_something_else(processes_of):
+    """The type that was found and the one that was expected."""
+    with pytest.raises(WorkloadError, match="is a int, expected an autotune.Workload"):
+        processes_of("workload = 3\n").open()
+
+
+STARTS_AND_RAISES = """
+import tensorflow as tf
+import autotune
+
+ONE = tf.constant(1.0) + 1
+
+def broken():
+    raise KeyError("missing column")
+
+workload = autotune.Workload(model=broken, dataset=broken, compile=broken, batch_size=8)
+"""
+
+
+def test_in_a_fresh_interpreter_the_frames_are_the_users_too(processes_of, tmp_path):
+    """Isolation by spawning changes nothing about what is said."""
+    processes = processes_of(STARTS_AND_RAISES)
+    processes.open()
+    trial = processes.launch(configuration(), log=str(tmp_path / "trial.log"), data=None)
+    from autotune.trial.live import TrialFailed
+
+    with pytest.raises(TrialFailed) as caught:
+        trial.warm_up(60.0)
+    assert caught.value.reason == "the workload's dataset() raised KeyError: 'missing column'"
+    assert caught.value.detail.count('  File "') == 1

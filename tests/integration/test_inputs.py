@@ -1,0 +1,154 @@
+"""Every kind of input that a workload may have is trained on, and its examples are counted exactly."""
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+STEPS_PER_EPOCH = 7
+"""100 examples in batches of 16."""
+
+
+def assert_whole_epochs(warm, part, *, examples=100, steps=STEPS_PER_EPOCH):
+    """Whole epochs were timed, each of so many examples and optimizer steps."""
+    assert warm.ready.timed_by == "epochs"
+    assert part.epochs >= 1
+    assert (part.examples, part.steps) == (part.epochs * examples, part.epochs * steps)
+
+
+@pytest.mark.parametrize("case", ["pairs", "tuples", "dicts", "weighted"])
+def test_the_shape_of_an_element_does_not_matter(launch, case):
+    """Pairs, inputs as a tuple or a dict for several inputs, and sample weights are trained as they are."""
+    trial = launch(case)
+    warm = trial.warm_up()
+    assert (warm.started.examples, warm.started.endless) == (100, False)
+    assert_whole_epochs(warm, trial.measure())
+
+
+def test_sample_weights_reach_the_loss(launch):
+    """With every weight at zero there is no loss."""
+    trial = launch("weighted")
+    assert trial.warm_up().first_loss == 0.0
+    assert trial.measure().loss == 0.0
+
+
+@pytest.mark.parametrize("batch_size", [16, 30])
+def test_a_dataset_may_do_its_own_batching(launch, batch_size):
+    """With `batched=True` the dataset's batches are the steps, of the trial's batch size."""
+    trial = launch("batches", batch_size, workload="batched")
+    warm = trial.warm_up()
+    assert warm.started.examples == 100
+    assert f"shape=(None, 4)" in warm.started.element
+    assert_whole_epochs(warm, trial.measure(), steps=-(-100 // batch_size))
+
+
+@pytest.mark.parametrize(("knob", "told"), [(0, None), (3, 3), ("autotune", -1)])
+def test_the_dataset_is_told_the_parallel_calls(launch, knob, told):
+    """`config.num_parallel_calls` is what `map` takes: None for serial, -1 for TensorFlow's choice."""
+    trial = launch("told", 20, num_parallel_calls=knob, deterministic=False)
+    trial.warm_up()
+    said = trial.printed()
+    assert said["num_parallel_calls"] == told
+    assert (said["batch_size"], said["ordered"]) == (20, False)
+
+
+def test_an_endless_dataset_is_timed_by_steps(launch):
+    """`repeat()` has no epochs, so no boundary costs anything: every step counts a full batch."""
+    trial = launch("endless")
+    warm = trial.warm_up()
+    part = trial.measure()
+    assert (warm.started.examples, warm.started.endless) == (None, True)
+    assert (warm.ready.timed_by, warm.ready.epoch_overhead_seconds) == ("steps", None)
+    assert part.epochs == 0
+    assert part.examples == part.steps * 16
+
+
+@pytest.mark.parametrize(("case", "examples"), [("generated", 100), ("filtered", 50)])
+def test_a_dataset_of_unknown_length_is_counted(launch, case, examples):
+    """A generator's or a filter's examples are counted, and timed in whole epochs."""
+    trial = launch(case)
+    warm = trial.warm_up()
+    assert (warm.started.examples, warm.started.endless) == (examples, False)
+    assert_whole_epochs(warm, trial.measure(), examples=examples, steps=-(-examples // 16))
+
+
+@pytest.mark.parametrize("workload", ["workload", "validated"])
+def test_a_long_epoch_is_timed_by_steps_and_its_boundary_apart(launch, workload):
+    """A million examples take longer than a slice may: steps are timed, and what a boundary costs is measured."""
+    trial = launch("long_epoch", 8, workload=workload)
+    warm = trial.warm_up()
+    part = trial.measure()
+    assert warm.started.examples == 1_000_000
+    assert warm.ready.timed_by == "steps"
+    assert warm.ready.epoch_overhead_seconds is not None
+    assert part.epochs == 0
+    assert part.examples == part.steps * 8
+
+
+def test_validation_runs_in_every_epoch(launch):
+    """A slice of whole epochs holds as many passes over the validation data."""
+    trial = launch("pairs", workload="validated")
+    passes = trial.log.parent / "validations"
+    warm = trial.warm_up()
+    before = passes.stat().st_size
+    part = trial.measure()
+    assert_whole_epochs(warm, part)
+    assert passes.stat().st_size - before == part.epochs
+
+
+def test_validation_belongs_to_the_cost_of_a_long_epochs_boundary(launch):
+    """Where the boundary is measured apart, validation runs in it."""
+    trial = launch("long_epoch", 8, workload="validated")
+    trial.warm_up()
+    assert (trial.log.parent / "validations").stat().st_size >= 2
+
+
+def test_drop_remainder_drops_the_last_batch(launch):
+    """100 examples in batches of 16 are six steps and 96 examples with `drop_remainder=True`."""
+    trial = launch("pairs", workload="dropping")
+    assert_whole_epochs(trial.warm_up(), trial.measure(), examples=96, steps=6)
+
+
+@pytest.mark.parametrize("steps_per_execution", [2, 4, 7, 64])
+def test_steps_per_execution_need_not_divide_the_epoch(launch, steps_per_execution):
+    """Optimizer steps are counted, not calls: an epoch stays 7 steps and 100 examples."""
+    trial = launch("pairs", steps_per_execution=steps_per_execution)
+    assert_whole_epochs(trial.warm_up(), trial.measure())
+
+
+def test_steps_per_execution_on_an_endless_dataset(launch):
+    """Every call is so many steps of a full batch."""
+    trial = launch("endless", steps_per_execution=8)
+    trial.warm_up()
+    part = trial.measure()
+    assert part.steps % 8 == 0
+    assert part.examples == part.steps * 16
+
+
+def test_what_the_first_trial_learned_need_not_be_found_out_again(launch):
+    """Told the number of examples, a later trial neither counts nor examines, and measures the same."""
+    first = launch("generated")
+    known = first.warm_up().started
+    later = launch("generated", data=known_data(known))
+    warm = later.warm_up()
+    assert warm.started.examples == 100
+    assert_whole_epochs(warm, later.measure())
+
+
+def known_data(started):
+    """What the study remembers of a first trial."""
+    from autotune.trial.live import Data
+
+    return Data(examples=started.examples, endless=started.endless)
+
+
+def test_the_closing_figures(launch):
+    """`finish` brings peak memory, the share of the step that waits for input and the loss; the process ends."""
+    trial = launch("pairs")
+    trial.warm_up()
+    trial.measure()
+    finished = trial.trial.finish(0.2, 60.0)
+    assert finished.peak_host_bytes > 50 << 20
+    assert finished.peak_device_bytes is None
+    assert 0 <= finished.input_wait_fraction <= 1
+    assert finished.loss is not None
+    trial.trial.kill()  # once more does nothing

@@ -1,0 +1,153 @@
+"""Each knob really acts in the trial: what the workload sees there is what the configuration says."""
+
+import os
+
+import pytest
+from real_trials import PATIENCE_SECONDS, WORKLOADS, configuration
+
+from autotune.trial.record import Outcome
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_defaults_leave_tensorflow_alone(launch):
+    """The baseline sets nothing: TensorFlow's own threads, no prefetch, no options, no XLA on the processor."""
+    trial = launch("telling")
+    assert trial.warm_up().started.jit_compile is False
+    assert trial.printed() == {
+        "intra_op_threads": 0,
+        "inter_op_threads": 0,
+        "onednn": None,
+        "onednn_at_import": None,
+        "jit_compile": "auto",
+        "steps_per_execution": 1,
+        "prefetch": None,
+        "data_threads": None,
+        "deterministic": None,
+        "compute_dtype": "float32",
+        "variable_dtype": "float32",
+    }
+
+
+def test_every_knob_of_the_fork_acts_at_once(launch):
+    """Threads, precision, prefetch, data threads, order and steps per call arrive where they act."""
+    trial = launch(
+        "telling",
+        intra_op_threads=3,
+        inter_op_threads=5,
+        precision="mixed_bfloat16",
+        steps_per_execution=4,
+        prefetch=6,
+        data_threads=7,
+        deterministic=False,
+        jit_compile=False,
+    )
+    trial.warm_up()
+    said = trial.printed()
+    assert (said["intra_op_threads"], said["inter_op_threads"]) == (3, 5)
+    assert (said["compute_dtype"], said["variable_dtype"]) == ("bfloat16", "float32")
+    assert (said["steps_per_execution"], said["jit_compile"]) == (4, False)
+    assert (said["prefetch"], said["data_threads"], said["deterministic"]) == (6, 7, False)
+
+
+@pytest.mark.parametrize(("batch_size", "steps"), [(50, 2), (25, 4)])
+def test_the_batch_size_acts(launch, batch_size, steps):
+    """100 examples are so many steps of the batch size asked for."""
+    trial = launch("pairs", batch_size)
+    trial.warm_up()
+    part = trial.measure()
+    assert part.steps == part.epochs * steps
+
+
+@pytest.mark.parametrize(
+    ("calls", "threads", "at_once"), [(0, 6, 1), (5, 16, 5), (16, 1, 1), (16, 6, 6)]
+)
+def test_parallel_calls_run_on_the_private_pool(launch, calls, threads, at_once):
+    """As many calls of the user's map run at once as `num_parallel_calls` and `data_threads` both allow."""
+    trial = launch("crowded", num_parallel_calls=calls, data_threads=threads)
+    trial.warm_up()
+    assert trial.printed()["calls_at_once"] == at_once
+
+
+def test_prefetch_autotune_is_tensorflows_own(launch):
+    """`prefetch="autotune"` hands `tf.data.AUTOTUNE` over."""
+    trial = launch("telling", prefetch="autotune")
+    trial.warm_up()
+    assert trial.printed()["prefetch"] == -1
+
+
+def test_jit_compile_compiles_with_xla(launch):
+    """A Python function in the graph trains without XLA, and cannot be compiled with it."""
+    assert launch("python_inside", jit_compile=False).warm_up().started.jit_compile is False
+    failure = launch("python_inside", jit_compile=True).failure()
+    assert failure.outcome is Outcome.ERROR
+    assert not failure.input_error
+    assert "XLA" in failure.reason + failure.detail + failure.log_tail
+
+
+def test_jit_compile_is_recorded_as_resolved(launch):
+    """True stays true; "auto" means Keras's rule for this model on this device."""
+    assert launch("pairs", jit_compile=True).warm_up().started.jit_compile is True
+    assert launch("pairs", jit_compile="auto").warm_up().started.jit_compile is False
+
+
+def test_onednn_is_set_before_tensorflow_is_imported(cases, tmp_path):
+    """`onednn=False` gets a template of its own, whose environment says so before the import."""
+    processes = cases.processes()
+    log = tmp_path / "telling.log"
+    trial = processes.launch(configuration(onednn=False), log=str(log), data=None, group=1)
+    try:
+        trial.warm_up(PATIENCE_SECONDS)
+        assert '"onednn": "0", "onednn_at_import": "0"' in log.read_text()
+    finally:
+        trial.kill()
+        processes.retire(1)
+    assert not os.path.exists(f"/proc/{trial.pid}")
+
+
+SPAWNED = '''
+import os, sys
+import keras
+import numpy as np
+import tensorflow as tf
+import autotune
+
+STARTED = tf.constant(1.0) + 1  # starts the runtime
+
+def model():
+    print("threads", tf.config.threading.get_intra_op_parallelism_threads(), os.environ.get("TF_ENABLE_ONEDNN_OPTS"))
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+
+def dataset():
+    return tf.data.Dataset.from_tensor_slices((np.ones((64, 4)), np.ones((64, 1))))
+
+workload = autotune.Workload(model=model, dataset=dataset, compile=lambda: {"loss": "mse"}, batch_size=16)
+'''
+
+
+def test_a_file_that_starts_the_runtime_gets_a_fresh_interpreter_per_trial(processes_of, tmp_path):
+    """It is noticed, and the knobs of every stage act all the same."""
+    processes = processes_of(SPAWNED)
+    facts = processes.open()
+    assert (processes.started_by_import, processes.isolation) == ("runtime", "spawn")
+    assert facts.batch_size == 16
+    log = tmp_path / "trial.log"
+    trial = processes.launch(configuration(intra_op_threads=3, onednn=False), log=str(log), data=None)
+    assert trial.warm_up(PATIENCE_SECONDS).started.examples == 64
+    part = trial.measure(0.2, PATIENCE_SECONDS)
+    assert part.examples == part.epochs * 64
+    trial.kill()
+    assert "threads 3 0" in log.read_text()
+
+
+def test_a_file_that_starts_nothing_is_forked(cases):
+    """Importing layers and making arrays leaves the runtime alone."""
+    processes = cases.processes()
+    assert (processes.started_by_import, processes.isolation) == (None, "template")
+
+
+def test_the_shipped_workload_can_be_forked(processes_of):
+    """The digits example starts no runtime by being imported."""
+    processes = processes_of(WORKLOADS.parents[2] / "examples" / "digits_mlp.py")
+    assert processes.open().name == "digits_mlp"
+    assert processes.started_by_import is None

@@ -1,0 +1,415 @@
+"""Many small workloads behind a few names, so that one import of TensorFlow serves many trials.
+
+Which case a trial runs is the name of its log file. What a case sees of its surroundings it prints as JSON.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import autotune
+
+EXAMPLES = 100  # 7 batches of 16, the last of 4
+ONEDNN_AT_IMPORT = os.environ.get("TF_ENABLE_ONEDNN_OPTS")
+
+
+def log() -> Path:
+    """The trial's log file."""
+    return Path(os.readlink("/proc/self/fd/1"))
+
+
+def say(**facts) -> None:
+    """Print facts for the test to read."""
+    print(json.dumps(facts), flush=True)
+
+
+def numbers(count=EXAMPLES, width=4):
+    """Rows of random numbers."""
+    return np.random.default_rng(0).normal(size=(count, width)).astype("float32")
+
+
+def pairs(count=EXAMPLES) -> tf.data.Dataset:
+    """(x, y), four numbers to one."""
+    return tf.data.Dataset.from_tensor_slices((numbers(count), numbers(count, 1)))
+
+
+def dense() -> keras.Model:
+    """The smallest network."""
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+
+
+def two_inputs() -> keras.Model:
+    """Inputs `a` (4 numbers) and `b` (3 numbers)."""
+    a, b = keras.Input((4,), name="a"), keras.Input((3,), name="b")
+    return keras.Model([a, b], keras.layers.Dense(1)(keras.layers.Concatenate()([a, b])))
+
+
+def two_named_inputs() -> keras.Model:
+    """The same, by name."""
+    a, b = keras.Input((4,), name="a"), keras.Input((3,), name="b")
+    return keras.Model({"a": a, "b": b}, keras.layers.Dense(1)(keras.layers.Concatenate()([a, b])))
+
+
+def sgd() -> dict:
+    """Plain compile arguments."""
+    return {"optimizer": "sgd", "loss": "mse"}
+
+
+# ------------------------------------------------------------------------------------------------ inputs
+
+
+def tuples(config):
+    """Two inputs as a tuple."""
+    return tf.data.Dataset.from_tensor_slices(((numbers(), numbers(width=3)), numbers(width=1)))
+
+
+def dicts(config):
+    """Two inputs as a dict."""
+    return tf.data.Dataset.from_tensor_slices(({"b": numbers(width=3), "a": numbers()}, numbers(width=1)))
+
+
+def weighted(config):
+    """(x, y, sample_weight), all weights zero: the loss shows that they are used."""
+    return tf.data.Dataset.from_tensor_slices((numbers(), numbers(width=1), np.zeros(EXAMPLES, "float32")))
+
+
+def batches(config):
+    """Batched by itself."""
+    return pairs().batch(config.batch_size)
+
+
+def wrong_batches(config):
+    """Batched by itself, not by config.batch_size."""
+    return pairs().batch(10)
+
+
+def told(config):
+    """Says what it was told."""
+    say(num_parallel_calls=config.num_parallel_calls, batch_size=config.batch_size, ordered=config.deterministic)
+    return pairs().map(lambda x, y: (x, y), num_parallel_calls=config.num_parallel_calls)
+
+
+def endless(config):
+    """No end."""
+    return pairs().repeat()
+
+
+def generated(config):
+    """Of unknown length."""
+    signature = (tf.TensorSpec((4,)), tf.TensorSpec((1,)))
+    return tf.data.Dataset.from_generator(
+        lambda: zip(numbers(), numbers(width=1), strict=True), output_signature=signature
+    )
+
+
+def filtered(config):
+    """Of unknown length: every second of 100."""
+    return pairs().enumerate().filter(lambda i, _: i % 2 == 0).map(lambda _, pair: pair)
+
+
+def long_epoch(config):
+    """A million cheap examples."""
+    return tf.data.Dataset.range(1_000_000).map(lambda i: (tf.fill((4,), 0.5), tf.zeros((1,))))
+
+
+def slow_generator(config):
+    """Writes a mark per element into a file beside the log, some 200 a second, for ever."""
+
+    def elements():
+        pause = threading.Event()
+        while True:
+            with (log().parent / "elements").open("a") as file:
+                file.write(".")
+            pause.wait(0.005)
+            yield np.ones(4, "float32"), np.ones(1, "float32")
+
+    return tf.data.Dataset.from_generator(
+        elements, output_signature=(tf.TensorSpec((4,)), tf.TensorSpec((1,)))
+    )
+
+
+def validation(config):
+    """Writes a mark per pass into a file beside the log."""
+
+    def elements():
+        with (log().parent / "validations").open("a") as file:
+            file.write(".")
+        yield from zip(numbers(8), numbers(8, 1), strict=True)
+
+    return tf.data.Dataset.from_generator(
+        elements, output_signature=(tf.TensorSpec((4,)), tf.TensorSpec((1,)))
+    )
+
+
+# ------------------------------------------------------------------------------------------------- knobs
+
+
+def crowded(config):
+    """Says how many calls of its map were ever inside it at the same time."""
+    inside, most, turn = 0, 0, threading.Lock()
+
+    def wait(x):
+        nonlocal inside, most
+        with turn:
+            inside += 1
+            if inside > most:
+                most = inside
+                say(calls_at_once=most)
+        threading.Event().wait(0.02)
+        with turn:
+            inside -= 1
+        return x
+
+    def through_python(x, y):
+        return tf.ensure_shape(tf.numpy_function(wait, [x], tf.float32), (4,)), y
+
+    return pairs().map(through_python, num_parallel_calls=config.num_parallel_calls)
+
+
+class TellingDense(keras.layers.Layer):
+    """Says what it computes in, once per trace."""
+
+    def build(self, shape):
+        self.w = self.add_weight(shape=(shape[-1], 1))
+
+    def call(self, x):
+        say(compute_dtype=str(tf.as_dtype(x.dtype).name), variable_dtype=self.variable_dtype)
+        return tf.matmul(x, tf.convert_to_tensor(self.w))
+
+
+class TellingModel(keras.Model):
+    """Says what it is compiled with and fitted on."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = TellingDense()
+
+    def call(self, x):
+        return self.layer(x)
+
+    def compile(self, **arguments):
+        say(jit_compile=arguments["jit_compile"], steps_per_execution=arguments["steps_per_execution"])
+        super().compile(**arguments)
+
+    def fit(self, x, **arguments):
+        options = x.options()
+        buffer = getattr(x, "_buffer_size", None)
+        say(
+            prefetch=None if "Prefetch" not in type(x).__name__ else int(buffer),
+            data_threads=options.threading.private_threadpool_size,
+            deterministic=options.deterministic,
+        )
+        return super().fit(x, **arguments)
+
+
+def telling() -> keras.Model:
+    """Says what holds while it is built."""
+    say(
+        intra_op_threads=tf.config.threading.get_intra_op_parallelism_threads(),
+        inter_op_threads=tf.config.threading.get_inter_op_parallelism_threads(),
+        onednn=os.environ.get("TF_ENABLE_ONEDNN_OPTS"),
+        onednn_at_import=ONEDNN_AT_IMPORT,
+    )
+    return TellingModel()
+
+
+def python_inside() -> keras.Model:
+    """Has a Python function in its graph, which XLA cannot compile."""
+
+    def through_python(x):
+        return tf.ensure_shape(tf.numpy_function(lambda a: a, [x], tf.float32), x.shape)
+
+    inputs = keras.Input((4,))
+    through = keras.layers.Lambda(through_python, output_shape=(4,))(inputs)
+    return keras.Model(inputs, keras.layers.Dense(1)(through))
+
+
+# --------------------------------------------------------------------------------------------- bad input
+
+
+def empty(config):
+    """Nothing."""
+    return pairs(0)
+
+
+ONCE = zip(numbers(), numbers(width=1), strict=True)
+
+
+def one_pass(config):
+    """A generator that can be consumed once, made anew by each call of dataset()."""
+    once = zip(numbers(), numbers(width=1), strict=True)
+    return tf.data.Dataset.from_generator(
+        lambda: once, output_signature=(tf.TensorSpec((4,)), tf.TensorSpec((1,)))
+    )
+
+
+def one_pass_ever(config):
+    """A generator that can be consumed once, made when the file was imported."""
+    return tf.data.Dataset.from_generator(
+        lambda: ONCE, output_signature=(tf.TensorSpec((4,)), tf.TensorSpec((1,)))
+    )
+
+
+def four_parts(config):
+    """Elements of four parts."""
+    return tf.data.Dataset.zip(pairs(), pairs()).map(lambda a, b: (*a, *b))
+
+
+def ill_fitting(config):
+    """Five numbers for a model that takes four."""
+    return tf.data.Dataset.from_tensor_slices((numbers(width=5), numbers(width=1)))
+
+
+def raising(*_):
+    """The user's own mistake."""
+    return users_own_function()
+
+
+def users_own_function():
+    """One frame deeper."""
+    raise KeyError("missing column")
+
+
+def raising_while_read(config):
+    """A generator that fails half-way."""
+
+    def elements():
+        yield from zip(numbers(50), numbers(50, 1), strict=True)
+        users_own_function()
+
+    return tf.data.Dataset.from_generator(
+        elements, output_signature=(tf.TensorSpec((4,)), tf.TensorSpec((1,)))
+    )
+
+
+def compiled() -> keras.Model:
+    """Compiled already."""
+    model = dense()
+    model.compile(loss="mse")
+    return model
+
+
+# ----------------------------------------------------------------------------------------------- deaths
+
+
+def exits() -> keras.Model:
+    """Leaves without a word."""
+    os._exit(7)
+
+
+def segfaults() -> keras.Model:
+    """Reads address 0."""
+    ctypes.string_at(0)
+
+
+def kills_itself() -> keras.Model:
+    """Dies by a signal that nobody can handle, as from the kernel's memory killer."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hangs() -> keras.Model:
+    """Never answers; has a child in a session of its own, which has a child."""
+    child = subprocess.Popen(
+        ["sh", "-c", "echo $$; sleep 1000 & echo $!; wait"],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    say(family=[int(child.stdout.readline()), int(child.stdout.readline())])
+    threading.Event().wait()
+
+
+def out_of_host_memory() -> keras.Model:
+    """Asks Python for too much."""
+    raise MemoryError("no 8 GiB left")
+
+
+def out_of_tensor_memory() -> keras.Model:
+    """Asks TensorFlow's allocator for too much."""
+    tf.zeros((1 << 45,)) + 1.0
+
+
+def becomes_nan() -> dict:
+    """Diverges after some steps: the loss grows with each until it overflows."""
+    return {"optimizer": keras.optimizers.SGD(1e4), "loss": "mse"}
+
+
+def is_nan() -> dict:
+    """No loss from the start."""
+    return {"optimizer": "sgd", "loss": lambda y, p: tf.reduce_mean(p) * float("nan")}
+
+
+def told_pairs(config):
+    """The usual dataset."""
+    return pairs()
+
+
+# ---------------------------------------------------------------------------------------------- the table
+
+CASES = {
+    "tuples": {"dataset": tuples, "model": two_inputs},
+    "dicts": {"dataset": dicts, "model": two_named_inputs},
+    "weighted": {"dataset": weighted},
+    "batches": {"dataset": batches},
+    "wrong_batches": {"dataset": wrong_batches},
+    "told": {"dataset": told},
+    "endless": {"dataset": endless},
+    "generated": {"dataset": generated},
+    "filtered": {"dataset": filtered},
+    "long_epoch": {"dataset": long_epoch},
+    "slow_generator": {"dataset": slow_generator},
+    "crowded": {"dataset": crowded},
+    "telling": {"model": telling},
+    "python_inside": {"model": python_inside},
+    "empty": {"dataset": empty},
+    "one_pass": {"dataset": one_pass},
+    "one_pass_ever": {"dataset": one_pass_ever},
+    "already_batched": {"dataset": lambda config: pairs().batch(8)},
+    "ill_fitting": {"dataset": ill_fitting},
+    "four_parts": {"dataset": four_parts},
+    "arrays": {"dataset": lambda config: (numbers(), numbers(width=1))},
+    "dataset_raises": {"dataset": raising},
+    "raising_while_read": {"dataset": raising_while_read},
+    "compiled": {"model": compiled},
+    "no_model": {"model": lambda: "a model"},
+    "model_raises": {"model": raising},
+    "compile_raises": {"compile": raising},
+    "compile_names_a_knob": {"compile": lambda: {**sgd(), "jit_compile": True}},
+    "compile_no_dict": {"compile": lambda: ["sgd", "mse"]},
+    "compile_misspelt": {"compile": lambda: {"optimiser": "sgd"}},
+    "exits": {"model": exits},
+    "segfaults": {"model": segfaults},
+    "kills_itself": {"model": kills_itself},
+    "hangs": {"model": hangs},
+    "out_of_host_memory": {"model": out_of_host_memory},
+    "out_of_tensor_memory": {"model": out_of_tensor_memory},
+    "becomes_nan": {"compile": becomes_nan},
+    "is_nan": {"compile": is_nan},
+}
+
+
+def _part(name, usual):
+    def call(*arguments):
+        return CASES.get(log().stem, {}).get(name, usual)(*arguments)
+
+    return call
+
+
+def _dataset(config):
+    return _part("dataset", told_pairs)(config)
+
+
+PARTS = {"model": _part("model", dense), "compile": _part("compile", sgd), "dataset": _dataset, "batch_size": 16}
+
+workload = autotune.Workload(**PARTS)
+batched = autotune.Workload(**PARTS, batched=True)
+dropping = autotune.Workload(**PARTS, drop_remainder=True)
+validated = autotune.Workload(**PARTS, validation=validation)

@@ -1,0 +1,127 @@
+"""Estimates and confidence intervals."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.measure.intervals import LogInterval, instance_interval, mean_interval, t_quantile
+
+NOISE = 0.1
+"""Standard deviation of one log-ratio, as on a shared machine."""
+WORLDS = 2000
+
+
+def share_covered(intervals, truth=0.3):
+    """How many of the intervals hold the truth, as a share."""
+    covered = [each.low <= truth <= each.high for each in intervals]
+    return sum(covered) / len(covered)
+
+
+def measured(rng, *, instances, pairs, between, truth=0.3):
+    """Log-ratios of instances that differ by `between`, each of noisy pairs."""
+    values = []
+    for _ in range(instances):
+        centre = rng.gauss(truth, between)
+        values.append([rng.gauss(centre, NOISE) for _ in range(pairs)])
+    return values
+
+
+@pytest.mark.parametrize(
+    ("confidence", "degrees", "expected"),
+    [(0.95, 1, 12.706), (0.95, 2, 4.303), (0.95, 7, 2.365), (0.99, 3, 5.841), (0.95, 1e9, 1.960)],
+)
+def test_quantiles_are_students(confidence, degrees, expected):
+    """The two-sided quantiles that tables of the t distribution give."""
+    assert t_quantile(confidence, degrees) == pytest.approx(expected, abs=0.001)
+
+
+def test_the_mean_interval_is_students():
+    """Mean plus or minus the quantile times the standard error."""
+    found = mean_interval([0.1, 0.2, 0.3])
+    assert found.value == pytest.approx(0.2)
+    assert found.half_width == pytest.approx(4.303 * 0.1 / math.sqrt(3), abs=1e-4)
+    assert found.high - found.value == pytest.approx(found.value - found.low)
+    assert found.count == 3
+
+
+def test_one_value_bounds_nothing():
+    """From a single pair, or a single instance, there is an estimate but no interval."""
+    for found in (mean_interval([0.5]), instance_interval([[0.4, 0.6]])):
+        assert (found.value, found.low, found.high) == (0.5, -math.inf, math.inf)
+
+
+def test_more_confidence_is_wider():
+    """The interval of 99% holds the one of 95%."""
+    values = [0.1, 0.25, 0.2, 0.4]
+    assert mean_interval(values, confidence=0.99).half_width > mean_interval(values).half_width
+    groups = [values, values[::-1], [0.3, 0.5]]
+    assert instance_interval(groups, confidence=0.99).half_width > instance_interval(groups).half_width
+
+
+def test_the_mean_interval_covers_as_it_says():
+    """Of many small samples, about 95% of the intervals hold the truth."""
+    rng = random.Random(1)
+    intervals = [mean_interval([rng.gauss(0.3, NOISE) for _ in range(6)]) for _ in range(WORLDS)]
+    assert 0.94 <= share_covered(intervals) <= 0.96
+
+
+@pytest.mark.parametrize("between", [0.0, 0.02, 0.1], ids=lambda each: f"instances-differ-by-{each}")
+@pytest.mark.parametrize("pairs", [3, 8])
+def test_four_instances_cover_at_least_as_they_say(between, pairs):
+    """Whether processes differ or not, at least 93% of the intervals over four instances hold the truth."""
+    rng = random.Random(2)
+    intervals = [
+        instance_interval(measured(rng, instances=4, pairs=pairs, between=between)) for _ in range(WORLDS)
+    ]
+    assert share_covered(intervals) >= 0.93
+
+
+def test_slices_of_few_processes_do_not_make_up_for_more_processes():
+    """Two processes that differ by 0.2 leave a wide interval, however many slices each of them gave."""
+    few = instance_interval([[0.2, 0.2001] * 500, [0.4, 0.4001] * 500])
+    many = instance_interval([[0.2, 0.2001], [0.4, 0.4001]] * 4)
+    assert few.half_width == pytest.approx(12.706 * 0.1, rel=1e-3)
+    assert many.half_width < few.half_width / 10
+
+
+def test_instances_that_agree_by_chance_do_not_narrow_the_interval_to_nothing():
+    """Equal means of noisy instances are luck: what the slices say keeps the interval open."""
+    found = instance_interval([[0.0, 0.2], [-0.1, 0.3], [0.3, -0.1]])
+    assert found.value == pytest.approx(0.1)
+    assert found.half_width > 0.1
+
+
+def test_the_best_of_several_finalists_is_still_covered():
+    """Picking the luckiest of three equal finalists: its interval, widened for three, holds the truth."""
+    rng = random.Random(4)
+    picked = []
+    for _ in range(WORLDS):
+        finalists = [
+            instance_interval(measured(rng, instances=5, pairs=5, between=0.02), comparisons=3)
+            for _ in range(3)
+        ]
+        picked.append(max(finalists, key=lambda each: each.value))
+    assert share_covered(picked) >= 0.95
+
+
+def test_every_instance_counts_alike():
+    """An instance with many pairs weighs no more than one with few."""
+    assert instance_interval([[0.0] * 50, [1.0]]).value == pytest.approx(0.5)
+
+
+@given(st.lists(st.lists(st.floats(-3, 3), min_size=1, max_size=6), min_size=2, max_size=6))
+def test_an_interval_holds_its_estimate(instances):
+    """Whatever was measured: `low <= value <= high`, and the mirror image for the inverse ratios."""
+    found = instance_interval(instances)
+    inverse = instance_interval([[-value for value in each] for each in instances])
+    assert found.low <= found.value <= found.high
+    assert inverse.low == pytest.approx(-found.high)
+    assert found.count == len(instances)
+
+
+def test_half_width_is_half_the_distance():
+    """From -1 to 3 it is 2."""
+    assert LogInterval(value=1.0, low=-1.0, high=3.0, count=2).half_width == 2.0

@@ -1,0 +1,202 @@
+"""The search, on simulated trials."""
+
+import pytest
+from simulated_runs import BASELINE, GROWING_SPACE, SMALL_SPACE, Watcher, a_plan, faster_by, run_on, simulated_trials, space_of
+
+from autotune.study.progress import TrialBegan
+from autotune.study.sampler import Sampler
+from autotune.study.search import Search
+from autotune.study.side_by_side import SideBySide
+from autotune.trial.live import TrialFailed
+from autotune.trial.record import Outcome, Phase
+
+LONG = a_plan(probes_end=1500.0, sampling_ends=3000.0, search_ends=3600.0)
+TINY_SPACE = """
+schema_version = 1
+[knobs.jit_compile]
+kind = "categorical"
+choices = [false, true]
+[knobs.steps_per_execution]
+kind = "categorical"
+choices = [1, 8]
+"""
+
+
+class Searched:
+    """A search that has ended, and what it left."""
+
+    def __init__(self, tmp_path, trials, *, space=SMALL_SPACE, plan=LONG, most_trials=None, **settings):
+        trials.open()
+        self.watcher = settings.pop("observe", Watcher())
+        self.run = run_on(trials, tmp_path, observe=self.watcher, **settings)
+        beside = SideBySide(self.run)
+        beside.start_baseline(60.0)
+        resolved = space_of(space, baseline=self.run.baseline, examples=trials.examples)
+        sampler = Sampler(resolved, file=None, name="test", seed=0)
+        search = Search(self.run, beside, resolved, sampler, plan, most_trials=most_trials)
+        self.ended_by_itself = search.search()
+        self.finalists = search.finalists()
+        self.records = list(self.run.records.values())
+        self.study = sampler._study
+        self.launched = [each.configuration for each in trials.launched]
+
+    def of(self, phase):
+        """The records of one phase."""
+        return [each for each in self.records if each.phase is phase]
+
+    def outcomes(self):
+        """Outcomes by batch size."""
+        return {each.configuration["batch_size"]: each.outcome for each in self.records}
+
+
+def test_probes_come_first_then_their_combination_then_samples(tmp_path):
+    """Single changes, then all that helped in one, then what the sampler proposes."""
+    found = Searched(tmp_path, simulated_trials(faster_by(jit_compile=1.3, steps_per_execution=1.2)))
+    phases = [each.phase for each in found.records]
+    assert phases == sorted(phases, key=list(Phase).index)
+    first = found.of(Phase.SEARCH)[0]
+    assert first.configuration["jit_compile"] is True
+    assert first.configuration["steps_per_execution"] == 8
+    assert found.ended_by_itself
+
+
+def test_the_planted_best_is_the_first_finalist(tmp_path):
+    """Two knobs help and one hurts: the leader has both and not the third."""
+    speed = faster_by(jit_compile=1.4, steps_per_execution=1.2, batch_size=0.7)
+    found = Searched(tmp_path, simulated_trials(speed, noise=0.05))
+    best = found.finalists[0].configuration
+    assert (best["jit_compile"], best["steps_per_execution"], best["batch_size"]) == (True, 8, 32)
+
+
+def test_finalists_were_measured_and_faster(tmp_path):
+    """What failed, what was given up, and what was slower than the baseline is not confirmed."""
+    crashes = TrialFailed(Outcome.CRASHED, "killed by SIGSEGV")
+    trials = simulated_trials(
+        faster_by(jit_compile=1.5, batch_size=0.5),
+        noise=0.05,
+        failure=lambda each: crashes if each["steps_per_execution"] == 8 else None,
+    )
+    found = Searched(tmp_path, trials)
+    assert found.finalists
+    for each in found.finalists:
+        assert each.outcome is Outcome.OK
+        assert each.speedup.value > 1
+        assert each.configuration["steps_per_execution"] == 1
+        assert each.trial != 0
+
+
+def test_no_configuration_gets_two_trials(tmp_path):
+    """However often the sampler proposes it: one trial, and more slices for the leaders."""
+    found = Searched(tmp_path, simulated_trials(faster_by(jit_compile=1.3), noise=0.1), space=TINY_SPACE)
+    configurations = [tuple(sorted(each.configuration.items(), key=str)) for each in found.records]
+    assert len(set(configurations)) == len(configurations) == 4
+    assert max(each.instances for each in found.records[1:]) > 1
+
+
+def test_a_small_space_ends_the_search_early(tmp_path):
+    """When nothing new comes, the time that is left goes to the confirmation."""
+    found = Searched(tmp_path, simulated_trials(), space=TINY_SPACE)
+    assert found.ended_by_itself
+    assert found.run.clock() < LONG.search_ends / 2
+
+
+def test_every_trial_is_told_to_the_study(tmp_path):
+    """The baseline, probes and samples are all in the Optuna study, none left running."""
+    found = Searched(tmp_path, simulated_trials(noise=0.1), most_trials=12)
+    numbers = {trial.user_attrs["trial"] for trial in found.study.trials}
+    assert numbers == {each.trial for each in found.records}
+    assert {trial.state.name for trial in found.study.trials} <= {"COMPLETE", "PRUNED"}
+    assert found.study.trials[0].value == 1.0
+
+
+@pytest.mark.parametrize("most", [1, 4, 9])
+def test_the_users_limit_on_trials_holds(tmp_path, most):
+    """So many trials and no more, the baseline not counted."""
+    found = Searched(tmp_path, simulated_trials(noise=0.1), most_trials=most)
+    assert len(found.records) == most + 1
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1, 0.3])
+def test_the_search_ends_in_time(tmp_path, noise):
+    """A trial is begun only if one of usual length would end in time."""
+    plan = a_plan()
+    found = Searched(tmp_path, simulated_trials(noise=noise, examples=None), plan=plan)
+    assert plan.search_ends - 30.0 < found.run.clock() < plan.search_ends + 5.0
+
+
+def test_failures_do_not_end_the_search(tmp_path):
+    """Crashes and timeouts are results like others; what comes after them is measured."""
+
+    def failure(configuration):
+        if configuration["jit_compile"]:
+            return TrialFailed(Outcome.TIMEOUT, "hangs")
+        if configuration["steps_per_execution"] == 8:
+            return TrialFailed(Outcome.CRASHED, "killed by SIGSEGV")
+        return None
+
+    found = Searched(tmp_path, simulated_trials(faster_by(batch_size=1.5), noise=0.05, failure=failure))
+    outcomes = {each.outcome for each in found.records}
+    assert {Outcome.OK, Outcome.TIMEOUT, Outcome.CRASHED} <= outcomes
+    assert found.ended_by_itself
+    assert found.finalists[0].speedup.value == pytest.approx(1.5, rel=0.1)
+
+
+# --------------------------------------------------------------------------------------------- out of memory
+
+
+def fits_up_to(largest):
+    """Memory for the baseline and one more trial of this batch size."""
+    return lambda alive: sum(each.batch_size for each in alive) <= BASELINE.batch_size + largest
+
+
+def test_the_batch_size_is_doubled_until_memory_ends(tmp_path):
+    """Sizes above the baseline's are tried in turn, and none beyond the first that runs out of memory."""
+    trials = simulated_trials(examples=1 << 20, fits_together=fits_up_to(200), start_seconds=0.1)
+    found = Searched(tmp_path, trials, space=GROWING_SPACE, most_trials=8)
+    probed = [each.configuration["batch_size"] for each in found.of(Phase.PROBE)]
+    assert {64, 128, 256} <= set(probed)
+    assert found.outcomes()[256] is Outcome.OOM
+    assert max(probed) == 256
+
+
+def test_what_needs_more_than_what_failed_is_not_run(tmp_path):
+    """Larger than a batch size that ran out of memory: inferred, without a process."""
+    trials = simulated_trials(examples=1 << 20, fits_together=fits_up_to(100), start_seconds=0.1)
+    found = Searched(tmp_path, trials, space=GROWING_SPACE)
+    inferred = [each for each in found.records if each.outcome is Outcome.INFERRED_OOM]
+    assert inferred
+    for each in inferred:
+        assert each.instances == 0
+        assert each.reason
+        ran = [configuration.batch_size for configuration in found.launched]
+        assert each.configuration["batch_size"] not in ran or each.configuration["jit_compile"]
+
+
+# -------------------------------------------------------------------------------------------- interruptions
+
+
+def interrupted_after(trials, tmp_path, count, **settings):
+    """A search that is interrupted when so many candidates have begun."""
+    watcher = Watcher()
+
+    def interruptions():
+        return int(len(watcher.of(TrialBegan)) > count)
+
+    return Searched(tmp_path, trials, observe=watcher, interruptions=interruptions, **settings)
+
+
+def test_an_interruption_ends_the_search_and_keeps_what_there_is(tmp_path):
+    """The trial that runs is kept as interrupted; the ones before it can be confirmed."""
+    found = interrupted_after(simulated_trials(faster_by(jit_compile=1.5), noise=0.1), tmp_path, 5)
+    assert not found.ended_by_itself
+    assert found.records[-1].outcome is Outcome.INTERRUPTED
+    assert [each.outcome for each in found.records[:-1]] == [Outcome.OK] * 5
+    assert found.finalists[0].configuration["jit_compile"] is True
+
+
+def test_an_interruption_before_the_first_candidate_leaves_nothing_to_confirm(tmp_path):
+    """Only the baseline was measured, and that is no finalist."""
+    found = interrupted_after(simulated_trials(), tmp_path, 0)
+    assert not found.ended_by_itself
+    assert [each.phase for each in found.records] == [Phase.BASELINE]
+    assert found.finalists == []

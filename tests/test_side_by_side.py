@@ -1,0 +1,323 @@
+"""Candidates beside the live baseline."""
+
+import math
+
+import pytest
+from simulated_runs import BASELINE, Watcher, a_plan, a_warm_up, faster_by, run_on, simulated_trials
+
+from autotune.errors import NoStableConfigurationError, WorkloadError
+from autotune.study.progress import TrialEnded
+from autotune.study.side_by_side import (
+    BRACKET_SLICES,
+    CALLS_IN_A_SLICE,
+    SLICE_SECONDS,
+    SLICES_IN_A_TRIAL,
+    Interrupted,
+    SideBySide,
+    slice_seconds,
+)
+from autotune.trial.live import TrialFailed
+from autotune.trial.record import Outcome, Pairing, Phase
+
+FAST = BASELINE.replace(jit_compile=True)
+TWICE = faster_by(jit_compile=2.0)
+
+
+def started(tmp_path, trials, *, bracketed=False, **settings):
+    """A run whose baseline is warm, and what runs candidates beside it."""
+    trials.open()
+    run = run_on(trials, tmp_path, **settings)
+    beside = SideBySide(run, bracketed=bracketed)
+    beside.start_baseline(60.0)
+    return run, beside
+
+
+def measure(run, beside, configuration=FAST, *, trial=None, incumbent_low=None, **plan):
+    """Measure a configuration, or a trial again; returns trial and record."""
+    trial = trial or run.new_trial(Phase.SEARCH, configuration)
+    return trial, beside.measure(trial, a_plan(**plan), incumbent_low=incumbent_low)
+
+
+def failing(outcome, **when):
+    """A failure of every configuration that has these values."""
+
+    def failure(configuration):
+        hit = all(configuration[name] == value for name, value in when.items())
+        return TrialFailed(outcome, "as planned", hint="a hint", log_tail="the log") if hit else None
+
+    return failure
+
+
+def only_one_fits(alive):
+    """There is memory for one trial at a time."""
+    return len(alive) == 1
+
+
+# ------------------------------------------------------------------------------------------------- baseline
+
+
+def test_the_baseline_tells_what_the_workload_is(tmp_path):
+    """From trial 0 come the example count and what `jit_compile="auto"` means; it is timed alone and kept."""
+    run, beside = started(tmp_path, simulated_trials(examples=1437, jit_resolves_to=True))
+    record = run.records[0]
+    assert (run.data.examples, run.data.endless) == (1437, False)
+    assert run.baseline["jit_compile"] is True
+    assert (record.phase, record.outcome) == (Phase.BASELINE, Outcome.OK)
+    assert record.configuration["jit_compile"] is True
+    assert record.throughput.value == pytest.approx(4000.0)
+    assert beside.baseline.live is not None
+
+
+def test_a_workload_on_a_gpu_gets_the_gpus_knobs(tmp_path):
+    """Whatever was guessed before TensorFlow said what it sees: the baseline has the knobs that exist there."""
+    run, _ = started(tmp_path, simulated_trials(gpus=("NVIDIA H200",)))
+    assert "tensor_float_32" in run.baseline
+    assert "onednn" not in run.baseline
+
+
+def test_a_failing_baseline_leaves_its_record(tmp_path):
+    """No configuration can be recommended when the baseline fails; its record and log say why."""
+    trials = simulated_trials(failure=failing(Outcome.CRASHED))
+    run = run_on(trials, tmp_path)
+    with pytest.raises(NoStableConfigurationError, match=r"crashed.*as planned") as caught:
+        SideBySide(run).start_baseline(60.0)
+    assert caught.value.exit_code == 3
+    assert caught.value.detail == "the log"
+    assert run.records[0].outcome is Outcome.CRASHED
+    assert run.directory.trials[0].reason == "as planned"
+
+
+def test_a_workload_at_fault_is_the_users_to_mend(tmp_path):
+    """A baseline that fails because of the workload itself is wrong input, not an unstable configuration."""
+    fault = TrialFailed(Outcome.ERROR, "dataset() is empty", hint="check the path", input_error=True)
+    trials = simulated_trials(failure=lambda configuration: fault)
+    with pytest.raises(WorkloadError, match="dataset"):
+        SideBySide(run_on(trials, tmp_path)).start_baseline(60.0)
+
+
+def test_the_baselines_closing_figures_are_kept_quietly(tmp_path):
+    """Ending the baseline adds memory and input wait to its record, without announcing a second end."""
+    watcher = Watcher()
+    run, beside = started(tmp_path, simulated_trials(), observe=watcher)
+    beside.end_baseline()
+    beside.end_baseline()
+    assert run.records[0].peak_host_bytes > 0
+    assert run.records[0].input_wait_fraction == 0.0
+    assert len(watcher.of(TrialEnded)) == 1
+    assert run.trials.alive == []
+
+
+def test_a_baseline_that_died_is_started_again(tmp_path):
+    """Once: the candidate beside it is measured all the same."""
+    trials = simulated_trials(TWICE)
+    run, beside = started(tmp_path, trials)
+    trials.retire(0)
+    trial, record = measure(run, beside)
+    assert record.outcome is Outcome.OK
+    assert record.speedup.value == pytest.approx(2.0)
+    assert beside.baseline.instances == 2
+
+
+def test_a_baseline_that_does_not_come_back_ends_the_run(tmp_path):
+    """Without a baseline nothing can be compared."""
+    trials = simulated_trials()
+    run, beside = started(tmp_path, trials)
+    trials.retire(0)
+    trials.failure = failing(Outcome.CRASHED, jit_compile=False)
+    with pytest.raises(NoStableConfigurationError):
+        measure(run, beside)
+    assert trials.alive == []
+
+
+# ----------------------------------------------------------------------------------------------- candidates
+
+
+def test_a_candidate_is_set_against_the_baseline(tmp_path):
+    """Without noise the speed-up is the planted one, and measuring stops as soon as it is known."""
+    run, beside = started(tmp_path, simulated_trials(TWICE))
+    trial, record = measure(run, beside)
+    assert (record.outcome, record.stopped_by, record.pairing) == (Outcome.OK, "narrow", "alternating")
+    assert record.speedup.value == pytest.approx(2.0)
+    assert record.throughput.value == pytest.approx(8000.0)
+    assert record.peak_host_bytes > 0
+    assert record.seconds > record.measured_seconds
+    assert [each.configuration for each in run.trials.alive] == [BASELINE]
+
+
+def test_who_goes_first_is_drawn(tmp_path):
+    """In some pairs the baseline runs first, in others the candidate."""
+    run, beside = started(tmp_path, simulated_trials(noise=0.2))
+    _, record = measure(run, beside, measured=30.0)
+    assert {pair.baseline_first for pair in record.pairs} == {True, False}
+
+
+def test_a_drifting_machine_does_not_bias_the_speedup(tmp_path):
+    """The machine's speed halves and comes back twice a minute; the pairs see the planted factor all the same."""
+    drift = lambda seconds: math.exp(0.35 * math.sin(seconds / 5))  # noqa: E731  # a formula
+    run, beside = started(tmp_path, simulated_trials(faster_by(jit_compile=1.3), drift=drift))
+    _, record = measure(run, beside, measured=60.0)
+    rates = [pair.candidate.examples / pair.candidate.seconds for pair in record.pairs]
+    assert max(rates) / min(rates) > 1.5
+    assert record.speedup.value == pytest.approx(1.3, rel=0.03)
+    assert record.speedup.low < 1.3 < record.speedup.high
+
+
+def test_a_noisy_candidate_is_measured_until_its_time_is_up(tmp_path):
+    """About as long as the plan says, the baseline's turns included."""
+    run, beside = started(tmp_path, simulated_trials(noise=0.3, examples=None))
+    began = run.clock()
+    _, record = measure(run, beside, measured=8.0)
+    assert record.stopped_by == "time"
+    assert 6.0 < 2 * record.measured_seconds < 9.0
+    assert run.clock() - began < 13.0
+
+
+def test_a_candidate_that_cannot_win_is_pruned(tmp_path):
+    """It is given up after a few pairs, and what was measured of it is kept."""
+    run, beside = started(tmp_path, simulated_trials(faster_by(jit_compile=0.5), noise=0.05))
+    _, record = measure(run, beside, incumbent_low=math.log(1.5), measured=40.0)
+    assert (record.outcome, record.stopped_by) == (Outcome.PRUNED, "cannot_win")
+    assert len(record.pairs) < 8
+    assert record.speedup.value == pytest.approx(0.5, rel=0.2)
+    assert record.reason
+
+
+@pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.TIMEOUT, Outcome.ERROR, Outcome.NONFINITE], ids=str)
+def test_a_failing_candidate_is_data(tmp_path, outcome):
+    """It leaves a record with outcome, reason, hint and log, and the baseline goes on."""
+    run, beside = started(tmp_path, simulated_trials(failure=failing(outcome, jit_compile=True)))
+    trial, record = measure(run, beside)
+    assert record.outcome is outcome
+    assert (record.reason, record.log_tail) == ("as planned\na hint", "the log")
+    assert run.directory.trials[trial.number] == record
+    assert measure(run, beside, BASELINE.replace(prefetch=2))[1].outcome is Outcome.OK
+    assert beside.baseline.instances == 1
+
+
+def test_a_candidate_that_hangs_costs_its_time_limit_only(tmp_path):
+    """A trial that never gets warm is over after the plan's limit."""
+    run, beside = started(tmp_path, simulated_trials(failure=failing(Outcome.TIMEOUT, jit_compile=True)))
+    began = run.clock()
+    measure(run, beside, trial_timeout=12.0)
+    assert run.clock() - began == pytest.approx(12.0)
+
+
+# --------------------------------------------------------------------------------------- more of the same
+
+
+def test_measuring_again_adds_to_what_was_measured(tmp_path):
+    """A second process of the same trial: its pairs come on top, and say that they are another instance's."""
+    run, beside = started(tmp_path, simulated_trials(TWICE, noise=0.1))
+    trial, first = measure(run, beside)
+    _, second = measure(run, beside, trial=trial)
+    assert second.pairs[: len(first.pairs)] == first.pairs
+    assert {pair.instance for pair in second.pairs} == {0, 1}
+    assert second.instances == 2
+    assert second.seconds > first.seconds
+    assert len(second.pairs) == len(trial.log_ratios) > len(first.pairs)
+
+
+# -------------------------------------------------------------------------------------------- bracketing
+
+
+def test_what_does_not_fit_beside_the_baseline_is_bracketed(tmp_path):
+    """Baseline, candidate, baseline again, never two alive; the record says so."""
+    trials = simulated_trials(TWICE, fits_together=only_one_fits)
+    run, beside = started(tmp_path, trials)
+    _, record = measure(run, beside)
+    assert (record.outcome, record.pairing) == (Outcome.OK, Pairing.BRACKETED)
+    assert len(record.pairs) == 2 * BRACKET_SLICES
+    assert record.speedup.value == pytest.approx(2.0)
+    assert [each.configuration for each in trials.alive] == [BASELINE]
+
+
+def test_what_does_not_fit_alone_is_out_of_memory(tmp_path):
+    """Tried beside the baseline and alone; then it is an OOM, and the baseline is there for the next one."""
+    trials = simulated_trials(fits_together=lambda alive: sum(each.batch_size for each in alive) <= 128)
+    run, beside = started(tmp_path, trials)
+    _, record = measure(run, beside, BASELINE.replace(batch_size=256))
+    assert record.outcome is Outcome.OOM
+    _, next_one = measure(run, beside, BASELINE.replace(batch_size=64))
+    assert (next_one.outcome, next_one.pairing) == (Outcome.OK, Pairing.ALTERNATING)
+
+
+def test_a_bracketed_trial_is_measured_again_by_bracketing(tmp_path):
+    """More slices for it do not end in the same OOM once more: it stays as good as it was."""
+    trials = simulated_trials(TWICE, noise=0.05, fits_together=only_one_fits)
+    run, beside = started(tmp_path, trials)
+    trial, _ = measure(run, beside)
+    launched = len(trials.launched)
+    _, record = measure(run, beside, trial=trial)
+    assert (record.outcome, record.pairing) == (Outcome.OK, Pairing.BRACKETED)
+    assert len(record.pairs) == 4 * BRACKET_SLICES
+    assert len(trials.launched) == launched + 2
+
+
+def test_bracketing_can_be_asked_for(tmp_path):
+    """With `--pairing bracketed` there are never two processes alive, even where they would fit."""
+    seen = []
+    trials = simulated_trials(TWICE, fits_together=lambda alive: seen.append(len(alive)) or True)
+    run, beside = started(tmp_path, trials, bracketed=True)
+    _, record = measure(run, beside)
+    assert record.pairing is Pairing.BRACKETED
+    assert max(seen) == 1
+
+
+def test_a_steady_drift_cancels_in_brackets(tmp_path):
+    """A machine that loses a third of its speed during the trial still shows the planted factor."""
+    trials = simulated_trials(
+        faster_by(jit_compile=1.3), drift=lambda seconds: math.exp(-0.03 * seconds), fits_together=only_one_fits
+    )
+    run, beside = started(tmp_path, trials)
+    _, record = measure(run, beside)
+    assert record.speedup.value == pytest.approx(1.3, rel=0.02)
+
+
+# -------------------------------------------------------------------------------------------- interruptions
+
+
+def test_an_interrupted_trial_is_kept_as_such(tmp_path):
+    """Its record says that it was stopped, its process is gone, and the search hears of it."""
+    asked = []
+    run, beside = started(tmp_path, simulated_trials(noise=0.3), interruptions=lambda: len(asked))
+    run.observe = lambda event: asked.append(event)
+    trial = run.new_trial(Phase.SEARCH, FAST)
+    asked.clear()
+    with pytest.raises(Interrupted):
+        beside.measure(trial, a_plan(), incumbent_low=None)
+    assert run.records[trial.number].outcome is Outcome.INTERRUPTED
+    assert [each.configuration for each in run.trials.alive] == [BASELINE]
+
+
+def test_interrupting_a_second_look_leaves_the_first(tmp_path):
+    """A trial that was measured before stays what it was: it can still be confirmed."""
+    asked = []
+    run, beside = started(tmp_path, simulated_trials(TWICE), interruptions=lambda: len(asked))
+    trial, record = measure(run, beside)
+    asked.append("stop")
+    with pytest.raises(Interrupted):
+        measure(run, beside, trial=trial)
+    assert run.records[trial.number].outcome is Outcome.OK
+    assert run.records[trial.number].speedup == record.speedup
+
+
+# ---------------------------------------------------------------------------------------------- the slices
+
+
+def test_a_slice_is_half_a_second_of_quick_steps():
+    """Where calls and epochs are short, and time is not, slices have their usual length."""
+    warm = a_warm_up(call_seconds=0.01, epoch_seconds=0.1)
+    assert slice_seconds(warm, warm, measured=60.0) == SLICE_SECONDS
+
+
+def test_a_slice_holds_several_calls_of_the_slower_one():
+    """Slow calls stretch the slices, as long as a trial holds several slices."""
+    slow, quick = a_warm_up(call_seconds=0.3, epoch_seconds=None), a_warm_up(call_seconds=0.01)
+    assert slice_seconds(quick, slow, measured=60.0) == pytest.approx(CALLS_IN_A_SLICE * 0.3)
+    assert slice_seconds(quick, slow, measured=4.0) == pytest.approx(4.0 / SLICES_IN_A_TRIAL)
+    assert slice_seconds(quick, slow, measured=1.0) == pytest.approx(0.36), "an epoch of the quick one"
+
+
+def test_a_slice_holds_a_whole_epoch_where_epochs_are_timed():
+    """However little time there is, an epoch that is timed boundary to boundary is not cut."""
+    assert slice_seconds(a_warm_up(epoch_seconds=1.4), measured=3.0) == pytest.approx(1.4)

@@ -1,0 +1,251 @@
+"""Trials without processes."""
+
+import math
+import statistics
+
+import pytest
+from simulated_runs import BASELINE, FACTS, faster_by, simulated_trials
+
+from autotune.trial.live import Data, TrialFailed
+from autotune.trial.record import Outcome
+from autotune.trial.simulated import FIRST_LOSS
+
+KNOWN = Data(examples=1437, endless=False)
+
+
+def launch(trials, configuration=BASELINE, **settings):
+    """A trial of a workload whose dataset is known."""
+    return trials.launch(configuration, log="log.txt", data=settings.pop("data", None), **settings)
+
+
+def warm(trials, configuration=BASELINE, **settings):
+    """A trial that is warm."""
+    trial = launch(trials, configuration, **settings)
+    trial.warm_up(100.0)
+    return trial
+
+
+def rate(measured):
+    """Samples per second of a slice."""
+    return measured.examples / measured.seconds
+
+
+def test_opening_takes_an_import_and_tells_the_facts():
+    """The clock stands where the imports ended."""
+    trials = simulated_trials(import_seconds=7.0)
+    assert trials.open() == FACTS
+    assert trials.clock() == 7.0
+
+
+def test_the_formula_is_the_speed():
+    """Without noise a slice has the speed that the formula gives, and the clock moves by its length."""
+    trials = simulated_trials(faster_by(batch_size=2.0))
+    trial = warm(trials, BASELINE.replace(batch_size=64))
+    before = trials.clock()
+    measured = trial.measure(0.5, 100.0)
+    assert rate(measured) == pytest.approx(8000.0)
+    assert trials.clock() - before == pytest.approx(measured.seconds)
+    assert measured.seconds >= 0.5
+
+
+def test_short_epochs_are_timed_whole():
+    """A slice of a small dataset is a number of whole epochs, the smaller last batch included."""
+    trials = simulated_trials(examples=1437)
+    trial = launch(trials)
+    assert trial.warm_up(100.0).ready.timed_by == "epochs"
+    measured = trial.measure(0.5, 100.0)
+    assert (measured.epochs, measured.examples, measured.steps) == (2, 2 * 1437, 2 * 45)
+
+
+@pytest.mark.parametrize("examples", [None, 1_000_000])
+def test_long_epochs_are_timed_by_steps(examples):
+    """A slice of a large or endless dataset is a number of whole calls."""
+    trials = simulated_trials(examples=examples)
+    trial = launch(trials, BASELINE.replace(steps_per_execution=8))
+    warm_up = trial.warm_up(100.0)
+    measured = trial.measure(0.5, 100.0)
+    assert warm_up.ready.timed_by == "steps"
+    assert warm_up.started.endless == (examples is None)
+    assert measured.epochs == 0
+    assert measured.steps % 8 == 0
+    assert measured.examples == measured.steps * 32
+    assert measured.seconds == pytest.approx(0.5, abs=8 * 32 / 4000)
+
+
+def test_noise_is_of_the_slice_and_luck_of_the_process():
+    """Slices of one process scatter by `noise` about a speed that differs between processes."""
+    trials = simulated_trials(noise=0.1, instance_noise=0.3, examples=None)
+    centres = []
+    for _ in range(40):
+        trial = warm(trials)
+        speeds = [math.log(rate(trial.measure(0.5, 100.0))) for _ in range(30)]
+        assert 0.05 < statistics.stdev(speeds) < 0.17
+        centres.append(statistics.fmean(speeds))
+        trial.kill()
+    assert 0.2 < statistics.stdev(centres) < 0.4
+    assert statistics.fmean(centres) == pytest.approx(math.log(4000.0), abs=0.2)
+
+
+def test_drift_hits_everything_alike():
+    """The machine's speed over time multiplies every trial's."""
+    trials = simulated_trials(drift=lambda seconds: 0.5 if seconds > 50 else 1.0)
+    trial = warm(trials)
+    fast = rate(trial.measure(0.5, 100.0))
+    trials.clock.advance(50.0)
+    assert rate(trial.measure(0.5, 100.0)) == pytest.approx(fast / 2)
+
+
+def test_the_same_seed_gives_the_same_noise():
+    """Two machines of one seed measure the same; another seed measures something else."""
+
+    def first_slice(seed):
+        return warm(simulated_trials(noise=0.1, seed=seed)).measure(0.5, 100.0)
+
+    assert first_slice(3) == first_slice(3) != first_slice(4)
+
+
+def test_a_configuration_fails_as_it_was_told_to():
+    """What `failure` returns is raised while the trial warms up, and the trial is gone."""
+    failure = TrialFailed(Outcome.CRASHED, "killed by SIGSEGV")
+    trials = simulated_trials(failure=lambda each: failure if each["jit_compile"] else None)
+    trial = launch(trials, BASELINE.replace(jit_compile=True))
+    with pytest.raises(TrialFailed) as caught:
+        trial.warm_up(100.0)
+    assert caught.value is failure
+    assert trials.alive == []
+    warm(trials)
+
+
+def test_a_trial_that_hangs_takes_its_whole_time_limit():
+    """A failure by timeout comes at the limit, counted from the request."""
+    trials = simulated_trials(failure=lambda each: TrialFailed(Outcome.TIMEOUT, "hangs"))
+    trial = launch(trials)
+    began = trials.clock()
+    with pytest.raises(TrialFailed):
+        trial.warm_up(33.0)
+    assert trials.clock() - began == pytest.approx(33.0)
+
+
+def test_what_takes_longer_than_allowed_times_out():
+    """A slow start and a slow slice are killed at their limits."""
+    trials = simulated_trials(start_seconds=10.0, examples=None)
+    late = launch(trials)
+    with pytest.raises(TrialFailed, match="timeout"):
+        late.warm_up(9.0)
+    trial = warm(trials)
+    before = trials.clock()
+    with pytest.raises(TrialFailed, match="timeout"):
+        trial.measure(5.0, 2.0)
+    assert trials.clock() - before == pytest.approx(2.0)
+    assert trials.alive == []
+
+
+def test_trials_that_do_not_fit_together_run_out_of_memory():
+    """The one that comes last gets the OOM; alone it fits, once the other is gone."""
+    trials = simulated_trials(fits_together=lambda alive: sum(each.batch_size for each in alive) <= 64)
+    first = warm(trials)
+    with pytest.raises(TrialFailed, match="oom"):
+        launch(trials, BASELINE.replace(batch_size=64)).warm_up(100.0)
+    first.finish(0.0, 10.0)
+    warm(trials, BASELINE.replace(batch_size=64))
+
+
+def test_auto_is_resolved():
+    """`jit_compile="auto"` runs, and is reported, as what it comes to on the machine."""
+    asked = []
+    trials = simulated_trials(lambda each: asked.append(each["jit_compile"]) or 4000.0, jit_resolves_to=True)
+    assert launch(trials, BASELINE.replace(jit_compile="auto")).warm_up(100.0).started.jit_compile is True
+    assert set(asked) == {True}
+
+
+def test_closing_figures():
+    """Memory grows with the batch; there is device memory only with a GPU; loss falls with training."""
+    small = warm(simulated_trials()).finish(0.1, 10.0)
+    large = warm(simulated_trials(gpus=("H200",)), BASELINE.replace(batch_size=512)).finish(0.0, 10.0)
+    assert large.peak_host_bytes > small.peak_host_bytes
+    assert small.peak_device_bytes is None
+    assert large.peak_device_bytes is not None
+    assert small.input_wait_fraction is not None
+    assert large.input_wait_fraction is None
+    assert small.loss < FIRST_LOSS
+
+
+# ------------------------------------------------------------------------------------------------ templates
+
+
+def test_templates_that_are_started_together_import_side_by_side():
+    """Two groups, prepared one after the other, are ready after one import's time."""
+    trials = simulated_trials(import_seconds=4.0)
+    trials.prepare(1, [BASELINE])
+    trials.prepare(2, [BASELINE])
+    trials.await_ready(1)
+    trials.await_ready(2)
+    assert trials.clock() == 4.0
+
+
+def test_a_knob_that_is_read_at_import_costs_an_import():
+    """Another value of an import-stage knob needs a template of its own, once."""
+    trials = simulated_trials(import_seconds=4.0)
+    trials.open()
+    launch(trials)
+    assert trials.clock() == 4.0
+    launch(trials, BASELINE.replace(onednn=False))
+    launch(trials, BASELINE.replace(onednn=False))
+    assert trials.clock() == 8.0
+
+
+def test_retiring_a_group_ends_its_trials_only():
+    """A trial of a retired group is gone, and answers as one whose template died; others go on."""
+    trials = simulated_trials()
+    gone, stays = warm(trials, group=1), warm(trials, group=2)
+    trials.retire(1)
+    assert trials.alive == [stays]
+    with pytest.raises(TrialFailed, match="template died") as caught:
+        gone.measure(0.5, 10.0)
+    assert caught.value.outcome is Outcome.CRASHED
+    stays.measure(0.5, 10.0)
+    trials.close()
+    assert trials.alive == []
+
+
+# --------------------------------------------------------------------------------------------------- misuse
+
+
+def test_a_killed_trial_cannot_be_asked_anything():
+    """Killing twice is fine, but nothing can be measured after it."""
+    trial = warm(simulated_trials())
+    trial.kill()
+    trial.kill()
+    with pytest.raises(AssertionError):
+        trial.measure(0.5, 10.0)
+    with pytest.raises(AssertionError):
+        trial.finish(0.0, 10.0)
+
+
+def test_a_trial_is_asked_in_turn():
+    """Measuring before it is warm, warming up twice, or going on after the end is the study's mistake."""
+    trials = simulated_trials()
+    with pytest.raises(AssertionError):
+        launch(trials).measure(0.5, 10.0)
+    trial = warm(trials)
+    with pytest.raises(AssertionError):
+        trial.warm_up(10.0)
+    trial.finish(0.0, 10.0)
+    with pytest.raises(AssertionError):
+        trial.measure(0.5, 10.0)
+
+
+@pytest.mark.parametrize("wrong", [Data(examples=5, endless=False), Data(examples=None, endless=True)])
+def test_what_a_trial_is_told_of_its_data_must_be_true(wrong):
+    """Later trials take the example count on trust, so a wrong one is the study's mistake."""
+    launch(simulated_trials(), data=KNOWN)
+    with pytest.raises(AssertionError):
+        launch(simulated_trials(), data=wrong)
+
+
+def test_time_never_goes_back():
+    """The clock takes no negative steps, and none without an end."""
+    clock = simulated_trials().clock
+    for seconds in (-1.0, math.inf, math.nan):
+        with pytest.raises(AssertionError):
+            clock.advance(seconds)

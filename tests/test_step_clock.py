@@ -1,0 +1,698 @@
+"""The clock that cuts a running `fit` into slices, driven by a made-up training in made-up time."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.trial.messages import Finish, FirstStep, Measure, Ready, SliceDone
+from autotune.trial.record import Outcome
+from autotune.trial.step_clock import (
+    LongEpoch,
+    StepClock,
+    Training,
+    TrainingEnded,
+    TrainingFailed,
+    step_quantiles,
+)
+
+FROZEN_SECONDS = 100.0
+"""How long the made-up tuner leaves the training frozen, each time."""
+
+# Times below are multiples of powers of two, so that sums are exact.
+STEPS = 45
+"""In an epoch of 1,437 examples in batches of 32; the last batch has 29."""
+
+
+class Simulation:
+    """A training in made-up time, timed by a real `StepClock`, and the tuner at the other end.
+
+    Args:
+        commands: What the tuner says, in order; it says `Finish` after that.
+        examples: In an epoch; None for an endless dataset.
+        known: Whether the clock is told so.
+        step_seconds: Of each step, or a function of the number of the call, from 0.
+        boundary_seconds: What an epoch takes beyond its steps.
+        smaller_batch_seconds: What the first smaller batch takes on top, for it is a new shape.
+        synchronise_seconds: How long the device is behind, whenever it is waited for.
+        loss: Of each call, or a function of the number of the call.
+        epochs_with_data: After so many epochs the dataset yields nothing more.
+        counts_iterations: Whether the optimizer counts its steps: None without an optimizer.
+        counts_the_end: Whether it counts a step for the call that finds no more data, as Keras does.
+    """
+
+    def __init__(
+        self,
+        *commands,
+        examples=1437,
+        known=True,
+        batch_size=32,
+        drop_remainder=False,
+        steps_per_call=1,
+        step_seconds=1 / 64,
+        first_call_seconds=0.0,
+        smaller_batch_seconds=0.0,
+        boundary_seconds=1 / 8,
+        synchronise_seconds=0.0,
+        loss=0.5,
+        epochs_with_data=math.inf,
+        counts_iterations=True,
+        counts_the_end=False,
+        warmup_seconds=60.0,
+        epoch_seconds=1.5,
+    ):
+        self.now = 1000.0
+        self.events = []
+        self.counts_the_end = counts_the_end
+        self.sent = []
+        self.commands = list(commands)
+        self.calls = 0
+        self.steps = 0
+        self.epochs_with_data = epochs_with_data
+        self.step_seconds = step_seconds if callable(step_seconds) else lambda call: step_seconds
+        self.loss = loss if callable(loss) else lambda call: loss
+        self.first_call_seconds = first_call_seconds
+        self.smaller_batch_seconds = smaller_batch_seconds
+        self.boundary_seconds = boundary_seconds
+        self.steps_per_call = steps_per_call
+        self.synchronise_seconds = synchronise_seconds
+        whole = 10**9 if examples is None else examples // batch_size
+        rest = 0 if examples is None or drop_remainder else examples % batch_size
+        self.steps_in_epoch = whole + (rest > 0)
+        self.has_smaller_batch = rest > 0
+        read = {True: lambda: self.steps, False: lambda: 0, None: None}[counts_iterations]
+        self.clock = StepClock(
+            Training(
+                steps_per_call=steps_per_call,
+                batch_size=batch_size,
+                examples=examples if known else None,
+                drop_remainder=drop_remainder,
+                iterations=read,
+                synchronise=self.synchronise,
+            ),
+            self,
+            warmup_seconds=warmup_seconds,
+            epoch_seconds=epoch_seconds,
+            freeze=self.freeze,
+            clock=lambda: self.now,
+        )
+
+    # The tuner's end.
+
+    def send(self, message):
+        """Take a report."""
+        self.events.append(message.kind)
+        self.sent.append(message)
+
+    def receive(self, timeout_seconds=None):
+        """Give the next command."""
+        command = self.commands.pop(0) if self.commands else Finish()
+        self.events.append(command.kind)
+        return command
+
+    # What TensorFlow and the operating system would do.
+
+    def freeze(self):
+        """Stand still for long."""
+        self.events.append("freeze")
+        self.now += FROZEN_SECONDS
+
+    def synchronise(self):
+        """Wait until the device has caught up."""
+        self.events.append("synchronise")
+        self.now += self.synchronise_seconds
+
+    def train(self, iterator):
+        """One call of the train function, on `iterator.left` steps."""
+        steps = min(self.steps_per_call, iterator.left)
+        iterator.left -= steps
+        self.now += steps * self.step_seconds(self.calls)
+        if self.calls == 0:
+            self.now += self.first_call_seconds
+        if self.has_smaller_batch and not iterator.left:
+            self.now += self.smaller_batch_seconds
+            self.smaller_batch_seconds = 0.0
+        loss = self.loss(self.calls)
+        self.calls += 1
+        self.steps += steps
+        return None if loss is None else {"loss": loss, "accuracy": 0.9}
+
+    def fit(self):
+        """Epochs, as Keras runs them, until the clock ends it."""
+        train = self.clock.wrap(self.train)
+        for epoch in range(10_000):
+            self.clock.epoch_began()
+            self.now += self.boundary_seconds / 2  # a new iterator
+            iterator = SimpleNamespace(left=self.steps_in_epoch if epoch < self.epochs_with_data else 0)
+            while iterator.left:
+                train(iterator)
+            self.steps += self.counts_the_end
+            self.now += self.boundary_seconds / 2  # validation
+            self.clock.epoch_ended()
+        raise AssertionError("the clock never ended the training")
+
+    def run(self, overhead=None):
+        """`fit`, and where it turns out to have long epochs a second one by steps; returns the slices."""
+        try:
+            self.fit()
+        except TrainingEnded:
+            pass
+        except LongEpoch:
+            self.now += 7.0  # measuring the boundary's cost
+            self.clock.time_by_steps(overhead)
+            with pytest.raises(TrainingEnded):
+                self.fit()
+        return [message.slice for message in self.sent if isinstance(message, SliceDone)]
+
+    @property
+    def ready(self):
+        """The one report of being warm."""
+        (message,) = [message for message in self.sent if isinstance(message, Ready)]
+        return message
+
+
+EPOCH_SECONDS = STEPS / 64 + 1 / 8
+"""Of an epoch of the simulation as it is when nothing is said: 0.828."""
+
+
+# ---------------------------------------------------------------------------------------------- by epochs
+
+
+def test_a_slice_is_whole_epochs_and_lasts_at_least_as_long_as_asked():
+    """Two seconds ask for three epochs; steps and examples are counted, the smaller last batch as it is."""
+    (measured,) = Simulation(Measure(seconds=2.0)).run()
+    assert measured.epochs == 3
+    assert measured.seconds == 3 * EPOCH_SECONDS
+    assert measured.steps == 3 * STEPS
+    assert measured.examples == 3 * 1437
+
+
+def test_a_slice_that_an_epoch_fills_exactly_ends_with_it():
+    """No epoch more than asked for."""
+    (measured,) = Simulation(Measure(seconds=2 * EPOCH_SECONDS)).run()
+    assert measured.epochs == 2
+
+
+def test_a_dropped_remainder_is_not_counted():
+    """With drop_remainder an epoch is its whole batches."""
+    (measured,) = Simulation(Measure(seconds=0.1), drop_remainder=True).run()
+    assert (measured.steps, measured.examples) == (44, 44 * 32)
+
+
+def test_an_epoch_of_full_batches_is_counted_whole():
+    """Without a smaller last batch nothing is taken away."""
+    (measured,) = Simulation(Measure(seconds=0.1), examples=1440).run()
+    assert (measured.steps, measured.examples) == (45, 1440)
+
+
+def test_the_time_it_is_frozen_is_not_counted():
+    """However long the tuner keeps it frozen before and between, slices of the same work are alike."""
+    simulation = Simulation(Measure(seconds=0.1), Measure(seconds=0.1), Measure(seconds=0.1))
+    assert [measured.seconds for measured in simulation.run()] == [EPOCH_SECONDS] * 3
+    assert simulation.events.count("freeze") == 4
+
+
+@pytest.mark.parametrize("boundary", [0.0, 0.5])
+def test_a_slice_holds_its_epoch_boundaries(boundary):
+    """The new iterator and the validation are part of the user's training."""
+    (measured,) = Simulation(Measure(seconds=1.0), boundary_seconds=boundary).run()
+    assert measured.seconds == measured.epochs * (STEPS / 64 + boundary)
+
+
+def test_a_device_that_lags_behind_is_waited_for_within_the_slice():
+    """The slice ends when the work is done, not when it was handed over."""
+    (measured,) = Simulation(Measure(seconds=0.1), synchronise_seconds=0.25).run()
+    assert measured.seconds == EPOCH_SECONDS + 0.25
+
+
+def test_each_report_is_sent_before_freezing_and_each_command_taken_after():
+    """The order in which the tuner relies on the trial to stand still."""
+    simulation = Simulation(Measure(seconds=0.1))
+    simulation.run()
+    events = [event for event in simulation.events if event != "synchronise"]
+    assert events == ["first_step", "trial_ready", "freeze", "measure", "slice", "freeze", "finish"]
+
+
+def test_the_device_is_idle_before_the_process_is_frozen():
+    """Every report of a steady training is preceded by a synchronisation."""
+    simulation = Simulation(Measure(seconds=0.1))
+    simulation.run()
+    for report in ("first_step", "trial_ready", "slice"):
+        assert simulation.events[simulation.events.index(report) - 1] == "synchronise"
+
+
+def test_finish_ends_the_training_and_is_handed_on():
+    """The tuner's message comes out of `fit` as it was."""
+    simulation = Simulation(Finish(input_wait_seconds=2.5))
+    with pytest.raises(TrainingEnded) as ended:
+        simulation.fit()
+    assert ended.value.finish == Finish(input_wait_seconds=2.5)
+
+
+def test_the_train_function_is_called_as_before():
+    """Arguments and logs pass through the wrapper unchanged."""
+    simulation = Simulation()
+    logs = {"loss": 0.25}
+    given_to = []
+
+    def train(iterator):
+        given_to.append(iterator)
+        return logs
+
+    assert simulation.clock.wrap(train)("the iterator") is logs
+    assert given_to == ["the iterator"]
+
+
+def test_the_losses_at_the_beginning_and_at_the_end_of_a_slice_are_reported():
+    """The first step's loss, the slice's running loss, and the last one seen."""
+    simulation = Simulation(Measure(seconds=0.1), loss=lambda call: 2.0 if call == 0 else 0.5)
+    (measured,) = simulation.run()
+    assert [message.loss for message in simulation.sent if isinstance(message, FirstStep)] == [2.0]
+    assert measured.loss == 0.5
+    assert simulation.clock.last_loss == 0.5
+
+
+def test_a_model_that_reports_no_loss_is_timed_all_the_same():
+    """No logs, no loss; everything else is there."""
+    simulation = Simulation(Measure(seconds=0.1), loss=None)
+    (measured,) = simulation.run()
+    assert (measured.loss, simulation.clock.last_loss, measured.epochs) == (None, None, 1)
+
+
+def test_step_times_of_a_slice_are_those_of_its_steps():
+    """Quantiles are over the slice's own calls, the boundary in the first call after it."""
+    (measured,) = Simulation(Measure(seconds=2.0), boundary_seconds=0.5).run()
+    assert measured.epochs == 2
+    assert measured.step_seconds.p50 == 1 / 64
+    assert measured.step_seconds.p90 == 1 / 64
+    assert measured.step_seconds.max == 1 / 64 + 0.5
+
+
+@pytest.mark.parametrize("counts", [None, False])
+def test_calls_are_counted_where_the_optimizer_does_not_count(counts):
+    """A model without optimizer, or one whose steps are all skipped, still took its steps."""
+    (measured,) = Simulation(Measure(seconds=0.1), counts_iterations=counts).run()
+    assert (measured.steps, measured.examples) == (45, 1437)
+
+
+def test_the_call_that_finds_no_more_data_is_no_step():
+    """Where Keras counts one at an epoch's end all the same, steps and examples are those trained on."""
+    (measured,) = Simulation(Measure(seconds=1.0), counts_the_end=True).run()
+    assert (measured.epochs, measured.steps, measured.examples) == (2, 2 * STEPS, 2 * 1437)
+
+
+# ------------------------------------------------------------------------------------------------- warm-up
+
+
+def test_what_a_warm_training_reports():
+    """Epoch time, call time and the boundary's cost, all at the steady pace; the first iterator on top."""
+    simulation = Simulation()
+    simulation.run()
+    ready = simulation.ready
+    assert (ready.timed_by, ready.settled) == ("epochs", True)
+    assert ready.epoch_seconds == EPOCH_SECONDS
+    assert ready.call_seconds == 1 / 64
+    assert ready.epoch_overhead_seconds == 1 / 8
+    assert ready.compile_seconds == 1 / 16
+
+
+def test_tracing_and_compiling_is_recorded_apart_and_in_no_slice():
+    """What the first call took beyond a usual one is compile time; slices know nothing of it."""
+    simulation = Simulation(Measure(seconds=0.1), first_call_seconds=5.0)
+    (measured,) = simulation.run()
+    assert simulation.ready.compile_seconds == 5.0 + 1 / 16  # the first iterator too
+    assert measured.seconds == EPOCH_SECONDS
+
+
+def test_warm_up_is_counted_from_the_end_of_the_first_step():
+    """The first call's time does not use up the warm-up."""
+    short, long = Simulation(), Simulation(first_call_seconds=50.0)
+    short.run()
+    long.run()
+    assert long.ready.warmup_seconds == short.ready.warmup_seconds > 0
+
+
+def test_tracing_for_the_smaller_last_batch_is_compile_time_too():
+    """The first epoch's last call traces for its own shape."""
+    simulation = Simulation(Measure(seconds=0.1), smaller_batch_seconds=2.0)
+    (measured,) = simulation.run()
+    assert simulation.ready.compile_seconds == 2.0 + 1 / 16
+    assert measured.seconds == EPOCH_SECONDS
+
+
+def test_a_slow_last_call_of_full_size_is_no_compile_time():
+    """Without a smaller last batch there is no second shape to trace for."""
+    slow = {44: 2.0}
+    simulation = Simulation(examples=1440, step_seconds=lambda call: 1 / 64 + slow.get(call, 0.0))
+    simulation.run()
+    assert simulation.ready.compile_seconds == 1 / 16
+
+
+def test_warm_up_waits_for_the_steady_state():
+    """While epochs still get faster nothing is measured; the slice is at the steady pace."""
+    slow_calls = 4 * STEPS
+    simulation = Simulation(
+        Measure(seconds=0.1),
+        step_seconds=lambda call: (2 if call < slow_calls else 1) / 64,
+        epoch_seconds=4.0,
+    )
+    (measured,) = simulation.run()
+    assert simulation.ready.settled
+    assert measured.seconds == EPOCH_SECONDS
+
+
+def test_warm_up_ends_at_its_cap_and_says_that_it_did_not_settle():
+    """A training that keeps getting faster is measured all the same, and the record says so."""
+    simulation = Simulation(
+        Measure(seconds=0.1),
+        step_seconds=lambda call: 0.9 ** (call / STEPS) / 64,
+        warmup_seconds=10.0,
+    )
+    assert len(simulation.run()) == 1
+    assert not simulation.ready.settled
+    assert 10.0 <= simulation.ready.warmup_seconds < 10.0 + EPOCH_SECONDS
+
+
+def test_a_cap_below_one_epoch_leaves_two_epochs_after_the_first():
+    """Even an impatient tuner gets a warm-up beyond the epoch that compiles."""
+    simulation = Simulation(step_seconds=1 / 256, warmup_seconds=0.25)
+    simulation.run()
+    assert simulation.calls == 3 * STEPS
+    assert not simulation.ready.settled
+
+
+# -------------------------------------------------------------------------------------------------- failing
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_ends_the_trial_at_the_first_step(loss):
+    """No report of a first step is sent."""
+    simulation = Simulation(loss=loss)
+    with pytest.raises(TrainingFailed) as failed:
+        simulation.fit()
+    assert failed.value.outcome == Outcome.NONFINITE
+    assert failed.value.reason == f"the training loss became {loss} by step 1"
+    assert not failed.value.input_error
+    assert simulation.sent == []
+
+
+def test_a_loss_that_becomes_nan_while_measured_ends_the_trial():
+    """The slice in which it did is not reported."""
+    simulation = Simulation(
+        Measure(seconds=0.1), Measure(seconds=0.1), loss=lambda call: 0.5 if call < 360 else math.nan
+    )
+    with pytest.raises(TrainingFailed, match="the training loss became nan by step 405") as failed:
+        simulation.fit()
+    assert failed.value.outcome == Outcome.NONFINITE
+    assert len([message for message in simulation.sent if isinstance(message, SliceDone)]) == 1
+
+
+def test_an_empty_dataset_is_the_inputs_fault():
+    """The first epoch without any batch is answered with what dataset() must return."""
+    with pytest.raises(TrainingFailed) as failed:
+        Simulation(epochs_with_data=0).fit()
+    assert failed.value.outcome == Outcome.ERROR
+    assert failed.value.input_error
+    assert "the dataset yields no batch" in failed.value.reason
+    assert "at least one batch" in failed.value.hint
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 7])
+def test_a_dataset_that_runs_dry_is_the_inputs_fault(epochs):
+    """A later epoch without any batch says that the dataset does not start afresh."""
+    with pytest.raises(TrainingFailed) as failed:
+        Simulation(Measure(seconds=100.0), epochs_with_data=epochs).fit()
+    assert failed.value.outcome == Outcome.ERROR
+    assert failed.value.input_error
+    assert "the dataset was exhausted" in failed.value.reason
+    assert "starts afresh" in failed.value.hint
+
+
+# ----------------------------------------------------------------------------------------- several steps a call
+
+
+def test_several_steps_in_a_call_are_counted_as_steps():
+    """45 steps in calls of 8 are 45 steps, though the last call has only 5."""
+    (measured,) = Simulation(Measure(seconds=0.1), steps_per_call=8).run()
+    assert (measured.steps, measured.examples) == (45, 1437)
+    assert measured.seconds == EPOCH_SECONDS
+
+
+def test_times_of_calls_with_several_steps_are_given_per_step():
+    """Quantiles are per step; the report of a call's time is per call."""
+    simulation = Simulation(Measure(seconds=0.1), steps_per_call=8, examples=1536, boundary_seconds=0.0)
+    (measured,) = simulation.run()
+    assert measured.step_seconds.p50 == 1 / 64
+    assert simulation.ready.call_seconds == 8 / 64
+
+
+def test_an_epoch_of_one_call_is_timed_by_epochs():
+    """Where a call is the epoch there is no time of a call without a boundary, and none is made up."""
+    simulation = Simulation(Measure(seconds=0.1), steps_per_call=64, first_call_seconds=1 / 16)
+    (measured,) = simulation.run()
+    assert (measured.epochs, measured.examples, measured.seconds) == (1, 1437, EPOCH_SECONDS)
+    assert simulation.ready.epoch_overhead_seconds is None
+    assert simulation.ready.call_seconds == EPOCH_SECONDS
+    assert simulation.ready.compile_seconds == 0.0
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_long_epoch_of_one_call_is_timed_whole(known):
+    """By steps such an epoch would never show a call that counts: the trial would never be ready."""
+    simulation = Simulation(
+        Measure(seconds=0.1), steps_per_call=64, step_seconds=1 / 8, known=known, warmup_seconds=3.0
+    )
+    (measured,) = simulation.run()
+    assert simulation.ready.timed_by == "epochs"
+    assert (measured.epochs, measured.seconds) == (1, STEPS / 8 + 1 / 8)
+
+
+@pytest.mark.parametrize(("steps_per_call", "timed_by"), [(15, "epochs"), (12, "steps")])
+def test_a_long_epoch_is_timed_by_steps_from_four_calls_on(steps_per_call, timed_by):
+    """With three calls or fewer too much of an epoch would be its uncounted first call."""
+    simulation = Simulation(steps_per_call=steps_per_call, step_seconds=1 / 8, warmup_seconds=3.0)
+    simulation.run(overhead=0.0)
+    assert simulation.ready.timed_by == timed_by
+
+
+# ------------------------------------------------------------------------------------------------- by steps
+
+
+LONG = {"examples": 14_370, "batch_size": 32, "step_seconds": 1 / 32, "warmup_seconds": 3.0}
+"""450 steps and 14 seconds to an epoch; the last batch has 2 examples, which is 30 fewer than the others."""
+
+
+def test_an_epoch_that_will_take_long_is_left_as_soon_as_that_is_clear():
+    """Half a second of steps suffices where the number of examples is known."""
+    simulation = Simulation(**LONG)
+    with pytest.raises(LongEpoch):
+        simulation.fit()
+    assert 0.5 <= simulation.calls / 32 < 1.0
+
+
+def test_the_first_calls_compilation_makes_no_epoch_long():
+    """Only the calls after it tell how long an epoch will be."""
+    simulation = Simulation(first_call_seconds=30.0, warmup_seconds=3.0)
+    simulation.run()
+    assert simulation.ready.timed_by == "epochs"
+
+
+def test_an_endless_epoch_is_left_when_the_warm_up_is_over():
+    """Without a number of examples there is nothing to extrapolate."""
+    simulation = Simulation(**{**LONG, "examples": None})
+    with pytest.raises(LongEpoch):
+        simulation.fit()
+    assert 3.0 < simulation.calls / 32 < 3.5
+
+
+def test_an_epoch_somewhat_too_long_is_left_at_its_end():
+    """Longer than slices may be, but not so long that it showed in the first one."""
+    simulation = Simulation(step_seconds=1 / 16, warmup_seconds=3.0)  # 2.9 seconds
+    with pytest.raises(LongEpoch):
+        simulation.fit()
+    assert simulation.calls == 2 * STEPS
+
+
+def test_once_it_is_warm_no_epoch_is_too_long():
+    """A machine that slows down while measured does not change the way of timing."""
+    simulation = Simulation(
+        Measure(seconds=0.1), step_seconds=lambda call: (1 if call < 7 * STEPS else 40) / 64
+    )
+    slices = simulation.run()
+    assert [measured.seconds for measured in slices] == [STEPS * 40 / 64 + 1 / 8]
+
+
+def test_a_slice_of_steps_has_no_boundary_in_it():
+    """The stretch from an epoch's last call to the end of the next one's first is not counted."""
+    simulation = Simulation(*[Measure(seconds=20.0)] * 2, **LONG, boundary_seconds=4.0)
+    first, second = simulation.run(overhead=4.0)
+    for measured in (first, second):
+        assert measured.epochs == 0
+        assert measured.seconds == measured.steps / 32
+        assert measured.step_seconds.max == 1 / 32
+
+
+def test_a_slice_of_steps_ends_as_soon_as_it_is_long_enough():
+    """Nor does the freeze before or between count."""
+    simulation = Simulation(*[Measure(seconds=0.5)] * 4, **LONG)
+    slices = simulation.run(overhead=0.125)
+    assert [(each.seconds, each.steps, each.examples) for each in slices] == [(0.5, 16, 16 * 32)] * 4
+
+
+def test_what_a_training_timed_by_steps_reports():
+    """The boundary's cost is what it was told; there is no time of an epoch."""
+    simulation = Simulation(**LONG, first_call_seconds=5.0, boundary_seconds=0.0)
+    simulation.run(overhead=0.375)
+    ready = simulation.ready
+    assert (ready.timed_by, ready.settled) == ("steps", True)
+    assert (ready.epoch_overhead_seconds, ready.epoch_seconds) == (0.375, None)
+    assert ready.call_seconds == 1 / 32
+    assert ready.compile_seconds == 5.0
+
+
+def test_warm_up_by_steps_ends_at_its_cap_too():
+    """Steps that keep getting faster are measured all the same, and the record says so."""
+    simulation = Simulation(Measure(seconds=0.1), **{**LONG, "step_seconds": lambda call: 0.98**call / 8})
+    assert len(simulation.run(overhead=0.0)) == 1
+    assert not simulation.ready.settled
+
+
+def test_the_smaller_last_batch_is_counted_as_it_is_by_steps_too():
+    """Over whole epochs exactly the examples of the counted steps are counted."""
+    (measured,) = Simulation(Measure(seconds=30.0), **LONG).run(overhead=0.125)
+    assert (measured.seconds, measured.steps) == (30.0, 960)  # 449 of each of two epochs, and 62
+    assert measured.examples == 960 * 32 - 2 * 30
+
+
+@pytest.mark.parametrize("counted", [{"counts_the_end": True}, {"counts_iterations": False}])
+def test_steps_between_boundaries_are_those_of_the_calls(counted):
+    """One iteration too many at each epoch's end, or none at all, changes nothing by steps either."""
+    (measured,) = Simulation(Measure(seconds=30.0), **LONG, **counted).run(overhead=0.125)
+    assert (measured.seconds, measured.steps) == (30.0, 960)
+
+
+def test_a_slice_that_ends_with_the_epoch_knows_its_last_batch_is_smaller():
+    """The slice's last call may be the epoch's: of four steps the first is not counted, the last is smaller."""
+    simulation = Simulation(
+        *[Measure(seconds=0.1)] * 9, examples=125, step_seconds=1.0, warmup_seconds=3.0, boundary_seconds=0.0
+    )
+    slices = simulation.run(overhead=0.0)
+    assert [each.examples for each in slices] == [32, 32, 29] * 3
+
+
+def test_compiling_for_the_smaller_last_batch_is_in_no_slice():
+    """When a long epoch's end is met for the first time while measured, its stretch is not counted."""
+    simulation = Simulation(Measure(seconds=30.0), **LONG, smaller_batch_seconds=9.0)
+    (measured,) = simulation.run(overhead=0.125)
+    assert (measured.seconds, measured.steps) == (30.0, 960)
+    assert measured.step_seconds.max == 1 / 32
+
+
+def test_a_dataset_that_runs_dry_is_noticed_by_steps_too():
+    """The second epoch of the second `fit` gets nothing."""
+    simulation = Simulation(Measure(seconds=100.0), **LONG, epochs_with_data=1)
+    with pytest.raises(LongEpoch):
+        simulation.fit()
+    simulation.clock.time_by_steps(0.0)
+    with pytest.raises(TrainingFailed, match="the dataset was exhausted"):
+        simulation.fit()
+
+
+def test_a_device_that_lags_behind_is_waited_for_within_a_slice_of_steps():
+    """The wait is part of the slice, and starts the next one afresh."""
+    simulation = Simulation(*[Measure(seconds=0.5)] * 2, **LONG, synchronise_seconds=0.25)
+    slices = simulation.run(overhead=0.0)
+    assert [each.seconds for each in slices] == [0.75, 0.75]
+
+
+# ---------------------------------------------------------------------------------------------- arithmetic
+
+
+def training(**changes):
+    """What the clock is told of a training."""
+    told = {"steps_per_call": 1, "batch_size": 32, "examples": 1437, "drop_remainder": False}
+    return Training(**{**told, **changes}, iterations=None, synchronise=lambda: None)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    examples=st.integers(1, 5000),
+    batch_size=st.integers(1, 600),
+    drop_remainder=st.booleans(),
+    steps_per_call=st.integers(1, 64),
+)
+def test_an_epochs_steps_and_examples_are_those_of_its_batches(
+    examples, batch_size, drop_remainder, steps_per_call
+):
+    """Counted out batch by batch, an epoch has as many steps, examples and calls as the clock reckons."""
+    batches = [min(batch_size, examples - begin) for begin in range(0, examples, batch_size)]
+    if drop_remainder and batches[-1] < batch_size:
+        batches.pop()
+    told = training(
+        examples=examples, batch_size=batch_size, drop_remainder=drop_remainder, steps_per_call=steps_per_call
+    )
+    assert told.steps_per_epoch == len(batches)
+    assert told.examples_in_epoch(len(batches)) == sum(batches)
+    if batches:
+        assert told.examples_missing_from_last_step == batch_size - batches[-1]
+        calls = math.ceil(len(batches) / steps_per_call)
+        assert told.ends_epoch(calls)
+        assert not told.ends_epoch(calls - 1)
+
+
+def test_an_unknown_number_of_examples_gives_no_length_of_an_epoch():
+    """Every batch counts as full, and no call is known to be the last."""
+    told = training(examples=None)
+    assert told.steps_per_epoch is None
+    assert told.examples_missing_from_last_step == 0
+    assert told.examples_in_epoch(45) == 45 * 32
+    assert not told.ends_epoch(10**9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    examples=st.integers(33, 3000),
+    steps_per_call=st.sampled_from([1, 3, 16]),
+    target=st.floats(0.01, 5.0),
+    boundary=st.floats(0.0, 0.5),
+    drop_remainder=st.booleans(),
+)
+def test_short_epochs_are_never_cut(examples, steps_per_call, target, boundary, drop_remainder):
+    """Whatever the workload, slices hold whole epochs, and the fewest that last as long as asked."""
+    simulation = Simulation(
+        Measure(seconds=target),
+        Measure(seconds=target),
+        examples=examples,
+        steps_per_call=steps_per_call,
+        boundary_seconds=boundary,
+        drop_remainder=drop_remainder,
+        step_seconds=1 / 128,
+    )
+    epoch = simulation.steps_in_epoch / 128 + boundary
+    in_epoch = examples // 32 * 32 if drop_remainder else examples
+    for measured in simulation.run():
+        assert measured.seconds == pytest.approx(measured.epochs * epoch)
+        assert measured.examples == measured.epochs * in_epoch
+        assert measured.seconds >= target
+        assert (measured.epochs - 1) * epoch < target + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [("p50", 50), ("p90", 90), ("p99", 99), ("max", 100)],
+)
+def test_quantiles_are_nearest_ranks(share, expected):
+    """Of 1 to 100 seconds, in any order, the n-th percent is n seconds."""
+    assert getattr(step_quantiles(list(range(100, 0, -1)), 1), share) == expected
+
+
+def test_quantiles_of_one_call_are_that_call():
+    """With several steps in it, shared out among them."""
+    assert step_quantiles([8.0], 4).model_dump() == {"p50": 2.0, "p90": 2.0, "p99": 2.0, "max": 2.0}
+
+
+def test_quantiles_of_no_call_are_zero():
+    """A slice may hold epochs of which no call was timed."""
+    assert step_quantiles([], 4).max == 0.0
