@@ -19,6 +19,7 @@ app = App(
     help_epilogue="With --debug, an internal error shows its traceback.",
     version_flags=["--version"],
     result_action="return_value",
+    suppress_keyboard_interrupt=False,
     help_format="plaintext",
 )
 

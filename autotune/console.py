@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console as RichConsole
-from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -181,7 +180,7 @@ class Progress:
     def _line(self, text: Text) -> None:
         self._console.print(text, soft_wrap=True)
 
-    def _status(self) -> Group:
+    def _status(self) -> Table:
         spent = self._clock() - self._began
         best = "none yet"
         if self._best is not None and self._best.speedup is not None:
@@ -194,8 +193,9 @@ class Progress:
         grid.add_row("failed", Text(failures or "none"))
         left = self._budget - spent
         grid.add_row("left", Text(f"{duration(left)} of {duration(self._budget)}"))
-        bar = ProgressBar(total=max(self._budget, 1.0), completed=min(spent, self._budget))
-        return Group(bar, grid)
+        bar = ProgressBar(total=max(self._budget, 1.0), completed=min(spent, self._budget), width=40)
+        grid.add_row("", bar)
+        return grid
 
 
 def trial_line(record: TrialRecord, changes: str, *, stamp: str) -> Text:

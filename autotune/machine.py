@@ -40,7 +40,7 @@ _LONGEST_INTEGER = 20
 
 
 class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Gpu(_Data):

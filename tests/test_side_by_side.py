@@ -241,6 +241,34 @@ def test_what_does_not_fit_alone_is_out_of_memory(tmp_path):
     assert (next_one.outcome, next_one.pairing) == (Outcome.OK, Pairing.ALTERNATING)
 
 
+def test_a_candidate_that_just_fits_alone_does_not_cost_the_baseline(tmp_path):
+    """After an OOM the baseline is started again before the next candidate, which may leave no room for it."""
+    trials = simulated_trials(fits_together=lambda alive: sum(each.batch_size for each in alive) <= 128)
+    run, beside = started(tmp_path, trials)
+    assert measure(run, beside, BASELINE.replace(batch_size=256))[1].outcome is Outcome.OOM
+    _, record = measure(run, beside, BASELINE.replace(batch_size=128))
+    assert (record.outcome, record.pairing) == (Outcome.OK, Pairing.BRACKETED)
+
+
+def test_a_baseline_that_dies_beside_a_hungry_candidate_is_not_given_up(tmp_path):
+    """Where it cannot be started again beside the candidate, the candidate is bracketed; the run goes on."""
+    trials = simulated_trials(TWICE, fits_together=lambda alive: len(alive) == 1 or alive[0] != FAST)
+    run, beside = started(tmp_path, trials)
+    baseline = beside.baseline.live
+    launch = trials.launch
+
+    def launch_and_lose_the_baseline(configuration, **arguments):
+        if configuration == FAST and baseline.alive:
+            trials.orphaned.add(baseline)
+            baseline.kill()
+        return launch(configuration, **arguments)
+
+    trials.launch = launch_and_lose_the_baseline
+    _, record = measure(run, beside)
+    assert (record.outcome, record.pairing) == (Outcome.OK, Pairing.BRACKETED)
+    assert record.speedup.value == pytest.approx(2.0)
+
+
 def test_a_bracketed_trial_is_measured_again_by_bracketing(tmp_path):
     """More slices for it do not end in the same OOM once more: it stays as good as it was."""
     trials = simulated_trials(TWICE, noise=0.05, fits_together=only_one_fits)

@@ -65,8 +65,9 @@ def instance_interval(
     """Mean over instances, with an interval that allows for differences between instances.
 
     The standard error is the larger of two: the spread between the instances' means, and what the spread
-    of the slices within them predicts. Its degrees of freedom are those of the instances, so a claim
-    that rests on few processes has a wide interval however many slices each gave.
+    of the slices within them predicts; each with its own degrees of freedom. Where instances differ, a
+    claim that rests on few of them has a wide interval, however many slices each gave. (Always taking the
+    degrees of freedom of the instances covers 99% and more, and needs twice the time for the same width.)
 
     Args:
         instances: For each instance (a fresh pair of processes) the log-ratios of its pairs.
@@ -78,10 +79,14 @@ def instance_interval(
     count = len(means)
     if count < 2:
         return LogInterval(value=mean, low=-math.inf, high=math.inf, count=count)
-    between = statistics.variance(means) / count
-    within = sum(statistics.variance(each) / len(each) for each in instances if len(each) > 1) / count**2
     level = 1 - (1 - confidence) / comparisons
-    margin = t_quantile(level, count - 1) * math.sqrt(max(between, within))
+    between = statistics.variance(means) / count
+    spread = [each for each in instances if len(each) > 1]
+    within = sum(statistics.variance(each) / len(each) for each in spread) / count**2
+    if between >= within:
+        margin = t_quantile(level, count - 1) * math.sqrt(between)
+    else:
+        margin = t_quantile(level, sum(len(each) - 1 for each in spread)) * math.sqrt(within)
     return LogInterval(value=mean, low=mean - margin, high=mean + margin, count=count)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from autotune.errors import ConfigurationError, MachineMismatchError, RecipeError
 from autotune.files import write_atomically
@@ -31,8 +31,32 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
 LARGEST_FILE_BYTES = 4 << 20
+LONGEST_MESSAGE = 300
 
 NonNegative = Annotated[FiniteFloat, Field(ge=0)]
+
+
+def _checked_knobs(values: dict[str, KnobValue]) -> dict[str, KnobValue]:
+    try:
+        configuration = Configuration(values)
+    except ConfigurationError as error:
+        raise ValueError(f"{error.message.removeprefix('configuration: ')} ({error.hint})") from error
+    if "batch_size" not in configuration:
+        raise ValueError("has no batch_size")
+    return dict(configuration)
+
+
+Knobs = Annotated[dict[str, Value], AfterValidator(_checked_knobs)]
+"""A configuration in a file: knobs that exist, with values they can take, the batch size among them."""
+
+
+_DAMAGED = "The file is damaged, or was not written by `autotune tune`."
+
+
+def _one_line(what: object) -> str:
+    """What a damaged file says of itself, fit for a message: one line, not too long, nothing a terminal obeys."""
+    text = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in str(what))
+    return text if len(text) <= LONGEST_MESSAGE else text[: LONGEST_MESSAGE - 1] + "…"
 
 
 class MachineMismatchWarning(UserWarning):
@@ -40,7 +64,7 @@ class MachineMismatchWarning(UserWarning):
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Estimate(_Part):
@@ -103,7 +127,7 @@ class Confirmation(_Part):
 class BestCandidate(_Part):
     """The fastest configuration that was confirmed, where it was not recommended; and why not."""
 
-    configuration: dict[str, Value]
+    configuration: Knobs
     speedup: Estimate | None
     reason: str
 
@@ -211,24 +235,13 @@ class Recipe(_Part):
     """
 
     schema_version: Literal[1] = 1
-    configuration: dict[str, Value]
-    baseline: dict[str, Value]
+    configuration: Knobs
+    baseline: Knobs
     evidence: Evidence
     learning_rate: LearningRate | None
     machine: Machine
     workload: RecipeWorkload
     created_by: CreatedBy
-
-    @field_validator("configuration", "baseline")
-    @classmethod
-    def _knobs_exist(cls, values: dict[str, KnobValue]) -> dict[str, KnobValue]:
-        try:
-            configuration = Configuration(values)
-        except ConfigurationError as error:
-            raise ValueError(f"{error.message} ({error.hint})") from error
-        if "batch_size" not in configuration:
-            raise ValueError("has no batch_size")
-        return dict(configuration)
 
     # -------------------------------------------------------------------------------------------- the file
 
@@ -241,14 +254,19 @@ class Recipe(_Part):
         """
         file = Path(path)
         try:
-            if file.stat().st_size > LARGEST_FILE_BYTES:
-                raise RecipeError(f"{file}: larger than {LARGEST_FILE_BYTES} bytes, so not a recipe")
-            text = file.read_bytes()
-        except OSError as error:
+            with file.open("rb") as stream:
+                text = stream.read(LARGEST_FILE_BYTES + 1)
+        except (OSError, ValueError) as error:  # ValueError: a null character in the path
+            reason = error.strerror if isinstance(error, OSError) else str(error)
             raise RecipeError(
-                f"cannot read the recipe {file}: {error.strerror}",
+                f"cannot read the recipe {_one_line(file)}: {reason}",
                 hint="Give the path of a recipe.json, as printed by `autotune tune`.",
             ) from error
+        if len(text) > LARGEST_FILE_BYTES:
+            raise RecipeError(
+                f"{file}: larger than {LARGEST_FILE_BYTES} bytes, so not a recipe",
+                hint="Give the path of a recipe.json, as printed by `autotune tune`.",
+            )
         return cls.parse(text, source=str(file))
 
     @classmethod
@@ -266,12 +284,17 @@ class Recipe(_Part):
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise RecipeError(
-                f"{source}: not JSON: {error}", hint="The file is damaged: take a fresh copy of it."
+                f"{source}: not JSON: {_one_line(error)}", hint="The file is damaged: take a fresh copy of it."
             ) from error
-        version = document.get("schema_version") if isinstance(document, dict) else None
-        if type(version) is int and version > SCHEMA_VERSION:
+        version = document.get("schema_version") if isinstance(document, dict) else SCHEMA_VERSION
+        if type(version) is not int or version < SCHEMA_VERSION:
             raise RecipeError(
-                f"{source}: a recipe of schema_version {version}, this autotune reads up to {SCHEMA_VERSION}",
+                f"{source}: not a recipe: schema_version is missing, or no version there was", hint=_DAMAGED
+            )
+        if version > SCHEMA_VERSION:
+            raise RecipeError(
+                f"{source}: a recipe of schema_version {_one_line(version)}, "
+                f"this autotune reads up to {SCHEMA_VERSION}",
                 hint="Upgrade autotune: pip install --upgrade autotune.",
             )
         try:
@@ -279,10 +302,8 @@ class Recipe(_Part):
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"]) or "the file"
-            raise RecipeError(
-                f"{source}: not a recipe: {where}: {first['msg']}",
-                hint="The file is damaged, or was not written by `autotune tune`.",
-            ) from error
+            what = _one_line(f"{where}: {first['msg'].removeprefix('Value error, ')}")
+            raise RecipeError(f"{source}: not a recipe: {what}", hint=_DAMAGED) from error
 
     def to_json(self) -> str:
         """The recipe as it is written to a file."""

@@ -116,20 +116,34 @@ class SideBySide:
             self.baseline.live.kill()
             self.baseline.live = None
 
-    def _baseline_slice(self, length: float) -> Slice:
-        """A slice of the baseline, restarted once if it died."""
-        trial, timeout = self.baseline, length * 20 + PATIENCE_SECONDS
-        try:
-            if trial.live is not None:
-                return trial.live.measure(length, timeout)
-        except TrialFailed:
-            self._stop_baseline()
-        try:
-            self._launch(trial, timeout + 2 * PATIENCE_SECONDS)
-            return _live(trial).measure(length, timeout)
-        except TrialFailed as failure:
-            self._stop_baseline()
-            raise self._baseline_error(failure) from failure
+    def _baseline_slice(self, length: float, *, beside: bool = False) -> Slice:
+        """A slice of the baseline, restarted once if it died; for `beside` see `_live_baseline`."""
+        for last_try in (False, True):
+            live = self._live_baseline(beside=beside)
+            try:
+                return live.measure(length, length * 20 + PATIENCE_SECONDS)
+            except TrialFailed as failure:
+                self._stop_baseline()
+                if last_try:
+                    raise self._baseline_error(failure) from failure
+        raise AssertionError("unreachable")
+
+    def _live_baseline(self, *, beside: bool) -> LiveTrial:
+        """The baseline's process, started again where it is gone.
+
+        Args:
+            beside: Whether a candidate is alive. Where the baseline finds no memory beside it, that is the
+                candidate's failure: alone, the baseline has run before.
+        """
+        if self.baseline.live is None:
+            try:
+                self._launch(self.baseline, 3 * PATIENCE_SECONDS)
+            except TrialFailed as failure:
+                self._stop_baseline()
+                if beside and failure.outcome is Outcome.OOM:
+                    raise
+                raise self._baseline_error(failure) from failure
+        return _live(self.baseline)
 
     def _launch(self, trial: Trial, timeout: float) -> WarmUp:
         run = self._run
@@ -195,6 +209,7 @@ class SideBySide:
 
     def _alternate(self, trial: Trial, plan: Plan, began: float, incumbent_low: float | None) -> None:
         run = self._run
+        self._live_baseline(beside=False)
         warm = self._launch(trial, plan.trial_timeout)
         reference = self.baseline.warm
         assert reference is not None
@@ -205,12 +220,12 @@ class SideBySide:
             if run.interrupted():
                 raise Interrupted
             baseline_first = run.rng.random() < 0.5
-            first = self._baseline_slice(length) if baseline_first else None
+            first = self._baseline_slice(length, beside=True) if baseline_first else None
             left = plan.trial_timeout - (run.clock() - began)
             own = _live(trial).measure(length, max(left, length + 1.0))
             trial.add_pair(
                 baseline_first=baseline_first,
-                baseline=first or self._baseline_slice(length),
+                baseline=first or self._baseline_slice(length, beside=True),
                 candidate=own,
                 reference=self.baseline.warm or reference,
             )

@@ -1,7 +1,9 @@
 """No process of the tuner's outlives the tuner: death signals, adopted orphans, out-of-memory priority.
 
-Linux only: prctl(2). A SIGKILLed tuner takes its template with it, the template its trials, frozen ones
-too; children that a trial left in sessions of their own are adopted by the template, which kills them.
+Linux only: prctl(2). While a template imports, the kernel kills it together with the tuner. Once it serves,
+it notices the end of its pipe instead, so that it can kill its trials, frozen ones too, and the children
+that they left in sessions of their own, which it has adopted. Should it be killed itself, the kernel
+kills its trials.
 """
 
 from __future__ import annotations
@@ -30,6 +32,11 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def outlive_parent() -> None:
+    """Undo `die_with_parent`: from now on this process notices by itself, and has time to clean up."""
+    _prctl(_PR_SET_PDEATHSIG, 0)
+
+
 def adopt_orphans() -> None:
     """Become the parent of whatever descendants lose theirs."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -42,9 +49,13 @@ def be_the_first_to_go() -> None:
 
 
 def kill_orphans(alive: frozenset[int]) -> None:
-    """Kill this process's children that are not in `alive`, and all their descendants."""
-    for child in psutil.Process().children():
-        if child.pid not in alive:
+    """Kill this process's children that are not in `alive`, and all their descendants.
+
+    Again until there are none: the children of what was killed are adopted in turn.
+    """
+    me = psutil.Process()
+    while orphans := [child for child in me.children() if child.pid not in alive]:
+        for child in orphans:
             for each in (*_descendants(child), child):
                 with contextlib.suppress(psutil.Error):
                     each.kill()

@@ -301,7 +301,8 @@ class StepClock:
             )
 
     def _refuse_exhausted(self) -> None:
-        if self._first_call_at is None:
+        counted = self._training.steps_per_epoch  # more than 0: counting has seen batches
+        if self._first_call_at is None and not counted:
             raise TrainingFailed(
                 Outcome.ERROR,
                 "the dataset yields no batch: it is empty, or smaller than one batch with drop_remainder",
@@ -310,7 +311,7 @@ class StepClock:
             )
         raise TrainingFailed(
             Outcome.ERROR,
-            "the dataset was exhausted by its first pass: the second epoch got nothing",
+            "the dataset was exhausted by its first pass: the second got nothing",
             hint="dataset() must return a Dataset that starts afresh each epoch; a Python generator that is "
             "consumed once does not (from_generator takes a function that returns a new one).",
             input_error=True,

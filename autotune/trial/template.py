@@ -57,10 +57,13 @@ def main(arguments: list[str]) -> int:
         return 1
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and so copying, every page in each fork
+    lifeline.outlive_parent()  # killed with the tuner, it could not kill what trials leave in other sessions
     control.send(messages.TemplateReady(workload=facts, started=started, seconds=time.monotonic() - began))
-    with contextlib.suppress(messages.ChannelClosed):
-        _Server(control, workload, reference).serve()
-    lifeline.kill_orphans(frozenset())
+    try:
+        with contextlib.suppress(messages.ChannelClosed):
+            _Server(control, workload, reference).serve()
+    finally:
+        lifeline.kill_orphans(frozenset())
     return 0
 
 

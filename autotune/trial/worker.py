@@ -83,16 +83,22 @@ def _report(
 
 
 def _report_exception(channel: TrialChannel, error: BaseException) -> int:
-    import tensorflow as tf
-
     text = str(error)
     first_line = text.strip().splitlines()[0] if text.strip() else "no message"
     reason = f"{type(error).__name__}: {first_line}"
-    exhausted = isinstance(error, tf.errors.ResourceExhaustedError) or (
-        isinstance(error, tf.errors.OpError) and "RESOURCE_EXHAUSTED" in text
-    )
-    outcome = Outcome.OOM if exhausted or "out of memory" in text.lower() else Outcome.ERROR
+    outcome = Outcome.OOM if _is_out_of_memory(error) else Outcome.ERROR
     return _report(channel, outcome, reason, "", users_traceback(error), False)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    import tensorflow as tf
+
+    text = str(error)
+    return (
+        isinstance(error, (MemoryError, tf.errors.ResourceExhaustedError))
+        or (isinstance(error, tf.errors.OpError) and "RESOURCE_EXHAUSTED" in text)
+        or "out of memory" in text.lower()
+    )
 
 
 def _train(
@@ -183,12 +189,12 @@ def _datasets(
 
 
 def _call_user(part: str, function: Callable[[], Any]) -> Any:
-    """Call one of the workload's functions; an exception in it is the user's to mend."""
+    """Call one of the workload's functions; an exception in it is the user's to mend, want of memory is not."""
     try:
         return function()
-    except MemoryError:
-        raise
     except Exception as error:
+        if _is_out_of_memory(error):
+            raise
         raise WorkloadError(
             f"the workload's {part}() raised {type(error).__name__}: {error}", detail=users_traceback(error)
         ) from error

@@ -71,6 +71,8 @@ class Case:
     def printed(self) -> dict[str, Any]:
         """What the workload printed to the log as JSON objects, one into another."""
         said: dict[str, Any] = {}
+        if not self.log.exists():
+            return said
         for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("{"):
                 said |= json.loads(line)

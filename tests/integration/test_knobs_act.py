@@ -5,6 +5,7 @@ import os
 import pytest
 from real_trials import PATIENCE_SECONDS, WORKLOADS, configuration
 
+from autotune.trial.live import Data
 from autotune.trial.record import Outcome
 
 pytestmark = pytest.mark.slow
@@ -64,7 +65,8 @@ def test_the_batch_size_acts(launch, batch_size, steps):
 )
 def test_parallel_calls_run_on_the_private_pool(launch, calls, threads, at_once):
     """As many calls of the user's map run at once as `num_parallel_calls` and `data_threads` both allow."""
-    trial = launch("crowded", num_parallel_calls=calls, data_threads=threads)
+    known = Data(examples=32, endless=False)  # counting runs the dataset without the knobs
+    trial = launch("crowded", data=known, num_parallel_calls=calls, data_threads=threads)
     trial.warm_up()
     assert trial.printed()["calls_at_once"] == at_once
 

@@ -163,7 +163,7 @@ def crowded(config):
             if inside > most:
                 most = inside
                 say(calls_at_once=most)
-        threading.Event().wait(0.02)
+        threading.Event().wait(0.01)
         with turn:
             inside -= 1
         return x
@@ -171,7 +171,7 @@ def crowded(config):
     def through_python(x, y):
         return tf.ensure_shape(tf.numpy_function(wait, [x], tf.float32), (4,)), y
 
-    return pairs().map(through_python, num_parallel_calls=config.num_parallel_calls)
+    return pairs(32).map(through_python, num_parallel_calls=config.num_parallel_calls)
 
 
 class TellingDense(keras.layers.Layer):
@@ -327,14 +327,20 @@ def hangs() -> keras.Model:
     threading.Event().wait()
 
 
+def with_child() -> keras.Model:
+    """Starts a process, as data loaders do."""
+    subprocess.Popen(["sleep", "1000"])
+    return dense()
+
+
 def out_of_host_memory() -> keras.Model:
     """Asks Python for too much."""
     raise MemoryError("no 8 GiB left")
 
 
 def out_of_tensor_memory() -> keras.Model:
-    """Asks TensorFlow's allocator for too much."""
-    tf.zeros((1 << 45,)) + 1.0
+    """What TensorFlow's allocator says, ten seconds of retries later, when asked for too much."""
+    raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor with shape[35184372088832]")
 
 
 def becomes_nan() -> dict:
@@ -389,6 +395,7 @@ CASES = {
     "segfaults": {"model": segfaults},
     "kills_itself": {"model": kills_itself},
     "hangs": {"model": hangs},
+    "with_child": {"model": with_child},
     "out_of_host_memory": {"model": out_of_host_memory},
     "out_of_tensor_memory": {"model": out_of_tensor_memory},
     "becomes_nan": {"compile": becomes_nan},

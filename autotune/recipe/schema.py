@@ -1,0 +1,32 @@
+"""The JSON Schema of the recipe, for those who read recipes without autotune.
+
+`python -m autotune.recipe.schema` writes it to `recipe.schema.json`, which ships in the package: to be done after
+each change of the models.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from autotune.files import write_atomically
+from autotune.recipe.recipe import SCHEMA_FILE, SCHEMA_VERSION, Recipe
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+IDENTITY = f"autotune-recipe-{SCHEMA_VERSION}"
+
+
+def recipe_schema() -> dict[str, Any]:
+    """The schema as the models have it now. A file must name its version, which the models fill in."""
+    schema = Recipe.model_json_schema()
+    required = ["schema_version", *schema["required"]]
+    return {"$schema": DIALECT, "$id": IDENTITY, **schema, "title": IDENTITY, "required": required}
+
+
+def schema_text() -> str:
+    """What `recipe.schema.json` holds."""
+    return json.dumps(recipe_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    write_atomically(SCHEMA_FILE, schema_text())

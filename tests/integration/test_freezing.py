@@ -1,0 +1,93 @@
+"""Between its slices a trial is frozen whole: no thread runs, no processor time passes, no buffer fills."""
+
+import os
+import signal
+
+import psutil
+import pytest
+from real_trials import until
+
+from autotune.trial.process import is_stopped
+
+pytestmark = pytest.mark.slow
+
+
+def processor_time(pid):
+    """Clock ticks that all threads of a process have used so far."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def elements(trial):
+    """How many elements the slow generator has yielded."""
+    return (trial.log.parent / "elements").stat().st_size
+
+
+def test_a_frozen_trial_stands_still_while_another_is_measured(launch):
+    """Every thread of it is stopped, and it takes no processor time, for the whole of the other's slice."""
+    frozen, other = launch("endless", prefetch=4), launch("endless")
+    frozen.warm_up()
+    other.warm_up()
+    assert len(os.listdir(f"/proc/{frozen.trial.pid}/task")) > 4
+    assert is_stopped(frozen.trial.pid)
+    before = processor_time(frozen.trial.pid)
+    turn = processor_time(other.trial.pid)
+    other.measure(0.5)
+    assert is_stopped(frozen.trial.pid)
+    assert processor_time(frozen.trial.pid) == before
+    assert processor_time(other.trial.pid) > turn
+
+
+def test_no_buffer_fills_while_a_trial_is_frozen(launch):
+    """A pipeline slower than its training leaves the prefetch buffer empty; it stays so during the freeze.
+
+    Let go on without a command, the trial waits inside its callback, and the buffer fills: this is what a
+    trial that is only blocked does between slices.
+    """
+    frozen, other = launch("slow_generator", 1, prefetch=512), launch("endless")
+    frozen.warm_up()
+    other.warm_up()
+    frozen.measure(0.2)
+    before = elements(frozen)
+    other.measure(0.5)
+    assert elements(frozen) == before
+    frozen.trial.thaw()
+    until(lambda: elements(frozen) > before + 20, "the buffer to fill once the trial goes on")
+
+
+def test_a_frozen_trial_goes_on_where_it_was(launch):
+    """Slice after slice, the optimizer's steps go on, and the process is frozen again after each."""
+    trial = launch("pairs")
+    trial.warm_up()
+    for _ in range(3):
+        part = trial.measure()
+        assert part.steps == part.epochs * 7
+        assert is_stopped(trial.trial.pid)
+
+
+def test_children_of_the_trial_are_frozen_with_it(launch):
+    """A process that the workload started in the trial's group stands still too."""
+    trial = launch("with_child")
+    trial.warm_up()
+    (child,) = psutil.Process(trial.trial.pid).children()
+    until(lambda: child.status() == psutil.STATUS_STOPPED, "the child to be stopped")
+    assert os.getpgid(child.pid) == trial.trial.pid
+
+
+def test_a_frozen_trial_can_be_killed(launch):
+    """SIGKILL reaches a stopped process: nothing is left."""
+    trial = launch("pairs")
+    trial.warm_up()
+    trial.trial.kill()
+    assert not os.path.exists(f"/proc/{trial.trial.pid}")
+
+
+def test_a_stop_from_outside_is_told_from_a_hang(launch):
+    """A slice that was stopped and let go on by somebody else still arrives, and the trial is frozen after it."""
+    trial = launch("endless")
+    trial.warm_up()
+    os.kill(trial.trial.pid, signal.SIGCONT)  # it waits for a command now, running
+    until(lambda: not is_stopped(trial.trial.pid), "the trial to run")
+    trial.measure()
+    assert is_stopped(trial.trial.pid)

@@ -1,0 +1,195 @@
+"""The command line, without TensorFlow: answers, exit codes, what they say."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
+
+from autotune import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLE = ROOT / "examples" / "digits_mlp.py"
+
+
+def run(capsys, *arguments):
+    """Exit code, standard output and standard error of one command."""
+    code = cli.main([str(each) for each in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The directory of a run that found something faster."""
+    path = tmp_path_factory.mktemp("runs") / "one"
+    with on_disk(path) as directory:
+        tune_simulated(simulated_trials(faster_by(batch_size=2.0), noise=0.02), directory, budget=120.0)
+    return path
+
+
+WRONG = {
+    "no command of that name": (["frob"], "frob"),
+    "a missing workload": (["tune"], "WORKLOAD"),
+    "a missing file": (["tune", "nowhere.py"], "nowhere.py: no such file"),
+    "a missing name": (["tune", f"{EXAMPLE}:worklaod"], "Did you mean 'workload'?"),
+    "a bad duration": (["tune", EXAMPLE, "--budget", "soon"], "'soon' is not a duration"),
+    "a bad time limit": (["tune", EXAMPLE, "--trial-timeout", "x"], "'x' is not a duration"),
+    "an unknown option": (["tune", EXAMPLE, "--bugdet", "3m"], "--bugdet"),
+    "no trials at all": (["tune", EXAMPLE, "--trials", "0"], "trials is 0"),
+    "an unknown search space": (["tune", EXAMPLE, "--space", "qick"], "Did you mean 'quick'?"),
+    "a missing recipe": (["show", "nowhere.json"], "cannot read the recipe nowhere.json"),
+    "a directory that is no run": (["show", ROOT / "docs"], "is not a run directory"),
+    "a history of nothing": (["history", ROOT / "docs"], "docs"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG, ids=lambda each: each.replace(" ", "-"))
+def test_wrong_input_is_answered_by_one_clear_message_and_exit_code_2(case, capsys, tmp_path, monkeypatch):
+    """Wrong input: exit code 2, the fault named on standard error, no traceback, nothing written."""
+    monkeypatch.chdir(tmp_path)
+    arguments, expected = WRONG[case]
+    code, out, err = run(capsys, *arguments)
+    assert code == 2
+    assert expected in err
+    assert "Traceback" not in err
+    assert out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_recipe_is_refused_on_one_line(capsys, tmp_path):
+    """`show` of a damaged recipe names the file and what is wrong."""
+    file = tmp_path / "recipe.json"
+    file.write_text('{"schema_version": 1, "configuration": {')
+    code, _, err = run(capsys, "show", file)
+    assert code == 2
+    assert str(file) in err.splitlines()[0]
+
+
+def test_the_command_never_imports_tensorflow(tmp_path):
+    """Help, errors and tables come from a process that has not loaded TensorFlow, Keras or pandas."""
+    script = (
+        "import sys; from autotune.cli import main\n"
+        "for arguments in (['--help'], ['knobs'], ['space', 'quick'], ['tune', 'nowhere.py'],"
+        " ['show', 'nowhere.json']):\n"
+        "    main(arguments)\n"
+        "loaded = {'tensorflow', 'keras', 'pandas'} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_lists_every_command_and_each_has_its_own(capsys):
+    """`--help` names the commands; each command's help describes each of its options."""
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    for command in ("tune", "show", "history", "compare", "knobs", "space"):
+        assert re.search(rf"\b{command}\b", out)
+        _, own, _ = run(capsys, command, "--help")
+        assert f"autotune {command}" in own
+    _, own, _ = run(capsys, "tune", "--help")
+    for option in (
+        "budget",
+        "space",
+        "trials",
+        "out",
+        "seed",
+        "min-gain",
+        "trial-timeout",
+        "isolation",
+        "pairing",
+    ):
+        assert f"--{option}" in own
+
+
+def test_show_prints_the_trials_and_the_claim_of_a_run(capsys, finished):
+    """`show RUN` lists each trial; the recipe's speed-up and its interval stand below."""
+    code, out, _ = run(capsys, "show", finished)
+    recipe = json.loads((finished / "recipe.json").read_text())
+    assert code == 0
+    assert "baseline   0" in out
+    assert f"×{recipe['evidence']['speedup']['value']:.2f}" in out
+    assert "Faster" in out
+
+
+def test_show_prints_a_recipe_by_its_file(capsys, finished):
+    """`show RECIPE` prints baseline against recommendation."""
+    code, out, _ = run(capsys, "show", finished / "recipe.json")
+    assert code == 0
+    assert "recommendation" in out
+    assert "samples/s" in out
+
+
+def test_history_writes_what_it_says(capsys, finished, tmp_path):
+    """`history --csv --parquet` writes both files with one row per trial."""
+    import pandas as pd
+
+    csv, parquet = tmp_path / "h.csv", tmp_path / "h.parquet"
+    code, out, _ = run(capsys, "history", finished, "--csv", csv, "--parquet", parquet)
+    trials = len(list((finished / "trials").iterdir()))
+    assert code == 0
+    assert len(pd.read_csv(csv)) == len(pd.read_parquet(parquet)) == trials
+    assert f"{trials} trials written to {csv}" in out
+
+
+def test_history_prints_a_line_for_each_trial(capsys, finished):
+    """`history RUN` alone prints the main columns."""
+    code, out, _ = run(capsys, "history", finished)
+    trials = len(list((finished / "trials").iterdir()))
+    assert code == 0
+    assert out.splitlines()[0].startswith("run")
+    assert len(out.splitlines()) == trials + 2
+
+
+def test_compare_sets_runs_side_by_side(capsys, finished):
+    """`compare RUN RUN` has a row for each, with its claim."""
+    code, out, _ = run(capsys, "compare", finished, finished)
+    assert code == 0
+    assert out.count("simulated") >= 2
+
+
+def test_space_shows_the_choices_and_their_number(capsys):
+    """`space quick` resolves bounds for the machine and multiplies the choices."""
+    code, out, _ = run(capsys, "space", "quick", "--examples", 1437, "--cores", 2)
+    assert code == 0
+    assert "16 32 64 128 256" in out
+    assert "4,800 configurations" in out
+
+
+def test_an_internal_error_says_so_and_hides_its_traceback(capsys, monkeypatch):
+    """A fault of autotune's own leaves with exit code 4 and one line; --debug raises it."""
+
+    def broken():
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("autotune.console.show_knobs", broken)
+    code, _, err = run(capsys, "knobs")
+    assert code == 4
+    assert "internal error: RuntimeError: broken" in err
+    with pytest.raises(RuntimeError, match="broken"):
+        cli.main(["knobs", "--debug"])
+
+
+def test_an_interrupt_leaves_with_130(capsys, monkeypatch):
+    """Ctrl-C outside of a run's own handling leaves with exit code 130."""
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("autotune.console.show_knobs", interrupted)
+    code, _, err = run(capsys, "knobs")
+    assert code == 130
+    assert "interrupted" in err

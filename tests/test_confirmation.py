@@ -1,0 +1,300 @@
+"""The confirmation, on simulated trials."""
+
+import dataclasses
+import math
+
+import pytest
+from simulated_runs import BASELINE, LIMITS, Watcher, a_plan, a_record, faster_by, run_on, simulated_trials
+
+from autotune.measure.deciding import Verdict
+from autotune.measure.intervals import instance_interval
+from autotune.study.confirmation import GROUPS, Confirmer, Limits
+from autotune.study.plan import MOST_INSTANCES
+from autotune.study.progress import Notice, TrialMeasured
+from autotune.study.side_by_side import SideBySide
+from autotune.trial.live import TrialFailed
+from autotune.trial.record import Outcome, Pairing, Phase
+
+FAST = BASELINE.replace(jit_compile=True)
+LARGE = BASELINE.replace(batch_size=64)
+BUSY = BASELINE.replace(steps_per_execution=8)
+SPEED = faster_by(jit_compile=1.5, batch_size=1.2, steps_per_execution=1.1)
+
+
+class Bench:
+    """A run whose search has ended, and its confirmer."""
+
+    def __init__(self, tmp_path, trials, *, limits=LIMITS, min_gain=0.02, interruptions=lambda: 0, **plan):
+        trials.open()
+        self.trials = trials
+        self.watcher = Watcher()
+        self.run = run_on(trials, tmp_path, observe=self.watcher, interruptions=interruptions)
+        beside = SideBySide(self.run)
+        beside.start_baseline(60.0)
+        beside.end_baseline()
+        trials.retire(0)
+        self.before = len(trials.launched)
+        self.plan = a_plan(**{"ends": trials.clock() + 100.0, "finalists": 1, **plan})
+        self.confirmer = Confirmer(self.run, self.plan, limits, min_gain=min_gain)
+
+    def confirm(self, *configurations, pairing=Pairing.ALTERNATING):
+        """Confirm finalists that the search has left in this order."""
+        left = []
+        for configuration in configurations:
+            trial = self.run.new_trial(Phase.SEARCH, configuration)
+            record = a_record(
+                configuration,
+                trial=trial.number,
+                speedup=1.5,
+                pairing=pairing,
+                first_step_seconds=1.5,
+                warmup_seconds=0.5,
+            )
+            left.append(self.run.keep(record))
+        return self.confirmer.confirm(left)
+
+    @property
+    def launched(self):
+        """The processes of the confirmation."""
+        return self.trials.launched[self.before :]
+
+
+def crash(configuration=FAST, outcome=Outcome.CRASHED):
+    """One configuration ends badly."""
+    return lambda each: TrialFailed(outcome, "as planned") if each == configuration else None
+
+
+def after(moment, trials, failure):
+    """What fails from some moment on only."""
+    return lambda configuration: failure(configuration) if trials.clock() > moment else None
+
+
+# -------------------------------------------------------------------------------------------------- figures
+
+
+def test_a_faster_finalist_is_confirmed(tmp_path):
+    """The planted speed-up is inside the interval, which lies above 1; all rules passed."""
+    result = Bench(tmp_path, simulated_trials(SPEED, noise=0.05, instance_noise=0.01)).confirm(FAST)
+    winner = result.winner
+    assert winner.configuration == FAST
+    assert winner.verdict is Verdict.FASTER
+    assert 1 < winner.speedup.low < 1.5 < winner.speedup.high
+    assert winner.stable
+    assert {check.name for check in winner.checks} == {"finite_loss", "loss_falls", "host_memory"}
+    assert result.baseline.throughput.value == pytest.approx(4000.0, rel=0.05)
+    assert winner.record.throughput.value == pytest.approx(6000.0, rel=0.05)
+
+
+def test_nothing_of_the_search_enters_the_claim(tmp_path):
+    """The search saw 1.5 where there is nothing: the confirmation says what it measured itself."""
+    result = Bench(tmp_path, simulated_trials(noise=0.05)).confirm(FAST)
+    assert result.winner is None
+    (found,) = result.confirmed
+    assert found.speedup.low < 1 < found.speedup.high
+
+
+def test_the_interval_is_the_one_over_instances(tmp_path):
+    """It is what the instances' pairs give together, widened for the number of finalists."""
+    trials = simulated_trials(SPEED, noise=0.1, instance_noise=0.05)
+    result = Bench(tmp_path, trials, finalists=2).confirm(FAST, LARGE)
+    for each in result.confirmed:
+        by_instance = {}
+        for pair in each.record.pairs:
+            ratio = (pair.candidate.examples / pair.candidate.seconds) / (
+                pair.baseline.examples / pair.baseline.seconds
+            )
+            by_instance.setdefault(pair.instance, []).append(math.log(ratio))
+        expected = instance_interval(list(by_instance.values()), comparisons=2)
+        assert each.ratio.value == pytest.approx(expected.value)
+        assert each.ratio.low == pytest.approx(expected.low)
+        assert each.record.speedup.low == pytest.approx(math.exp(expected.low))
+        assert result.instances == len(by_instance)
+
+
+def test_a_gain_below_the_smallest_that_counts_is_none(tmp_path):
+    """A sure gain of 10% where 20% are asked for is no winner."""
+    result = Bench(tmp_path, simulated_trials(SPEED), min_gain=0.2).confirm(BUSY)
+    assert result.confirmed[0].speedup.low > 1
+    assert result.winner is None
+
+
+def test_records_are_kept_of_all(tmp_path):
+    """Baseline and finalists each leave one record of all their instances, with closing figures."""
+    bench = Bench(tmp_path, simulated_trials(SPEED))
+    result = bench.confirm(FAST)
+    kept = bench.run.directory.trials
+    assert kept[result.baseline.trial] == result.baseline
+    assert kept[result.winner.record.trial] == result.winner.record
+    for record in (result.baseline, result.winner.record):
+        assert (record.phase, record.outcome) == (Phase.CONFIRM, Outcome.OK)
+        assert record.instances == result.instances > 1
+        assert record.peak_host_bytes > 0
+    assert bench.watcher.of(TrialMeasured)
+
+
+# ------------------------------------------------------------------------------------------------ instances
+
+
+def test_instances_are_fresh_processes_of_two_fresh_templates(tmp_path):
+    """None comes from the search's template, and both new ones are used in turn."""
+    bench = Bench(tmp_path, simulated_trials(SPEED))
+    result = bench.confirm(FAST)
+    groups = [each.group for each in bench.launched if each.configuration == FAST]
+    assert groups == [GROUPS[index % 2] for index in range(result.instances)]
+    assert 0 not in GROUPS
+    assert len([each for each in bench.launched if each.configuration == BASELINE]) == result.instances
+    assert bench.trials.alive == []
+
+
+def test_the_templates_import_side_by_side(tmp_path):
+    """Both are started before either is waited for."""
+    trials = simulated_trials(SPEED, import_seconds=30.0)
+    bench = Bench(tmp_path, trials)
+    began = trials.clock()
+    bench.confirm(FAST)
+    assert bench.launched[0]._requested - began == pytest.approx(30.0)
+
+
+def test_the_time_is_used_and_kept(tmp_path):
+    """More time means more instances, up to the largest number; the end is kept to a few percent."""
+    counts = []
+    for number, seconds in enumerate((20.0, 40.0, 120.0, 300.0)):
+        trials = simulated_trials(SPEED, noise=0.1)
+        bench = Bench(tmp_path / str(number), trials, ends=10.0 + seconds)
+        counts.append(bench.confirm(FAST).instances)
+        assert trials.clock() < 10.0 + seconds * 1.05
+    assert counts == sorted(counts)
+    assert counts[0] >= 2
+    assert counts[-1] >= MOST_INSTANCES
+
+
+def test_several_finalists_take_turns_in_one_round(tmp_path):
+    """Every instance has one process of each, and the fastest comes first in the result."""
+    bench = Bench(tmp_path, simulated_trials(SPEED, noise=0.02), finalists=3)
+    result = bench.confirm(BUSY, LARGE, FAST)
+    assert [each.configuration for each in result.confirmed] == [FAST, LARGE, BUSY]
+    assert len({each.record.instances for each in result.confirmed}) == 1
+    assert result.winner.configuration == FAST
+
+
+# ------------------------------------------------------------------------------------------------- failures
+
+
+def test_a_finalist_that_fails_makes_way_for_the_next(tmp_path):
+    """With one finalist at a time, the second is confirmed when the first crashes; both count as compared."""
+    bench = Bench(tmp_path, simulated_trials(SPEED, failure=crash()))
+    result = bench.confirm(FAST, LARGE)
+    assert result.winner.configuration == LARGE
+    assert {each.record.outcome for each in result.confirmed} == {Outcome.OK, Outcome.CRASHED}
+    assert "next one takes its place" in bench.watcher.of(Notice)[0].text
+    (failed,) = (each for each in result.confirmed if each.configuration == FAST)
+    assert failed.speedup is None
+    assert not failed.stable
+
+
+def test_the_others_go_on_when_one_finalist_fails(tmp_path):
+    """A crash in the third instance costs the crashed finalist its chance, and nobody else's."""
+    trials = simulated_trials(SPEED)
+    bench = Bench(tmp_path, trials, finalists=2)
+    trials.failure = after(trials.clock() + 30.0, trials, crash())
+    result = bench.confirm(FAST, LARGE)
+    assert result.winner.configuration == LARGE
+    failed = next(each for each in result.confirmed if each.configuration == FAST)
+    assert failed.record.outcome is Outcome.CRASHED
+    assert not failed.stable
+    assert failed.record.pairs
+
+
+def test_a_baseline_that_fails_once_costs_one_instance(tmp_path):
+    """The finalists are not blamed for it."""
+    trials = simulated_trials(SPEED)
+    bench = Bench(tmp_path, trials)
+    failures = [TrialFailed(Outcome.CRASHED, "once")]
+    trials.failure = lambda each: failures.pop() if each == BASELINE and failures else None
+    result = bench.confirm(FAST)
+    assert result.winner.configuration == FAST
+    assert result.baseline.outcome is Outcome.OK
+
+
+def test_a_baseline_that_keeps_failing_leaves_nothing_to_claim(tmp_path):
+    """Its record says what happened; no finalist is faster than nothing."""
+    trials = simulated_trials(SPEED)
+    bench = Bench(tmp_path, trials)
+    trials.failure = crash(BASELINE)
+    result = bench.confirm(FAST)
+    assert result.winner is None
+    assert result.baseline.outcome is Outcome.CRASHED
+    assert result.confirmed[0].record.outcome is Outcome.OK
+    assert result.confirmed[0].ratio is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "gpus", "name"),
+    [
+        (dataclasses.replace(LIMITS, host_bytes=1 << 20), (), "host_memory"),
+        (Limits(host_bytes=8 << 30, device_bytes=1 << 20), ("NVIDIA H200",), "device_memory"),
+    ],
+)
+def test_a_rule_that_is_broken_makes_a_finalist_unstable(tmp_path, limits, gpus, name):
+    """However fast it is: over the memory limit it is not recommended, and its record says why."""
+    trials = simulated_trials(lambda each: 6000.0 if each["jit_compile"] else 4000.0, gpus=gpus)
+    bench = Bench(tmp_path, trials, limits=limits)
+    result = bench.confirm(bench.run.baseline.replace(jit_compile=True))
+    (found,) = result.confirmed
+    assert found.verdict is Verdict.FASTER
+    assert result.winner is None
+    assert found.record.outcome is Outcome.UNSTABLE
+    assert name in found.record.reason
+
+
+# ---------------------------------------------------------------------------------------------- bracketing
+
+
+def test_what_was_bracketed_in_the_search_is_bracketed_again(tmp_path):
+    """Never two alive, and the claim is the planted factor."""
+    trials = simulated_trials(SPEED, fits_together=lambda alive: len(alive) == 1)
+    result = Bench(tmp_path, trials).confirm(FAST, pairing=Pairing.BRACKETED)
+    assert result.winner.configuration == FAST
+    assert result.winner.record.pairing is Pairing.BRACKETED
+    assert result.winner.speedup.value == pytest.approx(1.5, rel=0.01)
+    assert result.instances >= 2
+
+
+def test_finalists_that_do_not_all_fit_together_are_bracketed(tmp_path):
+    """Beside the baseline alone each did fit: the one that finds no room is measured apart, not failed."""
+    trials = simulated_trials(SPEED, noise=0.02, fits_together=lambda alive: len(alive) <= 2)
+    result = Bench(tmp_path, trials, finalists=2, ends=300.0).confirm(LARGE, FAST)
+    assert result.winner.configuration == FAST
+    assert result.winner.record.pairing is Pairing.BRACKETED
+    assert {each.record.outcome for each in result.confirmed} == {Outcome.OK}
+
+
+def test_a_bracketed_finalist_is_not_blamed_for_the_baseline(tmp_path):
+    """When the baseline's process fails between brackets, the instance is lost and no more."""
+    trials = simulated_trials(SPEED)
+    bench = Bench(tmp_path, trials)
+    failures = [TrialFailed(Outcome.CRASHED, "once")]
+    trials.failure = lambda each: failures.pop() if each == BASELINE and failures else None
+    result = bench.confirm(FAST, pairing=Pairing.BRACKETED)
+    assert result.winner.configuration == FAST
+
+
+# -------------------------------------------------------------------------------------------- interruptions
+
+
+def test_an_interruption_ends_the_confirmation_after_the_instance(tmp_path):
+    """What was measured by then is what there is; processes are gone."""
+    asked = []
+    bench = Bench(tmp_path, simulated_trials(SPEED), interruptions=lambda: len(asked))
+    bench.watcher.react = lambda event: asked.append(event) if isinstance(event, TrialMeasured) else None
+    result = bench.confirm(FAST, LARGE)
+    assert result.instances == 1
+    assert [each.configuration for each in result.confirmed] == [FAST]
+    assert result.winner is None
+    assert bench.trials.alive == []
+
+
+def test_an_interruption_of_the_search_does_not_end_the_confirmation(tmp_path):
+    """Who stopped the search wants an answer: only another interruption stops this."""
+    bench = Bench(tmp_path, simulated_trials(SPEED), interruptions=lambda: 1)
+    assert bench.confirm(FAST).winner.configuration == FAST

@@ -1,0 +1,87 @@
+"""The package as a whole: its public names, its weight, its README."""
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import autotune
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_the_public_names_are_these():
+    """Nothing is exported by accident, nothing promised is missing."""
+    assert sorted(autotune.__all__) == [
+        "AutotuneError",
+        "DatasetConfig",
+        "MachineMismatchWarning",
+        "Recipe",
+        "Workload",
+        "__version__",
+        "load_history",
+        "tune",
+    ]
+    assert all(getattr(autotune, name) is not None for name in autotune.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    """A misspelt public name fails like any module's."""
+    with pytest.raises(AttributeError, match="recipe_of"):
+        autotune.recipe_of  # noqa: B018
+
+
+def test_the_version_is_the_distributions():
+    """`autotune.__version__` is what pip shows."""
+    assert autotune.__version__ == importlib.metadata.version("autotune")
+
+
+@pytest.mark.parametrize("name", ["Workload", "Recipe", "tune"])
+def test_importing_a_public_name_loads_no_tensorflow_and_no_pandas(name):
+    """The tuner process stays light, whatever is imported first."""
+    script = (
+        f"import sys, autotune; autotune.{name}; "
+        "loaded = {'tensorflow', 'keras', 'pandas'} & set(sys.modules); assert not loaded, loaded"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_trial_processes_import_no_optuna_and_no_pandas():
+    """What the template imports before the user's module leaves Optuna and pandas out."""
+    script = (
+        "import sys, autotune.trial.template; "
+        "loaded = {'optuna', 'pandas', 'tensorflow'} & set(sys.modules); assert not loaded, loaded"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_file_and_command_that_the_readme_names_exists():
+    """Links of the README and of the architecture notes point at files that are there."""
+    for page in (ROOT / "README.md", ROOT / "docs" / "architecture.md", ROOT / "results" / "README.md"):
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_no_file_of_the_project_is_left_half_written_in_the_readme():
+    """Every figure in the README was filled in."""
+    assert "@@" not in (ROOT / "README.md").read_text()
+
+
+def test_ci_finds_command_two_in_the_readme():
+    """The markers that `.ci/run` looks for enclose one command."""
+    text = (ROOT / "README.md").read_text()
+    found = re.findall(r"<!-- command (one|two) -->\n```sh\n(.+)\n```", text)
+    assert [name for name, _ in found] == ["one", "two"]
+    assert "pytest" in dict(found)["two"]

@@ -1,0 +1,403 @@
+"""The recipe file: reading and writing it, and its JSON Schema."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated_runs import BASELINE, MACHINE, faster_by, quick_tune, simulated_trials
+
+from autotune.errors import MachineMismatchError, RecipeError, RunDirectoryError
+from autotune.recipe import recipe as recipe_module
+from autotune.recipe.recipe import (
+    LARGEST_FILE_BYTES,
+    LONGEST_MESSAGE,
+    SCHEMA_FILE,
+    SCHEMA_VERSION,
+    LearningRate,
+    MachineMismatchWarning,
+    Recipe,
+)
+from autotune.recipe.schema import recipe_schema, schema_text
+
+SPACE = """
+schema_version = 1
+[knobs.batch_size]
+kind = "categorical"
+choices = [32, 128]
+[knobs.onednn]
+kind = "categorical"
+choices = [true, false]
+"""
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    """A recipe that recommends another batch size without oneDNN, out of a simulated run."""
+    trials = simulated_trials(faster_by(batch_size=1.5, onednn=1.3), noise=0.02)
+    made, _ = quick_tune(trials, tmp_path_factory.mktemp("run"), space=SPACE, budget=200.0)
+    assert made.changes == {"batch_size": 128, "onednn": False}
+    return made
+
+
+@pytest.fixture(scope="module")
+def none_gained(tmp_path_factory):
+    """A recipe that recommends the baseline."""
+    made, _ = quick_tune(simulated_trials(noise=0.02), tmp_path_factory.mktemp("run"), space=SPACE)
+    return made
+
+
+def document_of(recipe):
+    """The recipe's JSON, to be damaged."""
+    return json.loads(recipe.to_json())
+
+
+def changed(recipe, path, value):
+    """The recipe's JSON text with one value replaced; `path` is keys with dots between."""
+    document = document_of(recipe)
+    *parents, last = path.split(".")
+    place = document
+    for key in parents:
+        place = place[key]
+    place[last] = value
+    return json.dumps(document)
+
+
+def refusal(text):
+    """The error that reading the text gives: one line of message, and a hint."""
+    with pytest.raises(RecipeError) as caught:
+        Recipe.parse(text, source="my.json")
+    error = caught.value
+    assert error.message.startswith("my.json: ")
+    assert error.message.isprintable()
+    assert len(error.message) < LONGEST_MESSAGE + 100
+    assert error.hint
+    return error
+
+
+# ----------------------------------------------------------------------------------------- there and back
+
+
+def test_what_was_saved_is_loaded(tmp_path, recipe, none_gained):
+    """Save and load give the same recipe, and saving that again the same file."""
+    for each in (recipe, none_gained):
+        path = tmp_path / "recipe.json"
+        each.save(path)
+        loaded = Recipe.load(path)
+        assert loaded == each
+        assert loaded.to_json() == path.read_text()
+
+
+def test_the_file_has_the_promised_fields(recipe):
+    """What other programs read is where the contract says."""
+    document = document_of(recipe)
+    assert document["schema_version"] == SCHEMA_VERSION == 1
+    assert document["configuration"]["batch_size"] == 128
+    assert document["baseline"]["batch_size"] == 32
+    evidence = document["evidence"]
+    assert evidence["verdict"] == "faster"
+    assert evidence["speedup"]["ci95"][0] <= evidence["speedup"]["value"] <= evidence["speedup"]["ci95"][1]
+    assert evidence["throughput"]["unit"] == "samples/s"
+    assert set(evidence["peak_memory_bytes"]) == {"host", "device"}
+    assert document["learning_rate"] == {"batch_ratio": 4.0, "linear_scale": 4.0, "sqrt_scale": 2.0}
+    assert document["workload"]["fingerprint"].startswith("sha256:")
+    assert document["machine"]["cores"] == 2
+
+
+def test_a_place_that_cannot_be_written_is_an_error(tmp_path, recipe):
+    """It is named; where it can be written, an older file is replaced and nothing else is left behind."""
+    with pytest.raises(RunDirectoryError, match="missing"):
+        recipe.save(tmp_path / "missing" / "recipe.json")
+    path = tmp_path / "recipe.json"
+    path.write_text("older")
+    recipe.save(path)
+    assert Recipe.load(path) == recipe
+    assert [each.name for each in tmp_path.iterdir()] == ["recipe.json"]
+
+
+def test_reading_sets_nothing(tmp_path, recipe):
+    """Loading a recipe changes no environment variable and imports no TensorFlow; only `apply` does."""
+    recipe.save(tmp_path / "recipe.json")
+    code = (
+        "import os, sys\n"
+        "before = dict(os.environ)\n"
+        "import autotune\n"
+        f"recipe = autotune.Recipe.load({str(tmp_path / 'recipe.json')!r})\n"
+        "assert recipe.configuration['onednn'] is False\n"
+        "assert dict(os.environ) == before\n"
+        "assert 'tensorflow' not in sys.modules and 'optuna' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.getcwd()})
+
+
+# -------------------------------------------------------------------------------------------- damaged files
+
+
+@pytest.mark.parametrize("name", ["missing.json", ".", "null\0character"])
+def test_a_path_without_a_file_is_an_error(tmp_path, name):
+    """Missing, a directory, or no path at all: the error names it, and where recipes come from."""
+    with pytest.raises(RecipeError, match="cannot read the recipe") as caught:
+        Recipe.load(f"{tmp_path}/{name}")
+    assert caught.value.message.isprintable()
+    assert "autotune tune" in caught.value.hint
+
+
+def test_a_file_too_large_is_not_read(tmp_path):
+    """Larger than any recipe, or without an end: refused without reading all of it."""
+    path = tmp_path / "recipe.json"
+    with path.open("wb") as stream:
+        stream.truncate(LARGEST_FILE_BYTES + 1)
+    for each in (path, "/dev/zero"):
+        with pytest.raises(RecipeError, match="larger than"):
+            Recipe.load(each)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "not json", "nul", "[" * 100_000, "1" * 5000, b"\xff\xfe", b'"\xff"', '{"a": 1} x', "\0"],
+    ids=lambda each: repr(each[:8]),
+)
+def test_what_is_no_json_is_refused(text):
+    """Empty, half a file, deep or endless: a damaged file."""
+    assert "not JSON" in refusal(text).message
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "1", '"recipe"', "true"])
+def test_what_is_no_object_is_refused(text):
+    """JSON that is no recipe at all."""
+    assert "not a recipe: the file" in refusal(text).message
+
+
+def test_a_truncated_file_is_refused(recipe):
+    """Wherever it was cut."""
+    text = recipe.to_json()
+    for length in range(0, len(text.rstrip()), 97):
+        refusal(text[:length])
+
+
+@pytest.mark.parametrize("version", [2, 99, 10**400])
+def test_a_newer_recipe_asks_for_an_upgrade(recipe, version):
+    """A version that this autotune does not know yet, whatever else is in the file."""
+    error = refusal(changed(recipe, "schema_version", version))
+    assert "reads up to 1" in error.message
+    assert "pip install --upgrade" in error.hint
+    assert "reads up to 1" in refusal('{"schema_version": 2, "recipes": []}').message
+
+
+@pytest.mark.parametrize("version", [0, -1, "1", 1.0, True, None, [1]])
+def test_a_version_that_never_was_is_refused(recipe, version):
+    """The version is the integer 1, not something that equals it."""
+    assert "schema_version" in refusal(changed(recipe, "schema_version", version)).message
+
+
+@pytest.mark.parametrize("field", ["schema_version", "configuration", "baseline", "evidence", "machine"])
+def test_a_missing_field_is_named(recipe, field):
+    """What is missing stands in the message."""
+    document = document_of(recipe)
+    del document[field]
+    assert field in refusal(json.dumps(document)).message
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_numbers_that_are_none_are_refused(recipe, number):
+    """Python's JSON reads NaN; a recipe holds finite figures only."""
+    text = changed(recipe, "evidence.speedup.value", "HERE").replace('"HERE"', number)
+    assert "evidence.speedup.value" in refusal(text).message
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        ("configuration.bacth_size", 32, "bacth_size"),
+        ("configuration.LD_PRELOAD", "/tmp/x.so", "LD_PRELOAD"),
+        ("configuration.precision", "float8", "precision"),
+        ("configuration.batch_size", 0, "batch_size"),
+        ("configuration.batch_size", True, "batch_size"),
+        ("configuration.batch_size", 32.5, "batch_size"),
+        ("configuration.batch_size", [32], "batch_size"),
+        ("configuration.onednn", 1, "onednn"),
+        ("configuration.onednn", "no", "onednn"),
+        ("baseline.precision", "__import__('os')", "precision"),
+        ("configuration", {}, "batch_size"),
+        ("configuration", [], "configuration"),
+        ("evidence.verdict", "best", "verdict"),
+        ("evidence.speedup.ci95", [1.0], "ci95"),
+        ("evidence.speedup.value", "1.5", "speedup.value"),
+        ("evidence.speedup.value", -1, "speedup.value"),
+        ("evidence.throughput.unit", "examples/s", "unit"),
+        ("evidence.peak_memory_bytes.host", -1, "host"),
+        ("evidence.stability.checks", None, "checks"),
+        ("evidence.confirmation.pairing", "sometimes", "pairing"),
+        ("created_by.seed", "5", "seed"),
+        ("machine.cores", 0, "cores"),
+        ("machine.cores", True, "cores"),
+        ("learning_rate", {"batch_ratio": 0}, "learning_rate"),
+        ("evidence.best_candidate", {"configuration": {"nope": 1}, "speedup": None, "reason": ""}, "nope"),
+        ("command", "rm -rf /", "command"),
+        ("evidence.extra", 1, "extra"),
+    ],
+)
+def test_only_knobs_and_fields_that_exist_get_through(recipe, path, value, named):
+    """Unknown knobs, values a knob cannot take, wrong types and additions: refused, and named."""
+    assert named in refusal(changed(recipe, path, value)).message
+
+
+@pytest.mark.parametrize("text", ["x" * 100_000, "a\nb\x1b[31mc", "\u202e\u2028"])
+def test_a_message_stays_one_short_line(recipe, text):
+    """What a damaged file says of itself cannot flood or steer a terminal."""
+    refusal(changed(recipe, text.replace(".", ""), 1))
+    refusal(changed(recipe, "configuration.precision", text))
+    refusal(changed(recipe, f"configuration.{text}", 1))
+
+
+def places(value, path=()):
+    """Every place in a JSON document."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in items:
+        yield from places(each, (*path, key))
+
+
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_mutations_are_read_or_refused(recipe, data):
+    """Any part replaced or removed: the file is a recipe by its schema, or a RecipeError, and nothing else."""
+    document = copy.deepcopy(document_of(recipe))
+    path = data.draw(st.sampled_from([each for each in places(document) if each]))
+    parent = document
+    for key in path[:-1]:
+        parent = parent[key]
+    if data.draw(st.booleans()):
+        parent[path[-1]] = data.draw(junk)
+    else:
+        del parent[path[-1]]
+    try:
+        found = Recipe.parse(json.dumps(document), source="my.json")
+    except RecipeError as error:
+        assert error.message.isprintable()
+        return
+    jsonschema.validate(document, recipe_schema())
+    assert Recipe.parse(found.to_json(), source="again") == found
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=60), st.integers(0, 3000))
+def test_overwritten_bytes_are_read_or_refused(recipe, noise, place):
+    """A few bytes of the file replaced by others."""
+    content = bytearray(recipe.to_json().encode())
+    content[place : place + len(noise)] = noise
+    try:
+        Recipe.parse(bytes(content), source="my.json")
+    except RecipeError as error:
+        assert error.message.isprintable()
+
+
+# ------------------------------------------------------------------------------------------------ the schema
+
+
+def test_the_shipped_schema_is_the_models():
+    """recipe.schema.json was generated from the models as they are: python -m autotune.recipe.schema."""
+    assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text()
+
+
+def test_the_schema_says_what_it_is():
+    """It names its dialect and the format's version, and is a valid schema of that dialect."""
+    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert schema["$id"] == schema["title"] == "autotune-recipe-1"
+    jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def test_real_recipes_validate(recipe, none_gained):
+    """What the tuner writes is what the schema describes, with and without a winner."""
+    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    for each in (recipe, none_gained):
+        jsonschema.validate(document_of(each), schema)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("schema_version", 2),
+        ("configuration.batch_size", 32.5),
+        ("evidence.verdict", "best"),
+        ("evidence.speedup.ci95", [1.0, 2.0, 3.0]),
+        ("evidence.throughput.value", -1.0),
+        ("created_by.seed", "0"),
+        ("command", "rm -rf /"),
+    ],
+)
+def test_the_schema_refuses_what_the_reader_refuses(recipe, path, value):
+    """Those who validate without autotune are as safe."""
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(json.loads(changed(recipe, path, value)), recipe_schema())
+
+
+def test_the_schema_asks_for_the_version(recipe):
+    """A document without a version is not a recipe."""
+    document = document_of(recipe)
+    del document["schema_version"]
+    with pytest.raises(jsonschema.ValidationError, match="schema_version"):
+        jsonschema.validate(document, recipe_schema())
+
+
+# ----------------------------------------------------------------------------------------------- in training
+
+
+@pytest.fixture
+def applied(monkeypatch):
+    """What `apply` would set, instead of setting it."""
+    calls = []
+    monkeypatch.setattr(recipe_module.apply, "apply_before_import", lambda each: calls.append("import"))
+    monkeypatch.setattr(recipe_module.apply, "apply_before_build", lambda each: calls.append("build"))
+    monkeypatch.setattr(recipe_module, "fingerprint", lambda: MACHINE)
+    return calls
+
+
+def test_applying_follows_the_stages(recipe, applied):
+    """What precedes the import first, then what precedes the first layer; no warning on the same machine."""
+    recipe.apply()
+    assert applied == ["import", "build"]
+
+
+def test_another_machine_is_warned_of(recipe, applied, monkeypatch):
+    """By default a warning that names the difference; an error or silence when asked for."""
+    monkeypatch.setattr(recipe_module, "fingerprint", lambda: MACHINE.model_copy(update={"cores": 64}))
+    with pytest.warns(MachineMismatchWarning, match="cores: measured on 2, here 64"):
+        recipe.apply()
+    assert applied == ["import", "build"]
+    with pytest.raises(MachineMismatchError, match="cores"):
+        recipe.apply(on_mismatch="error")
+    recipe.apply(on_mismatch="ignore")
+    assert applied == ["import", "build"] * 2
+
+
+def test_compile_arguments_are_the_configurations(recipe):
+    """Just what `model.compile` takes of it."""
+    assert recipe.compile_args() == {"jit_compile": False, "steps_per_execution": 1}
+
+
+def test_what_changed_is_told(recipe):
+    """Batch size, changes and the dataset's config, for those who write code around it."""
+    assert recipe.batch_size == recipe.dataset_config.batch_size == 128
+    assert recipe.changes == {"batch_size": 128, "onednn": False}
+    assert recipe.baseline == dict(BASELINE)
+
+
+def test_the_learning_rate_note_needs_another_batch_size():
+    """Two usual rules, and none where the batch size stayed."""
+    assert LearningRate.between(32, 32) is None
+    note = LearningRate.between(64, 32)
+    assert (note.batch_ratio, note.linear_scale, note.sqrt_scale) == (2.0, 2.0, pytest.approx(1.4142))

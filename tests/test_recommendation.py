@@ -1,0 +1,177 @@
+"""From what was confirmed to the recipe."""
+
+import pytest
+from simulated_runs import BASELINE, MACHINE, a_record
+
+from autotune.measure.deciding import Verdict
+from autotune.measure.intervals import LogInterval
+from autotune.measure.stability import Check
+from autotune.recipe.recipe import RecipeWorkload
+from autotune.study.confirmation import Confirmed, Result
+from autotune.study.recommendation import break_even, recommend
+from autotune.trial.record import Interval, Outcome, Pairing, Phase
+
+FAST = BASELINE.replace(batch_size=128, jit_compile=True)
+LARGE = BASELINE.replace(batch_size=64)
+SEARCHED = a_record(
+    trial=0,
+    phase=Phase.BASELINE,
+    throughput=Interval(value=3900.0, low=3800.0, high=4000.0),
+    compile_seconds=0.5,
+    peak_host_bytes=1000,
+    input_wait_fraction=0.25,
+)
+REFERENCE = a_record(
+    trial=8,
+    phase=Phase.CONFIRM,
+    throughput=Interval(value=4000.0, low=3950.0, high=4050.0),
+    compile_seconds=0.5,
+    peak_host_bytes=1100,
+)
+PASSED = Check(name="host_memory", passed=True, value=1.0, limit=2.0, detail="fits")
+
+
+def confirmed(configuration=FAST, *, speedup=1.5, verdict=Verdict.FASTER, outcome=Outcome.OK, **fields):
+    """A finalist whose confirmation has ended."""
+    bounds = None
+    if speedup is not None:
+        bounds = LogInterval(value=speedup - 1, low=speedup - 1.1, high=speedup - 0.9, count=5)
+    record = a_record(
+        configuration,
+        phase=Phase.CONFIRM,
+        outcome=outcome,
+        throughput=Interval(value=6000.0, low=5900.0, high=6100.0),
+        compile_seconds=2.5,
+        pairing=Pairing.ALTERNATING,
+        **fields,
+    )
+    return Confirmed(
+        configuration=configuration, ratio=bounds, verdict=verdict, checks=(PASSED,), record=record
+    )
+
+
+def recipe_of(*finalists, result=True, reference=REFERENCE):
+    """The recipe of a run that confirmed these finalists, the fastest first."""
+    found = Result(confirmed=finalists, baseline=reference, instances=5) if result else None
+    return recommend(
+        result=found,
+        search_records=[SEARCHED],
+        baseline=BASELINE,
+        machine=MACHINE,
+        workload=RecipeWorkload(name="digits", fingerprint="sha256:00", examples=1437),
+        provenance={
+            "run": "20261120-191001-1a2b3c",
+            "search_space": "quick.toml",
+            "trials": 9,
+            "seed": 0,
+            "budget_seconds": 60.0,
+            "spent_seconds": 58.5,
+        },
+        min_gain=0.02,
+    )
+
+
+def test_the_winner_is_recommended():
+    """Its configuration, its confirmed figures, the baseline's beside them."""
+    winner = confirmed()
+    recipe = recipe_of(winner)
+    evidence = recipe.evidence
+    assert recipe.configuration == dict(FAST)
+    assert recipe.baseline == dict(BASELINE)
+    assert evidence.verdict is Verdict.FASTER
+    assert evidence.speedup.value == winner.speedup.value
+    assert evidence.speedup.ci95 == (winner.speedup.low, winner.speedup.high)
+    assert evidence.throughput.value == 6000.0
+    assert evidence.baseline_throughput.value == 4000.0, "of the confirmation, not of the search"
+    assert evidence.best_candidate is None
+    assert [check.name for check in evidence.stability.checks] == ["host_memory"]
+
+
+def test_the_confirmation_can_be_traced():
+    """How many instances and finalists there were, and which trials hold the measurements."""
+    first, second = confirmed(), confirmed(LARGE, verdict=Verdict.NO_SIGNIFICANT_GAIN)
+    found = recipe_of(first, second).evidence.confirmation
+    assert (found.instances, found.templates, found.finalists) == (5, 2, 2)
+    assert found.pairing == "alternating"
+    assert found.trials == (REFERENCE.trial, first.record.trial, second.record.trial)
+
+
+def test_the_fastest_that_is_stable_wins():
+    """A faster finalist that broke a rule or failed does not stand in the way of a slower sound one."""
+    unstable, sound = confirmed(outcome=Outcome.UNSTABLE), confirmed(LARGE, speedup=1.2)
+    assert recipe_of(unstable, sound).configuration == dict(LARGE)
+
+
+def test_what_was_not_checked_is_said():
+    """Every recommendation lists the checks that nobody has made yet; the baseline needs none."""
+    assert "parity" in " ".join(recipe_of(confirmed()).evidence.stability.not_checked)
+    assert recipe_of(result=False).evidence.stability.not_checked == ()
+
+
+@pytest.mark.parametrize("result", [True, False])
+def test_without_a_winner_the_baseline_is_recommended(result):
+    """No finalist at all, or none that is faster: no gain is claimed, and no rate of change."""
+    recipe = recipe_of(*([confirmed(verdict=Verdict.NO_SIGNIFICANT_GAIN)] if result else []), result=result)
+    evidence = recipe.evidence
+    assert recipe.configuration == recipe.baseline == dict(BASELINE)
+    assert evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN
+    assert (evidence.speedup.value, evidence.speedup.ci95) == (1.0, (1.0, 1.0))
+    assert evidence.throughput == evidence.baseline_throughput
+    assert evidence.break_even_samples == 0
+    assert recipe.learning_rate is None
+
+
+def test_without_a_confirmation_the_searchs_figures_stand():
+    """The baseline's own slices are all there is; nothing was confirmed."""
+    evidence = recipe_of(result=False).evidence
+    assert evidence.throughput.value == 3900.0
+    assert evidence.input_wait_fraction == 0.25
+    assert evidence.confirmation.instances == 0
+    assert evidence.best_candidate is None
+
+
+@pytest.mark.parametrize(
+    ("finalist", "reason"),
+    [
+        (confirmed(verdict=Verdict.NO_SIGNIFICANT_GAIN), "interval"),
+        (confirmed(speedup=None, verdict=Verdict.NO_SIGNIFICANT_GAIN), "two fresh processes"),
+        (confirmed(outcome=Outcome.UNSTABLE, reason="host_memory: too much"), "host_memory: too much"),
+        (confirmed(outcome=Outcome.CRASHED), "crashed"),
+    ],
+)
+def test_what_came_closest_is_named_with_the_reason(finalist, reason):
+    """Who gets the baseline back learns what was best, and why it is not recommended."""
+    best = recipe_of(finalist).evidence.best_candidate
+    assert best.configuration == dict(FAST)
+    assert reason in best.reason
+    assert (best.speedup is None) == (finalist.speedup is None)
+
+
+def test_peak_memory_falls_back_to_the_search():
+    """Where the confirmation's process left no closing figures, the baseline's of the search are shown."""
+    evidence = recipe_of(confirmed(peak_host_bytes=5000, peak_device_bytes=7)).evidence
+    assert (evidence.peak_memory_bytes.host, evidence.peak_memory_bytes.device) == (5000, 7)
+    assert evidence.baseline_peak_memory_bytes.host == 1100
+    unknown = REFERENCE.model_copy(update={"peak_host_bytes": None})
+    assert recipe_of(confirmed(), reference=unknown).evidence.baseline_peak_memory_bytes.host == 1000
+
+
+def test_a_larger_batch_comes_with_the_learning_rate_note():
+    """Four times the batch: linear and square-root scaling, neither applied."""
+    note = recipe_of(confirmed()).learning_rate
+    assert (note.batch_ratio, note.linear_scale, note.sqrt_scale) == (4.0, 4.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("compile_seconds", "rate", "expected"),
+    [(0.5, 6000.0, 0), (0.1, 6000.0, 0), (2.5, 8000.0, 16000), (2.5, 4000.0, None), (2.5, 3000.0, None)],
+)
+def test_a_longer_compile_time_is_earned_back(compile_seconds, rate, expected):
+    """Two seconds more at twice the speed: after 16,000 samples; never, where it is not faster."""
+    assert break_even(compile_seconds, 0.5, rate=rate, baseline_rate=4000.0) == expected
+
+
+def test_an_unknown_compile_time_is_never_earned_back():
+    """Where either time is not known there is nothing to tell."""
+    assert break_even(None, 0.5, rate=8000.0, baseline_rate=4000.0) is None
+    assert break_even(2.5, None, rate=8000.0, baseline_rate=4000.0) is None
