@@ -174,13 +174,13 @@ def with_run(directory):
     return directory
 
 
-def tune_simulated(trials, directory, *, space=SMALL_SPACE, observe=silent, limits=LIMITS, **options):
+def tune_simulated(trials, directory, /, *, space=SMALL_SPACE, observe=silent, machine=MACHINE, **options):
     """One whole run on simulated trials and their clock; returns its recipe."""
     return tune_with(
         trials,
         directory=directory,
-        machine=MACHINE,
-        limits=limits,
+        machine=machine,
+        limits=LIMITS,
         reference=REFERENCE,
         written=SearchSpace.parse(space, source="test.toml"),
         options=Options(**{"budget": 300.0, **options}),
@@ -189,7 +189,7 @@ def tune_simulated(trials, directory, *, space=SMALL_SPACE, observe=silent, limi
     )
 
 
-def quick_tune(trials, path, **options):
+def quick_tune(trials, path, /, **options):
     """One whole run that writes nothing but its recipe; returns recipe and directory."""
     path.mkdir(parents=True, exist_ok=True)
     directory = with_run(MemoryDirectory(path))

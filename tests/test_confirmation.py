@@ -260,13 +260,20 @@ def test_what_was_bracketed_in_the_search_is_bracketed_again(tmp_path):
     assert result.instances >= 2
 
 
-def test_finalists_that_do_not_all_fit_together_are_bracketed(tmp_path):
-    """Beside the baseline alone each did fit: the one that finds no room is measured apart, not failed."""
+def test_finalists_that_do_not_all_fit_together_are_measured_in_twos(tmp_path):
+    """Beside the baseline alone each does fit: from the next instance on, each has the baseline to itself."""
     trials = simulated_trials(SPEED, noise=0.02, fits_together=lambda alive: len(alive) <= 2)
     result = Bench(tmp_path, trials, finalists=2, ends=300.0).confirm(LARGE, FAST)
     assert result.winner.configuration == FAST
-    assert result.winner.record.pairing is Pairing.BRACKETED
+    assert {each.record.pairing for each in result.confirmed} == {Pairing.ALTERNATING}
     assert {each.record.outcome for each in result.confirmed} == {Outcome.OK}
+
+
+def test_a_finalist_without_room_beside_the_baseline_is_bracketed(tmp_path):
+    """What fits beside nothing is measured apart, not failed."""
+    trials = simulated_trials(SPEED, noise=0.02, fits_together=lambda alive: len(alive) <= 1)
+    result = Bench(tmp_path, trials, ends=300.0).confirm(FAST)
+    assert result.winner.record.pairing is Pairing.BRACKETED
 
 
 def test_a_bracketed_finalist_is_not_blamed_for_the_baseline(tmp_path):

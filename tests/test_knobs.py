@@ -140,6 +140,20 @@ def test_a_value_for_an_unknown_knob_is_refused_as_unknown():
         check_value("batchsize", 32, where="here")
 
 
+def test_knobs_are_marked_by_what_else_they_touch():
+    """What is computed, how much memory a larger value takes, and whether the dataset must be told."""
+    assert {each.name for each in KNOBS.values() if each.changes_numerics} == {
+        "batch_size",
+        "precision",
+        "tensor_float_32",
+        "jit_compile",
+        "deterministic",
+        "onednn",
+    }
+    assert {each.name for each in KNOBS.values() if each.hungrier_upwards} == {"batch_size", "prefetch"}
+    assert {each.name for each in KNOBS.values() if each.needs_dataset_config} == {"num_parallel_calls"}
+
+
 def test_each_device_has_its_own_knobs():
     """TensorFloat-32 exists on a GPU only, oneDNN on a CPU only, everything else on both."""
     on_cpu = {each.name for each in knobs_on(Device.CPU)}

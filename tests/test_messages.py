@@ -6,10 +6,12 @@ import select
 import socket
 import struct
 import threading
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from autotune.trial import messages
 from autotune.trial.messages import Channel, ChannelClosed, ProtocolError
@@ -77,6 +79,18 @@ EVERY_MESSAGE = [
             epoch_overhead_seconds=None,
             call_seconds=0.0078125,
             epoch_seconds=0.5,
+        ),
+    ),
+    (
+        messages.from_trial,
+        messages.Ready(
+            timed_by="steps",
+            settled=False,
+            warmup_seconds=3.0,
+            compile_seconds=2.5,
+            epoch_overhead_seconds=0.0,
+            call_seconds=1.5,
+            epoch_seconds=None,
         ),
     ),
     (messages.from_trial, messages.SliceDone(slice=SLICE)),
@@ -194,6 +208,33 @@ def test_nothing_sent_is_a_timeout(pair):
         channel.receive(timeout_seconds=0)
     Channel(pair[0], messages.from_trial).send(messages.Finish())
     assert channel.receive(timeout_seconds=0) == messages.Finish()
+
+
+def test_waiting_is_shared_by_all_the_pieces_of_a_message(pair, monkeypatch):
+    """Each piece is waited for as long as is left of the time; without a time, for ever."""
+    waited = []
+
+    def wait(readers, writers, others, seconds):
+        waited.append(seconds)
+        pair[0].send(b"\0")
+        return readers, writers, others
+
+    times = iter([100.0, 101.0, 103.0, 109.0])
+    monkeypatch.setattr(messages, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    monkeypatch.setattr(messages, "select", SimpleNamespace(select=wait))
+    channel = Channel(pair[1], messages.to_trial)
+    with pytest.raises(StopIteration):
+        channel.receive(timeout_seconds=5)
+    assert waited == [4.0, 2.0, 0.0]
+    with pytest.raises(ProtocolError):
+        channel.receive()
+    assert waited[3:] == [None]
+
+
+def test_a_message_cannot_be_changed():
+    """What was received is what was sent, for as long as it is kept."""
+    with pytest.raises(ValidationError):
+        messages.Measure(seconds=1.0).seconds = 2.0
 
 
 @pytest.mark.parametrize(
@@ -383,6 +424,21 @@ def everything_received(data, chunks, expected):
             return received, error
 
 
+def read_at_once(data, expected):
+    """What a channel should make of all of `data`: the messages up to the first mistake, and how it ends."""
+    read = []
+    while len(data) >= 4:
+        (length,) = struct.unpack_from(">I", data)
+        if len(data) < 4 + length:
+            break
+        try:
+            read.append(expected.validate_json(data[4 : 4 + length]))
+        except ValidationError:
+            return read, ProtocolError
+        data = data[4 + length :]
+    return read, ProtocolError if data else ChannelClosed
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     sent=st.lists(
@@ -412,8 +468,9 @@ def test_however_the_bytes_are_cut_the_same_messages_arrive(sent, chunks):
 def test_whatever_bytes_come_they_are_messages_or_one_of_two_errors(data, chunks):
     """No bytes raise anything but `ProtocolError` or `ChannelClosed`, nor pass as something else."""
     received, end = everything_received(data, chunks, messages.to_trial)
-    assert all(isinstance(each, (messages.Measure, messages.Finish)) for each in received)
-    assert isinstance(end, (ProtocolError, ChannelClosed))
+    wanted, wanted_end = read_at_once(data, messages.to_trial)
+    assert received == wanted
+    assert type(end) is wanted_end
 
 
 @settings(max_examples=200, deadline=None)

@@ -29,6 +29,11 @@ def test_short_steps_need_two_windows_of_time():
     assert is_steady([step] * (2 * in_window))
 
 
+def test_a_window_that_is_filled_exactly_is_full():
+    """The shortest time that a window holds is enough."""
+    assert is_steady([0.1, 0.05, 0.05] * 2)
+
+
 def test_steps_that_still_get_faster_are_not_steady():
     """A later window that is clearly faster means that warm-up goes on."""
     assert not is_steady([2 * LONG] * 3 + [LONG] * 3)

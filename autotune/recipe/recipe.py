@@ -284,7 +284,8 @@ class Recipe(_Part):
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise RecipeError(
-                f"{source}: not JSON: {_one_line(error)}", hint="The file is damaged: take a fresh copy of it."
+                f"{source}: not JSON: {_one_line(error)}",
+                hint="The file is damaged: take a fresh copy of it.",
             ) from error
         version = document.get("schema_version") if isinstance(document, dict) else SCHEMA_VERSION
         if type(version) is not int or version < SCHEMA_VERSION:

@@ -118,6 +118,7 @@ class Confirmer:
         self._plan = plan
         self._limits = limits
         self._min_gain = min_gain
+        self._in_twos = False
         self._interruptions_before = run.interruptions()
         self._baseline_failure: TrialFailed | None = None
 
@@ -202,21 +203,41 @@ class Confirmer:
         self, reference: Trial, contenders: Sequence[_Contender], group: int, seconds: float
     ) -> None:
         """One fresh process of the baseline and of each contender, measured against one another."""
-        run = self._run
-        together = [each for each in contenders if each.pairing is Pairing.ALTERNATING]
         share = seconds / len(contenders)
-        if together:
-            with contextlib.ExitStack() as stack:
-                self._start(reference, group, stack)
-                alive = [each for each in together if self._starts_beside(each, group, stack)]
-                if alive:
-                    self._take_turns(reference, alive, share * len(alive))
-                self._finish(reference, alive)
+        together = [each for each in contenders if each.pairing is Pairing.ALTERNATING]
+        for alive_at_once in [[each] for each in together] if self._in_twos else [together]:
+            if alive_at_once:
+                self._alternate(reference, alive_at_once, group, share * len(alive_at_once))
+                self._make_room(alive_at_once)
         for each in contenders:
-            if each.failure is None and each.pairing is Pairing.BRACKETED:
+            if each.pairing is Pairing.BRACKETED and each.failure is None:
                 self._bracket(reference, each, group, share)
         for each in contenders:
-            run.measured(each.trial)
+            self._run.measured(each.trial)
+
+    def _alternate(
+        self, reference: Trial, contenders: Sequence[_Contender], group: int, seconds: float
+    ) -> None:
+        with contextlib.ExitStack() as stack:
+            self._start(reference, group, stack)
+            for each in contenders:
+                with self._failing(each):
+                    self._start(each.trial, group, stack)
+            alive = [each for each in contenders if each.failure is None]
+            if alive:
+                self._take_turns(reference, alive, seconds)
+            self._finish(reference, alive)
+
+    def _make_room(self, contenders: Sequence[_Contender]) -> None:
+        """A contender that ran out of memory beside others gets another chance with fewer alive at once."""
+        for each in contenders:
+            if each.failure is None or each.failure.outcome is not Outcome.OOM:
+                continue
+            each.failure = None
+            if len(contenders) > 1:
+                self._in_twos = True
+            else:
+                each.pairing = each.trial.pairing = Pairing.BRACKETED
 
     @contextlib.contextmanager
     def _failing(self, contender: _Contender) -> Iterator[None]:
@@ -225,18 +246,6 @@ class Confirmer:
             yield
         except TrialFailed as failure:
             contender.failure = failure
-
-    def _starts_beside(self, contender: _Contender, group: int, stack: contextlib.ExitStack) -> bool:
-        """Start a contender beside all that are alive; where they do not fit together, it is bracketed."""
-        try:
-            self._start(contender.trial, group, stack)
-        except TrialFailed as failure:
-            if failure.outcome is Outcome.OOM:
-                contender.pairing = contender.trial.pairing = Pairing.BRACKETED
-            else:
-                contender.failure = failure
-            return False
-        return True
 
     def _start(self, trial: Trial, group: int, stack: contextlib.ExitStack) -> None:
         run = self._run

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 
+import optuna
+
 from autotune.measure.intervals import pooled_deviation
 from autotune.space.configuration import Configuration
 from autotune.space.search_space import ResolvedSpace
@@ -97,7 +99,7 @@ class Search:
             known = self._trials.get(configuration)
             if known is None:
                 repeats = 0
-                self._sampler.tell(asked, self._run_new(Phase.SEARCH, configuration))
+                self._run_and_tell(asked, Phase.SEARCH, configuration)
                 continue
             repeats += 1
             record = self._run.records[known.number]
@@ -140,24 +142,32 @@ class Search:
         """Run a given configuration, if it was not run yet."""
         if configuration in self._trials:
             return None
-        asked = self._sampler.ask_for(configuration)
-        record = self._run_new(phase, configuration)
+        return self._run_and_tell(self._sampler.ask_for(configuration), phase, configuration)
+
+    def _run_and_tell(self, asked: optuna.Trial, phase: Phase, configuration: Configuration) -> TrialRecord:
+        trial = self._run.new_trial(phase, configuration)
+        self._trials[configuration] = trial
+        try:
+            record = self._run_new(trial)
+        except Interrupted:
+            self._sampler.tell(asked, self._run.records[trial.number])
+            raise
         self._sampler.tell(asked, record)
         return record
 
-    def _run_new(self, phase: Phase, configuration: Configuration) -> TrialRecord:
-        trial = self._run.new_trial(phase, configuration)
-        self._trials[configuration] = trial
+    def _run_new(self, trial: Trial) -> TrialRecord:
         out_of_memory = [
             Configuration(each.configuration)
             for each in self._run.records.values()
             if each.outcome is Outcome.OOM
         ]
-        if known_to_fail(configuration, out_of_memory):
+        if known_to_fail(trial.configuration, out_of_memory):
             reason = "a trial that needs no more memory than this one ran out of it"
             return self._run.keep(trial.record(Outcome.INFERRED_OOM, reason=reason))
         # A probe also tells what its knob does, so it is measured even when it cannot win.
-        return self._measure(trial, incumbent_low=self._incumbent_low() if phase is Phase.SEARCH else None)
+        return self._measure(
+            trial, incumbent_low=self._incumbent_low() if trial.phase is Phase.SEARCH else None
+        )
 
     def _measure(self, trial: Trial, *, incumbent_low: float | None) -> TrialRecord:
         began = self._run.clock()

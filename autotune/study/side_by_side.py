@@ -6,7 +6,7 @@ Where both do not fit in memory, the candidate runs alone between two stretches 
 
 from __future__ import annotations
 
-from autotune.errors import NoStableConfigurationError, WorkloadError
+from autotune.errors import BudgetError, NoStableConfigurationError, WorkloadError
 from autotune.measure.deciding import Stop, stop_measuring
 from autotune.space.configuration import on_device
 from autotune.space.knobs import Device
@@ -64,6 +64,7 @@ class SideBySide:
 
         Raises:
             WorkloadError: The workload itself is at fault.
+            BudgetError: It does not warm up in time.
             NoStableConfigurationError: The baseline fails.
         """
         run = self._run
@@ -88,6 +89,11 @@ class SideBySide:
 
     def _baseline_error(self, failure: TrialFailed) -> Exception:
         detail = failure.detail or failure.log_tail
+        if failure.outcome is Outcome.TIMEOUT and not self.baseline.slices:
+            return BudgetError(
+                f"the baseline did not warm up in the share of the budget that it has: {failure.reason}",
+                hint="Give a larger --budget. If it never trains at all, try it on its own with model.fit first.",
+            )
         if failure.input_error:
             return WorkloadError(failure.reason, hint=failure.hint, detail=failure.detail)
         log = self._run.log_of(self.baseline)
@@ -233,7 +239,12 @@ class SideBySide:
             trial.stopped_by = stop_measuring(trial.log_ratios, incumbent_low=incumbent_low)
             enough = len(trial.pairs) - pairs_before >= 2
             spent = run.clock() - measuring_since
-            if trial.stopped_by is None and enough and spent + 2 * length > plan.measured:
+            left = plan.trial_timeout - (run.clock() - began)
+            if (
+                trial.stopped_by is None
+                and enough
+                and (spent + 2 * length > plan.measured or left < 2 * length)
+            ):
                 trial.stopped_by = Stop.TIME
             if trial.stopped_by is not None:
                 break

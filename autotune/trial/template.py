@@ -70,23 +70,42 @@ def main(arguments: list[str]) -> int:
 def what_importing_started() -> str | None:
     """What can no longer be forked: `runtime` (TensorFlow's), `cuda` (a device was opened), or None.
 
-    A thread count can only be changed before the runtime starts. That is blind to CUDA, which
-    `list_physical_devices` wakes without starting the runtime: hence the look at the open files.
+    A thread count can only be changed before the runtime starts. Asking for it wakes CUDA, though, which no
+    fork survives: a child is sent to ask. The question is blind to CUDA, which `list_physical_devices`
+    wakes without starting the runtime: hence the look at the open files.
     """
-    import tensorflow as tf
-
-    threading = tf.config.threading
-    usual = threading.get_inter_op_parallelism_threads()
-    try:
-        threading.set_inter_op_parallelism_threads(usual + 1)
-        threading.set_inter_op_parallelism_threads(usual)
-    except RuntimeError:
-        return "runtime"
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{descriptor}").startswith("/dev/nvidia"):
                 return "cuda"
-    return None
+    pid = _fork()
+    if pid == 0:
+        status = 2
+        try:
+            status = 1 if _runtime_has_started() else 0
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(pid, 0)
+    return None if os.waitstatus_to_exitcode(status) == 0 else "runtime"
+
+
+def _runtime_has_started() -> bool:
+    import tensorflow as tf
+
+    threading = tf.config.threading
+    try:
+        threading.set_inter_op_parallelism_threads(threading.get_inter_op_parallelism_threads() + 1)
+    except RuntimeError:
+        return True
+    return False
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # Python 3.12 warns at forks with several OS threads. TensorFlow's import leaves four idle
+        # ones; none holds a lock that the child needs, because no runtime was started.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 class _Server:
@@ -128,11 +147,7 @@ class _Server:
         self._control.send(messages.Forked(pid=pid))
 
     def _fork(self, request: messages.TrialRequest, descriptor: int) -> int:
-        with warnings.catch_warnings():
-            # Python 3.12 warns at forks with several OS threads. TensorFlow's import leaves four idle
-            # ones; none holds a lock that the child needs, because no runtime was started.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
+        pid = _fork()
         if pid == 0:
             status = 1
             try:

@@ -74,5 +74,6 @@ def processes_of(tmp_path: Path) -> Iterator[Callable[[str | Path], TrialProcess
 
 @pytest.fixture
 def environment() -> dict[str, str]:
-    """For subprocesses: this checkout's autotune first, no terminal, no colour."""
-    return {**os.environ, "PYTHONPATH": str(REPOSITORY), "TERM": "dumb", "PYTHONWARNINGS": "default"}
+    """For subprocesses: this checkout's autotune first, output buffered as usual."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return {**inherited, "PYTHONPATH": str(REPOSITORY)}

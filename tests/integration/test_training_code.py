@@ -1,0 +1,152 @@
+"""Training code with a recipe: what was measured is what runs, and too late is an error that says so."""
+
+import json
+import re
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from real_trials import REPOSITORY
+from simulated_runs import faster_by, quick_tune, simulated_trials
+
+pytestmark = pytest.mark.slow
+
+CHANGES = {
+    "batch_size": 20,
+    "precision": "mixed_bfloat16",
+    "jit_compile": True,
+    "steps_per_execution": 3,
+    "prefetch": 4,
+    "data_threads": 3,
+    "deterministic": False,
+    "intra_op_threads": 3,
+    "inter_op_threads": 5,
+}
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    """A recipe, out of a simulated run."""
+    made, _ = quick_tune(simulated_trials(faster_by(batch_size=1.5), noise=0.02), tmp_path_factory.mktemp("run"))
+    return made
+
+
+@pytest.fixture
+def train(recipe, tmp_path, environment):
+    """Runs training code in a process of its own, with the recipe changed so beside it; what it printed last."""
+
+    def start(script: str, **changes):
+        configuration = dict(recipe.configuration) | changes
+        recipe.model_copy(update={"configuration": configuration}).save(tmp_path / "recipe.json")
+        ended = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script)],
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=tmp_path,
+            timeout=120,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(ended.stdout.splitlines()[-1])
+
+    return start
+
+
+def test_an_applied_recipe_acts_at_every_stage(train):
+    """Environment, threads, precision, compile arguments and pipeline are the recipe's, and the model trains."""
+    seen = train(
+        """
+        import json, os
+        import autotune
+        recipe = autotune.Recipe.load("recipe.json")
+        recipe.apply(on_mismatch="ignore")
+        import keras, numpy as np, tensorflow as tf
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", **recipe.compile_args())
+        data = recipe.batch(tf.data.Dataset.from_tensor_slices((np.ones((100, 4)), np.ones((100, 1)))))
+        model.fit(data, epochs=2, verbose=0)
+        options = data.options()
+        print(json.dumps({
+            "onednn": os.environ["TF_ENABLE_ONEDNN_OPTS"],
+            "threads": [tf.config.threading.get_intra_op_parallelism_threads(),
+                        tf.config.threading.get_inter_op_parallelism_threads()],
+            "computes_in": model.layers[0].compute_dtype,
+            "jit_compile": model.jit_compile,
+            "steps_per_execution": model.steps_per_execution,
+            "steps": int(model.optimizer.iterations),
+            "prefetch": int(data._buffer_size),
+            "data_threads": options.threading.private_threadpool_size,
+            "deterministic": options.deterministic,
+        }))
+        """,
+        onednn=False,
+        **CHANGES,
+    )
+    assert seen == {
+        "onednn": "0",
+        "threads": [3, 5],
+        "computes_in": "bfloat16",
+        "jit_compile": True,
+        "steps_per_execution": 3,
+        "steps": 10,
+        "prefetch": 4,
+        "data_threads": 3,
+        "deterministic": False,
+    }
+
+
+def test_applied_too_late_is_an_error(train):
+    """After the first tensor threads cannot act, after the import environment variables cannot: each is said."""
+    said = train(
+        """
+        import json
+        import tensorflow as tf
+        import autotune
+        recipe = autotune.Recipe.load("recipe.json")
+        said = []
+        def apply(recipe):
+            try:
+                recipe.apply(on_mismatch="ignore")
+                said.append("")
+            except autotune.AutotuneError as error:
+                said.append(f"{type(error).__name__}: {error}")
+        apply(recipe)                                             # imported, not started: oneDNN is too late
+        without = {**recipe.configuration, "onednn": True, "intra_op_threads": 0}
+        apply(recipe.model_copy(update={"configuration": without}))                  # nothing is too late
+        tf.constant(1.0)
+        apply(recipe.model_copy(update={"configuration": {**without, "intra_op_threads": 2}}))   # started
+        apply(recipe.model_copy(update={"configuration": without}))          # leaves the threads as they are
+        print(json.dumps(said))
+        """,
+        onednn=False,
+        intra_op_threads=2,
+    )
+    import_too_late, in_time, started_too_late, unchanged = said
+    assert import_too_late.startswith("ApplyError: TF_ENABLE_ONEDNN_OPTS=0 must be set before TensorFlow is")
+    assert "above `import tensorflow`" in import_too_late
+    assert started_too_late.startswith("ApplyError: intra_op_threads=2 cannot act any more")
+    assert "before the first tensor, dataset or model" in started_too_late
+    assert in_time == unchanged == ""
+
+
+def test_the_example_trains_with_a_recipe(recipe, tmp_path, environment):
+    """`examples/train_with_recipe.py RECIPE` reaches 95% on the held-out digits, and prints its speed."""
+    configuration = {**recipe.configuration, "batch_size": 64, "prefetch": 4, "steps_per_execution": 4}
+    recipe.model_copy(update={"configuration": configuration}).save(tmp_path / "recipe.json")
+    ended = subprocess.run(
+        [sys.executable, str(REPOSITORY / "examples" / "train_with_recipe.py"), str(tmp_path / "recipe.json")],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "MachineMismatchWarning" in ended.stderr  # the simulated run's machine is another one
+    accuracy = re.search(r"held-out accuracy (\S+)", ended.stdout)
+    speed = re.search(r"samples/s (\d+)", ended.stdout)
+    assert accuracy
+    assert speed
+    assert float(accuracy[1]) >= 0.95
