@@ -103,18 +103,22 @@ def simulated_trials(samples_per_second=flat, **settings):
     return SimulatedTrials(facts=FACTS, samples_per_second=samples_per_second, **settings)
 
 
-class MemoryDirectory(RunDirectory):
-    """A run directory that keeps its records in memory: hundreds of runs need no disk."""
+class DirectoryWithoutStudy(RunDirectory):
+    """A run directory whose Optuna study stays in memory."""
+
+    @property
+    def study_file(self):
+        """None: no file."""
+        return
+
+
+class MemoryDirectory(DirectoryWithoutStudy):
+    """A run directory that keeps its records in memory, too: hundreds of runs need no disk."""
 
     def __init__(self, path):
         super().__init__(path)
         self.record = None
         self.trials = {}
-
-    @property
-    def study_file(self):
-        """None: the study stays in memory, too."""
-        return
 
     def write_run(self, record):
         """Keep the run's record."""
@@ -151,9 +155,9 @@ class Watcher:
 
 
 @contextlib.contextmanager
-def on_disk(path):
+def on_disk(path, kind=RunDirectory):
     """A run directory that exists, with a run.json in it."""
-    directory = RunDirectory(path)
+    directory = kind(path)
     directory.create()
     try:
         yield with_run(directory)

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.measure.intervals import LogInterval, instance_interval, mean_interval, t_quantile
+from autotune.measure.intervals import (
+    LogInterval,
+    instance_interval,
+    mean_interval,
+    pooled_deviation,
+    t_quantile,
+)
 
 NOISE = 0.1
 """Standard deviation of one log-ratio, as on a shared machine."""
@@ -87,6 +93,23 @@ def test_slices_of_few_processes_do_not_make_up_for_more_processes():
     assert many.half_width < few.half_width / 10
 
 
+def test_where_instances_differ_their_spread_is_the_error():
+    """Means of 0.1, 0.2 and 0.3 from sharp slices: Student's interval of the three means, nothing else."""
+    found = instance_interval([[0.0999, 0.1001], [0.1999, 0.2001], [0.2999, 0.3001]])
+    assert found.value == pytest.approx(0.2)
+    assert found.half_width == pytest.approx(4.303 * 0.1 / math.sqrt(3), rel=1e-3)
+
+
+def test_where_instances_agree_the_slices_are_the_error():
+    """Equal means from slices with a variance of 0.02: the interval of their average is that of the slices."""
+    instances = [[-0.1, 0.1], [0.1, -0.1], [-0.1, 0.1]]
+    error = math.sqrt(3 * 0.02 / 2 / 9)
+    found = instance_interval(instances)
+    assert found.half_width == pytest.approx(t_quantile(0.95, 3) * error)
+    widened = instance_interval(instances, comparisons=5)
+    assert widened.half_width == pytest.approx(t_quantile(0.99, 3) * error)
+
+
 def test_instances_that_agree_by_chance_do_not_narrow_the_interval_to_nothing():
     """Equal means of noisy instances are luck: what the slices say keeps the interval open."""
     found = instance_interval([[0.0, 0.2], [-0.1, 0.3], [0.3, -0.1]])
@@ -120,6 +143,18 @@ def test_an_interval_holds_its_estimate(instances):
     assert found.low <= found.value <= found.high
     assert inverse.low == pytest.approx(-found.high)
     assert found.count == len(instances)
+
+
+def test_the_pooled_deviation_is_that_of_all_trials_about_their_own_means():
+    """Squared distances from each trial's mean, over the degrees of freedom that are left."""
+    found = pooled_deviation([[1.0, 3.0], [10.0, 10.0, 13.0], [5.0]])
+    assert found == pytest.approx(math.sqrt((1 + 1 + 1 + 1 + 4) / (1 + 2)))
+
+
+@pytest.mark.parametrize("groups", [[], [[1.0]], [[1.0], [2.0]]])
+def test_without_a_pair_of_pairs_there_is_no_deviation(groups):
+    """Single values do not scatter."""
+    assert pooled_deviation(groups) == 0.0
 
 
 def test_half_width_is_half_the_distance():

@@ -28,9 +28,7 @@ def changes(configurations):
 def shipped(name):
     """A shipped search space, resolved for the simulated machine."""
     written = find_search_space(name)
-    return written.resolve(
-        baseline=BASELINE, device="cpu", cores=2, examples=1437, dataset_takes_config=True
-    )
+    return written.resolve(baseline=BASELINE, device="cpu", cores=2, examples=1437, dataset_takes_config=True)
 
 
 def test_probes_change_one_thing_at_a_time():

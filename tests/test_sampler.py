@@ -80,7 +80,9 @@ def test_the_model_goes_where_it_is_fast():
 def test_a_failing_half_of_the_space_is_mostly_avoided(seed):
     """Of 40 samples after the start, few go where everything fails (told as failed, it was 35 of 40)."""
     asked = run(
-        a_sampler(space_of(), seed=seed), 40 + RANDOM_TRIALS, lambda each: None if each["jit_compile"] else 1.0
+        a_sampler(space_of(), seed=seed),
+        40 + RANDOM_TRIALS,
+        lambda each: None if each["jit_compile"] else 1.0,
     )
     assert sum(bool(each["jit_compile"]) for each in asked[RANDOM_TRIALS:]) <= 15
 

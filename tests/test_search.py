@@ -1,7 +1,17 @@
 """The search, on simulated trials."""
 
 import pytest
-from simulated_runs import BASELINE, GROWING_SPACE, SMALL_SPACE, Watcher, a_plan, faster_by, run_on, simulated_trials, space_of
+from simulated_runs import (
+    BASELINE,
+    GROWING_SPACE,
+    SMALL_SPACE,
+    Watcher,
+    a_plan,
+    faster_by,
+    run_on,
+    simulated_trials,
+    space_of,
+)
 
 from autotune.space.configuration import Configuration
 from autotune.study.progress import TrialBegan

@@ -112,7 +112,7 @@ def test_a_baseline_that_died_is_started_again(tmp_path):
     trials = simulated_trials(TWICE)
     run, beside = started(tmp_path, trials)
     trials.retire(0)
-    trial, record = measure(run, beside)
+    _, record = measure(run, beside)
     assert record.outcome is Outcome.OK
     assert record.speedup.value == pytest.approx(2.0)
     assert beside.baseline.instances == 2
@@ -135,7 +135,7 @@ def test_a_baseline_that_does_not_come_back_ends_the_run(tmp_path):
 def test_a_candidate_is_set_against_the_baseline(tmp_path):
     """Without noise the speed-up is the planted one, and measuring stops as soon as it is known."""
     run, beside = started(tmp_path, simulated_trials(TWICE))
-    trial, record = measure(run, beside)
+    _, record = measure(run, beside)
     assert (record.outcome, record.stopped_by, record.pairing) == (Outcome.OK, "narrow", "alternating")
     assert record.speedup.value == pytest.approx(2.0)
     assert record.throughput.value == pytest.approx(8000.0)
@@ -182,7 +182,9 @@ def test_a_candidate_that_cannot_win_is_pruned(tmp_path):
     assert record.reason
 
 
-@pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.TIMEOUT, Outcome.ERROR, Outcome.NONFINITE], ids=str)
+@pytest.mark.parametrize(
+    "outcome", [Outcome.CRASHED, Outcome.TIMEOUT, Outcome.ERROR, Outcome.NONFINITE], ids=str
+)
 def test_a_failing_candidate_is_data(tmp_path, outcome):
     """It leaves a record with outcome, reason, hint and log, and the baseline goes on."""
     run, beside = started(tmp_path, simulated_trials(failure=failing(outcome, jit_compile=True)))
@@ -294,7 +296,9 @@ def test_bracketing_can_be_asked_for(tmp_path):
 def test_a_steady_drift_cancels_in_brackets(tmp_path):
     """A machine that loses a third of its speed during the trial still shows the planted factor."""
     trials = simulated_trials(
-        faster_by(jit_compile=1.3), drift=lambda seconds: math.exp(-0.03 * seconds), fits_together=only_one_fits
+        faster_by(jit_compile=1.3),
+        drift=lambda seconds: math.exp(-0.03 * seconds),
+        fits_together=only_one_fits,
     )
     run, beside = started(tmp_path, trials)
     _, record = measure(run, beside)

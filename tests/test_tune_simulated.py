@@ -11,6 +11,7 @@ from simulated_runs import (
     GROWING_SPACE,
     MACHINE,
     SMALL_SPACE,
+    DirectoryWithoutStudy,
     Watcher,
     faster_by,
     flat,
@@ -53,8 +54,8 @@ choices = [0, 4, 16]
 
 @pytest.fixture
 def directory(tmp_path):
-    """A run directory on disk, as `tune` makes it."""
-    with on_disk(tmp_path / "run") as made:
+    """A run directory on disk, as `tune` makes it, but for the study: committing each answer takes seconds."""
+    with on_disk(tmp_path / "run", DirectoryWithoutStudy) as made:
         yield made
 
 
@@ -151,9 +152,10 @@ def test_every_trial_is_in_the_history(directory):
     assert sum(each.instances for each in records) == len(trials.launched)
 
 
-def test_the_study_holds_the_search(directory):
+def test_the_study_holds_the_search(tmp_path):
     """study.db opens with Optuna, and its trials are those of the search."""
-    tune_simulated(simulated_trials(SPEED, **NOISY), directory)
+    with on_disk(tmp_path / "run") as directory:
+        tune_simulated(simulated_trials(SPEED, **NOISY), directory, trials=4)
     study = optuna.load_study(study_name="simulated", storage=f"sqlite:///{directory.study_file}")
     searched = {each.trial for each in records_of(directory) if each.phase is not Phase.CONFIRM}
     assert {trial.user_attrs["trial"] for trial in study.trials} == searched
@@ -217,9 +219,10 @@ def test_a_failing_baseline_ends_the_run(directory):
 def test_a_baseline_that_hangs_does_not_take_the_whole_budget(directory):
     """It is given up after its share of the budget."""
     trials = simulated_trials(failure=lambda each: TrialFailed(Outcome.TIMEOUT, "hangs"))
-    with pytest.raises(NoStableConfigurationError, match="timeout"):
+    with pytest.raises(BudgetError, match="did not warm up"):
         tune_simulated(trials, directory, budget=600.0)
     assert trials.clock() < 600.0 * 0.5
+    assert records_of(directory)[0].outcome is Outcome.TIMEOUT
 
 
 def test_a_workload_at_fault_is_wrong_input(directory):
@@ -230,11 +233,13 @@ def test_a_workload_at_fault_is_wrong_input(directory):
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.CRASHED, Outcome.ERROR, Outcome.NONFINITE], ids=str)
+@pytest.mark.parametrize(
+    "outcome", [Outcome.TIMEOUT, Outcome.CRASHED, Outcome.ERROR, Outcome.NONFINITE], ids=str
+)
 def test_failing_configurations_do_not_end_the_run(directory, outcome):
     """XLA fails here, in all its trials; what is faster without it is found, and the failures are kept."""
     trials = simulated_trials(
-        SPEED,
+        faster_by(batch_size=1.5, jit_compile=3.0),
         **NOISY,
         failure=lambda each: TrialFailed(outcome, "as planned") if each["jit_compile"] else None,
     )
@@ -243,7 +248,7 @@ def test_failing_configurations_do_not_end_the_run(directory, outcome):
     failed = [each for each in records if each.configuration["jit_compile"]]
     assert {each.outcome for each in failed} == {outcome}
     assert recipe.configuration["jit_compile"] is False
-    assert recipe.evidence.speedup.value == pytest.approx(1.1, abs=0.1)
+    assert recipe.evidence.speedup.value == pytest.approx(1.5, rel=0.1)
     assert trials.clock() <= 600.0
 
 
@@ -251,10 +256,8 @@ def test_a_finalist_that_fails_in_its_confirmation_is_not_recommended(directory)
     """What is fast but does not start again is worth nothing: the next one is confirmed."""
     trials = simulated_trials(SPEED, noise=0.05)
     searching = 250.0 * (1 - CONFIRMATION_SHARE)
-    trials.failure = (
-        lambda each: TrialFailed(Outcome.CRASHED, "late")
-        if each["jit_compile"] and trials.clock() > searching
-        else None
+    trials.failure = lambda each: (
+        TrialFailed(Outcome.CRASHED, "late") if each["jit_compile"] and trials.clock() > searching else None
     )
     recipe = tune_simulated(trials, directory, budget=250.0)
     assert recipe.configuration["jit_compile"] is False
@@ -290,7 +293,9 @@ def test_what_fits_alone_only_is_bracketed_and_larger_ones_are_not_run(directory
     )
     recipe = tune_simulated(trials, directory, space=GROWING_SPACE, budget=600.0)
     searched = [each for each in records_of(directory) if each.phase is not Phase.CONFIRM]
-    plain = {each.configuration["batch_size"]: each for each in searched if not each.configuration["jit_compile"]}
+    plain = {
+        each.configuration["batch_size"]: each for each in searched if not each.configuration["jit_compile"]
+    }
     assert plain[64].pairing is Pairing.ALTERNATING
     assert plain[128].pairing is Pairing.BRACKETED
     assert plain[256].outcome is Outcome.OOM

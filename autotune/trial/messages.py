@@ -379,6 +379,8 @@ class Channel(Generic[Received]):
 
     def _fill(self, missing: int, deadline: float) -> None:
         """Read no further than the message's end, so that `select` and descriptors speak of the next one."""
+        if self._socket.fileno() < 0:
+            raise ChannelClosed("closed at this end")
         remaining = None if math.isinf(deadline) else max(0.0, deadline - time.monotonic())
         if not select.select([self._socket], [], [], remaining)[0]:
             raise TimeoutError

@@ -155,6 +155,8 @@ class Template:
     def close(self) -> None:
         """End the template; its trials die with it."""
         self.channel.close()
+        if self._ready is None:  # still importing, so deaf to the pipe, and without a trial
+            self._process.kill()
         try:
             self._process.wait(EXIT_SECONDS)
         except subprocess.TimeoutExpired:

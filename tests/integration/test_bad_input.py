@@ -4,6 +4,7 @@ import pytest
 from real_trials import configuration
 
 from autotune.errors import WorkloadError
+from autotune.trial.live import TrialFailed
 from autotune.trial.record import Outcome
 from autotune.workload import parse_reference
 
@@ -122,7 +123,7 @@ def test_a_file_that_tunes_when_imported_is_refused(processes_of):
 
 def test_a_name_that_holds_something_else(processes_of):
     """The type that was found and the one that was expected."""
-    with pytest.raises(WorkloadError, match="is a int, expected an autotune.Workload"):
+    with pytest.raises(WorkloadError, match=r"is a int, expected an autotune\.Workload"):
         processes_of("workload = 3\n").open()
 
 
@@ -144,8 +145,6 @@ def test_in_a_fresh_interpreter_the_frames_are_the_users_too(processes_of, tmp_p
     processes = processes_of(STARTS_AND_RAISES)
     processes.open()
     trial = processes.launch(configuration(), log=str(tmp_path / "trial.log"), data=None)
-    from autotune.trial.live import TrialFailed
-
     with pytest.raises(TrialFailed) as caught:
         trial.warm_up(60.0)
     assert caught.value.reason == "the workload's dataset() raised KeyError: 'missing column'"

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 DIGITS = REPOSITORY / "examples" / "digits_mlp.py"
 WAIT_SECONDS = 180.0
 
-TINY = '''
+TINY = """
 import keras
 import numpy as np
 import tensorflow as tf
@@ -39,7 +39,7 @@ def dataset():
 workload = autotune.Workload(
     model=model, dataset=dataset, compile=lambda: {"loss": "mse", "optimizer": "sgd"}, batch_size=16
 )
-'''
+"""
 
 
 @pytest.fixture
@@ -172,8 +172,8 @@ def test_a_budget_too_small_for_the_baseline(run, tmp_path):
     """Exit code 2, a sentence that names a budget, and no run directory."""
     ended = tune_tiny(run, tmp_path, "--budget", "2s", "--out", "runs/one")
     assert ended.returncode == 2
-    assert "budget" in ended.stderr
-    assert re.search(r"--budget \d+s|--budget \d+m", ended.stderr)
+    assert "budget" in ended.stderr.splitlines()[0]
+    assert "Give a larger --budget" in ended.stderr or re.search(r"Give --budget \d+s", ended.stderr)
     assert not (tmp_path / "runs").exists()
 
 
@@ -221,7 +221,7 @@ def interrupted(tmp_path, environment, *, when: str) -> subprocess.CompletedProc
     (tmp_path / "train.py").write_text(TINY)
     lines = []
     with subprocess.Popen(
-        [sys.executable, "-m", "autotune", "tune", "train.py", "--budget", "60s", "--out", "run"],
+        [sys.executable, "-m", "autotune", "tune", "train.py", "--budget", "40s", "--out", "run"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -242,7 +242,7 @@ def interrupted(tmp_path, environment, *, when: str) -> subprocess.CompletedProc
 
 def test_ctrl_c_during_the_search_winds_up(tmp_path, environment):
     """What was found is confirmed and written (0), or there was nothing yet (130); no process is left."""
-    ended = interrupted(tmp_path, environment, when="search ")
+    ended = interrupted(tmp_path, environment, when="search:")
     assert "Traceback (most recent call last)" not in ended.stderr
     assert ended.returncode in (0, 130), ended.stderr
     assert (ended.returncode == 0) == (tmp_path / "run" / "recipe.json").exists()

@@ -60,9 +60,7 @@ def test_the_batch_size_acts(launch, batch_size, steps):
     assert part.steps == part.epochs * steps
 
 
-@pytest.mark.parametrize(
-    ("calls", "threads", "at_once"), [(0, 6, 1), (5, 16, 5), (16, 1, 1), (16, 6, 6)]
-)
+@pytest.mark.parametrize(("calls", "threads", "at_once"), [(0, 6, 1), (5, 16, 5), (16, 1, 1), (16, 6, 6)])
 def test_parallel_calls_run_on_the_private_pool(launch, calls, threads, at_once):
     """As many calls of the user's map run at once as `num_parallel_calls` and `data_threads` both allow."""
     known = Data(examples=32, endless=False)  # counting runs the dataset without the knobs
@@ -107,7 +105,7 @@ def test_onednn_is_set_before_tensorflow_is_imported(cases, tmp_path):
     assert not os.path.exists(f"/proc/{trial.pid}")
 
 
-SPAWNED = '''
+SPAWNED = """
 import os, sys
 import keras
 import numpy as np
@@ -124,7 +122,7 @@ def dataset():
     return tf.data.Dataset.from_tensor_slices((np.ones((64, 4)), np.ones((64, 1))))
 
 workload = autotune.Workload(model=model, dataset=dataset, compile=lambda: {"loss": "mse"}, batch_size=16)
-'''
+"""
 
 
 def test_a_file_that_starts_the_runtime_gets_a_fresh_interpreter_per_trial(processes_of, tmp_path):

@@ -28,7 +28,9 @@ CHANGES = {
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory):
     """A recipe, out of a simulated run."""
-    made, _ = quick_tune(simulated_trials(faster_by(batch_size=1.5), noise=0.02), tmp_path_factory.mktemp("run"))
+    made, _ = quick_tune(
+        simulated_trials(faster_by(batch_size=1.5), noise=0.02), tmp_path_factory.mktemp("run")
+    )
     return made
 
 
@@ -136,7 +138,11 @@ def test_the_example_trains_with_a_recipe(recipe, tmp_path, environment):
     configuration = {**recipe.configuration, "batch_size": 64, "prefetch": 4, "steps_per_execution": 4}
     recipe.model_copy(update={"configuration": configuration}).save(tmp_path / "recipe.json")
     ended = subprocess.run(
-        [sys.executable, str(REPOSITORY / "examples" / "train_with_recipe.py"), str(tmp_path / "recipe.json")],
+        [
+            sys.executable,
+            str(REPOSITORY / "examples" / "train_with_recipe.py"),
+            str(tmp_path / "recipe.json"),
+        ],
         capture_output=True,
         text=True,
         env=environment,

@@ -28,7 +28,7 @@ def log() -> Path:
 
 def say(**facts) -> None:
     """Print facts for the test to read."""
-    print(json.dumps(facts), flush=True)
+    print(json.dumps(facts), flush=True)  # noqa: T201  # standard output is the trial's log
 
 
 def numbers(count=EXAMPLES, width=4):
@@ -93,7 +93,11 @@ def wrong_batches(config):
 
 def told(config):
     """Says what it was told."""
-    say(num_parallel_calls=config.num_parallel_calls, batch_size=config.batch_size, ordered=config.deterministic)
+    say(
+        num_parallel_calls=config.num_parallel_calls,
+        batch_size=config.batch_size,
+        ordered=config.deterministic,
+    )
     return pairs().map(lambda x, y: (x, y), num_parallel_calls=config.num_parallel_calls)
 
 
@@ -178,9 +182,11 @@ class TellingDense(keras.layers.Layer):
     """Says what it computes in, once per trace."""
 
     def build(self, shape):
+        """One weight per number."""
         self.w = self.add_weight(shape=(shape[-1], 1))
 
     def call(self, x):
+        """The numbers times the weights."""
         say(compute_dtype=str(tf.as_dtype(x.dtype).name), variable_dtype=self.variable_dtype)
         return tf.matmul(x, tf.convert_to_tensor(self.w))
 
@@ -193,13 +199,16 @@ class TellingModel(keras.Model):
         self.layer = TellingDense()
 
     def call(self, x):
+        """The one layer."""
         return self.layer(x)
 
     def compile(self, **arguments):
+        """Say with what."""
         say(jit_compile=arguments["jit_compile"], steps_per_execution=arguments["steps_per_execution"])
         super().compile(**arguments)
 
     def fit(self, x, **arguments):
+        """Say on what."""
         options = x.options()
         buffer = getattr(x, "_buffer_size", None)
         say(
@@ -340,7 +349,9 @@ def out_of_host_memory() -> keras.Model:
 
 def out_of_tensor_memory() -> keras.Model:
     """What TensorFlow's allocator says, ten seconds of retries later, when asked for too much."""
-    raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor with shape[35184372088832]")
+    raise tf.errors.ResourceExhaustedError(
+        None, None, "OOM when allocating tensor with shape[35184372088832]"
+    )
 
 
 def becomes_nan() -> dict:
@@ -414,7 +425,12 @@ def _dataset(config):
     return _part("dataset", told_pairs)(config)
 
 
-PARTS = {"model": _part("model", dense), "compile": _part("compile", sgd), "dataset": _dataset, "batch_size": 16}
+PARTS = {
+    "model": _part("model", dense),
+    "compile": _part("compile", sgd),
+    "dataset": _dataset,
+    "batch_size": 16,
+}
 
 workload = autotune.Workload(**PARTS)
 batched = autotune.Workload(**PARTS, batched=True)
