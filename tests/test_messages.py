@@ -384,6 +384,14 @@ def test_a_closed_end_is_seen_after_the_last_message(pair):
             channel.receive()
 
 
+def test_receiving_from_an_end_closed_here_says_so(pair):
+    """A channel that was closed on this side is closed, too."""
+    channel = Channel(pair[1], messages.to_trial)
+    channel.close()
+    with pytest.raises(ChannelClosed):
+        channel.receive()
+
+
 @pytest.mark.parametrize("descriptors", [(), (0,)])
 def test_sending_to_a_closed_end_says_so(pair, descriptors):
     """No signal, no plain OSError: the other end is gone."""

@@ -12,12 +12,14 @@ from autotune.study.plan import (
     CONFIRMATION_SHARE,
     FEWEST_INSTANCES,
     FINALISTS,
-    LARGEST_TRIAL_SHARE,
     LEAST_MEASURED,
     LONG_BUDGET,
+    MOST_INSTANCE_SECONDS,
     MOST_INSTANCES,
     MOST_MEASURED,
-    SMALLEST_TRIAL_TIMEOUT,
+    PROBE_SHARE,
+    SECOND_LOOK_SHARE,
+    TRIALS_WORTH_HAVING,
     baseline_timeout,
     parse_duration,
     plan_instances,
@@ -69,6 +71,7 @@ def test_the_confirmation_keeps_its_share_of_the_budget():
 
 def test_several_finalists_only_when_there_is_time():
     """One finalist below five minutes, several from there on."""
+    assert LONG_BUDGET == 5 * 60
     assert plan(LONG_BUDGET - 1).finalists == 1
     assert plan(LONG_BUDGET).finalists == FINALISTS > 1
 
@@ -76,10 +79,10 @@ def test_several_finalists_only_when_there_is_time():
 @pytest.mark.parametrize(
     ("budget", "first_step", "limit"),
     [
-        (3600.0, 1.0, SMALLEST_TRIAL_TIMEOUT),
+        (3600.0, 1.0, 20.0),
         (3600.0, 30.0, 120.0),
-        (600.0, 30.0, 600.0 * LARGEST_TRIAL_SHARE),
-        (100.0, 1.0, 100.0 * LARGEST_TRIAL_SHARE),
+        (600.0, 30.0, 60.0),
+        (100.0, 1.0, 10.0),
     ],
 )
 def test_a_trial_may_take_four_times_the_baselines_first_step(budget, first_step, limit):
@@ -98,10 +101,17 @@ def test_the_users_own_trial_timeout_counts():
 
 
 def test_slices_get_longer_with_the_time_there_is():
-    """A trial is measured for 3 to 10 seconds, depending on the budget."""
-    assert plan(60.0).measured == LEAST_MEASURED
-    assert LEAST_MEASURED < plan(300.0).measured < MOST_MEASURED
-    assert plan(7200.0).measured == MOST_MEASURED
+    """A trial is measured for 3 to 10 seconds: so long that a number of trials worth having fits."""
+    assert plan(60.0).measured == LEAST_MEASURED == 3.0
+    assert plan(300.0, ready_at=10.0).measured == pytest.approx(185.0 / TRIALS_WORTH_HAVING)
+    assert plan(7200.0).measured == MOST_MEASURED == 10.0
+
+
+def test_the_searchs_time_is_shared_between_its_parts():
+    """Probes get a share from its beginning, second looks one at its end, samples what lies between."""
+    made = plan(600.0, ready_at=90.0)
+    assert made.probes_end == pytest.approx(90.0 + 300.0 * PROBE_SHARE)
+    assert made.sampling_ends == pytest.approx(390.0 - 300.0 * SECOND_LOOK_SHARE)
 
 
 def test_a_budget_that_is_too_small_names_one_that_is_not():
@@ -131,7 +141,9 @@ def test_the_parts_of_a_plan_follow_one_another(budget, ready_at, first_step):
 
 def test_the_baseline_may_not_take_the_whole_budget():
     """What the baseline may take to warm up leaves most of the budget to the rest."""
-    assert 0 < baseline_timeout(60.0) < 60.0 * (1 - CONFIRMATION_SHARE)
+    assert 10.0 < baseline_timeout(60.0) < 60.0 * (1 - CONFIRMATION_SHARE)
+    assert baseline_timeout(600.0) == pytest.approx(10 * baseline_timeout(60.0))
+    assert baseline_timeout(0.001) == 1.0
 
 
 @given(
@@ -155,3 +167,10 @@ def test_more_time_means_more_instances_and_then_longer_ones():
     most, longer = plan_instances(100.0, start=2.0)
     assert few < more < most == MOST_INSTANCES
     assert longer > short
+    assert plan_instances(1e6, start=2.0) == (MOST_INSTANCES, MOST_INSTANCE_SECONDS)
+
+
+def test_more_finalists_need_longer_instances():
+    """Each takes its turns beside the baseline's: three finalists take twice the time of one, and so fewer fit."""
+    assert plan_instances(1e6, start=2.0, finalists=3) == (MOST_INSTANCES, 2 * MOST_INSTANCE_SECONDS)
+    assert plan_instances(45.0, start=2.0, finalists=3)[0] < plan_instances(45.0, start=2.0)[0]

@@ -3,7 +3,7 @@
 from simulated_runs import BASELINE, GROWING_SPACE, a_record, space_of
 
 from autotune.space.search_space import find_search_space
-from autotune.study.probes import combination, doublings, probes
+from autotune.study.probes import combination, doublings, probes, pushed
 from autotune.trial.record import Outcome
 
 PARALLEL_SPACE = """
@@ -38,6 +38,33 @@ def test_probes_change_one_thing_at_a_time():
             assert len(each) == 1 or set(each) == {"num_parallel_calls", "data_threads"}
 
 
+def test_the_shipped_space_is_probed_in_this_order():
+    """What helps most often comes first; numbers are the nearest choices of the space to those wished for."""
+    assert changes(probes(shipped("quick"))) == [
+        {"batch_size": 128},
+        {"steps_per_execution": 8},
+        {"jit_compile": True},
+        {"precision": "mixed_bfloat16"},
+        {"num_parallel_calls": 16, "data_threads": 16},
+        {"prefetch": 2},
+        {"batch_size": 64},
+        {"prefetch": "autotune"},
+        {"steps_per_execution": 16},
+    ]
+
+
+def test_threads_and_kernels_are_probed_where_they_vary():
+    """The larger space adds threads, oneDNN and the order of the examples, one at a time."""
+    found = changes(probes(shipped("cpu")))
+    for change in (
+        {"intra_op_threads": 1},
+        {"inter_op_threads": 1},
+        {"onednn": False},
+        {"deterministic": False},
+    ):
+        assert change in found
+
+
 def test_no_probe_comes_twice_and_none_is_the_baseline():
     """A wish that snaps to a value that was probed already, or to the baseline's, adds nothing."""
     for name in ("quick", "cpu"):
@@ -63,6 +90,12 @@ def test_a_boolean_is_not_taken_for_a_number():
     """`jit_compile = true` is probed as true and never as 1."""
     jit = [each["jit_compile"] for each in changes(probes(space_of())) if "jit_compile" in each]
     assert jit == [True]
+
+
+def test_a_word_is_probed_only_where_it_is_a_choice():
+    """A space without "autotune" and without bfloat16 gets no such probe."""
+    named = [value for each in changes(probes(space_of(PARALLEL_SPACE))) for value in each.values()]
+    assert not [value for value in named if isinstance(value, str)]
 
 
 def test_doublings_climb_from_the_baseline():
@@ -116,3 +149,26 @@ def test_changes_of_several_knobs_are_no_single_changes():
     assert combination(space_of(), [mixed]) == BASELINE
     together = BASELINE.replace(num_parallel_calls=12, data_threads=24)
     assert combination(space_of(PARALLEL_SPACE), [a_record(together, speedup=2.0)]) == together
+
+
+def test_what_was_raised_is_raised_further():
+    """Batch size and steps per call that stand above the baseline's go to the next choice, others stay."""
+    space = space_of()
+    raised = BASELINE.replace(batch_size=128, steps_per_execution=8, jit_compile=True)
+    assert pushed(space, raised) == raised.replace(batch_size=256)
+    lowered = BASELINE.replace(batch_size=16, jit_compile=True)
+    assert pushed(space, lowered) == lowered
+    assert pushed(space, BASELINE) == BASELINE
+
+
+def test_both_numbers_are_raised_together():
+    """Where both stand above the baseline's, both climb in one step."""
+    found = pushed(shipped("quick"), BASELINE.replace(batch_size=64, steps_per_execution=4))
+    assert changes([found]) == [{"batch_size": 128, "steps_per_execution": 8}]
+
+
+def test_at_the_top_of_the_space_nothing_can_be_raised():
+    """The same configuration comes back: also where the knob does not vary at all."""
+    top = BASELINE.replace(batch_size=512)
+    assert pushed(space_of(), top) == top
+    assert pushed(space_of(PARALLEL_SPACE), top) == top

@@ -1,12 +1,12 @@
 """From what was confirmed to the recipe."""
 
 import pytest
-from simulated_runs import BASELINE, MACHINE, a_record
+from simulated_runs import BASELINE, MACHINE, a_pair, a_record
 
 from autotune.measure.deciding import Verdict
 from autotune.measure.intervals import LogInterval
 from autotune.measure.stability import Check
-from autotune.recipe.recipe import RecipeWorkload
+from autotune.recipe.recipe import Confirmation, RecipeWorkload
 from autotune.study.confirmation import Confirmed, Result
 from autotune.study.recommendation import break_even, recommend
 from autotune.trial.record import Interval, Outcome, Pairing, Phase
@@ -50,9 +50,9 @@ def confirmed(configuration=FAST, *, speedup=1.5, verdict=Verdict.FASTER, outcom
     )
 
 
-def recipe_of(*finalists, result=True, reference=REFERENCE):
+def recipe_of(*finalists, result=True, reference=REFERENCE, instances=5):
     """The recipe of a run that confirmed these finalists, the fastest first."""
-    found = Result(confirmed=finalists, baseline=reference, instances=5) if result else None
+    found = Result(confirmed=finalists, baseline=reference, instances=instances) if result else None
     return recommend(
         result=found,
         search_records=[SEARCHED],
@@ -89,11 +89,24 @@ def test_the_winner_is_recommended():
 
 def test_the_confirmation_can_be_traced():
     """How many instances and finalists there were, and which trials hold the measurements."""
-    first, second = confirmed(), confirmed(LARGE, verdict=Verdict.NO_SIGNIFICANT_GAIN)
+    first, second = confirmed(pairs=(a_pair(1.5),) * 3), confirmed(LARGE, verdict=Verdict.NO_SIGNIFICANT_GAIN)
     found = recipe_of(first, second).evidence.confirmation
     assert (found.instances, found.templates, found.finalists) == (5, 2, 2)
-    assert found.pairing == "alternating"
+    assert (found.pairs, found.pairing) == (3, "alternating")
     assert found.trials == (REFERENCE.trial, first.record.trial, second.record.trial)
+
+
+def test_without_a_winner_the_pairs_of_the_best_are_told():
+    """Who is told "no gain" sees how much measuring that rests on."""
+    best = confirmed(verdict=Verdict.NO_SIGNIFICANT_GAIN, pairs=(a_pair(),) * 2)
+    assert recipe_of(best).evidence.confirmation.pairs == 2
+    assert recipe_of().evidence.confirmation.pairs == 0
+    assert recipe_of().evidence.confirmation.pairing is None
+
+
+def test_a_single_instance_came_from_one_template():
+    """Two templates are claimed only where there were two instances."""
+    assert recipe_of(confirmed(), instances=1).evidence.confirmation.templates == 1
 
 
 def test_the_fastest_that_is_stable_wins():
@@ -126,7 +139,9 @@ def test_without_a_confirmation_the_searchs_figures_stand():
     evidence = recipe_of(result=False).evidence
     assert evidence.throughput.value == 3900.0
     assert evidence.input_wait_fraction == 0.25
-    assert evidence.confirmation.instances == 0
+    assert evidence.confirmation == Confirmation(
+        instances=0, templates=0, pairs=0, finalists=0, pairing=None, trials=()
+    )
     assert evidence.best_candidate is None
 
 
@@ -156,6 +171,13 @@ def test_peak_memory_falls_back_to_the_search():
     assert recipe_of(confirmed(), reference=unknown).evidence.baseline_peak_memory_bytes.host == 1000
 
 
+def test_the_compile_times_are_set_against_the_gain():
+    """Two seconds longer at 6,000 instead of 4,000 samples a second: earned back after 24,000."""
+    evidence = recipe_of(confirmed()).evidence
+    assert (evidence.compile_seconds, evidence.baseline_compile_seconds) == (2.5, 0.5)
+    assert evidence.break_even_samples == 24000
+
+
 def test_a_larger_batch_comes_with_the_learning_rate_note():
     """Four times the batch: linear and square-root scaling, neither applied."""
     note = recipe_of(confirmed()).learning_rate
@@ -164,7 +186,14 @@ def test_a_larger_batch_comes_with_the_learning_rate_note():
 
 @pytest.mark.parametrize(
     ("compile_seconds", "rate", "expected"),
-    [(0.5, 6000.0, 0), (0.1, 6000.0, 0), (2.5, 8000.0, 16000), (2.5, 4000.0, None), (2.5, 3000.0, None)],
+    [
+        (0.5, 6000.0, 0),
+        (0.1, 6000.0, 0),
+        (1.0, 8000.0, 4000),
+        (2.5, 8000.0, 16000),
+        (2.5, 4000.0, None),
+        (2.5, 3000.0, None),
+    ],
 )
 def test_a_longer_compile_time_is_earned_back(compile_seconds, rate, expected):
     """Two seconds more at twice the speed: after 16,000 samples; never, where it is not faster."""

@@ -409,19 +409,22 @@ def test_a_loss_that_becomes_nan_while_measured_ends_the_trial():
     assert len([message for message in simulation.sent if isinstance(message, SliceDone)]) == 1
 
 
-def test_an_empty_dataset_is_the_inputs_fault():
-    """The first epoch without any batch is answered with what dataset() must return."""
+@pytest.mark.parametrize(
+    "dataset", [{"epochs_with_data": 0, "known": False}, {"examples": 20, "drop_remainder": True}]
+)
+def test_an_empty_dataset_is_the_inputs_fault(dataset):
+    """No batch, or none but one that is dropped, is answered with what dataset() must return."""
     with pytest.raises(TrainingFailed) as failed:
-        Simulation(epochs_with_data=0).fit()
+        Simulation(**dataset).fit()
     assert failed.value.outcome == Outcome.ERROR
     assert failed.value.input_error
     assert "the dataset yields no batch" in failed.value.reason
     assert "at least one batch" in failed.value.hint
 
 
-@pytest.mark.parametrize("epochs", [1, 2, 7])
+@pytest.mark.parametrize("epochs", [0, 1, 2, 7])
 def test_a_dataset_that_runs_dry_is_the_inputs_fault(epochs):
-    """A later epoch without any batch says that the dataset does not start afresh."""
+    """An epoch without any batch, after one or after counting, says that the dataset does not start afresh."""
     with pytest.raises(TrainingFailed) as failed:
         Simulation(Measure(seconds=100.0), epochs_with_data=epochs).fit()
     assert failed.value.outcome == Outcome.ERROR
