@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from autotune import workload as module_under_test
 from autotune.errors import WorkloadError
 from autotune.space.configuration import Configuration
-from autotune.trial.messages import WorkloadReference
 from autotune.workload import (
     DatasetConfig,
     Workload,
+    WorkloadReference,
     call_with_config,
     facts_of,
     load,
