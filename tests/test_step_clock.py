@@ -412,7 +412,7 @@ def test_a_loss_that_becomes_nan_while_measured_ends_the_trial():
 def test_an_empty_dataset_is_the_inputs_fault():
     """The first epoch without any batch is answered with what dataset() must return."""
     with pytest.raises(TrainingFailed) as failed:
-        Simulation(epochs_with_data=0).fit()
+        Simulation(epochs_with_data=0, known=False).fit()
     assert failed.value.outcome == Outcome.ERROR
     assert failed.value.input_error
     assert "the dataset yields no batch" in failed.value.reason
