@@ -13,14 +13,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import AutotuneError
+from autotune.version import __version__
 from autotune.workload import DatasetConfig, Workload
 
 if TYPE_CHECKING:
     from autotune.history.frame import load_history
     from autotune.recipe.recipe import MachineMismatchWarning, Recipe
     from autotune.study.tune import tune
-
-__version__ = "0.1.0"
 
 _LAZY = {
     "MachineMismatchWarning": "autotune.recipe.recipe",

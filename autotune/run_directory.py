@@ -24,7 +24,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from autotune.errors import RunDirectoryError
 from autotune.files import write_atomically
 from autotune.machine import Machine
-from autotune.trial.record import TrialRecord, Value
+from autotune.space.knobs import Value
+from autotune.trial.record import TrialRecord
 
 LARGEST_FILE_BYTES = 64 << 20
 

@@ -20,10 +20,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, ConfigDict
+
 from autotune.errors import ConfigurationError, WorkloadError
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KnobValue, check_value, nearest
-from autotune.trial.messages import WorkloadFacts, WorkloadReference
 
 if TYPE_CHECKING:
     import keras
@@ -128,6 +129,54 @@ class Workload:
                 "Workload(batched=True) with a dataset() that takes no config",
                 hint="Write `def dataset(config)` and batch by config.batch_size.",
             )
+
+
+class WorkloadReference(BaseModel):
+    """Where the workload is: a file or a module, and a name in it.
+
+    Args:
+        file: Absolute path of the user's file, or None for a module.
+        module: Dotted module name, or None for a file.
+        name: The variable that holds the `Workload`.
+        search_path: Directories put in front of `sys.path`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    file: str | None = None
+    module: str | None = None
+    name: str = "workload"
+    search_path: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """As the user writes it: `path/to/file.py:name`."""
+        return f"{self.file or self.module}:{self.name}"
+
+
+class WorkloadFacts(BaseModel):
+    """What the template learned by importing the user's module.
+
+    Args:
+        name: The workload's name.
+        batch_size: Its baseline batch size.
+        baseline: The knobs it names.
+        batched: Whether its dataset does its own batching.
+        drop_remainder: Whether the last, smaller batch of an epoch is dropped.
+        dataset_takes_config: Whether `dataset` accepts a config.
+        validates: Whether it has validation data.
+        fingerprint: `sha256:…` over the module's source and the name.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    batch_size: int
+    baseline: dict[str, Any]
+    batched: bool
+    drop_remainder: bool
+    dataset_takes_config: bool
+    validates: bool
+    fingerprint: str
 
 
 def takes_config(function: Callable[..., Any]) -> bool:

@@ -20,9 +20,10 @@ from autotune.study.progress import silent
 from autotune.study.run import Run
 from autotune.study.tune import Options, tune_with
 from autotune.trial.live import WarmUp
-from autotune.trial.messages import Ready, Started, WorkloadFacts, WorkloadReference
+from autotune.trial.messages import Ready, Started
 from autotune.trial.record import Interval, Outcome, Pair, Phase, Slice, StepSeconds, TrialRecord
 from autotune.trial.simulated import SimulatedTrials
+from autotune.workload import WorkloadFacts, WorkloadReference
 
 BATCH_SIZE = 32
 FACTS = WorkloadFacts(

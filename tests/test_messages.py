@@ -16,8 +16,9 @@ from pydantic import ValidationError
 from autotune.trial import messages
 from autotune.trial.messages import Channel, ChannelClosed, ProtocolError
 from autotune.trial.record import Outcome, Slice, StepSeconds
+from autotune.workload import WorkloadFacts, WorkloadReference
 
-FACTS = messages.WorkloadFacts(
+FACTS = WorkloadFacts(
     name="digits",
     batch_size=32,
     baseline={"prefetch": "autotune", "jit_compile": True, "data_threads": 1},
@@ -246,7 +247,7 @@ def test_a_message_cannot_be_changed():
 )
 def test_a_workloads_reference_reads_as_the_user_writes_it(place, shown):
     """File or module, a colon, and the name."""
-    assert str(messages.WorkloadReference(**place)) == shown
+    assert str(WorkloadReference(**place)) == shown
 
 
 # ---------------------------------------------------------------------------------------------- descriptors

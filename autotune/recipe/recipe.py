@@ -21,8 +21,7 @@ from autotune.machine import Machine, fingerprint
 from autotune.measure.deciding import Verdict
 from autotune.recipe import apply
 from autotune.space.configuration import Configuration
-from autotune.space.knobs import KnobValue
-from autotune.trial.record import Value
+from autotune.space.knobs import KnobValue, Value
 from autotune.workload import DatasetConfig
 
 if TYPE_CHECKING:

@@ -12,10 +12,15 @@ import difflib
 import enum
 from dataclasses import dataclass
 
+from pydantic import StrictBool, StrictInt, StrictStr
+
 from autotune.errors import ConfigurationError
 
 KnobValue = bool | int | str
 """What a knob can be set to. `bool`, `int` and `str` are kept apart: `True` is never `1`."""
+
+Value = StrictBool | StrictInt | StrictStr
+"""The same in the models of files and messages, where pydantic would otherwise turn one into another."""
 
 
 class Stage(enum.StrEnum):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import autotune
 from autotune.machine import Machine
 from autotune.measure.deciding import Verdict
 from autotune.measure.stability import Check
@@ -27,6 +26,7 @@ from autotune.space.configuration import Configuration
 from autotune.study.confirmation import GROUPS, Confirmed, Result
 from autotune.study.running import now_utc
 from autotune.trial.record import Interval, TrialRecord
+from autotune.version import __version__
 
 NOT_CHECKED = (
     "numerics parity with float32 without XLA",
@@ -66,7 +66,7 @@ def recommend(
         learning_rate=LearningRate.between(configuration.batch_size, baseline.batch_size),
         machine=machine,
         workload=workload,
-        created_by=CreatedBy(autotune=autotune.__version__, created_at=now_utc(), **provenance),
+        created_by=CreatedBy(autotune=__version__, created_at=now_utc(), **provenance),
     )
 
 

@@ -43,10 +43,16 @@ from autotune.study.sampler import Sampler
 from autotune.study.search import Search
 from autotune.study.side_by_side import SideBySide
 from autotune.trial.live import Clock, Trials, WarmUp
-from autotune.trial.messages import WorkloadFacts, WorkloadReference
 from autotune.trial.process import TrialProcesses
 from autotune.trial.record import Phase, TrialRecord
-from autotune.workload import Workload, parse_reference, reference_of, refuse_while_loading
+from autotune.workload import (
+    Workload,
+    WorkloadFacts,
+    WorkloadReference,
+    parse_reference,
+    reference_of,
+    refuse_while_loading,
+)
 
 DEFAULT_BUDGET = "10m"
 DEFAULT_SPACE = {Device.CPU: "quick", Device.GPU: "gpu"}

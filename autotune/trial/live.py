@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from autotune.space.configuration import Configuration
-from autotune.trial.messages import Finished, Ready, Started, WorkloadFacts
+from autotune.trial.messages import Finished, Ready, Started
 from autotune.trial.record import Outcome, Slice
+from autotune.workload import WorkloadFacts
 
 
 class TrialFailed(Exception):

@@ -15,24 +15,22 @@ import select
 import socket
 import struct
 import time
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
     FiniteFloat,
-    StrictBool,
-    StrictInt,
-    StrictStr,
     TypeAdapter,
     ValidationError,
 )
 
+from autotune.space.knobs import Value
 from autotune.trial.record import Outcome, Slice
+from autotune.workload import WorkloadFacts
 
 LARGEST_MESSAGE_BYTES = 4 << 20
-Value = StrictBool | StrictInt | StrictStr
 
 
 class ProtocolError(Exception):
@@ -48,26 +46,6 @@ class _Message(BaseModel):
 
 
 # ---------------------------------------------------------------------------------------- to the template
-
-
-class WorkloadReference(_Message):
-    """Where the workload is: a file or a module, and a name in it.
-
-    Args:
-        file: Absolute path of the user's file, or None for a module.
-        module: Dotted module name, or None for a file.
-        name: The variable that holds the `Workload`.
-        search_path: Directories put in front of `sys.path`.
-    """
-
-    file: str | None = None
-    module: str | None = None
-    name: str = "workload"
-    search_path: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        """As the user writes it: `path/to/file.py:name`."""
-        return f"{self.file or self.module}:{self.name}"
 
 
 class TrialRequest(_Message):
@@ -103,30 +81,6 @@ class Sweep(_Message):
 
 
 # -------------------------------------------------------------------------------------- from the template
-
-
-class WorkloadFacts(_Message):
-    """What the template learned by importing the user's module.
-
-    Args:
-        name: The workload's name.
-        batch_size: Its baseline batch size.
-        baseline: The knobs it names.
-        batched: Whether its dataset does its own batching.
-        drop_remainder: Whether the last, smaller batch of an epoch is dropped.
-        dataset_takes_config: Whether `dataset` accepts a config.
-        validates: Whether it has validation data.
-        fingerprint: `sha256:…` over the module's source and the name.
-    """
-
-    name: str
-    batch_size: int
-    baseline: dict[str, Any]
-    batched: bool
-    drop_remainder: bool
-    dataset_takes_config: bool
-    validates: bool
-    fingerprint: str
 
 
 class TemplateReady(_Message):

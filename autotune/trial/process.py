@@ -23,6 +23,7 @@ from autotune.trial import messages
 from autotune.trial.live import Data, TrialFailed, WarmUp
 from autotune.trial.messages import ChannelClosed, ProtocolError
 from autotune.trial.record import Outcome, Slice
+from autotune.workload import WorkloadFacts, WorkloadReference
 
 TEMPLATE_SECONDS = 300.0
 """How long importing TensorFlow and the user's module may take."""
@@ -47,7 +48,7 @@ class Template:
 
     def __init__(
         self,
-        reference: messages.WorkloadReference,
+        reference: WorkloadReference,
         *,
         preload: bool,
         variables: Mapping[str, str],
@@ -371,9 +372,7 @@ class TrialProcesses:
             interpreter per trial).
     """
 
-    def __init__(
-        self, reference: messages.WorkloadReference, *, logs: Path, isolation: str = "template"
-    ) -> None:
+    def __init__(self, reference: WorkloadReference, *, logs: Path, isolation: str = "template") -> None:
         self._reference = reference
         self._logs = logs
         self._spawn = isolation == "spawn"
@@ -390,7 +389,7 @@ class TrialProcesses:
         """End every process."""
         self.close()
 
-    def open(self) -> messages.WorkloadFacts:
+    def open(self) -> WorkloadFacts:
         """Import the workload in a first template, and say what it is.
 
         Where importing it starts TensorFlow's runtime, `started_by_import` says so, and fresh interpreters

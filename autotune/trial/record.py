@@ -11,9 +11,10 @@ from __future__ import annotations
 import enum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StrictBool, StrictInt, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
-Value = StrictBool | StrictInt | StrictStr
+from autotune.space.knobs import Value
+
 Seconds = Annotated[FiniteFloat, Field(ge=0)]
 Bytes = Annotated[int, Field(ge=0)]
 

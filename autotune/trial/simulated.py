@@ -18,9 +18,10 @@ from autotune.measure.steady_state import SMALLEST_WINDOW, WINDOW_SECONDS
 from autotune.recipe.apply import environment
 from autotune.space.configuration import Configuration
 from autotune.trial.live import Data, TrialFailed, WarmUp
-from autotune.trial.messages import Finished, Ready, Started, TrialRequest, WorkloadFacts
+from autotune.trial.messages import Finished, Ready, Started, TrialRequest
 from autotune.trial.record import Outcome, Slice, StepSeconds
 from autotune.trial.step_clock import WHOLE_EPOCH_CALLS, Training
+from autotune.workload import WorkloadFacts
 
 LAUNCH_SECONDS = 0.01
 FIRST_LOSS = 2.3

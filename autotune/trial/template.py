@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from autotune.errors import WorkloadError
 from autotune.trial import lifeline, messages, worker
-from autotune.workload import Workload, facts_of, load
+from autotune.workload import Workload, WorkloadReference, facts_of, load
 
 
 def main(arguments: list[str]) -> int:
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     control = messages.Channel(socket.socket(fileno=int(descriptor)), messages.to_template)
     lifeline.die_with_parent(int(tuner))
     lifeline.adopt_orphans()
-    reference = messages.WorkloadReference.model_validate_json(reference_json)
+    reference = WorkloadReference.model_validate_json(reference_json)
     began = time.monotonic()
     workload = None
     try:
@@ -115,7 +115,7 @@ class _Server:
         self,
         control: messages.Channel[messages.TrialRequest | messages.Sweep],
         workload: Workload | None,
-        reference: messages.WorkloadReference,
+        reference: WorkloadReference,
     ) -> None:
         self._control = control
         self._workload = workload

@@ -9,8 +9,8 @@ import pytest
 from real_trials import REPOSITORY, Case, Cases, configuration
 
 from autotune.trial.live import Data
-from autotune.trial.messages import WorkloadReference
 from autotune.trial.process import TrialProcess, TrialProcesses
+from autotune.workload import WorkloadReference
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,8 +15,8 @@ import pytest
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.trial.live import TrialFailed, WarmUp
-from autotune.trial.messages import WorkloadReference
 from autotune.trial.process import TrialProcess, TrialProcesses
+from autotune.workload import WorkloadReference
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WORKLOADS = Path(__file__).parent / "workloads"

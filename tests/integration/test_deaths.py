@@ -115,7 +115,7 @@ TUNER = """
     from pathlib import Path
     from autotune.space.configuration import baseline_configuration
     from autotune.space.knobs import Device
-    from autotune.trial.messages import WorkloadReference
+    from autotune.workload import WorkloadReference
     from autotune.trial.process import TrialProcesses
 
     workload, folder = sys.argv[1:]

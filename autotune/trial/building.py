@@ -1,0 +1,204 @@
+"""Builds what a trial trains from the user's workload, and refuses what cannot be trained.
+
+Runs in the trial process. What is wrong with the workload itself is a `WorkloadError`; want of memory is not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from autotune.errors import WorkloadError
+from autotune.recipe import apply
+from autotune.space.configuration import Configuration
+from autotune.workload import Workload, call_with_config, users_traceback
+
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception, of Python's or TensorFlow's, says that memory ran out."""
+    import tensorflow as tf
+
+    text = str(error)
+    return (
+        isinstance(error, (MemoryError, tf.errors.ResourceExhaustedError))
+        or (isinstance(error, tf.errors.OpError) and "RESOURCE_EXHAUSTED" in text)
+        or "out of memory" in text.lower()
+    )
+
+
+def datasets(
+    workload: Workload, configuration: Configuration, *, examine: bool
+) -> tuple[tf.data.Dataset, tf.data.Dataset | None]:
+    """The batched pipelines of training and validation (None without one).
+
+    Args:
+        workload: Whose.
+        configuration: How they are batched and prefetched.
+        examine: Look at a first element as well.
+    """
+    train = _checked_dataset(workload.dataset, "dataset", configuration)
+    if examine:
+        _refuse_unusable_elements(train, workload, configuration)
+    validation = None
+    if workload.validation is not None:
+        validation = apply.pipeline(
+            _checked_dataset(workload.validation, "validation", configuration),
+            configuration,
+            batched=workload.batched,
+        )
+    return (
+        apply.pipeline(
+            train,
+            configuration,
+            batched=workload.batched,
+            drop_remainder=workload.drop_remainder,
+        ),
+        validation,
+    )
+
+
+def _call_user(part: str, function: Callable[[], Any]) -> Any:
+    """Call one of the workload's functions; an exception in it is the user's to mend, want of memory is not."""
+    try:
+        return function()
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise WorkloadError(
+            f"the workload's {part}() raised {type(error).__name__}: {error}", detail=users_traceback(error)
+        ) from error
+
+
+def _checked_dataset(
+    function: Callable[..., Any], part: str, configuration: Configuration
+) -> tf.data.Dataset:
+    import tensorflow as tf
+
+    dataset = _call_user(part, lambda: call_with_config(function, configuration))
+    if not isinstance(dataset, tf.data.Dataset):
+        raise WorkloadError(
+            f"{part}() returned a {type(dataset).__name__}, expected a tf.data.Dataset",
+            hint="Wrap arrays as tf.data.Dataset.from_tensor_slices((x, y)).",
+        )
+    spec = dataset.element_spec
+    if isinstance(spec, tuple) and not 1 <= len(spec) <= 3:
+        raise WorkloadError(
+            f"{part}() yields tuples of {len(spec)}, expected (x, y) or (x, y, sample_weight)",
+            hint="Several inputs go into x, as a tuple or a dict.",
+        )
+    return dataset
+
+
+def _refuse_unusable_elements(
+    dataset: tf.data.Dataset, workload: Workload, configuration: Configuration
+) -> None:
+    import keras
+
+    first = _call_user("dataset", lambda: next(iter(dataset.take(1)), None))
+    if first is None:
+        raise WorkloadError(
+            "dataset() yields nothing: it is empty", hint="Check the path or the filter that feeds it."
+        )
+    if workload.batched:
+        leading = {int(leaf.shape[0]) for leaf in keras.tree.flatten(first) if leaf.shape.rank}
+        if leading and max(leading) != configuration.batch_size:
+            raise WorkloadError(
+                f"dataset(config) with batched=True yields batches of {max(leading)}, expected "
+                f"config.batch_size, which is {configuration.batch_size}",
+                hint="Batch by config.batch_size, or yield single examples without batched=True.",
+            )
+
+
+def compiled_model(workload: Workload, configuration: Configuration, train: tf.data.Dataset) -> keras.Model:
+    """The workload's model, checked against the pipeline's elements and compiled as the configuration says."""
+    import keras
+
+    model = _call_user("model", workload.model)
+    if not isinstance(model, keras.Model):
+        raise WorkloadError(f"model() returned a {type(model).__name__}, expected a keras.Model")
+    if model.compiled:
+        raise WorkloadError(
+            "model() returned a model that is compiled already",
+            hint="Leave model.compile() out of model(): give its arguments as Workload(compile=…).",
+        )
+    _refuse_shapes_that_do_not_fit(model, train.element_spec, workload)
+    arguments = _call_user("compile", workload.compile)
+    if not isinstance(arguments, dict):
+        raise WorkloadError(
+            f"compile() returned a {type(arguments).__name__}, expected the arguments of model.compile as a dict"
+        )
+    knobs = apply.compile_arguments(configuration)
+    for name in knobs:
+        if name in arguments:
+            raise WorkloadError(
+                f"compile() names {name}, which is a knob",
+                hint=f"Move it to Workload(baseline={{{name!r}: {arguments[name]!r}}}).",
+            )
+    _call_user("compile", lambda: model.compile(**arguments, **knobs))
+    return model
+
+
+def _refuse_shapes_that_do_not_fit(model: keras.Model, spec: Any, workload: Workload) -> None:
+    import keras
+
+    inputs = getattr(model, "input_shape", None) if model.built else None
+    x = spec[0] if isinstance(spec, tuple) else spec
+    shapes = [leaf.shape.as_list() for leaf in keras.tree.flatten(x) if leaf.shape.rank is not None]
+    expected = _flat_shapes(inputs)
+    if not expected or len(expected) != len(shapes):
+        return
+    for got, wanted in zip(shapes, expected, strict=True):
+        if not workload.batched and len(got) == len(wanted) + 1:
+            raise WorkloadError(
+                f"dataset() yields batches already: with a batch size added, an input has shape {tuple(got)}, "
+                f"and the model takes {tuple(wanted)}",
+                hint="Leave .batch() out of dataset(); or batch by config.batch_size and say batched=True.",
+            )
+        fits = len(got) == len(wanted) and all(
+            a is None or b is None or a == b for a, b in zip(got[1:], wanted[1:], strict=True)
+        )
+        # Keras itself lets a last axis of 1 come and go.
+        if not fits and [*got, 1] != list(wanted) and got != [*wanted, 1]:
+            raise WorkloadError(
+                f"dataset() yields an input of shape {tuple(got[1:])}, the model takes {tuple(wanted[1:])}",
+                hint="Shapes of a single example, without the batch; make one fit the other.",
+            )
+
+
+def _flat_shapes(shapes: Any) -> list[tuple[int | None, ...]]:
+    """The shapes in a model's `input_shape`, which is a shape, or a list or dict of them."""
+    if isinstance(shapes, dict):
+        return [shape for key in sorted(shapes) for shape in _flat_shapes(shapes[key])]
+    if isinstance(shapes, (list, tuple)) and shapes and isinstance(shapes[0], (list, tuple, dict)):
+        return [shape for each in shapes for shape in _flat_shapes(each)]
+    return [tuple(shapes)] if isinstance(shapes, (list, tuple)) else []
+
+
+def count_examples(
+    workload: Workload, configuration: Configuration, seconds: float
+) -> tuple[int | None, bool]:
+    """Examples per epoch, None when endless or not counted in time; and whether the dataset is endless."""
+    import keras
+
+    dataset = _checked_dataset(workload.dataset, "dataset", configuration)
+    cardinality = int(dataset.cardinality().numpy())
+    if cardinality == -1:  # tf.data.INFINITE_CARDINALITY
+        return None, True
+    if cardinality >= 0 and not workload.batched:
+        return cardinality, False
+    deadline = time.perf_counter() + seconds
+
+    def count() -> int | None:
+        total = 0
+        for element in dataset:
+            total += int(keras.tree.flatten(element)[0].shape[0]) if workload.batched else 1
+            if time.perf_counter() > deadline:
+                return None
+        return total
+
+    return _call_user("dataset", count), False
