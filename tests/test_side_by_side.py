@@ -5,11 +5,12 @@ import math
 import pytest
 from simulated_runs import BASELINE, Watcher, a_plan, a_warm_up, faster_by, run_on, simulated_trials
 
-from autotune.errors import NoStableConfigurationError, WorkloadError
-from autotune.study.progress import TrialEnded
+from autotune.errors import BudgetError, NoStableConfigurationError, WorkloadError
+from autotune.study.progress import TrialEnded, TrialMeasured
 from autotune.study.side_by_side import (
     BRACKET_SLICES,
     CALLS_IN_A_SLICE,
+    INPUT_WAIT_SECONDS,
     SLICE_SECONDS,
     SLICES_IN_A_TRIAL,
     Interrupted,
@@ -78,12 +79,14 @@ def test_a_workload_on_a_gpu_gets_the_gpus_knobs(tmp_path):
 def test_a_failing_baseline_leaves_its_record(tmp_path):
     """No configuration can be recommended when the baseline fails; its record and log say why."""
     trials = simulated_trials(failure=failing(Outcome.CRASHED))
+    trials.open()
     run = run_on(trials, tmp_path)
     with pytest.raises(NoStableConfigurationError, match=r"crashed.*as planned") as caught:
         SideBySide(run).start_baseline(60.0)
     assert caught.value.exit_code == 3
     assert caught.value.detail == "the log"
     assert run.records[0].outcome is Outcome.CRASHED
+    assert run.records[0].seconds == pytest.approx(1.5)
     assert run.directory.trials[0].reason == "as planned"
 
 
@@ -95,14 +98,32 @@ def test_a_workload_at_fault_is_the_users_to_mend(tmp_path):
         SideBySide(run_on(trials, tmp_path)).start_baseline(60.0)
 
 
+def test_a_baseline_that_is_never_warm_asks_for_more_time(tmp_path):
+    """A timeout before the first slice is a question of the budget; one after it is a failure."""
+    hangs = simulated_trials(failure=failing(Outcome.TIMEOUT))
+    hangs.open()
+    opened = hangs.clock()
+    with pytest.raises(BudgetError, match="did not warm up"):
+        SideBySide(run_on(hangs, tmp_path)).start_baseline(60.0)
+    assert hangs.clock() == pytest.approx(opened + 60.0)
+    stalls = simulated_trials()
+    run, beside = started(tmp_path, stalls)
+    stalls.retire(0)
+    stalls.failure = failing(Outcome.TIMEOUT, jit_compile=False)
+    with pytest.raises(NoStableConfigurationError):
+        measure(run, beside)
+
+
 def test_the_baselines_closing_figures_are_kept_quietly(tmp_path):
     """Ending the baseline adds memory and input wait to its record, without announcing a second end."""
     watcher = Watcher()
     run, beside = started(tmp_path, simulated_trials(), observe=watcher)
+    before = run.records[0].seconds
     beside.end_baseline()
     beside.end_baseline()
     assert run.records[0].peak_host_bytes > 0
     assert run.records[0].input_wait_fraction == 0.0
+    assert run.records[0].seconds == pytest.approx(before + INPUT_WAIT_SECONDS)
     assert len(watcher.of(TrialEnded)) == 1
     assert run.trials.alive == []
 
@@ -147,7 +168,9 @@ def test_a_candidate_is_set_against_the_baseline(tmp_path):
 def test_who_goes_first_is_drawn(tmp_path):
     """In some pairs the baseline runs first, in others the candidate."""
     run, beside = started(tmp_path, simulated_trials(noise=0.2))
+    began = run.clock()
     _, record = measure(run, beside, measured=30.0)
+    assert record.seconds == pytest.approx(run.clock() - began)
     assert {pair.baseline_first for pair in record.pairs} == {True, False}
 
 
@@ -215,7 +238,7 @@ def test_measuring_again_adds_to_what_was_measured(tmp_path):
     assert second.pairs[: len(first.pairs)] == first.pairs
     assert {pair.instance for pair in second.pairs} == {0, 1}
     assert second.instances == 2
-    assert second.seconds > first.seconds
+    assert second.seconds > first.seconds > first.measured_seconds
     assert len(second.pairs) == len(trial.log_ratios) > len(first.pairs)
 
 
@@ -225,11 +248,15 @@ def test_measuring_again_adds_to_what_was_measured(tmp_path):
 def test_what_does_not_fit_beside_the_baseline_is_bracketed(tmp_path):
     """Baseline, candidate, baseline again, never two alive; the record says so."""
     trials = simulated_trials(TWICE, fits_together=only_one_fits)
-    run, beside = started(tmp_path, trials)
-    _, record = measure(run, beside)
+    watcher = Watcher()
+    run, beside = started(tmp_path, trials, observe=watcher)
+    trial, record = measure(run, beside)
     assert (record.outcome, record.pairing) == (Outcome.OK, Pairing.BRACKETED)
-    assert len(record.pairs) == 2 * BRACKET_SLICES
+    assert len(record.pairs) == 2 * BRACKET_SLICES == watcher.of(TrialMeasured)[-1].pairs
     assert record.speedup.value == pytest.approx(2.0)
+    assert record.stopped_by == "time"
+    assert record.peak_host_bytes > 0
+    assert trial.live is None
     assert [each.configuration for each in trials.alive] == [BASELINE]
 
 

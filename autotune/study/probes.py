@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KnobValue
 from autotune.space.search_space import ResolvedSpace
-from autotune.trial.record import TrialRecord
 
 _WISHES: tuple[dict[str, KnobValue | float], ...] = (
     {"batch_size": 4.0},
@@ -30,9 +29,6 @@ _WISHES: tuple[dict[str, KnobValue | float], ...] = (
     {"deterministic": False},
 )
 """What to try, the most promising first. A float is a multiple of the baseline's value."""
-
-_NEEDS_A_LEAD = 1.01
-"""A single change below this speed-up is not worth combining."""
 
 
 def probes(space: ResolvedSpace) -> list[Configuration]:
@@ -73,22 +69,18 @@ def doublings(space: ResolvedSpace) -> list[int]:
     return [size for size in sizes if size > space.baseline.batch_size]
 
 
-def combination(space: ResolvedSpace, records: Sequence[TrialRecord]) -> Configuration:
+def combination(space: ResolvedSpace, leads: Mapping[Configuration, float]) -> Configuration:
     """All the single changes that helped, in one configuration: where the sampler should look first.
 
     Args:
         space: Where it must lie.
-        records: The trials so far. Of several helpful values of one knob the fastest is taken.
+        leads: For each configuration measured, its log-ratio less one standard error: what helped surely
+            enough is above 0. Of several helpful values of one knob the one with the largest lead is taken.
     """
     changes: dict[str, KnobValue] = {}
-    helpful = [
-        record
-        for record in records
-        if record.outcome.measured and record.speedup is not None and record.speedup.value >= _NEEDS_A_LEAD
-    ]
-    for record in sorted(helpful, key=lambda each: each.speedup.value if each.speedup else 0.0):
-        single = Configuration(record.configuration).differences(space.baseline)
-        if len(single) == 1 or set(single) == {"num_parallel_calls", "data_threads"}:
+    for configuration, lead in sorted(leads.items(), key=lambda item: item[1]):
+        single = configuration.differences(space.baseline)
+        if lead > 0 and (len(single) == 1 or set(single) == {"num_parallel_calls", "data_threads"}):
             changes.update(single)
     return space.baseline.replace(**changes)
 

@@ -109,7 +109,7 @@ class Search:
 
     def _climb(self, ends: float) -> None:
         """All that helped in one configuration, then its numbers raised for as long as that helps."""
-        configuration = combination(self._space, list(self._run.records.values()))
+        configuration = combination(self._space, self._leads())
         fastest = 0.0
         while self._time_for_another(ends):
             record = self._try(Phase.SEARCH, configuration)
@@ -202,6 +202,11 @@ class Search:
         deviation = pooled_deviation([trial.log_ratios for trial in measured])
         return {trial.number: deviation / math.sqrt(len(trial.log_ratios)) for trial in measured}
 
+    def _leads(self) -> dict[Configuration, float]:
+        """Each measured configuration's log-ratio, less one standard error."""
+        errors = self._errors()
+        return {t.configuration: statistics.fmean(t.log_ratios) - errors[t.number] for t in self._measured()}
+
     def _incumbent_low(self) -> float | None:
         """Lower bound of the best log-ratio."""
         errors = self._errors()
@@ -221,8 +226,7 @@ class Search:
 
         Ranked one standard error below the estimate, so that a lucky trial does not come before a sure one.
         """
-        errors = self._errors()
-        scores = {t.number: statistics.fmean(t.log_ratios) - errors[t.number] for t in self._measured()}
+        leads = self._leads()
         faster = [t for t in self._measured() if statistics.fmean(t.log_ratios) > 0]
-        ranked = sorted(faster, key=lambda t: scores[t.number], reverse=True)
+        ranked = sorted(faster, key=lambda t: leads[t.configuration], reverse=True)
         return [self._run.records[trial.number] for trial in ranked]
