@@ -193,6 +193,18 @@ def test_a_message_that_comes_byte_by_byte_is_put_together(pair):
     assert channel.receive(timeout_seconds=0) == message
 
 
+def test_an_empty_frame_whose_head_comes_in_two_pieces_takes_nothing_of_the_next(pair):
+    """A head is read to its end and no further, even when most of it was there before."""
+    channel = Channel(pair[1], messages.to_trial)
+    pair[0].send(frame(b"")[:3])
+    with pytest.raises(TimeoutError):
+        channel.receive(timeout_seconds=0)
+    pair[0].send(frame(b"")[3:] + encoded(messages.Finish()))
+    with pytest.raises(ProtocolError):
+        channel.receive(timeout_seconds=0)
+    assert channel.receive(timeout_seconds=0) == messages.Finish()
+
+
 def test_a_message_larger_than_the_sockets_buffer_arrives(pair):
     """The sender waits for the reader; the reader takes it in pieces."""
     message = messages.TemplateFailed(message="x" * (messages.LARGEST_MESSAGE_BYTES // 2))

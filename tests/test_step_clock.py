@@ -1,6 +1,8 @@
 """The clock that cuts a running `fit` into slices, driven by a made-up training in made-up time."""
 
 import math
+import os
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +17,7 @@ from autotune.trial.step_clock import (
     Training,
     TrainingEnded,
     TrainingFailed,
+    freeze_own_group,
     step_quantiles,
 )
 
@@ -225,6 +228,14 @@ def test_a_device_that_lags_behind_is_waited_for_within_the_slice():
     """The slice ends when the work is done, not when it was handed over."""
     (measured,) = Simulation(Measure(seconds=0.1), synchronise_seconds=0.25).run()
     assert measured.seconds == EPOCH_SECONDS + 0.25
+
+
+def test_a_trial_freezes_with_its_whole_process_group(monkeypatch):
+    """Processes that user code started stand still, too."""
+    sent = []
+    monkeypatch.setattr(os, "killpg", lambda *arguments: sent.append(arguments))
+    freeze_own_group()
+    assert sent == [(0, signal.SIGSTOP)]
 
 
 def test_each_report_is_sent_before_freezing_and_each_command_taken_after():
