@@ -8,7 +8,7 @@ from simulated_runs import BASELINE, LIMITS, Watcher, a_plan, a_record, faster_b
 
 from autotune.measure.deciding import Verdict
 from autotune.measure.intervals import instance_interval
-from autotune.study.confirmation import GROUPS, Confirmer, Limits
+from autotune.study.confirmation import FEWEST_ROUNDS, GROUPS, Confirmer, Limits
 from autotune.study.plan import MOST_INSTANCES
 from autotune.study.progress import Notice, TrialMeasured
 from autotune.study.side_by_side import SideBySide
@@ -24,7 +24,9 @@ SPEED = faster_by(jit_compile=1.5, batch_size=1.2, steps_per_execution=1.1)
 class Bench:
     """A run whose search has ended, and its confirmer."""
 
-    def __init__(self, tmp_path, trials, *, limits=LIMITS, min_gain=0.02, interruptions=lambda: 0, **plan):
+    def __init__(
+        self, tmp_path, trials, *, limits=LIMITS, min_gain=0.02, interruptions=lambda: 0, left=100.0, **plan
+    ):
         trials.open()
         self.trials = trials
         self.watcher = Watcher()
@@ -34,7 +36,7 @@ class Bench:
         beside.end_baseline()
         trials.retire(0)
         self.before = len(trials.launched)
-        self.plan = a_plan(**{"ends": trials.clock() + 100.0, "finalists": 1, **plan})
+        self.plan = a_plan(**{"ends": trials.clock() + left, "finalists": 1, **plan})
         self.confirmer = Confirmer(self.run, self.plan, limits, min_gain=min_gain)
 
     def confirm(self, *configurations, pairing=Pairing.ALTERNATING):
@@ -129,6 +131,7 @@ def test_records_are_kept_of_all(tmp_path):
         assert (record.phase, record.outcome) == (Phase.CONFIRM, Outcome.OK)
         assert record.instances == result.instances > 1
         assert record.peak_host_bytes > 0
+        assert record.seconds >= 1.5 * result.instances, "the starts of all its processes"
     assert bench.watcher.of(TrialMeasured)
 
 
@@ -166,6 +169,18 @@ def test_the_time_is_used_and_kept(tmp_path):
     assert counts == sorted(counts)
     assert counts[0] >= 2
     assert counts[-1] >= MOST_INSTANCES
+    (record,) = (each for each in bench.run.records.values() if each.pairs)
+    assert len(record.pairs) > 2 * FEWEST_ROUNDS * counts[-1]
+
+
+@pytest.mark.parametrize("pairing", [Pairing.ALTERNATING, Pairing.BRACKETED])
+def test_an_instance_that_cannot_end_in_time_is_not_begun(tmp_path, pairing):
+    """With less time than the starts of one instance take, there is none, and no claim: a bracket starts three."""
+    left = 2.0 if pairing is Pairing.ALTERNATING else 4.5
+    bench = Bench(tmp_path, simulated_trials(SPEED, import_seconds=0.0), left=left)
+    result = bench.confirm(FAST, pairing=pairing)
+    assert bench.launched == []
+    assert (result.instances, result.winner) == (0, None)
 
 
 def test_several_finalists_take_turns_in_one_round(tmp_path):

@@ -54,3 +54,11 @@ def test_one_failure_is_enough():
     assert known_to_fail(FAILED, [small, FAILED])
     assert not known_to_fail(FAILED, [small])
     assert not known_to_fail(FAILED, [])
+
+
+def test_parallel_calls_hold_memory():
+    """What ran out with many calls in flight says nothing of the same batch with one."""
+    failed = BASELINE.replace(num_parallel_calls=64, data_threads=32)
+    assert not known_to_fail(BASELINE.replace(num_parallel_calls=1), [failed])
+    assert known_to_fail(BASELINE.replace(num_parallel_calls=128, data_threads=32), [failed])
+    assert not known_to_fail(BASELINE.replace(num_parallel_calls="autotune", data_threads=32), [failed])

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.measure.intervals import (
+    INSTANCE_DEVIATION,
     LogInterval,
     instance_interval,
     mean_interval,
@@ -101,9 +102,9 @@ def test_where_instances_differ_their_spread_is_the_error():
 
 
 def test_where_instances_agree_the_slices_are_the_error():
-    """Equal means from slices with a variance of 0.02: the interval of their average is that of the slices."""
+    """Equal means from slices with a variance of 0.02: the interval is that of the slices, and the usual deviation."""
     instances = [[-0.1, 0.1], [0.1, -0.1], [-0.1, 0.1]]
-    error = math.sqrt(3 * 0.02 / 2 / 9)
+    error = math.sqrt(3 * 0.02 / 2 / 9 + INSTANCE_DEVIATION**2 / 3)
     found = instance_interval(instances)
     assert found.half_width == pytest.approx(t_quantile(0.95, 3) * error)
     widened = instance_interval(instances, comparisons=5)
@@ -160,3 +161,14 @@ def test_without_a_pair_of_pairs_there_is_no_deviation(groups):
 def test_half_width_is_half_the_distance():
     """From -1 to 3 it is 2."""
     assert LogInterval(value=1.0, low=-1.0, high=3.0, count=2).half_width == 2.0
+
+
+@pytest.mark.parametrize(("instances", "pairs", "between"), [(2, 12, 0.1), (3, 6, 0.06)])
+def test_few_instances_cover_as_they_say(instances, pairs, between):
+    """Two or three instances that differ: at least 93% of the intervals hold the truth."""
+    rng = random.Random(2)
+    found = [
+        instance_interval(measured(rng, instances=instances, pairs=pairs, between=between))
+        for _ in range(WORLDS)
+    ]
+    assert share_covered(found) >= 0.93

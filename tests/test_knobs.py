@@ -150,7 +150,12 @@ def test_knobs_are_marked_by_what_else_they_touch():
         "deterministic",
         "onednn",
     }
-    assert {each.name for each in KNOBS.values() if each.hungrier_upwards} == {"batch_size", "prefetch"}
+    assert {each.name for each in KNOBS.values() if each.hungrier_upwards} == {
+        "batch_size",
+        "prefetch",
+        "num_parallel_calls",
+        "data_threads",
+    }
     assert {each.name for each in KNOBS.values() if each.needs_dataset_config} == {"num_parallel_calls"}
 
 

@@ -57,6 +57,37 @@ def test_short_epochs_are_timed_whole():
     assert (measured.epochs, measured.examples, measured.steps) == (2, 2 * 1437, 2 * 45)
 
 
+def test_warming_up_takes_the_time_it_tells():
+    """First step, steady state and the lengths of call and epoch are in order, and the clock has moved."""
+    trials = simulated_trials(start_seconds=1.5, import_seconds=0.0)
+    found = launch(trials, BASELINE.replace(steps_per_execution=8)).warm_up(100.0)
+    assert found.first_step_seconds == pytest.approx(1.5)
+    assert found.ready_seconds == pytest.approx(1.5 + found.ready.warmup_seconds) == trials.clock()
+    assert found.ready.call_seconds == pytest.approx(8 * 32 / 4000)
+    assert found.ready.epoch_seconds == pytest.approx(1437 / 4000)
+    assert found.ready.settled
+    assert 0 < found.launch_seconds < found.first_step_seconds
+
+
+def test_a_slow_training_is_not_steady_when_its_warm_up_ends():
+    """Calls of two seconds: the cap ends the warm-up before two windows agree."""
+    trials = simulated_trials(lambda configuration: 16.0, examples=None)
+    assert not launch(trials).warm_up(100.0).ready.settled
+
+
+def test_the_loss_falls_with_training():
+    """Slice after slice it is lower."""
+    trial = warm(simulated_trials(examples=None))
+    losses = [trial.measure(5.0, 100.0).loss for _ in range(4)]
+    assert FIRST_LOSS > losses[0] > losses[1] > losses[2] > losses[3] > FIRST_LOSS / 2
+
+
+def test_a_step_takes_the_slices_share():
+    """The quantiles of the step times are the mean: a formula has no stragglers."""
+    measured = warm(simulated_trials(examples=None)).measure(0.5, 100.0)
+    assert measured.step_seconds.p50 == measured.step_seconds.max == pytest.approx(32 / 4000)
+
+
 @pytest.mark.parametrize("examples", [None, 1_000_000])
 def test_long_epochs_are_timed_by_steps(examples):
     """A slice of a large or endless dataset is a number of whole calls."""
@@ -165,7 +196,7 @@ def test_closing_figures():
     assert large.peak_host_bytes > small.peak_host_bytes
     assert small.peak_device_bytes is None
     assert large.peak_device_bytes is not None
-    assert small.input_wait_fraction is not None
+    assert small.input_wait_fraction == 0.0
     assert large.input_wait_fraction is None
     assert small.loss < FIRST_LOSS
 
@@ -196,10 +227,13 @@ def test_a_knob_that_is_read_at_import_costs_an_import():
 
 def test_retiring_a_group_ends_its_trials_only():
     """A trial of a retired group is gone, and answers as one whose template died; others go on."""
-    trials = simulated_trials()
+    trials = simulated_trials(import_seconds=4.0, start_seconds=0.0)
     gone, stays = warm(trials, group=1), warm(trials, group=2)
     trials.retire(1)
     assert trials.alive == [stays]
+    before = trials.clock()
+    launch(trials, group=1)
+    assert trials.clock() == pytest.approx(before + 4.0), "another template imports afresh"
     with pytest.raises(TrialFailed, match="template died") as caught:
         gone.measure(0.5, 10.0)
     assert caught.value.outcome is Outcome.CRASHED

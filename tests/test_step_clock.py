@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import statistics
 from types import SimpleNamespace
 
 import pytest
@@ -386,6 +387,26 @@ def test_warm_up_ends_at_its_cap_and_says_that_it_did_not_settle():
     assert 10.0 <= simulation.ready.warmup_seconds < 10.0 + EPOCH_SECONDS
 
 
+def test_the_epoch_that_compiles_says_nothing_of_the_usual_pace():
+    """Calls of the first epoch are not among those that give the time of a call."""
+    simulation = Simulation(examples=160, step_seconds=lambda call: (2 if call < 5 else 1) / 16)
+    simulation.run()
+    assert simulation.ready.call_seconds == 1 / 16
+
+
+@pytest.mark.parametrize(("cap", "epochs"), [(2.0, 2), (2.3, 3)])
+def test_the_time_of_an_epoch_is_the_median_of_those_after_the_first(cap, epochs):
+    """Of two it is their mean, of three the middle one."""
+    pace = [4, 2, 1]  # of the second epoch to the fourth, in 256ths of a second a step
+    simulation = Simulation(
+        step_seconds=lambda call: pace[max(0, min(call // STEPS, 3) - 1)] / 256, warmup_seconds=cap
+    )
+    simulation.run()
+    lengths = [STEPS * steps / 256 + 1 / 8 for steps in pace]
+    assert simulation.ready.epoch_seconds == statistics.median(lengths[:epochs])
+    assert simulation.calls == (1 + epochs) * STEPS
+
+
 def test_a_cap_below_one_epoch_leaves_two_epochs_after_the_first():
     """Even an impatient tuner gets a warm-up beyond the epoch that compiles."""
     simulation = Simulation(step_seconds=1 / 256, warmup_seconds=0.25)
@@ -433,11 +454,11 @@ def test_an_empty_dataset_is_the_inputs_fault(dataset):
     assert "at least one batch" in failed.value.hint
 
 
-@pytest.mark.parametrize("epochs", [0, 1, 2, 7])
-def test_a_dataset_that_runs_dry_is_the_inputs_fault(epochs):
+@pytest.mark.parametrize(("epochs", "known"), [(0, True), (1, True), (2, True), (7, True), (1, False)])
+def test_a_dataset_that_runs_dry_is_the_inputs_fault(epochs, known):
     """An epoch without any batch, after one or after counting, says that the dataset does not start afresh."""
     with pytest.raises(TrainingFailed) as failed:
-        Simulation(Measure(seconds=100.0), epochs_with_data=epochs).fit()
+        Simulation(Measure(seconds=100.0), epochs_with_data=epochs, known=known).fit()
     assert failed.value.outcome == Outcome.ERROR
     assert failed.value.input_error
     assert "the dataset was exhausted" in failed.value.reason
@@ -562,6 +583,7 @@ def test_what_a_training_timed_by_steps_reports():
     ready = simulation.ready
     assert (ready.timed_by, ready.settled) == ("steps", True)
     assert (ready.epoch_overhead_seconds, ready.epoch_seconds) == (0.375, None)
+    assert ready.warmup_seconds < 7.0 + 3.0  # the boundary's measuring, and less than the cap
     assert ready.call_seconds == 1 / 32
     assert ready.compile_seconds == 5.0
 
@@ -594,6 +616,14 @@ def test_a_slice_that_ends_with_the_epoch_knows_its_last_batch_is_smaller():
     )
     slices = simulation.run(overhead=0.0)
     assert [each.examples for each in slices] == [32, 32, 29] * 3
+
+
+def test_nothing_is_thrown_away_where_all_batches_have_one_size():
+    """Without a smaller batch no stretch of a slice is left out: calls not counted are warm-up and boundaries."""
+    simulation = Simulation(Measure(seconds=30.0), **{**LONG, "examples": 14_400})
+    (measured,) = simulation.run(overhead=0.125)
+    assert (measured.steps, measured.examples) == (960, 960 * 32)
+    assert simulation.calls - measured.steps < 50
 
 
 def test_compiling_for_the_smaller_last_batch_is_in_no_slice():

@@ -12,6 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95
+INSTANCE_DEVIATION = 0.01
+"""Log deviation between instances that is allowed for even where the slices show none."""
+FEW_INSTANCES = 4
+"""Below this many, agreement between instances is no evidence that they agree."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +87,10 @@ def instance_interval(
     between = statistics.variance(means) / count
     spread = [each for each in instances if len(each) > 1]
     within = sum(statistics.variance(each) / len(each) for each in spread) / count**2
-    if between >= within:
-        margin = t_quantile(level, count - 1) * math.sqrt(between)
-    else:
-        margin = t_quantile(level, sum(len(each) - 1 for each in spread)) * math.sqrt(within)
+    of_slices = math.sqrt(within + INSTANCE_DEVIATION**2 / count)
+    margin = t_quantile(level, sum(len(each) - 1 for each in spread)) * of_slices if spread else 0.0
+    if between >= within or count < FEW_INSTANCES:
+        margin = max(margin, t_quantile(level, count - 1) * math.sqrt(between))
     return LogInterval(value=mean, low=mean - margin, high=mean + margin, count=count)
 
 

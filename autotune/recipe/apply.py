@@ -62,11 +62,12 @@ _COMPILE_ARGUMENTS = ("jit_compile", "steps_per_execution")
 
 
 def environment(configuration: Mapping[str, KnobValue]) -> dict[str, str]:
-    """The environment variables that the import-stage knobs stand for, where they are not the default."""
+    """The environment variables that the import-stage knobs stand for, where they are not set so already."""
     return {
         variable: text(configuration[name])
         for name, (variable, text) in _ENVIRONMENT.items()
-        if name in configuration and configuration[name] != KNOBS[name].default
+        if name in configuration
+        and text(configuration[name]) != os.environ.get(variable, text(KNOBS[name].default))
     }
 
 

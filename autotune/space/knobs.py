@@ -165,6 +165,7 @@ _TABLE = (
         domain=Domain(integers=(0, 4096), words=("autotune",)),
         default=0,
         stage=Stage.PIPELINE,
+        hungrier_upwards=True,
         needs_dataset_config=True,
     ),
     Knob(
@@ -173,6 +174,7 @@ _TABLE = (
         domain=Domain(integers=(0, 4096)),
         default=0,
         stage=Stage.PIPELINE,
+        hungrier_upwards=True,
     ),
     Knob(
         name="deterministic",

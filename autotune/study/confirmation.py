@@ -32,6 +32,9 @@ from autotune.trial.record import Interval, Outcome, Pairing, Phase, Slice, Tria
 GROUPS = (1, 2)
 """Template groups that the instances come from in turn; the search's is 0."""
 FEWEST_ROUNDS = 3
+ENOUGH_INSTANCES = 4
+OVERRUN_SHARE = 0.03
+"""Of the budget: how far a wait may run beyond it."""
 BRACKET_ROUNDS = 3
 
 
@@ -136,12 +139,12 @@ class Confirmer:
         reference = run.new_trial(Phase.CONFIRM, run.baseline)
         waiting = list(finalists)
         entered: list[_Contender] = []
-        field_size = plan.finalists
+        field_size = self._field_size(waiting)
         while waiting:
             records, waiting = waiting[:field_size], waiting[field_size:]
             contenders = [self._contender(each) for each in records]
             entered += contenders
-            start = self._usual_start(0) + sum(self._usual_start(each.trial) for each in records)
+            start = self._instance_start(records)
             self._run_instances(reference, contenders, start)
             enough_left = self._left() > FEWEST_INSTANCES * (start + LEAST_INSTANCE_SECONDS)
             if any(each.failure is None for each in contenders) or not enough_left or self._stopped():
@@ -165,7 +168,8 @@ class Confirmer:
         done = failures = 0
         while done < planned and failures < FEWEST_INSTANCES:
             active = [each for each in contenders if each.failure is None]
-            if not active or self._stopped() or (done and self._left() < 0.8 * (start + seconds)):
+            needed = start + seconds if done else start
+            if not active or self._stopped() or self._left() < 0.8 * needed:
                 return
             began = run.clock()
             try:
@@ -176,7 +180,7 @@ class Confirmer:
                 continue
             done += 1
             if done == 1:
-                start = max(start, run.clock() - began - seconds)
+                start = max(1.0, run.clock() - began - seconds)
                 more, seconds = plan_instances(self._left(), start=start, finalists=len(contenders))
                 planned = done + more
 
@@ -190,6 +194,26 @@ class Confirmer:
         pairing = record.pairing or Pairing.ALTERNATING
         trial.pairing = pairing
         return _Contender(trial=trial, pairing=pairing)
+
+    def _instance_start(self, records: Sequence[TrialRecord]) -> float:
+        """Seconds to start all processes of one instance: one baseline for all who stand beside it, two to bracket."""
+        apart = sum(each.pairing is Pairing.BRACKETED for each in records)
+        baselines = 2 * apart + (1 if apart < len(records) else 0)
+        return baselines * self._usual_start(0) + sum(self._usual_start(each.trial) for each in records)
+
+    def _field_size(self, records: Sequence[TrialRecord]) -> int:
+        """How many to confirm side by side: fewer where starting them all would leave too few instances."""
+        for size in range(min(self._plan.finalists, len(records)), 1, -1):
+            start = self._instance_start(records[:size])
+            if plan_instances(self._left(), start=start, finalists=size)[0] >= ENOUGH_INSTANCES:
+                return size
+        return 1
+
+    def _patience(self, seconds: float) -> float:
+        """How long to wait for something that usually takes `seconds`: never far beyond the budget."""
+        return min(
+            seconds + PATIENCE_SECONDS, max(2 * seconds, self._left()) + OVERRUN_SHARE * self._plan.budget
+        )
 
     def _usual_start(self, trial: int) -> float:
         record = self._run.records[trial]
@@ -254,7 +278,7 @@ class Confirmer:
         stack.callback(live.kill)
         trial.live = live
         trial.instances += 1
-        trial.warm = live.warm_up(self._plan.trial_timeout + PATIENCE_SECONDS)
+        trial.warm = live.warm_up(self._patience(min(self._plan.trial_timeout, self._left())))
         trial.seconds += run.clock() - began
 
     def _take_turns(self, reference: Trial, contenders: Sequence[_Contender], seconds: float) -> None:
@@ -269,7 +293,8 @@ class Confirmer:
             if not alive:
                 break
             one_round = (run.clock() - began) / rounds if rounds else 0.0
-            if rounds >= FEWEST_ROUNDS and run.clock() - began + one_round > seconds:
+            over = self._left() < one_round
+            if rounds and (over or (rounds >= FEWEST_ROUNDS and run.clock() - began + one_round > seconds)):
                 break
             self._one_round(reference, alive, length, ratios)
             rounds += 1
@@ -283,7 +308,7 @@ class Confirmer:
         """Everyone once, in random order; each contender is set against the baseline's slice of the round."""
         order: list[_Contender | None] = [None, *alive]
         self._run.rng.shuffle(order)
-        timeout = length * 20 + PATIENCE_SECONDS
+        timeout = self._patience(3 * length)
         own: dict[int, Slice] = {}
         baseline: Slice | None = None
         for each in order:
@@ -343,7 +368,7 @@ class Confirmer:
             self._start(trial, group, stack)
             assert trial.warm is not None and trial.live is not None
             length = max(seconds, trial.warm.ready.call_seconds, trial.warm.ready.epoch_seconds or 0.0)
-            slices = [trial.live.measure(length, length * 20 + PATIENCE_SECONDS) for _ in range(count)]
+            slices = [trial.live.measure(length, self._patience(3 * length)) for _ in range(count)]
             finished = trial.live.finish(INPUT_WAIT_SECONDS, PATIENCE_SECONDS)
             if trial.finished is None or finished.peak_host_bytes > trial.finished.peak_host_bytes:
                 trial.finished = finished

@@ -12,6 +12,7 @@ PROBE_SHARE = 0.4
 """Of the search's time, at most."""
 SMALLEST_TRIAL_TIMEOUT = 20.0
 FIRST_STEP_FACTOR = 4.0
+READY_FACTOR = 2.0
 LARGEST_TRIAL_SHARE = 0.10
 SECOND_LOOK_SHARE = 0.25
 """Of the search's time: kept for measuring the leaders again before one is sent to the confirmation."""
@@ -60,20 +61,23 @@ def baseline_timeout(budget: float) -> float:
     return max(1.0, budget * BASELINE_SHARE)
 
 
-def plan_run(budget: float, *, ready_at: float, first_step: float, trial_timeout: float | None) -> Plan:
+def plan_run(
+    budget: float, *, ready_at: float, first_step: float, ready: float = 0.0, trial_timeout: float | None
+) -> Plan:
     """Spread what is left of the budget once the baseline is warm.
 
     Args:
         budget: Seconds for everything.
         ready_at: Seconds since the run began at which the baseline was warm.
         first_step: Seconds the baseline took from request to first step.
+        ready: Seconds the baseline took from request to its steady state.
         trial_timeout: The user's own limit for a trial, or None.
 
     Raises:
         BudgetError: Nothing could be both searched and confirmed in what is left.
     """
     search_ends = budget * (1 - CONFIRMATION_SHARE)
-    shortest_trial = first_step + LEAST_MEASURED + 2.0
+    shortest_trial = max(first_step, ready) + LEAST_MEASURED + 2.0
     if search_ends - ready_at < shortest_trial:
         needed = (ready_at + shortest_trial) / (1 - CONFIRMATION_SHARE)
         raise BudgetError(
@@ -81,7 +85,7 @@ def plan_run(budget: float, *, ready_at: float, first_step: float, trial_timeout
             "one trial and its confirmation need more than what is left",
             hint=f"Give --budget {needed * 1.2:.0f}s or more; a few minutes are sensible here.",
         )
-    limit = max(SMALLEST_TRIAL_TIMEOUT, FIRST_STEP_FACTOR * first_step)
+    limit = max(SMALLEST_TRIAL_TIMEOUT, FIRST_STEP_FACTOR * first_step, READY_FACTOR * ready)
     return Plan(
         budget=budget,
         search_ends=search_ends,

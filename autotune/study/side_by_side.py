@@ -6,6 +6,9 @@ Where both do not fit in memory, the candidate runs alone between two stretches 
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
+
 from autotune.errors import BudgetError, NoStableConfigurationError, WorkloadError
 from autotune.measure.deciding import Stop, stop_measuring
 from autotune.space.configuration import on_device
@@ -23,6 +26,10 @@ INPUT_WAIT_SECONDS = 0.15
 BASELINE_SLICES = 3
 BRACKET_SLICES = 3
 """Slices of the baseline before, and as many after, a candidate that runs alone."""
+OVERRUN_SHARE = 0.03
+"""Of the budget: how far a search trial may run into the confirmation's time."""
+SLICE_PATIENCE_SECONDS = 5.0
+"""How long a slice may take beyond three times its length when the trial's own time is over."""
 PATIENCE_SECONDS = 30.0
 """How long the baseline, which has been warm before, may take over a slice beyond its length."""
 
@@ -176,6 +183,9 @@ class SideBySide:
             NoStableConfigurationError: The baseline does not run any more.
         """
         run, began = self._run, self._run.clock()
+        # Near the search's end a trial has less time, or a hanging one would take the confirmation's.
+        left = plan.search_ends + OVERRUN_SHARE * plan.budget - began
+        plan = replace(plan, trial_timeout=min(plan.trial_timeout, max(1.0, left)))
         interrupted = False
         outcome, reason, log_tail = Outcome.OK, "", ""
         try:
@@ -228,7 +238,7 @@ class SideBySide:
             baseline_first = run.rng.random() < 0.5
             first = self._baseline_slice(length, beside=True) if baseline_first else None
             left = plan.trial_timeout - (run.clock() - began)
-            own = _live(trial).measure(length, max(left, length + 1.0))
+            own = _live(trial).measure(length, max(left, 3 * length + SLICE_PATIENCE_SECONDS))
             trial.add_pair(
                 baseline_first=baseline_first,
                 baseline=first or self._baseline_slice(length, beside=True),
@@ -248,7 +258,12 @@ class SideBySide:
                 trial.stopped_by = Stop.TIME
             if trial.stopped_by is not None:
                 break
-        trial.finished = _live(trial).finish(INPUT_WAIT_SECONDS, PATIENCE_SECONDS)
+        self._finish(trial)
+
+    def _finish(self, trial: Trial) -> None:
+        """Closing figures; a trial that was measured stays so when they do not come."""
+        with contextlib.suppress(TrialFailed):
+            trial.finished = _live(trial).finish(INPUT_WAIT_SECONDS, PATIENCE_SECONDS)
 
     def _bracket(self, trial: Trial, plan: Plan) -> None:
         """Baseline, candidate, baseline again; each pair takes its baseline from one side."""
@@ -263,7 +278,7 @@ class SideBySide:
         self._stop_baseline()
         self._launch(trial, plan.trial_timeout)
         own = [_live(trial).measure(length, plan.trial_timeout + length) for _ in range(2 * BRACKET_SLICES)]
-        trial.finished = _live(trial).finish(INPUT_WAIT_SECONDS, PATIENCE_SECONDS)
+        self._finish(trial)
         _live(trial).kill()
         trial.live = None
         after = [self._baseline_slice(length) for _ in range(BRACKET_SLICES)]

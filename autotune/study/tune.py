@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from autotune.errors import ArgumentError, InputError, TuningInterruptedError
+from autotune.errors import ArgumentError, InputError, RunDirectoryError, TuningInterruptedError
 from autotune.machine import Machine, available_cores, fingerprint, memory_limit_bytes, require_linux
 from autotune.measure.deciding import MIN_GAIN
 from autotune.recipe.recipe import Recipe, RecipeWorkload
@@ -177,25 +177,39 @@ def _name_of(reference: WorkloadReference) -> str:
 
 @contextlib.contextmanager
 def _occupied(directory: RunDirectory) -> Iterator[None]:
-    """The run directory, created and locked; removed again where the input was at fault."""
-    existed = directory.path.exists()
+    """The run directory, created and locked; emptied again where the input was at fault before anything was tried."""
+    before = set(directory.path.iterdir()) if directory.path.is_dir() else None
     directory.create()
     try:
         yield
+    except RunDirectoryError:
+        raise  # what was finished before stays
     except InputError:
         directory.release()
-        if not existed:
-            shutil.rmtree(directory.path, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                directory.path.parent.rmdir()
+        if not (directory.trial_directory(1) / "result.json").exists():
+            _remove(directory.path, before)
         raise
     finally:
         directory.release()
 
 
+def _remove(path: Path, before: set[Path] | None) -> None:
+    """Take away what a run put into its directory; the directory as well if it was not there before."""
+    if before is None:
+        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()  # results/<workload>, when it is empty now
+        return
+    for entry in set(path.iterdir()) - before:
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
+
+
 def _limits(machine: Machine) -> Limits:
-    device = sum(gpu.memory_bytes for gpu in machine.gpus)
-    return Limits(host_bytes=memory_limit_bytes(), device_bytes=device or None)
+    device = min((gpu.memory_bytes for gpu in machine.gpus), default=None)
+    return Limits(host_bytes=memory_limit_bytes(), device_bytes=device)
 
 
 def tune_with(
@@ -233,6 +247,7 @@ def tune_with(
             options.budget,
             ready_at=clock(),
             first_step=warm.first_step_seconds,
+            ready=warm.ready_seconds,
             trial_timeout=options.trial_timeout,
         )
         device = Device.GPU if warm.started.gpus else Device.CPU

@@ -19,6 +19,16 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
+_SIGNS_OF_NO_MEMORY = (
+    "out of memory",
+    "cublas_status_alloc_failed",
+    "cudnn_status_alloc_failed",
+    "failed to create cublas handle",
+    "could not create cudnn handle",
+)
+"""What CUDA's libraries say, beside TensorFlow's own error, when a card is full."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception, of Python's or TensorFlow's, says that memory ran out."""
     import tensorflow as tf
@@ -27,7 +37,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return (
         isinstance(error, (MemoryError, tf.errors.ResourceExhaustedError))
         or (isinstance(error, tf.errors.OpError) and "RESOURCE_EXHAUSTED" in text)
-        or "out of memory" in text.lower()
+        or any(sign in text.lower() for sign in _SIGNS_OF_NO_MEMORY)
     )
 
 

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,6 +61,7 @@ class Template:
             self._process = subprocess.Popen(
                 [
                     sys.executable,
+                    "-P",  # the current directory shadows no module of ours or Python's
                     "-m",
                     "autotune.trial.template",
                     str(theirs.fileno()),
@@ -123,6 +125,7 @@ class Template:
         while True:
             answer = self.channel.receive(max(0.0, deadline - time.monotonic()))
             if isinstance(answer, messages.Forked):
+                self._exits.pop(answer.pid, None)  # of an earlier process with this number
                 return answer.pid, ours
             self._note(answer)
 
@@ -168,6 +171,8 @@ class Template:
 def _import_path() -> dict[str, str]:
     """Where this autotune was imported from, so that the template imports the same one."""
     root = str(Path(__file__).resolve().parents[2])
+    if root in (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]):
+        return {}  # found there anyway, and not to be put before the standard library
     inherited = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": os.pathsep.join([root, inherited] if inherited else [root])}
 

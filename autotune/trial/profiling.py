@@ -5,6 +5,7 @@ Runs in the trial process, on the model's own compiled functions.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import statistics
 import time
@@ -17,9 +18,14 @@ if TYPE_CHECKING:
 
     from autotune.trial.step_clock import Training
 
-BOUNDARY_CALLS = 6
+MOST_BOUNDARY_CALLS, FEWEST_BOUNDARY_CALLS = 6, 2
 """Calls of the train function in each of the short epochs that show what a boundary costs."""
+BOUNDARY_EPOCH_SECONDS = 0.5
 BOUNDARY_EPOCHS = 4
+BOUNDARY_SECONDS = 2.0
+"""No further short epoch is begun after so long, once one boundary was seen."""
+FIRST_BATCH_SECONDS = 3.0
+"""A pipeline whose first batch takes longer is not opened again for the input wait."""
 VALIDATION_CALLS = 20
 """Calls of the test function from which a longer validation's time is extrapolated."""
 
@@ -29,10 +35,20 @@ def epoch_overhead(
     train: tf.data.Dataset,
     validation: tf.data.Dataset | None,
     training: Training,
+    call_seconds: float,
 ) -> float:
     """What an epoch costs beyond its steps: a new iterator, a refilled shuffle buffer, validation.
 
-    Trains a few short epochs of the same pipeline and takes the time of their steps away.
+    Trains a few short epochs of the same pipeline and takes the time of their steps away. A shuffle buffer that
+    a pipeline slower than its steps fills at the start is paid back at the epoch's end, which short epochs
+    never reach: there this is an upper bound.
+
+    Args:
+        model: Compiled, and trained already.
+        train: The training pipeline, batched.
+        validation: What is validated after each epoch, or None.
+        training: The training's sizes.
+        call_seconds: What a call of the train function usually takes.
 
     Returns:
         Seconds per epoch; the mean of several, for a long training pays for its stalls too.
@@ -44,10 +60,12 @@ def epoch_overhead(
     validations: list[float] = []
 
     class Edges(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
-        """Notes when epochs and validations end."""
+        """Notes when epochs and validations end, and ends it all when enough was seen."""
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             edges.append(time.perf_counter())
+            if len(edges) > 1 and edges[-1] - began > BOUNDARY_SECONDS:
+                self.model.stop_training = True
 
         def on_test_begin(self, logs: Any = None) -> None:
             validations.append(-time.perf_counter())
@@ -57,13 +75,16 @@ def epoch_overhead(
 
     usual = model.train_function
     model.train_function = _timing(usual, calls)
-    batches = BOUNDARY_CALLS * training.steps_per_call
+    wanted = BOUNDARY_EPOCH_SECONDS / max(call_seconds, 1e-9)
+    calls_each = int(min(MOST_BOUNDARY_CALLS, max(FEWEST_BOUNDARY_CALLS, wanted)))
     arguments: dict[str, Any] = {"epochs": BOUNDARY_EPOCHS, "verbose": 0, "shuffle": False}
     short, whole = validation, 1.0
     if validation is not None:
         short, whole = _shortened(validation, training.steps_per_call)
+    began = time.perf_counter()
     try:
-        model.fit(train.take(batches), validation_data=short, callbacks=[Edges()], **arguments)
+        few = train.take(calls_each * training.steps_per_call)
+        model.fit(few, validation_data=short, callbacks=[Edges()], **arguments)
     finally:
         model.train_function = usual
     calls_each = len(calls) // len(edges)
@@ -102,7 +123,9 @@ def _timing(function: Callable[[Any], Any], into: list[float]) -> Callable[[Any]
     return timed
 
 
-def input_wait_fraction(model: keras.Model, train: tf.data.Dataset, seconds: float) -> float:
+def input_wait_fraction(
+    model: keras.Model, train: tf.data.Dataset, seconds: float, patience_seconds: float = FIRST_BATCH_SECONDS
+) -> float | None:
     """Share of the step that waits for input: the same step on a batch kept in memory is the counterfactual.
 
     Both take turns in short stretches, on the model's own compiled function. What a pipeline takes away
@@ -111,15 +134,23 @@ def input_wait_fraction(model: keras.Model, train: tf.data.Dataset, seconds: flo
     Args:
         model: Compiled, and trained already.
         train: The training pipeline, batched.
-        seconds: How long all of it may take.
+        seconds: How long all of it may take, once both have begun.
+        patience_seconds: How long the pipeline's first batch may take.
+
+    Returns:
+        None where the first batch takes longer than that: a shuffle buffer to be filled, files to be opened.
     """
     import tensorflow as tf
 
-    real = iter(train.repeat())
+    began = time.perf_counter()
     kept = iter(train.take(1).cache().repeat())
-    deadline = time.perf_counter() + seconds
-    for iterator in (kept, real, kept):
+    model.train_function(kept)
+    if time.perf_counter() - began > patience_seconds:
+        return None
+    real = iter(train.repeat())
+    for iterator in (real, kept):
         model.train_function(iterator)
+    deadline = time.perf_counter() + seconds
     began = time.perf_counter()
     model.train_function(real)
     calls = max(1, min(200, int(seconds / 10 / max(time.perf_counter() - began, 1e-6))))
@@ -156,12 +187,15 @@ def build_versions() -> dict[str, str]:
 
 
 def peak_device_bytes() -> int | None:
-    """Largest memory that TensorFlow took on its GPUs so far; None without one."""
+    """Largest memory that TensorFlow took on any one GPU so far; None where it cannot tell."""
     import tensorflow as tf
 
     gpus = tf.config.list_logical_devices("GPU")
     if not gpus:
         return None
-    return sum(
-        int(tf.config.experimental.get_memory_info(gpu.name.removeprefix("/device:"))["peak"]) for gpu in gpus
-    )
+    peaks = []
+    for gpu in gpus:
+        with contextlib.suppress(ValueError, tf.errors.OpError):  # some allocators keep no statistics
+            info = tf.config.experimental.get_memory_info(gpu.name.removeprefix("/device:"))
+            peaks.append(int(info["peak"]))
+    return max(peaks, default=None)

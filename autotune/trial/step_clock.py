@@ -7,7 +7,7 @@ then it reports, freezes the process, and obeys: each `Measure` is one slice.
 Short epochs, and those of very few calls, are timed boundary to boundary: a slice is a number of whole
 epochs. Where an epoch is longer than the tuner allows, `LongEpoch` leaves `fit` once, and a second `fit` is
 timed by steps: the stretch from the last call of an epoch to the first call of the next is not counted,
-because its cost is measured apart (`worker.epoch_overhead`).
+because its cost is measured apart (`profiling.epoch_overhead`).
 
 This module knows no TensorFlow: what it needs of it is handed in.
 """
@@ -116,6 +116,7 @@ class _OpenSlice:
     """A slice that is being measured."""
 
     target_seconds: float
+    target_epochs: int
     cpu_at_start: float
     call_seconds: list[float] = field(default_factory=list)
     seconds: float = 0.0
@@ -215,6 +216,12 @@ class StepClock:
         self._calls_at_epoch = self._total_calls
 
     @property
+    def call_seconds(self) -> float:
+        """What a call of the train function takes, by the last ones seen."""
+        recent = (self._call_times or self._epoch_times)[-50:]
+        return max(sum(recent) / max(len(recent), 1), 1e-9)
+
+    @property
     def last_loss(self) -> float | None:
         """The running training loss; None where the model reports none."""
         value = self._logs.get("loss") if isinstance(self._logs, Mapping) else None
@@ -293,6 +300,25 @@ class StepClock:
         most = (self._total_calls - calls) * self._training.steps_per_call
         counted = self._iterations() - iterations
         return min(counted, most) if counted > 0 else most
+
+    def _steps_of_epoch(self) -> int:
+        """Steps of the epoch that ends; what is known of the dataset counts more than what an optimizer says.
+
+        An optimizer counts updates: fewer than steps where gradients are accumulated or a loss scale skips.
+        """
+        known = self._training.steps_per_epoch
+        if known is not None:
+            return known
+        return self._steps_since(self._iterations_at_epoch, self._calls_at_epoch)
+
+    def _steps_of_segment(self) -> int:
+        """Steps since the segment began, within one epoch."""
+        known = self._training.steps_per_epoch
+        if known is None:
+            return self._steps_since(self._segment_iterations, self._segment_calls)
+        before = self._calls - (self._total_calls - self._segment_calls)
+        per_call = self._training.steps_per_call
+        return max(1, min(self._calls * per_call, known) - min(before * per_call, known))
 
     def _require_finite(self, loss: float | None) -> None:
         if loss is not None and not math.isfinite(loss):
@@ -374,9 +400,6 @@ class StepClock:
     def _hold_ready(self, settled: bool, now: float) -> None:
         self._training.synchronise()
         self._note_compile_seconds()
-        calls = self._call_times or self._epoch_times
-        recent = calls[-50:]
-        call_seconds = max(sum(recent) / len(recent), 1e-9)
         epoch_seconds = _median(self._epoch_times) if self._by_epochs else None
         overhead = self._overhead_of_short_epochs() if self._by_epochs else self._overhead
         assert self._compile_seconds is not None
@@ -387,7 +410,7 @@ class StepClock:
                 warmup_seconds=self._elapsed(now),
                 compile_seconds=self._compile_seconds,
                 epoch_overhead_seconds=overhead,
-                call_seconds=call_seconds,
+                call_seconds=self.call_seconds,
                 epoch_seconds=epoch_seconds,
             )
         )
@@ -409,18 +432,24 @@ class StepClock:
         command = self._tuner.receive()
         if isinstance(command, Finish):
             raise TrainingEnded(command)
-        self._open = _OpenSlice(target_seconds=command.seconds, cpu_at_start=_cpu_seconds())
+        # The number of epochs is set beforehand: to end a slice once its time is up would prefer slow epochs.
+        usual = _median(self._epoch_times) if self._epoch_times else command.seconds
+        self._open = _OpenSlice(
+            target_seconds=command.seconds,
+            target_epochs=max(1, math.ceil(command.seconds / max(usual, 1e-9) - 1e-6)),
+            cpu_at_start=_cpu_seconds(),
+        )
         self._last_call_at = self._clock()
 
     def _count_epoch(self, now: float) -> None:
         current = self._open
         assert current is not None
-        steps = self._steps_since(self._iterations_at_epoch, self._calls_at_epoch)
+        steps = self._steps_of_epoch()
         current.epochs += 1
         current.steps += steps
         current.examples += self._training.examples_in_epoch(steps)
         current.seconds += now - self._epoch_began_at
-        if current.seconds >= current.target_seconds:
+        if current.epochs >= current.target_epochs:
             self._report_slice(current, now)
 
     def _open_segment(self, now: float) -> None:
@@ -436,7 +465,7 @@ class StepClock:
         self._segment_at = None
         if current is None or self._total_calls == self._segment_calls:
             return
-        steps = self._steps_since(self._segment_iterations, self._segment_calls)
+        steps = self._steps_of_segment()
         ended = self._training.ends_epoch(self._calls)
         missing = self._training.examples_missing_from_last_step if ended else 0
         current.seconds += self._last_call_at - began

@@ -185,7 +185,11 @@ def _fit(
             model.fit(train, validation_data=None if endless else validation, **arguments)
         except LongEpoch:
             model.train_function = usual
-            overhead = None if endless else profiling.epoch_overhead(model, train, validation, training)
+            overhead = (
+                None
+                if endless
+                else profiling.epoch_overhead(model, train, validation, training, clock.call_seconds)
+            )
             model.train_function = clock.wrap(usual)
             clock.time_by_steps(overhead)
             model.fit(train, **arguments)
