@@ -360,10 +360,15 @@ class Recipe(_Part):
         """Examples per step."""
         return Configuration(self.configuration).batch_size
 
-    def batch(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    def batch(self, dataset: tf.data.Dataset, *, drop_remainder: bool | None = None) -> tf.data.Dataset:
         """Batch and prefetch a dataset of single examples as in the trials.
 
         A workload that does its own batching (`batched=True`) hands in batches of `dataset_config.batch_size`.
+
+        Args:
+            dataset: Single examples, or batches with `batched=True`.
+            drop_remainder: Whether a smaller last batch is dropped; as in the workload when None. Trials never
+                drop it from validation data.
 
         Returns:
             A dataset of batches, for `model.fit`.
@@ -372,7 +377,7 @@ class Recipe(_Part):
             dataset,
             Configuration(self.configuration),
             batched=self.workload.batched,
-            drop_remainder=self.workload.drop_remainder,
+            drop_remainder=self.workload.drop_remainder if drop_remainder is None else drop_remainder,
         )
 
     @property

@@ -23,6 +23,8 @@ from autotune.trial.record import Outcome, Phase, TrialRecord
 REPEATS_THAT_END_IT = 20
 """Samples in a row that were known already: the space is explored."""
 MOST_SECOND_LOOKS = 12
+DOUBLINGS_WITHOUT_GAIN = 2
+"""Doublings of the batch size in a row that were no faster: larger ones are left to the sampler."""
 
 
 class Search:
@@ -83,12 +85,16 @@ class Search:
             if not self._time_for_another(self._plan.probes_end):
                 return
             self._try(Phase.PROBE, configuration)
+        best, behind = 0.0, 0
         for size in doublings(self._space):
-            if not self._time_for_another(self._plan.search_ends):
+            if not self._time_for_another(self._plan.sampling_ends) or behind == DOUBLINGS_WITHOUT_GAIN:
                 return
             record = self._try(Phase.PROBE, self._space.baseline.replace(batch_size=size))
             if record is not None and not record.outcome.measured:
                 return
+            speed = 0.0 if record is None or record.speedup is None else record.speedup.value
+            behind = behind + 1 if record is not None and speed <= best else 0
+            best = max(best, speed)
 
     def _sample(self) -> None:
         ends = self._plan.sampling_ends

@@ -227,6 +227,10 @@ class SideBySide:
         run = self._run
         self._live_baseline(beside=False)
         warm = self._launch(trial, plan.trial_timeout)
+        if warm.started.jit_compile is not trial.configuration["jit_compile"]:
+            raise TrialFailed(
+                Outcome.ERROR, "Keras does not compile this model with XLA: jit_compile falls back to false"
+            )
         reference = self.baseline.warm
         assert reference is not None
         trial.pairing = Pairing.ALTERNATING

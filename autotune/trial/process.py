@@ -384,6 +384,7 @@ class TrialProcesses:
         self._preload = True
         self._templates: dict[tuple[int, tuple[tuple[str, str], ...]], Template] = {}
         self._count = 0
+        self._fingerprint: str | None = None
         self.started_by_import: str | None = None
 
     def __enter__(self) -> TrialProcesses:
@@ -405,6 +406,7 @@ class TrialProcesses:
         """
         ready = self._template(0, {}).wait_ready()
         assert ready.workload is not None
+        self._fingerprint = ready.workload.fingerprint
         self.started_by_import = ready.started
         if self._spawn or ready.started is not None:
             self.retire(0)
@@ -425,7 +427,20 @@ class TrialProcesses:
         """Wait for the group's imports."""
         for key, template in self._templates.items():
             if key[0] == group:
-                template.wait_ready()
+                self._same_workload(template.wait_ready())
+
+    def _same_workload(self, ready: messages.TemplateReady) -> None:
+        """Refuse to measure other code than the run began with.
+
+        Raises:
+            WorkloadError: The file has changed.
+        """
+        found = ready.workload
+        if found is not None and self._fingerprint not in (None, found.fingerprint):
+            raise WorkloadError(
+                f"{self._reference}: the file has changed since the run began",
+                hint="What was measured stays in the run directory. Start a new run.",
+            )
 
     def launch(
         self, configuration: Configuration, *, log: str, data: Data | None, group: int = 0
@@ -441,7 +456,7 @@ class TrialProcesses:
         variables = environment(configuration) if self._preload else {}
         for attempt in (1, 2):
             template = self._template(group, variables)
-            template.wait_ready()
+            self._same_workload(template.wait_ready())
             try:
                 return TrialProcess(template, request)
             except (ChannelClosed, TimeoutError, ProtocolError) as error:

@@ -128,7 +128,8 @@ class TrialRecord(_Data):
         reason: Why it ended as it did, in one sentence; empty for `ok`.
         log_tail: The last lines of its log, where it failed.
         started_at: UTC, ISO 8601.
-        seconds: From asking for the process to its end, all instances together.
+        seconds: From asking for the process to its end, all instances together, the partner's turns included;
+            of a confirmation's trials only what starting them took.
         launch_seconds: From asking for the process to the fork having happened.
         first_step_seconds: From asking for the process to the end of the first train step.
         compile_seconds: Trace and compile: what the first calls took beyond steady ones.

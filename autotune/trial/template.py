@@ -20,6 +20,8 @@ import time
 import warnings
 from typing import NoReturn
 
+import psutil
+
 from autotune.errors import WorkloadError
 from autotune.trial import lifeline, messages, worker
 from autotune.workload import Workload, WorkloadReference, facts_of, load
@@ -121,6 +123,7 @@ class _Server:
         self._workload = workload
         self._reference = reference
         self._trials: dict[int, int] = {}  # pidfd → pid
+        self._of_the_module = frozenset(child.pid for child in psutil.Process().children())
 
     def serve(self) -> NoReturn:
         """Until the control socket closes, which raises `ChannelClosed`."""
@@ -139,7 +142,7 @@ class _Server:
             if command.pid in self._trials.values():
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(command.pid, signal.SIGKILL)
-            lifeline.kill_orphans(frozenset(self._trials.values()))
+            lifeline.kill_orphans(self._of_the_module | set(self._trials.values()))
             return
         pid = self._fork(command, descriptors[0])
         os.close(descriptors[0])
@@ -181,7 +184,7 @@ class _Server:
         _, status = os.waitpid(pid, 0)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
-        lifeline.kill_orphans(frozenset(self._trials.values()))
+        lifeline.kill_orphans(self._of_the_module | set(self._trials.values()))
         code = os.waitstatus_to_exitcode(status)
         self._control.send(
             messages.Exited(pid=pid, signal=-code) if code < 0 else messages.Exited(pid=pid, code=code)

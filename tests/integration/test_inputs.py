@@ -26,6 +26,12 @@ def test_the_shape_of_an_element_does_not_matter(launch, case):
     assert_whole_epochs(warm, trial.measure())
 
 
+def test_steps_are_counted_where_gradients_are_accumulated(launch):
+    """An optimizer that updates once in four steps trains on every example all the same."""
+    trial = launch("accumulating")
+    assert_whole_epochs(trial.warm_up(), trial.measure())
+
+
 def test_sample_weights_reach_the_loss(launch):
     """With every weight at zero there is no loss."""
     trial = launch("weighted")

@@ -299,6 +299,11 @@ def raising_while_read(config):
     )
 
 
+def accumulating() -> dict:
+    """An optimizer that updates once in four steps, and counts updates."""
+    return {"optimizer": keras.optimizers.SGD(1e-3, gradient_accumulation_steps=4), "loss": "mse"}
+
+
 def compiled() -> keras.Model:
     """Compiled already."""
     model = dense()
@@ -409,6 +414,7 @@ CASES = {
     "with_child": {"model": with_child},
     "out_of_host_memory": {"model": out_of_host_memory},
     "out_of_tensor_memory": {"model": out_of_tensor_memory},
+    "accumulating": {"compile": accumulating},
     "becomes_nan": {"compile": becomes_nan},
     "is_nan": {"compile": is_nan},
 }
