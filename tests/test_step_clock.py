@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotune.trial import step_clock
 from autotune.trial.messages import Finish, FirstStep, Measure, Ready, SliceDone
 from autotune.trial.record import Outcome
 from autotune.trial.step_clock import (
@@ -229,6 +230,17 @@ def test_a_device_that_lags_behind_is_waited_for_within_the_slice():
     """The slice ends when the work is done, not when it was handed over."""
     (measured,) = Simulation(Measure(seconds=0.1), synchronise_seconds=0.25).run()
     assert measured.seconds == EPOCH_SECONDS + 0.25
+
+
+def test_processor_time_is_that_of_the_slice(monkeypatch):
+    """All threads and ended children count, from the command to the report."""
+    simulation = Simulation(Measure(seconds=0.1))
+    seconds = (1.0, 0.5, 0.25, 0.0, 9.0)  # user, system, and the same of children; then the wall clock
+    monkeypatch.setattr(
+        step_clock, "os", SimpleNamespace(times=lambda: [simulation.now * share for share in seconds])
+    )
+    (measured,) = simulation.run()
+    assert measured.cpu_seconds == pytest.approx(1.75 * EPOCH_SECONDS)
 
 
 def test_a_trial_freezes_with_its_whole_process_group(monkeypatch):

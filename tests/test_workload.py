@@ -458,6 +458,16 @@ def test_an_equal_workload_is_not_the_workload(monkeypatch):
     refusal(reference_of, a_workload())
 
 
+def test_what_is_no_module_among_the_modules_is_passed_over(monkeypatch):
+    """Packages put stand-ins into `sys.modules`; they hold no workload."""
+    workload = a_workload()
+    module = ModuleType("the_right_one")
+    module.workload = workload
+    monkeypatch.setitem(sys.modules, "a_stand_in", object())
+    monkeypatch.setitem(sys.modules, "the_right_one", module)
+    assert reference_of(workload).module == "the_right_one"
+
+
 def as_main(monkeypatch, workload, **attributes):
     """Make `workload` a variable of the program that is being run."""
     main = ModuleType("__main__")
@@ -511,6 +521,14 @@ def test_a_file_finds_its_neighbours(tmp_path):
     source = GOOD.replace("32", "BATCH") + "if __name__ == '__main__':\n    raise SystemExit('run')\n"
     file = write(tmp_path / "train.py", "from sizes_for_this_test import BATCH\n" + source)
     assert load(reference_to(file)).batch_size == 48
+
+
+def test_a_file_finds_itself_while_it_is_loaded(tmp_path):
+    """Code that looks its own module up, as decorators do, finds it."""
+    file = write(
+        tmp_path / "train.py", GOOD + "import sys\nassert sys.modules[__name__].workload is workload\n"
+    )
+    assert load(reference_to(file)).batch_size == 32
 
 
 def test_a_workload_is_loaded_from_a_module(tmp_path):
@@ -597,6 +615,16 @@ def test_a_missing_variable_is_answered_with_the_nearest(tmp_path):
     error = refusal(load, reference_to(file))
     assert error.message == f"{file}: no 'workload' in it"
     assert error.hint == "Did you mean 'workloads'? Write `workload = autotune.Workload(…)`."
+
+
+def test_what_a_module_misses_is_said_of_the_module(tmp_path):
+    """A workload looked up by module is named by module in the error."""
+    write(tmp_path / "job_for_this_test.py", "")
+    reference = WorkloadReference(module="job_for_this_test", search_path=(str(tmp_path),))
+    assert refusal(load, reference).message == "job_for_this_test: no 'workload' in it"
+    write(tmp_path / "bad_for_this_test.py", "raise ValueError('no')")
+    reference = WorkloadReference(module="bad_for_this_test", search_path=(str(tmp_path),))
+    assert refusal(load, reference).message == "importing bad_for_this_test raised ValueError: no"
 
 
 def test_a_variable_of_another_type_is_refused(tmp_path):
@@ -718,6 +746,14 @@ def test_a_workload_is_called_by_its_own_name_its_variable_or_its_file(
     """The usual variable's name says nothing, nor do the names of a package's own files."""
     path = write(tmp_path / file, GOOD)
     assert facts_of(a_workload(name=own), reference_to(path, variable)).name == expected
+
+
+def test_a_module_without_a_file_gives_its_name(monkeypatch):
+    """A module that was made up in memory has no source to fingerprint, and is called by its own name."""
+    monkeypatch.setitem(sys.modules, "made_up", ModuleType("made_up"))
+    facts = facts_of(a_workload(), WorkloadReference(module="made_up"))
+    assert facts.name == "made_up"
+    assert facts.fingerprint.startswith("sha256:")
 
 
 def test_a_modules_workload_has_the_modules_file(tmp_path):
