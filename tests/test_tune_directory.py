@@ -9,12 +9,17 @@ from autotune.study import tune
 
 def fail_with(error, path, *, trials=0):
     """Enter a run directory, put trials into it, and fail."""
-    directory = RunDirectory(path)
-    with pytest.raises(type(error)), tune._occupied(directory):
-        (path / "run.json").write_text("{}")
-        for number in range(trials):
-            (directory.prepare_trial(number) / "result.json").write_text("{}")
-        raise error
+
+    def run():
+        directory = RunDirectory(path)
+        with tune._occupied(directory):
+            (path / "run.json").write_text("{}")
+            for number in range(trials):
+                (directory.prepare_trial(number) / "result.json").write_text("{}")
+            raise error
+
+    with pytest.raises(type(error)):
+        run()
 
 
 @pytest.mark.parametrize("error", [WorkloadError("wrong"), BudgetError("short")])
