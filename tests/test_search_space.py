@@ -296,6 +296,17 @@ def test_integers_step_from_low_to_high():
     assert resolve(numbers(low=0, high=12, rest="step = 4")).choices["prefetch"] == (0, 4, 8, 12)
     assert resolve(numbers(low=0, high=3)).choices["prefetch"] == (0, 1, 2, 3)
     assert resolve(numbers(low=0, high=11, rest="step = 4")).choices["prefetch"] == (0, 4, 8)
+    assert resolve(numbers(low=0, high=1000, rest="step = 500")).choices["prefetch"] == (0, 500, 1000)
+
+
+def test_a_range_of_one_number_is_no_empty_range():
+    """Low and high may be the same."""
+    assert resolve(numbers(low=4, high=4)).choices["prefetch"] == (0, 4)
+
+
+def test_as_many_choices_as_allowed_are_allowed():
+    """256 choices are not too many."""
+    assert len(parse(choices("prefetch", str(list(range(256))))).ranges["prefetch"].choices) == 256
 
 
 def test_powers_of_two_lie_between_the_bounds():
@@ -336,6 +347,7 @@ def test_the_batch_sizes_stay_within_an_epoch():
     text = numbers("batch_size", kind="power_of_two", low=16, high=4096)
     assert resolve(text, examples=200).choices["batch_size"] == (16, 32, 64, 128)
     assert resolve(text, examples=None).choices["batch_size"][-1] == 4096
+    assert resolve(numbers(low=0, high=64), examples=10).choices["prefetch"][-1] == 64  # no batch size
     assert resolve(text, examples=100, batch_size=300).choices["batch_size"] == (16, 32, 64, 300)
 
 

@@ -380,7 +380,7 @@ class Confirmer:
     def _result(self, reference: Trial, contenders: Sequence[_Contender]) -> Result:
         run = self._run
         failure = None if reference.slices else self._baseline_failure
-        baseline = run.keep(reference.record(Outcome.OK) if failure is None else reference.failed(failure))
+        baseline = run.keep(_ended(reference, failure))
         comparisons = max(1, len(contenders))
         confirmed = []
         for each in contenders:
@@ -411,7 +411,7 @@ class Confirmer:
 
     def _record(self, contender: _Contender, ratio: LogInterval | None) -> TrialRecord:
         trial, failure = contender.trial, contender.failure
-        record = trial.record(Outcome.OK) if failure is None else trial.failed(failure)
+        record = _ended(trial, failure)
         # The claim's interval is the one over instances, not the one over all slices.
         return record.model_copy(update={"speedup": None if ratio is None else ratio_interval(ratio)})
 
@@ -431,3 +431,12 @@ class Confirmer:
         if record.peak_device_bytes is not None and self._limits.device_bytes:
             checks.append(device_memory(record.peak_device_bytes, self._limits.device_bytes))
         return tuple(checks)
+
+
+def _ended(trial: Trial, failure: TrialFailed | None) -> TrialRecord:
+    """A trial's record; one that was never begun says so."""
+    if failure is not None:
+        return trial.failed(failure)
+    if not trial.instances:
+        return trial.record(Outcome.INTERRUPTED, reason="the budget ended before it could be measured again")
+    return trial.record(Outcome.OK)

@@ -119,15 +119,19 @@ class Template:
             ChannelClosed: The template is gone.
         """
         ours, theirs = socket.socketpair()
-        with theirs:
-            self.channel.send(request, (theirs.fileno(),))
-        deadline = time.monotonic() + FORK_SECONDS
-        while True:
-            answer = self.channel.receive(max(0.0, deadline - time.monotonic()))
-            if isinstance(answer, messages.Forked):
-                self._exits.pop(answer.pid, None)  # of an earlier process with this number
-                return answer.pid, ours
-            self._note(answer)
+        try:
+            with theirs:
+                self.channel.send(request, (theirs.fileno(),))
+            deadline = time.monotonic() + FORK_SECONDS
+            while True:
+                answer = self.channel.receive(max(0.0, deadline - time.monotonic()))
+                if isinstance(answer, messages.Forked):
+                    self._exits.pop(answer.pid, None)  # of an earlier process with this number
+                    return answer.pid, ours
+                self._note(answer)
+        except BaseException:
+            ours.close()
+            raise
 
     def sweep(self, pid: int) -> None:
         """Have a trial killed, and what it left behind."""

@@ -90,7 +90,10 @@ def assert_complete(run: Path) -> autotune.Recipe:
     assert (history["phase"] == "baseline").sum() == 1
     assert history["throughput"].iloc[0] > 0
     for each in results:
-        assert (each.parent / "log.txt").exists()
+        ran = (
+            json.loads(each.read_text())["instances"] > 0
+        )  # on a busy machine time may end before some began
+        assert (each.parent / "log.txt").exists() == ran
     storage = f"sqlite:///{run / 'study.db'}"
     (name,) = optuna.get_all_study_names(storage)
     study = optuna.load_study(study_name=name, storage=storage)
