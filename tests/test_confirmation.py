@@ -239,7 +239,7 @@ def test_a_baseline_that_keeps_failing_leaves_nothing_to_claim(tmp_path):
     result = bench.confirm(FAST)
     assert result.winner is None
     assert result.baseline.outcome is Outcome.CRASHED
-    assert result.confirmed[0].record.outcome is Outcome.OK
+    assert result.confirmed[0].record.outcome is Outcome.INTERRUPTED
     assert result.confirmed[0].ratio is None
 
 
