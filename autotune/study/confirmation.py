@@ -438,5 +438,8 @@ def _ended(trial: Trial, failure: TrialFailed | None) -> TrialRecord:
     if failure is not None:
         return trial.failed(failure)
     if not trial.instances:
-        return trial.record(Outcome.INTERRUPTED, reason="not measured again: the budget ended, or the baseline failed, before its turn")
+        return trial.record(
+            Outcome.INTERRUPTED,
+            reason="not measured again: the budget ended, or the baseline failed, before its turn",
+        )
     return trial.record(Outcome.OK)
