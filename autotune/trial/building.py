@@ -52,7 +52,7 @@ def datasets(
         examine: Look at a first element as well.
     """
     train = _checked_dataset(workload.dataset, "dataset", configuration)
-    if examine:
+    if examine or workload.batched:  # each batch size: one that dataset() ignores would look faster
         _refuse_unusable_elements(train, workload, configuration)
     validation = None
     if workload.validation is not None:
