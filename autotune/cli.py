@@ -32,7 +32,7 @@ def tune(
     budget: str = "10m",
     space: str | None = None,
     trials: int | None = None,
-    out: Path | None = None,
+    out: str | None = None,
     seed: int = 0,
     min_gain: float = 0.02,
     trial_timeout: str | None = None,
@@ -65,27 +65,34 @@ def tune(
         auto: the baseline stays alive beside each candidate. bracketed: never two processes at once.
     """
     from autotune import console
-    from autotune.study.plan import parse_duration
     from autotune.study.tune import tune as run
 
     with console.Progress() as progress:
-        recipe = run(
-            workload,
-            budget=budget,
-            out=out,
-            space=space,
-            trials=trials,
-            seed=seed,
-            min_gain=min_gain,
-            trial_timeout=None if trial_timeout is None else parse_duration(trial_timeout),
-            isolation=isolation,
-            pairing=pairing,
-            observe=progress,
-        )
+        try:
+            recipe = run(
+                workload,
+                budget=budget,
+                out=out,
+                space=space,
+                trials=trials,
+                seed=seed,
+                min_gain=min_gain,
+                trial_timeout=trial_timeout,
+                isolation=isolation,
+                pairing=pairing,
+                observe=progress,
+            )
+        except KeyboardInterrupt as interrupt:
+            raise TuningInterruptedError(
+                "interrupted",
+                hint=f"What was measured is there: autotune history {progress.directory}"
+                if progress.directory
+                else "Nothing was measured yet.",
+            ) from interrupt
     assert progress.directory is not None
     path = progress.directory / "recipe.json"
     console.show_recipe(recipe, path)
-    console.show_usage(path)
+    console.show_usage(recipe, path)
     return 0
 
 
@@ -256,9 +263,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         from autotune import console
 
-        console.show_error(
-            TuningInterruptedError("interrupted", hint="What was measured before is in the run directory.")
-        )
+        console.show_error(TuningInterruptedError("interrupted"))
         return TuningInterruptedError.exit_code
     except BrokenPipeError:
         sys.stderr.close()

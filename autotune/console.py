@@ -309,17 +309,20 @@ def _show_notes(recipe: Recipe, console: RichConsole) -> None:
         console.print(Text(f"Not checked: {'; '.join(evidence.stability.not_checked)}."), soft_wrap=True)
 
 
-def show_usage(path: Path, console: RichConsole | None = None) -> None:
+def show_usage(recipe: Recipe, path: Path, console: RichConsole | None = None) -> None:
     """The lines that training code needs."""
     console = console or terminal()
-    console.print()
-    console.print(Text("In your training code:"))
-    for line in (
+    lines = [
         f'recipe = autotune.Recipe.load("{path}")',
         "recipe.apply()                                   # before the first tensor, dataset or model",
         "model.compile(optimizer, loss, **recipe.compile_args())",
         "model.fit(recipe.batch(dataset), epochs=…)",
-    ):
+    ]
+    if recipe.workload.takes_config:
+        lines.insert(3, "dataset = make_dataset(recipe.dataset_config)    # what dataset(config) was given")
+    console.print()
+    console.print(Text("In your training code:"))
+    for line in lines:
         console.print(Text(f"    {line}"), soft_wrap=True)
 
 

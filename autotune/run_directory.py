@@ -35,7 +35,7 @@ class _Data(BaseModel):
 
 
 class WorkloadRecord(_Data):
-    """What is known of the workload; the last five fields only once the baseline has started.
+    """What is known of the workload; the last six fields only once the baseline has started.
 
     Args:
         name: The workload's name.
@@ -44,9 +44,11 @@ class WorkloadRecord(_Data):
         batch_size: Its baseline batch size.
         batched: Whether its dataset does its own batching.
         drop_remainder: Whether a smaller last batch is dropped.
+        takes_config: Whether its dataset() is told the configuration.
         examples: Per epoch; None when endless or unknown.
         endless: Whether its dataset has no end.
         element: What a batch is, in words.
+        batch_ranks: How many axes each tensor of a batch has; None where it varies.
         parameters: The model's weights, as a count.
         device: `cpu` or `gpu`.
     """
@@ -57,9 +59,11 @@ class WorkloadRecord(_Data):
     batch_size: Annotated[int, Field(ge=1)]
     batched: bool = False
     drop_remainder: bool = False
+    takes_config: bool = False
     examples: Annotated[int, Field(ge=0)] | None = None
     endless: bool | None = None
     element: str | None = None
+    batch_ranks: tuple[int | None, ...] | None = None
     parameters: Annotated[int, Field(ge=0)] | None = None
     device: Literal["cpu", "gpu"] | None = None
 

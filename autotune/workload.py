@@ -165,6 +165,7 @@ class WorkloadFacts(BaseModel):
         dataset_takes_config: Whether `dataset` accepts a config.
         validates: Whether it has validation data.
         fingerprint: `sha256:…` over the module's source and the name.
+        in_force: What the knobs that act before a model is built stood at once the module was imported.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -177,6 +178,7 @@ class WorkloadFacts(BaseModel):
     dataset_takes_config: bool
     validates: bool
     fingerprint: str
+    in_force: dict[str, Any] = {}
 
 
 def takes_config(function: Callable[..., Any]) -> bool:
@@ -389,8 +391,10 @@ def _import(reference: WorkloadReference) -> ModuleType:
     return module
 
 
-def facts_of(workload: Workload, reference: WorkloadReference) -> WorkloadFacts:
-    """What the tuner may know of a workload without TensorFlow."""
+def facts_of(
+    workload: Workload, reference: WorkloadReference, in_force: Mapping[str, Any] | None = None
+) -> WorkloadFacts:
+    """What the tuner may know of a workload without TensorFlow; for `in_force` see `WorkloadFacts`."""
     file = reference.file
     if file is None:
         file = getattr(sys.modules.get(reference.module or ""), "__file__", None)
@@ -409,6 +413,7 @@ def facts_of(workload: Workload, reference: WorkloadReference) -> WorkloadFacts:
         dataset_takes_config=takes_config(workload.dataset),
         validates=workload.validation is not None,
         fingerprint=f"sha256:{digest}",
+        in_force=dict(in_force or {}),
     )
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_runs import BASELINE, MACHINE, faster_by, quick_tune, simulated_trials
 
-from autotune.errors import MachineMismatchError, RecipeError, RunDirectoryError
+from autotune.errors import ArgumentError, MachineMismatchError, RecipeError, RunDirectoryError
 from autotune.recipe import recipe as recipe_module
 from autotune.recipe.recipe import (
     LARGEST_FILE_BYTES,
@@ -362,8 +362,9 @@ def test_the_schema_asks_for_the_version(recipe):
 
 @pytest.fixture
 def applied(monkeypatch):
-    """What `apply` would set, instead of setting it."""
+    """What `apply` would set, instead of setting it, in a process where nothing was applied before."""
     calls = []
+    monkeypatch.setattr(recipe_module.apply, "_applied", None)
     monkeypatch.setattr(recipe_module.apply, "apply_before_import", lambda each: calls.append("import"))
     monkeypatch.setattr(recipe_module.apply, "apply_before_build", lambda each: calls.append("build"))
     monkeypatch.setattr(recipe_module, "fingerprint", lambda: MACHINE)
@@ -385,7 +386,15 @@ def test_another_machine_is_warned_of(recipe, applied, monkeypatch):
     with pytest.raises(MachineMismatchError, match="cores"):
         recipe.apply(on_mismatch="error")
     recipe.apply(on_mismatch="ignore")
-    assert applied == ["import", "build"] * 2
+    assert applied == ["import", "build"], "the same recipe twice is once"
+
+
+@pytest.mark.parametrize("word", ["eror", "", None])
+def test_a_misspelt_wish_is_no_silence(recipe, applied, word):
+    """`on_mismatch` is one of three words; anything else would have been taken for "warn"."""
+    with pytest.raises(ArgumentError, match="on_mismatch="):
+        recipe.apply(on_mismatch=word)
+    assert applied == []
 
 
 def test_compile_arguments_are_the_configurations(recipe):

@@ -1,11 +1,14 @@
 """The Optuna study of a run."""
 
+import resource
+
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 from simulated_runs import BASELINE, a_pair, a_record, space_of
 
+from autotune.errors import RunDirectoryError
 from autotune.study.sampler import RANDOM_TRIALS, Sampler, distributions
 from autotune.trial.record import Outcome, Phase
 
@@ -145,3 +148,28 @@ def test_a_given_configuration_can_be_asked_for():
     sampler = a_sampler(space_of(UNEVEN_SPACE))
     wanted = BASELINE.replace(batch_size=300, prefetch="autotune", jit_compile=True)
     assert sampler.ask_for(wanted).params == {"batch_size": 300, "prefetch": "autotune", "jit_compile": True}
+
+
+def test_a_full_disk_is_said(tmp_path):
+    """A limit on file sizes stands for a full disk: the study's file, what the system said, and what to do."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(RunDirectoryError, match=r"cannot write .*study\.db: ") as caught:
+            a_sampler(space_of(UNEVEN_SPACE), file=tmp_path / "study.db")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "Free some space" in caught.value.hint
+
+
+def test_a_disk_that_fills_up_midway_is_said(tmp_path):
+    """Every question and answer is written: the first that cannot be is an error of the run directory's."""
+    sampler = a_sampler(space_of(UNEVEN_SPACE), file=tmp_path / "study.db")
+    run(sampler, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(RunDirectoryError, match=r"cannot write .*study\.db: "):
+            run(sampler, 50)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

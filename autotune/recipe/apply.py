@@ -6,6 +6,7 @@ the environment variables of the import stage must be set before it.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -47,7 +48,21 @@ def _set_tensor_float_32(on: bool) -> None:
 def _set_precision(policy: str) -> None:
     import keras
 
+    if keras.config.dtype_policy().name == policy:
+        return
+    if _layers_exist():
+        raise ApplyError(
+            f"precision={policy} cannot act any more: layers were built before it was set, and keep theirs",
+            hint="Call recipe.apply() before any layer or model is made, those at the top of imported files too.",
+        )
     keras.config.set_dtype_policy(policy)
+
+
+def _layers_exist() -> bool:
+    """Whether a Keras layer lives in this process; those that a template made before it forked do not count."""
+    import keras
+
+    return any(issubclass(type(each), keras.layers.Layer) for each in gc.get_objects())
 
 
 _SETTERS: dict[str, Callable[[Any], None]] = {
@@ -57,6 +72,9 @@ _SETTERS: dict[str, Callable[[Any], None]] = {
     "precision": _set_precision,
 }
 """Knobs of the runtime and build stages: what sets them."""
+
+_applied: dict[str, KnobValue] | None = None
+"""What `apply_in_training` has set in this process."""
 
 _COMPILE_ARGUMENTS = ("jit_compile", "steps_per_execution")
 
@@ -69,6 +87,52 @@ def environment(configuration: Mapping[str, KnobValue]) -> dict[str, str]:
         if name in configuration
         and text(configuration[name]) != os.environ.get(variable, text(KNOBS[name].default))
     }
+
+
+def in_force() -> dict[str, KnobValue]:
+    """What the knobs that act before a model is built stand at in this process, as TensorFlow and Keras say.
+
+    Wakes CUDA where there is a GPU. A policy that is no value of the knob comes back by its name.
+    """
+    import keras
+    import tensorflow as tf
+
+    return {
+        "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1").lower() not in ("0", "false"),
+        "intra_op_threads": tf.config.threading.get_intra_op_parallelism_threads(),
+        "inter_op_threads": tf.config.threading.get_inter_op_parallelism_threads(),
+        "tensor_float_32": tf.config.experimental.tensor_float_32_execution_enabled(),
+        "precision": str(keras.config.dtype_policy().name),
+    }
+
+
+def runtime_has_started() -> bool:
+    """Whether TensorFlow's runtime runs: a thread count can only be changed before. Wakes CUDA."""
+    import tensorflow as tf
+
+    threads = tf.config.threading.get_inter_op_parallelism_threads()
+    try:
+        tf.config.threading.set_inter_op_parallelism_threads(threads + 1)
+    except RuntimeError:
+        return True
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    return False
+
+
+def apply_in_training(configuration: Mapping[str, KnobValue]) -> None:
+    """Set everything that precedes the model, in a process that trains. Twice the same is once.
+
+    Raises:
+        ApplyError: TensorFlow's runtime has started, or a knob can no longer act.
+    """
+    global _applied
+    if _applied == dict(configuration):
+        return
+    apply_before_import(configuration)
+    if "tensorflow" in sys.modules and runtime_has_started():
+        raise _too_late("the recipe")
+    apply_before_build(configuration)
+    _applied = dict(configuration)
 
 
 def apply_before_import(configuration: Mapping[str, KnobValue]) -> None:
@@ -160,3 +224,11 @@ def pipeline(
     if prefetch:
         dataset = dataset.prefetch(tf.data.AUTOTUNE if prefetch == "autotune" else prefetch)
     return dataset
+
+
+def batch_ranks(dataset: tf.data.Dataset) -> tuple[int | None, ...]:
+    """How many axes each tensor of an element has; None where that is not known."""
+    import tensorflow as tf
+
+    shapes = [getattr(each, "shape", None) for each in tf.nest.flatten(dataset.element_spec)]
+    return tuple(None if shape is None else shape.rank for shape in shapes)

@@ -9,13 +9,19 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
-from autotune.errors import ConfigurationError, MachineMismatchError, RecipeError
+from autotune.errors import (
+    ApplyError,
+    ArgumentError,
+    ConfigurationError,
+    MachineMismatchError,
+    RecipeError,
+)
 from autotune.files import write_atomically
 from autotune.machine import Machine, fingerprint
 from autotune.measure.deciding import Verdict
@@ -200,14 +206,18 @@ class RecipeWorkload(_Part):
         fingerprint: `sha256:…` over its source file and name.
         batched: Whether its dataset does its own batching, by `config.batch_size`.
         drop_remainder: Whether a smaller last batch is dropped.
+        takes_config: Whether its dataset() is told the configuration, as `Recipe.dataset_config`.
         examples: Per epoch; None when endless or unknown.
+        batch_ranks: How many axes each tensor of a batch has, None where that varies; None when not known.
     """
 
     name: str
     fingerprint: str
     batched: bool = False
     drop_remainder: bool = False
+    takes_config: bool = False
     examples: Annotated[int, Field(ge=0)] | None = None
+    batch_ranks: tuple[Annotated[int, Field(ge=0)] | None, ...] | None = None
 
 
 class CreatedBy(_Part):
@@ -328,13 +338,18 @@ class Recipe(_Part):
             on_mismatch: What to do where this machine differs from the recipe's in what can change speed.
 
         Raises:
-            ApplyError: Too late for one of the knobs; the message says what to move.
+            ApplyError: Too late: TensorFlow's runtime has started, or one of the knobs cannot act any more; the
+                message says what to move.
+            ArgumentError: `on_mismatch` is none of the three.
             MachineMismatchError: With `on_mismatch="error"`.
         """
+        if on_mismatch not in ("warn", "error", "ignore"):
+            raise ArgumentError(
+                f"recipe.apply(on_mismatch={on_mismatch!r})", hint="It is 'warn', 'error' or 'ignore'."
+            )
         if on_mismatch != "ignore":
             self._compare_machines(on_mismatch)
-        apply.apply_before_import(self.configuration)
-        apply.apply_before_build(self.configuration)
+        apply.apply_in_training(self.configuration)
 
     def _compare_machines(self, on_mismatch: str) -> None:
         differences = self.machine.differences(fingerprint())
@@ -372,13 +387,33 @@ class Recipe(_Part):
 
         Returns:
             A dataset of batches, for `model.fit`.
+
+        Raises:
+            ApplyError: The dataset is batched and the workload's was not, or the other way round.
         """
-        return apply.pipeline(
+        batches = apply.pipeline(
             dataset,
             Configuration(self.configuration),
             batched=self.workload.batched,
             drop_remainder=self.workload.drop_remainder if drop_remainder is None else drop_remainder,
         )
+        self._refuse_other_ranks(apply.batch_ranks(batches))
+        return batches
+
+    def _refuse_other_ranks(self, found: Sequence[int | None]) -> None:
+        """Refuse batches of batches, and single examples in place of batches."""
+        pairs = list(zip(found, self.workload.batch_ranks or (), strict=False))
+        excess = {None if a is None or b is None else a - b for a, b in pairs}
+        if excess == {1} and not self.workload.batched:
+            raise ApplyError(
+                "recipe.batch() was given a dataset that is batched already",
+                hint="Hand over single examples, without .batch(): the recipe batches them.",
+            )
+        if excess == {-1} and self.workload.batched:
+            raise ApplyError(
+                "recipe.batch() was given single examples, and the tuned workload did its own batching",
+                hint="Batch the dataset first, by recipe.dataset_config.batch_size.",
+            )
 
     @property
     def changes(self) -> Mapping[str, KnobValue]:

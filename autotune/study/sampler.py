@@ -7,9 +7,10 @@ walk back into the failing half of the space.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from autotune.errors import RunDirectoryError
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KnobValue
 from autotune.space.search_space import ResolvedSpace
@@ -89,6 +91,24 @@ def _storage(file: Path) -> optuna.storages.RDBStorage:
     return storage
 
 
+@contextlib.contextmanager
+def _writing(file: Path | None) -> Iterator[None]:
+    """What the database says about a full disk, a missing directory or a lock, as an error of ours.
+
+    Raises:
+        RunDirectoryError: The study's file cannot be written.
+    """
+    try:
+        yield
+    except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        cause = error.__cause__ or error
+        reason = getattr(cause, "orig", None) or cause
+        raise RunDirectoryError(
+            f"cannot write {file}: {str(reason).splitlines()[0]}",
+            hint="What was finished before stays readable. Free some space, or give --out another directory.",
+        ) from error
+
+
 class Sampler:
     """The study of one run, kept in its `study.db`.
 
@@ -97,12 +117,16 @@ class Sampler:
         file: Path of the SQLite file, or None to keep the study in memory.
         name: The study's name, as optuna-dashboard shows it.
         seed: Makes the samples repeatable, given the same results.
+
+    Raises:
+        RunDirectoryError: From every method: the file cannot be written.
     """
 
     def __init__(self, space: ResolvedSpace, *, file: Path | None, name: str, seed: int) -> None:
         self._space = space
+        self._file = file
         self._distributions = distributions(space)
-        with warnings.catch_warnings():
+        with _writing(file), warnings.catch_warnings():
             # Naming the metric is marked experimental since Optuna 3.2; the dashboard shows the name.
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self._study = optuna.create_study(
@@ -115,16 +139,22 @@ class Sampler:
 
     def ask(self) -> tuple[Trial, Configuration]:
         """The next configuration to look at, and the Optuna trial to be told about it."""
-        trial = self._study.ask(self._distributions)
+        with _writing(self._file):
+            trial = self._study.ask(self._distributions)
         return trial, self._space.configuration(trial.params)
 
     def ask_for(self, configuration: Configuration) -> Trial:
         """An Optuna trial of a given configuration, which must lie in the space."""
-        self._study.enqueue_trial({name: configuration[name] for name in self._distributions})
-        return self._study.ask(self._distributions)
+        with _writing(self._file):
+            self._study.enqueue_trial({name: configuration[name] for name in self._distributions})
+            return self._study.ask(self._distributions)
 
     def tell(self, trial: Trial, record: TrialRecord) -> None:
         """How the trial did: its speed-up when it was measured, pruned when it failed."""
+        with _writing(self._file):
+            self._tell(trial, record)
+
+    def _tell(self, trial: Trial, record: TrialRecord) -> None:
         attributes: Mapping[str, object] = {
             "trial": record.trial,
             "phase": str(record.phase),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import shutil
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
@@ -24,15 +25,15 @@ from autotune.run_directory import (
     WorkloadRecord,
     new_run_directory,
 )
-from autotune.space.configuration import baseline_configuration
+from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.search_space import SearchSpace, find_search_space
 from autotune.study.confirmation import Confirmer, Limits, Result
+from autotune.study.options import Options, seconds_of
 from autotune.study.plan import (
     CONFIRMATION_SHARE,
     Plan,
     baseline_timeout,
-    parse_duration,
     plan_run,
 )
 from autotune.study.progress import Notice, Observer, PhaseBegan, RunBegan, silent
@@ -42,6 +43,7 @@ from autotune.study.running import now_utc
 from autotune.study.sampler import Sampler
 from autotune.study.search import Search
 from autotune.study.side_by_side import SideBySide
+from autotune.study.surroundings import as_imported, oddities, refuse_knobs_that_cannot_act
 from autotune.trial.live import Clock, Trials, WarmUp
 from autotune.trial.process import TrialProcesses
 from autotune.trial.record import Phase, TrialRecord
@@ -58,41 +60,20 @@ DEFAULT_BUDGET = "10m"
 DEFAULT_SPACE = {Device.CPU: "quick", Device.GPU: "gpu"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How a run is to be done; see `tune`."""
-
-    budget: float
-    space: str | None = None
-    trials: int | None = None
-    seed: int = 0
-    min_gain: float = MIN_GAIN
-    trial_timeout: float | None = None
-    isolation: Literal["template", "spawn"] = "template"
-    pairing: Literal["auto", "bracketed"] = "auto"
-
-    def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            ArgumentError: One is out of range.
-        """
-        for name, value, least in (
-            ("trials", self.trials, 1),
-            ("trial_timeout", self.trial_timeout, 1.0),
-            ("min_gain", self.min_gain, 0.0),
-            ("seed", self.seed, 0),
-        ):
-            if value is not None and not value >= least:
-                raise ArgumentError(f"{name} is {value}", hint=f"It must be at least {least}.")
-        if self.isolation not in ("template", "spawn"):
-            raise ArgumentError(f"isolation is {self.isolation!r}", hint="It is template or spawn.")
-        if self.pairing not in ("auto", "bracketed"):
-            raise ArgumentError(f"pairing is {self.pairing!r}", hint="It is auto or bracketed.")
+def _reference(workload: object) -> WorkloadReference:
+    """Where the workload is, however it was handed over."""
+    if isinstance(workload, Workload):
+        return reference_of(workload)
+    if isinstance(workload, (str, os.PathLike)):
+        return parse_reference(os.fspath(workload))
+    raise ArgumentError(
+        f"the workload is a {type(workload).__name__}, expected an autotune.Workload, or where one is",
+        hint='Hand over the Workload itself, or text such as "path/to/file.py:name".',
+    )
 
 
 def tune(
-    workload: Workload | str,
+    workload: Workload | str | os.PathLike[str],
     *,
     budget: float | str = DEFAULT_BUDGET,
     out: str | Path | None = None,
@@ -100,7 +81,7 @@ def tune(
     trials: int | None = None,
     seed: int = 0,
     min_gain: float = MIN_GAIN,
-    trial_timeout: float | None = None,
+    trial_timeout: float | str | None = None,
     isolation: Literal["template", "spawn"] = "template",
     pairing: Literal["auto", "bracketed"] = "auto",
     observe: Observer = silent,
@@ -116,7 +97,7 @@ def tune(
         trials: At most so many trials in the search; None leaves it to the budget.
         seed: Makes the samples repeatable, given the same results.
         min_gain: Smallest gain worth a recommendation, as a share.
-        trial_timeout: Seconds that one trial may take; None plans it.
+        trial_timeout: What one trial may take, in seconds or as text; None plans it.
         isolation: `template` forks trials from one process that has imported everything; `spawn`
             imports afresh for each.
         pairing: `auto` keeps the baseline alive beside each candidate where memory allows; `bracketed`
@@ -135,20 +116,22 @@ def tune(
     refuse_while_loading()
     require_linux()
     options = Options(
-        budget=parse_duration(budget) if isinstance(budget, str) else float(budget),
+        budget=seconds_of("budget", budget),
         space=None if space is None else str(space),
         trials=trials,
         seed=seed,
         min_gain=min_gain,
-        trial_timeout=trial_timeout,
+        trial_timeout=None if trial_timeout is None else seconds_of("trial_timeout", trial_timeout),
         isolation=isolation,
         pairing=pairing,
     )
-    if not options.budget > 0:
-        raise ArgumentError(f"budget is {options.budget} s", hint="Give seconds above 0, or 10m.")
-    reference = parse_reference(workload) if isinstance(workload, str) else reference_of(workload)
+    if out == "":
+        raise ArgumentError(
+            "out is empty", hint="Give the run directory, or leave it out for one in results/."
+        )
+    reference = _reference(workload)
     written = None if options.space is None else find_search_space(options.space)
-    directory = RunDirectory(out) if out else new_run_directory(Path("results"), _name_of(reference))
+    directory = new_run_directory(Path("results"), _name_of(reference)) if out is None else RunDirectory(out)
     with _occupied(directory):
         machine = fingerprint()
         directory.write_run(
@@ -225,11 +208,11 @@ def tune_with(
     observe: Observer,
 ) -> Recipe:
     """The run itself, on real, simulated or recorded trials. Raises as `tune` does."""
-    with _interruptions() as interruptions:
+    with _interruptions(observe) as interruptions:
         observe(PhaseBegan(phase=Phase.BASELINE, ends=None, detail="importing the workload"))
         facts = trials.open()
         _tell_isolation(trials, observe)
-        guess = Device.GPU if machine.gpus else Device.CPU
+        baseline = _baseline(facts, reference, Device.GPU if machine.gpus else Device.CPU, observe)
         run = Run(
             directory=directory,
             trials=trials,
@@ -237,9 +220,7 @@ def tune_with(
             observe=observe,
             interruptions=interruptions,
             rng=random.Random(options.seed),
-            baseline=baseline_configuration(
-                facts.batch_size, facts.baseline, guess, where=f"{reference}: Workload(baseline=…)"
-            ),
+            baseline=baseline,
         )
         beside = SideBySide(run, bracketed=options.pairing == "bracketed")
         warm = beside.start_baseline(baseline_timeout(options.budget))
@@ -252,6 +233,8 @@ def tune_with(
         )
         device = Device.GPU if warm.started.gpus else Device.CPU
         machine = _completed(machine, warm, device, observe)
+        for text in oddities(facts, warm, device):
+            observe(Notice(text=text))
         written = written or find_search_space(DEFAULT_SPACE[device])
         space = written.resolve(
             baseline=run.baseline,
@@ -282,6 +265,21 @@ def tune_with(
         recipe = _recipe(result, searched, run, record, options)
         recipe.save(directory.recipe_file)
         return recipe
+
+
+def _baseline(
+    facts: WorkloadFacts, reference: WorkloadReference, device: Device, observe: Observer
+) -> Configuration:
+    """What the user would run anyway, as far as can be told before anything was built."""
+    where = str(reference)
+    refuse_knobs_that_cannot_act(facts, where=where)
+    named = baseline_configuration(
+        facts.batch_size, facts.baseline, device, where=f"{where}: Workload(baseline=…)"
+    )
+    baseline, notices = as_imported(named, facts, where=where)
+    for text in notices:
+        observe(Notice(text=text))
+    return baseline
 
 
 def _tell_isolation(trials: Trials, observe: Observer) -> None:
@@ -323,9 +321,11 @@ def _workload_record(
         batch_size=facts.batch_size,
         batched=facts.batched,
         drop_remainder=facts.drop_remainder,
+        takes_config=facts.dataset_takes_config,
         examples=warm.started.examples,
         endless=warm.started.endless,
         element=warm.started.element,
+        batch_ranks=warm.started.batch_ranks or None,
         parameters=warm.started.parameters,
         device=device.value,
     )
@@ -343,8 +343,6 @@ def _confirm(
             )
         return None
     share = CONFIRMATION_SHARE * options.budget
-    if run.interrupted():
-        run.observe(Notice(text="stopping the search; confirming what there is (again to stop at once)"))
     plan = replace(plan, ends=min(plan.ends, run.clock() + share))
     return Confirmer(run, plan, limits, min_gain=options.min_gain).confirm(shortlist)
 
@@ -368,7 +366,9 @@ def _recipe(
             fingerprint=workload.fingerprint,
             batched=workload.batched,
             drop_remainder=workload.drop_remainder,
+            takes_config=workload.takes_config,
             examples=workload.examples,
+            batch_ranks=workload.batch_ranks,
         ),
         provenance={
             "run": run.directory.name,
@@ -383,7 +383,7 @@ def _recipe(
 
 
 @contextlib.contextmanager
-def _interruptions() -> Iterator[Callable[[], int]]:
+def _interruptions(observe: Observer) -> Iterator[Callable[[], int]]:
     """Counts Ctrl-C: the first asks the run to wind up, the second raises `KeyboardInterrupt` as usual."""
     count = 0
 
@@ -392,6 +392,11 @@ def _interruptions() -> Iterator[Callable[[], int]]:
         count += 1
         if count > 1:
             raise KeyboardInterrupt
+        observe(
+            Notice(
+                text="winding up: what was found so far is confirmed and written; Ctrl-C again stops at once"
+            )
+        )
 
     if threading.current_thread() is not threading.main_thread():
         yield lambda: count  # signals reach the main thread only; its owner decides

@@ -6,10 +6,10 @@ Runs in the trial process. What is wrong with the workload itself is a `Workload
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import WorkloadError
+from autotune.errors import ApplyError, WorkloadError
 from autotune.recipe import apply
 from autotune.space.configuration import Configuration
 from autotune.workload import Workload, call_with_config, users_traceback
@@ -109,14 +109,16 @@ def _refuse_unusable_elements(
 ) -> None:
     import keras
 
-    first = _call_user("dataset", lambda: next(iter(dataset.take(1)), None))
-    if first is None:
+    elements = _call_user("dataset", lambda: list(dataset.take(2 if workload.batched else 1)))
+    if not elements:
         raise WorkloadError(
             "dataset() yields nothing: it is empty", hint="Check the path or the filter that feeds it."
         )
     if workload.batched:
-        leading = {int(leaf.shape[0]) for leaf in keras.tree.flatten(first) if leaf.shape.rank}
-        if leading and max(leading) != configuration.batch_size:
+        leading = {int(leaf.shape[0]) for leaf in keras.tree.flatten(elements[0]) if leaf.shape.rank}
+        whole_epoch = len(elements) == 1  # one batch of it all may be smaller than was asked for
+        wanted = configuration.batch_size
+        if leading and max(leading) != wanted and not (whole_epoch and max(leading) < wanted):
             raise WorkloadError(
                 f"dataset(config) with batched=True yields batches of {max(leading)}, expected "
                 f"config.batch_size, which is {configuration.batch_size}",
@@ -137,6 +139,7 @@ def compiled_model(workload: Workload, configuration: Configuration, train: tf.d
             hint="Leave model.compile() out of model(): give its arguments as Workload(compile=…).",
         )
     _refuse_shapes_that_do_not_fit(model, train.element_spec, workload)
+    _refuse_precision_that_does_not_act(model, str(configuration["precision"]))
     arguments = _call_user("compile", workload.compile)
     if not isinstance(arguments, dict):
         raise WorkloadError(
@@ -178,6 +181,22 @@ def _refuse_shapes_that_do_not_fit(model: keras.Model, spec: Any, workload: Work
                 f"dataset() yields an input of shape {tuple(got[1:])}, the model takes {tuple(wanted[1:])}",
                 hint="Shapes of a single example, without the batch; make one fit the other.",
             )
+
+
+def _refuse_precision_that_does_not_act(model: keras.Model, policy: str) -> None:
+    """Refuse a model none of whose layers took the policy: it would be timed under a wrong name."""
+    computes_in = policy.removeprefix("mixed_")
+    if policy != computes_in and not any(each.compute_dtype == computes_in for each in _layers(model)):
+        raise ApplyError(
+            f"precision={policy} does not act: no layer of the model computes in {computes_in}",
+            hint="Build the layers inside model(), and leave dtype= to the policy where it may vary.",
+        )
+
+
+def _layers(layer: keras.Layer) -> Iterator[keras.Layer]:
+    yield layer
+    for each in getattr(layer, "layers", ()):
+        yield from _layers(each)
 
 
 def _flat_shapes(shapes: Any) -> list[tuple[int | None, ...]]:

@@ -160,6 +160,7 @@ class Started(_Message):
         examples: Examples per epoch; None when endless or not counted in time.
         endless: Whether the dataset has no end.
         element: The dataset's element, in words.
+        batch_ranks: How many axes each tensor of it has.
         parameters: Trainable and other weights, as a count.
         gpus: Names of the GPUs that TensorFlow sees.
         build: CUDA and cuDNN versions that TensorFlow was built with, where it was.
@@ -171,6 +172,7 @@ class Started(_Message):
     endless: bool
     element: str
     parameters: int
+    batch_ranks: tuple[int | None, ...] = ()
     gpus: tuple[str, ...] = ()
     build: dict[str, str] = {}
 

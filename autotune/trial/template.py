@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib.util
+import json
 import os
 import select
 import signal
@@ -18,11 +20,12 @@ import socket
 import sys
 import time
 import warnings
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psutil
 
 from autotune.errors import WorkloadError
+from autotune.recipe import apply
 from autotune.trial import lifeline, messages, worker
 from autotune.workload import Workload, WorkloadReference, facts_of, load
 
@@ -37,14 +40,15 @@ def main(arguments: list[str]) -> int:
     began = time.monotonic()
     workload = None
     try:
+        facts, started = None, None
         if preload == "1":
+            _require_tensorflow()
+            workload = load(reference)  # first: it may set what TensorFlow reads while it is imported
             import keras  # noqa: F401  # so that no trial has to
             import tensorflow as tf  # noqa: F401
 
-            workload = load(reference)
-            facts, started = facts_of(workload, reference), what_importing_started()
-        else:
-            facts, started = None, None
+            started, in_force = survey()
+            facts = facts_of(workload, reference, in_force)
     except WorkloadError as error:
         control.send(messages.TemplateFailed(message=error.message, hint=error.hint, detail=error.detail))
         return 1
@@ -69,36 +73,45 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def what_importing_started() -> str | None:
-    """What can no longer be forked: `runtime` (TensorFlow's), `cuda` (a device was opened), or None.
+def _require_tensorflow() -> None:
+    for name in ("tensorflow", "keras"):
+        if importlib.util.find_spec(name) is None:
+            raise ImportError(f"there is no module {name!r} in {sys.prefix}")
 
-    A thread count can only be changed before the runtime starts. Asking for it wakes CUDA, though, which no
-    fork survives: a child is sent to ask. The question is blind to CUDA, which `list_physical_devices`
-    wakes without starting the runtime: hence the look at the open files.
+
+def survey() -> tuple[str | None, dict[str, Any]]:
+    """What importing the user's module has done to this process.
+
+    Asking TensorFlow wakes CUDA, which no fork survives: a child is sent to ask. A thread count can only be
+    changed before the runtime starts; that is blind to CUDA, which `list_physical_devices` wakes
+    without starting the runtime: hence the look at the open files.
+
+    Returns:
+        What can no longer be forked, `runtime` (TensorFlow's), `cuda` (a device was opened) or None; and what the
+        knobs that act before a model is built stand at (empty where it cannot be told).
     """
+    if _device_is_open():
+        return "cuda", apply.in_force()
+    reading, writing = os.pipe()
+    pid = _fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            found = {"started": apply.runtime_has_started(), "in_force": apply.in_force()}
+            os.write(writing, json.dumps(found).encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as stream:
+        text = stream.read()
+    os.waitpid(pid, 0)
+    answer: dict[str, Any] = json.loads(text) if text else {"started": True, "in_force": {}}
+    return "runtime" if answer["started"] else None, answer["in_force"]
+
+
+def _device_is_open() -> bool:
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{descriptor}").startswith("/dev/nvidia"):
-                return "cuda"
-    pid = _fork()
-    if pid == 0:
-        status = 2
-        try:
-            status = 1 if _runtime_has_started() else 0
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(pid, 0)
-    return None if os.waitstatus_to_exitcode(status) == 0 else "runtime"
-
-
-def _runtime_has_started() -> bool:
-    import tensorflow as tf
-
-    threading = tf.config.threading
-    try:
-        threading.set_inter_op_parallelism_threads(threading.get_inter_op_parallelism_threads() + 1)
-    except RuntimeError:
-        return True
+                return True
     return False
 
 

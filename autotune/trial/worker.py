@@ -95,8 +95,8 @@ def _train(
         # The user's module may start the runtime: what must precede that is set first.
         apply.apply_before_build(configuration)
         workload = load(reference)
-    else:
-        apply.apply_before_build(configuration)
+        apply.apply_before_import(configuration)  # again: the module may have set them as well
+    apply.apply_before_build(configuration)
     import tensorflow as tf
 
     train, validation = building.datasets(workload, configuration, examine=request.examine)
@@ -110,6 +110,7 @@ def _train(
             examples=examples,
             endless=endless,
             element=str(train.element_spec)[:2000],
+            batch_ranks=apply.batch_ranks(train),
             parameters=int(model.count_params()) if model.built else 0,
             gpus=profiling.gpu_names(),
             build=profiling.build_versions(),

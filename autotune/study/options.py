@@ -1,0 +1,60 @@
+"""How a run is to be done, checked where it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from autotune.errors import ArgumentError
+from autotune.measure.deciding import MIN_GAIN
+from autotune.study.plan import parse_duration
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a run is to be done; see `tune`."""
+
+    budget: float
+    space: str | None = None
+    trials: int | None = None
+    seed: int = 0
+    min_gain: float = MIN_GAIN
+    trial_timeout: float | None = None
+    isolation: Literal["template", "spawn"] = "template"
+    pairing: Literal["auto", "bracketed"] = "auto"
+
+    def __post_init__(self) -> None:
+        """Check every one.
+
+        Raises:
+            ArgumentError: One has the wrong type or is out of range.
+        """
+        for name, kinds, least, most in (
+            ("budget", (int, float), 1.0, 1e7),
+            ("trials", (int,), 1, 10**9),
+            ("trial_timeout", (int, float), 1.0, 1e7),
+            ("min_gain", (int, float), 0.0, 1e3),
+            ("seed", (int,), 0, 2**32 - 1),
+        ):
+            value = getattr(self, name)
+            if value is None and name in ("trials", "trial_timeout"):
+                continue
+            if type(value) not in kinds or not least <= value <= most:
+                wanted = "a whole number" if kinds == (int,) else "a number"
+                raise ArgumentError(
+                    f"{name} is {value!r}", hint=f"It must be {wanted} from {least:g} to {most:g}."
+                )
+        for name, words in (("isolation", ("template", "spawn")), ("pairing", ("auto", "bracketed"))):
+            if getattr(self, name) not in words:
+                raise ArgumentError(f"{name} is {getattr(self, name)!r}", hint=f"It is {' or '.join(words)}.")
+
+
+def seconds_of(name: str, value: object) -> float:
+    """A duration that was given as seconds or as text."""
+    if isinstance(value, str):
+        return parse_duration(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ArgumentError(
+            f"{name} is a {type(value).__name__}: {value!r}", hint="Give seconds, or text such as '10m'."
+        )
+    return float(value)

@@ -1,0 +1,88 @@
+"""What the environment and the user's file set by themselves, taken into the baseline. Pure.
+
+The baseline is what the user would run anyway. Where importing their file sets a thread count or a dtype policy,
+or the shell sets a variable that TensorFlow reads, that is a part of it, whether the workload names it or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autotune.errors import WorkloadError
+from autotune.recipe.apply import environment
+from autotune.space.configuration import Configuration, format_value
+from autotune.space.knobs import KNOBS, Device, Stage, knobs_on
+from autotune.trial.live import WarmUp
+from autotune.workload import WorkloadFacts
+
+
+def as_imported(
+    baseline: Configuration, facts: WorkloadFacts, *, where: str
+) -> tuple[Configuration, tuple[str, ...]]:
+    """The baseline with what was in force after the import, and a notice for each knob taken over.
+
+    Args:
+        baseline: What the workload names, and TensorFlow's defaults.
+        facts: What the template found.
+        where: The workload, for messages.
+
+    Raises:
+        WorkloadError: Importing sets what the workload's own `baseline` denies, or what no knob's value stands for.
+    """
+    notices = []
+    for name, found in facts.in_force.items():
+        if name not in baseline or baseline[name] == found:
+            continue
+        imported_too_early = KNOBS[name].stage is Stage.IMPORT
+        if imported_too_early and environment({name: baseline[name]}):  # the shell's, so not the file's
+            if name in facts.baseline:
+                continue  # the trials' templates get what the workload names
+            notices.append(f"the environment sets {name}={format_value(found)}, so the baseline has it too")
+        elif imported_too_early or name in facts.baseline or found not in KNOBS[name].domain:
+            raise _set_by_file(name, found, baseline, where)
+        else:
+            notices.append(
+                f"importing {where} sets {name}={format_value(found)}, so the baseline has it too; training "
+                "code must call recipe.apply() after that import"
+            )
+        baseline = baseline.replace(**{name: found})
+    return baseline, tuple(notices)
+
+
+def _set_by_file(name: str, found: object, baseline: Configuration, where: str) -> WorkloadError:
+    return WorkloadError(
+        f"importing {where} sets {name} to {found!r}, and the baseline says {baseline[name]!r}",
+        hint=f"{name} is a knob: take that line out of the file, and say Workload(baseline={{{name!r}: …}}) where "
+        f"it should not be TensorFlow's default. It takes {KNOBS[name].domain.describe()}.",
+    )
+
+
+def refuse_knobs_that_cannot_act(facts: WorkloadFacts, *, where: str) -> None:
+    """Refuse a baseline that names what its own dataset never hears of.
+
+    Raises:
+        WorkloadError: It does.
+    """
+    for name, value in facts.baseline.items():
+        if (
+            KNOBS[name].needs_dataset_config
+            and value != KNOBS[name].default
+            and not facts.dataset_takes_config
+        ):
+            raise WorkloadError(
+                f"{where}: Workload(baseline=…) names {name}, which reaches the data only through dataset(config)",
+                hint=f"Write `def dataset(config)` and use config.{name} there, or take {name} out of baseline.",
+            )
+
+
+def oddities(facts: WorkloadFacts, warm: WarmUp, device: Device) -> Iterator[str]:
+    """A notice for each thing that the workload asks for and the timing leaves out."""
+    exist = {each.name for each in knobs_on(device)}
+    for name in facts.baseline:
+        if name not in exist:
+            yield f"Workload(baseline=…) names {name}, which does nothing on the {device}: left out"
+    if warm.started.endless and facts.validates:
+        yield (
+            "the training data has no end, so there are no epochs, and what validation costs is left out: a "
+            "training with few steps_per_epoch will gain less than is claimed"
+        )

@@ -1,0 +1,77 @@
+"""How a run is to be done: every number and word is checked before anything starts."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import ArgumentError, WorkloadError
+from autotune.study.options import Options, seconds_of
+from autotune.study.tune import tune
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("budget", 0.0),
+        ("budget", math.nan),
+        ("budget", math.inf),
+        ("budget", True),
+        ("trials", 0),
+        ("trials", 1.5),
+        ("trials", True),
+        ("trial_timeout", 0.5),
+        ("trial_timeout", math.nan),
+        ("min_gain", -0.1),
+        ("min_gain", "2%"),
+        ("seed", -1),
+        ("seed", 2**32),
+        ("seed", 1.0),
+        ("isolation", "fork"),
+        ("pairing", ""),
+    ],
+)
+def test_what_cannot_be_used_is_named(name, value):
+    """The option, the value and what would do."""
+    with pytest.raises(ArgumentError, match=f"{name} is ") as caught:
+        Options(**{"budget": 60.0, name: value})
+    assert "It " in caught.value.hint
+
+
+def test_usual_options_are_taken():
+    """The defaults, and numbers within bounds."""
+    Options(budget=60.0)
+    Options(budget=60, trials=3, trial_timeout=10, seed=2**32 - 1, min_gain=0, pairing="bracketed")
+
+
+@pytest.mark.parametrize(("given", "seconds"), [(90, 90.0), (1.5, 1.5), ("10m", 600.0), ("90", 90.0)])
+def test_durations_are_seconds_or_text(given, seconds):
+    """Both the command line and Python may write either."""
+    assert seconds_of("budget", given) == seconds
+
+
+@pytest.mark.parametrize("given", [[1], {}, None, True, b"10m"])
+def test_what_is_no_duration(given):
+    """The argument and its type are named."""
+    with pytest.raises(ArgumentError, match=f"trial_timeout is a {type(given).__name__}"):
+        seconds_of("trial_timeout", given)
+
+
+@pytest.mark.parametrize("workload", [42, None, ["train.py"], b"train.py"])
+def test_what_is_no_workload(workload):
+    """A number that happens to stand in some module is no workload."""
+    with pytest.raises(ArgumentError, match=rf"the workload is a {type(workload).__name__}"):
+        tune(workload, budget=60)
+
+
+def test_a_path_is_as_good_as_text(tmp_path):
+    """Pathlib's paths find the file, or say that there is none."""
+    with pytest.raises(WorkloadError, match="no such file"):
+        tune(tmp_path / "train.py", budget=60)
+
+
+def test_an_empty_directory_name_is_refused():
+    """It would be the current directory, which nobody asked to fill."""
+    with pytest.raises(ArgumentError, match="out is empty"):
+        tune("train.py", budget=60, out="")
+    assert not Path("run.json").exists()

@@ -1,0 +1,148 @@
+"""What the shell and the user's file set by themselves becomes the baseline's, or is refused."""
+
+import pytest
+from simulated_runs import (
+    BASELINE,
+    FACTS,
+    Watcher,
+    a_warm_up,
+    faster_by,
+    on_disk,
+    simulated_trials,
+    tune_simulated,
+)
+
+from autotune.errors import WorkloadError
+from autotune.space.knobs import Device
+from autotune.study.progress import Notice
+from autotune.study.surroundings import as_imported, oddities, refuse_knobs_that_cannot_act
+
+DEFAULTS = {
+    "onednn": True,
+    "intra_op_threads": 0,
+    "inter_op_threads": 0,
+    "tensor_float_32": True,
+    "precision": "float32",
+}
+
+
+def facts(baseline=None, *, takes_config=True, validates=False, **in_force):
+    """What a template found: TensorFlow's defaults, but for these."""
+    return FACTS.model_copy(
+        update={
+            "baseline": baseline or {},
+            "dataset_takes_config": takes_config,
+            "validates": validates,
+            "in_force": DEFAULTS | in_force,
+        }
+    )
+
+
+def taken(found, baseline=BASELINE):
+    """The baseline, and the notices."""
+    return as_imported(baseline, found, where="train.py:workload")
+
+
+@pytest.fixture
+def shell(monkeypatch):
+    """The variables that the shell hands over."""
+    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
+    return monkeypatch
+
+
+def test_defaults_leave_the_baseline_alone(shell):
+    """Nothing was set: nothing is said."""
+    assert taken(facts()) == (BASELINE, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("precision", "mixed_bfloat16"), ("intra_op_threads", 1), ("inter_op_threads", 3)]
+)
+def test_what_the_file_sets_is_the_baselines(shell, name, value):
+    """The user would run it anyway: the baseline takes it over, and training code is told where to apply."""
+    baseline, notices = taken(facts(**{name: value}))
+    assert baseline == BASELINE.replace(**{name: value})
+    assert len(notices) == 1
+    assert f"importing train.py:workload sets {name}={value}" in notices[0]
+    assert "recipe.apply() after that import" in notices[0]
+
+
+def test_what_the_workload_names_as_well_needs_no_word(shell):
+    """File and baseline agree."""
+    baseline = BASELINE.replace(precision="mixed_bfloat16")
+    found = facts({"precision": "mixed_bfloat16"}, precision="mixed_bfloat16")
+    assert taken(found, baseline) == (baseline, ())
+
+
+def test_a_file_that_denies_its_own_baseline_is_refused(shell):
+    """Nobody can know which of the two the user runs."""
+    found = facts({"precision": "float32"}, precision="mixed_float16")
+    with pytest.raises(
+        WorkloadError, match="sets precision to 'mixed_float16', and the baseline says 'float32'"
+    ):
+        taken(found)
+
+
+def test_a_policy_that_no_knob_stands_for_is_refused(shell):
+    """float64 cannot be written into a configuration, so it would be measured under a wrong name."""
+    with pytest.raises(WorkloadError, match="sets precision to 'float64'") as caught:
+        taken(facts(precision="float64"))
+    assert "mixed_bfloat16" in caught.value.hint
+
+
+def test_the_shells_variable_is_the_baselines(shell):
+    """TF_ENABLE_ONEDNN_OPTS=0 in the environment: what the user would run is without oneDNN."""
+    shell.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
+    baseline, notices = taken(facts(onednn=False))
+    assert baseline == BASELINE.replace(onednn=False)
+    assert "the environment sets onednn=false" in notices[0]
+
+
+def test_the_shells_variable_does_not_overrule_the_workload(shell):
+    """What the workload names is what its trials get."""
+    shell.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
+    assert taken(facts({"onednn": True}, onednn=False)) == (BASELINE, ())
+
+
+def test_a_file_that_sets_the_variable_is_refused(shell):
+    """It would overrule every trial that sets it otherwise."""
+    with pytest.raises(WorkloadError, match="sets onednn to False, and the baseline says True"):
+        taken(facts(onednn=False))
+
+
+def test_a_knob_that_its_dataset_never_hears_of_is_refused():
+    """num_parallel_calls reaches the pipeline through dataset(config) only."""
+    with pytest.raises(WorkloadError, match="names num_parallel_calls") as caught:
+        refuse_knobs_that_cannot_act(facts({"num_parallel_calls": 4}, takes_config=False), where="train.py")
+    assert "def dataset(config)" in caught.value.hint
+    refuse_knobs_that_cannot_act(facts({"num_parallel_calls": 4}), where="train.py")
+    refuse_knobs_that_cannot_act(facts({"num_parallel_calls": 0}, takes_config=False), where="train.py")
+
+
+def test_what_does_nothing_on_the_device_is_said():
+    """TensorFloat-32 on a processor."""
+    found = list(oddities(facts({"tensor_float_32": False, "prefetch": 2}), a_warm_up(), Device.CPU))
+    assert found == ["Workload(baseline=…) names tensor_float_32, which does nothing on the cpu: left out"]
+
+
+def test_validation_without_epochs_is_said():
+    """Endless data has no epoch after which to validate, so its cost is left out, and the user hears of it."""
+    endless = a_warm_up(examples=None, epoch_seconds=None)
+    assert any(
+        "validation costs is left out" in each
+        for each in oddities(facts(validates=True), endless, Device.CPU)
+    )
+    assert list(oddities(facts(), endless, Device.CPU)) == []
+    assert list(oddities(facts(validates=True), a_warm_up(), Device.CPU)) == []
+
+
+def test_a_run_measures_against_what_the_file_sets(shell, tmp_path):
+    """From the template's finding to trial 0, run.json and the recipe."""
+    trials = simulated_trials(faster_by(batch_size=1.5), noise=0.02)
+    trials.facts = facts(precision="mixed_bfloat16")
+    watcher = Watcher()
+    with on_disk(tmp_path / "run") as directory:
+        recipe = tune_simulated(trials, directory, observe=watcher)
+        assert directory.read_run().baseline["precision"] == "mixed_bfloat16"
+    assert recipe.baseline["precision"] == "mixed_bfloat16"
+    assert any("sets precision=mixed_bfloat16" in each.text for each in watcher.of(Notice))
