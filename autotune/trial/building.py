@@ -194,7 +194,12 @@ def _refuse_precision_that_does_not_act(model: keras.Model, policy: str) -> None
 
 
 def _layers(layer: keras.Layer) -> Iterator[keras.Layer]:
-    yield layer
+    """The layers that compute something: not inputs, and not models that only hand on to their layers."""
+    import keras
+
+    only_hands_on = isinstance(layer, keras.Model) and type(layer).call.__module__.startswith("keras.")
+    if not only_hands_on and not isinstance(layer, keras.layers.InputLayer):
+        yield layer
     for each in getattr(layer, "layers", ()):
         yield from _layers(each)
 

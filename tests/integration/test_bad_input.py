@@ -4,7 +4,7 @@ import pytest
 from real_trials import configuration
 
 from autotune.errors import WorkloadError
-from autotune.trial.live import TrialFailed
+from autotune.trial.live import Data, TrialFailed
 from autotune.trial.record import Outcome
 from autotune.workload import parse_reference
 
@@ -42,6 +42,31 @@ def test_a_dataset_that_ignores_the_batch_size_is_an_input_error(launch):
     failure = launch("wrong_batches", workload="batched").failure()
     assert "yields batches of 10, expected config.batch_size, which is 16" in failure.reason
     assert failure.input_error
+
+
+def test_a_batch_size_that_is_ignored_is_found_in_every_trial(launch):
+    """The baseline's size may be the hard-coded one: a candidate's is looked at as well, or it would look faster."""
+    known = Data(examples=100, endless=False)
+    launch("wrong_batches", 10, workload="batched", data=known).warm_up()
+    failure = launch("wrong_batches", 20, workload="batched", data=known).failure()
+    assert "yields batches of 10, expected config.batch_size, which is 20" in failure.reason
+
+
+def test_one_batch_of_it_all_may_be_smaller_than_was_asked_for(launch):
+    """100 examples by 128 are one batch of 100, and no mistake of the dataset's."""
+    trial = launch("batches", 128, workload="batched", data=Data(examples=100, endless=False))
+    trial.warm_up()
+    part = trial.measure()
+    assert part.examples == 100 * part.epochs
+
+
+def test_a_precision_that_no_layer_takes_is_refused(launch):
+    """Every layer names its own dtype: the trial would be the baseline under another name."""
+    failure = launch("stubborn", precision="mixed_bfloat16").failure()
+    assert (
+        failure.reason == "precision=mixed_bfloat16 does not act: no layer of the model computes in bfloat16"
+    )
+    launch("stubborn").warm_up()
 
 
 def test_fewer_examples_than_one_batch_with_drop_remainder(launch):

@@ -5,7 +5,7 @@ import os
 import pytest
 from real_trials import PATIENCE_SECONDS, WORKLOADS, configuration
 
-from autotune.trial.live import Data
+from autotune.trial.live import Data, TrialFailed
 from autotune.trial.record import Outcome
 
 pytestmark = pytest.mark.slow
@@ -138,6 +138,71 @@ def test_a_file_that_starts_the_runtime_gets_a_fresh_interpreter_per_trial(proce
     assert part.examples == part.epochs * 64
     trial.kill()
     assert "threads 3 0" in log.read_text()
+
+
+SETS = """
+import os
+os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # before TensorFlow, as its documentation says
+import keras
+import numpy as np
+import tensorflow as tf
+import autotune
+
+keras.config.set_dtype_policy("mixed_bfloat16")
+tf.config.threading.set_intra_op_parallelism_threads(1)
+{more}
+
+def model():
+    dense = keras.layers.Dense(1)
+    print(dense.compute_dtype, tf.config.threading.get_intra_op_parallelism_threads())
+    return keras.Sequential([keras.Input((4,)), dense])
+
+def dataset():
+    return tf.data.Dataset.from_tensor_slices((np.ones((64, 4)), np.ones((64, 1))))
+
+workload = autotune.Workload(model=model, dataset=dataset, compile=lambda: {{"loss": "mse"}}, batch_size=16)
+"""
+
+
+def test_what_the_file_sets_is_found(processes_of):
+    """Policy, threads and what TensorFlow read while it was imported, as the user would run it."""
+    processes = processes_of(SETS.format(more=""))
+    found = processes.open().in_force
+    assert processes.started_by_import is None
+    assert (found["precision"], found["intra_op_threads"]) == ("mixed_bfloat16", 1)
+    assert (found["inter_op_threads"], found["onednn"]) == (0, False)
+
+
+@pytest.mark.parametrize("more", ["", "STARTED = tf.constant(1.0) + 1"])
+def test_a_trial_runs_what_its_configuration_says(processes_of, tmp_path, more):
+    """Whatever the file sets by being imported, forked or afresh: the knobs come after it."""
+    processes = processes_of(SETS.format(more=more))
+    processes.open()
+    log = tmp_path / "trial.log"
+    wanted = configuration(precision="float32", intra_op_threads=1, onednn=False)
+    trial = processes.launch(wanted, log=str(log), data=None)
+    trial.warm_up(PATIENCE_SECONDS)
+    trial.kill()
+    assert "float32 1" in log.read_text()
+
+
+def test_threads_that_the_file_has_fixed_cannot_be_had_otherwise(processes_of, tmp_path):
+    """It sets them and starts the runtime: a trial of other threads fails, and is not timed under a wrong name."""
+    processes = processes_of(SETS.format(more="STARTED = tf.constant(1.0) + 1"))
+    processes.open()
+    wanted = configuration(intra_op_threads=2, onednn=False)
+    trial = processes.launch(wanted, log=str(tmp_path / "trial.log"), data=None)
+    with pytest.raises(TrialFailed, match="intra_op_threads=2 cannot act any more"):
+        trial.warm_up(PATIENCE_SECONDS)
+
+
+def test_a_variable_that_the_file_overwrites_cannot_be_had_otherwise(processes_of, tmp_path):
+    """A trial with oneDNN, of a file that turns it off, fails and says why."""
+    processes = processes_of(SETS.format(more=""))
+    processes.open()
+    trial = processes.launch(configuration(onednn=True), log=str(tmp_path / "trial.log"), data=None)
+    with pytest.raises(TrialFailed, match="TF_ENABLE_ONEDNN_OPTS=1"):
+        trial.warm_up(PATIENCE_SECONDS)
 
 
 def test_a_file_that_starts_nothing_is_forked(cases):

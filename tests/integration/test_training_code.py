@@ -100,7 +100,7 @@ def test_an_applied_recipe_acts_at_every_stage(train):
 
 
 def test_applied_too_late_is_an_error(train):
-    """After the first tensor threads cannot act, after the import environment variables cannot: each is said."""
+    """After the import environment variables cannot act, after the first tensor nothing can: each is said."""
     said = train(
         """
         import json
@@ -114,23 +114,89 @@ def test_applied_too_late_is_an_error(train):
                 said.append("")
             except autotune.AutotuneError as error:
                 said.append(f"{type(error).__name__}: {error}")
-        apply(recipe)                                             # imported, not started: oneDNN is too late
-        without = {**recipe.configuration, "onednn": True, "intra_op_threads": 0}
-        apply(recipe.model_copy(update={"configuration": without}))                  # nothing is too late
+        def but(**changes):
+            return recipe.model_copy(update={"configuration": {**recipe.configuration, **changes}})
+        apply(recipe)                          # imported, not started: oneDNN is too late
         tf.constant(1.0)
-        apply(recipe.model_copy(update={"configuration": {**without, "intra_op_threads": 2}}))   # started
-        apply(recipe.model_copy(update={"configuration": without}))          # leaves the threads as they are
+        apply(but(onednn=True))                # started, though nothing that it sets differs
+        apply(but(onednn=True, intra_op_threads=2))
         print(json.dumps(said))
         """,
         onednn=False,
-        intra_op_threads=2,
     )
-    import_too_late, in_time, started_too_late, unchanged = said
+    import_too_late, nothing_differs, threads_differ = said
     assert import_too_late.startswith("ApplyError: TF_ENABLE_ONEDNN_OPTS=0 must be set before TensorFlow is")
     assert "above `import tensorflow`" in import_too_late
-    assert started_too_late.startswith("ApplyError: intra_op_threads=2 cannot act any more")
-    assert "before the first tensor, dataset or model" in started_too_late
-    assert in_time == unchanged == ""
+    for late in (nothing_differs, threads_differ):
+        assert late.startswith("ApplyError: the recipe cannot act any more: TensorFlow's runtime has started")
+        assert "before the first tensor, dataset or model" in late
+
+
+def test_the_same_recipe_may_be_applied_again(train):
+    """A notebook's cell is run twice: what is in force already is no error, even after training."""
+    seen = train(
+        """
+        import json
+        import tensorflow as tf
+        import autotune
+        recipe = autotune.Recipe.load("recipe.json")
+        recipe.apply(on_mismatch="ignore")
+        tf.constant(1.0)
+        recipe.apply(on_mismatch="ignore")
+        print(json.dumps(tf.config.threading.get_intra_op_parallelism_threads()))
+        """,
+        intra_op_threads=2,
+    )
+    assert seen == 2
+
+
+def test_a_precision_set_after_layers_were_built_is_an_error(train):
+    """They keep the one that they were built with, and the training would not be what was measured."""
+    said = train(
+        """
+        import json
+        import keras
+        import autotune
+        recipe = autotune.Recipe.load("recipe.json")
+        dense = keras.layers.Dense(1)
+        try:
+            recipe.apply(on_mismatch="ignore")
+        except autotune.AutotuneError as error:
+            print(json.dumps(f"{type(error).__name__}: {error}"))
+        """,
+        precision="mixed_bfloat16",
+    )
+    assert said.startswith(
+        "ApplyError: precision=mixed_bfloat16 cannot act any more: layers were built before"
+    )
+
+
+def test_batches_of_batches_are_an_error(train):
+    """`recipe.batch()` wants single examples, unless the workload did its own batching."""
+    said = train(
+        """
+        import json
+        import numpy as np
+        import tensorflow as tf
+        import autotune
+        recipe = autotune.Recipe.load("recipe.json")
+        ranks = recipe.workload.model_copy(update={"batch_ranks": (2, 1)})
+        own = ranks.model_copy(update={"batched": True})
+        examples = tf.data.Dataset.from_tensor_slices((np.ones((100, 4)), np.ones(100)))
+        said = []
+        batches = examples.batch(8)
+        for workload, data in ((ranks, examples), (ranks, batches), (own, batches), (own, examples)):
+            try:
+                recipe.model_copy(update={"workload": workload}).batch(data)
+                said.append("")
+            except autotune.AutotuneError as error:
+                said.append(str(error))
+        print(json.dumps(said))
+        """
+    )
+    assert said[0] == said[2] == ""
+    assert said[1].startswith("recipe.batch() was given a dataset that is batched already")
+    assert said[3].startswith("recipe.batch() was given single examples")
 
 
 def test_the_example_trains_with_a_recipe(recipe, tmp_path, environment):

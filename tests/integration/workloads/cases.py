@@ -230,6 +230,11 @@ def telling() -> keras.Model:
     return TellingModel()
 
 
+def stubborn() -> keras.Model:
+    """Each layer names what it computes in."""
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, dtype="float32")])
+
+
 def python_inside() -> keras.Model:
     """Has a Python function in its graph, which XLA cannot compile."""
 
@@ -390,6 +395,7 @@ CASES = {
     "slow_generator": {"dataset": slow_generator},
     "crowded": {"dataset": crowded},
     "telling": {"model": telling},
+    "stubborn": {"model": stubborn},
     "python_inside": {"model": python_inside},
     "empty": {"dataset": empty},
     "one_pass": {"dataset": one_pass},
