@@ -29,7 +29,7 @@ WORKLOAD = Path(__file__).resolve().parent.parent / "examples" / "digits_mlp.py"
 STARTS = 7
 STARTS_QUICK = 2
 BUDGET_SECONDS = 120
-BUDGET_SECONDS_QUICK = 30
+BUDGET_SECONDS_QUICK = 35
 
 
 def first_steps(count: int, scratch: Path) -> dict[str, list[float]]:
@@ -121,6 +121,8 @@ def figures(quick: bool) -> dict[str, dict[str, object]]:
 
 
 def _figure(values: list[float], bar: dict[str, float] | None) -> dict[str, object]:
+    if not values:  # a short run may have no trial that was begun and ended in the search
+        return {"value": None, "ci95": None, "bar": bar, "count": 0}
     interval = mean_interval(values)
     spread = interval.half_width if len(values) > 1 else None
     middle = statistics.median(values)
@@ -143,7 +145,8 @@ def main() -> None:
     for name, figure in found.items():
         bar = "" if figure["bar"] is None else " ".join(f"{k} {v:g}" for k, v in figure["bar"].items())
         bounds = "" if figure["ci95"] is None else "{:.3f} to {:.3f}".format(*figure["ci95"])
-        print(f"{name:<50} {bar:>8} {figure['value']:>9.3f}   {bounds}")
+        value = "–" if figure["value"] is None else f"{figure['value']:.3f}"
+        print(f"{name:<50} {bar:>8} {value:>9}   {bounds}")
     if arguments.json:
         document = {
             "benchmark": "overhead",

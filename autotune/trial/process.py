@@ -208,11 +208,11 @@ class TrialProcess:
     """A real trial: a fork of a template; see `live.LiveTrial`."""
 
     def __init__(self, template: Template, request: messages.TrialRequest) -> None:
-        self._template = template
+        self.template = template
         self._log = Path(request.log)
         self._requested = time.monotonic()
         self._kernel_kills = _kernel_oom_kills()
-        self._killed = False
+        self.killed = False
         self.pid, end = template.fork(request)
         self._launch_seconds = time.monotonic() - self._requested
         self._channel = messages.Channel(end, messages.from_trial)
@@ -251,7 +251,7 @@ class TrialProcess:
 
     def kill(self) -> None:
         """See `live.LiveTrial`."""
-        if not self._killed:
+        if not self.killed:
             self._end()
 
     # -------------------------------------------------------------------------------------------- freezing
@@ -320,7 +320,7 @@ class TrialProcess:
 
     def _died(self) -> TrialFailed:
         """The failure of a trial whose end of the pipe closed without a word."""
-        exited = self._template.wait_exit(self.pid, EXIT_SECONDS)
+        exited = self.template.wait_exit(self.pid, EXIT_SECONDS)
         if exited is None:
             return self._failed(Outcome.CRASHED, "closed its pipe and did not end, or its template died")
         self._end()
@@ -338,15 +338,15 @@ class TrialProcess:
 
     def _end(self) -> None:
         """Kill the whole family, and wait for it to be gone."""
-        if self._killed:
+        if self.killed:
             return
-        self._killed = True
+        self.killed = True
         self._channel.close()
-        exited = self._template.wait_exit(self.pid, 0.0)
+        exited = self.template.wait_exit(self.pid, 0.0)
         if exited is None:
             self._signal(signal.SIGKILL)
-            self._template.sweep(self.pid)
-            self._template.wait_exit(self.pid, EXIT_SECONDS)
+            self.template.sweep(self.pid)
+            self.template.wait_exit(self.pid, EXIT_SECONDS)
 
 
 def is_stopped(pid: int) -> bool:
@@ -387,6 +387,7 @@ class TrialProcesses:
         self._spawn = isolation == "spawn"
         self._preload = True
         self._templates: dict[tuple[int, tuple[tuple[str, str], ...]], Template] = {}
+        self._trials: list[TrialProcess] = []
         self._count = 0
         self._fingerprint: str | None = None
         self.started_by_import: str | None = None
@@ -462,7 +463,9 @@ class TrialProcesses:
             template = self._template(group, variables)
             self._same_workload(template.wait_ready())
             try:
-                return TrialProcess(template, request)
+                self._trials = [each for each in self._trials if not each.killed]
+                self._trials.append(TrialProcess(template, request))
+                return self._trials[-1]
             except (ChannelClosed, TimeoutError, ProtocolError) as error:
                 template.close()
                 if attempt == 2:
@@ -474,13 +477,19 @@ class TrialProcesses:
 
     def retire(self, group: int) -> None:
         """End the group's templates and their trials."""
-        for key in [key for key in self._templates if key[0] == group]:
-            self._templates.pop(key).close()
+        self._end([key for key in self._templates if key[0] == group])
 
     def close(self) -> None:
         """End every template and every trial."""
-        for key in list(self._templates):
-            self._templates.pop(key).close()
+        self._end(list(self._templates))
+
+    def _end(self, keys: Sequence[tuple[int, tuple[tuple[str, str], ...]]]) -> None:
+        for key in keys:
+            template = self._templates.pop(key)
+            for trial in self._trials:
+                if trial.template is template:
+                    trial.kill()
+            template.close()
 
     def _template(self, group: int, variables: Mapping[str, str]) -> Template:
         key = (group, tuple(sorted(variables.items())))
