@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from autotune.space.configuration import Configuration
-from autotune.trial.messages import Finished, Ready, Started
+from autotune.trial.messages import Finished, LossCurves, LossRuns, Ready, Started
 from autotune.trial.record import Outcome, Slice
 from autotune.workload import WorkloadFacts
 
@@ -78,6 +78,9 @@ class LiveTrial(Protocol):
     def finish(self, input_wait_seconds: float, timeout_seconds: float) -> Finished:
         """Take the closing figures, and wait for the process to end."""
 
+    def loss_curves(self, timeout_seconds: float) -> LossCurves:
+        """Wait for the losses of a trial that was launched for them, and for the process to end."""
+
     def kill(self) -> None:
         """End it and all its children now; does nothing when it has ended."""
 
@@ -102,9 +105,18 @@ class Trials(Protocol):
         """Import the workload, and say what it is."""
 
     def launch(
-        self, configuration: Configuration, *, log: str, data: Data | None, group: int = 0
+        self,
+        configuration: Configuration,
+        *,
+        log: str,
+        data: Data | None,
+        group: int = 0,
+        losses: LossRuns | None = None,
     ) -> LiveTrial:
-        """Start a trial; trials of different groups come from different template processes."""
+        """Start a trial; trials of different groups come from different template processes.
+
+        With `losses` nothing is timed: its answer is `loss_curves`.
+        """
 
     def prepare(self, group: int, configurations: Sequence[Configuration]) -> None:
         """Have the templates of a group ready for these configurations."""

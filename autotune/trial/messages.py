@@ -48,6 +48,22 @@ class _Message(BaseModel):
 # ---------------------------------------------------------------------------------------- to the template
 
 
+class LossRuns(_Message):
+    """Short trainings on recorded batches, for their losses alone, in place of a timed one.
+
+    Args:
+        folder: Where the batches are recorded: written first if it does not exist, read otherwise.
+        seeds: One training for each, from the weights that the seed gives.
+        most_steps: Steps of each training.
+        seconds: No step of a training is begun after so long; all have as many steps as the first.
+    """
+
+    folder: str
+    seeds: tuple[int, ...]
+    most_steps: Annotated[int, Field(ge=1)]
+    seconds: FiniteFloat
+
+
 class TrialRequest(_Message):
     """What a trial process needs to know.
 
@@ -60,6 +76,7 @@ class TrialRequest(_Message):
         count_seconds: How long counting may take.
         warmup_seconds: Cap on the warm-up after the first step.
         epoch_seconds: Epochs up to this long are timed boundary to boundary.
+        losses: Nothing is timed; these trainings are run instead.
     """
 
     kind: Literal["trial"] = "trial"
@@ -71,6 +88,7 @@ class TrialRequest(_Message):
     count_seconds: FiniteFloat = 5.0
     warmup_seconds: FiniteFloat = 3.0
     epoch_seconds: FiniteFloat = 1.5
+    losses: LossRuns | None = None
 
 
 class Sweep(_Message):
@@ -209,6 +227,13 @@ class SliceDone(_Message):
     slice: Slice
 
 
+class LossCurves(_Message):
+    """The loss of each step, by training; None where it was not finite. Empty where the model reports none."""
+
+    kind: Literal["loss_curves"] = "loss_curves"
+    curves: tuple[tuple[FiniteFloat | None, ...], ...]
+
+
 class Finished(_Message):
     """The trial's closing figures."""
 
@@ -242,13 +267,15 @@ ToTemplate = Annotated[TrialRequest | Sweep, Field(discriminator="kind")]
 FromTemplate = Annotated[TemplateReady | TemplateFailed | Forked | Exited, Field(discriminator="kind")]
 ToTrial = Annotated[Measure | Finish, Field(discriminator="kind")]
 FromTrial = Annotated[
-    Started | FirstStep | Ready | SliceDone | Finished | Failed, Field(discriminator="kind")
+    Started | FirstStep | Ready | SliceDone | LossCurves | Finished | Failed, Field(discriminator="kind")
 ]
 
 to_template: TypeAdapter[TrialRequest | Sweep] = TypeAdapter(ToTemplate)
 from_template: TypeAdapter[TemplateReady | TemplateFailed | Forked | Exited] = TypeAdapter(FromTemplate)
 to_trial: TypeAdapter[Measure | Finish] = TypeAdapter(ToTrial)
-from_trial: TypeAdapter[Started | FirstStep | Ready | SliceDone | Finished | Failed] = TypeAdapter(FromTrial)
+from_trial: TypeAdapter[Started | FirstStep | Ready | SliceDone | LossCurves | Finished | Failed] = (
+    TypeAdapter(FromTrial)
+)
 
 
 Received = TypeVar("Received")

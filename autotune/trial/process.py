@@ -249,6 +249,12 @@ class TrialProcess:
         self._end()
         return answer
 
+    def loss_curves(self, timeout_seconds: float) -> messages.LossCurves:
+        """See `live.LiveTrial`."""
+        answer = self._expect(messages.LossCurves, self._requested + timeout_seconds)
+        self._end()
+        return answer
+
     def kill(self) -> None:
         """See `live.LiveTrial`."""
         if not self.killed:
@@ -448,7 +454,13 @@ class TrialProcesses:
             )
 
     def launch(
-        self, configuration: Configuration, *, log: str, data: Data | None, group: int = 0
+        self,
+        configuration: Configuration,
+        *,
+        log: str,
+        data: Data | None,
+        group: int = 0,
+        losses: messages.LossRuns | None = None,
     ) -> TrialProcess:
         """Fork a trial from the group's template, which is restarted if it died."""
         request = messages.TrialRequest(
@@ -457,6 +469,7 @@ class TrialProcesses:
             examine=data is None,
             examples=None if data is None else data.examples,
             endless=data is not None and data.endless,
+            losses=losses,
         )
         variables = environment(configuration) if self._preload else {}
         for attempt in (1, 2):

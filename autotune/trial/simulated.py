@@ -18,7 +18,7 @@ from autotune.measure.steady_state import SMALLEST_WINDOW, WINDOW_SECONDS
 from autotune.recipe.apply import environment
 from autotune.space.configuration import Configuration
 from autotune.trial.live import Data, TrialFailed, WarmUp
-from autotune.trial.messages import Finished, Ready, Started, TrialRequest
+from autotune.trial.messages import Finished, LossCurves, LossRuns, Ready, Started, TrialRequest
 from autotune.trial.record import Outcome, Slice, StepSeconds
 from autotune.trial.step_clock import WHOLE_EPOCH_CALLS, Training
 from autotune.workload import WorkloadFacts
@@ -26,6 +26,9 @@ from autotune.workload import WorkloadFacts
 LAUNCH_SECONDS = 0.01
 FIRST_LOSS = 2.3
 EXAMPLES_PER_FALL_OF_THE_LOSS = 1e6
+STEPS_PER_FALL_OF_THE_LOSS = 30
+SEED_SPREAD = 0.02
+"""Largest share by which the losses of different seeds differ."""
 HOST_BYTES, HOST_BYTES_PER_EXAMPLE = 512 << 20, 1 << 16
 DEVICE_BYTES, DEVICE_BYTES_PER_EXAMPLE = 256 << 20, 1 << 20
 _WARMUP_SECONDS = float(TrialRequest.model_fields["warmup_seconds"].default)
@@ -64,15 +67,23 @@ class SimulatedTrial:
         configuration: What it runs, `jit_compile` resolved.
         group: Of the template that it was forked from.
         luck: How much faster than the formula this very process is, as a factor.
+        losses: What to train for the losses alone; None for a trial that is timed.
     """
 
     def __init__(
-        self, trials: SimulatedTrials, configuration: Configuration, *, group: int, luck: float
+        self,
+        trials: SimulatedTrials,
+        configuration: Configuration,
+        *,
+        group: int,
+        luck: float,
+        losses: LossRuns | None = None,
     ) -> None:
         self.configuration = configuration
         self.group = group
         self._trials = trials
         self._luck = luck
+        self._losses = losses
         self._requested = trials.clock()
         self._state = _State.LAUNCHED
         self._trained = 0
@@ -156,6 +167,31 @@ class SimulatedTrial:
             peak_device_bytes=device,
             input_wait_fraction=0.0 if input_wait_seconds > 0 else None,
             loss=self._loss(),
+        )
+
+    def loss_curves(self, timeout_seconds: float) -> LossCurves:
+        """See `live.LiveTrial`. Seeds differ by `SEED_SPREAD`; a configuration that does not learn stays put."""
+        trials, runs = self._trials, self._losses
+        self._require(_State.LAUNCHED)
+        assert runs is not None, "a trial that was launched to be timed was asked for losses"
+        deadline = self._requested + timeout_seconds
+        self._pass(trials.start_seconds, deadline)
+        self._fail_as_told(deadline)
+        step_seconds = self.configuration.batch_size / self._pace()
+        steps = max(1, min(runs.most_steps, math.ceil(runs.seconds / step_seconds)))
+        self._pass(steps * step_seconds * len(runs.seeds), deadline)
+        self._state = _State.ENDED
+        learns = trials.learns(self.configuration)
+        return LossCurves(
+            curves=tuple(
+                tuple(
+                    FIRST_LOSS
+                    * (math.exp(-step / STEPS_PER_FALL_OF_THE_LOSS) if learns else 1.0)
+                    * (1.0 + SEED_SPREAD * random.Random(seed).uniform(-1.0, 1.0))
+                    for step in range(steps)
+                )
+                for seed in runs.seeds
+            )
         )
 
     def kill(self) -> None:
@@ -259,6 +295,7 @@ class SimulatedTrials:
         gpus: Names of the GPUs that TensorFlow would see.
         examples: Per epoch; None for a dataset without an end.
         fits_together: Whether the configurations that are alive at once fit in memory; always, when None.
+        learns: Whether a configuration's loss falls; always, when None.
     """
 
     def __init__(
@@ -277,6 +314,7 @@ class SimulatedTrials:
         gpus: tuple[str, ...] = (),
         examples: int | None = 1437,
         fits_together: Callable[[Sequence[Configuration]], bool] | None = None,
+        learns: Callable[[Configuration], bool] | None = None,
     ) -> None:
         self.facts = facts
         self.samples_per_second = samples_per_second
@@ -290,6 +328,7 @@ class SimulatedTrials:
         self.gpus = gpus
         self.examples = examples
         self.fits_together = fits_together or (lambda configurations: True)
+        self.learns = learns or (lambda configuration: True)
         self.random = random.Random(seed)
         self.clock = SimulatedClock()
         self.launched: list[SimulatedTrial] = []
@@ -310,7 +349,13 @@ class SimulatedTrials:
         return self.facts
 
     def launch(
-        self, configuration: Configuration, *, log: str, data: Data | None, group: int = 0
+        self,
+        configuration: Configuration,
+        *,
+        log: str,
+        data: Data | None,
+        group: int = 0,
+        losses: LossRuns | None = None,
     ) -> SimulatedTrial:
         """See `live.Trials`; no log is written."""
         known = data is None or (data.examples, data.endless) == (self.examples, self.examples is None)
@@ -320,7 +365,7 @@ class SimulatedTrials:
         resolved = configuration
         if configuration["jit_compile"] == "auto":
             resolved = configuration.replace(jit_compile=self.jit_resolves_to)
-        trial = SimulatedTrial(self, resolved, group=group, luck=luck)
+        trial = SimulatedTrial(self, resolved, group=group, luck=luck, losses=losses)
         self.launched.append(trial)
         return trial
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from autotune.errors import ApplyError, AutotuneError, WorkloadError
 from autotune.recipe import apply
 from autotune.space.configuration import Configuration
-from autotune.trial import building, messages, profiling, telemetry
+from autotune.trial import building, loss_curves, messages, profiling, telemetry
 from autotune.trial.record import Outcome
 from autotune.trial.step_clock import LongEpoch, StepClock, Training, TrainingEnded, TrainingFailed
 from autotune.workload import Workload, WorkloadReference, load, users_traceback
@@ -97,6 +97,10 @@ def _train(
         workload = load(reference)
         apply.apply_before_import(configuration)  # again: the module may have set them as well
     apply.apply_before_build(configuration)
+    if request.losses is not None:
+        curves = loss_curves.loss_curves(workload, configuration, request.losses, request.examples)
+        channel.send(messages.LossCurves(curves=curves))
+        return 0
     import tensorflow as tf
 
     train, validation = building.datasets(workload, configuration, examine=request.examine)

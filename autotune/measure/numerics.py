@@ -1,0 +1,92 @@
+"""Does a configuration still learn as float32 without XLA does? A rule on loss curves. Pure functions.
+
+A configuration's curve is held against that of float32 without XLA: the same batch size, the same weights, the same
+recorded batches. How far apart they may end is what other weights, from other seeds, do to float32 itself.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from autotune.measure.intervals import CONFIDENCE, t_quantile
+from autotune.measure.stability import Check
+
+NAME = "numerics_parity"
+LEAST_TOLERANCE = 0.05
+"""Of the fall of float32's loss: what may be lost even where seeds make no difference."""
+FEWEST_STEPS = 9
+LATE_SHARE = 1 / 3
+"""Of the steps: those whose mean loss is compared."""
+EARLY_STEPS = 3
+"""Steps whose mean loss is where the fall begins."""
+
+Curve = Sequence[float | None]
+
+
+def parity(reference: Sequence[Curve], curve: Curve) -> Check:
+    """Whether a loss curve ends where float32 without XLA may end.
+
+    The late loss is the mean of the last third of the steps. Between the late losses of single trainings
+    from different weights, Student's t prediction interval says how far apart two may be.
+
+    Args:
+        reference: Losses by step of float32 without XLA, the first from the weights that `curve` began with, the
+            others from other seeds.
+        curve: Losses by step of the configuration.
+
+    Returns:
+        Failed where the loss ends too high or is not finite. Where too little was seen to tell, passed, with
+        `value` None and the reason in `detail`.
+    """
+    steps = min([len(curve), *(len(each) for each in reference)], default=0)
+    if steps < FEWEST_STEPS:
+        return _cannot_tell(f"{steps} steps were seen, {FEWEST_STEPS} are needed")
+    finite = [[loss for loss in each[:steps] if loss is not None] for each in reference]
+    if any(len(each) < steps for each in finite):
+        return _cannot_tell("float32 without XLA itself has a loss that is not finite")
+    own = [loss for loss in curve[:steps] if loss is not None]
+    if len(own) < steps:
+        step = next(index for index, loss in enumerate(curve, start=1) if loss is None)
+        return Check(name=NAME, passed=False, value=None, limit=None, detail=f"no finite loss at step {step}")
+    ends = [_late(each) for each in finite]
+    fall = statistics.fmean(_early(each) for each in finite) - statistics.fmean(ends)
+    tolerance = max(_spread(ends), LEAST_TOLERANCE * fall)
+    if fall <= tolerance:
+        return _cannot_tell(
+            f"within {steps} steps float32 falls by {fall:.3g}, and other weights make {tolerance:.3g} of difference"
+        )
+    excess = _late(own) - ends[0]
+    return Check(
+        name=NAME,
+        passed=excess <= tolerance,
+        value=excess,
+        limit=tolerance,
+        detail=f"after {steps} steps the loss is {_late(own):.4g}, in float32 without XLA {ends[0]:.4g} from the same "
+        f"weights and batches; it fell by {fall:.3g}, and other weights make {tolerance:.3g} of difference",
+    )
+
+
+def tells(check: Check) -> bool:
+    """Whether the check saw enough to pass or fail."""
+    return check.value is not None or not check.passed
+
+
+def _cannot_tell(why: str) -> Check:
+    return Check(name=NAME, passed=True, value=None, limit=None, detail=f"cannot tell: {why}")
+
+
+def _late(curve: Sequence[float]) -> float:
+    return statistics.fmean(curve[-max(1, round(len(curve) * LATE_SHARE)) :])
+
+
+def _early(curve: Sequence[float]) -> float:
+    return statistics.fmean(curve[:EARLY_STEPS])
+
+
+def _spread(ends: Sequence[float]) -> float:
+    """Half-width of the prediction interval of one more float32 training; 0 for fewer than two."""
+    if len(ends) < 2:
+        return 0.0
+    return t_quantile(CONFIDENCE, len(ends) - 1) * statistics.stdev(ends) * math.sqrt(1 + 1 / len(ends))

@@ -1,0 +1,116 @@
+"""Short trainings for their losses alone: the same recorded batches, the same weights, another configuration.
+
+Runs in a trial process. Nothing here is timed for speed.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.space.configuration import Configuration
+from autotune.trial import building
+from autotune.trial.messages import LossRuns
+from autotune.workload import Workload
+
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+
+LARGEST_RECORDING_BYTES = 256 << 20
+"""Batches are recorded up to here, at least one, and then come round again."""
+
+
+def loss_curves(
+    workload: Workload, configuration: Configuration, runs: LossRuns, examples: int | None
+) -> tuple[tuple[float | None, ...], ...]:
+    """The loss of each step of each training.
+
+    Args:
+        workload: What is trained.
+        configuration: How; one step per call, whatever it says of that.
+        runs: Which trainings.
+        examples: Per epoch; None when endless or unknown. Only full batches are recorded.
+
+    Returns:
+        One curve per seed, all of one length; a loss that is not finite is None. Empty where the model reports none.
+    """
+    import keras
+
+    configuration = configuration.replace(steps_per_execution=1)
+    keras.utils.set_random_seed(runs.seeds[0])  # what draws from a seed of its own: dropout, augmentation
+    batches = _recorded(workload, configuration, runs, examples)
+    model = building.compiled_model(workload, configuration, batches)
+    model.make_train_function()
+    first = next(iter(batches))
+    _build(model, first)
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None:
+        optimizer.build(model.trainable_variables)
+    untouched = [(each, each.numpy()) for each in ([] if optimizer is None else optimizer.variables)]
+    curves: list[tuple[float | None, ...]] = []
+    steps, deadline = runs.most_steps, time.perf_counter() + runs.seconds
+    for seed in runs.seeds:
+        _initialise(model, workload, seed, first)
+        for variable, value in untouched:
+            variable.assign(value)
+        enough = (lambda: time.perf_counter() > deadline) if not curves else (lambda: False)
+        curves.append(tuple(_train(model, batches, steps, enough)))
+        steps = len(curves[0])
+    return tuple(curves)
+
+
+def _recorded(
+    workload: Workload, configuration: Configuration, runs: LossRuns, examples: int | None
+) -> tf.data.Dataset:
+    """The recorded batches, over and over; recorded now where they are not yet."""
+    import tensorflow as tf
+
+    if not Path(runs.folder).exists():
+        train, _ = building.datasets(workload, configuration, examine=False)
+        whole = max(1, examples // configuration.batch_size) if examples else runs.most_steps
+        size = max(1, sum(_bytes(leaf) for leaf in tf.nest.flatten(next(iter(train)))))
+        count = max(1, min(runs.most_steps, whole, LARGEST_RECORDING_BYTES // size))
+        train.take(count).save(runs.folder)
+    return tf.data.Dataset.load(runs.folder).cache().repeat()
+
+
+def _bytes(leaf: Any) -> int:
+    dtype = getattr(leaf, "dtype", None)
+    flat = getattr(leaf, "flat_values", getattr(leaf, "values", leaf))  # ragged and sparse tensors
+    return int(flat.shape.num_elements() or 0) * max(1, getattr(dtype, "size", 1))
+
+
+def _build(model: keras.Model, batch: Any) -> None:
+    """Make the weights of a model that has yet to see its input."""
+    if not model.built:
+        model(batch[0] if isinstance(batch, tuple) else batch, training=False)
+
+
+def _initialise(model: keras.Model, workload: Workload, seed: int, batch: Any) -> None:
+    """Give the model the weights that a new one gets from this seed."""
+    import keras
+
+    keras.utils.set_random_seed(seed)
+    fresh = workload.model()
+    _build(fresh, batch)
+    for mine, theirs in zip(model.weights, fresh.weights, strict=True):
+        mine.assign(theirs.numpy())
+
+
+def _train(
+    model: keras.Model, batches: tf.data.Dataset, steps: int, enough: Callable[[], bool]
+) -> Iterator[float | None]:
+    iterator = iter(batches)
+    for step in range(steps):
+        if step and enough():
+            return
+        model.reset_metrics()
+        logs = model.train_function(iterator)
+        if not isinstance(logs, dict) or "loss" not in logs:
+            return
+        loss = float(logs["loss"])
+        yield loss if math.isfinite(loss) else None
