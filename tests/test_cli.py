@@ -37,6 +37,11 @@ WRONG = {
     "a missing workload": (["tune"], "WORKLOAD"),
     "a missing file": (["tune", "nowhere.py"], "nowhere.py: no such file"),
     "a missing name": (["tune", f"{EXAMPLE}:worklaod"], "Did you mean 'workload'?"),
+    "a missing module": (["tune", "nowhere_to_be_found.train"], "no module 'nowhere_to_be_found.train'"),
+    "a missing name in a module": (
+        ["tune", "autotune.version:workload"],
+        "autotune.version: no 'workload' in it",
+    ),
     "a bad duration": (["tune", EXAMPLE, "--budget", "soon"], "'soon' is not a duration"),
     "a bad time limit": (["tune", EXAMPLE, "--trial-timeout", "x"], "'x' is not a duration"),
     "an unknown option": (["tune", EXAMPLE, "--bugdet", "3m"], "--bugdet"),
@@ -75,7 +80,7 @@ def test_the_command_never_imports_tensorflow(tmp_path):
     script = (
         "import sys; from autotune.cli import main\n"
         "for arguments in (['--help'], ['knobs'], ['space', 'quick'], ['tune', 'nowhere.py'],"
-        " ['show', 'nowhere.json']):\n"
+        " ['tune', 'nowhere.at.all'], ['tune', 'autotune.version'], ['show', 'nowhere.json']):\n"
         "    main(arguments)\n"
         "loaded = {'tensorflow', 'keras', 'pandas'} & set(sys.modules)\n"
         "assert not loaded, loaded\n"
