@@ -109,6 +109,13 @@ BASELINE = {
     "deterministic": True,
     "onednn": True,
 }
+EVERY_KNOB = {
+    **BASELINE,
+    "steps_per_execution": 1,
+    "data_threads": 0,
+    "intra_op_threads": 0,
+    "inter_op_threads": 0,
+}
 FASTER = {**BASELINE, "batch_size": 256, "jit_compile": True, "prefetch": "autotune"}
 
 
@@ -187,8 +194,8 @@ def a_recipe(verdict=Verdict.FASTER, speedup=(1.84, 1.79, 1.90), configuration=N
     value, low, high = speedup
     memory = PeakMemory(host=1 << 30, device=None)
     return Recipe(
-        configuration=configuration or {**BASELINE, "batch_size": 512},
-        baseline=BASELINE,
+        configuration=configuration or {**EVERY_KNOB, "batch_size": 512},
+        baseline=EVERY_KNOB,
         evidence=Evidence(
             verdict=verdict,
             min_gain=0.02,
@@ -702,14 +709,14 @@ def test_a_recipe_brings_verdict_claim_and_recommendation(tmp_path):
     summary = only(a_run(tmp_path / "run", recipe=a_recipe()))
     assert summary.verdict == "faster"
     assert summary.claimed == Interval(value=1.84, low=1.79, high=1.90)
-    assert dict(summary.recommended) == {**BASELINE, "batch_size": 512}
+    assert dict(summary.recommended) == {**EVERY_KNOB, "batch_size": 512}
     assert summary.recommended_changes == "batch_size=512"
     assert summary.best_speedup == interval(2.0)
 
 
 def test_a_recipe_may_recommend_the_baseline(tmp_path):
     """A recipe without a gain recommends the baseline, and claims no more than it measured."""
-    recipe = a_recipe(Verdict.NO_SIGNIFICANT_GAIN, (1.0, 1.0, 1.0), BASELINE)
+    recipe = a_recipe(Verdict.NO_SIGNIFICANT_GAIN, (1.0, 1.0, 1.0), EVERY_KNOB)
     summary = only(a_run(tmp_path / "run", recipe=recipe))
     assert summary.verdict == "no_significant_gain"
     assert summary.claimed == Interval(value=1.0, low=1.0, high=1.0)
