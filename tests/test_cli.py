@@ -215,6 +215,14 @@ def test_space_shows_the_choices_and_their_number(capsys):
     assert "4,800 configurations" in out
 
 
+def test_space_can_be_asked_about_another_machine(capsys):
+    """`--cores` stands in for this machine's cores in the bounds."""
+    _, few, _ = run(capsys, "space", "quick", "--cores", 2)
+    _, many, _ = run(capsys, "space", "quick", "--cores", 64)
+    for out, expected in ((few, "0 2 4 8 16"), (many, "0 2 4 8 16 32 64 128 256")):
+        assert re.search(rf"num_parallel_calls +{expected} *\n", out)
+
+
 def test_an_internal_error_says_so_and_hides_its_traceback(capsys, monkeypatch):
     """A fault of autotune's own leaves with exit code 4 and one line; --debug raises it."""
 

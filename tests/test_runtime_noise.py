@@ -31,7 +31,7 @@ WORDS = [
     "2026-11-20 10:00:00.123456: I train.py:12] the user's own logger",
     "F0000 00:00:1763670501.123456   12345 tensor.cc:100] Check failed: dims == 2",
     "2026-11-20 10:00:00.1: F tensorflow/core/framework/tensor.cc:852] Check failed: 1 == NumElements() (1 vs. 2)",
-    "E0000 00:00:1763670501.123456   12345 tensor.cc:100] Check failed: dims == 2",
+    "I0000 00:00:1763670501.123456   12345 tensor.cc:100] Check failed: dims == 2",
     "W0000 00:00:1763670501.123456   12345 bfc_allocator.cc:501] Allocator (GPU_0_bfc) ran out of memory trying",
     "2026-11-20 10:00:00.1: E external/local_xla/xla/service/slow_operation_alarm.cc:73] Very slow compile?",
     "Traceback (most recent call last):",

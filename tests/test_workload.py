@@ -492,10 +492,13 @@ def test_a_file_with_relative_imports_is_answered_with_its_module(directory):
         ("pkg/train.py", "from . import net", "pkg.train"),
         ("top/pkg/train.py", "from ..net import x", "top.pkg.train"),
         ("pkg/__init__.py", "from .net import x", "pkg"),
+        ("whole/pkg/train.py", "from .net import x", "whole.pkg.train"),
     ],
 )
 def test_the_module_is_told_from_the_current_directory_where_it_can_be(directory, file, line, module):
-    """Also without an `__init__.py`, and as deep as the dots reach."""
+    """Also without an `__init__.py`, as deep as the dots reach and as high as the packages do."""
+    write(directory / "whole" / "__init__.py", "")
+    write(directory / "whole" / "pkg" / "__init__.py", "")
     write(directory / file, f"{line}\nworkload = 1")
     assert refusal(parse_reference, file).hint.endswith(f"its package: autotune tune {module}")
 
