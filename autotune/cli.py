@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
-from autotune.errors import AutotuneError, TuningInterruptedError
+from autotune.errors import ArgumentError, AutotuneError, TuningInterruptedError
 
 app = App(
     name="autotune",
@@ -209,6 +209,7 @@ def space(
     cores
         Processor cores; this machine's when left out.
     """
+    _at_least_one(batch_size=batch_size, examples=examples, cores=cores)
     from autotune import console
     from autotune.machine import available_cores
     from autotune.run_directory import SearchSpaceRecord
@@ -222,7 +223,7 @@ def space(
             batch_size, {"jit_compile": device == "gpu"}, Device(device), where="--batch-size"
         ),
         device=Device(device),
-        cores=cores or available_cores(),
+        cores=available_cores() if cores is None else cores,
         examples=examples,
         dataset_takes_config=True,
     )
@@ -231,6 +232,13 @@ def space(
     )
     console.show_space(record, resolved.size)
     return 0
+
+
+def _at_least_one(**options: int | None) -> None:
+    """Refuse counts below one; an option that was left out is None."""
+    for name, value in options.items():
+        if value is not None and value < 1:
+            raise ArgumentError(f"--{name.replace('_', '-')} is {value}", hint="It must be at least 1.")
 
 
 def main(arguments: list[str] | None = None) -> int:

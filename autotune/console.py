@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.console import Console as RichConsole
 from rich.live import Live
+from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -329,8 +330,10 @@ def show_usage(recipe: Recipe, path: Path, console: RichConsole | None = None) -
 def show_trials(
     records: Sequence[TrialRecord], baseline: Configuration, console: RichConsole | None = None
 ) -> None:
-    """A run's trials, one line each."""
+    """A run's trials, one line each; the time is what the trial took, not when it ended as in `Progress`."""
     console = console or terminal()
+    heading = f"{'took':>5}  {'phase':<8} {'no.':>3}  {'speed-up':<24}  changes"
+    console.print(Text(heading, style="bold"), soft_wrap=True)
     for record in records:
         changes = Configuration(record.configuration).describe(relative_to=baseline)
         console.print(trial_line(record, changes, stamp=f"{duration(record.seconds):>5}"), soft_wrap=True)
@@ -391,28 +394,40 @@ def show_space(space: SearchSpaceRecord, size_: int, console: RichConsole | None
 def show_comparison(summaries: Iterable[RunSummary], console: RichConsole | None = None) -> None:
     """Runs side by side, one row each."""
     console = console or terminal()
-    table = Table(
-        "run", "workload", "machine", "trials", "failed", "claim", "recommended", box=box.SIMPLE_HEAD
-    )
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("run", "workload", "machine", "trials", "failed", "claim", "recommended"):
+        table.add_column(heading, overflow="fold", no_wrap=heading == "run")
     notes = []
     for each in summaries:
-        failed = sum(count for outcome, count in each.outcomes.items() if not outcome.measured)
-        claim = "no recipe" if each.verdict is None else f"{each.verdict} {ratio(each.claimed)}"
-        recommended = each.recommended_changes or each.best_changes or "–"
         table.add_row(
             clean(each.run),
             clean(each.workload or "–"),
             clean(each.machine_description),
             str(each.trials),
-            str(failed),
-            claim,
-            clean(recommended),
+            str(each.failed),
+            "no recipe" if each.verdict is None else f"{each.verdict} {ratio(each.claimed)}",
+            clean(_recommended(each)),
         )
         if not each.comparable_with_first:
             notes.append(f"{each.run} cannot be held against the first run: {each.why_not}")
-    console.print(table)
+    _print_whole(table, console)
     for note in notes:
         console.print(Text(clean(note), style="yellow"), soft_wrap=True)
+
+
+def _recommended(summary: RunSummary) -> str:
+    """What a run recommends; without a recipe nothing, whatever looked best in its search."""
+    if summary.recommended_changes is not None:
+        return summary.recommended_changes
+    return "–" if summary.best_changes is None else f"– (best in the search: {summary.best_changes})"
+
+
+def _print_whole(table: Table, console: RichConsole) -> None:
+    """On a terminal as wide as that is; elsewhere as wide as the table: nothing is cut or folded in a pipe."""
+    if not console.is_terminal:
+        unbounded = console.options.update(max_width=1 << 16)
+        console.width = max(console.width, Measurement.get(console, unbounded, table).maximum)
+    console.print(table)
 
 
 def say(text: str, console: RichConsole | None = None) -> None:

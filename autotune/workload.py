@@ -5,7 +5,7 @@ This module may not import TensorFlow itself; loading the user's module usually 
 
 from __future__ import annotations
 
-import ast
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
+from autotune import source
 from autotune.errors import ConfigurationError, WorkloadError
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KnobValue, check_value, nearest
@@ -70,7 +71,8 @@ class Workload:
     Args:
         model: Returns an uncompiled Keras model.
         dataset: `dataset()` or `dataset(config)` with a `DatasetConfig`: returns a `tf.data.Dataset` of
-            single examples `(x, y)` or `(x, y, sample_weight)`, x and y being tensors, tuples or dicts.
+            single examples `(x, y)` or `(x, y, sample_weight)`, x and y being tensors, tuples or dicts. The
+            config is handed to a parameter called `config`, or to a first one without a default.
         compile: Returns the keyword arguments of `model.compile`: optimizer, loss, metrics.
         batch_size: Examples per step in the baseline.
         baseline: Knobs that the user would set anyway, by name; the rest is TensorFlow's default.
@@ -182,22 +184,38 @@ class WorkloadFacts(BaseModel):
 
 
 def takes_config(function: Callable[..., Any]) -> bool:
-    """Whether `function` accepts one positional argument."""
+    """Whether `function` is to be handed a config: a parameter called `config`, or a first one that must be given.
+
+    Other parameters with defaults, and `*arguments`, are the user's own: `dataset(shuffle=True)` wants no config.
+    """
+    return _named_config(function) or _needs_argument(function)
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
-        parameters = inspect.signature(function).parameters.values()
+        found = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        return False
-    positional = (
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        inspect.Parameter.VAR_POSITIONAL,
-    )
-    return any(each.kind in positional for each in parameters)
+        return []
+    given = function.keywords if isinstance(function, functools.partial) else {}
+    return [each for each in found if each.name not in given]
+
+
+def _named_config(function: Callable[..., Any]) -> bool:
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return any(each.name == "config" and each.kind in by_name for each in _parameters(function))
+
+
+def _needs_argument(function: Callable[..., Any]) -> bool:
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    first = next((each for each in _parameters(function) if each.kind in by_position), None)
+    return first is not None and (first.default is first.empty or first.name == "config")
 
 
 def call_with_config(function: Callable[..., Any], configuration: Configuration) -> Any:
     """`function(config)` if it takes one, else `function()`."""
-    if takes_config(function):
+    if _named_config(function):
+        return function(config=DatasetConfig.of(configuration))
+    if _needs_argument(function):
         return function(DatasetConfig.of(configuration))
     return function()
 
@@ -205,10 +223,11 @@ def call_with_config(function: Callable[..., Any], configuration: Configuration)
 def parse_reference(text: str) -> WorkloadReference:
     """The workload that `path/to/file.py[:name]` or `package.module[:name]` stands for.
 
-    Looks at the file without running it, so that the common mistakes are answered at once.
+    Looks at the file or module without running it, so that the common mistakes are answered at once.
 
     Raises:
-        WorkloadError: The text is neither, the file is missing or has a syntax error, or holds no such name.
+        WorkloadError: The text is neither, the file or module is missing, cannot be imported or hides a module
+            that TensorFlow needs, or holds no such name.
     """
     location, separator, name = text.partition(":")
     name = name if separator else "workload"
@@ -216,72 +235,45 @@ def parse_reference(text: str) -> WorkloadReference:
         raise WorkloadError(
             f"{text!r}: {name!r} is not a name", hint="Write path/to/file.py:name or package.module:name."
         )
-    if not location.endswith(".py"):
-        package = os.path.isfile(os.path.join(location, "__init__.py"))
-        dotted = all(part.isidentifier() for part in location.split("."))
-        if not dotted or (os.path.exists(location) and not package):
-            raise WorkloadError(
-                f"{location!r} is neither a .py file nor a module",
-                hint="Write path/to/file.py[:name] or package.module[:name].",
-            )
-        return WorkloadReference(module=location, name=name, search_path=(str(Path.cwd()),))
-    file = Path(location)
-    try:
-        source = file.read_bytes()
-    except FileNotFoundError as error:
+    return _file_reference(location, name) if location.endswith(".py") else _module_reference(location, name)
+
+
+def _module_reference(module: str, name: str) -> WorkloadReference:
+    directory = Path.cwd()
+    package = os.path.isfile(os.path.join(module, "__init__.py"))
+    dotted = all(part.isidentifier() for part in module.split("."))
+    if not dotted or (os.path.exists(module) and not package):
         raise WorkloadError(
-            f"{location}: no such file", hint=f"Looked in {Path.cwd()}. Give the path of the workload's file."
-        ) from error
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise WorkloadError(f"cannot read {location}: {reason}") from error
-    _check_source(source, name, location)
-    file = file.resolve()
+            f"{module!r} is neither a .py file nor a module",
+            hint="Write path/to/file.py[:name] or package.module[:name].",
+        )
+    file = source.find_module(module, directory)
+    if file is not None:
+        if file.is_relative_to(directory):
+            source.refuse_shadowing(module.partition(".")[0], module)
+        shown = source.shown_path(file)
+        source.check_source(_read(file, shown), name, written=module, file=shown, by_path=False)
+    return WorkloadReference(module=module, name=name, search_path=(str(directory),))
+
+
+def _file_reference(location: str, name: str) -> WorkloadReference:
+    content = _read(Path(location), location)
+    file = Path(location).resolve()
+    source.refuse_shadowing(file.stem, location)
+    source.check_source(content, name, written=location, file=location, by_path=True)
     return WorkloadReference(file=str(file), name=name, search_path=(str(file.parent),))
 
 
-def _check_source(source: bytes, name: str, shown: str) -> None:
+def _read(file: Path, shown: str) -> bytes:
     try:
-        tree = ast.parse(source, filename=shown)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        return file.read_bytes()
+    except FileNotFoundError as error:
         raise WorkloadError(
-            f"{shown}{line}: syntax error",
-            hint="Mend the file; it must be importable.",
-            detail="".join(traceback.format_exception_only(error)).rstrip(),
+            f"{shown}: no such file", hint=f"Looked in {Path.cwd()}. Give the path of the workload's file."
         ) from error
-    bound = _names_bound_at_top_level(tree)
-    if bound is not None and name not in bound:
-        public = tuple(each for each in bound if not each.startswith("_"))
-        raise WorkloadError(
-            f"{shown}: no {name!r} in it",
-            hint=f"{nearest(name, public)}Write `{name} = autotune.Workload(…)` at the top level, or name "
-            f"the variable: {shown}:NAME.",
-        )
-
-
-def _names_bound_at_top_level(tree: ast.Module) -> list[str] | None:
-    """Names that running the module binds, in order; None when only running it can tell."""
-    bound: list[str] = []
-    scopes: list[ast.AST] = list(tree.body)
-    while scopes:
-        node = scopes.pop(0)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            bound.append(node.name)
-            bound += [name for each in ast.walk(node) if isinstance(each, ast.Global) for name in each.names]
-            continue
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            if any(alias.name == "*" for alias in node.names):
-                return None
-            bound += [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
-            continue
-        if isinstance(node, ast.Name) and node.id in ("globals", "exec", "setattr"):
-            return None
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            bound.append(node.id)
-        if not isinstance(node, ast.Lambda):
-            scopes += list(ast.iter_child_nodes(node))
-    return bound
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise WorkloadError(f"cannot read {shown}: {reason}") from error
 
 
 def reference_of(workload: Workload) -> WorkloadReference:
@@ -290,7 +282,11 @@ def reference_of(workload: Workload) -> WorkloadReference:
     Raises:
         WorkloadError: It is not a variable at the top level of a file or module.
     """
-    for module_name, module in [("__main__", sys.modules["__main__"]), *sys.modules.items()]:
+    main = sys.modules["__main__"]
+    places = [("__main__", main), *sys.modules.items()]
+    if _is_interactive(main):  # it may hold what it imported: `from train import workload`
+        places = [each for each in places if each[0] != "__main__"] + places[:1]
+    for module_name, module in places:
         for name, value in list(vars(module).items()) if isinstance(module, ModuleType) else ():
             if value is workload:
                 return _reference_in(module_name, module, name)
@@ -308,13 +304,21 @@ def _reference_in(module_name: str, module: ModuleType, name: str) -> WorkloadRe
         return WorkloadReference(module=module_name, name=name, search_path=search_path)
     if spec is not None and spec.name:
         return WorkloadReference(module=spec.name, name=name, search_path=search_path)
-    file = getattr(module, "__file__", None)
-    if not file or not Path(file).is_file():
+    if _is_interactive(module):
         raise WorkloadError(
             "the workload was typed into an interactive session, so trial processes cannot load it",
             hint='Save it in a file and call autotune.tune("path/to/file.py").',
         )
-    return WorkloadReference(file=str(Path(file).resolve()), name=name, search_path=search_path)
+    return WorkloadReference(
+        file=str(Path(str(module.__file__)).resolve()), name=name, search_path=search_path
+    )
+
+
+def _is_interactive(main: ModuleType) -> bool:
+    """Whether the program is a session or a `-c` text: nothing that another process could load again."""
+    spec = getattr(main, "__spec__", None)
+    file = getattr(main, "__file__", None)
+    return not (spec is not None and spec.name) and not (file and Path(file).is_file())
 
 
 def refuse_while_loading() -> None:
@@ -347,20 +351,7 @@ def load(reference: WorkloadReference) -> Workload:
     except WorkloadError:
         raise
     except BaseException as error:
-        missing = (
-            isinstance(error, ModuleNotFoundError)
-            and reference.module is not None
-            and f"{reference.module}.".startswith(f"{error.name}.")
-        )
-        raise WorkloadError(
-            f"no module {reference.module!r}"
-            if missing
-            else f"importing {reference.file or reference.module} raised {type(error).__name__}: {error}",
-            hint="It is looked for in the current directory and among the installed packages."
-            if missing
-            else "Mend the file; it must be importable.",
-            detail="" if missing else users_traceback(error),
-        ) from error
+        raise _import_failed(reference, error) from error
     finally:
         _loading_workload = False
     value = getattr(module, reference.name, None)
@@ -376,6 +367,26 @@ def load(reference: WorkloadReference) -> Workload:
             hint="Name the right variable: path/to/file.py:NAME.",
         )
     return value
+
+
+def _import_failed(reference: WorkloadReference, error: BaseException) -> WorkloadError:
+    if (
+        isinstance(error, ModuleNotFoundError)
+        and reference.module is not None
+        and f"{reference.module}.".startswith(f"{error.name}.")
+    ):
+        return WorkloadError(
+            f"no module {reference.module!r}",
+            hint="It is looked for in the current directory and among the installed packages.",
+        )
+    hint = "Mend the file; it must be importable."
+    if isinstance(error, ImportError) and "no known parent package" in str(error) and reference.file:
+        hint = source.hint_to_name_the_module(Path(reference.file), reference.name)
+    return WorkloadError(
+        f"importing {reference.file or reference.module} raised {type(error).__name__}: {error}",
+        hint=hint,
+        detail=users_traceback(error),
+    )
 
 
 def _import(reference: WorkloadReference) -> ModuleType:
@@ -398,8 +409,8 @@ def facts_of(
     file = reference.file
     if file is None:
         file = getattr(sys.modules.get(reference.module or ""), "__file__", None)
-    source = Path(file).read_bytes() if file else b""
-    digest = hashlib.sha256(source + b"\0" + reference.name.encode()).hexdigest()
+    content = Path(file).read_bytes() if file else b""
+    digest = hashlib.sha256(content + b"\0" + reference.name.encode()).hexdigest()
     stem = Path(file).stem if file else reference.module or "workload"
     if file and stem in ("__init__", "__main__"):
         stem = Path(file).resolve().parent.name

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,10 +38,25 @@ WRONG = {
     "a missing workload": (["tune"], "WORKLOAD"),
     "a missing file": (["tune", "nowhere.py"], "nowhere.py: no such file"),
     "a missing name": (["tune", f"{EXAMPLE}:worklaod"], "Did you mean 'workload'?"),
+    "a missing module": (["tune", "nowhere_to_be_found.train"], "no module 'nowhere_to_be_found.train'"),
+    "a missing name in a module": (
+        ["tune", "autotune.version:workload"],
+        "autotune.version: no 'workload' in it",
+    ),
     "a bad duration": (["tune", EXAMPLE, "--budget", "soon"], "'soon' is not a duration"),
     "a bad time limit": (["tune", EXAMPLE, "--trial-timeout", "x"], "'x' is not a duration"),
     "an unknown option": (["tune", EXAMPLE, "--bugdet", "3m"], "--bugdet"),
     "no trials at all": (["tune", EXAMPLE, "--trials", "0"], "trials is 0"),
+    "a negative seed": (["tune", EXAMPLE, "--seed", "-1"], "seed is -1"),
+    "a gain that is no number": (["tune", EXAMPLE, "--min-gain", "nan"], "min_gain is nan"),
+    "no cores at all": (["space", "quick", "--cores", "0"], "--cores is 0"),
+    "fewer than no cores": (["space", "quick", "--cores", "-1"], "--cores is -1"),
+    "no examples at all": (["space", "quick", "--examples", "0"], "--examples is 0"),
+    "no batch": (["space", "quick", "--batch-size", "0"], "--batch-size is 0"),
+    "a batch beyond all": (
+        ["space", "quick", "--batch-size", "9999999"],
+        "--batch-size: batch_size cannot be",
+    ),
     "an unknown search space": (["tune", EXAMPLE, "--space", "qick"], "Did you mean 'quick'?"),
     "a missing recipe": (["show", "nowhere.json"], "cannot read the recipe nowhere.json"),
     "a directory that is no run": (["show", ROOT / "docs"], "is not a run directory"),
@@ -75,7 +91,7 @@ def test_the_command_never_imports_tensorflow(tmp_path):
     script = (
         "import sys; from autotune.cli import main\n"
         "for arguments in (['--help'], ['knobs'], ['space', 'quick'], ['tune', 'nowhere.py'],"
-        " ['show', 'nowhere.json']):\n"
+        " ['tune', 'nowhere.at.all'], ['tune', 'autotune.version'], ['show', 'nowhere.json']):\n"
         "    main(arguments)\n"
         "loaded = {'tensorflow', 'keras', 'pandas'} & set(sys.modules)\n"
         "assert not loaded, loaded\n"
@@ -120,6 +136,7 @@ def test_show_prints_the_trials_and_the_claim_of_a_run(capsys, finished):
     code, out, _ = run(capsys, "show", finished)
     recipe = json.loads((finished / "recipe.json").read_text())
     assert code == 0
+    assert out.splitlines()[0].split() == ["took", "phase", "no.", "speed-up", "changes"]
     assert "baseline   0" in out
     assert f"×{recipe['evidence']['speedup']['value']:.2f}" in out
     assert "Faster" in out
@@ -161,12 +178,49 @@ def test_compare_sets_runs_side_by_side(capsys, finished):
     assert out.count("simulated") >= 2
 
 
+def unfinished(path):
+    """A copy of a run's directory without its recipe."""
+    (path / "recipe.json").unlink()
+    return path
+
+
+def test_compare_keeps_what_is_recommended_apart_from_what_looked_best(capsys, finished, tmp_path):
+    """Without a recipe nothing is recommended: the search's best is named as that."""
+    copy = unfinished(shutil.copytree(finished, tmp_path / "copy"))
+    _, out, _ = run(capsys, "compare", finished, copy)
+    with_recipe, without = (line for line in out.splitlines() if "simulated" in line)
+    recommended = json.loads((finished / "recipe.json").read_text())["configuration"]["batch_size"]
+    assert f"batch_size={recommended}" in with_recipe
+    assert "best in the search" not in with_recipe
+    assert re.search(r"no recipe\s+– \(best in the search: \w+=.*\)", without)
+
+
+def test_compare_cuts_and_folds_nothing_in_a_pipe(capsys, finished, tmp_path):
+    """However long the names are, a run is one line with its whole id."""
+    paths = [shutil.copytree(finished, tmp_path / f"{'long' * 40}-{number}") for number in range(2)]
+    for path in paths:
+        record = json.loads((path / "run.json").read_text())
+        (path / "run.json").write_text(json.dumps({**record, "run": path.name}))
+    _, out, _ = run(capsys, "compare", *paths)
+    for path in paths:
+        assert sum(path.name in line and "batch_size=" in line for line in out.splitlines()) == 1
+    assert "…" not in out
+
+
 def test_space_shows_the_choices_and_their_number(capsys):
     """`space quick` resolves bounds for the machine and multiplies the choices."""
     code, out, _ = run(capsys, "space", "quick", "--examples", 1437, "--cores", 2)
     assert code == 0
     assert "16 32 64 128 256" in out
     assert "4,800 configurations" in out
+
+
+def test_space_can_be_asked_about_another_machine(capsys):
+    """`--cores` stands in for this machine's cores in the bounds."""
+    _, few, _ = run(capsys, "space", "quick", "--cores", 2)
+    _, many, _ = run(capsys, "space", "quick", "--cores", 64)
+    for out, expected in ((few, "0 2 4 8 16"), (many, "0 2 4 8 16 32 64 128 256")):
+        assert re.search(rf"num_parallel_calls +{expected} *\n", out)
 
 
 def test_an_internal_error_says_so_and_hides_its_traceback(capsys, monkeypatch):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from autotune.errors import RecipeError, RunDirectoryError
 from autotune.history.compare import RunSummary, compare_runs, describe_machine
-from autotune.history.frame import load_history, write_csv, write_parquet
+from autotune.history.frame import COLUMNS, load_history, write_csv, write_parquet
 from autotune.machine import Gpu, Machine
 from autotune.measure.deciding import Verdict
 from autotune.recipe.recipe import (
@@ -109,6 +109,13 @@ BASELINE = {
     "deterministic": True,
     "onednn": True,
 }
+EVERY_KNOB = {
+    **BASELINE,
+    "steps_per_execution": 1,
+    "data_threads": 0,
+    "intra_op_threads": 0,
+    "inter_op_threads": 0,
+}
 FASTER = {**BASELINE, "batch_size": 256, "jit_compile": True, "prefetch": "autotune"}
 
 
@@ -187,8 +194,8 @@ def a_recipe(verdict=Verdict.FASTER, speedup=(1.84, 1.79, 1.90), configuration=N
     value, low, high = speedup
     memory = PeakMemory(host=1 << 30, device=None)
     return Recipe(
-        configuration=configuration or {**BASELINE, "batch_size": 512},
-        baseline=BASELINE,
+        configuration=configuration or {**EVERY_KNOB, "batch_size": 512},
+        baseline=EVERY_KNOB,
         evidence=Evidence(
             verdict=verdict,
             min_gain=0.02,
@@ -514,11 +521,21 @@ def test_any_value_in_any_field_is_read_or_refused(run, name, value):
 def test_csv_reads_back_as_the_same_table(run, tmp_path):
     """The CSV holds every cell: read with the same dtypes, it is the same table."""
     frame = load_history(run)
+    path = tmp_path / "history.csv"
+    write_csv(frame, path)
+    dtypes = {name: dtype for name, dtype in COLUMNS.items() if name != "started_at"}  # as in the docstring
+    back = pd.read_csv(path, dtype=dtypes, parse_dates=["started_at"])
+    pd.testing.assert_frame_equal(back, frame)
+
+
+def test_csv_writes_every_boolean_alike(run, tmp_path):
+    """A knob that is a boolean reads as one that may also be a word does: `true`, as in TOML and JSON."""
+    frame = load_history(run)
     write_csv(frame, tmp_path / "history.csv")
-    dtypes = frame.dtypes.to_dict()
-    moment = dtypes.pop("started_at")
-    back = pd.read_csv(tmp_path / "history.csv", dtype=dtypes, parse_dates=["started_at"])
-    pd.testing.assert_frame_equal(back.astype({"started_at": moment}), frame)
+    cells = pd.read_csv(tmp_path / "history.csv", dtype=str).loc[1]
+    assert (cells["jit_compile"], cells["deterministic"], cells["onednn"]) == ("true", "true", "true")
+    assert cells.isna()["tensor_float_32"]
+    assert frame["deterministic"].dtype == "boolean"
 
 
 def test_csv_has_one_header_and_a_line_per_trial(run, tmp_path):
@@ -527,7 +544,7 @@ def test_csv_has_one_header_and_a_line_per_trial(run, tmp_path):
     lines = (tmp_path / "history.csv").read_text().split("\n")
     assert lines[0] == ",".join(DTYPES)
     assert [line.partition(",2026-")[0] for line in lines[4:5]] == [
-        "run-a,3,search,oom,256,float32,,true,,autotune,0,,True,,,True" + "," * 14
+        "run-a,3,search,oom,256,float32,,true,,autotune,0,,true,,,true" + "," * 14
     ]
     assert len(lines) == 1 + len(TRIALS) + 1
 
@@ -619,6 +636,14 @@ def test_a_summary_says_how_a_run_ended(run):
     assert summary.baseline_throughput == interval(1000.0)
 
 
+def test_only_trials_that_ran_and_failed_count_as_failed(tmp_path):
+    """Neither what the user interrupted nor what was never run speaks against a configuration."""
+    trials = [a_trial(number, outcome=outcome) for number, outcome in enumerate(Outcome)]
+    summary = only(a_run(tmp_path / "run", trials))
+    assert (summary.trials, summary.failed) == (10, 6)
+    assert {"interrupted", "inferred_oom"} <= set(summary.outcomes)
+
+
 def test_a_summary_cannot_be_changed(run):
     """A summary is frozen."""
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -684,14 +709,14 @@ def test_a_recipe_brings_verdict_claim_and_recommendation(tmp_path):
     summary = only(a_run(tmp_path / "run", recipe=a_recipe()))
     assert summary.verdict == "faster"
     assert summary.claimed == Interval(value=1.84, low=1.79, high=1.90)
-    assert dict(summary.recommended) == {**BASELINE, "batch_size": 512}
+    assert dict(summary.recommended) == {**EVERY_KNOB, "batch_size": 512}
     assert summary.recommended_changes == "batch_size=512"
     assert summary.best_speedup == interval(2.0)
 
 
 def test_a_recipe_may_recommend_the_baseline(tmp_path):
     """A recipe without a gain recommends the baseline, and claims no more than it measured."""
-    recipe = a_recipe(Verdict.NO_SIGNIFICANT_GAIN, (1.0, 1.0, 1.0), BASELINE)
+    recipe = a_recipe(Verdict.NO_SIGNIFICANT_GAIN, (1.0, 1.0, 1.0), EVERY_KNOB)
     summary = only(a_run(tmp_path / "run", recipe=recipe))
     assert summary.verdict == "no_significant_gain"
     assert summary.claimed == Interval(value=1.0, low=1.0, high=1.0)

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -24,7 +25,9 @@ from autotune.recipe.recipe import (
     Recipe,
 )
 from autotune.recipe.schema import recipe_schema, schema_text
+from autotune.space.knobs import Device, knobs_on
 
+RECORDED = sorted((Path(__file__).parents[1] / "results").glob("**/recipe.json"))
 SPACE = """
 schema_version = 1
 [knobs.batch_size]
@@ -247,6 +250,51 @@ def test_only_knobs_and_fields_that_exist_get_through(recipe, path, value, named
     assert named in refusal(changed(recipe, path, value)).message
 
 
+@pytest.mark.parametrize(
+    ("path", "estimate", "named"),
+    [
+        ("evidence.speedup", {"value": 5.0, "ci95": [9.0, 1.0]}, "9 to 1"),
+        ("evidence.speedup", {"value": 0.9, "ci95": [1.0, 2.0]}, "0.9 does not lie in it"),
+        ("evidence.speedup", {"value": 2.1, "ci95": [1.0, 2.0]}, "2.1 does not lie in it"),
+        ("evidence.speedup", {"value": 0.0, "ci95": [0.0, 2.0]}, "evidence.speedup.value"),
+        ("evidence.baseline_throughput", {"value": 1.0, "ci95": [2.0, 3.0]}, "evidence.baseline_throughput"),
+    ],
+)
+def test_a_figure_lies_in_its_own_interval(recipe, path, estimate, named):
+    """An interval the wrong way round, a value outside of it and no speed at all were never measured."""
+    assert named in refusal(changed(recipe, path, estimate)).message
+    Recipe.parse(changed(recipe, path, {"value": 2.0, "ci95": [2.0, 2.0]}), source="my.json")
+
+
+@pytest.mark.parametrize("part", ["configuration", "baseline"])
+@pytest.mark.parametrize("knob", [each.name for each in knobs_on(Device.CPU)])
+def test_every_knob_of_the_device_is_there(recipe, part, knob):
+    """A knob left out would stay as it happens to be, and what then runs was never measured."""
+    document = document_of(recipe)
+    del document[part][knob]
+    assert refusal(json.dumps(document)).message.endswith(f"{part}: has no {knob}")
+
+
+def test_the_knobs_of_a_gpu_are_as_good_as_those_of_a_cpu(recipe):
+    """Each device has its own; configuration and baseline are of the same one."""
+    document = document_of(recipe)
+    for part in ("configuration", "baseline"):
+        del document[part]["onednn"]
+        document[part]["tensor_float_32"] = True
+    loaded = Recipe.parse(json.dumps(document), source="my.json")
+    assert set(loaded.configuration) == {each.name for each in knobs_on(Device.GPU)}
+    document["baseline"] = dict(recipe.baseline)
+    assert "baseline has no tensor_float_32, and configuration has" in refusal(json.dumps(document)).message
+    document["baseline"]["tensor_float_32"] = True
+    assert "configuration has no onednn, and baseline has" in refusal(json.dumps(document)).message
+
+
+@pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.parent.name)
+def test_recorded_recipes_still_load(file):
+    """What earlier versions wrote of this format stays readable."""
+    assert Recipe.load(file).configuration
+
+
 @pytest.mark.parametrize("text", ["x" * 100_000, "a\nb\x1b[31mc", "\u202e\u2028"])
 def test_a_message_stays_one_short_line(recipe, text):
     """What a damaged file says of itself cannot flood or steer a terminal."""
@@ -339,6 +387,7 @@ def test_real_recipes_validate(recipe, none_gained):
         ("evidence.verdict", "best"),
         ("evidence.speedup.ci95", [1.0, 2.0, 3.0]),
         ("evidence.throughput.value", -1.0),
+        ("evidence.speedup.value", 0.0),
         ("created_by.seed", "0"),
         ("command", "rm -rf /"),
     ],
@@ -375,6 +424,18 @@ def test_applying_follows_the_stages(recipe, applied):
     """What precedes the import first, then what precedes the first layer; no warning on the same machine."""
     recipe.apply()
     assert applied == ["import", "build"]
+
+
+def test_a_machine_of_the_file_cannot_steer_a_terminal(recipe, applied):
+    """Its name reaches warning and error as printable text only."""
+    strange = recipe.machine.model_copy(update={"cpu": "Xeon\x1b[2J\n\u202etwo"})
+    other = recipe.model_copy(update={"machine": strange})
+    with pytest.warns(MachineMismatchWarning, match="Xeon") as warned:
+        other.apply()
+    with pytest.raises(MachineMismatchError, match="Xeon") as caught:
+        other.apply(on_mismatch="error")
+    assert str(warned[0].message).isprintable()
+    assert caught.value.message.isprintable()
 
 
 def test_another_machine_is_warned_of(recipe, applied, monkeypatch):

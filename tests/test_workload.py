@@ -186,30 +186,57 @@ class Callables:
 
 
 def keyword_only(*, config=None):
-    """Take none by position."""
+    """Take one by name."""
+
+
+def with_own_options(shuffle=True, config=None):
+    """Take one by name, after an option of the user's own."""
 
 
 @pytest.mark.parametrize(
     ("function", "takes"),
     [
         (nothing, False),
-        (keyword_only, False),
         (lambda **options: None, False),
+        (lambda *files: None, False),
+        (lambda shuffle=True: None, False),
+        (lambda split="train", /, shuffle=True: None, False),
+        (lambda *, size: None, False),
         (Callables().method, False),
         (functools.partial(lambda config: None, 1), False),
+        (functools.partial(lambda config: None, config=1), False),
         (type("Opaque", (), {"__signature__": 3, "__call__": lambda self: None})(), False),
         (lambda config: None, True),
         (lambda config=None: None, True),
-        (lambda *arguments: None, True),
+        (lambda config=None, /: None, True),
         (lambda config, /: None, True),
+        (lambda c: None, True),
+        (keyword_only, True),
+        (with_own_options, True),
         (Callables().method_with_config, True),
         (Callables(), True),
         (functools.partial(lambda split, config: None, "train"), True),
     ],
 )
-def test_a_function_takes_a_config_if_it_takes_a_positional_argument(function, takes):
-    """Functions, methods, partials and objects are told apart by their signature; an unknown one takes none."""
+def test_a_config_is_for_a_parameter_of_that_name_or_a_first_one_that_must_be_given(function, takes):
+    """An option of the user's own is never handed a config; a signature that cannot be read takes none."""
     assert takes_config(function) is takes
+
+
+def test_the_config_arrives_where_it_is_meant_and_nowhere_else():
+    """By its name wherever that stands, else as the first argument; the user's own options keep their defaults."""
+    configuration = Configuration({"batch_size": 64})
+    told = DatasetConfig(batch_size=64)
+    for function, received in (
+        (lambda shuffle=True: shuffle, True),
+        (lambda *files: files, ()),
+        (lambda shuffle=True, config=None: (shuffle, config), (True, told)),
+        (lambda *, config=None: config, told),
+        (lambda config=None, /: config, told),
+        (lambda c: c, told),
+        (functools.partial(lambda split, config: (split, config), split="train"), ("train", told)),
+    ):
+        assert call_with_config(function, configuration) == received
 
 
 def test_a_function_is_called_with_a_config_only_if_it_takes_one():
@@ -358,14 +385,181 @@ def test_what_follows_the_colon_must_be_a_name(text):
     [("package.train", "package.train", "workload"), ("package:small", "package", "small")],
 )
 def test_a_dotted_name_is_a_module(directory, text, module, name):
-    """Modules are looked up from the current directory, later, by importing them."""
+    """Modules are looked up from the current directory, packages by their `__init__.py`."""
+    write(directory / "package" / "__init__.py", "small = 1")
+    write(directory / "package" / "train.py", "from . import small\nworkload = small")
     assert parse_reference(text) == WorkloadReference(module=module, name=name, search_path=(str(directory),))
 
 
-def test_a_package_in_the_current_directory_is_a_module(directory):
-    """A directory with an `__init__.py` is named like a module, not refused as a directory."""
-    write(directory / "package" / "__init__.py", "")
-    assert parse_reference("package").module == "package"
+def test_a_module_may_lie_in_a_directory_without_init(directory):
+    """A namespace package, in which a missing module is missing as well."""
+    write(directory / "jobs" / "train.py", "workload = 1")
+    assert parse_reference("jobs.train").module == "jobs.train"
+    error = refusal(parse_reference, "jobs.trian")
+    assert error.message == "no module 'jobs.trian'"
+    assert error.hint == "Did you mean 'train'? 'trian' is looked for in jobs."
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        (
+            "tran",
+            "Did you mean 'train'? 'tran' is looked for in {directory} and among the installed packages.",
+        ),
+        ("nowhere_to_be_found.train", "'nowhere_to_be_found' is looked for in {directory}"),
+        ("package.trian:small", "Did you mean 'train'? 'trian' is looked for in package."),
+        ("package.trian.deeper", "Did you mean 'train'? 'trian' is looked for in package."),
+        ("train.deeper", "'deeper' is looked for in train."),
+    ],
+)
+def test_a_missing_module_is_answered_without_importing_anything(directory, text, hint):
+    """The error names the part that is missing, where it was looked for, and the nearest name there."""
+    write(directory / "package" / "__init__.py", "raise RuntimeError('was run')")
+    write(directory / "package" / "train.py", "workload = 1")
+    write(directory / "train.py", "raise RuntimeError('was run')")
+    error = refusal(parse_reference, text)
+    assert error.message == f"no module {text.partition(':')[0]!r}"
+    assert error.hint.startswith(hint.format(directory=directory))
+
+
+def test_a_module_without_the_name_is_answered_like_a_file(directory):
+    """The module is read, not run: a missing name and a syntax error are told with what to write."""
+    write(directory / "package" / "__init__.py", "raise RuntimeError('was run')")
+    write(directory / "package" / "train.py", "workloads = 1\nraise RuntimeError('was run')")
+    write(directory / "package" / "broken.py", "\nworkload = = 1")
+    error = refusal(parse_reference, "package.train")
+    assert error.message == "package.train: no 'workload' in it"
+    assert "Did you mean 'workloads'?" in error.hint
+    assert "package.train:NAME" in error.hint
+    assert refusal(parse_reference, "package.broken").message == "package/broken.py:2: syntax error"
+
+
+def test_a_module_of_the_current_directory_comes_before_an_installed_one(directory, monkeypatch):
+    """As it will be imported: the current directory is put first on the search path."""
+    elsewhere = directory / "elsewhere"
+    write(elsewhere / "module_found_twice.py", "other = 1")
+    write(elsewhere / "module_found_elsewhere.py", "other = 1")
+    monkeypatch.syspath_prepend(str(elsewhere))
+    write(directory / "module_found_twice.py", "workload = 1")
+    assert parse_reference("module_found_twice").name == "workload"
+    message = refusal(parse_reference, "module_found_elsewhere").message
+    assert message == "module_found_elsewhere: no 'workload' in it"
+
+
+class FromNowhere:
+    """An import hook, as editable installations have them, for one module without a file."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        """The module, if it is the one."""
+        return importlib.machinery.ModuleSpec(name, None) if name == "hooked_for_this_test" else None
+
+
+@pytest.mark.parametrize("text", ["hooked_for_this_test", "changing.later", "listing.later", "_csv", "sys"])
+def test_what_only_importing_can_tell_is_left_to_it(directory, monkeypatch, text):
+    """Import hooks, packages that change their own path or the modules, compiled modules."""
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, FromNowhere])
+    write(directory / "changing" / "__init__.py", "__path__.append('elsewhere')")
+    write(directory / "listing" / "__init__.py", "import sys\nsys.modules['listing.later'] = sys")
+    assert parse_reference(text).module == text
+
+
+def test_a_module_may_make_its_names_when_asked(directory):
+    """With a `__getattr__` at the top level, only running the module can tell."""
+    write(directory / "lazy.py", "def __getattr__(name):\n    return 1")
+    assert parse_reference("lazy").name == "workload"
+
+
+# ----------------------------------------------------------------------- files that cannot be loaded by path
+
+
+def test_a_file_with_relative_imports_is_answered_with_its_module(directory):
+    """Loaded by its path it has no package; the hint is the command that works, from where it works."""
+    write(directory / "jobs" / "pkg" / "__init__.py", "")
+    write(directory / "jobs" / "pkg" / "net.py", "build = 1")
+    write(directory / "jobs" / "pkg" / "train.py", "import os\nfrom .net import build\nworkload = build")
+    error = refusal(parse_reference, "jobs/pkg/train.py")
+    assert error.message.startswith("jobs/pkg/train.py:2: a relative import")
+    assert error.hint.endswith(f": cd {directory / 'jobs'} && autotune tune pkg.train")
+    assert refusal(parse_reference, "jobs/pkg/train.py:build").hint.endswith("tune pkg.train:build")
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "module"),
+    [
+        ("pkg/train.py", "from .net import x", "pkg.train"),
+        ("pkg/train.py", "from . import net", "pkg.train"),
+        ("top/pkg/train.py", "from ..net import x", "top.pkg.train"),
+        ("pkg/__init__.py", "from .net import x", "pkg"),
+        ("whole/pkg/train.py", "from .net import x", "whole.pkg.train"),
+    ],
+)
+def test_the_module_is_told_from_the_current_directory_where_it_can_be(directory, file, line, module):
+    """Also without an `__init__.py`, as deep as the dots reach and as high as the packages do."""
+    write(directory / "whole" / "__init__.py", "")
+    write(directory / "whole" / "pkg" / "__init__.py", "")
+    write(directory / file, f"{line}\nworkload = 1")
+    assert refusal(parse_reference, file).hint.endswith(f"its package: autotune tune {module}")
+
+
+def test_no_module_is_made_up_for_a_file_that_has_none(directory):
+    """A directory that no module can be called like."""
+    write(directory / "my-jobs" / "train.py", "from .net import x\nworkload = 1")
+    assert "Write absolute imports" in refusal(parse_reference, "my-jobs/train.py").hint
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .net import x\nworkload = 1",
+        "try:\n    from .net import x\nexcept ImportError:\n    x = 1\nworkload = x",
+        "def unused():\n    from .net import x\nworkload = 1",
+    ],
+)
+def test_a_relative_import_that_may_never_run_is_no_mistake(directory, source):
+    """Only running the file can tell."""
+    write(directory / "train.py", source)
+    assert parse_reference("train.py").name == "workload"
+
+
+def test_a_relative_import_that_runs_all_the_same_gets_the_same_hint(directory):
+    """Found while loading, the error says how to name the module, too."""
+    file = write(directory / "pkg" / "train.py", "if True:\n    from .net import x\n" + GOOD)
+    error = refusal(load, reference_to(file))
+    assert "attempted relative import" in error.message
+    assert error.hint.endswith("autotune tune pkg.train")
+
+
+@pytest.mark.parametrize(
+    "name", ["random", "statistics", "keras", "tensorflow", "numpy", "pandas", "autotune"]
+)
+def test_a_file_called_like_a_module_that_tensorflow_needs_is_refused(directory, name):
+    """Its directory comes first on the search path, so the file would be imported in that module's place."""
+    write(directory / "jobs" / f"{name}.py", "workload = 1")
+    error = refusal(parse_reference, f"jobs/{name}.py")
+    assert error.message.startswith(f"jobs/{name}.py: is called like ")
+    assert f"`import {name}`" in error.message
+    assert f"{name}_workload" in error.hint
+
+
+def test_a_package_called_like_one_that_tensorflow_needs_is_refused(directory):
+    """The current directory comes first on the search path, too; an installed package is not meant."""
+    write(directory / "random.py", "workload = 1")
+    write(directory / "keras" / "train.py", "workload = 1")
+    write(directory / "keras" / "__init__.py", "")
+    assert "`import random`" in refusal(parse_reference, "random").message
+    assert "`import keras`" in refusal(parse_reference, "keras.train").message
+    assert refusal(parse_reference, "colorsys").message == "colorsys: no 'workload' in it"
+
+
+@pytest.mark.parametrize(
+    "name", ["train", "model", "optuna", "sys", "time", "os", "digits", "jobs/random/train"]
+)
+def test_a_file_that_hides_nothing_tensorflow_needs_is_fine(directory, name):
+    """What is built into Python is found before any path; of directories only the file's own comes first."""
+    write(directory / f"{name}.py", "workload = 1")
+    assert parse_reference(f"{name}.py").name == "workload"
 
 
 @pytest.mark.parametrize(
@@ -493,6 +687,29 @@ def test_a_program_run_as_a_module_is_found_as_that_module(monkeypatch, name):
     as_main(monkeypatch, workload, __spec__=importlib.machinery.ModuleSpec(name, None))
     reference = reference_of(workload)
     assert (reference.module, reference.file) == (name, None)
+
+
+@pytest.mark.parametrize("attributes", [{}, {"__file__": "<stdin>"}])
+def test_a_workload_imported_into_a_session_is_found_in_its_module(monkeypatch, attributes):
+    """In a notebook, `from train import workload`: the module can be loaded again, the session cannot."""
+    workload = a_workload()
+    as_main(monkeypatch, workload, **attributes)
+    module = ModuleType("train")
+    module.small = workload
+    monkeypatch.setitem(sys.modules, "train", module)
+    reference = reference_of(workload)
+    assert (reference.module, reference.file, reference.name) == ("train", None, "small")
+
+
+def test_a_program_with_a_file_comes_before_what_it_imported(directory, monkeypatch):
+    """`python run.py` that imports its workload is loaded again as that file."""
+    file = write(directory / "run.py", GOOD)
+    workload = a_workload()
+    as_main(monkeypatch, workload, __file__="run.py")
+    module = ModuleType("train")
+    module.workload = workload
+    monkeypatch.setitem(sys.modules, "train", module)
+    assert reference_of(workload).file == str(file)
 
 
 @pytest.mark.parametrize("attributes", [{}, {"__file__": "<stdin>"}])

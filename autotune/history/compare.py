@@ -19,6 +19,9 @@ from autotune.run_directory import RunDirectory, RunRecord
 from autotune.space.configuration import Configuration
 from autotune.trial.record import Interval, Outcome, Phase, TrialRecord
 
+_NO_FAILURE = frozenset({Outcome.OK, Outcome.PRUNED, Outcome.INFERRED_OOM, Outcome.INTERRUPTED})
+"""Outcomes that say nothing against the configuration that was run: nothing ran, or the user ended it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
@@ -67,6 +70,11 @@ class RunSummary:
     claimed: Interval | None
     recommended: Configuration | None
     recommended_changes: str | None
+
+    @property
+    def failed(self) -> int:
+        """How many trials were run and failed: not those that were interrupted, or never run."""
+        return sum(count for outcome, count in self.outcomes.items() if outcome not in _NO_FAILURE)
 
 
 def compare_runs(*runs: str | Path) -> tuple[RunSummary, ...]:

@@ -153,6 +153,12 @@ _HINT = "Give a file in a directory that exists and that you may write to."
 def write_csv(frame: pd.DataFrame, path: str | Path) -> None:
     """Write the table as CSV: UTF-8, one header line, NA as an empty field, the index left out.
 
+    Booleans are `true` and `false` in every column, as in recipes and search spaces. CSV keeps no types; this
+    gives the same table back:
+
+        dtypes = {name: dtype for name, dtype in COLUMNS.items() if name != "started_at"}
+        frame = pandas.read_csv(path, dtype=dtypes, parse_dates=["started_at"])
+
     Args:
         frame: What `load_history` returned, or some of its rows and columns.
         path: The file; one that stands there is replaced whole, or stays as it was.
@@ -160,7 +166,9 @@ def write_csv(frame: pd.DataFrame, path: str | Path) -> None:
     Raises:
         RunDirectoryError: The file cannot be written.
     """
-    write_atomically(Path(path), frame.to_csv(index=False), hint=_HINT)
+    booleans = [name for name in frame.columns if pd.api.types.is_bool_dtype(frame[name].dtype)]
+    words = {name: frame[name].astype(_STRING).str.lower() for name in booleans}
+    write_atomically(Path(path), frame.assign(**words).to_csv(index=False), hint=_HINT)
 
 
 def write_parquet(frame: pd.DataFrame, path: str | Path) -> None:

@@ -13,7 +13,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    ValidationError,
+    model_validator,
+)
 
 from autotune.errors import (
     ApplyError,
@@ -27,7 +35,7 @@ from autotune.machine import Machine, fingerprint
 from autotune.measure.deciding import Verdict
 from autotune.recipe import apply
 from autotune.space.configuration import Configuration
-from autotune.space.knobs import KnobValue, Value
+from autotune.space.knobs import KNOBS, Device, KnobValue, Value, knobs_on
 from autotune.workload import DatasetConfig
 
 if TYPE_CHECKING:
@@ -39,6 +47,7 @@ LARGEST_FILE_BYTES = 4 << 20
 LONGEST_MESSAGE = 300
 
 NonNegative = Annotated[FiniteFloat, Field(ge=0)]
+Positive = Annotated[FiniteFloat, Field(gt=0)]
 
 
 def _checked_knobs(values: dict[str, KnobValue]) -> dict[str, KnobValue]:
@@ -46,13 +55,22 @@ def _checked_knobs(values: dict[str, KnobValue]) -> dict[str, KnobValue]:
         configuration = Configuration(values)
     except ConfigurationError as error:
         raise ValueError(f"{error.message.removeprefix('configuration: ')} ({error.hint})") from error
-    if "batch_size" not in configuration:
-        raise ValueError("has no batch_size")
+    missing = min((_lacking(configuration, device) for device in Device), key=len)
+    if missing:
+        raise ValueError(f"has no {', '.join(missing)}")
     return dict(configuration)
 
 
+def _lacking(configuration: Configuration, device: Device) -> list[str]:
+    return [each.name for each in knobs_on(device) if each.name not in configuration]
+
+
 Knobs = Annotated[dict[str, Value], AfterValidator(_checked_knobs)]
-"""A configuration in a file: knobs that exist, with values they can take, the batch size among them."""
+"""A configuration in a file: knobs that exist, with values they can take, and every knob of one kind of device.
+
+`apply` leaves a knob alone that is not there, so a recipe without it would run something that was never measured.
+A knob that is added to the table later needs its default filled in where version 1 is read.
+"""
 
 
 _DAMAGED = "The file is damaged, or was not written by `autotune tune`."
@@ -73,10 +91,17 @@ class _Part(BaseModel):
 
 
 class Estimate(_Part):
-    """A figure and its 95% confidence interval, from the confirmation."""
+    """A figure and its 95% confidence interval, from the confirmation: `ci95[0] <= value <= ci95[1]`."""
 
-    value: NonNegative
-    ci95: tuple[NonNegative, NonNegative]
+    value: Positive
+    ci95: tuple[NonNegative, Positive]
+
+    @model_validator(mode="after")
+    def _value_lies_in_its_interval(self) -> Self:
+        low, high = self.ci95
+        if not low <= self.value <= high:
+            raise ValueError(f"ci95 is {low:g} to {high:g}, and the value {self.value:g} does not lie in it")
+        return self
 
 
 class Throughput(Estimate):
@@ -185,9 +210,9 @@ class LearningRate(_Part):
         sqrt_scale: Factor by the square-root rule.
     """
 
-    batch_ratio: Annotated[FiniteFloat, Field(gt=0)]
-    linear_scale: Annotated[FiniteFloat, Field(gt=0)]
-    sqrt_scale: Annotated[FiniteFloat, Field(gt=0)]
+    batch_ratio: Positive
+    linear_scale: Positive
+    sqrt_scale: Positive
 
     @classmethod
     def between(cls, batch_size: int, baseline: int) -> LearningRate | None:
@@ -251,6 +276,16 @@ class Recipe(_Part):
     machine: Machine
     workload: RecipeWorkload
     created_by: CreatedBy
+
+    @model_validator(mode="after")
+    def _same_knobs_everywhere(self) -> Self:
+        for name in KNOBS:
+            if (name in self.configuration) != (name in self.baseline):
+                with_it, without = "configuration", "baseline"
+                if name in self.baseline:
+                    with_it, without = without, with_it
+                raise ValueError(f"{without} has no {name}, and {with_it} has")
+        return self
 
     # -------------------------------------------------------------------------------------------- the file
 
@@ -355,7 +390,7 @@ class Recipe(_Part):
         differences = self.machine.differences(fingerprint())
         if not differences:
             return
-        what = "the recipe was measured on another machine: " + "; ".join(differences)
+        what = "the recipe was measured on another machine: " + "; ".join(map(_one_line, differences))
         hint = "Tune again here, or pass on_mismatch='ignore'."
         if on_mismatch == "error":
             raise MachineMismatchError(what, hint=hint)

@@ -24,6 +24,7 @@ from autotune.trial import messages
 from autotune.trial.live import Data, TrialFailed, WarmUp
 from autotune.trial.messages import ChannelClosed, ProtocolError
 from autotune.trial.record import Outcome, Slice
+from autotune.trial.runtime_noise import without_runtime_noise
 from autotune.workload import WorkloadFacts, WorkloadReference
 
 TEMPLATE_SECONDS = 300.0
@@ -32,7 +33,8 @@ FORK_SECONDS = 20.0
 FREEZE_SECONDS = 5.0
 """How long a process group may take to stop once it is told to."""
 EXIT_SECONDS = 5.0
-LOG_TAIL_BYTES = 4000
+LOG_READ_BYTES = 1 << 16
+LOG_TAIL_LENGTH = 4000
 
 Message = TypeVar("Message")
 
@@ -195,13 +197,17 @@ def _signal_name(number: int) -> str:
 
 
 def tail(log: Path) -> str:
-    """The last lines of a log, without bytes that are not text."""
+    """The last lines of a log that say something, without bytes that are not text; empty when none does."""
     try:
         with log.open("rb") as stream:
-            stream.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
-            return stream.read().decode("utf-8", "replace").strip()
+            start = max(0, log.stat().st_size - LOG_READ_BYTES)
+            stream.seek(start)
+            text = stream.read().decode("utf-8", "replace")
     except OSError:
         return ""
+    if start:  # the first line is cut, and could not be told for what it is
+        text = text.partition("\n")[2] or text
+    return without_runtime_noise(text).strip()[-LOG_TAIL_LENGTH:]
 
 
 class TrialProcess:
