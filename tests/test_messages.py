@@ -48,7 +48,17 @@ EVERY_MESSAGE = [
             warmup_seconds=0.1,
         ),
     ),
+    (
+        messages.to_template,
+        messages.TrialRequest(
+            configuration={"batch_size": 1},
+            log="/tmp/log.txt",
+            losses=messages.LossRuns(folder="/tmp/batches", seeds=(0, 7), most_steps=200, seconds=1.5),
+        ),
+    ),
     (messages.to_template, messages.Sweep(pid=4711)),
+    (messages.from_trial, messages.LossCurves(curves=((2.5, 1.25, None), (2.0, 1.0, 0.5)))),
+    (messages.from_trial, messages.LossCurves(curves=())),
     (messages.from_template, messages.TemplateReady(workload=FACTS, started="cuda", seconds=9.25)),
     (messages.from_template, messages.TemplateReady(workload=None, seconds=0.0)),
     (messages.from_template, messages.TemplateFailed(message="no", hint="mend", detail="a\nb", users=False)),

@@ -9,6 +9,7 @@ import pytest
 from real_trials import REPOSITORY, Case, Cases, configuration
 
 from autotune.trial.live import Data
+from autotune.trial.messages import LossRuns
 from autotune.trial.process import TrialProcess, TrialProcesses
 from autotune.workload import WorkloadReference
 
@@ -38,13 +39,20 @@ def launch(cases: Cases, tmp_path: Path) -> Iterator[Launch]:
     trials: list[TrialProcess] = []
 
     def start(
-        case: str, batch_size: int = 16, *, workload: str = "workload", data: Data | None = None, **knobs: Any
+        case: str,
+        batch_size: int = 16,
+        *,
+        workload: str = "workload",
+        data: Data | None = None,
+        losses: LossRuns | None = None,
+        **knobs: Any,
     ) -> Case:
         folder = tmp_path / str(len(trials))
         folder.mkdir()
         log = folder / f"{case}.log"
         processes = cases.processes(workload)
-        trials.append(processes.launch(configuration(batch_size, **knobs), log=str(log), data=data))
+        wanted = configuration(batch_size, **knobs)
+        trials.append(processes.launch(wanted, log=str(log), data=data, losses=losses))
         return Case(trials[-1], log)
 
     yield start

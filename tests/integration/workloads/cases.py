@@ -235,6 +235,59 @@ def stubborn() -> keras.Model:
     return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, dtype="float32")])
 
 
+def learnable(config):
+    """Eight numbers whose sum decides the class, in a new order each time."""
+    x = np.random.default_rng(0).normal(size=(512, 8)).astype("float32")
+    return tf.data.Dataset.from_tensor_slices((x, (x.sum(axis=1) > 0).astype("float32")[:, None])).shuffle(
+        512
+    )
+
+
+def small_network() -> keras.Model:
+    """Learns it within some dozens of steps; with dropout, which draws from seeds of its own."""
+    return keras.Sequential(
+        [
+            keras.Input((8,)),
+            keras.layers.Dense(32, activation="relu"),
+            keras.layers.Dropout(0.1),
+            keras.layers.Dense(1, dtype="float32"),
+        ]
+    )
+
+
+def classifying() -> dict:
+    """Adam on the cross-entropy."""
+    return {
+        "optimizer": keras.optimizers.Adam(0.01),
+        "loss": keras.losses.BinaryCrossentropy(from_logits=True),
+    }
+
+
+def underflowing() -> dict:
+    """A loss so small that its gradients are nothing in half precision, and no loss scaling."""
+    usual = keras.losses.BinaryCrossentropy(from_logits=True)
+    return {
+        "optimizer": keras.optimizers.Adam(0.01, epsilon=1e-14),
+        "loss": lambda y, p: 1e-6 * usual(y, p),
+        "auto_scale_loss": False,
+    }
+
+
+class Stalling(keras.Model):
+    """Learns, but not in bfloat16 under XLA: a miscompiled gradient, planted."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = keras.layers.Dense(32, activation="relu")
+        self.out = keras.layers.Dense(1, dtype="float32")
+
+    def call(self, x):
+        """The two layers."""
+        y = self.out(self.hidden(x))
+        stalls = self.jit_compile and self.compute_dtype == "bfloat16"
+        return tf.stop_gradient(y) + 0.0 * y if stalls else y
+
+
 def python_inside() -> keras.Model:
     """Has a Python function in its graph, which XLA cannot compile."""
 
@@ -395,6 +448,9 @@ CASES = {
     "slow_generator": {"dataset": slow_generator},
     "crowded": {"dataset": crowded},
     "telling": {"model": telling},
+    "learns": {"dataset": learnable, "model": small_network, "compile": classifying},
+    "underflows": {"dataset": learnable, "model": small_network, "compile": underflowing},
+    "stalls": {"dataset": learnable, "model": Stalling, "compile": classifying},
     "stubborn": {"model": stubborn},
     "python_inside": {"model": python_inside},
     "empty": {"dataset": empty},

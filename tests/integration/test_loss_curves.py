@@ -1,0 +1,82 @@
+"""Loss curves of real trainings: the same weights and batches give the same curve, and what does not learn shows."""
+
+import statistics
+
+import pytest
+from real_trials import PATIENCE_SECONDS
+
+from autotune.measure.numerics import parity, tells
+from autotune.trial.live import Data
+from autotune.trial.messages import LossRuns
+
+pytestmark = pytest.mark.slow
+
+STEPS = 60
+KNOWN = Data(examples=512, endless=False)
+
+
+@pytest.fixture
+def curves(launch, tmp_path):
+    """The loss curves of a case; all of one test read the batches that the first recorded."""
+
+    def train(case, *, seeds=(0,), steps=STEPS, seconds=PATIENCE_SECONDS, **knobs):
+        runs = LossRuns(folder=str(tmp_path / "batches"), seeds=seeds, most_steps=steps, seconds=seconds)
+        return launch(case, 32, data=KNOWN, losses=runs, **knobs).trial.loss_curves(PATIENCE_SECONDS).curves
+
+    return train
+
+
+def test_the_same_weights_and_batches_give_the_same_curve(curves):
+    """Another process, another order of shuffling, other pipeline knobs: the losses are the first one's."""
+    first = curves("learns")[0]
+    again = curves("learns", prefetch=2, steps_per_execution=4)[0]
+    assert len(first) == len(again) == STEPS
+    assert again == pytest.approx(first, rel=1e-4)
+
+
+def test_seeds_are_other_weights(curves):
+    """The first training of several is the one of its seed alone; the others differ, and all learn."""
+    several = curves("learns", seeds=(0, 1, 2))
+    assert curves("learns")[0] == pytest.approx(several[0], rel=1e-4)
+    assert len({round(curve[0], 4) for curve in several}) == 3
+    assert all(statistics.fmean(curve[-10:]) < 0.7 * statistics.fmean(curve[:3]) for curve in several)
+
+
+def test_all_trainings_are_as_long_as_the_first(curves):
+    """Where the time ends the first one, the others stop at the same step."""
+    several = curves("learns", seeds=(0, 1), steps=100_000, seconds=0.5)
+    assert 1 <= len(several[0]) < 100_000
+    assert len(several[1]) == len(several[0])
+
+
+SEEDS = (0, 1, 2, 3, 4)
+
+
+def test_an_innocent_bfloat16_passes(curves):
+    """Rounding moves the curve by less than other weights do."""
+    reference = curves("learns", seeds=SEEDS)
+    check = parity(reference, curves("learns", precision="mixed_bfloat16")[0])
+    assert check.passed
+    assert tells(check)
+
+
+def test_half_precision_that_underflows_is_refused(curves):
+    """Gradients of nothing: float32 learns, float16 without loss scaling stays where it was."""
+    reference = curves("underflows", seeds=SEEDS)
+    check = parity(reference, curves("underflows", precision="mixed_float16")[0])
+    assert not check.passed
+    assert parity(reference, curves("underflows", precision="mixed_bfloat16")[0]).passed
+
+
+def test_xla_with_bfloat16_that_stalls_is_refused(curves):
+    """Either alone learns; the two together do not, and only the two together are refused."""
+    reference = curves("stalls", seeds=SEEDS)
+    assert not parity(reference, curves("stalls", precision="mixed_bfloat16", jit_compile=True)[0]).passed
+    assert parity(reference, curves("stalls", jit_compile=True)[0]).passed
+    assert parity(reference, curves("stalls", precision="mixed_bfloat16")[0]).passed
+
+
+def test_a_loss_that_is_not_finite_is_none(curves):
+    """NaN does not travel; where it came is told, and the curve goes on."""
+    curve = curves("is_nan", steps=5)[0]
+    assert curve == (None,) * 5

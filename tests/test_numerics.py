@@ -1,0 +1,99 @@
+"""The rule that tells a curve that learns as float32 does from one that does not."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.measure.numerics import FEWEST_STEPS, LEAST_TOLERANCE, parity, tells
+
+STEPS = 60
+
+
+def curve(seed=0, *, start=2.3, rate=0.05, spread=0.05, steps=STEPS, noise=0.02):
+    """A loss that falls; the seed moves where it ends, and each step by a little."""
+    lucky = random.Random(seed)
+    level = 1 + lucky.gauss(0, spread)
+    return [start * level * math.exp(-rate * step) * math.exp(lucky.gauss(0, noise)) for step in range(steps)]
+
+
+REFERENCE = [curve(seed) for seed in range(5)]
+
+
+def test_the_reference_itself_passes():
+    """No excess, and the check saw enough to tell."""
+    check = parity(REFERENCE, REFERENCE[0])
+    assert check.passed
+    assert tells(check)
+    assert check.value == 0.0
+
+
+def test_a_loss_that_stalls_fails():
+    """It ends where it began: the excess is the whole fall."""
+    check = parity(REFERENCE, [2.3] * STEPS)
+    assert not check.passed
+    assert check.value > check.limit > 0
+    assert "in float32 without XLA" in check.detail
+
+
+def test_a_loss_that_falls_further_passes():
+    """Only worse is worse."""
+    assert parity(REFERENCE, [loss / 2 for loss in REFERENCE[0]]).passed
+
+
+def test_a_loss_that_is_lost_midway_fails():
+    """The step is named; whether the curve was fine before does not matter."""
+    check = parity(REFERENCE, [*REFERENCE[0][:20], None, *REFERENCE[0][21:]])
+    assert not check.passed
+    assert tells(check)
+    assert check.detail == "no finite loss at step 21"
+
+
+def test_seeds_that_make_no_difference_leave_some_tolerance():
+    """A convex model from zeros: rounding alone must not refuse bfloat16."""
+    same = [curve(0, noise=0.0)] * 5
+    fall = same[0][0] - same[0][-1]
+    assert parity(same, [loss + 0.02 * fall for loss in same[0]]).passed
+    assert not parity(same, [loss + 3 * LEAST_TOLERANCE * fall for loss in same[0]]).passed
+
+
+@pytest.mark.parametrize(
+    ("reference", "own", "words"),
+    [
+        (REFERENCE, [], "0 steps were seen"),
+        (REFERENCE, REFERENCE[0][: FEWEST_STEPS - 1], f"{FEWEST_STEPS - 1} steps were seen"),
+        ([[None] * STEPS, *REFERENCE[1:]], REFERENCE[0], "itself has a loss that is not finite"),
+        ([[2.3] * STEPS] * 5, [2.3] * STEPS, "float32 falls by 0"),
+        ([curve(seed, rate=0.0, spread=0.3) for seed in range(5)], [2.3] * STEPS, "float32 falls by"),
+    ],
+)
+def test_where_too_little_was_seen_nothing_is_claimed(reference, own, words):
+    """It passes, says that it cannot tell, and why."""
+    check = parity(reference, own)
+    assert check.passed
+    assert not tells(check)
+    assert check.detail.startswith("cannot tell: ")
+    assert words in check.detail
+
+
+def test_innocent_curves_pass_in_nineteen_of_twenty():
+    """Even one that is as different as another seed would be, and bfloat16 differs by less."""
+    passed = 0
+    for repeat in range(400):
+        seeds = range(1000 * repeat, 1000 * repeat + 6)
+        curves = [curve(seed) for seed in seeds]
+        passed += parity(curves[:5], curves[5]).passed
+    assert passed >= 0.95 * 400
+
+
+@given(
+    st.lists(st.lists(st.none() | st.floats(-1e6, 1e6), max_size=30), max_size=6),
+    st.lists(st.none() | st.floats(-1e6, 1e6), max_size=30),
+)
+def test_any_curves_give_a_check(reference, own):
+    """Whatever a model reports, the rule answers, and a refusal says why."""
+    check = parity(reference, own)
+    assert check.detail
+    assert check.passed or tells(check)

@@ -1,0 +1,164 @@
+"""Who is held against float32, how often, and what follows; on simulated trials."""
+
+import pytest
+from simulated_runs import BASELINE, Watcher, a_record, run_on, simulated_trials
+
+from autotune.measure.numerics import tells
+from autotune.space.configuration import Configuration
+from autotune.study.parity import SAME, SEEDS, Parity
+from autotune.study.progress import Notice
+from autotune.trial.live import TrialFailed
+from autotune.trial.record import Outcome
+
+BFLOAT = BASELINE.replace(precision="mixed_bfloat16")
+
+
+@pytest.fixture
+def started(tmp_path):
+    """A run whose baseline has been measured: its trials, the run, and who watches."""
+
+    def start(*, baseline=BASELINE, **settings):
+        trials = simulated_trials(**settings)
+        watcher = Watcher()
+        run = run_on(trials, tmp_path, observe=watcher)
+        run.baseline = baseline
+        trials.open()
+        run.records[0] = a_record(baseline, trial=0, first_step_seconds=1.5)
+        return trials, run, watcher
+
+    return start
+
+
+def checked(run, configuration, *, seconds=60.0):
+    """The check of one configuration, with so much time."""
+    return Parity(run, ends=run.clock() + seconds).check(configuration)
+
+
+def test_what_learns_passes(started):
+    """Float32 from five seeds, the configuration from the first: two processes."""
+    trials, run, _ = started()
+    check = checked(run, BFLOAT)
+    assert check.passed
+    assert tells(check)
+    assert [each.configuration["precision"] for each in trials.launched] == ["float32", "mixed_bfloat16"]
+    assert trials.alive == []
+
+
+def test_what_does_not_learn_is_refused(started):
+    """The loss stays where it began."""
+    _, run, _ = started(learns=lambda each: each["precision"] == "float32")
+    assert not checked(run, BFLOAT).passed
+
+
+@pytest.mark.parametrize(
+    "changes", [{"batch_size": 128}, {"prefetch": 2, "steps_per_execution": 8}, {"deterministic": False}]
+)
+def test_the_same_numerics_need_no_check(started, changes):
+    """Batch size and pipeline change the order or number of examples, which the comparison holds still anyway."""
+    trials, run, _ = started()
+    assert checked(run, BASELINE.replace(**changes)) == SAME
+    assert trials.launched == []
+
+
+def test_what_the_baseline_computes_in_is_not_held_against_it(started):
+    """A user of bfloat16 is offered other batch sizes of it; and float32 without XLA is the measure itself."""
+    trials, run, _ = started(baseline=BFLOAT)
+    assert checked(run, BFLOAT.replace(batch_size=64)) == SAME
+    assert checked(run, BFLOAT.replace(precision="float32")).passed
+    assert trials.launched == []
+
+
+def test_the_reference_has_the_candidates_batch_size(started):
+    """And float32 without XLA, the rest the baseline's."""
+    trials, run, _ = started()
+    checked(run, BASELINE.replace(batch_size=128, jit_compile=True, prefetch=2))
+    assert trials.launched[0].configuration == BASELINE.replace(batch_size=128)
+
+
+def test_each_class_is_checked_once_for_each_batch_size(started):
+    """Pipeline knobs ask nothing new; another batch size does, and another precision shares the reference."""
+    trials, run, _ = started()
+    parity = Parity(run, ends=run.clock() + 600)
+    for changes in ({}, {"prefetch": 8}, {"batch_size": 64}, {"jit_compile": True}):
+        parity.check(BFLOAT.replace(**changes))
+    assert [(each.configuration.batch_size, each.configuration["precision"]) for each in trials.launched] == [
+        (32, "float32"),
+        (32, "mixed_bfloat16"),
+        (64, "float32"),
+        (64, "mixed_bfloat16"),
+        (32, "mixed_bfloat16"),
+    ]
+
+
+def test_a_trial_that_fails_at_it_is_refused(started):
+    """What crashes within two hundred steps is not stable."""
+
+    def failure(configuration):
+        if configuration["precision"] != "float32":
+            return TrialFailed(Outcome.CRASHED, "killed by SIGSEGV")
+        return None
+
+    _, run, _ = started(failure=failure)
+    check = checked(run, BFLOAT)
+    assert (check.passed, check.detail) == (False, "killed by SIGSEGV")
+
+
+def test_without_time_nothing_is_claimed(started):
+    """It passes, cannot tell, and the user hears of it."""
+    trials, run, watcher = started()
+    check = checked(run, BFLOAT, seconds=2.0)
+    assert check.passed
+    assert not tells(check)
+    assert "larger --budget" in watcher.of(Notice)[0].text
+    assert trials.launched == []
+
+
+@pytest.mark.parametrize("seconds", [5.0, 10.0, 30.0])
+def test_it_ends_in_time(started, seconds):
+    """However slow the steps."""
+    _, run, _ = started(samples_per_second=lambda each: 100.0)
+    began = run.clock()
+    checked(run, BFLOAT, seconds=seconds)
+    assert run.clock() - began <= seconds + 1.0
+
+
+def test_a_reference_that_fails_is_no_candidates_fault(started):
+    """Where float32 itself runs out of memory at this batch size, nothing can be told."""
+
+    def failure(configuration):
+        if configuration["precision"] == "float32":
+            return TrialFailed(Outcome.OOM, "out of memory")
+        return None
+
+    _, run, _ = started(failure=failure)
+    check = checked(run, BFLOAT)
+    assert check.passed
+    assert "float32 without XLA fails at batch_size=32: out of memory" in check.detail
+
+
+def test_sifting_refuses_and_goes_on(started):
+    """The refused one's record says `unstable` and why; the next takes its place."""
+    _, run, watcher = started(learns=lambda each: each["precision"] != "mixed_bfloat16")
+    finalists = [
+        a_record(each) for each in (BFLOAT, BASELINE.replace(jit_compile=True), BASELINE.replace(prefetch=2))
+    ]
+    run.records |= {each.trial: each for each in finalists}
+    kept, checks = Parity(run, ends=run.clock() + 600).sift(finalists, wanted=1)
+    assert kept == finalists[1:]
+    assert set(checks) == {Configuration(each.configuration) for each in kept}
+    refused = run.records[finalists[0].trial]
+    assert refused.outcome is Outcome.UNSTABLE
+    assert refused.reason.startswith("numerics_parity: ")
+    assert "precision=mixed_bfloat16 is not stable" in watcher.of(Notice)[0].text
+
+
+def test_once_there_are_enough_nothing_more_is_trained(started):
+    """Further ones stand by only where they ask for no trainings of their own."""
+    trials, run, _ = started()
+    finalists = [
+        a_record(each) for each in (BFLOAT, BFLOAT.replace(batch_size=64), BFLOAT.replace(prefetch=2))
+    ]
+    kept, _ = Parity(run, ends=run.clock() + 600).sift(finalists, wanted=1)
+    assert kept == [finalists[0], finalists[2]]
+    assert len(trials.launched) == 2
+    assert len(SEEDS) >= 5
