@@ -85,7 +85,7 @@ def tune(
     assert progress.directory is not None
     path = progress.directory / "recipe.json"
     console.show_recipe(recipe, path)
-    console.show_usage(path)
+    console.show_usage(recipe, path)
     return 0
 
 

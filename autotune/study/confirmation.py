@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from autotune.measure.deciding import Verdict, verdict
+from autotune.measure.deciding import Shortfall, Verdict, verdict
 from autotune.measure.intervals import LogInterval, instance_interval
 from autotune.measure.stability import (
     Check,
@@ -21,7 +21,13 @@ from autotune.measure.stability import (
     loss_is_finite,
 )
 from autotune.space.configuration import Configuration
-from autotune.study.plan import FEWEST_INSTANCES, LEAST_INSTANCE_SECONDS, Plan, plan_instances
+from autotune.study.plan import (
+    FEWEST_INSTANCES,
+    LEAST_INSTANCE_SECONDS,
+    Plan,
+    budget_to_confirm,
+    plan_instances,
+)
 from autotune.study.progress import Notice, PhaseBegan
 from autotune.study.run import Run
 from autotune.study.running import Trial, ratio_interval
@@ -56,6 +62,7 @@ class Confirmed:
         verdict: Whether it is faster.
         checks: The stability rules, applied.
         record: Its record: all its instances together.
+        in_search: Its speed-up in the search, which is no claim.
     """
 
     configuration: Configuration
@@ -63,6 +70,7 @@ class Confirmed:
     verdict: Verdict
     checks: tuple[Check, ...]
     record: TrialRecord
+    in_search: Interval | None = None
 
     @property
     def stable(self) -> bool:
@@ -83,11 +91,15 @@ class Result:
         confirmed: The finalists, the fastest first.
         baseline: The baseline's record: all its instances together.
         instances: How many were measured.
+        cut_short: Why a finalist that did not fail has no interval, where one has none.
+        sufficient_budget: Seconds for a run in which there would have been time for enough instances.
     """
 
     confirmed: tuple[Confirmed, ...]
     baseline: TrialRecord
     instances: int
+    cut_short: Shortfall = Shortfall.NO_TIME
+    sufficient_budget: float | None = None
 
     @property
     def winner(self) -> Confirmed | None:
@@ -102,6 +114,7 @@ class _Contender:
 
     trial: Trial
     pairing: Pairing
+    in_search: TrialRecord
     instances: list[list[float]] = field(default_factory=list)
     failure: TrialFailed | None = None
 
@@ -193,7 +206,7 @@ class Confirmer:
         trial = self._run.new_trial(Phase.CONFIRM, Configuration(record.configuration))
         pairing = record.pairing or Pairing.ALTERNATING
         trial.pairing = pairing
-        return _Contender(trial=trial, pairing=pairing)
+        return _Contender(trial=trial, pairing=pairing, in_search=record)
 
     def _instance_start(self, records: Sequence[TrialRecord]) -> float:
         """Seconds to start all processes of one instance: one baseline for all who stand beside it, two to bracket."""
@@ -400,6 +413,7 @@ class Confirmer:
                     verdict=decided,
                     checks=checks,
                     record=run.keep(record),
+                    in_search=each.in_search.speedup,
                 )
             )
         confirmed.sort(key=lambda each: each.ratio.low if each.ratio else float("-inf"), reverse=True)
@@ -407,7 +421,20 @@ class Confirmer:
             confirmed=tuple(confirmed),
             baseline=baseline,
             instances=max((len(each.instances) for each in contenders), default=0),
+            cut_short=self._cut_short(),
+            sufficient_budget=self._sufficient_budget(contenders),
         )
+
+    def _cut_short(self) -> Shortfall:
+        if self._stopped():
+            return Shortfall.INTERRUPTED
+        return Shortfall.BASELINE_FAILED if self._baseline_failure is not None else Shortfall.NO_TIME
+
+    def _sufficient_budget(self, contenders: Sequence[_Contender]) -> float:
+        """Seconds for a run whose confirmation has time for one finalist, the most promising that did not fail."""
+        sound = [each for each in contenders if each.failure is None] or contenders
+        start = self._instance_start([sound[0].in_search])
+        return budget_to_confirm(self._plan, start=start, instances=ENOUGH_INSTANCES)
 
     def _record(self, contender: _Contender, ratio: LogInterval | None) -> TrialRecord:
         trial, failure = contender.trial, contender.failure

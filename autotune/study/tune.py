@@ -30,6 +30,7 @@ from autotune.space.search_space import SearchSpace, find_search_space
 from autotune.study.confirmation import Confirmer, Limits, Result
 from autotune.study.plan import (
     CONFIRMATION_SHARE,
+    LEAST_MEASURED,
     Plan,
     baseline_timeout,
     parse_duration,
@@ -41,7 +42,7 @@ from autotune.study.run import Run
 from autotune.study.running import now_utc
 from autotune.study.sampler import Sampler
 from autotune.study.search import Search
-from autotune.study.side_by_side import SideBySide
+from autotune.study.side_by_side import SideBySide, slice_seconds
 from autotune.trial.live import Clock, Trials, WarmUp
 from autotune.trial.process import TrialProcesses
 from autotune.trial.record import Phase, TrialRecord
@@ -227,7 +228,9 @@ def tune_with(
     """The run itself, on real, simulated or recorded trials. Raises as `tune` does."""
     with _interruptions() as interruptions:
         observe(PhaseBegan(phase=Phase.BASELINE, ends=None, detail="importing the workload"))
+        opening = clock()
         facts = trials.open()
+        import_seconds = clock() - opening
         _tell_isolation(trials, observe)
         guess = Device.GPU if machine.gpus else Device.CPU
         run = Run(
@@ -243,11 +246,15 @@ def tune_with(
         )
         beside = SideBySide(run, bracketed=options.pairing == "bracketed")
         warm = beside.start_baseline(baseline_timeout(options.budget))
+        isolation = getattr(trials, "isolation", options.isolation)
         plan = plan_run(
             options.budget,
             ready_at=clock(),
             first_step=warm.first_step_seconds,
             ready=warm.ready_seconds,
+            import_seconds=import_seconds if isolation == "template" else 0.0,  # else each start has its own
+            slice_seconds=slice_seconds(warm, measured=LEAST_MEASURED),
+            bracketed=options.pairing == "bracketed",
             trial_timeout=options.trial_timeout,
         )
         device = Device.GPU if warm.started.gpus else Device.CPU
@@ -268,7 +275,7 @@ def tune_with(
                     source=written.source, choices=dict(space.choices), left_out=dict(space.left_out)
                 ),
                 "baseline": dict(run.baseline),
-                "isolation": getattr(trials, "isolation", options.isolation),
+                "isolation": isolation,
             }
         )
         directory.write_run(record)
