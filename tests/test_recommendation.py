@@ -153,7 +153,8 @@ def test_without_a_confirmation_the_searchs_figures_stand():
 
 NO_GAIN = Verdict.NO_SIGNIFICANT_GAIN
 SLIGHTLY = LogInterval(value=0.0124, low=0.004, high=0.02, count=5)
-UNSURE = LogInterval(value=0.05, low=-0.01, high=0.11, count=3)
+UNSURE = LogInterval(value=0.05, low=-0.01, high=0.11, count=4)
+TOO_FEW = dataclasses.replace(UNSURE, count=2)
 ONE_INSTANCE = LogInterval(value=0.9, low=-math.inf, high=math.inf, count=1)
 TOO_LARGE = Check(name="host_memory", passed=False, value=3.0, limit=2.0, detail="peak 3 of 2")
 
@@ -161,14 +162,19 @@ TOO_LARGE = Check(name="host_memory", passed=False, value=3.0, limit=2.0, detail
 @pytest.mark.parametrize(
     ("changes", "shortfall", "reason"),
     [
-        ({"ratio": UNSURE}, Shortfall.INTERVAL_INCLUDES_1, "0.990 to 1.116 over 3 fresh processes"),
+        ({"ratio": UNSURE}, Shortfall.INTERVAL_INCLUDES_1, "0.990 to 1.116 over 4 fresh processes"),
         ({"ratio": SLIGHTLY}, Shortfall.BELOW_MIN_GAIN, "gain of 1.25% is below the 2.00%"),
+        (
+            {"ratio": TOO_FEW},
+            Shortfall.NO_TIME,
+            "over 2 fresh processes, does not lie above 1: they were too few",
+        ),
         ({"ratio": None}, Shortfall.NO_TIME, "the budget ended"),
         ({"ratio": ONE_INSTANCE}, Shortfall.NO_TIME, "1 measured of at least 2"),
         ({"checks": (PASSED, TOO_LARGE)}, Shortfall.UNSTABLE, "host_memory: peak 3 of 2"),
         ({"outcome": Outcome.CRASHED, "reason": "killed\nframes"}, Shortfall.UNSTABLE, "(crashed): killed"),
     ],
-    ids=["interval", "min-gain", "no-instance", "one-instance", "rule", "crash"],
+    ids=["interval", "min-gain", "few-instances", "no-instance", "one-instance", "rule", "crash"],
 )
 def test_the_rule_that_failed_is_named(changes, shortfall, reason):
     """Who gets the baseline back learns what was best, and which rule of the decision it failed, with the figure."""

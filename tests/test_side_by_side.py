@@ -374,9 +374,20 @@ def test_a_slice_holds_several_calls_of_the_slower_one():
     slow, quick = a_warm_up(call_seconds=0.3, epoch_seconds=None), a_warm_up(call_seconds=0.01)
     assert slice_seconds(quick, slow, measured=60.0) == pytest.approx(CALLS_IN_A_SLICE * 0.3)
     assert slice_seconds(quick, slow, measured=4.0) == pytest.approx(4.0 / SLICES_IN_A_TRIAL)
-    assert slice_seconds(quick, slow, measured=1.0) == pytest.approx(0.36), "an epoch of the quick one"
+    assert slice_seconds(quick, slow, measured=1.0) == pytest.approx(0.3), "one call of the slow one"
 
 
 def test_a_slice_holds_a_whole_epoch_where_epochs_are_timed():
-    """However little time there is, an epoch that is timed boundary to boundary is not cut."""
-    assert slice_seconds(a_warm_up(epoch_seconds=1.4), measured=3.0) == pytest.approx(1.4)
+    """However little time there is: most of an epoch is asked for, which is one whole epoch and never two."""
+    length = slice_seconds(a_warm_up(epoch_seconds=1.4), measured=3.0)
+    assert 1.4 / 2 < length < 1.4
+
+
+def test_an_epoch_that_is_quicker_than_usual_is_taken_once(tmp_path):
+    """Long epochs, half of them quicker than usual: every slice of baseline and candidate is a single one."""
+    run, beside = started(
+        tmp_path, simulated_trials(noise=0.05, examples=96, samples_per_second=lambda _: 12.0)
+    )
+    _, record = measure(run, beside)
+    slices = [each for pair in record.pairs for each in (pair.baseline, pair.candidate)]
+    assert {each.epochs for each in slices} == {1}

@@ -26,10 +26,13 @@ TRIALS_WORTH_HAVING = 40
 LEAST_MEASURED, MOST_MEASURED = 3.0, 10.0
 LEAST_INSTANCE_SECONDS, MOST_INSTANCE_SECONDS = 4.0, 12.0
 """Slices of one instance with one finalist, the baseline's turns included."""
-MOST_INSTANCES = 8
+MOST_INSTANCES = 12
 FEWEST_INSTANCES = 2
 FEWEST_PAIRS_OF_SLICES = 2
 """In a trial or an instance, where a slice cannot be short because an epoch is long."""
+OVERRUN_SHARE = 0.03
+"""Of the budget: how far the search may run into the confirmation's time where that has some to spare, and waits of
+the confirmation beyond its end."""
 BASELINE_SHARE = 0.35
 """Of the budget: what the baseline may take to warm up."""
 ADVICE_MARGIN = 1.2
@@ -42,7 +45,8 @@ class Plan:
 
     Args:
         budget: For everything.
-        search_ends: When the last search trial must have ended.
+        search_ends: When the last search trial should have ended.
+        search_last: When no search trial is waited for any more.
         sampling_ends: When new configurations give way to second looks at the leaders.
         probes_end: When single changes give way to the sampler.
         ends: When the confirmation must have ended.
@@ -65,6 +69,7 @@ class Plan:
     import_seconds: float = 0.0
     slice_seconds: float = 0.0
     least_trial: float = 0.0
+    search_last: float = math.inf
 
 
 def baseline_timeout(budget: float) -> float:
@@ -126,6 +131,7 @@ def plan_run(
         import_seconds=import_seconds,
         slice_seconds=slice_seconds,
         least_trial=shortest_trial,
+        search_last=min(search_ends + OVERRUN_SHARE * budget, budget - confirmation),
     )
 
 
@@ -140,21 +146,24 @@ def least_instance(start: float, *, slice_seconds: float) -> float:
     return start + max(LEAST_INSTANCE_SECONDS, 2 * FEWEST_PAIRS_OF_SLICES * slice_seconds)
 
 
-def budget_to_confirm(plan: Plan, *, start: float, instances: int) -> float:
+def budget_to_confirm(plan: Plan, *, start: float, instances: int, slice_seconds: float = 0.0) -> float:
     """Seconds for a run whose confirmation has time for so many instances, which its share has to hold.
 
     Args:
         plan: Of the run that had not enough.
         start: Seconds to start all the processes of one instance.
         instances: How many.
+        slice_seconds: The shortest slice that it can be timed in.
     """
-    each = least_instance(start, slice_seconds=plan.slice_seconds)
+    each = least_instance(start, slice_seconds=slice_seconds)
     confirmation = plan.import_seconds + instances * each + CLOSING_SECONDS
     needed = max(plan.budget, confirmation / CONFIRMATION_SHARE)
     return math.ceil(needed * ADVICE_MARGIN / 10) * 10.0
 
 
-def plan_instances(available: float, *, start: float, finalists: int = 1) -> tuple[int, float]:
+def plan_instances(
+    available: float, *, start: float, finalists: int = 1, slice_seconds: float = 0.0
+) -> tuple[int, float]:
     """How many instances a confirmation has, and how long the slices of each may take.
 
     Many short instances say more than few long ones, down to where starting them eats the time.
@@ -163,11 +172,14 @@ def plan_instances(available: float, *, start: float, finalists: int = 1) -> tup
         available: Seconds for all of it.
         start: Seconds to start one instance of everything that is confirmed.
         finalists: How many are confirmed side by side.
+        slice_seconds: The shortest slice that they can be timed in.
     """
-    count = int(available / (start + LEAST_INSTANCE_SECONDS * (1 + finalists) / 2))
+    shortest = max(LEAST_INSTANCE_SECONDS / 2, FEWEST_PAIRS_OF_SLICES * slice_seconds)
+    longest = max(MOST_INSTANCE_SECONDS / 2, FEWEST_PAIRS_OF_SLICES * slice_seconds)
+    count = int(available / (start + shortest * (1 + finalists)))
     count = max(FEWEST_INSTANCES, min(MOST_INSTANCES, count))
     seconds = max(0.0, available / count - start)
-    return count, min(seconds, MOST_INSTANCE_SECONDS * (1 + finalists) / 2)
+    return count, min(seconds, longest * (1 + finalists))
 
 
 def parse_duration(text: str) -> float:

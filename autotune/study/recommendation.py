@@ -7,6 +7,7 @@ from typing import Any
 
 from autotune.machine import Machine
 from autotune.measure.deciding import Shortfall, Verdict
+from autotune.measure.intervals import FEW_INSTANCES
 from autotune.measure.stability import Check
 from autotune.recipe.recipe import (
     BestCandidate,
@@ -206,8 +207,10 @@ def _rule_failed(best: Confirmed, result: Result, min_gain: float) -> tuple[Shor
         return result.cut_short, f"{_WHY_CUT_SHORT[result.cut_short]} ({instances} measured of at least 2)"
     if speedup.low <= 1:
         interval = f"{speedup.low:.3f} to {speedup.high:.3f}"
-        return Shortfall.INTERVAL_INCLUDES_1, (
+        too_few = instances < FEW_INSTANCES and speedup.value >= 1 + min_gain
+        return result.cut_short if too_few else Shortfall.INTERVAL_INCLUDES_1, (
             f"its interval, {interval} over {instances} fresh processes, does not lie above 1"
+            + (": they were too few" if too_few else "")
         )
     gain = speedup.value - 1
     return Shortfall.BELOW_MIN_GAIN, f"its gain of {gain:.2%} is below the {min_gain:.2%} that count"

@@ -253,7 +253,7 @@ def tune_with(
             first_step=warm.first_step_seconds,
             ready=warm.ready_seconds,
             import_seconds=import_seconds if isolation == "template" else 0.0,  # else each start has its own
-            slice_seconds=slice_seconds(warm, measured=LEAST_MEASURED),
+            slice_seconds=max(slice_seconds(warm, measured=LEAST_MEASURED), warm.ready.epoch_seconds or 0.0),
             bracketed=options.pairing == "bracketed",
             trial_timeout=options.trial_timeout,
         )
@@ -349,10 +349,9 @@ def _confirm(
                 hint=f"What was measured is in {run.directory.path}: autotune history {run.directory.path}",
             )
         return None
-    share = CONFIRMATION_SHARE * options.budget
-    if run.interrupted():
+    if run.interrupted():  # who stops the search wants an answer soon; else time that it left is used
         run.observe(Notice(text="stopping the search; confirming what there is (again to stop at once)"))
-    plan = replace(plan, ends=min(plan.ends, run.clock() + share))
+        plan = replace(plan, ends=min(plan.ends, run.clock() + CONFIRMATION_SHARE * options.budget))
     return Confirmer(run, plan, limits, min_gain=options.min_gain).confirm(shortlist)
 
 
