@@ -215,9 +215,10 @@ def run_on(trials, path, *, observe=silent, interruptions=lambda: 0, seed=0):
 
 
 def a_plan(**changes):
-    """The plan of a run of five minutes whose baseline was warm at once."""
+    """The plan of a run of five minutes, the baseline warm at once; the search's last moment moves with its end."""
     plan = plan_run(300.0, ready_at=0.0, first_step=1.5, trial_timeout=None)
-    return dataclasses.replace(plan, **changes)
+    later = changes.get("search_ends", plan.search_ends) - plan.search_ends
+    return dataclasses.replace(plan, **{"search_last": plan.search_last + later, **changes})
 
 
 # ------------------------------------------------------------------------------------------------- records

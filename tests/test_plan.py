@@ -18,6 +18,7 @@ from autotune.study.plan import (
     MOST_INSTANCE_SECONDS,
     MOST_INSTANCES,
     MOST_MEASURED,
+    OVERRUN_SHARE,
     PROBE_SHARE,
     SECOND_LOOK_SHARE,
     TRIALS_WORTH_HAVING,
@@ -241,3 +242,19 @@ def test_more_finalists_need_longer_instances():
     """Each takes its turns beside the baseline's: three finalists take twice the time of one, and so fewer fit."""
     assert plan_instances(1e6, start=2.0, finalists=3) == (MOST_INSTANCES, 2 * MOST_INSTANCE_SECONDS)
     assert plan_instances(45.0, start=2.0, finalists=3)[0] < plan_instances(45.0, start=2.0)[0]
+
+
+def test_long_slices_mean_fewer_instances():
+    """Where a slice is a long epoch, an instance takes several of them, whatever its seconds were to be."""
+    usual, _ = plan_instances(100.0, start=2.0)
+    few, seconds = plan_instances(100.0, start=2.0, slice_seconds=8.0)
+    assert few < usual
+    assert seconds >= 4 * 8.0
+
+
+def test_the_search_may_not_overrun_into_what_two_instances_need():
+    """With a large budget there is some to spare; with a small one, where the confirmation has the least, none."""
+    large = plan(600.0)
+    assert large.search_last == pytest.approx(large.search_ends + OVERRUN_SHARE * 600.0)
+    tight = plan_run(60.0, ready_at=14.0, first_step=1.0, ready=2.0, import_seconds=10.0, trial_timeout=None)
+    assert tight.search_last == pytest.approx(tight.search_ends)

@@ -145,3 +145,13 @@ def test_a_given_configuration_can_be_asked_for():
     sampler = a_sampler(space_of(UNEVEN_SPACE))
     wanted = BASELINE.replace(batch_size=300, prefetch="autotune", jit_compile=True)
     assert sampler.ask_for(wanted).params == {"batch_size": 300, "prefetch": "autotune", "jit_compile": True}
+
+
+def test_what_is_passed_over_is_told_as_pruned():
+    """A sample that is never run does not stay open in the study, and has no trial of the run."""
+    sampler = a_sampler(space_of())
+    asked, _ = sampler.ask()
+    sampler.pass_over(asked)
+    (kept,) = sampler._study.trials
+    assert kept.state is TrialState.PRUNED
+    assert kept.user_attrs == {}
