@@ -14,7 +14,7 @@ from autotune.run_directory import RunDirectory, RunRecord
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.search_space import SearchSpace
-from autotune.study.confirmation import Limits
+from autotune.study.confirmed import Limits
 from autotune.study.plan import plan_run
 from autotune.study.progress import silent
 from autotune.study.run import Run

@@ -8,7 +8,8 @@ from simulated_runs import BASELINE, LIMITS, Watcher, a_plan, a_record, faster_b
 
 from autotune.measure.deciding import Shortfall, Verdict
 from autotune.measure.intervals import instance_interval
-from autotune.study.confirmation import FEWEST_ROUNDS, GROUPS, Confirmer, Limits
+from autotune.study.confirmation import FEWEST_ROUNDS, GROUPS, Confirmer
+from autotune.study.confirmed import Limits
 from autotune.study.plan import CONFIRMATION_SHARE, MOST_INSTANCES, OVERRUN_SHARE
 from autotune.study.progress import Notice, TrialMeasured
 from autotune.study.side_by_side import SideBySide

@@ -10,7 +10,7 @@ from autotune.measure.deciding import Shortfall, Verdict
 from autotune.measure.intervals import LogInterval
 from autotune.measure.stability import Check
 from autotune.recipe.recipe import Confirmation, RecipeWorkload
-from autotune.study.confirmation import Confirmed, Result
+from autotune.study.confirmed import Confirmed, Result
 from autotune.study.recommendation import break_even, recommend
 from autotune.trial.record import Interval, Outcome, Pairing, Phase
 

@@ -14,14 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from autotune.measure.deciding import Shortfall, Verdict, verdict
 from autotune.measure.intervals import LogInterval, instance_interval
-from autotune.measure.stability import (
-    Check,
-    device_memory,
-    host_memory,
-    loss_does_not_rise,
-    loss_is_finite,
-)
 from autotune.space.configuration import Configuration
+from autotune.study.confirmed import Confirmed, Limits, Result, checks_of, ended
 from autotune.study.plan import (
     FEWEST_INSTANCES,
     LEAST_INSTANCE_SECONDS,
@@ -42,77 +36,13 @@ from autotune.study.side_by_side import (
 )
 from autotune.study.waiting import GENEROUS, Deadline, TimeIsUp
 from autotune.trial.live import TrialFailed
-from autotune.trial.record import Interval, Outcome, Pairing, Phase, Slice, TrialRecord
+from autotune.trial.record import Outcome, Pairing, Phase, Slice, TrialRecord
 
 GROUPS = (1, 2)
 """Template groups that the instances come from in turn; the search's is 0."""
 FEWEST_ROUNDS = 3
 ENOUGH_INSTANCES = 4
 BRACKET_ROUNDS = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What the machine has, in bytes; `device` is None without a GPU."""
-
-    host_bytes: int
-    device_bytes: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Confirmed:
-    """One finalist, confirmed.
-
-    Args:
-        configuration: Which.
-        ratio: Logarithm of its speed-up, over instances; None when no instance was measured.
-        verdict: Whether it is faster.
-        checks: The stability rules, applied.
-        record: Its record: all its instances together.
-        in_search: Its speed-up in the search, which is no claim.
-    """
-
-    configuration: Configuration
-    ratio: LogInterval | None
-    verdict: Verdict
-    checks: tuple[Check, ...]
-    record: TrialRecord
-    in_search: Interval | None = None
-
-    @property
-    def stable(self) -> bool:
-        """Whether it ran and passed every rule."""
-        return self.record.outcome is Outcome.OK and all(check.passed for check in self.checks)
-
-    @property
-    def speedup(self) -> Interval | None:
-        """The speed-up with its interval; None while unbounded."""
-        return None if self.ratio is None else ratio_interval(self.ratio)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """What the confirmation found.
-
-    Args:
-        confirmed: The finalists, the fastest first.
-        baseline: The baseline's record: all its instances together.
-        instances: How many were measured.
-        cut_short: Why a finalist that did not fail has no interval, where one has none.
-        sufficient_budget: Seconds for a run in which there would have been time for enough instances.
-    """
-
-    confirmed: tuple[Confirmed, ...]
-    baseline: TrialRecord
-    instances: int
-    cut_short: Shortfall = Shortfall.NO_TIME
-    sufficient_budget: float | None = None
-
-    @property
-    def winner(self) -> Confirmed | None:
-        """The fastest finalist that is faster and stable."""
-        good = [each for each in self.confirmed if each.stable and each.verdict is Verdict.FASTER]
-        return good[0] if good else None
 
 
 @dataclass
@@ -457,7 +387,7 @@ class Confirmer:
     def _result(self, reference: Trial, contenders: Sequence[_Contender]) -> Result:
         run = self._run
         failure = None if reference.slices else self._baseline_failure
-        baseline = run.keep(_ended(reference, failure))
+        baseline = run.keep(ended(reference, failure))
         comparisons = max(1, len(contenders))
         confirmed = []
         for each in contenders:
@@ -466,7 +396,7 @@ class Confirmer:
             decided = (
                 Verdict.NO_SIGNIFICANT_GAIN if ratio is None else verdict(ratio, min_gain=self._min_gain)
             )
-            checks = self._checks(record, baseline)
+            checks = checks_of(record, baseline, self._limits)
             if not all(check.passed for check in checks) and record.outcome is Outcome.OK:
                 failed = "; ".join(f"{c.name}: {c.detail}" for c in checks if not c.passed)
                 record = record.model_copy(update={"outcome": Outcome.UNSTABLE, "reason": failed})
@@ -507,35 +437,6 @@ class Confirmer:
 
     def _record(self, contender: _Contender, ratio: LogInterval | None) -> TrialRecord:
         trial, failure = contender.trial, contender.failure
-        record = _ended(trial, failure)
+        record = ended(trial, failure)
         # The claim's interval is the one over instances, not the one over all slices.
         return record.model_copy(update={"speedup": None if ratio is None else ratio_interval(ratio)})
-
-    def _checks(self, record: TrialRecord, baseline: TrialRecord) -> tuple[Check, ...]:
-        losses = [pair.candidate.loss for pair in record.pairs]
-        checks = [
-            loss_is_finite(losses),
-            loss_does_not_rise(
-                record.first_loss,
-                record.last_loss,
-                baseline_first=baseline.first_loss,
-                baseline_last=baseline.last_loss,
-            ),
-        ]
-        if record.peak_host_bytes is not None:
-            checks.append(host_memory(record.peak_host_bytes, self._limits.host_bytes))
-        if record.peak_device_bytes is not None and self._limits.device_bytes:
-            checks.append(device_memory(record.peak_device_bytes, self._limits.device_bytes))
-        return tuple(checks)
-
-
-def _ended(trial: Trial, failure: TrialFailed | None) -> TrialRecord:
-    """A trial's record; one that was never begun says so."""
-    if failure is not None:
-        return trial.failed(failure)
-    if not trial.pairs and not trial.slices:
-        return trial.record(
-            Outcome.INTERRUPTED,
-            reason="not measured again: the budget ended, or the baseline failed, before its turn was over",
-        )
-    return trial.record(Outcome.OK)

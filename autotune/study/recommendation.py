@@ -24,7 +24,8 @@ from autotune.recipe.recipe import (
     Throughput,
 )
 from autotune.space.configuration import Configuration
-from autotune.study.confirmation import GROUPS, Confirmed, Result
+from autotune.study.confirmation import GROUPS
+from autotune.study.confirmed import Confirmed, Result
 from autotune.study.running import now_utc
 from autotune.trial.record import Interval, Outcome, TrialRecord
 from autotune.version import __version__

@@ -27,7 +27,8 @@ from autotune.run_directory import (
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.search_space import SearchSpace, find_search_space
-from autotune.study.confirmation import Confirmer, Limits, Result
+from autotune.study.confirmation import Confirmer
+from autotune.study.confirmed import Limits, Result
 from autotune.study.plan import (
     CONFIRMATION_SHARE,
     LEAST_MEASURED,
