@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.errors import AutotuneError
+from autotune.measure.deciding import Shortfall, Verdict
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS
 from autotune.study.progress import (
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     import pandas
 
     from autotune.history.compare import RunSummary
-    from autotune.recipe.recipe import Estimate, Recipe
+    from autotune.recipe.recipe import BestCandidate, Estimate, Evidence, Recipe
     from autotune.run_directory import SearchSpaceRecord
 
 WIDTH_WITHOUT_TERMINAL = 120
@@ -68,8 +69,9 @@ def ratio(interval: Interval | None) -> str:
 
 
 def estimated_ratio(estimate: Estimate) -> str:
-    """`×2.57 (2.28 to 2.90)` of a recipe's estimate."""
-    return f"×{estimate.value:.2f} ({estimate.ci95[0]:.2f} to {estimate.ci95[1]:.2f})"
+    """`×2.57 (2.28 to 2.90)` of a recipe's estimate; bounds that are the figure itself are no interval."""
+    low, high = estimate.ci95
+    return f"×{estimate.value:.2f}" + (f" ({low:.2f} to {high:.2f})" if low < high else "")
 
 
 def size(count: int | None) -> str:
@@ -237,8 +239,7 @@ def show_recipe(recipe: Recipe, path: Path | None, console: RichConsole | None =
             Text(f"Faster: {estimated_ratio(evidence.speedup)}, with 95% confidence.", style="bold green")
         )
     else:
-        console.print(Text("No significant gain: keep what you have.", style="bold"))
-        _show_best_candidate(recipe, console)
+        _show_shortfall(recipe, console)
     _show_notes(recipe, console)
     if path is not None:
         console.print(Text(f"Recipe: {path}"), soft_wrap=True)
@@ -248,7 +249,7 @@ def _recipe_rows(recipe: Recipe) -> Mapping[str, tuple[str, str]]:
     evidence = recipe.evidence
     rows = {
         "samples/s": (_rate(evidence.baseline_throughput), _rate(evidence.throughput)),
-        "speed-up": ("×1", estimated_ratio(evidence.speedup)),
+        "speed-up": ("×1", estimated_ratio(evidence.speedup) if recipe.changes else "×1"),
         "peak host memory": (
             size(evidence.baseline_peak_memory_bytes.host),
             size(evidence.peak_memory_bytes.host),
@@ -271,20 +272,49 @@ def _recipe_rows(recipe: Recipe) -> Mapping[str, tuple[str, str]]:
 
 
 def _rate(estimate: Estimate) -> str:
-    return f"{estimate.value:,.0f} ({estimate.ci95[0]:,.0f} to {estimate.ci95[1]:,.0f})"
+    low, high = estimate.ci95
+    return f"{estimate.value:,.0f}" + (f" ({low:,.0f} to {high:,.0f})" if low < high else "")
 
 
 def _seconds(seconds: float | None) -> str:
     return "–" if seconds is None else f"{seconds:.1f} s"
 
 
-def _show_best_candidate(recipe: Recipe, console: RichConsole) -> None:
-    best = recipe.evidence.best_candidate
+def _show_shortfall(recipe: Recipe, console: RichConsole) -> None:
+    """Why the baseline is recommended: measured and no faster is one thing, not measured enough is another."""
+    evidence, best = recipe.evidence, recipe.evidence.best_candidate
+    shortfall = evidence.shortfall
+    if best is None or shortfall not in _NOT_CONFIRMED:
+        told = _KEEP if shortfall is None else _NO_GAIN.get(shortfall, _KEEP)
+        console.print(Text(told, style="bold"), soft_wrap=True)
     if best is None:
         return
     changes = Configuration(best.configuration).describe(relative_to=Configuration(recipe.baseline))
-    speed = "not measured" if best.speedup is None else estimated_ratio(best.speedup)
-    console.print(Text(f"Closest: {changes}: {speed}; {clean(best.reason)}."), soft_wrap=True)
+    if shortfall in _NOT_CONFIRMED:
+        _show_unconfirmed(changes, evidence, best, console)
+        return
+    speed = "" if best.speedup is None else f" {estimated_ratio(best.speedup)};"
+    console.print(Text(f"Closest: {changes}:{speed} {clean(best.reason)}."), soft_wrap=True)
+
+
+def _show_unconfirmed(changes: str, evidence: Evidence, best: BestCandidate, console: RichConsole) -> None:
+    """What looked faster and was not measured enough to say so, and what to do about it."""
+    looked = " "
+    if best.search_speedup is not None:
+        looked = f" looked ×{best.search_speedup:.2f} in the search (not a claim), but "
+    told = f"Not confirmed: {changes}{looked}{clean(best.reason)}."
+    if evidence.sufficient_budget_seconds is not None:
+        told += f" Run again with --budget {evidence.sufficient_budget_seconds:.0f}s."
+    console.print(Text(told, style="bold yellow"), soft_wrap=True)
+
+
+_KEEP = "No significant gain: keep what you have."
+_NO_GAIN = {
+    Shortfall.NOTHING_MEASURED: "Nothing found: no other configuration could be measured. Keep what you have.",
+    Shortfall.NOTHING_FASTER: "No significant gain: nothing that was tried looked faster. Keep what you have.",
+    Shortfall.UNSTABLE: "Nothing to recommend: what looked fastest failed. Keep what you have.",
+}
+_NOT_CONFIRMED = (Shortfall.NO_TIME, Shortfall.INTERRUPTED, Shortfall.BASELINE_FAILED)
 
 
 def _show_notes(recipe: Recipe, console: RichConsole) -> None:
@@ -311,8 +341,11 @@ def _show_notes(recipe: Recipe, console: RichConsole) -> None:
 
 
 def show_usage(recipe: Recipe, path: Path, console: RichConsole | None = None) -> None:
-    """The lines that training code needs."""
+    """The lines that training code needs; none where the recipe is the baseline."""
     console = console or terminal()
+    if not recipe.changes:
+        console.print(Text("The recipe is the baseline: nothing needs to change in your training code."))
+        return
     lines = [
         f'recipe = autotune.Recipe.load("{path}")',
         "recipe.apply()                                   # before the first tensor, dataset or model",
@@ -399,13 +432,16 @@ def show_comparison(summaries: Iterable[RunSummary], console: RichConsole | None
         table.add_column(heading, overflow="fold", no_wrap=heading == "run")
     notes = []
     for each in summaries:
+        claim = "no recipe" if each.verdict is None else str(each.verdict)
+        if each.verdict is Verdict.FASTER:
+            claim += f" {ratio(each.claimed)}"
         table.add_row(
             clean(each.run),
             clean(each.workload or "–"),
             clean(each.machine_description),
             str(each.trials),
             str(each.failed),
-            "no recipe" if each.verdict is None else f"{each.verdict} {ratio(each.claimed)}",
+            claim,
             clean(_recommended(each)),
         )
         if not each.comparable_with_first:

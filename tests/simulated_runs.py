@@ -14,7 +14,7 @@ from autotune.run_directory import RunDirectory, RunRecord
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.search_space import SearchSpace
-from autotune.study.confirmation import Limits
+from autotune.study.confirmed import Limits
 from autotune.study.plan import plan_run
 from autotune.study.progress import silent
 from autotune.study.run import Run
@@ -215,9 +215,10 @@ def run_on(trials, path, *, observe=silent, interruptions=lambda: 0, seed=0):
 
 
 def a_plan(**changes):
-    """The plan of a run of five minutes whose baseline was warm at once."""
+    """The plan of a run of five minutes, the baseline warm at once; the search's last moment moves with its end."""
     plan = plan_run(300.0, ready_at=0.0, first_step=1.5, trial_timeout=None)
-    return dataclasses.replace(plan, **changes)
+    later = changes.get("search_ends", plan.search_ends) - plan.search_ends
+    return dataclasses.replace(plan, **{"search_last": plan.search_last + later, **changes})
 
 
 # ------------------------------------------------------------------------------------------------- records

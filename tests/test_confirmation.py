@@ -6,10 +6,11 @@ import math
 import pytest
 from simulated_runs import BASELINE, LIMITS, Watcher, a_plan, a_record, faster_by, run_on, simulated_trials
 
-from autotune.measure.deciding import Verdict
+from autotune.measure.deciding import Shortfall, Verdict
 from autotune.measure.intervals import instance_interval
-from autotune.study.confirmation import FEWEST_ROUNDS, GROUPS, Confirmer, Limits
-from autotune.study.plan import MOST_INSTANCES
+from autotune.study.confirmation import FEWEST_ROUNDS, GROUPS, Confirmer
+from autotune.study.confirmed import Limits
+from autotune.study.plan import CONFIRMATION_SHARE, MOST_INSTANCES, OVERRUN_SHARE
 from autotune.study.progress import Notice, TrialMeasured
 from autotune.study.side_by_side import SideBySide
 from autotune.trial.live import TrialFailed
@@ -39,8 +40,8 @@ class Bench:
         self.plan = a_plan(**{"ends": trials.clock() + left, "finalists": 1, **plan})
         self.confirmer = Confirmer(self.run, self.plan, limits, min_gain=min_gain)
 
-    def confirm(self, *configurations, pairing=Pairing.ALTERNATING):
-        """Confirm finalists that the search has left in this order."""
+    def confirm(self, *configurations, pairing=Pairing.ALTERNATING, slow_to_start=None):
+        """Confirm finalists that the search has left in this order; one of them took a minute to start."""
         left = []
         for configuration in configurations:
             trial = self.run.new_trial(Phase.SEARCH, configuration)
@@ -49,7 +50,7 @@ class Bench:
                 trial=trial.number,
                 speedup=1.5,
                 pairing=pairing,
-                first_step_seconds=1.5,
+                first_step_seconds=60.0 if configuration == slow_to_start else 1.5,
                 warmup_seconds=0.5,
             )
             left.append(self.run.keep(record))
@@ -190,6 +191,61 @@ def test_several_finalists_take_turns_in_one_round(tmp_path):
     assert [each.configuration for each in result.confirmed] == [FAST, LARGE, BUSY]
     assert len({each.record.instances for each in result.confirmed}) == 1
     assert result.winner.configuration == FAST
+
+
+def test_a_finalist_that_the_time_does_not_hold_is_passed_by(tmp_path):
+    """What takes a minute to start cannot be confirmed in 80 s: the next one is, with all the time there is."""
+    bench = Bench(tmp_path, simulated_trials(SPEED, noise=0.02), left=80.0)
+    result = bench.confirm(FAST, LARGE, slow_to_start=FAST)
+    assert result.winner.configuration == LARGE
+    assert [each.configuration for each in result.confirmed] == [LARGE]
+    enough = Bench(tmp_path, simulated_trials(SPEED, noise=0.02), left=400.0)
+    assert enough.confirm(FAST, LARGE, slow_to_start=FAST).winner.configuration == FAST
+
+
+def test_what_is_found_does_not_change_how_much_is_measured(tmp_path):
+    """As many instances for a winner as for what is not faster at all: the time alone decides."""
+    counts = {
+        speedup: Bench(
+            tmp_path / str(speedup),
+            simulated_trials(faster_by(jit_compile=speedup), examples=None),
+            left=60.0,
+        )
+        .confirm(FAST)
+        .instances
+        for speedup in (0.5, 1.0, 3.0)
+    }
+    assert len(set(counts.values())) == 1
+
+
+def test_what_was_not_confirmed_comes_with_the_reason_and_a_budget(tmp_path):
+    """No time, a stop, a baseline that fails: each is told apart; the budget has room for the finalist's start."""
+    short = Bench(tmp_path / "a", simulated_trials(SPEED), left=3.0).confirm(FAST)
+    assert (short.instances, short.cut_short) == (0, Shortfall.NO_TIME)
+    assert short.confirmed[0].in_search.value == 1.5
+    slow = Bench(tmp_path / "b", simulated_trials(SPEED), left=80.0).confirm(FAST, slow_to_start=FAST)
+    assert slow.sufficient_budget > short.sufficient_budget > 300.0
+    assert slow.sufficient_budget > 4 * 60.0 / CONFIRMATION_SHARE
+    failing = Bench(tmp_path / "c", simulated_trials(SPEED))
+    failing.trials.failure = crash(BASELINE)
+    assert failing.confirm(FAST).cut_short is Shortfall.BASELINE_FAILED
+    asked = []
+    stopped = Bench(tmp_path / "d", simulated_trials(SPEED), interruptions=lambda: len(asked))
+    stopped.watcher.react = lambda event: asked.append(event) if isinstance(event, TrialMeasured) else None
+    assert stopped.confirm(FAST).cut_short is Shortfall.INTERRUPTED
+
+
+@pytest.mark.parametrize("pairing", [Pairing.ALTERNATING, Pairing.BRACKETED])
+def test_a_machine_that_stands_still_is_not_waited_for_beyond_the_budget(tmp_path, pairing):
+    """From some moment on no slice ends: nobody is blamed, and what was measured before stands."""
+    trials = simulated_trials(SPEED, noise=0.02)
+    bench = Bench(tmp_path, trials, left=100.0)
+    moment = trials.clock() + 60.0
+    trials.drift = lambda seconds: 1.0 if seconds < moment else 1e-6
+    result = bench.confirm(FAST, pairing=pairing)
+    assert trials.clock() <= bench.plan.ends + OVERRUN_SHARE * bench.plan.budget + 2.0
+    assert result.instances >= 2
+    assert bench.trials.alive == []
 
 
 # ------------------------------------------------------------------------------------------------- failures

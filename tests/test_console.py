@@ -1,5 +1,6 @@
 """What is printed: plain lines away from a terminal, nothing of a user's that could drive one."""
 
+import dataclasses
 import io
 import re
 from pathlib import Path
@@ -8,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from simulated_runs import BASELINE
+from test_recommendation import NO_GAIN, REFERENCE, UNSURE, confirmed, recipe_of
 
 from autotune import console
 from autotune.errors import WorkloadError
+from autotune.measure.deciding import Shortfall
 from autotune.study.progress import Notice, PhaseBegan, RunBegan, TrialBegan, TrialEnded, TrialMeasured
 from autotune.trial.record import Interval, Outcome, Phase, TrialRecord
 
@@ -106,3 +109,77 @@ def test_durations_and_sizes_read_like_a_clock_and_like_a_file_manager():
     """Seconds as minutes and hours; bytes in MiB and GiB; nothing for what was not measured."""
     assert [console.duration(each) for each in (0, 65, 3700, -3)] == ["0:00", "1:05", "1:01:40", "0:00"]
     assert [console.size(each) for each in (None, 1 << 20, 3 << 29)] == ["–", "1 MiB", "1.50 GiB"]
+
+
+# -------------------------------------------------------------------------------------------------- recipes
+
+
+def shown(recipe):
+    """What `autotune tune` ends with, as plain text."""
+    output = io.StringIO()
+    screen = Console(file=output, width=200, force_terminal=False, highlight=False)
+    console.show_recipe(recipe, Path("recipe.json"), screen)
+    console.show_usage(recipe, Path("recipe.json"), screen)
+    return output.getvalue()
+
+
+def test_what_had_no_time_is_called_unconfirmed():
+    """Not "no gain": what looked faster, that this is no claim, and the budget to run again with."""
+    looked = Interval(value=2.4, low=2.2, high=2.6)
+    finalist = dataclasses.replace(confirmed(speedup=None, verdict=NO_GAIN), in_search=looked)
+    text = shown(recipe_of(finalist, sufficient_budget=130.0))
+    assert (
+        "Not confirmed: batch_size=128 jit_compile=true looked ×2.40 in the search (not a claim), but" in text
+    )
+    assert "Run again with --budget 130s." in text
+    assert "No significant gain" not in text
+
+
+def test_what_was_measured_and_is_not_faster_is_no_gain():
+    """The closest candidate is shown with its interval and the rule it failed."""
+    text = shown(recipe_of(dataclasses.replace(confirmed(verdict=NO_GAIN), ratio=UNSURE)))
+    assert "No significant gain: keep what you have." in text
+    assert "Closest: batch_size=128 jit_compile=true: ×1.05 (0.99 to 1.12); its interval" in text
+    assert "Not confirmed" not in text
+    assert "--budget" not in text
+
+
+def test_nothing_to_confirm_is_said_so():
+    """No candidate that looked faster, or none that could be measured: each in its own words."""
+    slower = REFERENCE.model_copy(update={"trial": 1, "speedup": Interval(value=0.8, low=0.7, high=0.9)})
+    assert "nothing that was tried looked faster" in shown(recipe_of(result=False, searched=[slower]))
+    assert "no other configuration could be measured" in shown(recipe_of(result=False))
+
+
+def test_a_confirmation_that_was_stopped_is_not_a_matter_of_the_budget():
+    """Who pressed Ctrl-C hears that, and no budget."""
+    finalist = confirmed(speedup=None, verdict=NO_GAIN)
+    text = shown(recipe_of(finalist, cut_short=Shortfall.INTERRUPTED, sufficient_budget=130.0))
+    assert "Not confirmed" in text
+    assert "stopped" in text
+    assert "--budget" not in text
+
+
+def test_the_baseline_as_recommendation_has_no_interval_and_no_usage():
+    """Its speed-up over itself is ×1; nothing needs to change in the training code, so no line is given for it."""
+    text = shown(recipe_of(confirmed(verdict=NO_GAIN)))
+    (line,) = (each for each in text.splitlines() if "speed-up" in each)
+    assert line.split() == ["speed-up", "×1", "×1"]
+    assert "nothing needs to change in your training code" in text
+    assert "Recipe.load" not in text
+
+
+def test_a_gain_comes_with_the_lines_for_the_training_code():
+    """The verdict with its interval, then how to use the recipe."""
+    text = shown(recipe_of(confirmed()))
+    assert "Faster: ×" in text
+    assert "Recipe.load" in text
+    assert "jit_compile" in text
+
+
+def test_a_rate_from_one_slice_has_no_interval():
+    """One slice has no spread: its rate stands alone, not between two bounds that equal it."""
+    one = Interval(value=4000.0, low=4000.0, high=4000.0)
+    text = shown(recipe_of(result=False, baseline_rate=one))
+    (line,) = (each for each in text.splitlines() if "samples/s" in each)
+    assert line.split() == ["samples/s", "4,000", "4,000"]

@@ -12,19 +12,27 @@ from autotune.study.plan import (
     CONFIRMATION_SHARE,
     FEWEST_INSTANCES,
     FINALISTS,
+    LEAST_INSTANCE_SECONDS,
     LEAST_MEASURED,
     LONG_BUDGET,
     MOST_INSTANCE_SECONDS,
     MOST_INSTANCES,
     MOST_MEASURED,
+    OVERRUN_SHARE,
     PROBE_SHARE,
     SECOND_LOOK_SHARE,
     TRIALS_WORTH_HAVING,
     baseline_timeout,
+    budget_to_confirm,
     parse_duration,
     plan_instances,
     plan_run,
 )
+
+
+def advised(error):
+    """The budget that the hint of an error names, in seconds."""
+    return float(re.search(r"--budget (\d+)s", error.hint).group(1))
 
 
 def plan(budget, *, ready_at=8.0, first_step=2.0, trial_timeout=None):
@@ -92,7 +100,7 @@ def test_a_trial_may_take_four_times_the_baselines_first_step(budget, first_step
 
 def test_a_trial_may_always_take_as_long_as_the_baseline_did():
     """A tenth of a small budget can be less than the first step takes: then every trial would time out."""
-    assert plan(60.0, ready_at=15.0, first_step=9.0).trial_timeout > 9.0
+    assert plan(90.0, ready_at=15.0, first_step=9.0).trial_timeout > 9.0
 
 
 def test_the_users_own_trial_timeout_counts():
@@ -118,9 +126,69 @@ def test_a_budget_that_is_too_small_names_one_that_is_not():
     """What the hint of the error says to give is enough."""
     with pytest.raises(BudgetError, match="too small") as caught:
         plan(20.0, ready_at=11.0, first_step=4.0)
-    budget = float(re.search(r"--budget (\d+)s", caught.value.hint).group(1))
+    budget = advised(caught.value)
     assert budget > 20.0
     plan(budget, ready_at=11.0, first_step=4.0)
+
+
+TIMES = {
+    "ready_at": st.floats(0.1, 1e4),
+    "first_step": st.floats(0.01, 1e3),
+    "ready": st.floats(0.01, 1e3),
+    "import_seconds": st.floats(0.0, 1e3),
+    "slice_seconds": st.floats(0.0, 100.0),
+    "bracketed": st.booleans(),
+}
+
+
+@given(budget=st.floats(1.0, 1e4), times=st.fixed_dictionaries(TIMES))
+def test_the_advised_budget_is_accepted(budget, times):
+    """Whatever importing, starting and a slice take: the budget that a refusal names is not refused."""
+    enough = budget
+    try:
+        plan_run(budget, trial_timeout=None, **times)
+    except BudgetError as error:
+        enough = advised(error)
+    assert enough >= budget
+    plan_run(enough, trial_timeout=None, **times)
+
+
+@given(budget=st.floats(1.0, 1e4), times=st.fixed_dictionaries(TIMES))
+def test_an_accepted_budget_holds_a_trial_and_two_instances(budget, times):
+    """No budget is accepted in which nothing could ever be confirmed: imports and starts are counted."""
+    try:
+        made = plan_run(budget, trial_timeout=None, **times)
+    except BudgetError:
+        return
+    start = max(times["first_step"], times["ready"])
+    processes = 3 if times["bracketed"] else 2
+    confirmation = times["import_seconds"] + FEWEST_INSTANCES * (
+        processes * start + max(LEAST_INSTANCE_SECONDS, 4 * times["slice_seconds"])
+    )
+    assert made.ends - made.search_ends >= confirmation * (1 - 1e-9)
+    assert made.search_ends - times["ready_at"] >= start + max(LEAST_MEASURED, 4 * times["slice_seconds"])
+
+
+def test_a_minute_is_enough_on_a_usual_machine():
+    """Three seconds of import, one to the first step, two until ready: 60 s are searched and confirmed."""
+    made = plan_run(60.0, ready_at=6.5, first_step=1.0, ready=2.0, import_seconds=3.0, trial_timeout=None)
+    assert made.search_ends == pytest.approx(60.0 * (1 - CONFIRMATION_SHARE))
+
+
+def test_a_small_budget_gives_the_confirmation_what_two_instances_need():
+    """Where 35% would not hold two instances and the imports, the search has less."""
+    made = plan_run(60.0, ready_at=14.0, first_step=1.0, ready=2.0, import_seconds=10.0, trial_timeout=None)
+    assert made.search_ends < 60.0 * (1 - CONFIRMATION_SHARE)
+    assert made.ends - made.search_ends == pytest.approx(10.0 + 2 * (2 * 2.0 + LEAST_INSTANCE_SECONDS))
+
+
+@given(start=st.floats(0.1, 300.0), instances=st.integers(FEWEST_INSTANCES, 8))
+def test_the_budget_to_confirm_holds_the_instances(start, instances):
+    """The share that a confirmation has of the advised budget is planned as so many instances or more."""
+    made = plan(60.0)
+    budget = budget_to_confirm(made, start=start, instances=instances)
+    assert budget > made.budget
+    assert plan_instances(CONFIRMATION_SHARE * budget - CLOSING_SECONDS, start=start)[0] >= instances
 
 
 @given(
@@ -174,3 +242,19 @@ def test_more_finalists_need_longer_instances():
     """Each takes its turns beside the baseline's: three finalists take twice the time of one, and so fewer fit."""
     assert plan_instances(1e6, start=2.0, finalists=3) == (MOST_INSTANCES, 2 * MOST_INSTANCE_SECONDS)
     assert plan_instances(45.0, start=2.0, finalists=3)[0] < plan_instances(45.0, start=2.0)[0]
+
+
+def test_long_slices_mean_fewer_instances():
+    """Where a slice is a long epoch, an instance takes several of them, whatever its seconds were to be."""
+    usual, _ = plan_instances(100.0, start=2.0)
+    few, seconds = plan_instances(100.0, start=2.0, slice_seconds=8.0)
+    assert few < usual
+    assert seconds >= 4 * 8.0
+
+
+def test_the_search_may_not_overrun_into_what_two_instances_need():
+    """With a large budget there is some to spare; with a small one, where the confirmation has the least, none."""
+    large = plan(600.0)
+    assert large.search_last == pytest.approx(large.search_ends + OVERRUN_SHARE * 600.0)
+    tight = plan_run(60.0, ready_at=14.0, first_step=1.0, ready=2.0, import_seconds=10.0, trial_timeout=None)
+    assert tight.search_last == pytest.approx(tight.search_ends)

@@ -1,13 +1,16 @@
 """From what was confirmed to the recipe."""
 
+import dataclasses
+import math
+
 import pytest
 from simulated_runs import BASELINE, MACHINE, a_pair, a_record
 
-from autotune.measure.deciding import Verdict
+from autotune.measure.deciding import Shortfall, Verdict
 from autotune.measure.intervals import LogInterval
 from autotune.measure.stability import Check
 from autotune.recipe.recipe import Confirmation, RecipeWorkload
-from autotune.study.confirmation import Confirmed, Result
+from autotune.study.confirmed import Confirmed, Result
 from autotune.study.recommendation import break_even, recommend
 from autotune.trial.record import Interval, Outcome, Pairing, Phase
 
@@ -50,12 +53,15 @@ def confirmed(configuration=FAST, *, speedup=1.5, verdict=Verdict.FASTER, outcom
     )
 
 
-def recipe_of(*finalists, result=True, reference=REFERENCE, instances=5):
+def recipe_of(
+    *finalists, result=True, reference=REFERENCE, instances=5, searched=(), baseline_rate=None, **ended
+):
     """The recipe of a run that confirmed these finalists, the fastest first."""
-    found = Result(confirmed=finalists, baseline=reference, instances=instances) if result else None
+    found = Result(confirmed=finalists, baseline=reference, instances=instances, **ended) if result else None
+    first = SEARCHED if baseline_rate is None else SEARCHED.model_copy(update={"throughput": baseline_rate})
     return recommend(
         result=found,
-        search_records=[SEARCHED],
+        search_records=[first, *searched],
         baseline=BASELINE,
         machine=MACHINE,
         workload=RecipeWorkload(name="digits", fingerprint="sha256:00", examples=1437),
@@ -145,21 +151,71 @@ def test_without_a_confirmation_the_searchs_figures_stand():
     assert evidence.best_candidate is None
 
 
+NO_GAIN = Verdict.NO_SIGNIFICANT_GAIN
+SLIGHTLY = LogInterval(value=0.0124, low=0.004, high=0.02, count=5)
+UNSURE = LogInterval(value=0.05, low=-0.01, high=0.11, count=4)
+TOO_FEW = dataclasses.replace(UNSURE, count=2)
+ONE_INSTANCE = LogInterval(value=0.9, low=-math.inf, high=math.inf, count=1)
+TOO_LARGE = Check(name="host_memory", passed=False, value=3.0, limit=2.0, detail="peak 3 of 2")
+
+
 @pytest.mark.parametrize(
-    ("finalist", "reason"),
+    ("changes", "shortfall", "reason"),
     [
-        (confirmed(verdict=Verdict.NO_SIGNIFICANT_GAIN), "interval"),
-        (confirmed(speedup=None, verdict=Verdict.NO_SIGNIFICANT_GAIN), "two fresh processes"),
-        (confirmed(outcome=Outcome.UNSTABLE, reason="host_memory: too much"), "host_memory: too much"),
-        (confirmed(outcome=Outcome.CRASHED), "crashed"),
+        ({"ratio": UNSURE}, Shortfall.INTERVAL_INCLUDES_1, "0.990 to 1.116 over 4 fresh processes"),
+        ({"ratio": SLIGHTLY}, Shortfall.BELOW_MIN_GAIN, "gain of 1.25% is below the 2.00%"),
+        (
+            {"ratio": TOO_FEW},
+            Shortfall.NO_TIME,
+            "over 2 fresh processes, does not lie above 1: they were too few",
+        ),
+        ({"ratio": None}, Shortfall.NO_TIME, "the budget ended"),
+        ({"ratio": ONE_INSTANCE}, Shortfall.NO_TIME, "1 measured of at least 2"),
+        ({"checks": (PASSED, TOO_LARGE)}, Shortfall.UNSTABLE, "host_memory: peak 3 of 2"),
+        ({"outcome": Outcome.CRASHED, "reason": "killed\nframes"}, Shortfall.UNSTABLE, "(crashed): killed"),
     ],
+    ids=["interval", "min-gain", "few-instances", "no-instance", "one-instance", "rule", "crash"],
 )
-def test_what_came_closest_is_named_with_the_reason(finalist, reason):
-    """Who gets the baseline back learns what was best, and why it is not recommended."""
-    best = recipe_of(finalist).evidence.best_candidate
-    assert best.configuration == dict(FAST)
-    assert reason in best.reason
-    assert (best.speedup is None) == (finalist.speedup is None)
+def test_the_rule_that_failed_is_named(changes, shortfall, reason):
+    """Who gets the baseline back learns what was best, and which rule of the decision it failed, with the figure."""
+    fields = {key: changes.pop(key) for key in ("outcome", "reason") if key in changes}
+    finalist = dataclasses.replace(confirmed(verdict=NO_GAIN, **fields), **changes)
+    evidence = recipe_of(finalist).evidence
+    assert evidence.shortfall is shortfall
+    assert evidence.best_candidate.configuration == dict(FAST)
+    assert reason in evidence.best_candidate.reason
+    assert (evidence.best_candidate.speedup is None) == (finalist.speedup is None)
+
+
+def test_what_was_not_confirmed_comes_with_the_searchs_figure_and_a_budget():
+    """For want of time: how fast it looked, which is no claim, and a budget with which it would be measured."""
+    looked = Interval(value=2.4, low=2.2, high=2.6)
+    finalist = dataclasses.replace(confirmed(speedup=None, verdict=NO_GAIN), in_search=looked)
+    evidence = recipe_of(finalist, sufficient_budget=130.0).evidence
+    assert evidence.best_candidate.search_speedup == 2.4
+    assert evidence.best_candidate.speedup is None
+    assert evidence.sufficient_budget_seconds == 130.0
+    assert (evidence.speedup.value, evidence.verdict) == (1.0, NO_GAIN), "not a claim"
+
+
+def test_no_budget_is_advised_where_time_was_not_lacking():
+    """More time does not make an unstable configuration stable, nor a baseline run."""
+    for finalist, cut_short in (
+        (confirmed(outcome=Outcome.CRASHED), Shortfall.NO_TIME),
+        (confirmed(speedup=None, verdict=NO_GAIN), Shortfall.BASELINE_FAILED),
+        (confirmed(speedup=None, verdict=NO_GAIN), Shortfall.INTERRUPTED),
+        (confirmed(), Shortfall.NO_TIME),
+    ):
+        evidence = recipe_of(finalist, sufficient_budget=130.0, cut_short=cut_short).evidence
+        assert evidence.sufficient_budget_seconds is None
+
+
+def test_nothing_measured_is_told_from_nothing_faster():
+    """An empty confirmation has one of two reasons; a winner has none."""
+    slower = a_record(FAST, speedup=0.8)
+    assert recipe_of(result=False).evidence.shortfall is Shortfall.NOTHING_MEASURED
+    assert recipe_of(result=False, searched=[slower]).evidence.shortfall is Shortfall.NOTHING_FASTER
+    assert recipe_of(confirmed()).evidence.shortfall is None
 
 
 def test_peak_memory_falls_back_to_the_search():

@@ -173,3 +173,13 @@ def test_a_disk_that_fills_up_midway_is_said(tmp_path):
             run(sampler, 50)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_what_is_passed_over_is_told_as_pruned():
+    """A sample that is never run does not stay open in the study, and has no trial of the run."""
+    sampler = a_sampler(space_of())
+    asked, _ = sampler.ask()
+    sampler.pass_over(asked)
+    (kept,) = sampler._study.trials
+    assert kept.state is TrialState.PRUNED
+    assert kept.user_attrs == {}

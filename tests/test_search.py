@@ -1,6 +1,7 @@
 """The search, on simulated trials."""
 
 import pytest
+from optuna.trial import TrialState
 from simulated_runs import (
     BASELINE,
     GROWING_SPACE,
@@ -133,6 +134,43 @@ def test_the_search_ends_in_time(tmp_path, noise):
     plan = a_plan()
     found = Searched(tmp_path, simulated_trials(noise=noise, examples=None), plan=plan)
     assert plan.search_ends - 30.0 < found.run.clock() < plan.search_ends + 5.0
+
+
+def test_one_probe_is_run_however_small_the_probes_share(tmp_path):
+    """A search with time for a trial has one."""
+    found = Searched(tmp_path, simulated_trials(noise=0.1), plan=a_plan(probes_end=0.0, sampling_ends=0.0))
+    assert [each.phase for each in found.records] == [Phase.BASELINE, Phase.PROBE]
+
+
+ONEDNN_SPACE = (
+    TINY_SPACE
+    + """
+[knobs.onednn]
+kind = "categorical"
+choices = [true, false]
+"""
+)
+
+
+@pytest.mark.parametrize(("import_seconds", "tried"), [(1000.0, False), (4.0, True)])
+def test_what_needs_an_import_that_the_time_does_not_hold_is_not_tried(tmp_path, import_seconds, tried):
+    """No trial is made for it, neither as a probe nor as a sample; the rest of the space is searched."""
+    plan = a_plan(import_seconds=import_seconds)
+    found = Searched(tmp_path, simulated_trials(noise=0.02), space=ONEDNN_SPACE, plan=plan)
+    assert any(each.configuration["onednn"] is False for each in found.records) is tried
+    assert found.ended_by_itself
+    assert {each.outcome for each in found.records} <= {Outcome.OK, Outcome.PRUNED}
+    assert not [each for each in found.study.trials if each.state is TrialState.RUNNING]
+
+
+def test_a_search_whose_time_is_up_leaves_its_finalists(tmp_path):
+    """The last moment comes in the middle of a trial: what was measured before is there."""
+    speed = faster_by(jit_compile=1.5, steps_per_execution=1.2)
+    plan = a_plan(search_last=40.0)
+    found = Searched(tmp_path, simulated_trials(speed, noise=0.1), plan=plan)
+    assert found.run.clock() <= 40.0 + 1.0
+    assert found.finalists
+    assert found.ended_by_itself
 
 
 def test_failures_do_not_end_the_search(tmp_path):

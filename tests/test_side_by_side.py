@@ -8,6 +8,7 @@ from simulated_runs import BASELINE, Watcher, a_plan, a_warm_up, faster_by, run_
 from autotune.errors import BudgetError, NoStableConfigurationError, WorkloadError
 from autotune.study.progress import TrialEnded, TrialMeasured
 from autotune.study.side_by_side import (
+    BASELINE_SLICES,
     BRACKET_SLICES,
     CALLS_IN_A_SLICE,
     INPUT_WAIT_SECONDS,
@@ -17,6 +18,7 @@ from autotune.study.side_by_side import (
     SideBySide,
     slice_seconds,
 )
+from autotune.study.waiting import TimeIsUp
 from autotune.trial.live import TrialFailed
 from autotune.trial.record import Outcome, Pairing, Phase
 
@@ -360,6 +362,70 @@ def test_interrupting_a_second_look_leaves_the_first(tmp_path):
     assert run.records[trial.number].speedup == record.speedup
 
 
+# ------------------------------------------------------------------------------------------------ the last moment
+
+
+def last_moment(run, seconds):
+    """A plan whose search is waited for so many seconds more."""
+    return {"search_last": run.clock() + seconds, "import_seconds": 20.0}
+
+
+def test_a_candidate_that_cannot_start_in_time_is_not_begun(tmp_path):
+    """With less time than the baseline's start took, there is no process, and the record says why."""
+    run, beside = started(tmp_path, simulated_trials(TWICE))
+    trial = run.new_trial(Phase.SEARCH, FAST)
+    with pytest.raises(TimeIsUp):
+        measure(run, beside, trial=trial, **last_moment(run, 1.0))
+    record = run.records[trial.number]
+    assert (record.outcome, record.instances) == (Outcome.INTERRUPTED, 0)
+    assert record.reason == "the search's time was over"
+
+
+def test_an_import_that_cannot_end_in_time_is_not_begun(tmp_path):
+    """Other environment variables mean another template: its import counts before the trial's own start."""
+    run, beside = started(tmp_path, simulated_trials(TWICE))
+    other, plan = run.baseline.replace(onednn=False), a_plan(import_seconds=20.0)
+    assert beside.import_seconds(other, plan) == 20.0
+    assert beside.import_seconds(FAST, plan) == 0.0
+    with pytest.raises(TimeIsUp):
+        measure(run, beside, other, **last_moment(run, 19.0))
+    measure(run, beside, other, **last_moment(run, 60.0))
+    assert beside.import_seconds(other, plan) == 0.0
+
+
+def test_what_was_measured_when_the_time_is_up_counts(tmp_path):
+    """A trial that has pairs by then has ended well; the search hears that its time is over."""
+    run, beside = started(tmp_path, simulated_trials(TWICE, noise=0.3))
+    trial = run.new_trial(Phase.SEARCH, FAST)
+    with pytest.raises(TimeIsUp):
+        measure(run, beside, trial=trial, measured=30.0, **last_moment(run, 8.0))
+    record = run.records[trial.number]
+    assert (record.outcome, record.stopped_by) == (Outcome.OK, "time")
+    assert len(record.pairs) >= 2
+
+
+@pytest.mark.parametrize("bracketed", [False, True])
+def test_a_machine_that_stands_still_is_not_waited_for_beyond_the_last_moment(tmp_path, bracketed):
+    """Neither the baseline nor the candidate is blamed, and no wait is longer than the time there is."""
+    trials = simulated_trials(TWICE)
+    run, beside = started(tmp_path, trials, bracketed=bracketed)
+    trials.drift = lambda seconds: 1e-6
+    last = run.clock() + 3.0
+    with pytest.raises(TimeIsUp):
+        measure(run, beside, search_last=last)
+    assert run.clock() <= last
+    beside.end_baseline()
+    assert trials.alive == []
+
+
+def test_the_baseline_is_timed_in_fewer_slices_where_its_epochs_are_long(tmp_path):
+    """Three of half a second, one of eight seconds."""
+    run, _ = started(tmp_path / "short", simulated_trials())
+    assert len(run.records[0].slices) == BASELINE_SLICES
+    run, _ = started(tmp_path / "long", simulated_trials(lambda each: 12.0, examples=96))
+    assert len(run.records[0].slices) == 1
+
+
 # ---------------------------------------------------------------------------------------------- the slices
 
 
@@ -374,9 +440,20 @@ def test_a_slice_holds_several_calls_of_the_slower_one():
     slow, quick = a_warm_up(call_seconds=0.3, epoch_seconds=None), a_warm_up(call_seconds=0.01)
     assert slice_seconds(quick, slow, measured=60.0) == pytest.approx(CALLS_IN_A_SLICE * 0.3)
     assert slice_seconds(quick, slow, measured=4.0) == pytest.approx(4.0 / SLICES_IN_A_TRIAL)
-    assert slice_seconds(quick, slow, measured=1.0) == pytest.approx(0.36), "an epoch of the quick one"
+    assert slice_seconds(quick, slow, measured=1.0) == pytest.approx(0.3), "one call of the slow one"
 
 
 def test_a_slice_holds_a_whole_epoch_where_epochs_are_timed():
-    """However little time there is, an epoch that is timed boundary to boundary is not cut."""
-    assert slice_seconds(a_warm_up(epoch_seconds=1.4), measured=3.0) == pytest.approx(1.4)
+    """However little time there is: most of an epoch is asked for, which is one whole epoch and never two."""
+    length = slice_seconds(a_warm_up(epoch_seconds=1.4), measured=3.0)
+    assert 1.4 / 2 < length < 1.4
+
+
+def test_an_epoch_that_is_quicker_than_usual_is_taken_once(tmp_path):
+    """Long epochs, half of them quicker than usual: every slice of baseline and candidate is a single one."""
+    run, beside = started(
+        tmp_path, simulated_trials(noise=0.05, examples=96, samples_per_second=lambda _: 12.0)
+    )
+    _, record = measure(run, beside)
+    slices = [each for pair in record.pairs for each in (pair.baseline, pair.candidate)]
+    assert {each.epochs for each in slices} == {1}

@@ -24,11 +24,11 @@ from simulated_runs import (
 from autotune.errors import BudgetError, NoStableConfigurationError, TuningInterruptedError, WorkloadError
 from autotune.history.frame import load_history
 from autotune.machine import Gpu
-from autotune.measure.deciding import Verdict
+from autotune.measure.deciding import Shortfall, Verdict
 from autotune.recipe.recipe import Recipe
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
-from autotune.study.plan import CONFIRMATION_SHARE
+from autotune.study.plan import CONFIRMATION_SHARE, MOST_INSTANCES
 from autotune.study.progress import Notice, TrialBegan, TrialEnded
 from autotune.trial.live import TrialFailed
 from autotune.trial.record import Outcome, Pairing, Phase
@@ -101,6 +101,7 @@ def test_where_everything_is_slower_nothing_is_confirmed(directory):
     assert recipe.configuration == recipe.baseline
     assert recipe.evidence.confirmation.instances == 0
     assert recipe.evidence.best_candidate is None
+    assert recipe.evidence.shortfall is Shortfall.NOTHING_FASTER
     assert not [each for each in records_of(directory) if each.phase is Phase.CONFIRM]
 
 
@@ -110,6 +111,7 @@ def test_a_gain_too_small_is_not_recommended(directory):
     recipe = tune_simulated(simulated_trials(speed), directory)
     assert recipe.evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN
     assert recipe.evidence.best_candidate.speedup.value == pytest.approx(1.01)
+    assert recipe.evidence.shortfall is Shortfall.BELOW_MIN_GAIN
 
 
 def test_the_smallest_gain_that_counts_is_the_users(directory):
@@ -273,6 +275,7 @@ def test_everything_but_the_baseline_may_fail(directory):
     recipe = tune_simulated(trials, directory)
     assert recipe.configuration == dict(BASELINE)
     assert recipe.evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN
+    assert recipe.evidence.shortfall is Shortfall.NOTHING_MEASURED
 
 
 # ------------------------------------------------------------------------------------------------------ memory
@@ -320,7 +323,7 @@ def test_bracketing_throughout_never_has_two_alive(directory):
 
 @pytest.mark.parametrize("budget", [60.0, 180.0, 600.0, 3600.0])
 @pytest.mark.parametrize(
-    ("import_seconds", "start_seconds"), [(4.0, 1.5), (12.0, 4.0)], ids=["quick-start", "slow-start"]
+    ("import_seconds", "start_seconds"), [(4.0, 1.5), (12.0, 2.5)], ids=["quick-start", "slow-start"]
 )
 def test_the_budget_is_kept(tmp_path, budget, import_seconds, start_seconds):
     """Imports, trials and confirmation together end within the budget, give or take a tenth."""
@@ -330,6 +333,17 @@ def test_the_budget_is_kept(tmp_path, budget, import_seconds, start_seconds):
     recipe, _ = quick_tune(trials, tmp_path, budget=budget, space=WIDE_SPACE)
     assert trials.clock() <= 1.1 * budget
     assert recipe.created_by.spent_seconds == pytest.approx(trials.clock())
+
+
+def test_time_that_the_search_leaves_is_used_by_the_confirmation(tmp_path):
+    """A small space is explored early: the instances that fit into the rest of the budget are measured."""
+    speed = faster_by(jit_compile=1.3, batch_size=0.7, steps_per_execution=0.7)
+    trials = simulated_trials(speed, **NOISY)
+    recipe, directory = quick_tune(trials, tmp_path, budget=300.0)
+    searched = [each for each in directory.trials.values() if each.phase is not Phase.CONFIRM]
+    assert sum(each.seconds for each in searched[1:]) < 0.6 * 300.0, "the search ends before its time"
+    assert recipe.evidence.confirmation.instances == MOST_INSTANCES
+    assert trials.clock() > 0.9 * 300.0
 
 
 def test_hanging_trials_do_not_break_the_budget(tmp_path):

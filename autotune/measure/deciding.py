@@ -51,6 +51,27 @@ class Verdict(enum.StrEnum):
     NO_SIGNIFICANT_GAIN = "no_significant_gain"
 
 
+class Shortfall(enum.StrEnum):
+    """Why the baseline is recommended, and nothing else."""
+
+    NOTHING_MEASURED = "nothing_measured"
+    """No candidate of the search ran to the end of its measuring."""
+    NOTHING_FASTER = "nothing_faster"
+    """No candidate of the search looked faster."""
+    NO_TIME = "no_time"
+    """One looked faster in the search, but the budget ended before enough instances of it were measured."""
+    INTERRUPTED = "interrupted"
+    """One looked faster, and the user stopped its confirmation."""
+    BASELINE_FAILED = "baseline_failed"
+    """One looked faster, and the baseline kept failing beside it."""
+    INTERVAL_INCLUDES_1 = "interval_includes_1"
+    """Measured: the interval of its speed-up does not lie above 1."""
+    BELOW_MIN_GAIN = "below_min_gain"
+    """Measured: surely faster, but by less than what counts."""
+    UNSTABLE = "unstable"
+    """It failed, or broke a stability rule."""
+
+
 def verdict(ratio: LogInterval, *, min_gain: float) -> Verdict:
     """`faster` needs the lower bound above 1 and the estimate at least `1 + min_gain`.
 

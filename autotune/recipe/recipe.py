@@ -32,7 +32,7 @@ from autotune.errors import (
 )
 from autotune.files import write_atomically
 from autotune.machine import Machine, fingerprint
-from autotune.measure.deciding import Verdict
+from autotune.measure.deciding import Shortfall, Verdict
 from autotune.recipe import apply
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Device, KnobValue, Value, knobs_on
@@ -91,7 +91,11 @@ class _Part(BaseModel):
 
 
 class Estimate(_Part):
-    """A figure and its 95% confidence interval, from the confirmation: `ci95[0] <= value <= ci95[1]`."""
+    """A figure and its 95% confidence interval, from the confirmation: `ci95[0] <= value <= ci95[1]`.
+
+    Bounds that equal the figure are no interval: a rate that was measured in one slice only, or the speed-up of the
+    baseline over itself, which is 1.
+    """
 
     value: Positive
     ci95: tuple[NonNegative, Positive]
@@ -155,11 +159,19 @@ class Confirmation(_Part):
 
 
 class BestCandidate(_Part):
-    """The fastest configuration that was confirmed, where it was not recommended; and why not."""
+    """What came closest, where it was not recommended; and why not.
+
+    Args:
+        configuration: Which.
+        speedup: As confirmed; None where too little was measured for an interval.
+        reason: Why it is not recommended: which rule it failed, with the figure.
+        search_speedup: What it looked like in the search: a hint, never a claim.
+    """
 
     configuration: Knobs
     speedup: Estimate | None
     reason: str
+    search_speedup: NonNegative | None = None
 
 
 class Evidence(_Part):
@@ -180,6 +192,9 @@ class Evidence(_Part):
         stability: What was checked.
         confirmation: How it was measured.
         best_candidate: What came closest, when nothing is recommended.
+        shortfall: Why nothing is recommended but the baseline; None with the verdict `faster`.
+        sufficient_budget_seconds: Budget with which the confirmation would have had the time it lacked; None
+            where it did not lack time.
     """
 
     verdict: Verdict
@@ -196,6 +211,8 @@ class Evidence(_Part):
     stability: Stability
     confirmation: Confirmation
     best_candidate: BestCandidate | None = None
+    shortfall: Shortfall | None = None
+    sufficient_budget_seconds: NonNegative | None = None
 
 
 class LearningRate(_Part):

@@ -2,98 +2,47 @@
 
 The search's winner owes part of its lead to luck, so nothing of the search enters the claim. Each *instance* is a
 fresh process of the baseline and of every finalist; they take turns in short slices, in a balanced
-random order. The number of instances is planned before the first one, so no look at the results can stop it early.
+random order. How many instances there are follows from the time alone, so no look at the results can stop it early,
+or make it go on.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from autotune.measure.deciding import Verdict, verdict
+from autotune.measure.deciding import Shortfall, Verdict, verdict
 from autotune.measure.intervals import LogInterval, instance_interval
-from autotune.measure.stability import (
-    Check,
-    device_memory,
-    host_memory,
-    loss_does_not_rise,
-    loss_is_finite,
-)
 from autotune.space.configuration import Configuration
-from autotune.study.plan import FEWEST_INSTANCES, LEAST_INSTANCE_SECONDS, Plan, plan_instances
+from autotune.study.confirmed import Confirmed, Limits, Result, checks_of, ended
+from autotune.study.plan import (
+    FEWEST_INSTANCES,
+    LEAST_INSTANCE_SECONDS,
+    MOST_INSTANCES,
+    OVERRUN_SHARE,
+    Plan,
+    budget_to_confirm,
+    plan_instances,
+)
 from autotune.study.progress import Notice, PhaseBegan
 from autotune.study.run import Run
 from autotune.study.running import Trial, ratio_interval
-from autotune.study.side_by_side import INPUT_WAIT_SECONDS, PATIENCE_SECONDS, slice_seconds
+from autotune.study.side_by_side import (
+    INPUT_WAIT_SECONDS,
+    PATIENCE_SECONDS,
+    SLICE_PATIENCE_SECONDS,
+    slice_seconds,
+)
+from autotune.study.waiting import GENEROUS, Deadline, TimeIsUp
 from autotune.trial.live import TrialFailed
-from autotune.trial.record import Interval, Outcome, Pairing, Phase, Slice, TrialRecord
+from autotune.trial.record import Outcome, Pairing, Phase, Slice, TrialRecord
 
 GROUPS = (1, 2)
 """Template groups that the instances come from in turn; the search's is 0."""
 FEWEST_ROUNDS = 3
 ENOUGH_INSTANCES = 4
-OVERRUN_SHARE = 0.03
-"""Of the budget: how far a wait may run beyond it."""
 BRACKET_ROUNDS = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What the machine has, in bytes; `device` is None without a GPU."""
-
-    host_bytes: int
-    device_bytes: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Confirmed:
-    """One finalist, confirmed.
-
-    Args:
-        configuration: Which.
-        ratio: Logarithm of its speed-up, over instances; None when no instance was measured.
-        verdict: Whether it is faster.
-        checks: The stability rules, applied.
-        record: Its record: all its instances together.
-    """
-
-    configuration: Configuration
-    ratio: LogInterval | None
-    verdict: Verdict
-    checks: tuple[Check, ...]
-    record: TrialRecord
-
-    @property
-    def stable(self) -> bool:
-        """Whether it ran and passed every rule."""
-        return self.record.outcome is Outcome.OK and all(check.passed for check in self.checks)
-
-    @property
-    def speedup(self) -> Interval | None:
-        """The speed-up with its interval; None while unbounded."""
-        return None if self.ratio is None else ratio_interval(self.ratio)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """What the confirmation found.
-
-    Args:
-        confirmed: The finalists, the fastest first.
-        baseline: The baseline's record: all its instances together.
-        instances: How many were measured.
-    """
-
-    confirmed: tuple[Confirmed, ...]
-    baseline: TrialRecord
-    instances: int
-
-    @property
-    def winner(self) -> Confirmed | None:
-        """The fastest finalist that is faster and stable."""
-        good = [each for each in self.confirmed if each.stable and each.verdict is Verdict.FASTER]
-        return good[0] if good else None
 
 
 @dataclass
@@ -102,8 +51,22 @@ class _Contender:
 
     trial: Trial
     pairing: Pairing
+    in_search: TrialRecord
     instances: list[list[float]] = field(default_factory=list)
     failure: TrialFailed | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Instance:
+    """One instance: the group of its templates, seconds for its slices, and when it must leave room for others."""
+
+    group: int
+    seconds: float
+    ends: float
+
+    def share(self, part: float) -> _Instance:
+        """The same with a part of the seconds."""
+        return replace(self, seconds=part * self.seconds)
 
 
 class Confirmer:
@@ -121,6 +84,8 @@ class Confirmer:
         self._plan = plan
         self._limits = limits
         self._min_gain = min_gain
+        self._deadline = Deadline(clock=run.clock, at=plan.ends + OVERRUN_SHARE * plan.budget)
+        self._prepared = False
         self._in_twos = False
         self._interruptions_before = run.interruptions()
         self._baseline_failure: TrialFailed | None = None
@@ -137,17 +102,17 @@ class Confirmer:
             PhaseBegan(phase=Phase.CONFIRM, ends=plan.ends, detail="fresh processes against the baseline")
         )
         reference = run.new_trial(Phase.CONFIRM, run.baseline)
-        waiting = list(finalists)
+        waiting = sorted(finalists, key=lambda each: not self._fits([each]))  # those that time allows, first
         entered: list[_Contender] = []
         field_size = self._field_size(waiting)
         while waiting:
             records, waiting = waiting[:field_size], waiting[field_size:]
             contenders = [self._contender(each) for each in records]
             entered += contenders
-            start = self._instance_start(records)
-            self._run_instances(reference, contenders, start)
-            enough_left = self._left() > FEWEST_INSTANCES * (start + LEAST_INSTANCE_SECONDS)
-            if any(each.failure is None for each in contenders) or not enough_left or self._stopped():
+            self._run_instances(reference, contenders)
+            if any(each.failure is None for each in contenders) or self._stopped():
+                break
+            if not self._fits(waiting[:1]):
                 break
             if waiting:
                 run.observe(
@@ -156,24 +121,30 @@ class Confirmer:
             field_size = 1
         return self._result(reference, entered)
 
-    def _run_instances(self, reference: Trial, contenders: Sequence[_Contender], start: float) -> None:
-        """As many instances as the time is planned for; ends early only when time or contenders run out."""
-        run = self._run
-        configurations = [run.baseline, *(each.trial.configuration for each in contenders)]
-        for group in GROUPS:  # side by side: importing takes one core
-            run.trials.prepare(group, configurations)
-        for group in GROUPS:
-            run.trials.await_ready(group)
-        planned, seconds = plan_instances(self._left(), start=start, finalists=len(contenders))
+    def _run_instances(self, reference: Trial, contenders: Sequence[_Contender]) -> None:
+        """As many instances as the time holds, whatever they show; none where it does not hold the fewest."""
+        run, records = self._run, [each.in_search for each in contenders]
+        if not self._fits(records):
+            return
+        self._prepare(contenders)
+        start = self._instance_start(records)
+        seconds = self._planned(records, start)[1]
         done = failures = 0
-        while done < planned and failures < FEWEST_INSTANCES:
+        while done < MOST_INSTANCES and failures < FEWEST_INSTANCES:
             active = [each for each in contenders if each.failure is None]
             needed = start + seconds if done else start
             if not active or self._stopped() or self._left() < 0.8 * needed:
                 return
             began = run.clock()
+            instance = _Instance(
+                group=GROUPS[(done + failures) % len(GROUPS)],
+                seconds=seconds,
+                ends=began + self._left() / max(1, FEWEST_INSTANCES - done),
+            )
             try:
-                self._one_instance(reference, active, GROUPS[(done + failures) % len(GROUPS)], seconds)
+                self._one_instance(reference, active, instance)
+            except TimeIsUp:
+                return
             except TrialFailed as failure:  # the baseline's: a failure of a contender is its own
                 self._baseline_failure = failure
                 failures += 1
@@ -181,8 +152,39 @@ class Confirmer:
             done += 1
             if done == 1:
                 start = max(1.0, run.clock() - began - seconds)
-                more, seconds = plan_instances(self._left(), start=start, finalists=len(contenders))
-                planned = done + more
+                seconds = self._planned(records, start)[1]
+
+    def _prepare(self, contenders: Sequence[_Contender]) -> None:
+        """Have the templates of all groups import, side by side: importing takes one core."""
+        configurations = [self._run.baseline, *(each.trial.configuration for each in contenders)]
+        for group in GROUPS:
+            self._run.trials.prepare(group, configurations)
+        for group in GROUPS:
+            self._run.trials.await_ready(group)
+        self._prepared = True
+
+    def _imports(self) -> float:
+        """Seconds until the templates are ready."""
+        return 0.0 if self._prepared else self._plan.import_seconds
+
+    def _fits(self, records: Sequence[TrialRecord]) -> bool:
+        """Whether the time left holds the fewest instances of these finalists; with less, none is begun."""
+        least = max(LEAST_INSTANCE_SECONDS / 2, 2 * self._shortest_slice(records))
+        return self._left() >= self._imports() + FEWEST_INSTANCES * (self._instance_start(records) + least)
+
+    def _shortest_slice(self, records: Sequence[TrialRecord]) -> float:
+        """Seconds below which a slice of the baseline or of one of the finalists cannot be, by the search's slices."""
+        own = [min(pair.candidate.seconds for pair in each.pairs) for each in records if each.pairs]
+        return max(self._plan.slice_seconds, *own, 0.0)
+
+    def _planned(self, records: Sequence[TrialRecord], start: float) -> tuple[int, float]:
+        """How many instances of these finalists the time left holds, and seconds for the slices of each."""
+        return plan_instances(
+            self._left() - self._imports(),
+            start=start,
+            finalists=len(records),
+            slice_seconds=self._shortest_slice(records),
+        )
 
     def _stopped(self) -> bool:
         return self._run.interruptions() > self._interruptions_before
@@ -193,64 +195,57 @@ class Confirmer:
         trial = self._run.new_trial(Phase.CONFIRM, Configuration(record.configuration))
         pairing = record.pairing or Pairing.ALTERNATING
         trial.pairing = pairing
-        return _Contender(trial=trial, pairing=pairing)
+        return _Contender(trial=trial, pairing=pairing, in_search=record)
 
     def _instance_start(self, records: Sequence[TrialRecord]) -> float:
         """Seconds to start all processes of one instance: one baseline for all who stand beside it, two to bracket."""
         apart = sum(each.pairing is Pairing.BRACKETED for each in records)
         baselines = 2 * apart + (1 if apart < len(records) else 0)
-        return baselines * self._usual_start(0) + sum(self._usual_start(each.trial) for each in records)
+        own = sum(self._usual_start(each) for each in records)
+        return baselines * self._usual_start(self._run.records[0]) + own
 
     def _field_size(self, records: Sequence[TrialRecord]) -> int:
         """How many to confirm side by side: fewer where starting them all would leave too few instances."""
         for size in range(min(self._plan.finalists, len(records)), 1, -1):
             start = self._instance_start(records[:size])
-            if plan_instances(self._left(), start=start, finalists=size)[0] >= ENOUGH_INSTANCES:
+            if self._planned(records[:size], start)[0] >= ENOUGH_INSTANCES:
                 return size
         return 1
 
-    def _patience(self, seconds: float) -> float:
-        """How long to wait for something that usually takes `seconds`: never far beyond the budget."""
-        return min(
-            seconds + PATIENCE_SECONDS, max(2 * seconds, self._left()) + OVERRUN_SHARE * self._plan.budget
-        )
-
-    def _usual_start(self, trial: int) -> float:
-        record = self._run.records[trial]
+    def _usual_start(self, record: TrialRecord) -> float:
         first = record.first_step_seconds or 1.0
         return first + (record.warmup_seconds or 1.0) + 0.3
 
     def _left(self) -> float:
         return max(0.0, self._plan.ends - self._run.clock())
 
-    def _one_instance(
-        self, reference: Trial, contenders: Sequence[_Contender], group: int, seconds: float
-    ) -> None:
+    def _one_instance(self, reference: Trial, contenders: Sequence[_Contender], instance: _Instance) -> None:
         """One fresh process of the baseline and of each contender, measured against one another."""
-        share = seconds / len(contenders)
         together = [each for each in contenders if each.pairing is Pairing.ALTERNATING]
         for alive_at_once in [[each] for each in together] if self._in_twos else [together]:
             if alive_at_once:
-                self._alternate(reference, alive_at_once, group, share * len(alive_at_once))
+                share = instance.share(len(alive_at_once) / len(contenders))
+                self._alternate(reference, alive_at_once, share)
                 self._make_room(alive_at_once)
         for each in contenders:
             if each.pairing is Pairing.BRACKETED and each.failure is None:
-                self._bracket(reference, each, group, share)
+                self._bracket(reference, each, instance.share(1 / len(contenders)))
         for each in contenders:
             self._run.measured(each.trial)
 
-    def _alternate(
-        self, reference: Trial, contenders: Sequence[_Contender], group: int, seconds: float
-    ) -> None:
+    def _alternate(self, reference: Trial, contenders: Sequence[_Contender], instance: _Instance) -> None:
         with contextlib.ExitStack() as stack:
-            self._start(reference, group, stack)
+            usual = self._usual_start(self._run.records[0])
+            self._start(reference, instance.group, stack, usual=usual)
             for each in contenders:
                 with self._failing(each):
-                    self._start(each.trial, group, stack)
+                    usual = self._usual_start(each.in_search)
+                    self._start(each.trial, instance.group, stack, usual=usual)
             alive = [each for each in contenders if each.failure is None]
             if alive:
-                self._take_turns(reference, alive, seconds)
-            self._finish(reference, alive)
+                self._take_turns(reference, alive, instance)
+            for trial in (reference, *(each.trial for each in alive if each.failure is None)):
+                self._close(trial)
 
     def _make_room(self, contenders: Sequence[_Contender]) -> None:
         """A contender that ran out of memory beside others gets another chance with fewer alive at once."""
@@ -271,18 +266,20 @@ class Confirmer:
         except TrialFailed as failure:
             contender.failure = failure
 
-    def _start(self, trial: Trial, group: int, stack: contextlib.ExitStack) -> None:
+    def _start(self, trial: Trial, group: int, stack: contextlib.ExitStack, *, usual: float) -> None:
         run = self._run
         began = run.clock()
-        live = run.trials.launch(trial.configuration, log=run.log_of(trial), data=run.data, group=group)
-        stack.callback(live.kill)
-        trial.live = live
-        trial.instances += 1
-        trial.warm = live.warm_up(self._patience(min(self._plan.trial_timeout, self._left())))
+        at_most = max(self._plan.trial_timeout, GENEROUS * usual) + SLICE_PATIENCE_SECONDS
+        with self._deadline.wait(usual, at_most=at_most) as timeout:
+            live = run.trials.launch(trial.configuration, log=run.log_of(trial), data=run.data, group=group)
+            stack.callback(live.kill)
+            trial.live = live
+            trial.instances += 1
+            trial.warm = live.warm_up(timeout)
         trial.seconds += run.clock() - began
 
-    def _take_turns(self, reference: Trial, contenders: Sequence[_Contender], seconds: float) -> None:
-        run = self._run
+    def _take_turns(self, reference: Trial, contenders: Sequence[_Contender], instance: _Instance) -> None:
+        run, seconds = self._run, instance.seconds
         assert reference.warm is not None
         warm = [each.trial.warm for each in contenders if each.trial.warm is not None]
         length = slice_seconds(reference.warm, *warm, measured=seconds)
@@ -293,10 +290,13 @@ class Confirmer:
             if not alive:
                 break
             one_round = (run.clock() - began) / rounds if rounds else 0.0
-            over = self._left() < one_round
+            over = run.clock() + one_round > min(instance.ends, self._plan.ends)
             if rounds and (over or (rounds >= FEWEST_ROUNDS and run.clock() - began + one_round > seconds)):
                 break
-            self._one_round(reference, alive, length, ratios)
+            try:
+                self._one_round(reference, alive, length, ratios)
+            except TimeIsUp:
+                break
             rounds += 1
         for each in contenders:
             if ratios[each.trial.number]:
@@ -308,17 +308,14 @@ class Confirmer:
         """Everyone once, in random order; each contender is set against the baseline's slice of the round."""
         order: list[_Contender | None] = [None, *alive]
         self._run.rng.shuffle(order)
-        timeout = self._patience(3 * length)
         own: dict[int, Slice] = {}
         baseline: Slice | None = None
         for each in order:
             if each is None:
-                assert reference.live is not None
-                baseline = reference.live.measure(length, timeout)
+                baseline = self._slice(reference, length)
                 continue
             with self._failing(each):
-                assert each.trial.live is not None
-                own[each.trial.number] = each.trial.live.measure(length, timeout)
+                own[each.trial.number] = self._slice(each.trial, length)
         assert baseline is not None and reference.warm is not None
         reference.slices.append(baseline)
         before_baseline = order[: order.index(None)]
@@ -332,25 +329,19 @@ class Confirmer:
                 )
                 ratios[each.trial.number].append(each.trial.log_ratios[-1])
 
-    def _finish(self, reference: Trial, contenders: Sequence[_Contender]) -> None:
-        for trial in (reference, *(each.trial for each in contenders if each.failure is None)):
-            if trial.live is not None:
-                with contextlib.suppress(TrialFailed):
-                    finished = trial.live.finish(INPUT_WAIT_SECONDS, PATIENCE_SECONDS)
-                    if trial.finished is None or finished.peak_host_bytes > trial.finished.peak_host_bytes:
-                        trial.finished = finished
-                trial.live = None
-
-    def _bracket(self, reference: Trial, contender: _Contender, group: int, seconds: float) -> None:
+    def _bracket(self, reference: Trial, contender: _Contender, instance: _Instance) -> None:
         """Baseline, contender, baseline again, each in a process of its own, never two alive."""
         trial = contender.trial
-        per_slice = seconds / (4 * BRACKET_ROUNDS)
-        before = self._alone(reference, group, BRACKET_ROUNDS, per_slice)
+        shortest = self._shortest_slice([contender.in_search])
+        length = max(instance.seconds / (4 * BRACKET_ROUNDS), shortest)
+        rounds = max(1, min(BRACKET_ROUNDS, int(instance.seconds / (4 * length))))
+        usual, own_usual = self._usual_start(self._run.records[0]), self._usual_start(contender.in_search)
+        before = self._alone(reference, instance.group, rounds, length, usual)
         with self._failing(contender):
-            own = self._alone(trial, group, 2 * BRACKET_ROUNDS, per_slice)
+            own = self._alone(trial, instance.group, 2 * rounds, length, own_usual)
         if contender.failure is not None:
             return
-        after = self._alone(reference, group, BRACKET_ROUNDS, per_slice)
+        after = self._alone(reference, instance.group, rounds, length, usual)
         reference.slices += [*before, *after]
         assert reference.warm is not None
         first = len(trial.log_ratios)
@@ -363,24 +354,40 @@ class Confirmer:
             )
         contender.instances.append(trial.log_ratios[first:])
 
-    def _alone(self, trial: Trial, group: int, count: int, seconds: float) -> list[Slice]:
+    def _alone(self, trial: Trial, group: int, count: int, seconds: float, usual: float) -> list[Slice]:
         with contextlib.ExitStack() as stack:
-            self._start(trial, group, stack)
+            self._start(trial, group, stack, usual=usual)
             assert trial.warm is not None and trial.live is not None
-            length = max(seconds, trial.warm.ready.call_seconds, trial.warm.ready.epoch_seconds or 0.0)
-            slices = [trial.live.measure(length, self._patience(3 * length)) for _ in range(count)]
-            finished = trial.live.finish(INPUT_WAIT_SECONDS, PATIENCE_SECONDS)
-            if trial.finished is None or finished.peak_host_bytes > trial.finished.peak_host_bytes:
-                trial.finished = finished
-            trial.live = None
+            length = max(seconds, slice_seconds(trial.warm, measured=0.0))
+            slices = [self._slice(trial, length) for _ in range(count)]
+            self._close(trial)
         return slices
+
+    def _slice(self, trial: Trial, length: float) -> Slice:
+        assert trial.live is not None
+        try:
+            with self._deadline.wait(length, at_most=3 * length + PATIENCE_SECONDS) as timeout:
+                return trial.live.measure(length, timeout)
+        except TimeIsUp as over:
+            if over.begun:
+                trial.live = None
+            raise
+
+    def _close(self, trial: Trial) -> None:
+        """Take the closing figures; what was measured stands when they do not come."""
+        if trial.live is not None:
+            with contextlib.suppress(TrialFailed):
+                finished = trial.live.finish(INPUT_WAIT_SECONDS, self._deadline.closing(PATIENCE_SECONDS))
+                if trial.finished is None or finished.peak_host_bytes > trial.finished.peak_host_bytes:
+                    trial.finished = finished
+            trial.live = None
 
     # ------------------------------------------------------------------------------------------- results
 
     def _result(self, reference: Trial, contenders: Sequence[_Contender]) -> Result:
         run = self._run
         failure = None if reference.slices else self._baseline_failure
-        baseline = run.keep(_ended(reference, failure))
+        baseline = run.keep(ended(reference, failure))
         comparisons = max(1, len(contenders))
         confirmed = []
         for each in contenders:
@@ -389,7 +396,7 @@ class Confirmer:
             decided = (
                 Verdict.NO_SIGNIFICANT_GAIN if ratio is None else verdict(ratio, min_gain=self._min_gain)
             )
-            checks = self._checks(record, baseline)
+            checks = checks_of(record, baseline, self._limits)
             if not all(check.passed for check in checks) and record.outcome is Outcome.OK:
                 failed = "; ".join(f"{c.name}: {c.detail}" for c in checks if not c.passed)
                 record = record.model_copy(update={"outcome": Outcome.UNSTABLE, "reason": failed})
@@ -400,6 +407,7 @@ class Confirmer:
                     verdict=decided,
                     checks=checks,
                     record=run.keep(record),
+                    in_search=each.in_search.speedup,
                 )
             )
         confirmed.sort(key=lambda each: each.ratio.low if each.ratio else float("-inf"), reverse=True)
@@ -407,39 +415,28 @@ class Confirmer:
             confirmed=tuple(confirmed),
             baseline=baseline,
             instances=max((len(each.instances) for each in contenders), default=0),
+            cut_short=self._cut_short(),
+            sufficient_budget=self._sufficient_budget(contenders),
+        )
+
+    def _cut_short(self) -> Shortfall:
+        if self._stopped():
+            return Shortfall.INTERRUPTED
+        return Shortfall.BASELINE_FAILED if self._baseline_failure is not None else Shortfall.NO_TIME
+
+    def _sufficient_budget(self, contenders: Sequence[_Contender]) -> float:
+        """Seconds for a run whose confirmation has time for one finalist, the most promising that did not fail."""
+        sound = [each for each in contenders if each.failure is None] or contenders
+        records = [sound[0].in_search]
+        return budget_to_confirm(
+            self._plan,
+            start=self._instance_start(records),
+            slice_seconds=self._shortest_slice(records),
+            instances=ENOUGH_INSTANCES,
         )
 
     def _record(self, contender: _Contender, ratio: LogInterval | None) -> TrialRecord:
         trial, failure = contender.trial, contender.failure
-        record = _ended(trial, failure)
+        record = ended(trial, failure)
         # The claim's interval is the one over instances, not the one over all slices.
         return record.model_copy(update={"speedup": None if ratio is None else ratio_interval(ratio)})
-
-    def _checks(self, record: TrialRecord, baseline: TrialRecord) -> tuple[Check, ...]:
-        losses = [pair.candidate.loss for pair in record.pairs]
-        checks = [
-            loss_is_finite(losses),
-            loss_does_not_rise(
-                record.first_loss,
-                record.last_loss,
-                baseline_first=baseline.first_loss,
-                baseline_last=baseline.last_loss,
-            ),
-        ]
-        if record.peak_host_bytes is not None:
-            checks.append(host_memory(record.peak_host_bytes, self._limits.host_bytes))
-        if record.peak_device_bytes is not None and self._limits.device_bytes:
-            checks.append(device_memory(record.peak_device_bytes, self._limits.device_bytes))
-        return tuple(checks)
-
-
-def _ended(trial: Trial, failure: TrialFailed | None) -> TrialRecord:
-    """A trial's record; one that was never begun says so."""
-    if failure is not None:
-        return trial.failed(failure)
-    if not trial.instances:
-        return trial.record(
-            Outcome.INTERRUPTED,
-            reason="not measured again: the budget ended, or the baseline failed, before its turn",
-        )
-    return trial.record(Outcome.OK)

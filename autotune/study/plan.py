@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -25,10 +26,17 @@ TRIALS_WORTH_HAVING = 40
 LEAST_MEASURED, MOST_MEASURED = 3.0, 10.0
 LEAST_INSTANCE_SECONDS, MOST_INSTANCE_SECONDS = 4.0, 12.0
 """Slices of one instance with one finalist, the baseline's turns included."""
-MOST_INSTANCES = 8
+MOST_INSTANCES = 12
 FEWEST_INSTANCES = 2
+FEWEST_PAIRS_OF_SLICES = 2
+"""In a trial or an instance, where a slice cannot be short because an epoch is long."""
+OVERRUN_SHARE = 0.03
+"""Of the budget: how far the search may run into the confirmation's time where that has some to spare, and waits of
+the confirmation beyond its end."""
 BASELINE_SHARE = 0.35
 """Of the budget: what the baseline may take to warm up."""
+ADVICE_MARGIN = 1.2
+"""An advised budget is this much more than was needed this time: no two runs take the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +45,17 @@ class Plan:
 
     Args:
         budget: For everything.
-        search_ends: When the last search trial must have ended.
+        search_ends: When the last search trial should have ended.
+        search_last: When no search trial is waited for any more.
         sampling_ends: When new configurations give way to second looks at the leaders.
         probes_end: When single changes give way to the sampler.
         ends: When the confirmation must have ended.
         trial_timeout: One search trial, from request to end.
         measured: Slices of one search trial, the baseline's turns included.
         finalists: How many configurations are confirmed.
+        import_seconds: What a fresh template takes to import everything.
+        slice_seconds: The shortest slice that the baseline can be timed in.
+        least_trial: The shortest search trial, from request to end.
     """
 
     budget: float
@@ -54,6 +66,10 @@ class Plan:
     trial_timeout: float
     measured: float
     finalists: int
+    import_seconds: float = 0.0
+    slice_seconds: float = 0.0
+    least_trial: float = 0.0
+    search_last: float = math.inf
 
 
 def baseline_timeout(budget: float) -> float:
@@ -62,28 +78,45 @@ def baseline_timeout(budget: float) -> float:
 
 
 def plan_run(
-    budget: float, *, ready_at: float, first_step: float, ready: float = 0.0, trial_timeout: float | None
+    budget: float,
+    *,
+    ready_at: float,
+    first_step: float,
+    ready: float = 0.0,
+    import_seconds: float = 0.0,
+    slice_seconds: float = 0.0,
+    bracketed: bool = False,
+    trial_timeout: float | None,
 ) -> Plan:
     """Spread what is left of the budget once the baseline is warm.
+
+    The confirmation has its share of the budget, and more where that would not do for the fewest instances.
 
     Args:
         budget: Seconds for everything.
         ready_at: Seconds since the run began at which the baseline was warm.
         first_step: Seconds the baseline took from request to first step.
         ready: Seconds the baseline took from request to its steady state.
+        import_seconds: Seconds a template takes to import everything.
+        slice_seconds: The shortest slice that the baseline can be timed in.
+        bracketed: Whether two processes are never alive at once.
         trial_timeout: The user's own limit for a trial, or None.
 
     Raises:
-        BudgetError: Nothing could be both searched and confirmed in what is left.
+        BudgetError: Nothing could be both searched and confirmed in what is left; the hint names a budget that does.
     """
-    search_ends = budget * (1 - CONFIRMATION_SHARE)
-    shortest_trial = max(first_step, ready) + LEAST_MEASURED + 2.0
+    start = max(first_step, ready)
+    shortest_trial = least_trial(start, slice_seconds=slice_seconds, bracketed=bracketed)
+    instance = least_instance((3 if bracketed else 2) * start, slice_seconds=slice_seconds)
+    confirmation = import_seconds + FEWEST_INSTANCES * instance + CLOSING_SECONDS
+    search_ends = budget - max(CONFIRMATION_SHARE * budget, confirmation)
     if search_ends - ready_at < shortest_trial:
-        needed = (ready_at + shortest_trial) / (1 - CONFIRMATION_SHARE)
+        searched = ready_at + shortest_trial
+        needed = max(searched / (1 - CONFIRMATION_SHARE), searched + confirmation)
         raise BudgetError(
-            f"a budget of {budget:.0f} s is too small: the baseline was warm after {ready_at:.1f} s, and "
-            "one trial and its confirmation need more than what is left",
-            hint=f"Give --budget {needed * 1.2:.0f}s or more; a few minutes are sensible here.",
+            f"a budget of {budget:.0f} s is too small: the baseline was warm after {ready_at:.1f} s, one trial takes "
+            f"{shortest_trial:.0f} s, and its confirmation in fresh processes {confirmation:.0f} s",
+            hint=f"Give --budget {math.ceil(needed * ADVICE_MARGIN)}s or more; a few minutes are sensible here.",
         )
     limit = max(SMALLEST_TRIAL_TIMEOUT, FIRST_STEP_FACTOR * first_step, READY_FACTOR * ready)
     return Plan(
@@ -95,10 +128,42 @@ def plan_run(
         trial_timeout=trial_timeout or max(shortest_trial, min(limit, LARGEST_TRIAL_SHARE * budget)),
         measured=min(MOST_MEASURED, max(LEAST_MEASURED, (search_ends - ready_at) / TRIALS_WORTH_HAVING)),
         finalists=FINALISTS if budget >= LONG_BUDGET else 1,
+        import_seconds=import_seconds,
+        slice_seconds=slice_seconds,
+        least_trial=shortest_trial,
+        search_last=min(search_ends + OVERRUN_SHARE * budget, budget - confirmation),
     )
 
 
-def plan_instances(available: float, *, start: float, finalists: int = 1) -> tuple[int, float]:
+def least_trial(start: float, *, slice_seconds: float, bracketed: bool) -> float:
+    """Seconds that the shortest search trial takes; a bracketed one starts the baseline again, too."""
+    slices = max(LEAST_MEASURED, 2 * FEWEST_PAIRS_OF_SLICES * slice_seconds)
+    return (2 if bracketed else 1) * start + slices + 2.0
+
+
+def least_instance(start: float, *, slice_seconds: float) -> float:
+    """Seconds that the shortest instance with one finalist takes; `start` is of all its processes."""
+    return start + max(LEAST_INSTANCE_SECONDS, 2 * FEWEST_PAIRS_OF_SLICES * slice_seconds)
+
+
+def budget_to_confirm(plan: Plan, *, start: float, instances: int, slice_seconds: float = 0.0) -> float:
+    """Seconds for a run whose confirmation has time for so many instances, which its share has to hold.
+
+    Args:
+        plan: Of the run that had not enough.
+        start: Seconds to start all the processes of one instance.
+        instances: How many.
+        slice_seconds: The shortest slice that it can be timed in.
+    """
+    each = least_instance(start, slice_seconds=slice_seconds)
+    confirmation = plan.import_seconds + instances * each + CLOSING_SECONDS
+    needed = max(plan.budget, confirmation / CONFIRMATION_SHARE)
+    return math.ceil(needed * ADVICE_MARGIN / 10) * 10.0
+
+
+def plan_instances(
+    available: float, *, start: float, finalists: int = 1, slice_seconds: float = 0.0
+) -> tuple[int, float]:
     """How many instances a confirmation has, and how long the slices of each may take.
 
     Many short instances say more than few long ones, down to where starting them eats the time.
@@ -107,11 +172,14 @@ def plan_instances(available: float, *, start: float, finalists: int = 1) -> tup
         available: Seconds for all of it.
         start: Seconds to start one instance of everything that is confirmed.
         finalists: How many are confirmed side by side.
+        slice_seconds: The shortest slice that they can be timed in.
     """
-    count = int(available / (start + LEAST_INSTANCE_SECONDS * (1 + finalists) / 2))
+    shortest = max(LEAST_INSTANCE_SECONDS / 2, FEWEST_PAIRS_OF_SLICES * slice_seconds)
+    longest = max(MOST_INSTANCE_SECONDS / 2, FEWEST_PAIRS_OF_SLICES * slice_seconds)
+    count = int(available / (start + shortest * (1 + finalists)))
     count = max(FEWEST_INSTANCES, min(MOST_INSTANCES, count))
     seconds = max(0.0, available / count - start)
-    return count, min(seconds, MOST_INSTANCE_SECONDS * (1 + finalists) / 2)
+    return count, min(seconds, longest * (1 + finalists))
 
 
 def parse_duration(text: str) -> float:

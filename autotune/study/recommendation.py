@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from autotune.machine import Machine
-from autotune.measure.deciding import Verdict
+from autotune.measure.deciding import Shortfall, Verdict
+from autotune.measure.intervals import FEW_INSTANCES
 from autotune.measure.stability import Check
 from autotune.recipe.recipe import (
     BestCandidate,
@@ -23,9 +24,10 @@ from autotune.recipe.recipe import (
     Throughput,
 )
 from autotune.space.configuration import Configuration
-from autotune.study.confirmation import GROUPS, Confirmed, Result
+from autotune.study.confirmation import GROUPS
+from autotune.study.confirmed import Confirmed, Result
 from autotune.study.running import now_utc
-from autotune.trial.record import Interval, TrialRecord
+from autotune.trial.record import Interval, Outcome, TrialRecord
 from autotune.version import __version__
 
 NOT_CHECKED = (
@@ -86,6 +88,8 @@ def _evidence(
     speedup = Interval(value=1.0, low=1.0, high=1.0)
     if winner is not None and winner.speedup is not None:
         speedup = winner.speedup
+    shortfall, best = _shortfall(result, search_records, min_gain) if winner is None else (None, None)
+    lacked_time = result is not None and shortfall is Shortfall.NO_TIME
     return Evidence(
         verdict=Verdict.NO_SIGNIFICANT_GAIN if winner is None else Verdict.FASTER,
         min_gain=min_gain,
@@ -108,7 +112,9 @@ def _evidence(
             not_checked=NOT_CHECKED if winner is not None else (),
         ),
         confirmation=_confirmation(result, winner),
-        best_candidate=None if winner is not None else _best(result),
+        best_candidate=best,
+        shortfall=shortfall,
+        sufficient_budget_seconds=result.sufficient_budget if result is not None and lacked_time else None,
     )
 
 
@@ -172,18 +178,47 @@ def _confirmation(result: Result | None, winner: Confirmed | None) -> Confirmati
     )
 
 
-def _best(result: Result | None) -> BestCandidate | None:
+def _shortfall(
+    result: Result | None, search_records: Sequence[TrialRecord], min_gain: float
+) -> tuple[Shortfall, BestCandidate | None]:
+    """Why nothing is recommended, and what came closest."""
     if result is None or not result.confirmed:
-        return None
+        measured = any(each.trial and each.speedup is not None for each in search_records)
+        return (Shortfall.NOTHING_FASTER if measured else Shortfall.NOTHING_MEASURED), None
     best = result.confirmed[0]
-    if not best.stable:
-        reason = best.record.reason or str(best.record.outcome)
-    elif best.speedup is None:
-        reason = "it could not be measured in two fresh processes within the budget"
-    else:
-        reason = "its interval does not lie above 1, or its gain is below the smallest that counts"
-    return BestCandidate(
+    shortfall, reason = _rule_failed(best, result, min_gain)
+    return shortfall, BestCandidate(
         configuration=dict(best.configuration),
         speedup=None if best.speedup is None else _estimate(best.speedup),
         reason=reason,
+        search_speedup=None if best.in_search is None else best.in_search.value,
     )
+
+
+def _rule_failed(best: Confirmed, result: Result, min_gain: float) -> tuple[Shortfall, str]:
+    """The first rule of the decision that a finalist failed, and in words with its figure."""
+    broken = [f"{check.name}: {check.detail}" for check in best.checks if not check.passed]
+    if broken:
+        return Shortfall.UNSTABLE, "it broke a stability rule: " + "; ".join(broken)
+    if best.record.outcome not in (Outcome.OK, Outcome.INTERRUPTED):
+        reason = best.record.reason.splitlines()[0] if best.record.reason else ""
+        return Shortfall.UNSTABLE, f"it failed ({best.record.outcome})" + (f": {reason}" if reason else "")
+    speedup, instances = best.speedup, 0 if best.ratio is None else best.ratio.count
+    if speedup is None:
+        return result.cut_short, f"{_WHY_CUT_SHORT[result.cut_short]} ({instances} measured of at least 2)"
+    if speedup.low <= 1:
+        interval = f"{speedup.low:.3f} to {speedup.high:.3f}"
+        too_few = instances < FEW_INSTANCES and speedup.value >= 1 + min_gain
+        return result.cut_short if too_few else Shortfall.INTERVAL_INCLUDES_1, (
+            f"its interval, {interval} over {instances} fresh processes, does not lie above 1"
+            + (": they were too few" if too_few else "")
+        )
+    gain = speedup.value - 1
+    return Shortfall.BELOW_MIN_GAIN, f"its gain of {gain:.2%} is below the {min_gain:.2%} that count"
+
+
+_WHY_CUT_SHORT = {
+    Shortfall.NO_TIME: "the budget ended before it was measured in enough fresh processes",
+    Shortfall.INTERRUPTED: "its confirmation was stopped before it was measured in enough fresh processes",
+    Shortfall.BASELINE_FAILED: "the baseline kept failing beside it in fresh processes",
+}

@@ -149,6 +149,11 @@ class Sampler:
             self._study.enqueue_trial({name: configuration[name] for name in self._distributions})
             return self._study.ask(self._distributions)
 
+    def pass_over(self, trial: Trial) -> None:
+        """Its configuration is not run: the time does not hold it."""
+        with _writing(self._file):
+            self._study.tell(trial, state=TrialState.PRUNED)
+
     def tell(self, trial: Trial, record: TrialRecord) -> None:
         """How the trial did: its speed-up when it was measured, pruned when it failed."""
         with _writing(self._file):

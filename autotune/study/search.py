@@ -18,6 +18,7 @@ from autotune.study.run import Run
 from autotune.study.running import Trial
 from autotune.study.sampler import Sampler
 from autotune.study.side_by_side import Interrupted, SideBySide
+from autotune.study.waiting import TimeIsUp
 from autotune.trial.record import Outcome, Phase, TrialRecord
 
 REPEATS_THAT_END_IT = 20
@@ -76,15 +77,19 @@ class Search:
             self._second_looks()
         except Interrupted:
             return False
+        except TimeIsUp:
+            pass  # what was measured is what there is
         return not run.interrupted()
 
     # --------------------------------------------------------------------------------------------- phases
 
     def _probe(self) -> None:
         for configuration in probes(self._space):
-            if not self._time_for_another(self._plan.probes_end):
+            ends = self._plan.probes_end if self._durations else self._plan.search_ends  # one in any case
+            if not self._time_for_another(ends):
                 return
-            self._try(Phase.PROBE, configuration)
+            if self._time_to_import(configuration, ends):
+                self._try(Phase.PROBE, configuration)
         best, behind = 0.0, 0
         for size in doublings(self._space):
             if not self._time_for_another(self._plan.sampling_ends) or behind == DOUBLINGS_WITHOUT_GAIN:
@@ -103,6 +108,10 @@ class Search:
         while repeats < REPEATS_THAT_END_IT and self._time_for_another(ends):
             asked, configuration = self._sampler.ask()
             known = self._trials.get(configuration)
+            if known is None and not self._time_to_import(configuration, ends):
+                repeats += 1
+                self._sampler.pass_over(asked)
+                continue
             if known is None:
                 repeats = 0
                 self._run_and_tell(asked, Phase.SEARCH, configuration)
@@ -155,7 +164,7 @@ class Search:
         self._trials[configuration] = trial
         try:
             record = self._run_new(trial)
-        except Interrupted:
+        except (Interrupted, TimeIsUp):
             self._sampler.tell(asked, self._run.records[trial.number])
             raise
         self._sampler.tell(asked, record)
@@ -189,8 +198,14 @@ class Search:
             raise Interrupted
         if new and self._most_trials is not None and len(self._run.records) - 1 >= self._most_trials:
             return False
-        usual = statistics.median(self._durations) if self._durations else self._plan.measured + 3.0
+        first = max(self._plan.measured + 3.0, self._plan.least_trial)
+        usual = statistics.median(self._durations) if self._durations else first
         return self._run.clock() + usual <= ends
+
+    def _time_to_import(self, configuration: Configuration, ends: float) -> bool:
+        """Whether a trial would end in time though its environment asks for a template of its own."""
+        importing = self._beside.import_seconds(configuration, self._plan)
+        return self._time_for_another(ends - importing)
 
     def _measured(self) -> list[Trial]:
         """The trials that were measured to their end."""

@@ -7,30 +7,35 @@ Where both do not fit in memory, the candidate runs alone between two stretches 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
+import math
 
 from autotune.errors import BudgetError, NoStableConfigurationError, WorkloadError
 from autotune.measure.deciding import Stop, stop_measuring
-from autotune.space.configuration import on_device
+from autotune.recipe.apply import environment
+from autotune.space.configuration import Configuration, on_device
 from autotune.space.knobs import Device
 from autotune.study.plan import Plan
 from autotune.study.run import Run
 from autotune.study.running import Trial
+from autotune.study.waiting import Deadline, TimeIsUp
 from autotune.trial.live import Data, LiveTrial, TrialFailed, WarmUp
 from autotune.trial.record import Outcome, Pairing, Phase, Slice, TrialRecord
 
 SLICE_SECONDS = 0.5
 CALLS_IN_A_SLICE = 5
 SLICES_IN_A_TRIAL = 8
+ALMOST_AN_EPOCH = 0.8
+"""Share of an epoch that is asked for where a slice is one epoch. A slice has as many epochs as hold the seconds asked
+for: with the whole of one, there would be two wherever epochs are a little quicker than usual."""
 INPUT_WAIT_SECONDS = 0.15
 """The counterfactual's time, for the baseline and what is confirmed: those figures stand in the recipe."""
 QUICK_INPUT_WAIT_SECONDS = 0.05
 """The same for a trial of the search, where it would be most of what the tool itself costs."""
 BASELINE_SLICES = 3
+BASELINE_SLICES_SECONDS = 12.0
+"""For the baseline's own slices: fewer of them where an epoch is long."""
 BRACKET_SLICES = 3
-"""Slices of the baseline before, and as many after, a candidate that runs alone."""
-OVERRUN_SHARE = 0.03
-"""Of the budget: how far a search trial may run into the confirmation's time."""
+"""Slices of the baseline before, and as many after, a candidate that runs alone; fewer where an epoch is long."""
 SLICE_PATIENCE_SECONDS = 5.0
 """How long a slice may take beyond three times its length when the trial's own time is over."""
 PATIENCE_SECONDS = 30.0
@@ -50,8 +55,8 @@ def slice_seconds(*warm: WarmUp, measured: float) -> float:
     """
     longest_call = max(each.ready.call_seconds for each in warm)
     longest_epoch = max(each.ready.epoch_seconds or 0.0 for each in warm)
-    wanted = max(SLICE_SECONDS, CALLS_IN_A_SLICE * longest_call, longest_epoch)
-    return max(min(wanted, measured / SLICES_IN_A_TRIAL), longest_call, longest_epoch)
+    wanted = max(SLICE_SECONDS, CALLS_IN_A_SLICE * longest_call)
+    return max(min(wanted, measured / SLICES_IN_A_TRIAL), longest_call, ALMOST_AN_EPOCH * longest_epoch)
 
 
 class SideBySide:
@@ -65,6 +70,8 @@ class SideBySide:
     def __init__(self, run: Run, *, bracketed: bool = False) -> None:
         self._run = run
         self._bracketed = bracketed
+        self._deadline = Deadline(clock=run.clock)
+        self._imported: set[tuple[tuple[str, str], ...]] = set()
         self.baseline: Trial
 
     # ------------------------------------------------------------------------------------------- baseline
@@ -87,8 +94,9 @@ class SideBySide:
             run.baseline = on_device(run.baseline, device).replace(jit_compile=warm.started.jit_compile)
             trial.configuration = run.baseline
             length = slice_seconds(warm, measured=SLICE_SECONDS * SLICES_IN_A_TRIAL)
-            for _ in range(BASELINE_SLICES):
-                trial.slices.append(_live(trial).measure(length, length * 20 + PATIENCE_SECONDS))
+            patience = min(length * 20 + PATIENCE_SECONDS, max(timeout, 2 * length))
+            for _ in range(_within(BASELINE_SLICES, BASELINE_SLICES_SECONDS / length)):
+                trial.slices.append(_live(trial).measure(length, patience))
         except TrialFailed as failure:
             trial.seconds = run.clock() - began
             run.keep(trial.failed(failure))
@@ -119,7 +127,7 @@ class SideBySide:
         if trial.live is None:
             return
         try:
-            trial.finished = trial.live.finish(INPUT_WAIT_SECONDS, PATIENCE_SECONDS)
+            trial.finished = trial.live.finish(INPUT_WAIT_SECONDS, self._deadline.closing(PATIENCE_SECONDS))
         except TrialFailed:
             pass  # its slices stand; only the closing figures are missing
         finally:
@@ -136,8 +144,14 @@ class SideBySide:
         """A slice of the baseline, restarted once if it died; for `beside` see `_live_baseline`."""
         for last_try in (False, True):
             live = self._live_baseline(beside=beside)
+            patience = length * 20 + PATIENCE_SECONDS
             try:
-                return live.measure(length, length * 20 + PATIENCE_SECONDS)
+                with self._deadline.wait(length, at_most=patience, generous=math.inf) as timeout:
+                    return live.measure(length, timeout)
+            except TimeIsUp as over:
+                if over.begun:
+                    self._stop_baseline()
+                raise
             except TrialFailed as failure:
                 self._stop_baseline()
                 if last_try:
@@ -152,8 +166,13 @@ class SideBySide:
                 candidate's failure: alone, the baseline has run before.
         """
         if self.baseline.live is None:
+            usual = 0.0 if self.baseline.warm is None else self.baseline.warm.ready_seconds
             try:
-                self._launch(self.baseline, 3 * PATIENCE_SECONDS)
+                with self._deadline.wait(usual, at_most=3 * PATIENCE_SECONDS, generous=math.inf) as timeout:
+                    self._launch(self.baseline, timeout)
+            except TimeIsUp:
+                self._stop_baseline()
+                raise
             except TrialFailed as failure:
                 self._stop_baseline()
                 if beside and failure.outcome is Outcome.OOM:
@@ -164,11 +183,16 @@ class SideBySide:
     def _launch(self, trial: Trial, timeout: float) -> WarmUp:
         run = self._run
         trial.live = run.trials.launch(trial.configuration, log=run.log_of(trial), data=run.data)
+        self._imported.add(_variables(trial.configuration))
         trial.instances += 1
         trial.warm = trial.live.warm_up(timeout)
         return trial.warm
 
     # ----------------------------------------------------------------------------------------- candidates
+
+    def import_seconds(self, configuration: Configuration, plan: Plan) -> float:
+        """What it costs to launch a configuration before it starts: an import, where no template has its variables."""
+        return 0.0 if _variables(configuration) in self._imported else plan.import_seconds
 
     def measure(self, trial: Trial, plan: Plan, *, incumbent_low: float | None) -> TrialRecord:
         """Run a trial beside the baseline, in one more process, and keep its record.
@@ -183,13 +207,13 @@ class SideBySide:
 
         Raises:
             Interrupted: The user asked to stop; the record is kept.
+            TimeIsUp: The search's time is over; the record is kept.
             NoStableConfigurationError: The baseline does not run any more.
         """
         run, began = self._run, self._run.clock()
         # Near the search's end a trial has less time, or a hanging one would take the confirmation's.
-        left = plan.search_ends + OVERRUN_SHARE * plan.budget - began
-        plan = replace(plan, trial_timeout=min(plan.trial_timeout, max(1.0, left)))
-        interrupted = False
+        self._deadline = Deadline(clock=run.clock, at=plan.search_last)
+        ended: Interrupted | TimeIsUp | None = None
         outcome, reason, log_tail = Outcome.OK, "", ""
         try:
             self._measure_or_bracket(trial, plan, began, incumbent_low)
@@ -198,18 +222,23 @@ class SideBySide:
         except TrialFailed as failure:
             outcome, log_tail = failure.outcome, failure.log_tail
             reason = "\n".join(part for part in (failure.reason, failure.hint, failure.detail) if part)
-        except Interrupted:
-            interrupted = True
-            if trial.number not in run.records:  # what an earlier process of it gave stands
-                outcome, reason = Outcome.INTERRUPTED, "stopped by the user"
+        except (Interrupted, TimeIsUp) as why:
+            ended = why
+            if isinstance(why, TimeIsUp) and len(trial.log_ratios) > 1:
+                trial.stopped_by = Stop.TIME
+            elif trial.number not in run.records:  # what an earlier process of it gave stands
+                stopped = (
+                    "stopped by the user" if isinstance(why, Interrupted) else "the search's time was over"
+                )
+                outcome, reason = Outcome.INTERRUPTED, stopped
         finally:
             if trial.live is not None:
                 trial.live.kill()
                 trial.live = None
         trial.seconds += run.clock() - began
         record = run.keep(trial.record(outcome, reason=reason, log_tail=log_tail))
-        if interrupted:
-            raise Interrupted
+        if ended is not None:
+            raise ended
         return record
 
     def _measure_or_bracket(
@@ -229,7 +258,7 @@ class SideBySide:
     def _alternate(self, trial: Trial, plan: Plan, began: float, incumbent_low: float | None) -> None:
         run = self._run
         self._live_baseline(beside=False)
-        warm = self._launch(trial, plan.trial_timeout)
+        warm = self._start(trial, plan)
         if warm.started.jit_compile is not trial.configuration["jit_compile"]:
             raise TrialFailed(
                 Outcome.ERROR, "Keras does not compile this model with XLA: jit_compile falls back to false"
@@ -245,7 +274,7 @@ class SideBySide:
             baseline_first = run.rng.random() < 0.5
             first = self._baseline_slice(length, beside=True) if baseline_first else None
             left = plan.trial_timeout - (run.clock() - began)
-            own = _live(trial).measure(length, max(left, 3 * length + SLICE_PATIENCE_SECONDS))
+            own = self._own_slice(trial, length, max(left, 3 * length + SLICE_PATIENCE_SECONDS))
             trial.add_pair(
                 baseline_first=baseline_first,
                 baseline=first or self._baseline_slice(length, beside=True),
@@ -267,10 +296,24 @@ class SideBySide:
                 break
         self._finish(trial)
 
+    def _start(self, trial: Trial, plan: Plan) -> WarmUp:
+        """Launch a candidate; of one that was never seen, the baseline's start says how long that takes at least."""
+        assert self.baseline.warm is not None
+        usual = self.baseline.warm.ready_seconds
+        if self._deadline.left() < usual + self.import_seconds(trial.configuration, plan):
+            raise TimeIsUp
+        with self._deadline.wait(usual, at_most=plan.trial_timeout) as timeout:
+            return self._launch(trial, timeout)
+
+    def _own_slice(self, trial: Trial, length: float, at_most: float) -> Slice:
+        with self._deadline.wait(length, at_most=at_most) as timeout:
+            return _live(trial).measure(length, timeout)
+
     def _finish(self, trial: Trial) -> None:
         """Closing figures; a trial that was measured stays so when they do not come."""
         with contextlib.suppress(TrialFailed):
-            trial.finished = _live(trial).finish(QUICK_INPUT_WAIT_SECONDS, PATIENCE_SECONDS)
+            patience = self._deadline.closing(PATIENCE_SECONDS)
+            trial.finished = _live(trial).finish(QUICK_INPUT_WAIT_SECONDS, patience)
 
     def _bracket(self, trial: Trial, plan: Plan) -> None:
         """Baseline, candidate, baseline again; each pair takes its baseline from one side."""
@@ -281,14 +324,16 @@ class SideBySide:
         reference = self.baseline.warm
         assert reference is not None
         length = slice_seconds(reference, measured=plan.measured)
-        before = [self._baseline_slice(length) for _ in range(BRACKET_SLICES)]
+        usual = 4 * BRACKET_SLICES * SLICE_SECONDS
+        count = _within(BRACKET_SLICES, max(plan.measured, usual) / (4 * length))
+        before = [self._baseline_slice(length) for _ in range(count)]
         self._stop_baseline()
-        self._launch(trial, plan.trial_timeout)
-        own = [_live(trial).measure(length, plan.trial_timeout + length) for _ in range(2 * BRACKET_SLICES)]
+        self._start(trial, plan)
+        own = [self._own_slice(trial, length, plan.trial_timeout + length) for _ in range(2 * count)]
         self._finish(trial)
         _live(trial).kill()
         trial.live = None
-        after = [self._baseline_slice(length) for _ in range(BRACKET_SLICES)]
+        after = [self._baseline_slice(length) for _ in range(count)]
         for index, candidate in enumerate(own):
             # Neighbours in turn from before and after: a steady drift cancels.
             side, place = (before, index // 2) if index % 2 == 0 else (after, index // 2)
@@ -300,6 +345,16 @@ class SideBySide:
             )
         self._run.measured(trial)
         trial.stopped_by = Stop.TIME
+
+
+def _within(most: int, affordable: float) -> int:
+    """How many of at most `most` slices are affordable: one in any case."""
+    return max(1, min(most, int(affordable)))
+
+
+def _variables(configuration: Configuration) -> tuple[tuple[str, str], ...]:
+    """What tells templates apart: the environment that TensorFlow reads when it is imported."""
+    return tuple(sorted(environment(configuration).items()))
 
 
 def _live(trial: Trial) -> LiveTrial:

@@ -28,10 +28,12 @@ from autotune.run_directory import (
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.search_space import SearchSpace, find_search_space
-from autotune.study.confirmation import Confirmer, Limits, Result
+from autotune.study.confirmation import Confirmer
+from autotune.study.confirmed import Limits, Result
 from autotune.study.options import Options, seconds_of
 from autotune.study.plan import (
     CONFIRMATION_SHARE,
+    LEAST_MEASURED,
     Plan,
     baseline_timeout,
     plan_run,
@@ -42,7 +44,7 @@ from autotune.study.run import Run
 from autotune.study.running import now_utc
 from autotune.study.sampler import Sampler
 from autotune.study.search import Search
-from autotune.study.side_by_side import SideBySide
+from autotune.study.side_by_side import SideBySide, slice_seconds
 from autotune.study.surroundings import as_imported, oddities, refuse_knobs_that_cannot_act
 from autotune.trial.live import Clock, Trials, WarmUp
 from autotune.trial.process import TrialProcesses
@@ -210,7 +212,9 @@ def tune_with(
     """The run itself, on real, simulated or recorded trials. Raises as `tune` does."""
     with _interruptions(observe) as interruptions:
         observe(PhaseBegan(phase=Phase.BASELINE, ends=None, detail="importing the workload"))
+        opening = clock()
         facts = trials.open()
+        import_seconds = clock() - opening
         _tell_isolation(trials, observe)
         baseline = _baseline(facts, reference, Device.GPU if machine.gpus else Device.CPU, observe)
         run = Run(
@@ -224,11 +228,15 @@ def tune_with(
         )
         beside = SideBySide(run, bracketed=options.pairing == "bracketed")
         warm = beside.start_baseline(baseline_timeout(options.budget))
+        isolation = getattr(trials, "isolation", options.isolation)
         plan = plan_run(
             options.budget,
             ready_at=clock(),
             first_step=warm.first_step_seconds,
             ready=warm.ready_seconds,
+            import_seconds=import_seconds if isolation == "template" else 0.0,  # else each start has its own
+            slice_seconds=max(slice_seconds(warm, measured=LEAST_MEASURED), warm.ready.epoch_seconds or 0.0),
+            bracketed=options.pairing == "bracketed",
             trial_timeout=options.trial_timeout,
         )
         device = Device.GPU if warm.started.gpus else Device.CPU
@@ -251,7 +259,7 @@ def tune_with(
                     source=written.source, choices=dict(space.choices), left_out=dict(space.left_out)
                 ),
                 "baseline": dict(run.baseline),
-                "isolation": getattr(trials, "isolation", options.isolation),
+                "isolation": isolation,
             }
         )
         directory.write_run(record)
@@ -342,8 +350,8 @@ def _confirm(
                 hint=f"What was measured is in {run.directory.path}: autotune history {run.directory.path}",
             )
         return None
-    share = CONFIRMATION_SHARE * options.budget
-    plan = replace(plan, ends=min(plan.ends, run.clock() + share))
+    if run.interrupted():  # who stops the search wants an answer soon; else time that it left is used
+        plan = replace(plan, ends=min(plan.ends, run.clock() + CONFIRMATION_SHARE * options.budget))
     return Confirmer(run, plan, limits, min_gain=options.min_gain).confirm(shortlist)
 
 

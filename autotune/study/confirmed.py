@@ -1,0 +1,114 @@
+"""What the confirmation finds: of each finalist its interval, the verdict and the rules it passed. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autotune.measure.deciding import Shortfall, Verdict
+from autotune.measure.intervals import LogInterval
+from autotune.measure.stability import (
+    Check,
+    device_memory,
+    host_memory,
+    loss_does_not_rise,
+    loss_is_finite,
+)
+from autotune.space.configuration import Configuration
+from autotune.study.running import Trial, ratio_interval
+from autotune.trial.live import TrialFailed
+from autotune.trial.record import Interval, Outcome, TrialRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the machine has, in bytes; `device` is None without a GPU."""
+
+    host_bytes: int
+    device_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confirmed:
+    """One finalist, confirmed.
+
+    Args:
+        configuration: Which.
+        ratio: Logarithm of its speed-up, over instances; None when no instance was measured.
+        verdict: Whether it is faster.
+        checks: The stability rules, applied.
+        record: Its record: all its instances together.
+        in_search: Its speed-up in the search, which is no claim.
+    """
+
+    configuration: Configuration
+    ratio: LogInterval | None
+    verdict: Verdict
+    checks: tuple[Check, ...]
+    record: TrialRecord
+    in_search: Interval | None = None
+
+    @property
+    def stable(self) -> bool:
+        """Whether it ran and passed every rule."""
+        return self.record.outcome is Outcome.OK and all(check.passed for check in self.checks)
+
+    @property
+    def speedup(self) -> Interval | None:
+        """The speed-up with its interval; None while unbounded."""
+        return None if self.ratio is None else ratio_interval(self.ratio)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What the confirmation found.
+
+    Args:
+        confirmed: The finalists, the fastest first.
+        baseline: The baseline's record: all its instances together.
+        instances: How many were measured.
+        cut_short: Why a finalist that did not fail has no interval, where one has none.
+        sufficient_budget: Seconds for a run in which there would have been time for enough instances.
+    """
+
+    confirmed: tuple[Confirmed, ...]
+    baseline: TrialRecord
+    instances: int
+    cut_short: Shortfall = Shortfall.NO_TIME
+    sufficient_budget: float | None = None
+
+    @property
+    def winner(self) -> Confirmed | None:
+        """The fastest finalist that is faster and stable."""
+        good = [each for each in self.confirmed if each.stable and each.verdict is Verdict.FASTER]
+        return good[0] if good else None
+
+
+def checks_of(record: TrialRecord, baseline: TrialRecord, limits: Limits) -> tuple[Check, ...]:
+    """The stability rules, applied to a finalist's record beside the baseline's."""
+    losses = [pair.candidate.loss for pair in record.pairs]
+    checks = [
+        loss_is_finite(losses),
+        loss_does_not_rise(
+            record.first_loss,
+            record.last_loss,
+            baseline_first=baseline.first_loss,
+            baseline_last=baseline.last_loss,
+        ),
+    ]
+    if record.peak_host_bytes is not None:
+        checks.append(host_memory(record.peak_host_bytes, limits.host_bytes))
+    if record.peak_device_bytes is not None and limits.device_bytes:
+        checks.append(device_memory(record.peak_device_bytes, limits.device_bytes))
+    return tuple(checks)
+
+
+def ended(trial: Trial, failure: TrialFailed | None) -> TrialRecord:
+    """A trial's record; one that was never begun says so."""
+    if failure is not None:
+        return trial.failed(failure)
+    if not trial.pairs and not trial.slices:
+        return trial.record(
+            Outcome.INTERRUPTED,
+            reason="not measured again: the budget ended, or the baseline failed, before its turn was over",
+        )
+    return trial.record(Outcome.OK)
