@@ -90,6 +90,17 @@ def test_each_class_is_checked_once_for_each_batch_size(started):
     ]
 
 
+def test_what_was_refused_at_one_batch_size_is_refused_at_all(started):
+    """Without further trainings: a class that does not learn is not stable, and time is short."""
+    trials, run, _ = started(learns=lambda each: each["precision"] == "float32")
+    parity = Parity(run, ends=run.clock() + 600)
+    assert not parity.check(BFLOAT).passed
+    launched = len(trials.launched)
+    assert not parity.check(BFLOAT.replace(batch_size=64)).passed
+    assert parity.check(BASELINE.replace(batch_size=64, jit_compile=True)).passed
+    assert len(trials.launched) == launched + 2
+
+
 def test_a_trial_that_fails_at_it_is_refused(started):
     """What crashes within two hundred steps is not stable."""
 

@@ -151,7 +151,7 @@ def test_every_trial_is_in_the_history(directory):
     assert set(frame["phase"]) == {"baseline", "probe", "search", "confirm"}
     assert list(frame["outcome"]) == [str(each.outcome) for each in records]
     assert frame["throughput"].notna().sum() >= len(frame) - 1
-    assert sum(each.instances for each in records) == len(trials.launched)
+    assert sum(each.instances for each in records) == sum(each.timed for each in trials.launched)
 
 
 def test_the_study_holds_the_search(tmp_path):
@@ -499,3 +499,75 @@ def test_a_gpu_that_tensorflow_does_not_see_is_told_of(directory):
     assert "TensorFlow does not see it" in watcher.of(Notice)[0].text
     assert "onednn" in recipe.baseline
     assert record.machine == MACHINE
+
+
+PRECISE_SPACE = (
+    SMALL_SPACE
+    + """
+[knobs.precision]
+kind = "categorical"
+choices = ["float32", "mixed_bfloat16"]
+"""
+)
+
+
+def learning(**changes):
+    """Trials that are faster in bfloat16 and with a larger batch; those with `changes` do not learn."""
+    speed = faster_by(precision=1.6, batch_size=1.2)
+    return simulated_trials(
+        speed, noise=0.02, learns=lambda each: not changes or any(each[k] != v for k, v in changes.items())
+    )
+
+
+def test_a_winner_that_learns_says_so(directory):
+    """The check stands in the recipe with its figure and limit, and is not among what was not checked."""
+    recipe = tune_simulated(learning(), directory, space=PRECISE_SPACE)
+    assert recipe.configuration["precision"] == "mixed_bfloat16"
+    (parity,) = [each for each in recipe.evidence.stability.checks if each.name == "numerics_parity"]
+    assert parity.passed
+    assert parity.value <= parity.limit
+    assert not any("numerics" in each for each in recipe.evidence.stability.not_checked)
+
+
+def test_what_does_not_learn_is_not_recommended(directory):
+    """The next finalist is; the refused trials are unstable in the history, with the figures."""
+    recipe = tune_simulated(learning(precision="mixed_bfloat16"), directory, space=PRECISE_SPACE)
+    assert recipe.evidence.verdict is Verdict.FASTER
+    assert recipe.configuration["precision"] == "float32"
+    assert recipe.configuration["batch_size"] > 32
+    refused = [each for each in records_of(directory) if each.outcome is Outcome.UNSTABLE]
+    assert refused
+    assert {each.configuration["precision"] for each in refused} == {"mixed_bfloat16"}
+    assert all("numerics_parity: after" in each.reason for each in refused)
+
+
+def test_where_nothing_that_is_faster_learns_the_recipe_is_the_baseline(directory):
+    """And says which rule was broken, by what looked fastest."""
+    trials = simulated_trials(
+        faster_by(precision=1.6), noise=0.02, learns=lambda each: each["precision"] == "float32"
+    )
+    space = """
+schema_version = 1
+[knobs.precision]
+kind = "categorical"
+choices = ["float32", "mixed_bfloat16"]
+"""
+    recipe = tune_simulated(trials, directory, space=space)
+    assert recipe.configuration == recipe.baseline
+    assert recipe.evidence.shortfall == "unstable"
+    assert recipe.evidence.best_candidate.configuration["precision"] == "mixed_bfloat16"
+    assert "numerics_parity" in recipe.evidence.best_candidate.reason
+    assert recipe.evidence.best_candidate.search_speedup > 1.4
+
+
+def test_a_space_of_pipeline_knobs_spends_no_time_on_numerics(directory):
+    """Nothing is trained for its losses, and the search has their time."""
+    trials = simulated_trials(faster_by(batch_size=1.5), noise=0.02)
+    recipe = tune_simulated(
+        trials,
+        directory,
+        space='schema_version = 1\n[knobs.batch_size]\nkind = "categorical"\nchoices = [32, 64]\n',
+    )
+    assert all(each.timed for each in trials.launched)
+    (parity,) = [each for each in recipe.evidence.stability.checks if each.name == "numerics_parity"]
+    assert parity.detail == "the same numerics as the baseline's"

@@ -9,11 +9,12 @@ or make it go on.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.measure.deciding import Shortfall, Verdict, verdict
 from autotune.measure.intervals import LogInterval, instance_interval
+from autotune.measure.stability import Check
 from autotune.space.configuration import Configuration
 from autotune.study.confirmed import Confirmed, Limits, Result, checks_of, ended
 from autotune.study.plan import (
@@ -77,13 +78,23 @@ class Confirmer:
         plan: When to end.
         limits: Memory limits.
         min_gain: Smallest gain that counts.
+        numerics: What the finalists' loss curves showed, for those that were looked at.
     """
 
-    def __init__(self, run: Run, plan: Plan, limits: Limits, *, min_gain: float) -> None:
+    def __init__(
+        self,
+        run: Run,
+        plan: Plan,
+        limits: Limits,
+        *,
+        min_gain: float,
+        numerics: Mapping[Configuration, Check] | None = None,
+    ) -> None:
         self._run = run
         self._plan = plan
         self._limits = limits
         self._min_gain = min_gain
+        self._numerics = numerics or {}
         self._deadline = Deadline(clock=run.clock, at=plan.ends + OVERRUN_SHARE * plan.budget)
         self._prepared = False
         self._in_twos = False
@@ -396,7 +407,8 @@ class Confirmer:
             decided = (
                 Verdict.NO_SIGNIFICANT_GAIN if ratio is None else verdict(ratio, min_gain=self._min_gain)
             )
-            checks = checks_of(record, baseline, self._limits)
+            numerics = self._numerics.get(each.trial.configuration)
+            checks = (*checks_of(record, baseline, self._limits), *([numerics] if numerics else []))
             if not all(check.passed for check in checks) and record.outcome is Outcome.OK:
                 failed = "; ".join(f"{c.name}: {c.detail}" for c in checks if not c.passed)
                 record = record.model_copy(update={"outcome": Outcome.UNSTABLE, "reason": failed})

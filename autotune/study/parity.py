@@ -13,6 +13,7 @@ from autotune.measure.numerics import NAME, parity, tells
 from autotune.measure.stability import Check
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS
+from autotune.space.search_space import ResolvedSpace
 from autotune.study.progress import Notice, PhaseBegan
 from autotune.study.run import Run
 from autotune.trial.live import TrialFailed
@@ -38,13 +39,21 @@ def numerics_of(configuration: Configuration) -> tuple[object, ...]:
     )
 
 
+def varies_numerics(space: ResolvedSpace) -> bool:
+    """Whether the space has configurations that compute otherwise than the baseline does."""
+    return any(
+        KNOBS[name].changes_numerics and name not in _NOT_COMPUTED_WITH and len(choices) > 1
+        for name, choices in space.choices.items()
+    )
+
+
 def plain(configuration: Configuration, baseline: Configuration) -> Configuration:
     """Float32 without XLA at a configuration's batch size, everything else the baseline's."""
     return baseline.replace(batch_size=configuration.batch_size, precision="float32", jit_compile=False)
 
 
 class Parity:
-    """Checks each numerics class once for each batch size.
+    """Checks each numerics class once for each batch size, until it is refused at one.
 
     Args:
         run: What all phases share.
@@ -113,7 +122,10 @@ class Parity:
             return Check(
                 name=NAME, passed=True, value=0.0, limit=0.0, detail="computes in float32 without XLA"
             )
-        return self._checks.get((configuration.batch_size, numerics))
+        for (size, numerics_tried), check in self._checks.items():
+            if numerics_tried == numerics and (size == configuration.batch_size or not check.passed):
+                return check  # what does not learn at one batch size is not tried at others
+        return None
 
     def _is_known(self, configuration: Configuration) -> bool:
         return self._known(configuration) is not None

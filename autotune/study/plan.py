@@ -15,6 +15,12 @@ SMALLEST_TRIAL_TIMEOUT = 20.0
 FIRST_STEP_FACTOR = 4.0
 READY_FACTOR = 2.0
 LARGEST_TRIAL_SHARE = 0.10
+NUMERICS_SHARE = 0.10
+"""Of the budget: for the loss curves of finalists, where the space varies what is computed in."""
+MOST_NUMERICS_SHARE = 0.15
+"""Of the budget: what they may take where the search has ended early."""
+NUMERICS_SHARE_OF_SEARCH = 0.25
+"""Of the search's time: what they may take from it at most."""
 SECOND_LOOK_SHARE = 0.25
 """Of the search's time: kept for measuring the leaders again before one is sent to the confirmation."""
 LONG_BUDGET = 300.0
@@ -49,6 +55,7 @@ class Plan:
         search_last: When no search trial is waited for any more.
         sampling_ends: When new configurations give way to second looks at the leaders.
         probes_end: When single changes give way to the sampler.
+        numerics_ends: When the finalists' loss curves must have been compared.
         ends: When the confirmation must have ended.
         trial_timeout: One search trial, from request to end.
         measured: Slices of one search trial, the baseline's turns included.
@@ -70,6 +77,7 @@ class Plan:
     slice_seconds: float = 0.0
     least_trial: float = 0.0
     search_last: float = math.inf
+    numerics_ends: float = 0.0
 
 
 def baseline_timeout(budget: float) -> float:
@@ -86,6 +94,7 @@ def plan_run(
     import_seconds: float = 0.0,
     slice_seconds: float = 0.0,
     bracketed: bool = False,
+    numerics: bool = False,
     trial_timeout: float | None,
 ) -> Plan:
     """Spread what is left of the budget once the baseline is warm.
@@ -100,6 +109,7 @@ def plan_run(
         import_seconds: Seconds a template takes to import everything.
         slice_seconds: The shortest slice that the baseline can be timed in.
         bracketed: Whether two processes are never alive at once.
+        numerics: Whether the search space varies what is computed in.
         trial_timeout: The user's own limit for a trial, or None.
 
     Raises:
@@ -118,6 +128,10 @@ def plan_run(
             f"{shortest_trial:.0f} s, and its confirmation in fresh processes {confirmation:.0f} s",
             hint=f"Give --budget {math.ceil(needed * ADVICE_MARGIN)}s or more; a few minutes are sensible here.",
         )
+    numerics_ends = search_ends
+    if numerics:
+        share = min(NUMERICS_SHARE * budget, NUMERICS_SHARE_OF_SEARCH * (search_ends - ready_at))
+        search_ends = max(search_ends - share, ready_at + shortest_trial)
     limit = max(SMALLEST_TRIAL_TIMEOUT, FIRST_STEP_FACTOR * first_step, READY_FACTOR * ready)
     return Plan(
         budget=budget,
@@ -132,6 +146,7 @@ def plan_run(
         slice_seconds=slice_seconds,
         least_trial=shortest_trial,
         search_last=min(search_ends + OVERRUN_SHARE * budget, budget - confirmation),
+        numerics_ends=numerics_ends,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from autotune.machine import Machine
+from autotune.measure import numerics
 from autotune.measure.deciding import Shortfall, Verdict
 from autotune.measure.intervals import FEW_INSTANCES
 from autotune.measure.stability import Check
@@ -30,8 +31,8 @@ from autotune.study.running import now_utc
 from autotune.trial.record import Interval, Outcome, TrialRecord
 from autotune.version import __version__
 
+NUMERICS_NOT_CHECKED = "numerics parity with float32 without XLA"
 NOT_CHECKED = (
-    "numerics parity with float32 without XLA",
     "held-out loss after equal numbers of examples at the recommended batch size",
     "memory growth and throttling over a long run",
 )
@@ -109,13 +110,22 @@ def _evidence(
         input_wait_fraction=chosen.input_wait_fraction,
         stability=Stability(
             checks=() if winner is None else tuple(_check(each) for each in winner.checks),
-            not_checked=NOT_CHECKED if winner is not None else (),
+            not_checked=_not_checked(winner) if winner is not None else (),
         ),
         confirmation=_confirmation(result, winner),
         best_candidate=best,
         shortfall=shortfall,
         sufficient_budget_seconds=result.sufficient_budget if result is not None and lacked_time else None,
     )
+
+
+def _not_checked(winner: Confirmed) -> tuple[str, ...]:
+    parity = next((check for check in winner.checks if check.name == numerics.NAME), None)
+    if parity is None:
+        return (NUMERICS_NOT_CHECKED, *NOT_CHECKED)
+    if not numerics.tells(parity):
+        return (f"{NUMERICS_NOT_CHECKED} ({parity.detail})", *NOT_CHECKED)
+    return NOT_CHECKED
 
 
 def break_even(
@@ -183,6 +193,9 @@ def _shortfall(
 ) -> tuple[Shortfall, BestCandidate | None]:
     """Why nothing is recommended, and what came closest."""
     if result is None or not result.confirmed:
+        refused = [each for each in search_records if each.trial and each.outcome is Outcome.UNSTABLE]
+        if refused:
+            return Shortfall.UNSTABLE, _refused(refused)
         measured = any(each.trial and each.speedup is not None for each in search_records)
         return (Shortfall.NOTHING_FASTER if measured else Shortfall.NOTHING_MEASURED), None
     best = result.confirmed[0]
@@ -192,6 +205,17 @@ def _shortfall(
         speedup=None if best.speedup is None else _estimate(best.speedup),
         reason=reason,
         search_speedup=None if best.in_search is None else best.in_search.value,
+    )
+
+
+def _refused(records: Sequence[TrialRecord]) -> BestCandidate:
+    """The fastest of those that were not confirmed because they do not learn as they should."""
+    best = max(records, key=lambda each: 0.0 if each.speedup is None else each.speedup.value)
+    return BestCandidate(
+        configuration=dict(best.configuration),
+        speedup=None,
+        reason=f"it broke a stability rule: {best.reason}",
+        search_speedup=None if best.speedup is None else best.speedup.value,
     )
 
 

@@ -9,7 +9,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
@@ -17,6 +17,7 @@ from typing import Literal
 from autotune.errors import ArgumentError, InputError, RunDirectoryError, TuningInterruptedError
 from autotune.machine import Machine, available_cores, fingerprint, memory_limit_bytes, require_linux
 from autotune.measure.deciding import MIN_GAIN
+from autotune.measure.stability import Check
 from autotune.recipe.recipe import Recipe, RecipeWorkload
 from autotune.run_directory import (
     RunDirectory,
@@ -31,9 +32,11 @@ from autotune.space.search_space import SearchSpace, find_search_space
 from autotune.study.confirmation import Confirmer
 from autotune.study.confirmed import Limits, Result
 from autotune.study.options import Options, seconds_of
+from autotune.study.parity import Parity, varies_numerics
 from autotune.study.plan import (
     CONFIRMATION_SHARE,
     LEAST_MEASURED,
+    MOST_NUMERICS_SHARE,
     Plan,
     baseline_timeout,
     plan_run,
@@ -228,17 +231,6 @@ def tune_with(
         )
         beside = SideBySide(run, bracketed=options.pairing == "bracketed")
         warm = beside.start_baseline(baseline_timeout(options.budget))
-        isolation = getattr(trials, "isolation", options.isolation)
-        plan = plan_run(
-            options.budget,
-            ready_at=clock(),
-            first_step=warm.first_step_seconds,
-            ready=warm.ready_seconds,
-            import_seconds=import_seconds if isolation == "template" else 0.0,  # else each start has its own
-            slice_seconds=max(slice_seconds(warm, measured=LEAST_MEASURED), warm.ready.epoch_seconds or 0.0),
-            bracketed=options.pairing == "bracketed",
-            trial_timeout=options.trial_timeout,
-        )
         device = Device.GPU if warm.started.gpus else Device.CPU
         machine = _completed(machine, warm, device, observe)
         for text in oddities(facts, warm, device):
@@ -250,6 +242,18 @@ def tune_with(
             cores=available_cores(),
             examples=warm.started.examples,
             dataset_takes_config=facts.dataset_takes_config,
+        )
+        isolation = getattr(trials, "isolation", options.isolation)
+        plan = plan_run(
+            options.budget,
+            ready_at=clock(),
+            first_step=warm.first_step_seconds,
+            ready=warm.ready_seconds,
+            import_seconds=import_seconds if isolation == "template" else 0.0,  # else each start has its own
+            slice_seconds=max(slice_seconds(warm, measured=LEAST_MEASURED), warm.ready.epoch_seconds or 0.0),
+            bracketed=options.pairing == "bracketed",
+            numerics=varies_numerics(space),
+            trial_timeout=options.trial_timeout,
         )
         record = directory.read_run().model_copy(
             update={
@@ -267,9 +271,11 @@ def tune_with(
         search = Search(run, beside, space, sampler, plan, most_trials=options.trials)
         search.search()
         beside.end_baseline()
+        parity = Parity(run, ends=min(plan.numerics_ends, clock() + MOST_NUMERICS_SHARE * options.budget))
+        finalists, numerics = parity.sift(search.finalists(), wanted=plan.finalists)
         trials.retire(0)
         searched = list(run.records.values())
-        result = _confirm(search.finalists(), run, plan, limits, options)
+        result = _confirm(finalists, numerics, run, plan, limits, options)
         recipe = _recipe(result, searched, run, record, options)
         recipe.save(directory.recipe_file)
         return recipe
@@ -340,7 +346,12 @@ def _workload_record(
 
 
 def _confirm(
-    shortlist: Sequence[TrialRecord], run: Run, plan: Plan, limits: Limits, options: Options
+    shortlist: Sequence[TrialRecord],
+    numerics: Mapping[Configuration, Check],
+    run: Run,
+    plan: Plan,
+    limits: Limits,
+    options: Options,
 ) -> Result | None:
     """Confirm the finalists; None when there is nothing to confirm."""
     if not shortlist:
@@ -352,7 +363,7 @@ def _confirm(
         return None
     if run.interrupted():  # who stops the search wants an answer soon; else time that it left is used
         plan = replace(plan, ends=min(plan.ends, run.clock() + CONFIRMATION_SHARE * options.budget))
-    return Confirmer(run, plan, limits, min_gain=options.min_gain).confirm(shortlist)
+    return Confirmer(run, plan, limits, min_gain=options.min_gain, numerics=numerics).confirm(shortlist)
 
 
 def _recipe(

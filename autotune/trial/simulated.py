@@ -97,6 +97,11 @@ class SimulatedTrial:
         )
 
     @property
+    def timed(self) -> bool:
+        """Whether it was launched to be timed, and not for its losses."""
+        return self._losses is None
+
+    @property
     def alive(self) -> bool:
         """Whether it holds memory."""
         return self._state is not _State.ENDED
