@@ -14,6 +14,7 @@ from test_recommendation import NO_GAIN, REFERENCE, UNSURE, confirmed, recipe_of
 from autotune import console
 from autotune.errors import WorkloadError
 from autotune.measure.deciding import Shortfall
+from autotune.recipe.recipe import Estimate
 from autotune.study.progress import Notice, PhaseBegan, RunBegan, TrialBegan, TrialEnded, TrialMeasured
 from autotune.trial.record import Interval, Outcome, Phase, TrialRecord
 
@@ -183,3 +184,9 @@ def test_a_rate_from_one_slice_has_no_interval():
     text = shown(recipe_of(result=False, baseline_rate=one))
     (line,) = (each for each in text.splitlines() if "samples/s" in each)
     assert line.split() == ["samples/s", "4,000", "4,000"]
+
+
+def test_bounds_that_are_the_figure_itself_are_not_shown():
+    """An interval of no width would look like certainty."""
+    assert console.estimated_ratio(Estimate(value=1.5, ci95=(1.5, 1.5))) == "×1.50"
+    assert console.estimated_ratio(Estimate(value=1.5, ci95=(1.4, 1.6))) == "×1.50 (1.40 to 1.60)"

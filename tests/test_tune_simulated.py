@@ -1,5 +1,6 @@
 """Whole runs of the tuner, on simulated trials."""
 
+import contextlib
 import itertools
 import json
 import signal
@@ -365,6 +366,28 @@ def test_a_budget_that_is_too_small_is_refused(directory):
     assert caught.value.exit_code == 2
     assert "--budget" in caught.value.hint
     assert len(trials.launched) == 1
+
+
+@pytest.mark.parametrize(
+    ("budget", "harmless", "too_much"),
+    [
+        (60.0, {"import_seconds": 5.0}, {"import_seconds": 20.0}),
+        (80.0, {"start_seconds": 2.0}, {"start_seconds": 15.0}),
+        (80.0, {"start_seconds": 8.0}, {"start_seconds": 8.0, "pairing": "bracketed"}),
+        (60.0, {"samples_per_second": lambda each: 400.0}, {"samples_per_second": lambda each: 12.0}),
+    ],
+    ids=["imports", "starts", "bracketing", "long-epochs"],
+)
+def test_a_budget_in_which_nothing_could_be_confirmed_is_refused(tmp_path, budget, harmless, too_much):
+    """Two imports side by side, the starts of two instances and their shortest slices are counted beforehand."""
+    for number, settings in enumerate((harmless, too_much)):
+        options = {name: settings[name] for name in settings if name == "pairing"}
+        machine = {"import_seconds": 1.0, "examples": 96, **settings}
+        machine.pop("pairing", None)
+        trials = simulated_trials(**machine)
+        refused = pytest.raises(BudgetError) if number else contextlib.nullcontext()
+        with refused:
+            quick_tune(trials, tmp_path / str(number), budget=budget, **options)
 
 
 def test_the_limit_on_trials_holds(tmp_path):
