@@ -4,57 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import shutil
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
-from autotune.errors import ArgumentError, InputError, RunDirectoryError, TuningInterruptedError
-from autotune.machine import Machine, available_cores, fingerprint, memory_limit_bytes, require_linux
+from autotune.errors import ArgumentError, InputError, RunDirectoryError
+from autotune.machine import Machine, fingerprint, memory_limit_bytes, require_linux
 from autotune.measure.deciding import MIN_GAIN
-from autotune.measure.stability import Check
-from autotune.recipe.recipe import Recipe, RecipeWorkload
+from autotune.recipe.recipe import Recipe
 from autotune.run_directory import (
     RunDirectory,
     RunRecord,
-    SearchSpaceRecord,
-    WorkloadRecord,
     new_run_directory,
 )
-from autotune.space.configuration import Configuration, baseline_configuration
-from autotune.space.knobs import Device
-from autotune.space.search_space import SearchSpace, find_search_space
-from autotune.study.confirmation import Confirmer
-from autotune.study.confirmed import Limits, Result
+from autotune.space.search_space import find_search_space
+from autotune.study.confirmed import Limits
 from autotune.study.options import Options, seconds_of
-from autotune.study.parity import Parity, varies_numerics
-from autotune.study.plan import (
-    CONFIRMATION_SHARE,
-    LEAST_MEASURED,
-    MOST_NUMERICS_SHARE,
-    Plan,
-    baseline_timeout,
-    plan_run,
-)
-from autotune.study.progress import Notice, Observer, PhaseBegan, RunBegan, silent
-from autotune.study.recommendation import recommend
-from autotune.study.run import Run
+from autotune.study.phases import tune_with
+from autotune.study.progress import Observer, RunBegan, silent
 from autotune.study.running import now_utc
-from autotune.study.sampler import Sampler
-from autotune.study.search import Search
-from autotune.study.side_by_side import SideBySide, slice_seconds
-from autotune.study.surroundings import as_imported, oddities, refuse_knobs_that_cannot_act
-from autotune.trial.live import Clock, Trials, WarmUp
 from autotune.trial.process import TrialProcesses
-from autotune.trial.record import Phase, TrialRecord
 from autotune.workload import (
     Workload,
-    WorkloadFacts,
     WorkloadReference,
     parse_reference,
     reference_of,
@@ -62,7 +36,6 @@ from autotune.workload import (
 )
 
 DEFAULT_BUDGET = "10m"
-DEFAULT_SPACE = {Device.CPU: "quick", Device.GPU: "gpu"}
 
 
 def _reference(workload: object) -> WorkloadReference:
@@ -198,230 +171,3 @@ def _remove(path: Path, before: set[Path] | None) -> None:
 def _limits(machine: Machine) -> Limits:
     device = min((gpu.memory_bytes for gpu in machine.gpus), default=None)
     return Limits(host_bytes=memory_limit_bytes(), device_bytes=device)
-
-
-def tune_with(
-    trials: Trials,
-    *,
-    directory: RunDirectory,
-    machine: Machine,
-    limits: Limits,
-    reference: WorkloadReference,
-    written: SearchSpace | None,
-    options: Options,
-    clock: Clock,
-    observe: Observer,
-) -> Recipe:
-    """The run itself, on real, simulated or recorded trials. Raises as `tune` does."""
-    with _interruptions(observe) as interruptions:
-        observe(PhaseBegan(phase=Phase.BASELINE, ends=None, detail="importing the workload"))
-        opening = clock()
-        facts = trials.open()
-        import_seconds = clock() - opening
-        _tell_isolation(trials, observe)
-        baseline = _baseline(facts, reference, Device.GPU if machine.gpus else Device.CPU, observe)
-        run = Run(
-            directory=directory,
-            trials=trials,
-            clock=clock,
-            observe=observe,
-            interruptions=interruptions,
-            rng=random.Random(options.seed),
-            baseline=baseline,
-        )
-        beside = SideBySide(run, bracketed=options.pairing == "bracketed")
-        warm = beside.start_baseline(baseline_timeout(options.budget))
-        device = Device.GPU if warm.started.gpus else Device.CPU
-        machine = _completed(machine, warm, device, observe)
-        for text in oddities(facts, warm, device):
-            observe(Notice(text=text))
-        written = written or find_search_space(DEFAULT_SPACE[device])
-        space = written.resolve(
-            baseline=run.baseline,
-            device=device,
-            cores=available_cores(),
-            examples=warm.started.examples,
-            dataset_takes_config=facts.dataset_takes_config,
-        )
-        isolation = getattr(trials, "isolation", options.isolation)
-        plan = plan_run(
-            options.budget,
-            ready_at=clock(),
-            first_step=warm.first_step_seconds,
-            ready=warm.ready_seconds,
-            import_seconds=import_seconds if isolation == "template" else 0.0,  # else each start has its own
-            slice_seconds=max(slice_seconds(warm, measured=LEAST_MEASURED), warm.ready.epoch_seconds or 0.0),
-            bracketed=options.pairing == "bracketed",
-            numerics=varies_numerics(space),
-            trial_timeout=options.trial_timeout,
-        )
-        record = directory.read_run().model_copy(
-            update={
-                "machine": machine,
-                "workload": _workload_record(facts, reference, warm, device),
-                "search_space": SearchSpaceRecord(
-                    source=written.source, choices=dict(space.choices), left_out=dict(space.left_out)
-                ),
-                "baseline": dict(run.baseline),
-                "isolation": isolation,
-            }
-        )
-        directory.write_run(record)
-        sampler = Sampler(space, file=directory.study_file, name=facts.name, seed=options.seed)
-        search = Search(run, beside, space, sampler, plan, most_trials=options.trials)
-        search.search()
-        beside.end_baseline()
-        parity = Parity(run, ends=min(plan.numerics_ends, clock() + MOST_NUMERICS_SHARE * options.budget))
-        finalists, numerics = parity.sift(search.finalists(), wanted=plan.finalists)
-        trials.retire(0)
-        searched = list(run.records.values())
-        result = _confirm(finalists, numerics, run, plan, limits, options)
-        recipe = _recipe(result, searched, run, record, options)
-        recipe.save(directory.recipe_file)
-        return recipe
-
-
-def _baseline(
-    facts: WorkloadFacts, reference: WorkloadReference, device: Device, observe: Observer
-) -> Configuration:
-    """What the user would run anyway, as far as can be told before anything was built."""
-    where = str(reference)
-    refuse_knobs_that_cannot_act(facts, where=where)
-    named = baseline_configuration(
-        facts.batch_size, facts.baseline, device, where=f"{where}: Workload(baseline=…)"
-    )
-    baseline, notices = as_imported(named, facts, where=where)
-    for text in notices:
-        observe(Notice(text=text))
-    return baseline
-
-
-def _tell_isolation(trials: Trials, observe: Observer) -> None:
-    started = getattr(trials, "started_by_import", None)
-    if started is not None:
-        what = "TensorFlow's runtime" if started == "runtime" else "CUDA"
-        observe(
-            Notice(
-                text=f"importing the workload's file starts {what}, so every trial gets a fresh interpreter, "
-                "which costs an import each; move tensors, datasets and device queries into functions to avoid it"
-            )
-        )
-
-
-def _completed(machine: Machine, warm: WarmUp, device: Device, observe: Observer) -> Machine:
-    """The fingerprint with what only TensorFlow knows; a word where it sees no GPU that is there."""
-    if machine.gpus and device is Device.CPU:
-        observe(
-            Notice(
-                text=f"there is a GPU ({machine.gpus[0].name}), but TensorFlow does not see it, so the CPU is "
-                "tuned; pip install 'autotune[gpu]' brings the CUDA libraries"
-            )
-        )
-    if device is Device.CPU:
-        return machine
-    build = warm.started.build
-    return machine.model_copy(
-        update={"tensorflow_cuda": build.get("cuda_version"), "cudnn": build.get("cudnn_version")}
-    )
-
-
-def _workload_record(
-    facts: WorkloadFacts, reference: WorkloadReference, warm: WarmUp, device: Device
-) -> WorkloadRecord:
-    return WorkloadRecord(
-        name=facts.name,
-        reference=str(reference),
-        fingerprint=facts.fingerprint,
-        batch_size=facts.batch_size,
-        batched=facts.batched,
-        drop_remainder=facts.drop_remainder,
-        takes_config=facts.dataset_takes_config,
-        examples=warm.started.examples,
-        endless=warm.started.endless,
-        element=warm.started.element,
-        batch_ranks=warm.started.batch_ranks or None,
-        parameters=warm.started.parameters,
-        device=device.value,
-    )
-
-
-def _confirm(
-    shortlist: Sequence[TrialRecord],
-    numerics: Mapping[Configuration, Check],
-    run: Run,
-    plan: Plan,
-    limits: Limits,
-    options: Options,
-) -> Result | None:
-    """Confirm the finalists; None when there is nothing to confirm."""
-    if not shortlist:
-        if run.interrupted():
-            raise TuningInterruptedError(
-                "interrupted before any configuration was measured to be faster than the baseline",
-                hint=f"What was measured is in {run.directory.path}: autotune history {run.directory.path}",
-            )
-        return None
-    if run.interrupted():  # who stops the search wants an answer soon; else time that it left is used
-        plan = replace(plan, ends=min(plan.ends, run.clock() + CONFIRMATION_SHARE * options.budget))
-    return Confirmer(run, plan, limits, min_gain=options.min_gain, numerics=numerics).confirm(shortlist)
-
-
-def _recipe(
-    result: Result | None,
-    searched: Sequence[TrialRecord],
-    run: Run,
-    first: RunRecord,
-    options: Options,
-) -> Recipe:
-    assert first.workload is not None and first.search_space is not None
-    workload = first.workload
-    return recommend(
-        result=result,
-        search_records=searched,
-        baseline=run.baseline,
-        machine=first.machine,
-        workload=RecipeWorkload(
-            name=workload.name,
-            fingerprint=workload.fingerprint,
-            batched=workload.batched,
-            drop_remainder=workload.drop_remainder,
-            takes_config=workload.takes_config,
-            examples=workload.examples,
-            batch_ranks=workload.batch_ranks,
-        ),
-        provenance={
-            "run": run.directory.name,
-            "search_space": first.search_space.source,
-            "trials": len(run.records),
-            "seed": options.seed,
-            "budget_seconds": options.budget,
-            "spent_seconds": run.clock(),
-        },
-        min_gain=options.min_gain,
-    )
-
-
-@contextlib.contextmanager
-def _interruptions(observe: Observer) -> Iterator[Callable[[], int]]:
-    """Counts Ctrl-C: the first asks the run to wind up, the second raises `KeyboardInterrupt` as usual."""
-    count = 0
-
-    def note(number: int, frame: object) -> None:
-        nonlocal count
-        count += 1
-        if count > 1:
-            raise KeyboardInterrupt
-        observe(
-            Notice(
-                text="winding up: what was found so far is confirmed and written; Ctrl-C again stops at once"
-            )
-        )
-
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: count  # signals reach the main thread only; its owner decides
-        return
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: count
-    finally:
-        signal.signal(signal.SIGINT, before)
