@@ -29,10 +29,11 @@ def tune(
     workload: str,
     /,
     *,
-    budget: str = "10m",
+    budget: str | None = None,
     space: str | None = None,
     trials: int | None = None,
     out: str | None = None,
+    resume: str | None = None,
     seed: int = 0,
     min_gain: float = 0.02,
     trial_timeout: str | None = None,
@@ -46,13 +47,16 @@ def tune(
     workload
         path/to/file.py[:name] or package.module[:name]; the name defaults to `workload`.
     budget
-        Wall-clock time for everything: 90s, 10m, 1h30m.
+        Wall-clock time for everything: 90s, 10m, 1h30m. 10m when left out.
     space
         A search-space file, or a shipped one: quick, cpu, gpu. Chosen by device when left out.
     trials
         At most so many trials in the search.
     out
         The run directory; a new one below results/ when left out.
+    resume
+        The directory of a run that was stopped: it goes on where it was, and finished trials are not run again. A
+        budget given with it is for what is still to be done.
     seed
         Makes the samples repeatable, given the same results.
     min_gain
@@ -73,6 +77,7 @@ def tune(
                 workload,
                 budget=budget,
                 out=out,
+                resume=resume,
                 space=space,
                 trials=trials,
                 seed=seed,

@@ -11,6 +11,7 @@ Version history of run.json: 1, the first. This module does no measuring and no 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 from collections.abc import Iterator
@@ -151,6 +152,29 @@ class RunDirectory:
                 f"cannot write to {self.path}: {error.strerror}",
                 hint="Give --out a directory you may write to.",
             ) from error
+
+    @contextlib.contextmanager
+    def reopened(self) -> Iterator[None]:
+        """The lock of a run that is gone on with.
+
+        Raises:
+            RunDirectoryError: Another process has it, or the directory cannot be written.
+        """
+        try:
+            self._lock.acquire()
+            self.log_directory.mkdir(exist_ok=True)
+        except filelock.Timeout as error:
+            raise RunDirectoryError(
+                f"{self.path} is in use by another autotune process", hint="Wait for it, or end it."
+            ) from error
+        except OSError as error:
+            raise RunDirectoryError(
+                f"cannot write to {self.path}: {error.strerror}", hint="Make it writable, or start a new run."
+            ) from error
+        try:
+            yield
+        finally:
+            self.release()
 
     def release(self) -> None:
         """Give the lock back."""

@@ -179,7 +179,9 @@ def with_run(directory):
     return directory
 
 
-def tune_simulated(trials, directory, /, *, space=SMALL_SPACE, observe=silent, machine=MACHINE, **options):
+def tune_simulated(
+    trials, directory, /, *, space=SMALL_SPACE, observe=silent, machine=MACHINE, earlier=None, **options
+):
     """One whole run on simulated trials and their clock; returns its recipe."""
     return tune_with(
         trials,
@@ -191,6 +193,7 @@ def tune_simulated(trials, directory, /, *, space=SMALL_SPACE, observe=silent, m
         options=Options(**{"budget": 300.0, **options}),
         clock=trials.clock,
         observe=observe,
+        earlier=earlier,
     )
 
 

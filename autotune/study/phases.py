@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import signal
 import threading
@@ -31,6 +32,7 @@ from autotune.study.plan import (
 )
 from autotune.study.progress import Notice, Observer, PhaseBegan
 from autotune.study.recommendation import recommend
+from autotune.study.resuming import Earlier, refuse_another_question
 from autotune.study.run import Run
 from autotune.study.sampler import Sampler
 from autotune.study.search import Search
@@ -54,8 +56,10 @@ def tune_with(
     options: Options,
     clock: Clock,
     observe: Observer,
+    earlier: Earlier | None = None,
 ) -> Recipe:
     """The run itself, on real, simulated or recorded trials. Raises as `tune` does."""
+    known = [] if earlier is None else earlier.trials()
     with _interruptions(observe) as interruptions:
         observe(PhaseBegan(phase=Phase.BASELINE, ends=None, detail="importing the workload"))
         opening = clock()
@@ -71,9 +75,11 @@ def tune_with(
             interruptions=interruptions,
             rng=random.Random(options.seed),
             baseline=baseline,
+            records={} if earlier is None else dict(earlier.records),
+            numbers=itertools.count(0 if earlier is None else earlier.next_number),
         )
         beside = SideBySide(run, bracketed=options.pairing == "bracketed")
-        warm = beside.start_baseline(baseline_timeout(options.budget))
+        warm = beside.start_baseline(baseline_timeout(options.budget), known[0] if known else None)
         device = Device.GPU if warm.started.gpus else Device.CPU
         machine = _completed(machine, warm, device, observe)
         for text in oddities(facts, warm, device):
@@ -86,6 +92,10 @@ def tune_with(
             examples=warm.started.examples,
             dataset_takes_config=facts.dataset_takes_config,
         )
+        if earlier is not None:
+            refuse_another_question(
+                earlier, fingerprint=facts.fingerprint, baseline=run.baseline, choices=space.choices
+            )
         isolation = getattr(trials, "isolation", options.isolation)
         plan = plan_run(
             options.budget,
@@ -111,7 +121,7 @@ def tune_with(
         )
         directory.write_run(record)
         sampler = Sampler(space, file=directory.study_file, name=facts.name, seed=options.seed)
-        search = Search(run, beside, space, sampler, plan, most_trials=options.trials)
+        search = Search(run, beside, space, sampler, plan, most_trials=options.trials, earlier=known[1:])
         search.search()
         beside.end_baseline()
         parity = Parity(run, ends=min(plan.numerics_ends, clock() + MOST_NUMERICS_SHARE * options.budget))

@@ -29,6 +29,7 @@ class Run:
         data: What the baseline learned of the dataset; None until then.
         baseline: What the user would run anyway, `jit_compile` resolved once the baseline has started.
         records: Every trial's record, by number.
+        numbers: Numbers for new trials.
     """
 
     directory: RunDirectory
@@ -40,7 +41,7 @@ class Run:
     data: Data | None = None
     baseline: Configuration
     records: dict[int, TrialRecord] = field(default_factory=dict)
-    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def interrupted(self) -> bool:
         """Whether the user has asked to stop."""
@@ -48,7 +49,7 @@ class Run:
 
     def new_trial(self, phase: Phase, configuration: Configuration) -> Trial:
         """A trial with the next number, its directory made, announced."""
-        trial = Trial(next(self._numbers), phase, configuration)
+        trial = Trial(next(self.numbers), phase, configuration)
         self.directory.prepare_trial(trial.number)
         self.announce(trial)
         return trial

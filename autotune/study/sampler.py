@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -130,12 +130,31 @@ class Sampler:
             # Naming the metric is marked experimental since Optuna 3.2; the dashboard shows the name.
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self._study = optuna.create_study(
+                load_if_exists=True,  # a run that is resumed
                 storage=None if file is None else _storage(file),
                 study_name=name,
                 direction="maximize",
                 sampler=_GridTPE(space, seed),
             )
             self._study.set_metric_names(["speedup"])
+
+    def catch_up(self, records: Iterable[TrialRecord]) -> None:
+        """Tell the study what it was not told of: the baseline of a new run, the last trials of one that was stopped.
+
+        Args:
+            records: All that was measured. What the study holds as open is given up: it was in flight.
+        """
+        with _writing(self._file):
+            for each in self._study.get_trials(deepcopy=False):
+                if each.state is TrialState.RUNNING:
+                    self._study.tell(each.number, state=TrialState.FAIL)
+            while self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+                self._study.tell(self._study.ask(), state=TrialState.FAIL)
+            told = {each.user_attrs.get("trial") for each in self._study.get_trials(deepcopy=False)}
+        for record in records:
+            configuration = Configuration(record.configuration)
+            if record.trial not in told and configuration in self._space:
+                self.tell(self.ask_for(configuration), record)
 
     def ask(self) -> tuple[Trial, Configuration]:
         """The next configuration to look at, and the Optuna trial to be told about it."""

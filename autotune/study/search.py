@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 
 import optuna
 
@@ -38,6 +39,7 @@ class Search:
         sampler: What to look at next.
         plan: When to end.
         most_trials: The user's own limit on trials, the baseline not counted; None for none.
+        earlier: Trials of an earlier invocation, the baseline not among them.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Search:
         plan: Plan,
         *,
         most_trials: int | None,
+        earlier: Sequence[Trial] = (),
     ) -> None:
         self._run = run
         self._beside = beside
@@ -56,8 +59,8 @@ class Search:
         self._sampler = sampler
         self._plan = plan
         self._most_trials = most_trials
-        self._trials: dict[Configuration, Trial] = {}
-        self._durations: list[float] = []
+        self._trials = {each.configuration: each for each in earlier}
+        self._durations = [each.seconds / max(1, each.instances) for each in earlier if each.pairs]
 
     def search(self) -> bool:
         """Probe, then sample, until the time is over, the trials are spent, or nothing new comes.
@@ -66,7 +69,7 @@ class Search:
             Whether it ran to its end; False when the user interrupted it.
         """
         plan, run = self._plan, self._run
-        self._tell_of_baseline()
+        self._tell_of_what_is_known()
         try:
             run.observe(PhaseBegan(phase=Phase.PROBE, ends=plan.probes_end, detail="one change at a time"))
             self._probe()
@@ -148,10 +151,10 @@ class Search:
 
     # --------------------------------------------------------------------------------------------- trials
 
-    def _tell_of_baseline(self) -> None:
-        record = self._run.records[0]
+    def _tell_of_what_is_known(self) -> None:
+        """The baseline, and what an earlier invocation found."""
         self._trials[self._space.baseline] = self._beside.baseline
-        self._sampler.tell(self._sampler.ask_for(self._space.baseline), record)
+        self._sampler.catch_up(self._run.records.values())
 
     def _try(self, phase: Phase, configuration: Configuration) -> TrialRecord | None:
         """Run a given configuration, if it was not run yet."""

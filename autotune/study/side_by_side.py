@@ -76,8 +76,12 @@ class SideBySide:
 
     # ------------------------------------------------------------------------------------------- baseline
 
-    def start_baseline(self, timeout: float) -> WarmUp:
+    def start_baseline(self, timeout: float, earlier: Trial | None = None) -> WarmUp:
         """Run trial 0 until it is warm, learn from it what the workload is, and time it alone.
+
+        Args:
+            timeout: Seconds until it must be warm.
+            earlier: What an earlier invocation measured of it, to be added to.
 
         Raises:
             WorkloadError: The workload itself is at fault.
@@ -85,7 +89,9 @@ class SideBySide:
             NoStableConfigurationError: The baseline fails.
         """
         run = self._run
-        self.baseline = trial = run.new_trial(Phase.BASELINE, run.baseline)
+        self.baseline = trial = earlier or run.new_trial(Phase.BASELINE, run.baseline)
+        if earlier is not None:
+            run.announce(trial)
         began = run.clock()
         try:
             warm = self._launch(trial, timeout)
@@ -98,10 +104,11 @@ class SideBySide:
             for _ in range(_within(BASELINE_SLICES, BASELINE_SLICES_SECONDS / length)):
                 trial.slices.append(_live(trial).measure(length, patience))
         except TrialFailed as failure:
-            trial.seconds = run.clock() - began
-            run.keep(trial.failed(failure))
+            trial.seconds += run.clock() - began
+            if earlier is None:  # else what it gave then stands
+                run.keep(trial.failed(failure))
             raise self._baseline_error(failure) from failure
-        trial.seconds = run.clock() - began
+        trial.seconds += run.clock() - began
         run.keep(trial.record(Outcome.OK))
         return warm
 

@@ -6,8 +6,8 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,11 +20,12 @@ from autotune.run_directory import (
     RunRecord,
     new_run_directory,
 )
-from autotune.space.search_space import find_search_space
+from autotune.space.search_space import SearchSpace, find_search_space
 from autotune.study.confirmed import Limits
 from autotune.study.options import Options, seconds_of
 from autotune.study.phases import tune_with
-from autotune.study.progress import Observer, RunBegan, silent
+from autotune.study.progress import Notice, Observer, RunBegan, silent
+from autotune.study.resuming import Earlier, read_earlier, refuse_another_machine
 from autotune.study.running import now_utc
 from autotune.trial.process import TrialProcesses
 from autotune.workload import (
@@ -53,8 +54,9 @@ def _reference(workload: object) -> WorkloadReference:
 def tune(
     workload: Workload | str | os.PathLike[str],
     *,
-    budget: float | str = DEFAULT_BUDGET,
+    budget: float | str | None = None,
     out: str | Path | None = None,
+    resume: str | Path | None = None,
     space: str | Path | None = None,
     trials: int | None = None,
     seed: int = 0,
@@ -69,8 +71,11 @@ def tune(
     Args:
         workload: What is trained: a `Workload` at the top level of a module, or `"path/to/file.py[:name]"`
             or `"package.module[:name]"`.
-        budget: Wall-clock time for everything, in seconds or as `"90s"`, `"10m"`, `"1h30m"`.
+        budget: Wall-clock time for everything, in seconds or as `"90s"`, `"10m"`, `"1h30m"`; ten minutes when None.
+            With `resume`, for what is still to be done; what is left of the run's own when None.
         out: The run directory; below `results/` when None.
+        resume: The directory of a run that was stopped: it goes on, and finished trials are not run again. How it
+            is to be done is its own, the budget excepted.
         space: A search-space file or the name of a shipped one; chosen by device when None.
         trials: At most so many trials in the search; None leaves it to the budget.
         seed: Makes the samples repeatable, given the same results.
@@ -93,42 +98,99 @@ def tune(
     began = time.monotonic()
     refuse_while_loading()
     require_linux()
-    options = Options(
-        budget=seconds_of("budget", budget),
-        space=None if space is None else str(space),
-        trials=trials,
-        seed=seed,
-        min_gain=min_gain,
-        trial_timeout=None if trial_timeout is None else seconds_of("trial_timeout", trial_timeout),
-        isolation=isolation,
-        pairing=pairing,
-    )
-    if out == "":
-        raise ArgumentError(
-            "out is empty", hint="Give the run directory, or leave it out for one in results/."
-        )
     reference = _reference(workload)
+    given = {
+        "space": None if space is None else str(space),
+        "trials": trials,
+        "seed": seed,
+        "min_gain": min_gain,
+        "trial_timeout": None if trial_timeout is None else seconds_of("trial_timeout", trial_timeout),
+        "isolation": isolation,
+        "pairing": pairing,
+    }
+    if resume is not None:
+        if out is not None:
+            raise ArgumentError("out and resume were both given", hint="A resumed run stays where it is.")
+        return _resume(RunDirectory(_directory("resume", resume)), reference, given, budget, began, observe)
+    options = Options(
+        budget=seconds_of("budget", DEFAULT_BUDGET if budget is None else budget),
+        **given,  # type: ignore[arg-type]  # Options checks each
+    )
     written = None if options.space is None else find_search_space(options.space)
-    directory = new_run_directory(Path("results"), _name_of(reference)) if out is None else RunDirectory(out)
+    if out is None:
+        directory = new_run_directory(Path("results"), _name_of(reference))
+    else:
+        directory = RunDirectory(_directory("out", out))
     with _occupied(directory):
         machine = fingerprint()
         directory.write_run(
             RunRecord(run=directory.name, started_at=now_utc(), machine=machine, arguments=asdict(options))
         )
-        observe(RunBegan(directory=directory.path, workload=_name_of(reference), budget=options.budget))
-        processes = TrialProcesses(reference, logs=directory.log_directory, isolation=options.isolation)
-        with processes:
-            return tune_with(
-                processes,
-                directory=directory,
-                machine=machine,
-                limits=_limits(machine),
-                reference=reference,
-                written=written,
-                options=options,
-                clock=lambda: time.monotonic() - began,
-                observe=observe,
+        return _run(directory, machine, reference, written, options, began, observe)
+
+
+def _directory(name: str, given: str | Path) -> Path:
+    if given == "":
+        raise ArgumentError(f"{name} is empty", hint="Give the run directory, or leave it out.")
+    return Path(given)
+
+
+def _resume(
+    directory: RunDirectory,
+    reference: WorkloadReference,
+    given: Mapping[str, object],
+    budget: float | str | None,
+    began: float,
+    observe: Observer,
+) -> Recipe:
+    """Go on with a run that was stopped."""
+    earlier = read_earlier(directory)
+    options = earlier.options
+    usual = Options(budget=options.budget)
+    for name, value in given.items():
+        if value not in (getattr(usual, name), getattr(options, name)):
+            raise ArgumentError(
+                f"{name} is {value!r}, and the run to be resumed has {getattr(options, name)!r}",
+                hint=f"Leave {name} out: a resumed run is done as it was begun.",
             )
+    if budget is None:
+        began -= earlier.spent_seconds
+    else:
+        options = replace(options, budget=seconds_of("budget", budget))
+    written = None if options.space is None else find_search_space(options.space)
+    with directory.reopened():
+        machine = fingerprint()
+        refuse_another_machine(earlier, machine)
+        return _run(directory, machine, reference, written, options, began, observe, earlier)
+
+
+def _run(
+    directory: RunDirectory,
+    machine: Machine,
+    reference: WorkloadReference,
+    written: SearchSpace | None,
+    options: Options,
+    began: float,
+    observe: Observer,
+    earlier: Earlier | None = None,
+) -> Recipe:
+    observe(RunBegan(directory=directory.path, workload=_name_of(reference), budget=options.budget))
+    if earlier is not None:
+        observe(Notice(text=f"resumed: {len(earlier.records)} trials were finished before"))
+    processes = TrialProcesses(reference, logs=directory.log_directory, isolation=options.isolation)
+    with processes:
+        return tune_with(
+            processes,
+            directory=directory,
+            machine=machine,
+            limits=_limits(machine),
+            reference=reference,
+            written=written,
+            options=options,
+            clock=lambda: time.monotonic() - began,
+            observe=observe,
+            earlier=earlier,
+        )
 
 
 def _name_of(reference: WorkloadReference) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import optuna
 import psutil
 import pytest
-from real_trials import REPOSITORY
+from real_trials import REPOSITORY, until
 
 import autotune
 
@@ -241,6 +241,36 @@ def interrupted(tmp_path, environment, *, when: str) -> subprocess.CompletedProc
         out, err = process.communicate(timeout=WAIT_SECONDS)
     assert templates_of(process.pid) == []
     return subprocess.CompletedProcess([], process.returncode, "".join(lines) + out, err)
+
+
+def test_a_killed_tuner_leaves_no_process_and_its_run_can_be_resumed(tmp_path, environment, run):
+    """SIGKILL in the search: its whole family goes, and `--resume` goes on without running a trial again."""
+    (tmp_path / "train.py").write_text(TINY)
+    with subprocess.Popen(
+        [sys.executable, "-m", "autotune", "tune", "train.py", "--budget", "60s", "--out", "run"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        assert any("probe      1" in line for line in process.stdout)
+        family = templates_of(process.pid)
+        family += [child for each in family for child in each.children(recursive=True)]
+        process.kill()
+    assert family
+    until(lambda: not any(each.is_running() for each in family), "the killed tuner's family to be gone")
+    before = autotune.load_history(tmp_path / "run")
+    ended = run("-m", "autotune", "tune", "train.py", "--resume", "run", "--budget", "45s")
+    assert ended.returncode == 0, ended.stderr
+    assert "resumed: " in ended.stdout
+    after = autotune.load_history(tmp_path / "run")
+    assert set(before["trial"]) <= set(after["trial"])
+    assert (tmp_path / "run" / "recipe.json").exists()
+    again = run("-m", "autotune", "tune", "train.py", "--resume", "run")
+    assert again.returncode == 2
+    assert "has ended: its recipe is" in again.stderr
 
 
 def test_ctrl_c_during_the_search_winds_up(tmp_path, environment):

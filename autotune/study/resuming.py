@@ -1,0 +1,183 @@
+"""What an earlier invocation left in a run directory, to go on from: finished trials are not run again.
+
+A run can be stopped at any moment. What counts as finished is what has a `result.json`; the study's file follows
+it (see `Sampler.catch_up`), and what was in flight is begun anew under another number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+
+from autotune.errors import ArgumentError, AutotuneError, RunDirectoryError
+from autotune.machine import Machine
+from autotune.measure.throughput import long_run_rate
+from autotune.run_directory import RunDirectory, RunRecord
+from autotune.space.configuration import Configuration
+from autotune.space.knobs import KnobValue
+from autotune.study.options import Options
+from autotune.study.running import Trial
+from autotune.trial.messages import Finished
+from autotune.trial.record import Outcome, Phase, Slice, TrialRecord
+
+_START_ANEW = "Start a new run, with another --out."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Earlier:
+    """An unfinished run.
+
+    Args:
+        run: Its run.json.
+        records: Its finished trials by number, without confirmations and what was interrupted.
+        next_number: The first trial number that was never used.
+    """
+
+    run: RunRecord
+    records: Mapping[int, TrialRecord]
+    next_number: int
+
+    @property
+    def options(self) -> Options:
+        """How it was to be done.
+
+        Raises:
+            RunDirectoryError: run.json holds something else.
+        """
+        known = {each.name for each in fields(Options)}
+        try:
+            return Options(**{name: value for name, value in self.run.arguments.items() if name in known})
+        except (AutotuneError, TypeError) as error:
+            raise RunDirectoryError(
+                f"{self.run.run}: run.json: arguments: {error}", hint=_START_ANEW
+            ) from error
+
+    @property
+    def spent_seconds(self) -> float:
+        """Seconds from the run's beginning to the end of its last finished trial."""
+        try:
+            began = datetime.fromisoformat(self.run.started_at)
+            ends = [
+                (datetime.fromisoformat(each.started_at) - began).total_seconds() + each.seconds
+                for each in self.records.values()
+            ]
+        except (ValueError, TypeError) as error:
+            raise RunDirectoryError(
+                f"{self.run.run}: a time is damaged: {error}", hint=_START_ANEW
+            ) from error
+        return max(0.0, max(ends, default=0.0))
+
+    def trials(self) -> list[Trial]:
+        """The finished trials, as the search knows them; the baseline first."""
+        baseline = self.records.get(0)
+        if baseline is None:
+            return []
+        return [_restored(record, baseline) for _, record in sorted(self.records.items())]
+
+
+def read_earlier(directory: RunDirectory) -> Earlier:
+    """What there is to go on from.
+
+    Raises:
+        RunDirectoryError: It is no run directory, or damaged.
+        ArgumentError: The run has ended.
+    """
+    run = directory.read_run()
+    if directory.recipe_file.exists():
+        raise ArgumentError(
+            f"{directory.path} has ended: its recipe is {directory.recipe_file}",
+            hint=f"There is nothing to resume. {_START_ANEW}",
+        )
+    records = list(directory.read_trials())
+    kept = {
+        each.trial: each
+        for each in records
+        if each.phase is not Phase.CONFIRM and each.outcome is not Outcome.INTERRUPTED
+    }
+    if 0 in kept and kept[0].outcome is not Outcome.OK:
+        del kept[0]  # a baseline that failed is tried again
+    numbers = [int(each.name) for each in (directory.path / "trials").glob("*") if each.name.isdecimal()]
+    if 0 not in kept:
+        return Earlier(run=run, records={}, next_number=0)  # from the very beginning
+    return Earlier(run=run, records=kept, next_number=max(numbers) + 1)
+
+
+def refuse_another_machine(earlier: Earlier, machine: Machine) -> None:
+    """Refuse to mix figures of two machines.
+
+    Raises:
+        RunDirectoryError: The run was begun on another one.
+    """
+    differences = earlier.run.machine.differences(machine)
+    if differences:
+        raise RunDirectoryError(
+            f"{earlier.run.run} was begun on another machine: {'; '.join(differences)}", hint=_START_ANEW
+        )
+
+
+def refuse_another_question(
+    earlier: Earlier, *, fingerprint: str, baseline: Configuration, choices: Mapping[str, Sequence[KnobValue]]
+) -> None:
+    """Refuse to mix figures of two workloads, baselines or search spaces.
+
+    Args:
+        earlier: The run to go on from.
+        fingerprint: The workload's now.
+        baseline: The baseline now.
+        choices: The resolved search space now.
+
+    Raises:
+        RunDirectoryError: One of them differs.
+    """
+    run = earlier.run
+    if run.workload is None or run.search_space is None:
+        return  # stopped before anything was measured
+    changed = []
+    if run.workload.fingerprint != fingerprint:
+        changed.append("the workload's file")
+    if run.baseline is not None and Configuration(run.baseline) != baseline:
+        changed.append("the baseline")
+    if {k: tuple(v) for k, v in run.search_space.choices.items()} != {
+        k: tuple(v) for k, v in choices.items()
+    }:
+        changed.append("the search space")
+    if changed:
+        raise RunDirectoryError(
+            f"{run.run} cannot be resumed: {' and '.join(changed)} changed since it began", hint=_START_ANEW
+        )
+
+
+def _restored(record: TrialRecord, baseline: TrialRecord) -> Trial:
+    """A trial as its record tells it, without a process."""
+    trial = Trial(record.trial, record.phase, Configuration(record.configuration))
+    trial.started_at = record.started_at
+    trial.pairing = record.pairing
+    trial.stopped_by = record.stopped_by
+    trial.instances = record.instances
+    trial.seconds = record.seconds
+    trial.pairs = list(record.pairs)
+    trial.slices = list(record.slices)
+    trial.log_ratios = [
+        math.log(_rate(pair.candidate, record) / _rate(pair.baseline, baseline)) for pair in record.pairs
+    ]
+    if record.peak_host_bytes is not None:
+        trial.finished = Finished(
+            peak_host_bytes=record.peak_host_bytes,
+            peak_device_bytes=record.peak_device_bytes,
+            input_wait_fraction=record.input_wait_fraction,
+            loss=record.last_loss,
+        )
+    return trial
+
+
+def _rate(each: Slice, record: TrialRecord) -> float:
+    if each.epochs:
+        return long_run_rate(each.examples, each.seconds)
+    return long_run_rate(
+        each.examples,
+        each.seconds,
+        examples_per_epoch=record.examples_per_epoch,
+        epoch_overhead_seconds=record.epoch_overhead_seconds,
+    )

@@ -1,0 +1,234 @@
+"""A run that was stopped goes on: nothing finished is lost or run again. Killed for real, on simulated trials."""
+
+import os
+import random
+import signal
+
+import optuna
+import pytest
+from simulated_runs import (
+    MACHINE,
+    SMALL_SPACE,
+    Watcher,
+    faster_by,
+    on_disk,
+    simulated_trials,
+    tune_simulated,
+    with_run,
+)
+
+from autotune.errors import ArgumentError, RunDirectoryError
+from autotune.run_directory import RunDirectory
+from autotune.space.configuration import Configuration
+from autotune.study.progress import TrialBegan
+from autotune.study.resuming import read_earlier, refuse_another_machine
+from autotune.trial.live import TrialFailed
+from autotune.trial.record import Outcome, Phase
+
+SPEED = faster_by(jit_compile=1.5, batch_size=1.2, steps_per_execution=1.1)
+MOMENTS = 50
+EVENTS = 60
+"""About as many events as a whole run has before its confirmation ends."""
+
+
+class Stopped(BaseException):
+    """Ends a run from within, as nothing in it expects."""
+
+
+def trials(seed=0, **settings):
+    """The machine that both invocations run on."""
+    return simulated_trials(SPEED, noise=0.05, instance_noise=0.01, seed=seed, **settings)
+
+
+def stop_at(path, number, *, failure=None, **options):
+    """A run that ends when its trial `number` is announced."""
+
+    def react(event):
+        if isinstance(event, TrialBegan) and event.trial == number:
+            raise Stopped
+
+    with on_disk(path) as directory, pytest.raises(Stopped):
+        tune_simulated(trials(failure=failure), directory, observe=Watcher(react), **options)
+    return RunDirectory(path)
+
+
+def go_on(directory, *, seed=1, **options):
+    """The second invocation; returns its recipe."""
+    earlier = read_earlier(directory)
+    with directory.reopened():
+        return tune_simulated(trials(seed), directory, earlier=earlier, **options)
+
+
+def searched(directory):
+    """The trials of the search that were measured or failed, by number."""
+    return {
+        each.trial: each
+        for each in directory.read_trials()
+        if each.phase is not Phase.CONFIRM and each.outcome is not Outcome.INTERRUPTED
+    }
+
+
+def assert_each_was_run_once(directory):
+    """No two trials of the search have the same configuration."""
+    seen = [Configuration(each.configuration) for each in searched(directory).values()]
+    assert len(seen) == len(set(seen))
+
+
+def test_finished_trials_are_not_run_again(tmp_path):
+    """What was measured stands, the search goes on after it, and the recipe counts both."""
+    directory = stop_at(tmp_path / "run", 5)
+    before = searched(directory)
+    assert set(before) == {0, 1, 2, 3, 4}
+    recipe = go_on(directory)
+    after = searched(directory)
+    assert {number: after[number].pairs for number in (1, 2)} == {n: before[n].pairs for n in (1, 2)}
+    assert_each_was_run_once(directory)
+    assert recipe.evidence.verdict == "faster"
+    assert directory.recipe_file.exists()
+
+
+def test_the_baseline_is_added_to(tmp_path):
+    """It must live again beside the candidates; its earlier slices stay."""
+    directory = stop_at(tmp_path / "run", 3)
+    before = searched(directory)[0]
+    go_on(directory)
+    after = searched(directory)[0]
+    assert after.slices[: len(before.slices)] == before.slices
+    assert len(after.slices) > len(before.slices)
+    assert after.instances == before.instances + 1
+
+
+def test_the_study_knows_all_of_it(tmp_path):
+    """Each trial of the search is told once; what was open when the run stopped is told as failed."""
+    directory = stop_at(tmp_path / "run", 4)
+    go_on(directory)
+    study = optuna.load_study(study_name="simulated", storage=f"sqlite:///{directory.study_file}")
+    told = [each.user_attrs["trial"] for each in study.trials if "trial" in each.user_attrs]
+    assert set(told) >= set(searched(directory))
+    open_ones = (optuna.trial.TrialState.RUNNING, optuna.trial.TrialState.WAITING)
+    assert not [each for each in study.trials if each.state in open_ones]
+
+
+def test_a_failed_configuration_is_not_tried_again(tmp_path):
+    """What ran out of memory before the stop is known after it."""
+
+    def failure(configuration):
+        if configuration["jit_compile"] is True:
+            return TrialFailed(Outcome.OOM, "out of memory")
+        return None
+
+    directory = stop_at(tmp_path / "run", 4, failure=failure)
+    second = trials(1, failure=failure)
+    with directory.reopened():
+        tune_simulated(second, directory, earlier=read_earlier(directory))
+    alone = Configuration(searched(directory)[0].configuration).replace(jit_compile=True)
+    assert alone not in [each.configuration for each in second.launched]
+    assert_each_was_run_once(directory)
+
+
+def test_a_run_without_a_baseline_begins_again(tmp_path):
+    """Stopped while it imported: there is nothing to go on from, and it is no error."""
+    directory = stop_at(tmp_path / "run", 0)
+    earlier = read_earlier(directory)
+    assert (earlier.records, earlier.next_number, earlier.spent_seconds) == ({}, 0, 0.0)
+    go_on(directory)
+    assert searched(directory)[0].outcome is Outcome.OK
+
+
+def test_a_run_that_has_ended_cannot_be_resumed(tmp_path):
+    """Its recipe is named."""
+    with on_disk(tmp_path / "run") as directory:
+        tune_simulated(trials(), directory)
+    with pytest.raises(ArgumentError, match=r"has ended: its recipe is .*recipe\.json"):
+        read_earlier(RunDirectory(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"space": SMALL_SPACE.replace("[1, 8]", "[1, 4]")}, "the search space"), ({}, "the workload's file")],
+)
+def test_another_question_is_refused(tmp_path, options, words):
+    """Figures of two workloads or spaces are not mixed, and what was measured stays."""
+    directory = stop_at(tmp_path / "run", 4)
+    before = searched(directory)
+    second = trials(1)
+    if not options:
+        second.facts = second.facts.model_copy(update={"fingerprint": "sha256:11"})
+    with directory.reopened(), pytest.raises(RunDirectoryError, match=f"{words} changed since it began"):
+        tune_simulated(second, directory, earlier=read_earlier(directory), **options)
+    assert {n: each.pairs for n, each in searched(directory).items()} == {
+        n: b.pairs for n, b in before.items()
+    }
+
+
+def test_another_machine_is_refused(tmp_path):
+    """Speeds of two machines are not mixed."""
+    earlier = read_earlier(stop_at(tmp_path / "run", 2))
+    refuse_another_machine(earlier, MACHINE)
+    with pytest.raises(RunDirectoryError, match="begun on another machine: cores: measured on 2, here 64"):
+        refuse_another_machine(earlier, MACHINE.model_copy(update={"cores": 64}))
+
+
+def test_two_cannot_have_the_same_run(tmp_path):
+    """The second is refused while the first has it."""
+    directory = stop_at(tmp_path / "run", 2)
+    with (
+        directory.reopened(),
+        pytest.raises(RunDirectoryError, match="in use by another"),
+        RunDirectory(tmp_path / "run").reopened(),
+    ):
+        pass
+
+
+def test_options_of_a_damaged_run_are_an_error(tmp_path):
+    """What stands in run.json is checked like what is typed."""
+    directory = RunDirectory(tmp_path / "run")
+    directory.create()
+    with_run(directory)
+    directory.write_run(directory.read_run().model_copy(update={"arguments": {"budget": "long"}}))
+    with pytest.raises(RunDirectoryError, match=r"run\.json: arguments: budget is 'long'"):
+        _ = read_earlier(directory).options
+
+
+def killed_after(path, events):
+    """A run in a process of its own, killed by SIGKILL once so many events have happened; how it ended."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.close(reading)
+            with on_disk(path) as directory:
+                tune_simulated(trials(), directory, observe=lambda event: os.write(writing, b"."))
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writing)
+    seen = 0
+    while seen < events and (more := os.read(reading, 1)):
+        seen += len(more)
+    os.kill(pid, signal.SIGKILL)
+    os.close(reading)
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment(tmp_path):
+    """After SIGKILL nothing finished is lost or run twice, and the resumed run ends with a recipe."""
+    moments = random.Random(0)
+    killed = 0
+    for index in range(MOMENTS):
+        path = tmp_path / str(index)
+        if killed_after(path, moments.randint(1, EVENTS)) != -signal.SIGKILL:
+            continue
+        killed += 1
+        directory = RunDirectory(path)
+        before = searched(directory)
+        go_on(directory, seed=index + 1)
+        after = searched(directory)
+        assert set(before) <= set(after)
+        assert all(after[n].pairs[: len(each.pairs)] == each.pairs for n, each in before.items())
+        assert_each_was_run_once(directory)
+        assert directory.recipe_file.exists()
+    assert killed >= 0.9 * MOMENTS
