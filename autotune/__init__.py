@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from autotune.history.frame import load_history
     from autotune.recipe.recipe import MachineMismatchWarning, Recipe
     from autotune.study.tune import tune
+    from autotune.study.verifying import Verification, verify
 
 _LAZY = {
     "MachineMismatchWarning": "autotune.recipe.recipe",
     "Recipe": "autotune.recipe.recipe",
+    "Verification": "autotune.study.verifying",
     "load_history": "autotune.history.frame",
     "tune": "autotune.study.tune",
+    "verify": "autotune.study.verifying",
 }
 
 __all__ = [
@@ -33,10 +36,12 @@ __all__ = [
     "DatasetConfig",
     "MachineMismatchWarning",
     "Recipe",
+    "Verification",
     "Workload",
     "__version__",
     "load_history",
     "tune",
+    "verify",
 ]
 
 

@@ -102,6 +102,34 @@ def tune(
 
 
 @app.command
+def verify(recipe: Path, workload: str, /, *, budget: str = "100s", seed: int = 0) -> int:
+    """Measure a recipe against its baseline again, here and now: does its claim hold?
+
+    Exit code 0 when it holds, 1 when it does not.
+
+    Parameters
+    ----------
+    recipe
+        A recipe.json.
+    workload
+        path/to/file.py[:name] or package.module[:name], as for `autotune tune`.
+    budget
+        Wall-clock time for everything.
+    seed
+        Of the order in which slices are taken.
+    """
+    from autotune import console
+    from autotune.measure.deciding import Finding
+    from autotune.study.options import seconds_of
+    from autotune.study.verifying import verify as run
+
+    with console.Progress(budget=seconds_of("budget", budget)) as progress:
+        verification = run(recipe, workload, budget=budget, seed=seed, observe=progress)
+    console.show_verification(verification)
+    return 0 if verification.finding is Finding.HOLDS else 1
+
+
+@app.command
 def show(path: Path, /) -> int:
     """Show a recipe, or a run: its trials and its recipe.
 
@@ -253,8 +281,8 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: The command line; the process's own when None.
 
     Returns:
-        The exit code: 0 done, 2 wrong arguments or input, 3 no stable configuration, 4 internal error, 130
-        interrupted.
+        The exit code: 0 done, 1 a claim that does not hold, 2 wrong arguments or input, 3 no stable configuration,
+        4 internal error, 130 interrupted.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given

@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.errors import AutotuneError
-from autotune.measure.deciding import Shortfall, Verdict
+from autotune.measure.deciding import Finding, Shortfall, Verdict
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS
 from autotune.study.progress import (
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from autotune.history.compare import RunSummary
     from autotune.recipe.recipe import BestCandidate, Estimate, Evidence, Recipe
     from autotune.run_directory import SearchSpaceRecord
+    from autotune.study.verifying import Verification
 
 WIDTH_WITHOUT_TERMINAL = 120
 
@@ -110,17 +111,22 @@ class Progress:
 
     Args:
         console: Where to draw.
+        budget: Seconds for everything; that of the run, once it has begun.
         clock: Seconds, monotonic.
     """
 
     def __init__(
-        self, console: RichConsole | None = None, *, clock: Callable[[], float] = time.monotonic
+        self,
+        console: RichConsole | None = None,
+        *,
+        budget: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console = console or terminal()
         self._clock = clock
         self._began = clock()
         self.directory: Path | None = None
-        self._budget = 0.0
+        self._budget = budget
         self._phase = "starting"
         self._workload = ""
         self._current = ""
@@ -358,6 +364,19 @@ def show_usage(recipe: Recipe, path: Path, console: RichConsole | None = None) -
     console.print(Text("In your training code:"))
     for line in lines:
         console.print(Text(f"    {line}"), soft_wrap=True)
+
+
+def show_verification(verification: Verification, console: RichConsole | None = None) -> None:
+    """The finding, the claim, and what was measured."""
+    console = console or terminal()
+    found = verification.finding
+    console.print()
+    if verification.claimed is not None:
+        console.print(Text(f"claimed   {ratio(verification.claimed)}"))
+        processes = f" in {verification.instances} fresh processes of each" if verification.instances else ""
+        console.print(Text(f"measured  {ratio(verification.measured)}{processes}"), soft_wrap=True)
+    style = "bold green" if found is Finding.HOLDS else "bold red"
+    console.print(Text(f"{found}: {clean(verification.reason)}.", style=style), soft_wrap=True)
 
 
 def show_trials(

@@ -21,10 +21,12 @@ def test_the_public_names_are_these():
         "DatasetConfig",
         "MachineMismatchWarning",
         "Recipe",
+        "Verification",
         "Workload",
         "__version__",
         "load_history",
         "tune",
+        "verify",
     ]
     assert all(getattr(autotune, name) is not None for name in autotune.__all__)
 

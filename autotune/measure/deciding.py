@@ -81,3 +81,33 @@ def verdict(ratio: LogInterval, *, min_gain: float) -> Verdict:
     """
     gained = ratio.low > 0 and ratio.value >= math.log1p(min_gain)
     return Verdict.FASTER if gained else Verdict.NO_SIGNIFICANT_GAIN
+
+
+class Finding(enum.StrEnum):
+    """What a verification says of a claim."""
+
+    HOLDS = "holds"
+    WEAKER = "weaker"
+    """Faster, but surely by less than was claimed."""
+    GONE = "gone"
+    """Not shown to be faster, and surely by less than was claimed."""
+    UNSTABLE = "unstable"
+    """It failed, or broke a stability rule."""
+    UNDECIDED = "undecided"
+    """Too little was measured to tell the claim from no gain."""
+
+
+def finding(claim: LogInterval, now: LogInterval) -> Finding:
+    """Whether a claimed speed-up is what is measured now.
+
+    Both have errors of their own: the two differ where the distance is more than the root of the sum of their
+    half-widths' squares.
+
+    Args:
+        claim: Logarithm of the claimed speed-up.
+        now: Logarithm of the one measured now.
+    """
+    short = claim.value - now.value > math.hypot(claim.half_width, now.half_width)
+    if now.low > 0:
+        return Finding.WEAKER if short else Finding.HOLDS
+    return Finding.GONE if short else Finding.UNDECIDED

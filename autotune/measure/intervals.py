@@ -40,6 +40,13 @@ class LogInterval:
         return (self.high - self.low) / 2
 
 
+def log_interval(value: float, low: float, high: float) -> LogInterval:
+    """A ratio and its bounds, which are above 0 or unbounded below, as a logarithm's."""
+    return LogInterval(
+        value=math.log(value), low=math.log(low) if low > 0 else -math.inf, high=math.log(high), count=0
+    )
+
+
 @functools.lru_cache(maxsize=512)
 def t_quantile(confidence: float, degrees: float) -> float:
     """Two-sided Student-t quantile: 1.96 for 0.95 and many degrees of freedom, 4.30 for two."""

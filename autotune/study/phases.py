@@ -65,8 +65,8 @@ def tune_with(
         opening = clock()
         facts = trials.open()
         import_seconds = clock() - opening
-        _tell_isolation(trials, observe)
-        baseline = _baseline(facts, reference, Device.GPU if machine.gpus else Device.CPU, observe)
+        tell_isolation(trials, observe)
+        baseline = baseline_of(facts, reference, Device.GPU if machine.gpus else Device.CPU, observe)
         run = Run(
             directory=directory,
             trials=trials,
@@ -134,7 +134,7 @@ def tune_with(
         return recipe
 
 
-def _baseline(
+def baseline_of(
     facts: WorkloadFacts, reference: WorkloadReference, device: Device, observe: Observer
 ) -> Configuration:
     """What the user would run anyway, as far as can be told before anything was built."""
@@ -149,7 +149,8 @@ def _baseline(
     return baseline
 
 
-def _tell_isolation(trials: Trials, observe: Observer) -> None:
+def tell_isolation(trials: Trials, observe: Observer) -> None:
+    """A word where importing the user's file starts what no fork survives."""
     started = getattr(trials, "started_by_import", None)
     if started is not None:
         what = "TensorFlow's runtime" if started == "runtime" else "CUDA"

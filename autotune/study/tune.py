@@ -39,7 +39,7 @@ from autotune.workload import (
 DEFAULT_BUDGET = "10m"
 
 
-def _reference(workload: object) -> WorkloadReference:
+def reference_to(workload: object) -> WorkloadReference:
     """Where the workload is, however it was handed over."""
     if isinstance(workload, Workload):
         return reference_of(workload)
@@ -98,7 +98,7 @@ def tune(
     began = time.monotonic()
     refuse_while_loading()
     require_linux()
-    reference = _reference(workload)
+    reference = reference_to(workload)
     given = {
         "space": None if space is None else str(space),
         "trials": trials,
@@ -183,7 +183,7 @@ def _run(
             processes,
             directory=directory,
             machine=machine,
-            limits=_limits(machine),
+            limits=limits_of(machine),
             reference=reference,
             written=written,
             options=options,
@@ -230,6 +230,7 @@ def _remove(path: Path, before: set[Path] | None) -> None:
             entry.unlink(missing_ok=True)
 
 
-def _limits(machine: Machine) -> Limits:
+def limits_of(machine: Machine) -> Limits:
+    """What a trial may take at most of this machine, or of the container it is in."""
     device = min((gpu.memory_bytes for gpu in machine.gpus), default=None)
     return Limits(host_bytes=memory_limit_bytes(), device_bytes=device)
