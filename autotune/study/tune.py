@@ -98,6 +98,7 @@ def tune(
     began = time.monotonic()
     refuse_while_loading()
     require_linux()
+    chosen = None if out is None else _directory("out", out)
     reference = reference_to(workload)
     given = {
         "space": None if space is None else str(space),
@@ -109,7 +110,7 @@ def tune(
         "pairing": pairing,
     }
     if resume is not None:
-        if out is not None:
+        if chosen is not None:
             raise ArgumentError("out and resume were both given", hint="A resumed run stays where it is.")
         return _resume(RunDirectory(_directory("resume", resume)), reference, given, budget, began, observe)
     options = Options(
@@ -117,10 +118,10 @@ def tune(
         **given,  # type: ignore[arg-type]  # Options checks each
     )
     written = None if options.space is None else find_search_space(options.space)
-    if out is None:
+    if chosen is None:
         directory = new_run_directory(Path("results"), _name_of(reference))
     else:
-        directory = RunDirectory(_directory("out", out))
+        directory = RunDirectory(chosen)
     with _occupied(directory):
         machine = fingerprint()
         directory.write_run(
