@@ -118,10 +118,7 @@ def tune(
         **given,  # type: ignore[arg-type]  # Options checks each
     )
     written = None if options.space is None else find_search_space(options.space)
-    if chosen is None:
-        directory = new_run_directory(Path("results"), _name_of(reference))
-    else:
-        directory = RunDirectory(chosen)
+    directory = RunDirectory(chosen) if chosen else new_run_directory(Path("results"), _name_of(reference))
     with _occupied(directory):
         machine = fingerprint()
         directory.write_run(
