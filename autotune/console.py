@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import pandas
 
     from autotune.history.compare import RunSummary
-    from autotune.recipe.recipe import BestCandidate, Estimate, Evidence, Recipe
+    from autotune.recipe.recipe import BestCandidate, Estimate, Evidence, LearningRate, Recipe
     from autotune.run_directory import SearchSpaceRecord
     from autotune.study.verifying import Verification
 
@@ -323,18 +323,40 @@ _NO_GAIN = {
 _NOT_CONFIRMED = (Shortfall.NO_TIME, Shortfall.INTERRUPTED, Shortfall.BASELINE_FAILED)
 
 
+def _show_learning_rate(note: LearningRate, recipe: Recipe, console: RichConsole) -> None:
+    """What another batch size asks of the learning rate, with the losses of short trainings where there are some."""
+    before, after = recipe.baseline["batch_size"], recipe.configuration["batch_size"]
+    console.print(
+        Text(
+            f"The batch is {note.batch_ratio:g} times the baseline's: the learning rate may want to change, by "
+            f"{note.sqrt_scale:.2f} (square root, Adam) to {note.linear_scale:g} (linear, SGD). Compare held-out loss "
+            "before a long training."
+        ),
+        soft_wrap=True,
+    )
+    losses = note.losses
+    if losses is None:
+        return
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    for heading in ("batch", "learning rate", f"training loss after {losses.examples:,} examples"):
+        table.add_column(heading)
+    table.add_row(str(before), "as it is", f"{losses.baseline:.4g} ± {losses.baseline_spread:.2g}")
+    for scale, loss in (
+        ("as it is", losses.unscaled),
+        (f"× {note.sqrt_scale:.2f}", losses.sqrt_scaled),
+        (f"× {note.linear_scale:g}", losses.linear_scaled),
+    ):
+        table.add_row(str(after), scale, "–" if loss is None else f"{loss:.4g}")
+    console.print()
+    console.print(table)
+    console.print()
+
+
 def _show_notes(recipe: Recipe, console: RichConsole) -> None:
     evidence = recipe.evidence
     note = recipe.learning_rate
     if note is not None:
-        console.print(
-            Text(
-                f"The batch is {note.batch_ratio:g} times the baseline's: the learning rate may want to go up, by "
-                f"{note.sqrt_scale:.2f} (square root, Adam) to {note.linear_scale:g} (linear, SGD). Compare "
-                "held-out loss before a long training."
-            ),
-            soft_wrap=True,
-        )
+        _show_learning_rate(note, recipe, console)
     if evidence.break_even_samples:
         console.print(
             Text(f"The longer compile time is earned back after {evidence.break_even_samples:,} samples.")

@@ -53,7 +53,14 @@ EVERY_MESSAGE = [
         messages.TrialRequest(
             configuration={"batch_size": 1},
             log="/tmp/log.txt",
-            losses=messages.LossRuns(folder="/tmp/batches", seeds=(0, 7), most_steps=200, seconds=1.5),
+            losses=messages.LossRuns(
+                folder="/tmp/batches",
+                recorded_batch_size=1,
+                scales=(1.0, 2.5),
+                seeds=(0, 7),
+                most_steps=200,
+                seconds=1.5,
+            ),
         ),
     ),
     (messages.to_template, messages.Sweep(pid=4711)),

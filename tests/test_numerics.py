@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.measure.numerics import FEWEST_STEPS, LEAST_TOLERANCE, parity, tells
+from autotune.measure.numerics import FEWEST_STEPS, LEAST_TOLERANCE, batch_losses, parity, tells
 
 STEPS = 60
 
@@ -97,3 +97,21 @@ def test_any_curves_give_a_check(reference, own):
     check = parity(reference, own)
     assert check.detail
     assert check.passed or tells(check)
+
+
+def test_batch_losses_are_the_late_ones():
+    """The mean of the last third, over the seeds, for each of the three scales of the learning rate."""
+    before = [[3.0, 3.0, 1.0], [3.0, 3.0, 2.0]]
+    after = [[9.0, 9.0, loss] for loss in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)]
+    losses = batch_losses(before, after, examples=96, seeds=2)
+    assert (losses.examples, losses.baseline) == (96, 1.5)
+    assert (losses.unscaled, losses.sqrt_scaled, losses.linear_scaled) == (1.5, 3.5, 5.5)
+    assert losses.baseline_spread > 0
+
+
+def test_batch_losses_that_are_not_there_are_none():
+    """A scale that diverges, or a learning rate that cannot be set; a baseline that diverges has nothing to say."""
+    before = [[3.0, 3.0, 1.0]]
+    losses = batch_losses(before, [[3.0, 2.0, 1.0], [3.0, 2.0, None], []], examples=96, seeds=1)
+    assert (losses.unscaled, losses.sqrt_scaled, losses.linear_scaled) == (1.0, None, None)
+    assert batch_losses([[3.0, None, None]], before * 3, examples=96, seeds=1) is None

@@ -5,8 +5,9 @@ from simulated_runs import BASELINE, Watcher, a_record, run_on, simulated_trials
 
 from autotune.measure.numerics import tells
 from autotune.space.configuration import Configuration
-from autotune.study.parity import SAME, SEEDS, Parity
+from autotune.study.parity import SAME, Parity
 from autotune.study.progress import Notice
+from autotune.study.trainings import SEEDS, Trainings
 from autotune.trial.live import TrialFailed
 from autotune.trial.record import Outcome
 
@@ -31,7 +32,7 @@ def started(tmp_path):
 
 def checked(run, configuration, *, seconds=60.0):
     """The check of one configuration, with so much time."""
-    return Parity(run, ends=run.clock() + seconds).check(configuration)
+    return Parity(Trainings(run, ends=run.clock() + seconds)).check(configuration)
 
 
 def test_what_learns_passes(started):
@@ -78,7 +79,7 @@ def test_the_reference_has_the_candidates_batch_size(started):
 def test_each_class_is_checked_once_for_each_batch_size(started):
     """Pipeline knobs ask nothing new; another batch size does, and another precision shares the reference."""
     trials, run, _ = started()
-    parity = Parity(run, ends=run.clock() + 600)
+    parity = Parity(Trainings(run, ends=run.clock() + 600))
     for changes in ({}, {"prefetch": 8}, {"batch_size": 64}, {"jit_compile": True}):
         parity.check(BFLOAT.replace(**changes))
     assert [(each.configuration.batch_size, each.configuration["precision"]) for each in trials.launched] == [
@@ -93,7 +94,7 @@ def test_each_class_is_checked_once_for_each_batch_size(started):
 def test_what_was_refused_at_one_batch_size_is_refused_at_all(started):
     """Without further trainings: a class that does not learn is not stable, and time is short."""
     trials, run, _ = started(learns=lambda each: each["precision"] == "float32")
-    parity = Parity(run, ends=run.clock() + 600)
+    parity = Parity(Trainings(run, ends=run.clock() + 600))
     assert not parity.check(BFLOAT).passed
     launched = len(trials.launched)
     assert not parity.check(BFLOAT.replace(batch_size=64)).passed
@@ -154,7 +155,7 @@ def test_sifting_refuses_and_goes_on(started):
         a_record(each) for each in (BFLOAT, BASELINE.replace(jit_compile=True), BASELINE.replace(prefetch=2))
     ]
     run.records |= {each.trial: each for each in finalists}
-    kept, checks = Parity(run, ends=run.clock() + 600).sift(finalists, wanted=1)
+    kept, checks = Parity(Trainings(run, ends=run.clock() + 600)).sift(finalists, wanted=1)
     assert kept == finalists[1:]
     assert set(checks) == {Configuration(each.configuration) for each in kept}
     refused = run.records[finalists[0].trial]
@@ -169,7 +170,7 @@ def test_once_there_are_enough_nothing_more_is_trained(started):
     finalists = [
         a_record(each) for each in (BFLOAT, BFLOAT.replace(batch_size=64), BFLOAT.replace(prefetch=2))
     ]
-    kept, _ = Parity(run, ends=run.clock() + 600).sift(finalists, wanted=1)
+    kept, _ = Parity(Trainings(run, ends=run.clock() + 600)).sift(finalists, wanted=1)
     assert kept == [finalists[0], finalists[2]]
     assert len(trials.launched) == 2
     assert len(SEEDS) >= 5

@@ -107,7 +107,16 @@ def test_the_file_has_the_promised_fields(recipe):
     assert evidence["speedup"]["ci95"][0] <= evidence["speedup"]["value"] <= evidence["speedup"]["ci95"][1]
     assert evidence["throughput"]["unit"] == "samples/s"
     assert set(evidence["peak_memory_bytes"]) == {"host", "device"}
+    losses = document["learning_rate"].pop("losses")
     assert document["learning_rate"] == {"batch_ratio": 4.0, "linear_scale": 4.0, "sqrt_scale": 2.0}
+    assert set(losses) == {
+        "examples",
+        "baseline",
+        "baseline_spread",
+        "unscaled",
+        "sqrt_scaled",
+        "linear_scaled",
+    }
     assert document["workload"]["fingerprint"].startswith("sha256:")
     assert document["machine"]["cores"] == 2
 

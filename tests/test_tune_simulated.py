@@ -585,12 +585,23 @@ choices = ["float32", "mixed_bfloat16"]
 
 def test_a_space_of_pipeline_knobs_spends_no_time_on_numerics(directory):
     """Nothing is trained for its losses, and the search has their time."""
-    trials = simulated_trials(faster_by(batch_size=1.5), noise=0.02)
-    recipe = tune_simulated(
-        trials,
-        directory,
-        space='schema_version = 1\n[knobs.batch_size]\nkind = "categorical"\nchoices = [32, 64]\n',
-    )
+    trials = simulated_trials(faster_by(prefetch=1.5), noise=0.02)
+    space = 'schema_version = 1\n[knobs.prefetch]\nkind = "categorical"\nchoices = [0, 2]\n'
+    recipe = tune_simulated(trials, directory, space=space)
     assert all(each.timed for each in trials.launched)
     (parity,) = [each for each in recipe.evidence.stability.checks if each.name == "numerics_parity"]
     assert parity.detail == "the same numerics as the baseline's"
+    assert recipe.evidence.stability.not_checked == ("memory growth and throttling over a long run",)
+
+
+def test_a_larger_batch_is_judged_apart(directory):
+    """The losses after equal numbers of examples stand in the recipe; they refuse nothing."""
+    trials = simulated_trials(faster_by(batch_size=1.5), noise=0.02)
+    space = 'schema_version = 1\n[knobs.batch_size]\nkind = "categorical"\nchoices = [32, 64]\n'
+    recipe = tune_simulated(trials, directory, space=space)
+    assert recipe.configuration["batch_size"] == 64
+    losses = recipe.learning_rate.losses
+    assert losses.examples % 64 == 0
+    assert losses.unscaled > losses.baseline, "half as many steps"
+    assert any("training loss only" in each for each in recipe.evidence.stability.not_checked)
+    assert recipe.evidence.verdict is Verdict.FASTER

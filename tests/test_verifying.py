@@ -144,6 +144,7 @@ def around(value, half_width):
         (around(1.5, 0.05), around(1.45, 0.05), Finding.HOLDS),
         (around(1.5, 0.05), around(2.0, 0.01), Finding.HOLDS),
         (around(1.5, 0.05), around(1.3, 0.05), Finding.WEAKER),
+        (around(1.5, 0.005), around(1.48, 0.005), Finding.HOLDS),
         (around(1.5, 0.30), around(1.3, 0.05), Finding.HOLDS),
         (around(1.5, 0.05), around(1.02, 0.05), Finding.GONE),
         (around(1.05, 0.04), around(1.02, 0.05), Finding.UNDECIDED),

@@ -101,13 +101,14 @@ def finding(claim: LogInterval, now: LogInterval) -> Finding:
     """Whether a claimed speed-up is what is measured now.
 
     Both have errors of their own: the two differ where the distance is more than the root of the sum of their
-    half-widths' squares.
+    half-widths' squares, and more than the smallest gain that counts.
 
     Args:
         claim: Logarithm of the claimed speed-up.
         now: Logarithm of the one measured now.
     """
-    short = claim.value - now.value > math.hypot(claim.half_width, now.half_width)
+    error = math.hypot(claim.half_width, now.half_width)
+    short = claim.value - now.value > max(error, math.log1p(MIN_GAIN))
     if now.low > 0:
         return Finding.WEAKER if short else Finding.HOLDS
     return Finding.GONE if short else Finding.UNDECIDED

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from autotune.measure.intervals import CONFIDENCE, t_quantile
 from autotune.measure.stability import Check
@@ -66,6 +67,73 @@ def parity(reference: Sequence[Curve], curve: Curve) -> Check:
         detail=f"after {steps} steps the loss is {_late(own):.4g}, in float32 without XLA {ends[0]:.4g} from the same "
         f"weights and batches; it fell by {fall:.3g}, and other weights make {tolerance:.3g} of difference",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchLosses:
+    """Training losses at another batch size beside the baseline's, after equal numbers of examples.
+
+    Each is the mean of the last third of the examples, over several seeds' weights; None where one was not
+    finite, or the learning rate cannot be set.
+
+    Args:
+        examples: How many each training has seen.
+        baseline: At the baseline's batch size.
+        baseline_spread: Half-width of what one more such training would end at.
+        unscaled: With the learning rate as it is.
+        sqrt_scaled: With the learning rate times the square root of the batches' ratio.
+        linear_scaled: With the learning rate times the batches' ratio.
+    """
+
+    examples: int
+    baseline: float
+    baseline_spread: float
+    unscaled: float | None
+    sqrt_scaled: float | None
+    linear_scaled: float | None
+
+
+def batch_losses(
+    before: Sequence[Curve], after: Sequence[Curve], *, examples: int, seeds: int
+) -> BatchLosses | None:
+    """What became of the loss, out of the curves.
+
+    Args:
+        before: At the baseline's batch size, a curve for each seed.
+        after: At the other: for each seed with the learning rate as it is, then scaled by the root, then linearly.
+        examples: How many each training has seen.
+        seeds: How many there are.
+
+    Returns:
+        None where the baseline itself has a loss that is not finite.
+    """
+    ends = [_late_or_none(curve) for curve in before]
+    finite = [each for each in ends if each is not None]
+    if not finite or len(finite) < len(ends):
+        return None
+    unscaled, root, linear = (
+        _mean_or_none(after[start : start + seeds]) for start in range(0, 3 * seeds, seeds)
+    )
+    return BatchLosses(
+        examples=examples,
+        baseline=statistics.fmean(finite),
+        baseline_spread=_spread(finite),
+        unscaled=unscaled,
+        sqrt_scaled=root,
+        linear_scaled=linear,
+    )
+
+
+def _late_or_none(curve: Curve) -> float | None:
+    late = curve[-max(1, round(len(curve) * LATE_SHARE)) :]
+    finite = [loss for loss in late if loss is not None]
+    return statistics.fmean(finite) if finite and len(finite) == len(late) else None
+
+
+def _mean_or_none(curves: Sequence[Curve]) -> float | None:
+    ends = [_late_or_none(curve) for curve in curves]
+    finite = [each for each in ends if each is not None]
+    return statistics.fmean(finite) if finite and len(finite) == len(ends) else None
 
 
 def tells(check: Check) -> bool:

@@ -215,6 +215,29 @@ class Evidence(_Part):
     sufficient_budget_seconds: NonNegative | None = None
 
 
+class BatchSizeLosses(_Part):
+    """Training losses after equal numbers of examples, at the recommended batch size and at the baseline's.
+
+    Each is the mean over the last third of the examples and over several seeds' weights; None where it was not
+    finite, or where the learning rate cannot be set because it follows a schedule.
+
+    Args:
+        examples: How many each training has seen.
+        baseline: At the baseline's batch size.
+        baseline_spread: By how much one more training of the baseline, from other weights, would differ.
+        unscaled: At the recommended one, with the learning rate as it is.
+        sqrt_scaled: With the learning rate times `sqrt_scale`.
+        linear_scaled: With the learning rate times `linear_scale`.
+    """
+
+    examples: Annotated[int, Field(ge=1)]
+    baseline: FiniteFloat
+    baseline_spread: NonNegative
+    unscaled: FiniteFloat | None
+    sqrt_scaled: FiniteFloat | None
+    linear_scaled: FiniteFloat | None
+
+
 class LearningRate(_Part):
     """A note for when the batch size changed: two usual rules for scaling the learning rate.
 
@@ -225,19 +248,25 @@ class LearningRate(_Part):
         batch_ratio: Recommended batch size over the baseline's.
         linear_scale: Factor for the learning rate by the linear rule.
         sqrt_scale: Factor by the square-root rule.
+        losses: What each did in short trainings; None where they were not run.
     """
 
     batch_ratio: Positive
     linear_scale: Positive
     sqrt_scale: Positive
+    losses: BatchSizeLosses | None = None
 
     @classmethod
-    def between(cls, batch_size: int, baseline: int) -> LearningRate | None:
+    def between(
+        cls, batch_size: int, baseline: int, *, losses: BatchSizeLosses | None = None
+    ) -> LearningRate | None:
         """The note for a change of batch size; None when it did not change."""
         if batch_size == baseline:
             return None
         ratio = batch_size / baseline
-        return cls(batch_ratio=ratio, linear_scale=ratio, sqrt_scale=round(math.sqrt(ratio), 4))
+        return cls(
+            batch_ratio=ratio, linear_scale=ratio, sqrt_scale=round(math.sqrt(ratio), 4), losses=losses
+        )
 
 
 class RecipeWorkload(_Part):

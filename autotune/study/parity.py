@@ -6,7 +6,6 @@ A speed-up that no longer learns is none. What is compared, and how far apart tw
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 
 from autotune.measure.numerics import NAME, parity, tells
@@ -14,16 +13,11 @@ from autotune.measure.stability import Check
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS
 from autotune.space.search_space import ResolvedSpace
-from autotune.study.progress import Notice, PhaseBegan
-from autotune.study.run import Run
+from autotune.study.progress import Notice
+from autotune.study.trainings import LEAST_SECONDS, MOST_STEPS, SEEDS, Curves, Trainings
 from autotune.trial.live import TrialFailed
-from autotune.trial.messages import LossRuns
-from autotune.trial.record import Outcome, Phase, TrialRecord
+from autotune.trial.record import Outcome, TrialRecord
 
-SEEDS = tuple(range(5))
-MOST_STEPS = 200
-LEAST_SECONDS = 0.2
-"""Of one training, its compilation not counted."""
 _NOT_COMPUTED_WITH = ("batch_size", "deterministic")
 """Knobs that change numerics through the order or the number of examples: the comparison holds both still."""
 
@@ -39,10 +33,10 @@ def numerics_of(configuration: Configuration) -> tuple[object, ...]:
     )
 
 
-def varies_numerics(space: ResolvedSpace) -> bool:
-    """Whether the space has configurations that compute otherwise than the baseline does."""
+def varies_what_is_learned(space: ResolvedSpace) -> bool:
+    """Whether the space has configurations that compute otherwise than the baseline does, or in other batches."""
     return any(
-        KNOBS[name].changes_numerics and name not in _NOT_COMPUTED_WITH and len(choices) > 1
+        KNOBS[name].changes_numerics and name != "deterministic" and len(choices) > 1
         for name, choices in space.choices.items()
     )
 
@@ -56,17 +50,21 @@ class Parity:
     """Checks each numerics class once for each batch size, until it is refused at one.
 
     Args:
-        run: What all phases share.
-        ends: Seconds since the run began at which it must be over.
+        trainings: Where the losses come from.
     """
 
-    def __init__(self, run: Run, *, ends: float) -> None:
-        self._run = run
-        self._ends = ends
+    def __init__(self, trainings: Trainings) -> None:
+        self._trainings = trainings
+        self._run = trainings.run
         self._checks: dict[tuple[int, tuple[object, ...]], Check] = {}
-        self._references: dict[int, Sequence[Sequence[float | None]] | str] = {}
-        self._scratch = run.directory.path / "scratch"
-        self._count = 0
+        self._references: dict[int, Curves | str] = {}
+
+    @staticmethod
+    def asks(configuration: Configuration, baseline: Configuration) -> bool:
+        """Whether anything is to be trained for this one: it computes otherwise, or in other batches."""
+        return configuration.batch_size != baseline.batch_size or numerics_of(configuration) != numerics_of(
+            baseline
+        )
 
     def sift(
         self, finalists: Sequence[TrialRecord], *, wanted: int
@@ -79,19 +77,16 @@ class Parity:
         """
         found: dict[Configuration, Check] = {}
         kept: list[TrialRecord] = []
-        try:
-            for record in finalists:
-                configuration = Configuration(record.configuration)
-                if len(kept) >= wanted and not self._is_known(configuration):
-                    continue
-                check = self.check(configuration)
-                if not check.passed:
-                    self._refuse(record, check)
-                    continue
-                kept.append(record)
-                found[configuration] = check
-        finally:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+        for record in finalists:
+            configuration = Configuration(record.configuration)
+            if len(kept) >= wanted and self._known(configuration) is None:
+                continue
+            check = self.check(configuration)
+            if not check.passed:
+                self._refuse(record, check)
+                continue
+            kept.append(record)
+            found[configuration] = check
         return kept, found
 
     def check(self, configuration: Configuration) -> Check:
@@ -99,12 +94,6 @@ class Parity:
         known = self._known(configuration)
         if known is not None:
             return known
-        if not self._checks:
-            self._run.observe(
-                PhaseBegan(
-                    phase=Phase.CONFIRM, ends=self._ends, detail="the loss against float32 without XLA"
-                )
-            )
         key = (configuration.batch_size, numerics_of(configuration))
         self._checks[key] = check = self._compare(configuration)
         if check.passed and not tells(check):
@@ -127,9 +116,6 @@ class Parity:
                 return check  # what does not learn at one batch size is not tried at others
         return None
 
-    def _is_known(self, configuration: Configuration) -> bool:
-        return self._known(configuration) is not None
-
     def _refuse(self, record: TrialRecord, check: Check) -> None:
         changes = self._run.changes(Configuration(record.configuration))
         self._run.observe(Notice(text=f"{changes} is not stable: {check.detail}"))
@@ -141,52 +127,38 @@ class Parity:
         if isinstance(reference, str):
             return _untold(reference)
         try:
-            own = self._train(configuration, SEEDS[:1], steps=len(reference[0]), seconds=self._left())
+            own = self._trainings.curves(
+                configuration,
+                recorded=configuration.batch_size,
+                seeds=SEEDS[:1],
+                steps=len(reference[0]),
+                seconds=self._trainings.left(),
+            )
         except TrialFailed as failure:
             if failure.outcome is Outcome.TIMEOUT:
                 return _untold("its losses did not come within the time there was")
             return Check(name=NAME, passed=False, value=None, limit=None, detail=failure.reason)
         return parity(reference, own[0])
 
-    def _reference(self, configuration: Configuration) -> Sequence[Sequence[float | None]] | str:
+    def _reference(self, configuration: Configuration) -> Curves | str:
         """Float32's curves at this batch size; or why there are none."""
         size = configuration.batch_size
         if size not in self._references:
             self._references[size] = self._train_reference(plain(configuration, self._run.baseline))
         return self._references[size]
 
-    def _train_reference(self, configuration: Configuration) -> Sequence[Sequence[float | None]] | str:
-        start = self._run.records[0].first_step_seconds or 1.0
-        seconds = (self._left() / 2 - start) / (len(SEEDS) + 1)
+    def _train_reference(self, configuration: Configuration) -> Curves | str:
+        seconds = self._trainings.seconds_each(len(SEEDS), share=0.5)
         if seconds < LEAST_SECONDS:
             return "no time was left for it; a larger --budget has some"
+        size = configuration.batch_size
         try:
-            curves = self._train(configuration, SEEDS, steps=MOST_STEPS, seconds=seconds)
+            curves = self._trainings.curves(
+                configuration, recorded=size, seeds=SEEDS, steps=MOST_STEPS, seconds=seconds
+            )
         except TrialFailed as failure:
-            return f"float32 without XLA fails at batch_size={configuration.batch_size}: {failure.reason}"
+            return f"float32 without XLA fails at batch_size={size}: {failure.reason}"
         return curves if curves and curves[0] else "the model reports no loss"
-
-    def _train(
-        self, configuration: Configuration, seeds: tuple[int, ...], *, steps: int, seconds: float
-    ) -> Sequence[Sequence[float | None]]:
-        run = self._run
-        self._count += 1
-        log = run.directory.log_directory / f"numerics-{self._count}.log"
-        self._scratch.mkdir(exist_ok=True)
-        losses = LossRuns(
-            folder=str((self._scratch / f"batch-{configuration.batch_size}").resolve()),
-            seeds=seeds,
-            most_steps=steps,
-            seconds=seconds,
-        )
-        live = run.trials.launch(configuration, log=str(log.resolve()), data=run.data, losses=losses)
-        try:
-            return live.loss_curves(max(1.0, self._left())).curves
-        finally:
-            live.kill()
-
-    def _left(self) -> float:
-        return max(0.0, self._ends - self._run.clock())
 
 
 def _untold(why: str) -> Check:

@@ -8,20 +8,22 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autotune.errors import TuningInterruptedError
 from autotune.machine import Machine, available_cores
+from autotune.measure.numerics import BatchLosses
 from autotune.measure.stability import Check
 from autotune.recipe.recipe import Recipe, RecipeWorkload
 from autotune.run_directory import RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.search_space import SearchSpace, find_search_space
+from autotune.study.batch_loss import measure_batch_losses
 from autotune.study.confirmation import Confirmer
 from autotune.study.confirmed import Limits, Result
 from autotune.study.options import Options
-from autotune.study.parity import Parity, varies_numerics
+from autotune.study.parity import Parity, varies_what_is_learned
 from autotune.study.plan import (
     CONFIRMATION_SHARE,
     LEAST_MEASURED,
@@ -38,9 +40,19 @@ from autotune.study.sampler import Sampler
 from autotune.study.search import Search
 from autotune.study.side_by_side import SideBySide, slice_seconds
 from autotune.study.surroundings import as_imported, oddities, refuse_knobs_that_cannot_act
+from autotune.study.trainings import Trainings
 from autotune.trial.live import Clock, Trials, WarmUp
 from autotune.trial.record import Phase, TrialRecord
 from autotune.workload import WorkloadFacts, WorkloadReference
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """What trainings for their losses alone showed: by configuration, and by batch size."""
+
+    parity: Mapping[Configuration, Check]
+    batches: Mapping[int, BatchLosses]
+
 
 DEFAULT_SPACE = {Device.CPU: "quick", Device.GPU: "gpu"}
 
@@ -105,7 +117,7 @@ def tune_with(
             import_seconds=import_seconds if isolation == "template" else 0.0,  # else each start has its own
             slice_seconds=max(slice_seconds(warm, measured=LEAST_MEASURED), warm.ready.epoch_seconds or 0.0),
             bracketed=options.pairing == "bracketed",
-            numerics=varies_numerics(space),
+            numerics=varies_what_is_learned(space),
             trial_timeout=options.trial_timeout,
         )
         record = directory.read_run().model_copy(
@@ -124,12 +136,11 @@ def tune_with(
         search = Search(run, beside, space, sampler, plan, most_trials=options.trials, earlier=known[1:])
         search.search()
         beside.end_baseline()
-        parity = Parity(run, ends=min(plan.numerics_ends, clock() + MOST_NUMERICS_SHARE * options.budget))
-        finalists, numerics = parity.sift(search.finalists(), wanted=plan.finalists)
+        finalists, learning = _losses(search.finalists(), run, plan, options)
         trials.retire(0)
         searched = list(run.records.values())
-        result = _confirm(finalists, numerics, run, plan, limits, options)
-        recipe = _recipe(result, searched, run, record, options)
+        result = _confirm(finalists, learning.parity, run, plan, limits, options)
+        recipe = _recipe(result, searched, learning, run, record, options)
         recipe.save(directory.recipe_file)
         return recipe
 
@@ -199,6 +210,20 @@ def _workload_record(
     )
 
 
+def _losses(
+    finalists: Sequence[TrialRecord], run: Run, plan: Plan, options: Options
+) -> tuple[Sequence[TrialRecord], Learning]:
+    """The finalists that learn as they should, and what was found of them."""
+    ends = min(plan.numerics_ends, run.clock() + MOST_NUMERICS_SHARE * options.budget)
+    asked = [each for each in finalists if Parity.asks(Configuration(each.configuration), run.baseline)]
+    if asked:
+        run.observe(PhaseBegan(phase=Phase.CONFIRM, ends=ends, detail="does it still learn?"))
+    with Trainings(run, ends=ends) as trainings:
+        kept, parity = Parity(trainings).sift(finalists, wanted=plan.finalists)
+        batches = measure_batch_losses(trainings, kept[: plan.finalists])
+    return kept, Learning(parity=parity, batches=batches)
+
+
 def _confirm(
     shortlist: Sequence[TrialRecord],
     numerics: Mapping[Configuration, Check],
@@ -223,6 +248,7 @@ def _confirm(
 def _recipe(
     result: Result | None,
     searched: Sequence[TrialRecord],
+    learning: Learning,
     run: Run,
     first: RunRecord,
     options: Options,
@@ -232,6 +258,7 @@ def _recipe(
     return recommend(
         result=result,
         search_records=searched,
+        batch_losses=learning.batches,
         baseline=run.baseline,
         machine=first.machine,
         workload=RecipeWorkload(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from autotune.machine import Machine
@@ -11,6 +12,7 @@ from autotune.measure.deciding import Shortfall, Verdict
 from autotune.measure.intervals import FEW_INSTANCES
 from autotune.measure.stability import Check
 from autotune.recipe.recipe import (
+    BatchSizeLosses,
     BestCandidate,
     Confirmation,
     CreatedBy,
@@ -32,17 +34,16 @@ from autotune.trial.record import Interval, Outcome, TrialRecord
 from autotune.version import __version__
 
 NUMERICS_NOT_CHECKED = "numerics parity with float32 without XLA"
-NOT_CHECKED = (
-    "held-out loss after equal numbers of examples at the recommended batch size",
-    "memory growth and throttling over a long run",
-)
-"""What a user must not take for granted yet; every recipe says so."""
+BATCH_NOT_CHECKED = "held-out loss after equal numbers of examples at the recommended batch size"
+LONG_RUN_NOT_CHECKED = "memory growth and throttling over a long run"
+"""What a user must not take for granted; the recipe says so."""
 
 
 def recommend(
     *,
     result: Result | None,
     search_records: Sequence[TrialRecord],
+    batch_losses: Mapping[int, numerics.BatchLosses] | None = None,
     baseline: Configuration,
     machine: Machine,
     workload: RecipeWorkload,
@@ -54,6 +55,7 @@ def recommend(
     Args:
         result: Of the confirmation; None when nothing in the search was faster.
         search_records: The trials of the search, the baseline first.
+        batch_losses: What larger batches cost in learning, by batch size.
         baseline: What the user would run anyway.
         machine: Where it was measured.
         workload: What was trained.
@@ -62,15 +64,20 @@ def recommend(
     """
     winner = None if result is None else result.winner
     configuration = baseline if winner is None else winner.configuration
+    losses = _losses((batch_losses or {}).get(configuration.batch_size))
     return Recipe(
         configuration=dict(configuration),
         baseline=dict(baseline),
-        evidence=_evidence(result, winner, search_records, min_gain),
-        learning_rate=LearningRate.between(configuration.batch_size, baseline.batch_size),
+        evidence=_evidence(result, winner, search_records, min_gain, baseline, losses is not None),
+        learning_rate=LearningRate.between(configuration.batch_size, baseline.batch_size, losses=losses),
         machine=machine,
         workload=workload,
         created_by=CreatedBy(autotune=__version__, created_at=now_utc(), **provenance),
     )
+
+
+def _losses(measured: numerics.BatchLosses | None) -> BatchSizeLosses | None:
+    return None if measured is None else BatchSizeLosses(**asdict(measured))
 
 
 def _evidence(
@@ -78,6 +85,8 @@ def _evidence(
     winner: Confirmed | None,
     search_records: Sequence[TrialRecord],
     min_gain: float,
+    baseline: Configuration,
+    measured: bool,
 ) -> Evidence:
     searched = search_records[0]
     reference = searched
@@ -110,7 +119,7 @@ def _evidence(
         input_wait_fraction=chosen.input_wait_fraction,
         stability=Stability(
             checks=() if winner is None else tuple(_check(each) for each in winner.checks),
-            not_checked=_not_checked(winner) if winner is not None else (),
+            not_checked=_not_checked(winner, baseline, measured) if winner is not None else (),
         ),
         confirmation=_confirmation(result, winner),
         best_candidate=best,
@@ -119,13 +128,17 @@ def _evidence(
     )
 
 
-def _not_checked(winner: Confirmed) -> tuple[str, ...]:
+def _not_checked(winner: Confirmed, baseline: Configuration, measured: bool) -> tuple[str, ...]:
+    """What was not looked at of the winner; `measured` is whether its batch size's training losses were."""
+    missing = []
     parity = next((check for check in winner.checks if check.name == numerics.NAME), None)
     if parity is None:
-        return (NUMERICS_NOT_CHECKED, *NOT_CHECKED)
-    if not numerics.tells(parity):
-        return (f"{NUMERICS_NOT_CHECKED} ({parity.detail})", *NOT_CHECKED)
-    return NOT_CHECKED
+        missing.append(NUMERICS_NOT_CHECKED)
+    elif not numerics.tells(parity):
+        missing.append(f"{NUMERICS_NOT_CHECKED} ({parity.detail})")
+    if winner.configuration.batch_size != baseline.batch_size:
+        missing.append(f"{BATCH_NOT_CHECKED} (training loss only)" if measured else BATCH_NOT_CHECKED)
+    return (*missing, LONG_RUN_NOT_CHECKED)
 
 
 def break_even(

@@ -5,6 +5,7 @@ Runs in a trial process. Nothing here is timed for speed.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -36,7 +37,8 @@ def loss_curves(
         examples: Per epoch; None when endless or unknown. Only full batches are recorded.
 
     Returns:
-        One curve per seed, all of one length; a loss that is not finite is None. Empty where the model reports none.
+        One curve per scale and seed, all of one length; a loss that is not finite is None. Empty where the model
+        reports none, or its learning rate cannot be set.
     """
     import keras
 
@@ -53,14 +55,29 @@ def loss_curves(
     untouched = [(each, each.numpy()) for each in ([] if optimizer is None else optimizer.variables)]
     curves: list[tuple[float | None, ...]] = []
     steps, deadline = runs.most_steps, time.perf_counter() + runs.seconds
-    for seed in runs.seeds:
+    for scale, seed in itertools.product(runs.scales, runs.seeds):
         _initialise(model, workload, seed, first)
         for variable, value in untouched:
             variable.assign(value)
+        if not _scale_learning_rate(optimizer, scale):
+            curves.append(())
+            continue
         enough = (lambda: time.perf_counter() > deadline) if not curves else (lambda: False)
         curves.append(tuple(_train(model, batches, steps, enough)))
         steps = len(curves[0])
     return tuple(curves)
+
+
+def _scale_learning_rate(optimizer: Any, scale: float) -> bool:
+    """Whether the learning rate is now so many times what it was; a schedule's cannot be set."""
+    if scale == 1.0:
+        return True
+    inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
+    try:
+        inner.learning_rate = float(inner.learning_rate) * scale
+    except (TypeError, AttributeError):
+        return False
+    return True
 
 
 def _recorded(
@@ -75,7 +92,10 @@ def _recorded(
         size = max(1, sum(_bytes(leaf) for leaf in tf.nest.flatten(next(iter(train)))))
         count = max(1, min(runs.most_steps, whole, LARGEST_RECORDING_BYTES // size))
         train.take(count).save(runs.folder)
-    return tf.data.Dataset.load(runs.folder).cache().repeat()
+    batches = tf.data.Dataset.load(runs.folder).cache().repeat()
+    if runs.recorded_batch_size != configuration.batch_size:
+        batches = batches.unbatch().batch(configuration.batch_size, drop_remainder=True)
+    return batches
 
 
 def _bytes(leaf: Any) -> int:

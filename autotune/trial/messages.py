@@ -53,13 +53,17 @@ class LossRuns(_Message):
 
     Args:
         folder: Where the batches are recorded: written first if it does not exist, read otherwise.
+        recorded_batch_size: Examples in each of them; where it is not the configuration's they are batched anew.
         seeds: One training for each, from the weights that the seed gives.
+        scales: Factors of the learning rate: all seeds with the first, then all with the second, and so on.
         most_steps: Steps of each training.
         seconds: No step of a training is begun after so long; all have as many steps as the first.
     """
 
     folder: str
-    seeds: tuple[int, ...]
+    recorded_batch_size: Annotated[int, Field(ge=1)]
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)]
+    scales: tuple[Annotated[FiniteFloat, Field(gt=0)], ...] = (1.0,)
     most_steps: Annotated[int, Field(ge=1)]
     seconds: FiniteFloat
 
@@ -228,7 +232,10 @@ class SliceDone(_Message):
 
 
 class LossCurves(_Message):
-    """The loss of each step, by training; None where it was not finite. Empty where the model reports none."""
+    """The loss of each step, by training; None where it was not finite.
+
+    Empty where the model reports none; a single training is empty whose learning rate cannot be set.
+    """
 
     kind: Literal["loss_curves"] = "loss_curves"
     curves: tuple[tuple[FiniteFloat | None, ...], ...]

@@ -19,9 +19,19 @@ KNOWN = Data(examples=512, endless=False)
 def curves(launch, tmp_path):
     """The loss curves of a case; all of one test read the batches that the first recorded."""
 
-    def train(case, *, seeds=(0,), steps=STEPS, seconds=PATIENCE_SECONDS, **knobs):
-        runs = LossRuns(folder=str(tmp_path / "batches"), seeds=seeds, most_steps=steps, seconds=seconds)
-        return launch(case, 32, data=KNOWN, losses=runs, **knobs).trial.loss_curves(PATIENCE_SECONDS).curves
+    def train(
+        case, batch_size=32, *, seeds=(0,), scales=(1.0,), steps=STEPS, seconds=PATIENCE_SECONDS, **knobs
+    ):
+        runs = LossRuns(
+            folder=str(tmp_path / "batches"),
+            recorded_batch_size=32,
+            seeds=seeds,
+            scales=scales,
+            most_steps=steps,
+            seconds=seconds,
+        )
+        trial = launch(case, batch_size, data=KNOWN, losses=runs, **knobs).trial
+        return trial.loss_curves(PATIENCE_SECONDS).curves
 
     return train
 
@@ -80,3 +90,25 @@ def test_a_loss_that_is_not_finite_is_none(curves):
     """NaN does not travel; where it came is told, and the curve goes on."""
     curve = curves("is_nan", steps=5)[0]
     assert curve == (None,) * 5
+
+
+def test_another_batch_size_sees_the_same_examples(curves):
+    """The recorded batches are batched anew: with fixed weights, a loss of 64 is the mean of two of 32."""
+    small = curves("standing", steps=4)[0]
+    large = curves("standing", 64, steps=2)[0]
+    assert large == pytest.approx([(small[0] + small[1]) / 2, (small[2] + small[3]) / 2], rel=1e-4)
+
+
+def test_the_learning_rate_is_scaled(curves):
+    """A scale of next to nothing leaves the loss where it was; under half precision the inner optimizer is meant."""
+    for precision in ("float32", "mixed_float16"):
+        as_it_is, hardly = curves("learns", scales=(1.0, 1e-6), precision=precision)
+        assert statistics.fmean(as_it_is[-10:]) < 0.7 * statistics.fmean(hardly[-10:])
+        assert hardly[0] == pytest.approx(as_it_is[0], rel=0.1)  # dropout draws on
+
+
+def test_a_schedule_is_left_alone(curves):
+    """Its rate cannot be set: that training is empty, the unscaled one is not."""
+    as_it_is, scaled = curves("scheduled", scales=(1.0, 2.0))
+    assert len(as_it_is) == STEPS
+    assert scaled == ()

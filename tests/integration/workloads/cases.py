@@ -263,6 +263,17 @@ def classifying() -> dict:
     }
 
 
+def scheduled() -> dict:
+    """A learning rate that follows a schedule."""
+    rate = keras.optimizers.schedules.CosineDecay(0.01, 1000)
+    return {**classifying(), "optimizer": keras.optimizers.Adam(rate)}
+
+
+def standing() -> dict:
+    """A learning rate of nothing: the weights stay, the losses are the examples' own."""
+    return {**classifying(), "optimizer": keras.optimizers.SGD(0.0)}
+
+
 def underflowing() -> dict:
     """A loss so small that its gradients are nothing in half precision, and no loss scaling."""
     usual = keras.losses.BinaryCrossentropy(from_logits=True)
@@ -449,6 +460,8 @@ CASES = {
     "crowded": {"dataset": crowded},
     "telling": {"model": telling},
     "learns": {"dataset": learnable, "model": small_network, "compile": classifying},
+    "scheduled": {"dataset": learnable, "model": small_network, "compile": scheduled},
+    "standing": {"dataset": learnable, "model": Stalling, "compile": standing},
     "underflows": {"dataset": learnable, "model": small_network, "compile": underflowing},
     "stalls": {"dataset": learnable, "model": Stalling, "compile": classifying},
     "stubborn": {"model": stubborn},
