@@ -16,22 +16,47 @@ import secrets
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import filelock
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+)
 
 from autotune.errors import RunDirectoryError
-from autotune.files import write_atomically
+from autotune.files import is_utf8, read_at_most, write_atomically
 from autotune.machine import Machine
 from autotune.space.knobs import Value
 from autotune.trial.record import TrialRecord
 
-LARGEST_FILE_BYTES = 64 << 20
+LARGEST_FILE_BYTES = 16 << 20
 
 
 class _Data(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def _escaped(text: str) -> str:
+    """Without the halves of characters that the names of files that are not UTF-8 have: JSON cannot hold them."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+Text = Annotated[str, AfterValidator(_escaped)]
+Argument = (
+    StrictBool
+    | StrictInt
+    | Annotated[FiniteFloat, Field(strict=True)]
+    | Annotated[StrictStr, AfterValidator(_escaped)]
+    | None
+)
 
 
 class WorkloadRecord(_Data):
@@ -71,9 +96,9 @@ class WorkloadRecord(_Data):
 class SearchSpaceRecord(_Data):
     """The search space as resolved for the machine: its source, choices, and what was left out and why."""
 
-    source: str
+    source: Text
     choices: dict[str, tuple[Value, ...]]
-    left_out: dict[str, str]
+    left_out: dict[str, Text]
 
 
 class RunRecord(_Data):
@@ -87,7 +112,7 @@ class RunRecord(_Data):
     search_space: SearchSpaceRecord | None = None
     baseline: dict[str, Value] | None = None
     isolation: Literal["template", "spawn"] = "template"
-    arguments: dict[str, Any]
+    arguments: dict[str, Argument]
 
 
 class RunDirectory:
@@ -133,6 +158,10 @@ class RunDirectory:
         Raises:
             RunDirectoryError: It cannot be written, or holds a run already.
         """
+        if not is_utf8(self.path):
+            raise RunDirectoryError(
+                f"cannot write to {self.path}: its path is not UTF-8", hint="Give --out another directory."
+            )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if (self.path / "run.json").exists():
@@ -202,9 +231,12 @@ Record = TypeVar("Record", bound=BaseModel)
 
 def _read(file: Path, kind: type[Record], run: Path) -> Record:
     try:
-        if file.stat().st_size > LARGEST_FILE_BYTES:
-            raise RunDirectoryError(f"{file}: larger than {LARGEST_FILE_BYTES} bytes")
-        return kind.model_validate_json(file.read_bytes())
+        content = read_at_most(file, LARGEST_FILE_BYTES)
+        if len(content) > LARGEST_FILE_BYTES:
+            raise RunDirectoryError(
+                f"{file}: larger than {LARGEST_FILE_BYTES} bytes", hint="The file is damaged: take it away."
+            )
+        return kind.model_validate_json(content)
     except OSError as error:
         if file.parent != run:  # a trial's result: what holds it may well be a run directory
             raise RunDirectoryError(

@@ -155,8 +155,8 @@ def test_a_file_too_large_is_not_read(tmp_path):
     path = tmp_path / "recipe.json"
     with path.open("wb") as stream:
         stream.truncate(LARGEST_FILE_BYTES + 1)
-    for each in (path, "/dev/zero"):
-        with pytest.raises(RecipeError, match="larger than"):
+    for each, what in ((path, "larger than"), ("/dev/zero", "a pipe or a device")):
+        with pytest.raises(RecipeError, match=what):
             Recipe.load(each)
 
 
@@ -242,6 +242,9 @@ def test_numbers_that_are_none_are_refused(recipe, number):
         ("learning_rate", {"batch_ratio": 0}, "learning_rate"),
         ("evidence.best_candidate", {"configuration": {"nope": 1}, "speedup": None, "reason": ""}, "nope"),
         ("command", "rm -rf /", "command"),
+        ("evidence.peak_memory_bytes.host", 10**400, "host"),
+        ("evidence.break_even_samples", 10**400, "break_even_samples"),
+        ("machine.memory_bytes", 10**400, "memory_bytes"),
         ("evidence.extra", 1, "extra"),
     ],
 )

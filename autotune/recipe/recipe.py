@@ -30,9 +30,10 @@ from autotune.errors import (
     MachineMismatchError,
     RecipeError,
 )
-from autotune.files import write_atomically
+from autotune.files import read_at_most, write_atomically
 from autotune.machine import Machine, fingerprint
 from autotune.measure.deciding import Verdict
+from autotune.printable import one_line
 from autotune.recipe import apply
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Device, KnobValue, Value, knobs_on
@@ -48,6 +49,8 @@ LONGEST_MESSAGE = 300
 
 NonNegative = Annotated[FiniteFloat, Field(ge=0)]
 Positive = Annotated[FiniteFloat, Field(gt=0)]
+Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
+"""Bytes, samples and the like; a number without end could not be divided, nor be shown."""
 
 
 def _checked_knobs(values: dict[str, KnobValue]) -> dict[str, KnobValue]:
@@ -77,9 +80,8 @@ _DAMAGED = "The file is damaged, or was not written by `autotune tune`."
 
 
 def _one_line(what: object) -> str:
-    """What a damaged file says of itself, fit for a message: one line, not too long, nothing a terminal obeys."""
-    text = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in str(what))
-    return text if len(text) <= LONGEST_MESSAGE else text[: LONGEST_MESSAGE - 1] + "…"
+    """What a damaged file says of itself, fit to be a part of a message."""
+    return one_line(what, longest=LONGEST_MESSAGE)
 
 
 class MachineMismatchWarning(UserWarning):
@@ -113,8 +115,8 @@ class Throughput(Estimate):
 class PeakMemory(_Part):
     """Largest memory, in bytes: of the process tree, and on the device (None without one)."""
 
-    host: Annotated[int, Field(ge=0)] | None
-    device: Annotated[int, Field(ge=0)] | None
+    host: Count | None
+    device: Count | None
 
 
 class StabilityCheck(_Part):
@@ -146,10 +148,10 @@ class Confirmation(_Part):
         trials: Numbers of the trials in the run's history.
     """
 
-    instances: Annotated[int, Field(ge=0)]
-    templates: Annotated[int, Field(ge=0)]
-    pairs: Annotated[int, Field(ge=0)]
-    finalists: Annotated[int, Field(ge=0)]
+    instances: Count
+    templates: Count
+    pairs: Count
+    finalists: Count
     pairing: Literal["alternating", "bracketed"] | None
     trials: tuple[int, ...]
 
@@ -189,7 +191,7 @@ class Evidence(_Part):
     baseline_throughput: Throughput
     compile_seconds: NonNegative | None
     baseline_compile_seconds: NonNegative | None
-    break_even_samples: Annotated[int, Field(ge=0)] | None
+    break_even_samples: Count | None
     peak_memory_bytes: PeakMemory
     baseline_peak_memory_bytes: PeakMemory
     input_wait_fraction: NonNegative | None
@@ -241,8 +243,8 @@ class RecipeWorkload(_Part):
     batched: bool = False
     drop_remainder: bool = False
     takes_config: bool = False
-    examples: Annotated[int, Field(ge=0)] | None = None
-    batch_ranks: tuple[Annotated[int, Field(ge=0)] | None, ...] | None = None
+    examples: Count | None = None
+    batch_ranks: tuple[Count | None, ...] | None = None
 
 
 class CreatedBy(_Part):
@@ -252,7 +254,7 @@ class CreatedBy(_Part):
     run: str
     created_at: str
     search_space: str
-    trials: Annotated[int, Field(ge=0)]
+    trials: Count
     seed: int
     budget_seconds: NonNegative
     spent_seconds: NonNegative
@@ -298,8 +300,7 @@ class Recipe(_Part):
         """
         file = Path(path)
         try:
-            with file.open("rb") as stream:
-                text = stream.read(LARGEST_FILE_BYTES + 1)
+            text = read_at_most(file, LARGEST_FILE_BYTES)
         except (OSError, ValueError) as error:  # ValueError: a null character in the path
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise RecipeError(

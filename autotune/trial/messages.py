@@ -26,6 +26,7 @@ from pydantic import (
     ValidationError,
 )
 
+from autotune.printable import LONGEST_MESSAGE, one_line
 from autotune.space.knobs import Value
 from autotune.trial.record import Outcome, Slice
 from autotune.workload import WorkloadFacts
@@ -34,11 +35,18 @@ LARGEST_MESSAGE_BYTES = 4 << 20
 
 
 class ProtocolError(Exception):
-    """What came over the pipe is not a message."""
+    """What came over the pipe is not a message; said in one line, whatever it was."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(one_line(what, longest=LONGEST_MESSAGE))
 
 
 class ChannelClosed(Exception):
     """The other end is gone."""
+
+
+Pid = Annotated[int, Field(ge=1, le=(1 << 31) - 1)]
+"""A process, never a group or all processes, as 0 and negative numbers would be to `kill`."""
 
 
 class _Message(BaseModel):
@@ -95,7 +103,7 @@ class Sweep(_Message):
     """Kill a trial and whatever processes trials left behind."""
 
     kind: Literal["sweep"] = "sweep"
-    pid: int
+    pid: Pid
 
 
 # -------------------------------------------------------------------------------------- from the template
@@ -134,14 +142,14 @@ class Forked(_Message):
     """A trial process exists."""
 
     kind: Literal["forked"] = "forked"
-    pid: int
+    pid: Pid
 
 
 class Exited(_Message):
     """A trial process ended and was reaped; exactly one of `code` and `signal` is set."""
 
     kind: Literal["exited"] = "exited"
-    pid: int
+    pid: Pid
     code: int | None = None
     signal: int | None = None
 
@@ -300,7 +308,9 @@ class Channel(Generic[Received]):
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Close this end."""
+        """Close this end, and descriptors that came with a message that was never whole."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
         self._socket.close()
 
     def send(self, message: BaseModel, descriptors: tuple[int, ...] = ()) -> None:
