@@ -81,7 +81,7 @@ class Machine(_Data):
     platform: str
     python: str
     packages: dict[str, str]
-    gpus: tuple[Gpu, ...]
+    gpus: Annotated[tuple[Gpu, ...], Field(fail_fast=True)]
     driver: str | None
     cuda: str | None
     cudnn: str | None

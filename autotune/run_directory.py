@@ -34,10 +34,13 @@ from pydantic import (
 from autotune.errors import RunDirectoryError
 from autotune.files import is_utf8, read_at_most, write_atomically
 from autotune.machine import Machine
+from autotune.mistakes import first_mistake
 from autotune.space.knobs import Value
 from autotune.trial.record import TrialRecord
 
-LARGEST_FILE_BYTES = 16 << 20
+LARGEST_RUN_BYTES = 1 << 20
+LARGEST_TRIAL_BYTES = 32 << 20
+"""More than 20,000 pairs of slices."""
 
 
 class _Data(BaseModel):
@@ -88,7 +91,7 @@ class WorkloadRecord(_Data):
     examples: Annotated[int, Field(ge=0)] | None = None
     endless: bool | None = None
     element: str | None = None
-    batch_ranks: tuple[int | None, ...] | None = None
+    batch_ranks: Annotated[tuple[int | None, ...], Field(fail_fast=True)] | None = None
     parameters: Annotated[int, Field(ge=0)] | None = None
     device: Literal["cpu", "gpu"] | None = None
 
@@ -97,7 +100,7 @@ class SearchSpaceRecord(_Data):
     """The search space as resolved for the machine: its source, choices, and what was left out and why."""
 
     source: Text
-    choices: dict[str, tuple[Value, ...]]
+    choices: dict[str, Annotated[tuple[Value, ...], Field(fail_fast=True)]]
     left_out: dict[str, Text]
 
 
@@ -214,7 +217,7 @@ class RunDirectory:
         Raises:
             RunDirectoryError: This is no run directory, or the file is damaged or newer.
         """
-        return _read(self.path / "run.json", RunRecord, self.path)
+        return _read(self.path / "run.json", RunRecord, self.path, LARGEST_RUN_BYTES)
 
     def read_trials(self) -> Iterator[TrialRecord]:
         """The trials that have a result, by number.
@@ -223,18 +226,18 @@ class RunDirectory:
             RunDirectoryError: A result is damaged or newer.
         """
         for file in sorted((self.path / "trials").glob("*/result.json")):
-            yield _read(file, TrialRecord, self.path)
+            yield _read(file, TrialRecord, self.path, LARGEST_TRIAL_BYTES)
 
 
 Record = TypeVar("Record", bound=BaseModel)
 
 
-def _read(file: Path, kind: type[Record], run: Path) -> Record:
+def _read(file: Path, kind: type[Record], run: Path, most_bytes: int) -> Record:
     try:
-        content = read_at_most(file, LARGEST_FILE_BYTES)
-        if len(content) > LARGEST_FILE_BYTES:
+        content = read_at_most(file, most_bytes)
+        if len(content) > most_bytes:
             raise RunDirectoryError(
-                f"{file}: larger than {LARGEST_FILE_BYTES} bytes", hint="The file is damaged: take it away."
+                f"{file}: larger than {most_bytes} bytes", hint="The file is damaged: take it away."
             )
         return kind.model_validate_json(content)
     except OSError as error:
@@ -248,13 +251,12 @@ def _read(file: Path, kind: type[Record], run: Path) -> Record:
             hint="Give the directory that `autotune tune` printed, such as results/digits_mlp/20261120-191001-1a2b3c.",
         ) from error
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where, mistake = first_mistake(error)
         if where == "schema_version":
             raise RunDirectoryError(
                 f"{file}: written by another version of autotune", hint="Upgrade autotune to read it."
             ) from error
-        raise RunDirectoryError(f"{file} is damaged: {where or 'the file'}: {first['msg']}") from error
+        raise RunDirectoryError(f"{file} is damaged: {where or 'the file'}: {mistake}") from error
 
 
 def new_run_directory(results: Path, workload: str) -> RunDirectory:

@@ -4,6 +4,7 @@ import ast
 import io
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,11 @@ def test_progress_draws_a_line_for_each_event_whatever_it_speaks_of(text):
                 progress(event)
 
     assert len(printed(draw).split("\n")) == len(events)  # one of them has no line, and the last line an end
+    output = screen(
+        terminal=True
+    )  # there the status block is redrawn, by escape sequences that set no colours
+    draw(output)
+    assert not re.search("\x1b\\[[0-9;]*m|\x1b[^\\[]|[\x80-\x9f\u202e]", output.file.getvalue())
 
 
 @given(STRINGS)

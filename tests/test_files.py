@@ -155,6 +155,13 @@ def test_pipes_and_devices_are_not_opened(tmp_path):
             read_at_most(file, 10)
 
 
+def test_a_device_is_not_even_opened(monkeypatch):
+    """Opening some of them does something: rewinds a tape, starts a timer."""
+    monkeypatch.setattr("autotune.files.os.open", None)
+    with pytest.raises(OSError, match="a pipe or a device"):
+        read_at_most(Path("/dev/null"), 10)
+
+
 def test_a_pipe_that_takes_a_files_place_is_not_waited_for(tmp_path, monkeypatch):
     """What was a file when it was looked at may be a pipe when it is opened."""
     os.mkfifo(tmp_path / "pipe")

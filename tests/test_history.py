@@ -28,7 +28,7 @@ from autotune.recipe.recipe import (
     Stability,
     Throughput,
 )
-from autotune.run_directory import LARGEST_FILE_BYTES, RunDirectory, RunRecord, WorkloadRecord
+from autotune.run_directory import LARGEST_TRIAL_BYTES, RunDirectory, RunRecord, WorkloadRecord
 from autotune.trial.record import Interval, Outcome, Pair, Phase, Slice, StepSeconds, TrialRecord
 
 KNOB_DTYPES = {
@@ -485,6 +485,14 @@ def test_links_are_not_followed_into_directories_below(run, tmp_path):
     assert len(compare_runs(tmp_path)) == 1
 
 
+@pytest.mark.parametrize("call", [load_history, compare_runs])
+def test_a_run_json_that_leads_to_itself_is_an_error(call, run):
+    """The directory is taken for a run, and the file is said to be unreadable."""
+    (run / "run.json").unlink()
+    (run / "run.json").symlink_to("run.json")
+    assert message_of(call, run).endswith("run.json: Too many levels of symbolic links")
+
+
 def test_numbers_that_are_none_are_refused_in_the_arguments(run):
     """They could not be written again: JSON has no NaN."""
     text = (run / "run.json").read_text()
@@ -504,8 +512,8 @@ def test_a_result_too_large_is_not_read(run):
     """Beyond any trial's size it is refused before it fills the memory; a device that never ends, likewise."""
     file = run / "trials" / "0001" / "result.json"
     with file.open("wb") as stream:
-        stream.truncate(LARGEST_FILE_BYTES + 1)
-    assert message_of(load_history, run) == f"{file}: larger than {LARGEST_FILE_BYTES} bytes"
+        stream.truncate(LARGEST_TRIAL_BYTES + 1)
+    assert message_of(load_history, run) == f"{file}: larger than {LARGEST_TRIAL_BYTES} bytes"
     file.unlink()
     file.symlink_to("/dev/zero")
     assert "a pipe or a device" in message_of(load_history, run)

@@ -33,6 +33,7 @@ from autotune.errors import (
 from autotune.files import read_at_most, write_atomically
 from autotune.machine import Machine, fingerprint
 from autotune.measure.deciding import Verdict
+from autotune.mistakes import first_mistake
 from autotune.printable import one_line
 from autotune.recipe import apply
 from autotune.space.configuration import Configuration
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
-LARGEST_FILE_BYTES = 4 << 20
+LARGEST_FILE_BYTES = 1 << 20
 LONGEST_MESSAGE = 300
 
 NonNegative = Annotated[FiniteFloat, Field(ge=0)]
@@ -132,8 +133,8 @@ class StabilityCheck(_Part):
 class Stability(_Part):
     """What was checked of the recommended configuration, and what was not."""
 
-    checks: tuple[StabilityCheck, ...]
-    not_checked: tuple[str, ...]
+    checks: Annotated[tuple[StabilityCheck, ...], Field(fail_fast=True)]
+    not_checked: Annotated[tuple[str, ...], Field(fail_fast=True)]
 
 
 class Confirmation(_Part):
@@ -153,7 +154,7 @@ class Confirmation(_Part):
     pairs: Count
     finalists: Count
     pairing: Literal["alternating", "bracketed"] | None
-    trials: tuple[int, ...]
+    trials: Annotated[tuple[int, ...], Field(fail_fast=True)]
 
 
 class BestCandidate(_Part):
@@ -244,7 +245,7 @@ class RecipeWorkload(_Part):
     drop_remainder: bool = False
     takes_config: bool = False
     examples: Count | None = None
-    batch_ranks: tuple[Count | None, ...] | None = None
+    batch_ranks: Annotated[tuple[Count | None, ...], Field(fail_fast=True)] | None = None
 
 
 class CreatedBy(_Part):
@@ -346,9 +347,8 @@ class Recipe(_Part):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the file"
-            what = _one_line(f"{where}: {first['msg'].removeprefix('Value error, ')}")
+            where, mistake = first_mistake(error)
+            what = _one_line(f"{where or 'the file'}: {mistake.removeprefix('Value error, ')}")
             raise RecipeError(f"{source}: not a recipe: {what}", hint=_DAMAGED) from error
 
     def to_json(self) -> str:

@@ -26,6 +26,7 @@ from pydantic import (
     ValidationError,
 )
 
+from autotune.mistakes import first_mistake
 from autotune.printable import LONGEST_MESSAGE, one_line
 from autotune.space.knobs import Value
 from autotune.trial.record import Outcome, Slice
@@ -67,7 +68,7 @@ class LossRuns(_Message):
     """
 
     folder: str
-    seeds: tuple[int, ...]
+    seeds: Annotated[tuple[int, ...], Field(fail_fast=True)]
     most_steps: Annotated[int, Field(ge=1)]
     seconds: FiniteFloat
 
@@ -198,8 +199,8 @@ class Started(_Message):
     endless: bool
     element: str
     parameters: int
-    batch_ranks: tuple[int | None, ...] = ()
-    gpus: tuple[str, ...] = ()
+    batch_ranks: Annotated[tuple[int | None, ...], Field(fail_fast=True)] = ()
+    gpus: Annotated[tuple[str, ...], Field(fail_fast=True)] = ()
     build: dict[str, str] = {}
 
 
@@ -239,7 +240,9 @@ class LossCurves(_Message):
     """The loss of each step, by training; None where it was not finite. Empty where the model reports none."""
 
     kind: Literal["loss_curves"] = "loss_curves"
-    curves: tuple[tuple[FiniteFloat | None, ...], ...]
+    curves: Annotated[
+        tuple[Annotated[tuple[FiniteFloat | None, ...], Field(fail_fast=True)], ...], Field(fail_fast=True)
+    ]
 
 
 class Finished(_Message):
@@ -359,8 +362,7 @@ class Channel(Generic[Received]):
         except ValidationError as error:
             for descriptor in descriptors:
                 os.close(descriptor)
-            first = error.errors(include_url=False, include_input=False)[0]
-            raise ProtocolError(f"not a message: {first['msg']}") from error
+            raise ProtocolError(f"not a message: {first_mistake(error)[1]}") from error
 
     def _missing_bytes(self) -> int:
         if len(self._buffer) < 4:

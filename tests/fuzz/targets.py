@@ -35,7 +35,7 @@ from autotune.history.frame import load_history
 from autotune.machine import Machine
 from autotune.recipe.apply import environment
 from autotune.recipe.recipe import Recipe
-from autotune.run_directory import LARGEST_FILE_BYTES, RunDirectory, RunRecord, SearchSpaceRecord
+from autotune.run_directory import LARGEST_TRIAL_BYTES, RunDirectory, RunRecord, SearchSpaceRecord
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import KNOBS, Device
 from autotune.space.search_space import LARGEST_NUMBER_OF_CHOICES, SearchSpace
@@ -330,7 +330,7 @@ def _lay_out(data: bytes, root: Path) -> None:
                     file.symlink_to(_LINKS[len(content) % len(_LINKS)])
                 case b"h":
                     file.touch(exist_ok=False)
-                    os.truncate(file, LARGEST_FILE_BYTES + 1)
+                    os.truncate(file, LARGEST_TRIAL_BYTES + 1)
                 case b"s":
                     with socket.socket(socket.AF_UNIX) as listening:
                         listening.bind(str(file))
