@@ -489,6 +489,7 @@ def test_the_environment_is_set_by_one_variable_and_two_values(monkeypatch, valu
         monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", default)
         found = environment({"onednn": value, "LD_PRELOAD": value, "precision": value, "batch_size": 1})
         assert set(found.items()) <= {("TF_ENABLE_ONEDNN_OPTS", "0"), ("TF_ENABLE_ONEDNN_OPTS", "1")}
+    assert environment({"LD_PRELOAD": value}) == {}
 
 
 def test_every_knob_that_is_a_variable_is_on_the_list():

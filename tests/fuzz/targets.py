@@ -90,7 +90,7 @@ def check_refusal(error: Exception, message: str) -> str:
         assert str(error) == "\n".join(filter(None, (error.message, error.hint))), (
             "more than message and hint"
         )
-    return re.sub(r"'[^']*'|\S*/|[^a-z ]+", "", message)[:80]
+    return re.sub(r"'.*'|\S*/|[^a-z ]+", "", message)[:80]
 
 
 def check_shown(draw: Callable[[Console], None]) -> str:
