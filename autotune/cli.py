@@ -5,6 +5,7 @@ Heavy modules are imported inside the commands, so that help and errors answer a
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -139,19 +140,22 @@ def show(path: Path, /) -> int:
         A recipe.json, or a run directory.
     """
     from autotune import console
+    from autotune.history.runs import check_configuration
     from autotune.recipe.recipe import Recipe
     from autotune.run_directory import RunDirectory
-    from autotune.space.configuration import Configuration
 
-    if not path.is_dir():
+    if not os.path.isdir(path):  # Path.is_dir raises on a name that is too long
         console.show_recipe(Recipe.load(path), path)
         return 0
     directory = RunDirectory(path)
     run = directory.read_run()
     records = list(directory.read_trials())
+    for record in records:
+        file = directory.trial_directory(record.trial) / "result.json"
+        check_configuration(record.configuration, file, "configuration")
     baseline = run.baseline or (records[0].configuration if records else {})
-    console.show_trials(records, Configuration(baseline))
-    if directory.recipe_file.exists():
+    console.show_trials(records, check_configuration(baseline, path / "run.json", "baseline"))
+    if os.path.exists(directory.recipe_file):
         console.show_recipe(Recipe.load(directory.recipe_file), directory.recipe_file)
     else:
         console.say("No recipe: the run has not ended, or nothing could be recommended.")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import time
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from rich.text import Text
 
 from autotune.errors import AutotuneError
 from autotune.measure.deciding import Finding, Shortfall, Verdict
+from autotune.printable import one_line
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS
 from autotune.study.progress import (
@@ -48,13 +48,9 @@ if TYPE_CHECKING:
 WIDTH_WITHOUT_TERMINAL = 120
 
 
-def clean(text: str) -> str:
+def clean(text: object) -> str:
     """`text` on one line and without control characters: users' strings reach the terminal as text only."""
-    return "".join(
-        " " if char in "\n\t" else char
-        for char in text
-        if char in "\n\t" or unicodedata.category(char)[0] != "C"
-    )
+    return one_line(text)
 
 
 def clean_lines(text: str) -> str:
@@ -152,7 +148,9 @@ class Progress:
             self.directory = event.directory
             self._budget, self._workload = event.budget, clean(event.workload)
             self._line(
-                Text(f"{self._workload}: {duration(event.budget)} for everything, in {event.directory}")
+                Text(
+                    f"{self._workload}: {duration(event.budget)} for everything, in {clean(event.directory)}"
+                )
             )
         elif isinstance(event, PhaseBegan):
             self._phase = _PHASE_NAMES[event.phase]
@@ -248,7 +246,7 @@ def show_recipe(recipe: Recipe, path: Path | None, console: RichConsole | None =
         _show_shortfall(recipe, console)
     _show_notes(recipe, console)
     if path is not None:
-        console.print(Text(f"Recipe: {path}"), soft_wrap=True)
+        console.print(Text(f"Recipe: {clean(path)}"), soft_wrap=True)
 
 
 def _recipe_rows(recipe: Recipe) -> Mapping[str, tuple[str, str]]:
@@ -363,9 +361,13 @@ def _show_notes(recipe: Recipe, console: RichConsole) -> None:
         )
     failed = [check for check in evidence.stability.checks if not check.passed]
     for check in failed:
-        console.print(Text(f"Failed: {check.name}: {clean(check.detail)}", style="red"), soft_wrap=True)
+        console.print(
+            Text(f"Failed: {clean(check.name)}: {clean(check.detail)}", style="red"), soft_wrap=True
+        )
     if evidence.stability.not_checked:
-        console.print(Text(f"Not checked: {'; '.join(evidence.stability.not_checked)}."), soft_wrap=True)
+        console.print(
+            Text(f"Not checked: {clean('; '.join(evidence.stability.not_checked))}."), soft_wrap=True
+        )
 
 
 def show_usage(recipe: Recipe, path: Path, console: RichConsole | None = None) -> None:
@@ -375,7 +377,7 @@ def show_usage(recipe: Recipe, path: Path, console: RichConsole | None = None) -
         console.print(Text("The recipe is the baseline: nothing needs to change in your training code."))
         return
     lines = [
-        f'recipe = autotune.Recipe.load("{path}")',
+        f"recipe = autotune.Recipe.load({_in_python(path)})",
         "recipe.apply()                                   # before the first tensor, dataset or model",
         "model.compile(optimizer, loss, **recipe.compile_args())",
         "model.fit(recipe.batch(dataset), epochs=…)",
@@ -399,6 +401,12 @@ def show_verification(verification: Verification, console: RichConsole | None = 
         console.print(Text(f"measured  {ratio(verification.measured)}{processes}"), soft_wrap=True)
     style = "bold green" if found is Finding.HOLDS else "bold red"
     console.print(Text(f"{found}: {clean(verification.reason)}.", style=style), soft_wrap=True)
+
+
+def _in_python(path: Path) -> str:
+    """The path as a literal: code to be copied must stay that line, whatever the file is called."""
+    text = str(path)
+    return f'"{text}"' if text.isprintable() and not set(text) & {'"', "\\"} else repr(text)
 
 
 def show_trials(
@@ -477,13 +485,13 @@ def show_comparison(summaries: Iterable[RunSummary], console: RichConsole | None
         if each.verdict is Verdict.FASTER:
             claim += f" {ratio(each.claimed)}"
         table.add_row(
-            clean(each.run),
-            clean(each.workload or "–"),
-            clean(each.machine_description),
+            Text(clean(each.run)),  # text: a string's square brackets would be taken for colours
+            Text(clean(each.workload or "–")),
+            Text(clean(each.machine_description)),
             str(each.trials),
             str(each.failed),
             claim,
-            clean(_recommended(each)),
+            Text(clean(_recommended(each))),
         )
         if not each.comparable_with_first:
             notes.append(f"{each.run} cannot be held against the first run: {each.why_not}")

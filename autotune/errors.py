@@ -15,13 +15,15 @@
     ├── TrialProcessError               4   the tuner's own processes failed, not the user's code
     └── TuningInterruptedError        130   interrupted before anything could be recommended
 
-Each message says what was found, where, what was expected, and the next step. This module imports
-nothing of the package and may be imported by all of it.
+Each message says what was found, where, what was expected, and the next step; it is one line, whatever names and
+values stand in it. This module imports nothing of the package but `printable`, and may be imported by all of it.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
+
+from autotune.printable import LONGEST_MESSAGE, one_line
 
 
 class AutotuneError(Exception):
@@ -36,9 +38,9 @@ class AutotuneError(Exception):
     exit_code: ClassVar[int] = 4
 
     def __init__(self, message: str, *, hint: str = "", detail: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = one_line(message, longest=LONGEST_MESSAGE)
+        self.hint = one_line(hint, longest=LONGEST_MESSAGE)
+        super().__init__(self.message)
         self.detail = detail
 
     def __str__(self) -> str:

@@ -1,13 +1,45 @@
-"""Files that are never seen half-written: write to a temporary name, flush to disk, rename."""
+"""Files that are never seen half-written: write to a temporary name, flush to disk, rename; and careful reading."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
+import stat
 from pathlib import Path
 
 from autotune.errors import RunDirectoryError
+
+
+def read_at_most(path: Path, most_bytes: int) -> bytes:
+    """The first `most_bytes` of a file, and one byte more where there are more.
+
+    Raises:
+        OSError: It cannot be read, or is no file: a pipe could be waited for without end, and a device could be
+            read without end.
+        ValueError: There is a null character in the path.
+    """
+    _refuse_all_but_files(os.stat(path).st_mode)  # opening a device can do something to it
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
+        _refuse_all_but_files(os.fstat(stream.fileno()).st_mode)
+        return stream.read(most_bytes + 1) or b""
+
+
+def is_utf8(path: Path) -> bool:
+    """Whether the path can stand in JSON and cross between processes: Linux allows any bytes in names."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _refuse_all_but_files(mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")
 
 
 def write_atomically(

@@ -35,6 +35,7 @@ MEMORY_TOLERANCE = 0.1
 """The share by which two machines' memory may differ and still count as the same size."""
 
 _GIB = 1 << 30
+_LARGEST_INTEGER = (1 << 63) - 1
 _LONGEST_INTEGER = 20
 """Digits of the largest number a control group holds, an unsigned 64-bit integer."""
 
@@ -53,7 +54,7 @@ class Gpu(_Data):
     """
 
     name: str
-    memory_bytes: Annotated[int, Field(ge=0)]
+    memory_bytes: Annotated[int, Field(ge=0, le=_LARGEST_INTEGER)]
     compute_capability: str | None = None
 
 
@@ -75,12 +76,12 @@ class Machine(_Data):
     """
 
     cpu: str
-    cores: Annotated[int, Field(ge=1)]
-    memory_bytes: Annotated[int, Field(ge=0)]
+    cores: Annotated[int, Field(ge=1, le=_LARGEST_INTEGER)]
+    memory_bytes: Annotated[int, Field(ge=0, le=_LARGEST_INTEGER)]
     platform: str
     python: str
     packages: dict[str, str]
-    gpus: tuple[Gpu, ...]
+    gpus: Annotated[tuple[Gpu, ...], Field(fail_fast=True)]
     driver: str | None
     cuda: str | None
     cudnn: str | None

@@ -17,22 +17,50 @@ import secrets
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import filelock
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+)
 
 from autotune.errors import RunDirectoryError
-from autotune.files import write_atomically
+from autotune.files import is_utf8, read_at_most, write_atomically
 from autotune.machine import Machine
+from autotune.mistakes import first_mistake
 from autotune.space.knobs import Value
 from autotune.trial.record import TrialRecord
 
-LARGEST_FILE_BYTES = 64 << 20
+LARGEST_RUN_BYTES = 1 << 20
+LARGEST_TRIAL_BYTES = 32 << 20
+"""More than 20,000 pairs of slices."""
 
 
 class _Data(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def _escaped(text: str) -> str:
+    """Without the halves of characters that the names of files that are not UTF-8 have: JSON cannot hold them."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+Text = Annotated[str, AfterValidator(_escaped)]
+Argument = (
+    StrictBool
+    | StrictInt
+    | Annotated[FiniteFloat, Field(strict=True)]
+    | Annotated[StrictStr, AfterValidator(_escaped)]
+    | None
+)
 
 
 class WorkloadRecord(_Data):
@@ -64,7 +92,7 @@ class WorkloadRecord(_Data):
     examples: Annotated[int, Field(ge=0)] | None = None
     endless: bool | None = None
     element: str | None = None
-    batch_ranks: tuple[int | None, ...] | None = None
+    batch_ranks: Annotated[tuple[int | None, ...], Field(fail_fast=True)] | None = None
     parameters: Annotated[int, Field(ge=0)] | None = None
     device: Literal["cpu", "gpu"] | None = None
 
@@ -72,9 +100,9 @@ class WorkloadRecord(_Data):
 class SearchSpaceRecord(_Data):
     """The search space as resolved for the machine: its source, choices, and what was left out and why."""
 
-    source: str
-    choices: dict[str, tuple[Value, ...]]
-    left_out: dict[str, str]
+    source: Text
+    choices: dict[str, Annotated[tuple[Value, ...], Field(fail_fast=True)]]
+    left_out: dict[str, Text]
 
 
 class RunRecord(_Data):
@@ -88,7 +116,7 @@ class RunRecord(_Data):
     search_space: SearchSpaceRecord | None = None
     baseline: dict[str, Value] | None = None
     isolation: Literal["template", "spawn"] = "template"
-    arguments: dict[str, Any]
+    arguments: dict[str, Argument]
 
 
 class RunDirectory:
@@ -134,6 +162,10 @@ class RunDirectory:
         Raises:
             RunDirectoryError: It cannot be written, or holds a run already.
         """
+        if not is_utf8(self.path):
+            raise RunDirectoryError(
+                f"cannot write to {self.path}: its path is not UTF-8", hint="Give --out another directory."
+            )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if (self.path / "run.json").exists():
@@ -209,7 +241,7 @@ class RunDirectory:
         Raises:
             RunDirectoryError: This is no run directory, or the file is damaged or newer.
         """
-        return _read(self.path / "run.json", RunRecord, self.path)
+        return _read(self.path / "run.json", RunRecord, self.path, LARGEST_RUN_BYTES)
 
     def read_trials(self) -> Iterator[TrialRecord]:
         """The trials that have a result, by number.
@@ -218,17 +250,20 @@ class RunDirectory:
             RunDirectoryError: A result is damaged or newer.
         """
         for file in sorted((self.path / "trials").glob("*/result.json")):
-            yield _read(file, TrialRecord, self.path)
+            yield _read(file, TrialRecord, self.path, LARGEST_TRIAL_BYTES)
 
 
 Record = TypeVar("Record", bound=BaseModel)
 
 
-def _read(file: Path, kind: type[Record], run: Path) -> Record:
+def _read(file: Path, kind: type[Record], run: Path, most_bytes: int) -> Record:
     try:
-        if file.stat().st_size > LARGEST_FILE_BYTES:
-            raise RunDirectoryError(f"{file}: larger than {LARGEST_FILE_BYTES} bytes")
-        return kind.model_validate_json(file.read_bytes())
+        content = read_at_most(file, most_bytes)
+        if len(content) > most_bytes:
+            raise RunDirectoryError(
+                f"{file}: larger than {most_bytes} bytes", hint="The file is damaged: take it away."
+            )
+        return kind.model_validate_json(content)
     except OSError as error:
         if file.parent != run:  # a trial's result: what holds it may well be a run directory
             raise RunDirectoryError(
@@ -240,13 +275,12 @@ def _read(file: Path, kind: type[Record], run: Path) -> Record:
             hint="Give the directory that `autotune tune` printed, such as results/digits_mlp/20261120-191001-1a2b3c.",
         ) from error
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where, mistake = first_mistake(error)
         if where == "schema_version":
             raise RunDirectoryError(
                 f"{file}: written by another version of autotune", hint="Upgrade autotune to read it."
             ) from error
-        raise RunDirectoryError(f"{file} is damaged: {where or 'the file'}: {first['msg']}") from error
+        raise RunDirectoryError(f"{file} is damaged: {where or 'the file'}: {mistake}") from error
 
 
 def new_run_directory(results: Path, workload: str) -> RunDirectory:

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict
 
 from autotune import source
 from autotune.errors import ConfigurationError, WorkloadError
+from autotune.files import is_utf8, read_at_most
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KnobValue, check_value, nearest
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 MODULE_NAME = "__autotune_workload__"
+LARGEST_SOURCE_BYTES = 16 << 20
 """The `__name__` under which a user's file is loaded, so that its `__main__` block stays asleep."""
 
 _loading_workload = False
@@ -259,6 +261,10 @@ def _module_reference(module: str, name: str) -> WorkloadReference:
 def _file_reference(location: str, name: str) -> WorkloadReference:
     content = _read(Path(location), location)
     file = Path(location).resolve()
+    if not is_utf8(file):
+        raise WorkloadError(
+            f"{file}: its path is not UTF-8", hint="Give the file, or its directory, another name."
+        )
     source.refuse_shadowing(file.stem, location)
     source.check_source(content, name, written=location, file=location, by_path=True)
     return WorkloadReference(file=str(file), name=name, search_path=(str(file.parent),))
@@ -266,7 +272,7 @@ def _file_reference(location: str, name: str) -> WorkloadReference:
 
 def _read(file: Path, shown: str) -> bytes:
     try:
-        return file.read_bytes()
+        return read_at_most(file, LARGEST_SOURCE_BYTES)
     except FileNotFoundError as error:
         raise WorkloadError(
             f"{shown}: no such file", hint=f"Looked in {Path.cwd()}. Give the path of the workload's file."

@@ -247,3 +247,16 @@ def test_an_interrupt_leaves_with_130(capsys, monkeypatch):
     code, _, err = run(capsys, "knobs")
     assert code == 130
     assert "interrupted" in err
+
+
+@pytest.mark.parametrize("place", ["run.json", "trials/0000/result.json"])
+def test_show_names_the_file_whose_knob_does_not_exist(capsys, finished, tmp_path, place):
+    """A run of another version, or a damaged one: the file is named, as by `history` and `compare`."""
+    path = shutil.copytree(finished, tmp_path / "run")
+    document = json.loads((path / place).read_text())
+    document["baseline" if place == "run.json" else "configuration"]["warp"] = 9
+    (path / place).write_text(json.dumps(document))
+    code, _, err = run(capsys, "show", path)
+    assert code == 2
+    assert f"{path / place}: " in err
+    assert "'warp'" in err

@@ -1,4 +1,4 @@
-"""Files that are never seen half-written."""
+"""Files that are never seen half-written, and files that are read with care."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import RunDirectoryError
-from autotune.files import write_atomically
+from autotune.files import is_utf8, read_at_most, write_atomically
 
 
 def test_the_text_is_in_the_file_as_utf_8(tmp_path):
@@ -133,3 +133,60 @@ def test_text_that_cannot_be_encoded_leaves_nothing_behind(tmp_path):
     with pytest.raises(UnicodeEncodeError):
         write_atomically(tmp_path / "recipe.json", "\ud800")
     assert os.listdir(tmp_path) == []
+
+
+# ------------------------------------------------------------------------------------------------- reading
+
+
+def test_no_more_is_read_than_one_byte_over_the_limit(tmp_path):
+    """A file of the size allowed comes whole; of a larger one so much that it shows."""
+    file = tmp_path / "data"
+    file.write_bytes(b"12345")
+    assert read_at_most(file, 5) == b"12345"
+    assert read_at_most(file, 3) == b"1234"
+
+
+def test_pipes_and_devices_are_not_opened(tmp_path):
+    """A pipe would be waited for, and a device read, without end; a link to one is no better."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for file in (tmp_path / "pipe", tmp_path / "link", Path("/dev/null")):
+        with pytest.raises(OSError, match="a pipe or a device"):
+            read_at_most(file, 10)
+
+
+def test_a_device_is_not_even_opened(monkeypatch):
+    """Opening some of them does something: rewinds a tape, starts a timer."""
+    monkeypatch.setattr("autotune.files.os.open", None)
+    with pytest.raises(OSError, match="a pipe or a device"):
+        read_at_most(Path("/dev/null"), 10)
+
+
+def test_a_pipe_that_takes_a_files_place_is_not_waited_for(tmp_path, monkeypatch):
+    """What was a file when it was looked at may be a pipe when it is opened."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").touch()
+    looked_at = os.stat(tmp_path / "file")
+    monkeypatch.setattr("autotune.files.os.stat", lambda path: looked_at)
+    with pytest.raises(OSError, match="a pipe or a device"):
+        read_at_most(tmp_path / "pipe", 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("", errno.EISDIR), ("missing", errno.ENOENT), ("loop", errno.ELOOP)]
+)
+def test_what_cannot_be_read_is_told_apart(tmp_path, name, reason):
+    """Directories, missing files and links that lead to themselves keep their reasons."""
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match=r"\S") as caught:
+        read_at_most(tmp_path / name, 10)
+    assert caught.value.errno == reason
+
+
+def test_names_that_are_not_utf_8_are_known(tmp_path, monkeypatch):
+    """A name of any bytes, in the path itself or in the directory it starts from."""
+    assert is_utf8(Path("größe/x"))
+    assert not is_utf8(Path("a/\udcff"))
+    (tmp_path / "\udcff").mkdir()
+    monkeypatch.chdir(tmp_path / "\udcff")
+    assert not is_utf8(Path("x"))

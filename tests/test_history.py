@@ -28,7 +28,7 @@ from autotune.recipe.recipe import (
     Stability,
     Throughput,
 )
-from autotune.run_directory import RunDirectory, RunRecord, WorkloadRecord
+from autotune.run_directory import LARGEST_TRIAL_BYTES, RunDirectory, RunRecord, WorkloadRecord
 from autotune.trial.record import Interval, Outcome, Pair, Phase, Slice, StepSeconds, TrialRecord
 
 KNOB_DTYPES = {
@@ -454,6 +454,69 @@ def test_a_result_that_cannot_be_opened_is_an_error_that_names_it_in_full(call, 
     file.unlink()
     file.mkdir()
     assert message_of(call, run) == f"cannot read {file}: Is a directory"
+
+
+@pytest.mark.parametrize("call", [load_history, compare_runs])
+def test_a_path_with_a_null_character_is_an_error(call):
+    """It names no directory."""
+    assert message_of(call, "a\0b") == r"a\x00b is not a run directory: embedded null byte"
+
+
+def test_a_tree_as_deep_as_paths_can_be_is_searched(run, tmp_path):
+    """Directories a thousand and more deep do not end the search for runs beside them."""
+    deep = tmp_path / "deep"
+    deep.mkdir()
+    folder = os.open(deep, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=folder)
+        below = os.open("d", os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = below
+    os.close(folder)
+    assert message_of(compare_runs, deep).endswith("there is no run.json in it or below it")
+    assert len(compare_runs(tmp_path)) == 1
+    subprocess.run(["rm", "-rf", str(deep)], check=True)  # deeper than shutil goes
+
+
+def test_links_are_not_followed_into_directories_below(run, tmp_path):
+    """A link that leads back up does not make the search endless; one that leads nowhere does not end it."""
+    for name, place in (("up", ".."), ("loop", "loop"), ("nowhere", "missing")):
+        (tmp_path / name).symlink_to(place)
+    assert len(compare_runs(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("call", [load_history, compare_runs])
+def test_a_run_json_that_leads_to_itself_is_an_error(call, run):
+    """The directory is taken for a run, and the file is said to be unreadable."""
+    (run / "run.json").unlink()
+    (run / "run.json").symlink_to("run.json")
+    assert message_of(call, run).endswith("run.json: Too many levels of symbolic links")
+
+
+def test_numbers_that_are_none_are_refused_in_the_arguments(run):
+    """They could not be written again: JSON has no NaN."""
+    text = (run / "run.json").read_text()
+    (run / "run.json").write_text(json.dumps({**json.loads(text), "arguments": {"budget": float("nan")}}))
+    assert "is damaged: arguments.budget" in message_of(load_history, run)
+
+
+def test_memory_beyond_all_machines_is_refused(run):
+    """A number that cannot be divided is refused where it is read, not raised as an overflow."""
+    document = json.loads((run / "run.json").read_text())
+    document["machine"]["memory_bytes"] = 10**400
+    (run / "run.json").write_text(json.dumps(document))
+    assert "is damaged: machine.memory_bytes" in message_of(compare_runs, run)
+
+
+def test_a_result_too_large_is_not_read(run):
+    """Beyond any trial's size it is refused before it fills the memory; a device that never ends, likewise."""
+    file = run / "trials" / "0001" / "result.json"
+    with file.open("wb") as stream:
+        stream.truncate(LARGEST_TRIAL_BYTES + 1)
+    assert message_of(load_history, run) == f"{file}: larger than {LARGEST_TRIAL_BYTES} bytes"
+    file.unlink()
+    file.symlink_to("/dev/zero")
+    assert "a pipe or a device" in message_of(load_history, run)
 
 
 def with_changes(run, **changes):

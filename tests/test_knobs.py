@@ -173,3 +173,13 @@ def test_the_knobs_of_a_device_come_in_table_order(device):
     """Tables show knobs in one order, whatever the device."""
     names = [each.name for each in knobs_on(device)]
     assert names == [name for name in KNOBS if name in names]
+
+
+def test_names_and_values_too_long_to_show_are_refused_all_the_same():
+    """A number that Python will not write out, and a name of thousands of letters, give a short message."""
+    with pytest.raises(ConfigurationError) as caught:
+        check_value("batch_size", 10**5000, where="train.py")
+    assert caught.value.message == "train.py: batch_size cannot be too large to show"
+    with pytest.raises(ConfigurationError) as caught:
+        check_value("x" * 5000, 1, where="train.py")
+    assert len(caught.value.message) < 150

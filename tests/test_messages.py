@@ -332,7 +332,36 @@ def test_descriptors_that_nobody_asked_for_are_closed(pair):
     assert open_descriptors() == before
 
 
+def test_a_descriptor_of_a_message_that_was_never_whole_is_closed(pair):
+    """Closing the channel leaves none open."""
+    before = open_descriptors()
+    channel = Channel(pair[1], messages.to_template)
+    socket.send_fds(pair[0], [encoded(messages.Sweep(pid=1))[:4]], [pair[0].fileno()])
+    with pytest.raises(TimeoutError):
+        channel.receive(timeout_seconds=0)
+    channel.close()
+    assert len(open_descriptors()) == len(before) - 1  # its own
+
+
 # --------------------------------------------------------------------------------------------- what does not
+
+
+@pytest.mark.parametrize("pid", [0, -1, 1 << 31])
+def test_a_process_is_none_of_the_numbers_that_mean_many(pair, pid):
+    """To `kill`, zero is one's own group and minus one is everything."""
+    pair[0].sendall(frame(json.dumps({"kind": "forked", "pid": pid}).encode()))
+    with pytest.raises(ProtocolError):
+        Channel(pair[1], messages.from_template).receive(timeout_seconds=0)
+
+
+def test_what_was_wrong_is_said_in_one_line_whatever_came(pair):
+    """The kind of a message that does not exist, however long and whatever is in it."""
+    kind = "\x1b[2J\n" * 1000
+    pair[0].sendall(frame(json.dumps({"kind": kind}).encode()))
+    with pytest.raises(ProtocolError) as caught:
+        Channel(pair[1], messages.from_template).receive(timeout_seconds=0)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) <= 1000
 
 
 @pytest.mark.parametrize(

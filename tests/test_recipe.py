@@ -15,6 +15,7 @@ from simulated_runs import BASELINE, MACHINE, faster_by, quick_tune, simulated_t
 
 from autotune.errors import ArgumentError, MachineMismatchError, RecipeError, RunDirectoryError
 from autotune.recipe import recipe as recipe_module
+from autotune.recipe.apply import environment
 from autotune.recipe.recipe import (
     LARGEST_FILE_BYTES,
     LONGEST_MESSAGE,
@@ -25,7 +26,7 @@ from autotune.recipe.recipe import (
     Recipe,
 )
 from autotune.recipe.schema import recipe_schema, schema_text
-from autotune.space.knobs import Device, knobs_on
+from autotune.space.knobs import KNOBS, Device, Domain, Stage, knobs_on
 
 RECORDED = sorted((Path(__file__).parents[1] / "results").glob("**/recipe.json"))
 SPACE = """
@@ -164,8 +165,8 @@ def test_a_file_too_large_is_not_read(tmp_path):
     path = tmp_path / "recipe.json"
     with path.open("wb") as stream:
         stream.truncate(LARGEST_FILE_BYTES + 1)
-    for each in (path, "/dev/zero"):
-        with pytest.raises(RecipeError, match="larger than"):
+    for each, what in ((path, "larger than"), ("/dev/zero", "a pipe or a device")):
+        with pytest.raises(RecipeError, match=what):
             Recipe.load(each)
 
 
@@ -251,6 +252,9 @@ def test_numbers_that_are_none_are_refused(recipe, number):
         ("learning_rate", {"batch_ratio": 0}, "learning_rate"),
         ("evidence.best_candidate", {"configuration": {"nope": 1}, "speedup": None, "reason": ""}, "nope"),
         ("command", "rm -rf /", "command"),
+        ("evidence.peak_memory_bytes.host", 10**400, "host"),
+        ("evidence.break_even_samples", 10**400, "break_even_samples"),
+        ("machine.memory_bytes", 10**400, "memory_bytes"),
         ("evidence.extra", 1, "extra"),
     ],
 )
@@ -484,3 +488,22 @@ def test_the_learning_rate_note_needs_another_batch_size():
     assert LearningRate.between(32, 32) is None
     note = LearningRate.between(64, 32)
     assert (note.batch_ratio, note.linear_scale, note.sqrt_scale) == (2.0, 2.0, pytest.approx(1.4142))
+
+
+@pytest.mark.parametrize("value", [True, False, "LD_PRELOAD=/tmp/x.so", "0\nPATH=/tmp"])
+def test_the_environment_is_set_by_one_variable_and_two_values(monkeypatch, value):
+    """Whatever a configuration holds, no other variable is named, and no text of it becomes a value."""
+    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
+    for default in ("0", "1"):
+        monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", default)
+        found = environment({"onednn": value, "LD_PRELOAD": value, "precision": value, "batch_size": 1})
+        assert set(found.items()) <= {("TF_ENABLE_ONEDNN_OPTS", "0"), ("TF_ENABLE_ONEDNN_OPTS", "1")}
+    assert environment({"LD_PRELOAD": value}) == {}
+
+
+def test_every_knob_that_is_a_variable_is_on_the_list():
+    """A knob that is set in the environment has two values only: on and off."""
+    for knob in KNOBS.values():
+        if knob.stage is Stage.IMPORT:
+            assert knob.domain == Domain(booleans=True)
+            assert len(environment({knob.name: not knob.default})) == 1

@@ -1,7 +1,6 @@
 """Search spaces: reading the TOML, what each mistake is answered with, and what is left on one machine."""
 
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -568,7 +567,7 @@ def test_a_file_that_may_not_be_read_says_so(monkeypatch):
     def refuse(*arguments, **options):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr("autotune.space.search_space.read_at_most", refuse)
     with pytest.raises(SearchSpaceError, match=r"cannot read the search space mine\.toml: Permission"):
         find_search_space("mine.toml")
 
@@ -589,14 +588,27 @@ def test_a_huge_file_is_refused_without_being_read_whole(tmp_path):
     file.write_text(text.ljust(LARGEST_FILE_BYTES))
     assert SearchSpace.load(file).ranges["prefetch"].choices == (0, 2)
     file.write_text(text.ljust(LARGEST_FILE_BYTES + 1))
-    with pytest.raises(SearchSpaceError, match="larger than 1048576 bytes"):
+    with pytest.raises(SearchSpaceError, match="larger than 65536 bytes"):
         SearchSpace.load(file)
 
 
 def test_a_file_without_end_is_refused():
     """A device that never ends, and says it is empty, does not fill the memory."""
-    with pytest.raises(SearchSpaceError, match="/dev/zero: larger than"):
+    with pytest.raises(SearchSpaceError, match="/dev/zero: it is a pipe or a device"):
         SearchSpace.load("/dev/zero")
+
+
+@pytest.mark.parametrize("text", [".".join("a" * 30_000) + " = 1", "[" + ". ".join("a" * 20_000) + "]"])
+def test_a_key_of_many_parts_is_refused_before_it_is_parsed(text, monkeypatch):
+    """Reading one takes time with the square of its parts: minutes for a file within the limit of size."""
+    monkeypatch.setattr("autotune.space.search_space.tomllib.loads", None)
+    assert "a line with more than 100 dots" in refusal(text).message
+
+
+def test_comments_and_bounds_may_have_some_dots():
+    """A line as people write them is no key of many parts."""
+    text = f"# {'and so on... ' * 30}\n" + choices("prefetch", "[0, 2]")
+    assert parse(text).ranges["prefetch"].choices == (0, 2)
 
 
 def test_windows_line_ends_are_read(tmp_path):

@@ -583,10 +583,10 @@ def test_a_directory_called_like_a_file_is_refused(directory):
 def test_a_file_that_may_not_be_read_says_so(directory, monkeypatch):
     """A refused permission is not taken for a missing file."""
 
-    def refuse(self):
+    def refuse(*arguments):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr("autotune.workload.read_at_most", refuse)
     assert refusal(parse_reference, "train.py").message == "cannot read train.py: Permission denied"
 
 

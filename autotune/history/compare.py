@@ -5,6 +5,7 @@ Finished values for whoever draws them. This module may not import pandas or Ten
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def _summary(directory: RunDirectory, run: RunRecord, why_not: str) -> RunSummar
     trials = sorted(directory.read_trials(), key=lambda record: record.trial)
     baseline = _baseline(directory, run, trials)
     best = _best(trials)
-    recipe = Recipe.load(directory.recipe_file) if directory.recipe_file.exists() else None
+    recipe = Recipe.load(directory.recipe_file) if os.path.exists(directory.recipe_file) else None
     return RunSummary(
         run=run.run,
         path=directory.path,

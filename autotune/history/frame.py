@@ -17,6 +17,7 @@ from pandas.api.extensions import ExtensionDtype
 from autotune.errors import RunDirectoryError
 from autotune.files import write_atomically
 from autotune.history.runs import check_configuration, find_runs, parse_utc
+from autotune.printable import one_line
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import format_value
 from autotune.space.knobs import KNOBS, Domain, KnobValue
@@ -72,9 +73,9 @@ def load_history(*runs: str | Path) -> pd.DataFrame:
 
     Returns:
         The columns of `COLUMNS`, in that order, rows by run and then by trial. `machine` is the machine's id,
-        `workload` the workload's name. A knob that the trial's device does not have is NA, and so are the
-        `reason` of a trial that ended well and every figure that was not measured. A run of which no trial
-        has finished adds no rows.
+        `workload` the workload's name; text is one line, without control characters. A knob that the trial's
+        device does not have is NA, and so are the `reason` of a trial that ended well and every figure that was
+        not measured. A run of which no trial has finished adds no rows.
 
     Raises:
         RunDirectoryError: Nothing was given, no run was found at a path, or a file there is damaged.
@@ -84,9 +85,9 @@ def load_history(*runs: str | Path) -> pd.DataFrame:
         run = directory.read_run()
         records = sorted(directory.read_trials(), key=lambda record: record.trial)
         of_run = {
-            "run": run.run,
+            "run": one_line(run.run),
             "machine": run.machine.id,
-            "workload": run.workload.name if run.workload else None,
+            "workload": one_line(run.workload.name) if run.workload else None,
         }
         rows.extend(of_run | _row(record, directory) for record in records)
     return pd.DataFrame(
@@ -118,7 +119,7 @@ def _row(record: TrialRecord, directory: RunDirectory) -> dict[str, object]:
         "started_at": parse_utc(record.started_at, file),
         "seconds": record.seconds,
         # One line, so that a row stays one line in CSV: some readers end a row at a bare carriage return.
-        "reason": " ".join(record.reason.split()) or None,
+        "reason": one_line(" ".join(record.reason.split())) or None,
     }
     for name in ("trial", "peak_host_bytes", "peak_device_bytes"):
         value = row[name]

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from autotune.errors import ConfigurationError, RunDirectoryError
+from autotune.printable import short
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
 
@@ -41,18 +42,33 @@ def find_runs(*paths: str | Path) -> tuple[RunDirectory, ...]:
 def _directories_at(path: Path) -> list[Path]:
     """`path` itself when it is a run directory, else all run directories below it, sorted."""
     found = []
-    unreadable: list[OSError] = []
-    for folder, below, files in os.walk(path, onerror=unreadable.append):
-        if "run.json" in files:
-            found.append(Path(folder))
-            below.clear()  # a run holds no runs, and its trials may be thousands
+    problem = ""
+    pending = [path]
+    while pending:  # os.walk calls itself for each level, and a tree may be thousands deep
+        folder = pending.pop()
+        try:
+            with os.scandir(folder) as listed:
+                entries = {entry.name: entry for entry in listed}
+        except (OSError, ValueError) as error:  # ValueError: a null character in the path
+            problem = problem or getattr(error, "strerror", "") or str(error)
+            continue
+        if "run.json" in entries and not _is_directory(entries["run.json"]):
+            found.append(folder)  # a run holds no runs, and its trials may be thousands
+        else:
+            pending += [folder / each.name for each in entries.values() if _is_directory(each, links=False)]
     if not found:
-        problem = unreadable[0].strerror if unreadable else "there is no run.json in it or below it"
         raise RunDirectoryError(
-            f"{path} is not a run directory: {problem}",
+            f"{path} is not a run directory: {problem or 'there is no run.json in it or below it'}",
             hint="Give the directory that `autotune tune` printed, or one that holds some of these.",
         )
     return sorted(found)
+
+
+def _is_directory(entry: os.DirEntry[str], *, links: bool = True) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=links)
+    except OSError:
+        return False  # a link that leads to itself
 
 
 def check_configuration(values: Mapping[str, object], file: Path, key: str) -> Configuration:
@@ -78,4 +94,4 @@ def parse_utc(text: str, file: Path) -> datetime:
         moment = datetime.fromisoformat(text)
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        raise RunDirectoryError(f"{file} is damaged: started_at: {text!r} is not a time") from error
+        raise RunDirectoryError(f"{file} is damaged: started_at: {short(text)} is not a time") from error

@@ -30,9 +30,11 @@ from autotune.errors import (
     MachineMismatchError,
     RecipeError,
 )
-from autotune.files import write_atomically
+from autotune.files import read_at_most, write_atomically
 from autotune.machine import Machine, fingerprint
 from autotune.measure.deciding import Shortfall, Verdict
+from autotune.mistakes import first_mistake
+from autotune.printable import one_line
 from autotune.recipe import apply
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Device, KnobValue, Value, knobs_on
@@ -43,11 +45,13 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
-LARGEST_FILE_BYTES = 4 << 20
+LARGEST_FILE_BYTES = 1 << 20
 LONGEST_MESSAGE = 300
 
 NonNegative = Annotated[FiniteFloat, Field(ge=0)]
 Positive = Annotated[FiniteFloat, Field(gt=0)]
+Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
+"""Bytes, samples and the like; a number without end could not be divided, nor be shown."""
 
 
 def _checked_knobs(values: dict[str, KnobValue]) -> dict[str, KnobValue]:
@@ -77,9 +81,8 @@ _DAMAGED = "The file is damaged, or was not written by `autotune tune`."
 
 
 def _one_line(what: object) -> str:
-    """What a damaged file says of itself, fit for a message: one line, not too long, nothing a terminal obeys."""
-    text = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in str(what))
-    return text if len(text) <= LONGEST_MESSAGE else text[: LONGEST_MESSAGE - 1] + "…"
+    """What a damaged file says of itself, fit to be a part of a message."""
+    return one_line(what, longest=LONGEST_MESSAGE)
 
 
 class MachineMismatchWarning(UserWarning):
@@ -117,8 +120,8 @@ class Throughput(Estimate):
 class PeakMemory(_Part):
     """Largest memory, in bytes: of the process tree, and on the device (None without one)."""
 
-    host: Annotated[int, Field(ge=0)] | None
-    device: Annotated[int, Field(ge=0)] | None
+    host: Count | None
+    device: Count | None
 
 
 class StabilityCheck(_Part):
@@ -134,8 +137,8 @@ class StabilityCheck(_Part):
 class Stability(_Part):
     """What was checked of the recommended configuration, and what was not."""
 
-    checks: tuple[StabilityCheck, ...]
-    not_checked: tuple[str, ...]
+    checks: Annotated[tuple[StabilityCheck, ...], Field(fail_fast=True)]
+    not_checked: Annotated[tuple[str, ...], Field(fail_fast=True)]
 
 
 class Confirmation(_Part):
@@ -150,12 +153,12 @@ class Confirmation(_Part):
         trials: Numbers of the trials in the run's history.
     """
 
-    instances: Annotated[int, Field(ge=0)]
-    templates: Annotated[int, Field(ge=0)]
-    pairs: Annotated[int, Field(ge=0)]
-    finalists: Annotated[int, Field(ge=0)]
+    instances: Count
+    templates: Count
+    pairs: Count
+    finalists: Count
     pairing: Literal["alternating", "bracketed"] | None
-    trials: tuple[int, ...]
+    trials: Annotated[tuple[int, ...], Field(fail_fast=True)]
 
 
 class BestCandidate(_Part):
@@ -204,7 +207,7 @@ class Evidence(_Part):
     baseline_throughput: Throughput
     compile_seconds: NonNegative | None
     baseline_compile_seconds: NonNegative | None
-    break_even_samples: Annotated[int, Field(ge=0)] | None
+    break_even_samples: Count | None
     peak_memory_bytes: PeakMemory
     baseline_peak_memory_bytes: PeakMemory
     input_wait_fraction: NonNegative | None
@@ -287,8 +290,8 @@ class RecipeWorkload(_Part):
     batched: bool = False
     drop_remainder: bool = False
     takes_config: bool = False
-    examples: Annotated[int, Field(ge=0)] | None = None
-    batch_ranks: tuple[Annotated[int, Field(ge=0)] | None, ...] | None = None
+    examples: Count | None = None
+    batch_ranks: Annotated[tuple[Count | None, ...], Field(fail_fast=True)] | None = None
 
 
 class CreatedBy(_Part):
@@ -298,7 +301,7 @@ class CreatedBy(_Part):
     run: str
     created_at: str
     search_space: str
-    trials: Annotated[int, Field(ge=0)]
+    trials: Count
     seed: int
     budget_seconds: NonNegative
     spent_seconds: NonNegative
@@ -344,8 +347,7 @@ class Recipe(_Part):
         """
         file = Path(path)
         try:
-            with file.open("rb") as stream:
-                text = stream.read(LARGEST_FILE_BYTES + 1)
+            text = read_at_most(file, LARGEST_FILE_BYTES)
         except (OSError, ValueError) as error:  # ValueError: a null character in the path
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise RecipeError(
@@ -391,9 +393,8 @@ class Recipe(_Part):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the file"
-            what = _one_line(f"{where}: {first['msg'].removeprefix('Value error, ')}")
+            where, mistake = first_mistake(error)
+            what = _one_line(f"{where or 'the file'}: {mistake.removeprefix('Value error, ')}")
             raise RecipeError(f"{source}: not a recipe: {what}", hint=_DAMAGED) from error
 
     def to_json(self) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pydantic import StrictBool, StrictInt, StrictStr
 
 from autotune.errors import ConfigurationError
+from autotune.printable import short
 
 KnobValue = bool | int | str
 """What a knob can be set to. `bool`, `int` and `str` are kept apart: `True` is never `1`."""
@@ -226,7 +227,7 @@ def knob(name: str, *, where: str) -> Knob:
     found = KNOBS.get(name)
     if found is None:
         raise ConfigurationError(
-            f"{where}: there is no knob called {name!r}",
+            f"{where}: there is no knob called {short(name)}",
             hint=f"{nearest(str(name), KNOBS)}`autotune knobs` lists them all.",
         )
     return found
@@ -247,7 +248,7 @@ def check_value(name: str, value: object, *, where: str) -> KnobValue:
     domain = knob(name, where=where).domain
     if value not in domain or not isinstance(value, (bool, int, str)):
         raise ConfigurationError(
-            f"{where}: {name} cannot be {value!r}",
+            f"{where}: {name} cannot be {short(value)}",
             hint=f"It takes {domain.describe()}.",
         )
     return value

@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import TypeGuard
 
 from autotune.errors import SearchSpaceError
+from autotune.files import read_at_most
+from autotune.printable import short
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS, Device, KnobValue, nearest
 
@@ -34,7 +36,9 @@ SCHEMA_VERSION = 1
 UNTIL_OUT_OF_MEMORY = "memory"
 LARGEST_DOUBLED_BATCH = 1 << 16
 """Where doubling the batch size ends when memory does not end it first."""
-LARGEST_FILE_BYTES = 1 << 20
+LARGEST_FILE_BYTES = 1 << 16
+MOST_DOTS_IN_A_LINE = 100
+"""`tomllib` needs quadratic time for a key of many parts: minutes for a file of some kilobytes."""
 LARGEST_NUMBER_OF_CHOICES = 256
 
 _TERM = re.compile(
@@ -163,8 +167,7 @@ class SearchSpace:
         """
         file = Path(path)
         try:
-            with file.open("rb") as stream:
-                content = stream.read(LARGEST_FILE_BYTES + 1)
+            content = read_at_most(file, LARGEST_FILE_BYTES)
             if len(content) > LARGEST_FILE_BYTES:
                 raise SearchSpaceError(
                     f"{file}: larger than {LARGEST_FILE_BYTES} bytes",
@@ -192,6 +195,11 @@ class SearchSpace:
         Raises:
             SearchSpaceError: The text is not TOML or not a search space.
         """
+        if any(line.count(".") > MOST_DOTS_IN_A_LINE for line in text.split("\n")):
+            raise SearchSpaceError(
+                f"{source}: a line with more than {MOST_DOTS_IN_A_LINE} dots",
+                hint="A search space is a few short lines of TOML; is this the right file?",
+            )
         try:
             document = tomllib.loads(text)
         except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a plain ValueError
@@ -419,11 +427,7 @@ def _may_be_bound(value: object) -> TypeGuard[int | str]:
 
 
 def _short(value: object) -> str:
-    try:
-        text = "missing" if value is None else repr(value)
-    except (ValueError, RecursionError):  # a number of 5,000 digits, tables 1,000 deep
-        text = "too large to show"
-    return text if len(text) <= 60 else text[:57] + "…"
+    return "missing" if value is None else short(value)
 
 
 def shipped_directory() -> Path:

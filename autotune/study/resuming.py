@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
+from typing import Any
 
 from autotune.errors import ArgumentError, AutotuneError, RunDirectoryError
 from autotune.machine import Machine
@@ -47,8 +48,9 @@ class Earlier:
             RunDirectoryError: run.json holds something else.
         """
         known = {each.name for each in fields(Options)}
+        given: dict[str, Any] = {name: value for name, value in self.run.arguments.items() if name in known}
         try:
-            return Options(**{name: value for name, value in self.run.arguments.items() if name in known})
+            return Options(**given)
         except (AutotuneError, TypeError) as error:
             raise RunDirectoryError(
                 f"{self.run.run}: run.json: arguments: {error}", hint=_START_ANEW

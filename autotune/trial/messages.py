@@ -26,6 +26,8 @@ from pydantic import (
     ValidationError,
 )
 
+from autotune.mistakes import first_mistake
+from autotune.printable import LONGEST_MESSAGE, one_line
 from autotune.space.knobs import Value
 from autotune.trial.record import Outcome, Slice
 from autotune.workload import WorkloadFacts
@@ -34,11 +36,18 @@ LARGEST_MESSAGE_BYTES = 4 << 20
 
 
 class ProtocolError(Exception):
-    """What came over the pipe is not a message."""
+    """What came over the pipe is not a message; said in one line, whatever it was."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(one_line(what, longest=LONGEST_MESSAGE))
 
 
 class ChannelClosed(Exception):
     """The other end is gone."""
+
+
+Pid = Annotated[int, Field(ge=1, le=(1 << 31) - 1)]
+"""A process, never a group or all processes, as 0 and negative numbers would be to `kill`."""
 
 
 class _Message(BaseModel):
@@ -62,8 +71,8 @@ class LossRuns(_Message):
 
     folder: str
     recorded_batch_size: Annotated[int, Field(ge=1)]
-    seeds: Annotated[tuple[int, ...], Field(min_length=1)]
-    scales: tuple[Annotated[FiniteFloat, Field(gt=0)], ...] = (1.0,)
+    seeds: Annotated[tuple[int, ...], Field(min_length=1, fail_fast=True)]
+    scales: Annotated[tuple[Annotated[FiniteFloat, Field(gt=0)], ...], Field(fail_fast=True)] = (1.0,)
     most_steps: Annotated[int, Field(ge=1)]
     seconds: FiniteFloat
 
@@ -99,7 +108,7 @@ class Sweep(_Message):
     """Kill a trial and whatever processes trials left behind."""
 
     kind: Literal["sweep"] = "sweep"
-    pid: int
+    pid: Pid
 
 
 # -------------------------------------------------------------------------------------- from the template
@@ -138,14 +147,14 @@ class Forked(_Message):
     """A trial process exists."""
 
     kind: Literal["forked"] = "forked"
-    pid: int
+    pid: Pid
 
 
 class Exited(_Message):
     """A trial process ended and was reaped; exactly one of `code` and `signal` is set."""
 
     kind: Literal["exited"] = "exited"
-    pid: int
+    pid: Pid
     code: int | None = None
     signal: int | None = None
 
@@ -194,8 +203,8 @@ class Started(_Message):
     endless: bool
     element: str
     parameters: int
-    batch_ranks: tuple[int | None, ...] = ()
-    gpus: tuple[str, ...] = ()
+    batch_ranks: Annotated[tuple[int | None, ...], Field(fail_fast=True)] = ()
+    gpus: Annotated[tuple[str, ...], Field(fail_fast=True)] = ()
     build: dict[str, str] = {}
 
 
@@ -238,7 +247,9 @@ class LossCurves(_Message):
     """
 
     kind: Literal["loss_curves"] = "loss_curves"
-    curves: tuple[tuple[FiniteFloat | None, ...], ...]
+    curves: Annotated[
+        tuple[Annotated[tuple[FiniteFloat | None, ...], Field(fail_fast=True)], ...], Field(fail_fast=True)
+    ]
 
 
 class Finished(_Message):
@@ -307,7 +318,9 @@ class Channel(Generic[Received]):
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Close this end."""
+        """Close this end, and descriptors that came with a message that was never whole."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
         self._socket.close()
 
     def send(self, message: BaseModel, descriptors: tuple[int, ...] = ()) -> None:
@@ -356,8 +369,7 @@ class Channel(Generic[Received]):
         except ValidationError as error:
             for descriptor in descriptors:
                 os.close(descriptor)
-            first = error.errors(include_url=False, include_input=False)[0]
-            raise ProtocolError(f"not a message: {first['msg']}") from error
+            raise ProtocolError(f"not a message: {first_mistake(error)[1]}") from error
 
     def _missing_bytes(self) -> int:
         if len(self._buffer) < 4:

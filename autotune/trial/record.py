@@ -170,8 +170,8 @@ class TrialRecord(_Data):
     epoch_overhead_seconds: Seconds | None = None
     examples_per_epoch: int | None = None
     pairing: Pairing | None = None
-    pairs: tuple[Pair, ...] = ()
-    slices: tuple[Slice, ...] = ()
+    pairs: Annotated[tuple[Pair, ...], Field(fail_fast=True)] = ()
+    slices: Annotated[tuple[Slice, ...], Field(fail_fast=True)] = ()
     stopped_by: Literal["narrow", "cannot_win", "time"] | None = None
     throughput: Interval | None = None
     speedup: Interval | None = None

@@ -1,0 +1,298 @@
+"""File names and users' strings in what is printed and exported: shown as text, on their row, obeyed by nothing."""
+
+import ast
+import io
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from simulated_runs import BASELINE, MACHINE
+
+from autotune import cli, console
+from autotune.errors import WorkloadError
+from autotune.history.compare import compare_runs
+from autotune.history.frame import load_history, write_csv
+from autotune.recipe.recipe import Recipe
+from autotune.run_directory import RunDirectory, RunRecord, WorkloadRecord
+from autotune.study.progress import Notice, PhaseBegan, RunBegan, TrialBegan, TrialEnded
+from autotune.trial.record import Outcome, Phase, TrialRecord
+
+RECIPE = sorted((Path(__file__).parents[1] / "results").glob("**/recipe.json"))[0].read_text()
+PIECES = st.sampled_from(
+    [
+        "name",
+        "[red]",
+        "[/red]",
+        "[/nothing]",
+        ":smile:",
+        "\x1b[31m",
+        "\x1b]0;title\x07",
+        "\r",
+        "\n",
+        "\t",
+        "\x85",
+        "\u2028",
+        "\u202e",
+        "\x9b2J",
+        "\x7f",
+        '"',
+        "'",
+        "\\",
+        ",",
+        "ü",
+    ]
+)
+STRINGS = st.one_of(st.lists(PIECES, max_size=6).map("".join), st.text(max_size=20))
+NAMES = STRINGS.map(lambda text: text.replace("\0", "").replace("/", "")).filter(
+    lambda text: text.strip(". \n")
+)
+NASTY = "[red]n\x1b[31m\n\u202e[/red].x"
+SHOWN = r"[red]n\x1b[31m \u202e[/red].x"
+
+
+def screen(terminal=False):
+    """A console that writes into memory."""
+    return Console(
+        file=io.StringIO(),
+        width=2000,
+        force_terminal=terminal,
+        color_system=None,
+        highlight=False,
+        emoji=True,
+    )
+
+
+def printed(draw):
+    """What is drawn, once it is seen to hold nothing but printable characters and line breaks."""
+    output = screen()
+    draw(output)
+    text = output.file.getvalue()
+    assert text.replace("\n", "").isprintable()
+    return text
+
+
+def trial(number=1, **changes):
+    """A trial of the search that failed, with changes."""
+    values = {
+        "trial": number,
+        "phase": Phase.SEARCH,
+        "configuration": dict(BASELINE),
+        "outcome": Outcome.ERROR,
+        "started_at": "2026-11-20T10:00:00+00:00",
+        "seconds": 5.0,
+    }
+    return TrialRecord(**{**values, **changes})
+
+
+def write_run(path, text, trials=2):
+    """A run in whose every field of free text stands `text`."""
+    directory = RunDirectory(path)
+    path.mkdir(parents=True, exist_ok=True)
+    machine = MACHINE.model_copy(update={"cpu": text, "driver": text})
+    workload = WorkloadRecord(name=text, reference=text, fingerprint=text, batch_size=32)
+    directory.write_run(
+        RunRecord(
+            run=text,
+            started_at="2026-11-20T10:00:00+00:00",
+            machine=machine,
+            workload=workload,
+            baseline=dict(BASELINE),
+            arguments={"space": text},
+        )
+    )
+    for number in range(trials):
+        directory.write_trial(trial(number, reason=text, log_tail=text))
+
+
+def recipe_with(text):
+    """A recipe in whose every field of free text stands `text`."""
+    document = json.loads(RECIPE)
+    document["workload"]["name"] = document["workload"]["fingerprint"] = text
+    document["workload"]["takes_config"] = True
+    document["created_by"]["run"] = document["created_by"]["search_space"] = text
+    document["machine"]["cpu"] = text
+    evidence = document["evidence"]
+    evidence["verdict"] = "no_significant_gain"
+    evidence["stability"] = {
+        "checks": [{"name": text, "passed": False, "value": None, "limit": None, "detail": text}],
+        "not_checked": [text],
+    }
+    evidence["best_candidate"] = {"configuration": document["baseline"], "speedup": None, "reason": text}
+    return Recipe.parse(json.dumps(document), source="a.json")
+
+
+# --------------------------------------------------------------------------------------------- each output
+
+
+@given(STRINGS)
+def test_progress_draws_a_line_for_each_event_whatever_it_speaks_of(text):
+    """Names, changes, reasons and notices add no lines and no escape sequences, with or without a terminal."""
+    events = [
+        RunBegan(directory=Path(f"results/{text}"), workload=text, budget=180.0),
+        PhaseBegan(phase=Phase.SEARCH, ends=60.0, detail=text),
+        TrialBegan(trial=3, phase=Phase.SEARCH, configuration=BASELINE, changes=text),
+        TrialEnded(record=trial(reason=text), changes=text),
+        Notice(text=text),
+    ]
+
+    def draw(output):
+        with console.Progress(output, clock=lambda: 0.0) as progress:
+            for event in events:
+                progress(event)
+
+    assert len(printed(draw).split("\n")) == len(events)  # one of them has no line, and the last line an end
+    output = screen(
+        terminal=True
+    )  # there the status block is redrawn, by escape sequences that set no colours
+    draw(output)
+    assert not re.search("\x1b\\[[0-9;]*m|\x1b[^\\[]|[\x80-\x9f\u202e]", output.file.getvalue())
+
+
+@given(STRINGS)
+def test_trials_are_a_line_each(text):
+    """A reason of several lines, or one that moves the cursor, stays on its trial's line."""
+    records = [trial(reason=text), trial(2, reason="plain")]
+    shown = printed(lambda output: console.show_trials(records, BASELINE, output))
+    assert len(shown.split("\n")) == len(records) + 2
+
+
+@given(STRINGS)
+def test_a_recipe_is_shown_as_text(text):
+    """Everything of a recipe that others wrote, and the name of its file."""
+    recipe = recipe_with(text)
+    plain = printed(lambda output: console.show_recipe(recipe_with("plain"), Path("plain"), output))
+    shown = printed(lambda output: console.show_recipe(recipe, Path("a") / (text or "b"), output))
+    assert len(shown.split("\n")) == len(plain.split("\n"))
+
+
+@given(NAMES)
+def test_the_lines_for_training_code_name_the_recipe_whatever_it_is_called(text):
+    """The line that is to be copied is Python, and loads that very file."""
+    path = Path(text)
+    shown = printed(lambda output: console.show_usage(recipe_with("plain"), path, output))
+    line = next(each for each in shown.split("\n") if "Recipe.load" in each)
+    call = ast.parse(line.strip()).body[0].value
+    assert ast.literal_eval(call.args[0]) == str(path)
+
+
+@given(text=STRINGS)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_runs_are_a_row_each_in_every_table_and_file(tmp_path, text):
+    """`compare`, `history` and the CSV: a row for each run or trial, and no control characters."""
+    write_run(tmp_path / "run", text)
+    write_run(tmp_path / "other", "plain")
+    shown = printed(lambda output: console.show_comparison(compare_runs(tmp_path), output))
+    plain = printed(
+        lambda output: console.show_comparison(compare_runs(tmp_path / "other", tmp_path / "other"), output)
+    )
+    assert len([line for line in shown.split("\n") if "no recipe" in line]) == 2
+    assert len(shown.split("\n")) >= len(plain.split("\n"))
+    frame = load_history(tmp_path)
+    assert len(printed(lambda output: console.show_history(frame, output)).split("\n")) == 4 + 3
+    write_csv(frame, tmp_path / "table.csv")
+    lines = (tmp_path / "table.csv").read_text().splitlines()
+    assert len(lines) == 4 + 1
+    assert all(line.isprintable() for line in lines)
+
+
+@given(message=STRINGS, detail=STRINGS)
+def test_an_error_is_a_line_a_hint_and_its_detail(message, detail):
+    """On standard error stand a line for the message, one for the hint, and the detail without control characters."""
+    output = io.StringIO()
+    error = WorkloadError("x" + message, hint="y" + message, detail=detail)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stderr", output)
+        console.show_error(error)
+        console.show_wrong_usage(message)
+    text = output.getvalue()
+    assert text.replace("\n", "").isprintable()
+    assert text.split("\n")[:2] == [f"autotune: {console.clean('x' + message)}", console.clean("y" + message)]
+
+
+@pytest.mark.parametrize("text", [NASTY, "[/nothing]", ":smile:"])
+def test_markup_and_escapes_are_shown_as_they_are_written(tmp_path, text):
+    """Nothing of a name is taken for colour, emoji or an end of markup, and nothing of it is lost."""
+    write_run(tmp_path / "run", text)
+    shown = console.clean(text)
+    assert printed(lambda output: console.show_comparison(compare_runs(tmp_path), output)).count(shown) == 3
+    assert shown in printed(lambda output: console.show_history(load_history(tmp_path), output))
+    assert shown in printed(lambda output: console.show_recipe(recipe_with(text), Path(text), output))
+
+
+# --------------------------------------------------------------------------------------- the command line
+
+
+@pytest.mark.parametrize("command", ["show", "history", "compare", "space", "tune", "frob"])
+@pytest.mark.parametrize("name", [NASTY, f"{NASTY}.py", "\udcff.py", "x" * 5000, "[/x].py:a"], ids=range(5))
+def test_a_name_that_is_nowhere_is_refused_in_printable_lines(capsys, tmp_path, monkeypatch, command, name):
+    """Missing files with line breaks, escapes, markup, broken or endless names: exit code 2, and no internal error."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([command, name]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.replace("\n", "").isprintable()
+    assert "internal error" not in captured.err
+
+
+@pytest.mark.parametrize("name", [NASTY, "\udcff"])
+def test_files_with_such_names_are_read_and_shown(capsys, tmp_path, name):
+    """A recipe and a run whose path holds escapes, or is not UTF-8, are shown like any other."""
+    folder = tmp_path / name
+    write_run(folder, NASTY)
+    (folder / "recipe.json").write_text(RECIPE)
+    for command in (
+        ["show", folder],
+        ["show", folder / "recipe.json"],
+        ["history", folder],
+        ["compare", folder],
+    ):
+        assert cli.main([str(each) for each in command]) == 0
+    assert cli.main(["history", str(folder), "--csv", str(folder / "table.csv")]) == 0
+    captured = capsys.readouterr()
+    assert (captured.out + captured.err).replace("\n", "").isprintable()
+    assert console.clean(name) in captured.out
+    captured.out.encode()
+
+
+@pytest.mark.parametrize("command", [["show"], ["history"], ["compare"], ["space"], ["tune"]])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(capsys, tmp_path, command):
+    """Nobody writes to it: the command says so at once."""
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("run.json", "fifo.py"):
+        os.mkfifo(run / name)
+    given_path = run / "fifo.py" if command[0] in ("space", "tune") else run
+    assert cli.main([*command, str(given_path)]) == 2
+    assert "a pipe or a device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--out", "\udcff"], ["--space", "\udcff.toml"]], ids=["out", "space"])
+def test_a_run_is_not_begun_where_names_cannot_be_written_down(capsys, tmp_path, monkeypatch, arguments):
+    """Names that are not UTF-8 cannot stand in a run's files: refused before anything is written."""
+    monkeypatch.chdir(tmp_path)
+    example = Path(__file__).parents[1] / "examples" / "digits_mlp.py"
+    assert cli.main(["tune", str(example), *arguments]) == 2
+    assert r"\udcff" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_workload_whose_path_cannot_be_written_down_is_refused(capsys, tmp_path, monkeypatch):
+    """Its path goes to other processes as JSON."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "\udcff.py").write_text("workload = 1\n")
+    assert cli.main(["tune", "\udcff.py"]) == 2
+    assert "its path is not UTF-8" in capsys.readouterr().err
+
+
+def test_the_name_of_a_search_space_stands_in_run_json_whatever_it_is(tmp_path):
+    """A search space may be called anything; JSON gets what of it is text."""
+    record = RunRecord(
+        run="r", started_at="t", machine=MACHINE, arguments={"space": "\udcff.toml", "seed": 1}
+    )
+    assert record.arguments == {"space": r"\udcff.toml", "seed": 1}
+    assert RunRecord.model_validate_json(record.model_dump_json()) == record

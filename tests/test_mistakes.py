@@ -1,0 +1,85 @@
+"""What is said of files and messages that are nothing but mistakes: soon, and with little memory."""
+
+import json
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from autotune import mistakes
+from autotune.machine import Machine
+from autotune.mistakes import first_mistake
+from autotune.recipe.recipe import Recipe
+from autotune.run_directory import RunRecord
+from autotune.trial import messages
+from autotune.trial.record import TrialRecord
+
+
+def mistakes_in(model, document):
+    """The error that reading the document as JSON gives."""
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(model).validate_json(json.dumps(document))
+    return caught.value
+
+
+def test_the_first_of_a_few_is_told_with_its_place():
+    """Keys and indices with dots between."""
+    error = mistakes_in(dict[str, list[int]], {"a": [1, "x", "y"], "b": ["z"]})
+    assert error.error_count() == 3
+    where, what = first_mistake(error)
+    assert where == "a.1"
+    assert "valid integer" in what
+
+
+def test_of_very_many_only_the_number_is_told(monkeypatch):
+    """Making a million ready to be looked at would take longer, and more memory, than all the rest."""
+    error = mistakes_in(list[int], ["x"] * 20)
+    monkeypatch.setattr(mistakes, "MOST_MISTAKES", 20)
+    assert first_mistake(error)[0] == "0"
+    monkeypatch.setattr(mistakes, "MOST_MISTAKES", 19)
+    assert first_mistake(error) == ("", "20 mistakes are in it")
+
+
+@pytest.mark.parametrize(
+    ("model", "document", "way"),
+    [
+        (TrialRecord, {"pairs": "HERE"}, "pairs"),
+        (TrialRecord, {"slices": "HERE"}, "slices"),
+        (Machine, {"gpus": "HERE"}, "gpus"),
+        (RunRecord, {"workload": {"batch_ranks": "HERE"}}, "workload.batch_ranks"),
+        (RunRecord, {"search_space": {"choices": {"a": "HERE"}}}, "search_space.choices"),
+        (Recipe, {"evidence": {"stability": {"checks": "HERE"}}}, "evidence.stability.checks"),
+        (Recipe, {"evidence": {"stability": {"not_checked": "HERE"}}}, "evidence.stability.not_checked"),
+        (Recipe, {"evidence": {"confirmation": {"trials": "HERE"}}}, "evidence.confirmation.trials"),
+        (Recipe, {"workload": {"batch_ranks": "HERE"}}, "workload.batch_ranks"),
+        (messages.LossCurves, {"curves": "HERE"}, "curves"),
+        (messages.LossCurves, {"curves": ["HERE"]}, "curves"),
+        (messages.LossRuns, {"seeds": "HERE"}, "seeds"),
+        (messages.Started, {"batch_ranks": "HERE"}, "batch_ranks"),
+        (messages.Started, {"gpus": "HERE"}, "gpus"),
+    ],
+)
+def test_a_list_of_mistakes_is_given_up_at_the_first(model, document, way):
+    """Millions of them, in a file of some megabytes, would take gigabytes."""
+    text = json.dumps(document).replace('"HERE"', json.dumps([{"no": "good"}] * 1000))
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(model).validate_json(text)
+    assert caught.value.error_count() < 100
+    assert any(".".join(map(str, each["loc"])).startswith(way) for each in caught.value.errors())
+
+
+@pytest.mark.parametrize("model", [TrialRecord, RunRecord, Recipe, messages.FromTrial, messages.ToTemplate])
+def test_every_list_in_the_models_is_given_up_at_the_first(model):
+    """A field that is added must be, too."""
+    assert list(_patient(TypeAdapter(model).core_schema)) == []
+
+
+def _patient(schema):
+    """The sequences of a pydantic schema that collect every mistake in them."""
+    if isinstance(schema, dict):
+        if schema.get("variadic_item_index") is not None and not schema.get("fail_fast"):
+            yield schema
+        for part in schema.values():
+            yield from _patient(part)
+    elif isinstance(schema, (list, tuple)):
+        for part in schema:
+            yield from _patient(part)
