@@ -40,6 +40,8 @@ def tune(
     trial_timeout: str | None = None,
     isolation: Literal["template", "spawn"] = "template",
     pairing: Literal["auto", "bracketed"] = "auto",
+    max_batch: int | None = None,
+    fixed_batch: bool = False,
 ) -> int:
     """Find the fastest stable configuration, and write it as a recipe.
 
@@ -68,6 +70,10 @@ def tune(
         template: fork trials from a process that has imported everything. spawn: import afresh for each.
     pairing
         auto: the baseline stays alive beside each candidate. bracketed: never two processes at once.
+    max_batch
+        No batch size above this one is tried.
+    fixed_batch
+        The batch size stays the baseline's.
     """
     from autotune import console
     from autotune.study.tune import tune as run
@@ -86,6 +92,8 @@ def tune(
                 trial_timeout=trial_timeout,
                 isolation=isolation,
                 pairing=pairing,
+                max_batch=max_batch,
+                fixed_batch=fixed_batch,
                 observe=progress,
             )
         except KeyboardInterrupt as interrupt:

@@ -605,3 +605,21 @@ def test_a_larger_batch_is_judged_apart(directory):
     assert losses.unscaled > losses.baseline, "half as many steps"
     assert any("training loss only" in each for each in recipe.evidence.stability.not_checked)
     assert recipe.evidence.verdict is Verdict.FASTER
+
+
+@pytest.mark.parametrize(("bound", "largest"), [({"max_batch": 100}, 64), ({"fixed_batch": True}, 32)])
+def test_the_batch_size_can_be_bounded(directory, bound, largest):
+    """No trial has a larger one, whatever the search space says."""
+    space = """
+schema_version = 1
+[knobs.batch_size]
+kind = "power_of_two"
+low = 32
+high = 512
+[knobs.jit_compile]
+kind = "categorical"
+choices = [false, true]
+"""
+    trials = simulated_trials(SPEED, **NOISY)
+    tune_simulated(trials, directory, space=space, **bound)
+    assert max(each.configuration["batch_size"] for each in records_of(directory)) == largest

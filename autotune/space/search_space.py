@@ -231,6 +231,8 @@ class SearchSpace:
         cores: int,
         examples: int | None,
         dataset_takes_config: bool,
+        largest_batch: int | None = None,
+        fixed_batch: bool = False,
     ) -> ResolvedSpace:
         """The choices of every knob, for one workload on one machine.
 
@@ -243,6 +245,8 @@ class SearchSpace:
             cores: Processor cores that this process may use.
             examples: Examples per epoch, None when unknown or endless.
             dataset_takes_config: Whether the workload's `dataset` accepts a config.
+            largest_batch: No batch size above this one is tried; None for no bound but the file's.
+            fixed_batch: The batch size does not vary.
 
         Raises:
             SearchSpaceError: A range is empty on this machine, or nothing is left to vary.
@@ -255,8 +259,12 @@ class SearchSpace:
                 left_out[name] = f"does not exist on a {device}"
             elif definition.needs_dataset_config and not dataset_takes_config:
                 left_out[name] = "the workload's dataset() takes no config"
+            elif name == "batch_size" and fixed_batch:
+                left_out[name] = "kept by --fixed-batch"
             else:
                 values = self._values(name, each, cores=cores, examples=examples)
+                if name == "batch_size" and largest_batch is not None:
+                    values = tuple(value for value in values if int(value) <= largest_batch)
                 values = _with_baseline(values, baseline[name])
                 if len(values) < 2:
                     left_out[name] = f"only the baseline's value, {format_value(values[0])}, is left"

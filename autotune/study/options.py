@@ -22,6 +22,8 @@ class Options:
     trial_timeout: float | None = None
     isolation: Literal["template", "spawn"] = "template"
     pairing: Literal["auto", "bracketed"] = "auto"
+    max_batch: int | None = None
+    fixed_batch: bool = False
 
     def __post_init__(self) -> None:
         """Check every one.
@@ -35,9 +37,10 @@ class Options:
             ("trial_timeout", (int, float), 1.0, 1e7),
             ("min_gain", (int, float), 0.0, 1e3),
             ("seed", (int,), 0, 2**32 - 1),
+            ("max_batch", (int,), 1, 1 << 20),
         ):
             value = getattr(self, name)
-            if value is None and name in ("trials", "trial_timeout"):
+            if value is None and name in ("trials", "trial_timeout", "max_batch"):
                 continue
             if type(value) not in kinds or not least <= value <= most:
                 wanted = "a whole number" if kinds == (int,) else "a number"
@@ -47,6 +50,8 @@ class Options:
         for name, words in (("isolation", ("template", "spawn")), ("pairing", ("auto", "bracketed"))):
             if getattr(self, name) not in words:
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}", hint=f"It is {' or '.join(words)}.")
+        if not isinstance(self.fixed_batch, bool):
+            raise ArgumentError(f"fixed_batch is {self.fixed_batch!r}", hint="It is True or False.")
 
 
 def seconds_of(name: str, value: object) -> float:

@@ -103,6 +103,8 @@ def tune_with(
             cores=available_cores(),
             examples=warm.started.examples,
             dataset_takes_config=facts.dataset_takes_config,
+            largest_batch=options.max_batch,
+            fixed_batch=options.fixed_batch,
         )
         if earlier is not None:
             refuse_another_question(

@@ -64,6 +64,8 @@ def tune(
     trial_timeout: float | str | None = None,
     isolation: Literal["template", "spawn"] = "template",
     pairing: Literal["auto", "bracketed"] = "auto",
+    max_batch: int | None = None,
+    fixed_batch: bool = False,
     observe: Observer = silent,
 ) -> Recipe:
     """Find the fastest stable configuration of a training on this machine.
@@ -85,6 +87,8 @@ def tune(
             imports afresh for each.
         pairing: `auto` keeps the baseline alive beside each candidate where memory allows; `bracketed`
             never has two alive.
+        max_batch: No batch size above this one is tried.
+        fixed_batch: The batch size stays the baseline's.
         observe: Is told what happens, see `autotune.study.progress`.
 
     Returns:
@@ -108,6 +112,8 @@ def tune(
         "trial_timeout": None if trial_timeout is None else seconds_of("trial_timeout", trial_timeout),
         "isolation": isolation,
         "pairing": pairing,
+        "max_batch": max_batch,
+        "fixed_batch": fixed_batch,
     }
     if resume is not None:
         if chosen is not None:
