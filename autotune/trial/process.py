@@ -40,7 +40,7 @@ Message = TypeVar("Message")
 
 
 class Template:
-    """A template process, and the pipe to it.
+    """A template process below its keeper (see `lifeline`), and the pipe to it.
 
     Args:
         reference: The workload to import.
@@ -159,14 +159,12 @@ class Template:
 
     @property
     def pid(self) -> int:
-        """The template's process id."""
+        """The process id of the template's keeper, which lives as long as anything below it."""
         return self._process.pid
 
     def close(self) -> None:
         """End the template; its trials die with it."""
         self.channel.close()
-        if self._ready is None:  # still importing, so deaf to the pipe, and without a trial
-            self._process.kill()
         try:
             self._process.wait(EXIT_SECONDS)
         except subprocess.TimeoutExpired:

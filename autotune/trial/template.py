@@ -2,7 +2,8 @@
 
     python -m autotune.trial.template CONTROL_FD TUNER_PID PRELOAD REFERENCE_JSON
 
-It starts no TensorFlow runtime, never imports Optuna or pandas, and ends when its control socket closes.
+It starts no TensorFlow runtime, never imports Optuna or pandas, and ends when its control socket closes. TUNER_PID
+is for whoever reads a list of processes.
 With PRELOAD `0` it imports nothing of the user's: each fork then imports everything for itself (a
 fresh interpreter per trial, for modules that start the runtime by being imported).
 """
@@ -32,10 +33,9 @@ from autotune.workload import Workload, WorkloadReference, facts_of, load
 
 def main(arguments: list[str]) -> int:
     """Import, report, and serve the tuner until it closes the socket."""
-    descriptor, tuner, preload, reference_json = arguments
+    descriptor, _, preload, reference_json = arguments
+    lifeline.leave_a_keeper(int(descriptor))
     control = messages.Channel(socket.socket(fileno=int(descriptor)), messages.to_template)
-    lifeline.die_with_parent(int(tuner))
-    lifeline.adopt_orphans()
     reference = WorkloadReference.model_validate_json(reference_json)
     began = time.monotonic()
     workload = None
@@ -63,7 +63,6 @@ def main(arguments: list[str]) -> int:
         return 1
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and so copying, every page in each fork
-    lifeline.outlive_parent()  # killed with the tuner, it could not kill what trials leave in other sessions
     control.send(messages.TemplateReady(workload=facts, started=started, seconds=time.monotonic() - began))
     try:
         with contextlib.suppress(messages.ChannelClosed):
