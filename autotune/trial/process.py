@@ -22,9 +22,9 @@ from autotune.recipe.apply import environment
 from autotune.space.configuration import Configuration
 from autotune.trial import messages
 from autotune.trial.live import Data, TrialFailed, WarmUp
+from autotune.trial.log import LOOK_SECONDS, cap, tail
 from autotune.trial.messages import ChannelClosed, ProtocolError
 from autotune.trial.record import Outcome, Slice
-from autotune.trial.runtime_noise import without_runtime_noise
 from autotune.workload import WorkloadFacts, WorkloadReference
 
 TEMPLATE_SECONDS = 300.0
@@ -33,8 +33,6 @@ FORK_SECONDS = 20.0
 FREEZE_SECONDS = 5.0
 """How long a process group may take to stop once it is told to."""
 EXIT_SECONDS = 5.0
-LOG_READ_BYTES = 1 << 16
-LOG_TAIL_LENGTH = 4000
 
 Message = TypeVar("Message")
 
@@ -91,7 +89,7 @@ class Template:
         """
         if self._ready is None:
             try:
-                answer = self.channel.receive(TEMPLATE_SECONDS)
+                answer = self._receive_ready()
             except TimeoutError as error:
                 raise WorkloadError(
                     f"importing the workload took longer than {TEMPLATE_SECONDS:.0f} s",
@@ -110,6 +108,16 @@ class Template:
             assert isinstance(answer, messages.TemplateReady)
             self._ready = answer
         return self._ready
+
+    def _receive_ready(self) -> object:
+        """The template's first message; its log is capped meanwhile, for importing leaves it no time to."""
+        deadline = time.monotonic() + TEMPLATE_SECONDS
+        while True:
+            cap(self._log)
+            with contextlib.suppress(TimeoutError):
+                return self.channel.receive(LOOK_SECONDS)
+            if time.monotonic() > deadline:
+                raise TimeoutError
 
     def fork(self, request: messages.TrialRequest) -> tuple[int, socket.socket]:
         """Start a trial.
@@ -192,20 +200,6 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def tail(log: Path) -> str:
-    """The last lines of a log that say something, without bytes that are not text; empty when none does."""
-    try:
-        with log.open("rb") as stream:
-            start = max(0, log.stat().st_size - LOG_READ_BYTES)
-            stream.seek(start)
-            text = stream.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
-    if start:  # the first line is cut, and could not be told for what it is
-        text = text.partition("\n")[2] or text
-    return without_runtime_noise(text).strip()[-LOG_TAIL_LENGTH:]
 
 
 class TrialProcess:

@@ -21,13 +21,14 @@ import socket
 import sys
 import time
 import warnings
+from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
 
 from autotune.errors import WorkloadError
 from autotune.recipe import apply
-from autotune.trial import lifeline, messages, worker
+from autotune.trial import lifeline, log, messages, worker
 from autotune.workload import Workload, WorkloadReference, facts_of, load
 
 
@@ -135,13 +136,18 @@ class _Server:
         self._workload = workload
         self._reference = reference
         self._trials: dict[int, int] = {}  # pidfd → pid
+        self._logs: dict[int, Path] = {}  # pid → where it writes
         self._of_the_module = frozenset(child.pid for child in psutil.Process().children())
 
     def serve(self) -> NoReturn:
         """Until the control socket closes, which raises `ChannelClosed`."""
         while True:
             control = self._control.fileno()
-            ready, _, _ = select.select([control, *self._trials], [], [])
+            ready, _, _ = select.select(
+                [control, *self._trials], [], [], log.LOOK_SECONDS if self._trials else None
+            )
+            for each in self._logs.values():
+                log.cap(each)
             for descriptor in ready:
                 if descriptor == control:
                     self._obey()
@@ -159,6 +165,7 @@ class _Server:
         pid = self._fork(command, descriptors[0])
         os.close(descriptors[0])
         self._trials[os.pidfd_open(pid)] = pid
+        self._logs[pid] = Path(command.log)
         self._control.send(messages.Forked(pid=pid))
 
     def _fork(self, request: messages.TrialRequest, descriptor: int) -> int:
@@ -183,16 +190,17 @@ class _Server:
         self._control.close()
         for pidfd in self._trials:
             os.close(pidfd)
-        log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
+        output = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
         channel = messages.Channel(socket.socket(fileno=descriptor), messages.to_trial)
         return worker.run(request, channel, self._workload, self._reference)
 
     def _reap(self, pidfd: int) -> None:
         pid = self._trials.pop(pidfd)
         os.close(pidfd)
+        log.cap(self._logs.pop(pid))
         _, status = os.waitpid(pid, 0)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
