@@ -54,14 +54,19 @@ def fatal_line(log: Path) -> str:
     return next((line for line in reversed(_end(log).splitlines()) if _FATAL.search(line)), "")
 
 
+def printable(text: str) -> str:
+    """`text` without what a terminal would obey; each state of a progress bar is a line."""
+    return _UNPRINTABLE.sub("", text.replace("\r", "\n"))
+
+
 def _end(log: Path) -> str:
     try:
         with log.open("rb") as stream:
             start = max(0, log.stat().st_size - LOG_READ_BYTES)
             stream.seek(start)
-            text = stream.read(LOG_READ_BYTES).decode("utf-8", "replace").replace("\r", "\n")
+            text = stream.read(LOG_READ_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
     if start:  # the first line is cut, and could not be told for what it is
         text = text.partition("\n")[2] or text
-    return without_runtime_noise(_UNPRINTABLE.sub("", text)).strip()
+    return without_runtime_noise(printable(text)).strip()

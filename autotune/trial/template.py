@@ -11,10 +11,12 @@ fresh interpreter per trial, for modules that start the runtime by being importe
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import importlib.util
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -194,6 +196,8 @@ class _Server:
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        faulthandler.enable(all_threads=False)  # the log then says where in the user's code a signal struck
         channel = messages.Channel(socket.socket(fileno=descriptor), messages.to_trial)
         return worker.run(request, channel, self._workload, self._reference)
 
