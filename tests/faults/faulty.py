@@ -4,6 +4,7 @@ Faults are real: signals, limits, hangs, bytes. Each is announced in a file besi
 injected. *Late* ones wait until the tuner lets the trial go on for the first time: until its first slice.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -140,9 +141,11 @@ def hangs_with_a_family():
 
 def pipe() -> int:
     """The trial's end of its pipe to the tuner."""
-    return next(
-        each for each in map(int, os.listdir("/proc/self/fd")) if stat.S_ISSOCK(os.stat(each).st_mode)
-    )
+    for each in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # the listing's own, closed by now
+            if stat.S_ISSOCK(os.stat(each).st_mode):
+                return each
+    raise AssertionError("a trial has a pipe")
 
 
 def sends_garbage():
