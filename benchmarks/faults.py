@@ -31,7 +31,7 @@ from autotune.machine import fingerprint  # noqa: E402
 from autotune.trial.process import TrialProcesses  # noqa: E402
 from autotune.workload import WorkloadReference  # noqa: E402
 
-STUDIES, ROUNDS = 2, 3
+STUDIES, ROUNDS = 2, 2
 """Each study has every fault so often."""
 TRIAL_SECONDS, TRIAL_SECONDS_QUICK = 8.0, 5.0
 QUICK_SECONDS = 42.0

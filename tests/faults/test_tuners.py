@@ -155,15 +155,23 @@ JUMPING_CLOCK = """
     #include <string.h>
     #include <time.h>
     #include <unistd.h>
+    static int is_pythons(char *caller) {
+        static char *known[4096];  /* callers, shifted by one where they are not Python's: dladdr takes long */
+        char **slot = &known[(unsigned long)caller % 4096];
+        if (*slot == caller || *slot == caller + 1) return *slot == caller;
+        Dl_info who;
+        int yes = dladdr(caller, &who) && (strstr(who.dli_fname, "bin/python") || strstr(who.dli_fname, "libpython"));
+        *slot = yes ? caller : caller + 1;
+        return yes;
+    }
     int clock_gettime(clockid_t id, struct timespec *at) {
         static int (*real)(clockid_t, struct timespec *);
         if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
         int result = real(id, at);
-        const char *file = getenv("JUMP_FILE");
-        Dl_info who;
-        if (id != CLOCK_REALTIME || !file || access(file, F_OK)) return result;
-        if (!dladdr(__builtin_return_address(0), &who)) return result;
-        if (strstr(who.dli_fname, "bin/python") || strstr(who.dli_fname, "libpython")) at->tv_sec += 3600;
+        if (id == CLOCK_REALTIME && is_pythons(__builtin_return_address(0))) {
+            const char *file = getenv("JUMP_FILE");
+            if (file && !access(file, F_OK)) at->tv_sec += 3600;
+        }
         return result;
     }
 """
