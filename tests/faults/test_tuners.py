@@ -180,16 +180,16 @@ JUMPING_CLOCK = """
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build a clock with")
 def test_a_jump_of_the_clock_enters_no_timing(tuner, tmp_path):
-    """The wall clock of tuner and trials is set by an hour, forth and back, between and within slices."""
+    """The wall clock of tuner and trials is set by an hour, forth and back, within slices."""
     source, library, jump = tmp_path / "clock.c", tmp_path / "clock.so", tmp_path / "jump"
     source.write_text(textwrap.dedent(JUMPING_CLOCK))
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
     process = tuner(LD_PRELOAD=str(library), JUMP_FILE=str(jump))
+    trial = int(wait_for(process, "launched").split()[1])
     slices = [json.loads(wait_for(process, "{"))]
-    for _ in range(2):
-        jump.touch()
-        slices += [json.loads(wait_for(process, "{")) for _ in range(2)]
-        jump.unlink()
+    for move in (jump.touch, jump.unlink, jump.touch):
+        until(lambda: not is_stopped(trial), "a slice to begin")
+        move()
         slices += [json.loads(wait_for(process, "{")) for _ in range(2)]
     clock = [each["wall_clock"] for each in slices]
     assert max(clock) - min(clock) > 3000  # it did jump
