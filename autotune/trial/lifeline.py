@@ -1,6 +1,6 @@
 """No process of the tuner's outlives the tuner: keepers, death signals, adopted orphans, out-of-memory priority.
 
-Linux only: prctl(2). Above each template stands its *keeper*, a few megabytes that import nothing: when the
+Linux only: prctl(2). Above each template stands its *keeper*, forked off before anything heavy is imported: when the
 template ends, however it ends, or the tuner does, the keeper kills everything below it. It has adopted what lost
 its parent, so that also means what trials left in sessions of their own. The tuner learns of it only then:
 the keeper holds the template's pipe open to the last. Should the keeper be killed itself, the kernel kills the
