@@ -225,7 +225,7 @@ class RunDirectory:
         """Make a trial's directory, and return it."""
         directory = self.trial_directory(trial)
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(exist_ok=True)  # not its parents: a run that was deleted is not begun again
         except OSError as error:
             raise RunDirectoryError(
                 f"cannot write to {directory}: {error.strerror}",

@@ -2,8 +2,6 @@
 
 import pytest
 
-from autotune.trial import process
-from autotune.trial.process import LOG_READ_BYTES, LOG_TAIL_LENGTH, tail
 from autotune.trial.runtime_noise import without_runtime_noise
 
 NOISE = """\
@@ -39,12 +37,6 @@ WORDS = [
 ]
 
 
-@pytest.fixture
-def log(tmp_path):
-    """A log file, to be written."""
-    return tmp_path / "log.txt"
-
-
 @pytest.mark.parametrize("line", [each for each in NOISE if "[[{{node" not in each])
 def test_a_line_of_the_runtime_that_says_nothing_is_dropped(line):
     """Information, and warnings and errors that stand in every log."""
@@ -55,37 +47,3 @@ def test_a_line_of_the_runtime_that_says_nothing_is_dropped(line):
 def test_a_line_that_says_something_is_kept(line):
     """Fatal lines, failed checks, errors not known to be harmless, and all that is the user's own."""
     assert without_runtime_noise(f"{NOISE[0]}\nbefore\n{line}\nafter") == f"before\n{line}\nafter"
-
-
-def test_a_log_of_noise_alone_has_no_tail(log):
-    """Then nothing is shown; the log itself stays as it is."""
-    log.write_text("\n".join(NOISE) + "\n")
-    assert tail(log) == ""
-    assert log.read_text().splitlines() == NOISE
-
-
-def test_the_tail_keeps_what_stands_between_noise(log):
-    """In its order."""
-    log.write_text("\n".join([*NOISE, "one", *NOISE, "  two", *NOISE]))
-    assert tail(log) == "one\n  two"
-
-
-def test_noise_at_the_end_does_not_push_the_reason_out(log):
-    """The tail is taken of what is left, not of what is read."""
-    log.write_text("the reason\n" + "\n".join(NOISE * 5))
-    assert tail(log) == "the reason"
-
-
-def test_a_long_log_is_read_from_its_last_whole_line_on(log):
-    """A line of noise that the reading cuts in two is not shown as half a line."""
-    log.write_bytes(NOISE[4].encode() + b"x" * 100 + b"\n" + b"y\n" * (LOG_READ_BYTES // 2 - 1) + b"\xff\n")
-    shown = tail(log)
-    assert len(shown) == LOG_TAIL_LENGTH
-    assert shown.endswith("y\n\N{REPLACEMENT CHARACTER}")
-    log.write_text(NOISE[0] * (LOG_READ_BYTES // len(NOISE[0]) + 1) + "\nlast")
-    assert tail(log) == "last"
-
-
-def test_a_missing_log_has_no_tail(tmp_path):
-    """A trial that died before its first line."""
-    assert process.tail(tmp_path / "none") == ""

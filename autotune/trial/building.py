@@ -25,8 +25,11 @@ _SIGNS_OF_NO_MEMORY = (
     "cudnn_status_alloc_failed",
     "failed to create cublas handle",
     "could not create cudnn handle",
+    "memoryerror",
+    "std::bad_alloc",
+    "cannot allocate memory",
 )
-"""What CUDA's libraries say, beside TensorFlow's own error, when a card is full."""
+"""What CUDA's libraries say when a card is full, and Python, C++ and the kernel within an error of TensorFlow's."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,9 +1,10 @@
-"""No process of the tuner's outlives the tuner: death signals, adopted orphans, out-of-memory priority.
+"""No process of the tuner's outlives the tuner: keepers, death signals, adopted orphans, out-of-memory priority.
 
-Linux only: prctl(2). While a template imports, the kernel kills it together with the tuner. Once it serves,
-it notices the end of its pipe instead, so that it can kill its trials, frozen ones too, and the children
-that they left in sessions of their own, which it has adopted. Should it be killed itself, the kernel
-kills its trials.
+Linux only: prctl(2). Above each template stands its *keeper*, forked off before anything heavy is imported: when the
+template ends, however it ends, or the tuner does, the keeper kills everything below it. It has adopted what lost
+its parent, so that also means what trials left in sessions of their own. The tuner learns of it only then:
+the keeper holds the template's pipe open to the last. Should the keeper be killed itself, the kernel kills the
+template, and the trials with that.
 """
 
 from __future__ import annotations
@@ -11,12 +12,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
+import select
 import signal
+from typing import NoReturn
 
 import psutil
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+GRACE_SECONDS = 1.0
+"""How long a template whose pipe has closed may take to end by itself; one that still imports does not notice."""
 
 
 def _prctl(option: int, value: int) -> None:
@@ -32,14 +38,56 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def outlive_parent() -> None:
-    """Undo `die_with_parent`: from now on this process notices by itself, and has time to clean up."""
-    _prctl(_PR_SET_PDEATHSIG, 0)
-
-
 def adopt_orphans() -> None:
     """Become the parent of whatever descendants lose theirs."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def leave_a_keeper(pipe: int) -> None:
+    """Go on in a child of this process; what calls this stays behind as the child's keeper.
+
+    To be called while there is one thread only.
+
+    Args:
+        pipe: The descriptor of a socket whose other end the tuner holds. When that closes, all is over.
+    """
+    adopt_orphans()
+    keeper = os.getpid()
+    child = os.fork()
+    if child:
+        _keep(child, pipe)
+    die_with_parent(keeper)
+    adopt_orphans()  # its trials' first: the keeper's turn comes when this process is gone
+
+
+def _keep(child: int, pipe: int) -> NoReturn:
+    """Wait for the end of the child, or of the tuner; then end all that is left, and end as the child did."""
+    with contextlib.suppress(BaseException):
+        _wait_for_an_end(child, pipe)
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)
+    ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    kill_orphans(frozenset())
+    if ended is not None and ended.si_code != os.CLD_EXITED:  # by a signal: the tuner shall see by which
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if ended.si_status != signal.SIGKILL:
+            signal.signal(ended.si_status, signal.SIG_DFL)
+        os.kill(os.getpid(), ended.si_status)
+    os._exit(0 if ended is None else ended.si_status)
+
+
+def _wait_for_an_end(child: int, pipe: int) -> None:
+    def told(number: int, frame: object) -> NoReturn:
+        raise InterruptedError
+
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(each, told)
+    watched = select.poll()
+    watched.register(os.pidfd_open(child), select.POLLIN)
+    watched.register(pipe, 0)  # a hang-up is told without being asked for
+    watched.poll()
+    watched.unregister(pipe)
+    watched.poll(GRACE_SECONDS * 1000)
 
 
 def be_the_first_to_go() -> None:

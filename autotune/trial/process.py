@@ -22,25 +22,42 @@ from autotune.recipe.apply import environment
 from autotune.space.configuration import Configuration
 from autotune.trial import messages
 from autotune.trial.live import Data, TrialFailed, WarmUp
+from autotune.trial.log import LOOK_SECONDS, cap, fatal_line, tail
 from autotune.trial.messages import ChannelClosed, ProtocolError
 from autotune.trial.record import Outcome, Slice
-from autotune.trial.runtime_noise import without_runtime_noise
+from autotune.trial.standstill import LOOK_SECONDS as STANDSTILL_LOOK_SECONDS
+from autotune.trial.standstill import Standstill
 from autotune.workload import WorkloadFacts, WorkloadReference
 
 TEMPLATE_SECONDS = 300.0
 """How long importing TensorFlow and the user's module may take."""
 FORK_SECONDS = 20.0
+MOST_REPEATS = 3
+"""Of a slice in which the machine stood still: where it always does, that is how it runs."""
 FREEZE_SECONDS = 5.0
 """How long a process group may take to stop once it is told to."""
 EXIT_SECONDS = 5.0
-LOG_READ_BYTES = 1 << 16
-LOG_TAIL_LENGTH = 4000
+
+_DOING: dict[type, str] = {
+    messages.Started: "while building data and model",
+    messages.FirstStep: "in the first step, which traces and compiles",
+    messages.Ready: "while warming up",
+    messages.SliceDone: "in a slice",
+    messages.Finished: "over the closing figures",
+    messages.LossCurves: "while training for loss curves",
+}
+"""What a trial does while each of its messages is waited for."""
+_FATAL_FOR_WANT_OF_MEMORY = ("std::bad_alloc", "out of memory", "Out of memory", "Cannot allocate memory")
 
 Message = TypeVar("Message")
 
 
+class TemplateDied(TrialProcessError):
+    """A template ended while it imported, without saying why."""
+
+
 class Template:
-    """A template process, and the pipe to it.
+    """A template process below its keeper (see `lifeline`), and the pipe to it.
 
     Args:
         reference: The workload to import.
@@ -87,11 +104,12 @@ class Template:
 
         Raises:
             WorkloadError: The user's module cannot be used.
-            TrialProcessError: The template died or hangs.
+            TemplateDied: It ended without a word.
+            TrialProcessError: TensorFlow cannot be imported.
         """
         if self._ready is None:
             try:
-                answer = self.channel.receive(TEMPLATE_SECONDS)
+                answer = self._receive_ready()
             except TimeoutError as error:
                 raise WorkloadError(
                     f"importing the workload took longer than {TEMPLATE_SECONDS:.0f} s",
@@ -99,7 +117,7 @@ class Template:
                 ) from error
             except (ChannelClosed, ProtocolError) as error:
                 self.close()
-                raise TrialProcessError(
+                raise TemplateDied(
                     f"the process that imports the workload died ({_status(self._process.returncode)})",
                     hint=f"Its log is {self._log}.",
                     detail=tail(self._log),
@@ -110,6 +128,16 @@ class Template:
             assert isinstance(answer, messages.TemplateReady)
             self._ready = answer
         return self._ready
+
+    def _receive_ready(self) -> object:
+        """The template's first message; its log is capped meanwhile, for importing leaves it no time to."""
+        deadline = time.monotonic() + TEMPLATE_SECONDS
+        while True:
+            cap(self._log)
+            with contextlib.suppress(TimeoutError):
+                return self.channel.receive(LOOK_SECONDS)
+            if time.monotonic() > deadline:
+                raise TimeoutError
 
     def fork(self, request: messages.TrialRequest) -> tuple[int, socket.socket]:
         """Start a trial.
@@ -152,6 +180,12 @@ class Template:
         if isinstance(answer, messages.Exited):
             self._exits[answer.pid] = answer
 
+    def death(self) -> str | None:
+        """How the template ended, in words; None when it lives."""
+        with contextlib.suppress(subprocess.TimeoutExpired):  # its pipe closes a moment before it is gone
+            return _status(self._process.wait(LOOK_SECONDS))
+        return None
+
     @property
     def alive(self) -> bool:
         """Whether the process runs."""
@@ -159,14 +193,12 @@ class Template:
 
     @property
     def pid(self) -> int:
-        """The template's process id."""
+        """The process id of the template's keeper, which lives as long as anything below it."""
         return self._process.pid
 
     def close(self) -> None:
         """End the template; its trials die with it."""
         self.channel.close()
-        if self._ready is None:  # still importing, so deaf to the pipe, and without a trial
-            self._process.kill()
         try:
             self._process.wait(EXIT_SECONDS)
         except subprocess.TimeoutExpired:
@@ -196,20 +228,6 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def tail(log: Path) -> str:
-    """The last lines of a log that say something, without bytes that are not text; empty when none does."""
-    try:
-        with log.open("rb") as stream:
-            start = max(0, log.stat().st_size - LOG_READ_BYTES)
-            stream.seek(start)
-            text = stream.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
-    if start:  # the first line is cut, and could not be told for what it is
-        text = text.partition("\n")[2] or text
-    return without_runtime_noise(text).strip()[-LOG_TAIL_LENGTH:]
-
-
 class TrialProcess:
     """A real trial: a fork of a template; see `live.LiveTrial`."""
 
@@ -217,6 +235,8 @@ class TrialProcess:
         self.template = template
         self._log = Path(request.log)
         self._requested = time.monotonic()
+        self._stood_still = 0.0
+        self._disturbed = False
         self._kernel_kills = _kernel_oom_kills()
         self.killed = False
         self.pid, end = template.fork(request)
@@ -226,34 +246,46 @@ class TrialProcess:
     # ------------------------------------------------------------------------------------------ LiveTrial
 
     def warm_up(self, timeout_seconds: float) -> WarmUp:
-        """See `live.LiveTrial`."""
+        """See `live.LiveTrial`. What a standstill took is not in the figures."""
         deadline = self._requested + timeout_seconds
         started = self._expect(messages.Started, deadline)
+        before_first = self._stood_still
         first = self._expect(messages.FirstStep, deadline)
+        in_first = self._stood_still - before_first
         ready = self._expect(messages.Ready, deadline)
+        after_first = self._stood_still - before_first - in_first
         self.freeze()
         return WarmUp(
             started=started,
-            ready=ready,
+            ready=ready.model_copy(
+                update={
+                    "compile_seconds": max(0.0, ready.compile_seconds - in_first),
+                    "warmup_seconds": max(0.0, ready.warmup_seconds - after_first),
+                }
+            ),
             launch_seconds=self._launch_seconds,
-            first_step_seconds=first.at - self._requested,
-            ready_seconds=time.monotonic() - self._requested,
+            first_step_seconds=first.at - self._requested - before_first - in_first,
+            ready_seconds=self._now() - self._requested,
             first_loss=first.loss,
         )
 
     def measure(self, seconds: float, timeout_seconds: float) -> Slice:
-        """See `live.LiveTrial`."""
-        self._command(messages.Measure(seconds=seconds))
-        answer = self._expect(messages.SliceDone, time.monotonic() + timeout_seconds)
-        self.freeze()
+        """See `live.LiveTrial`. A slice in which the machine stood still is measured again."""
+        deadline = self._now() + timeout_seconds
+        for _ in range(MOST_REPEATS):
+            self._command(messages.Measure(seconds=seconds))
+            answer = self._expect(messages.SliceDone, deadline)
+            self.freeze()
+            if not self._disturbed:
+                break
         return answer.slice
 
     def finish(self, input_wait_seconds: float, timeout_seconds: float) -> messages.Finished:
         """See `live.LiveTrial`."""
         self._command(messages.Finish(input_wait_seconds=input_wait_seconds))
-        answer = self._expect(messages.Finished, time.monotonic() + timeout_seconds)
+        answer = self._expect(messages.Finished, self._now() + timeout_seconds)
         self._end()
-        return answer
+        return answer.model_copy(update={"input_wait_fraction": None}) if self._disturbed else answer
 
     def loss_curves(self, timeout_seconds: float) -> messages.LossCurves:
         """See `live.LiveTrial`."""
@@ -297,14 +329,35 @@ class TrialProcess:
             raise self._died() from error
         self.thaw()
 
+    def _now(self) -> float:
+        """Seconds since any moment, without those in which the machine stood still while this was waiting."""
+        return time.monotonic() - self._stood_still
+
+    def _receive(self, deadline: float) -> object:
+        """The next message. Raises as `messages.Channel.receive` does."""
+        standstill = Standstill()
+        try:
+            while True:
+                left = deadline - self._now()
+                try:
+                    return self._channel.receive(min(max(0.0, left), STANDSTILL_LOOK_SECONDS))
+                except TimeoutError:
+                    self._stood_still += standstill.look()
+                    if deadline <= self._now():
+                        raise
+        finally:
+            self._stood_still += standstill.look()
+            self._disturbed = standstill.found
+
     def _expect(self, kind: type[Message], deadline: float) -> Message:
         """The next message, which must be of this kind."""
         try:
-            answer = self._channel.receive(max(0.0, deadline - time.monotonic()))
+            answer = self._receive(deadline)
         except TimeoutError as error:
-            spent = time.monotonic() - self._requested
+            spent = self._now() - self._requested
             raise self._failed(
-                Outcome.TIMEOUT, f"no answer in time, {spent:.1f} s after it was asked for"
+                Outcome.TIMEOUT,
+                f"no answer in time {_DOING[kind]}, {spent:.1f} s after the trial was asked for",
             ) from error
         except ChannelClosed as error:
             raise self._died() from error
@@ -319,7 +372,8 @@ class TrialProcess:
                 input_error=answer.input_error,
             )
         if not isinstance(answer, kind):
-            raise self._failed(Outcome.CRASHED, f"sent {answer.kind!r} out of turn")
+            found = getattr(answer, "kind", answer)
+            raise self._failed(Outcome.CRASHED, f"sent {found!r} out of turn {_DOING[kind]}")
         return answer
 
     def _failed(
@@ -334,19 +388,24 @@ class TrialProcess:
         """The failure of a trial whose end of the pipe closed without a word."""
         exited = self.template.wait_exit(self.pid, EXIT_SECONDS)
         if exited is None:
-            return self._failed(Outcome.CRASHED, "closed its pipe and did not end, or its template died")
+            death = self.template.death()
+            why = (
+                "closed its pipe and did not end" if death is None else f"its template process died ({death})"
+            )
+            return self._failed(Outcome.CRASHED, why)
         self._end()
-        log_tail = tail(self._log)
         if exited.signal == signal.SIGKILL and _kernel_oom_kills() > self._kernel_kills:
-            return TrialFailed(Outcome.OOM, "killed by the kernel: out of memory", log_tail=log_tail)
+            return self._failed(Outcome.OOM, "killed by the kernel: out of memory")
         how = (
             f"killed by {_signal_name(exited.signal)}"
             if exited.signal is not None
             else f"ended with exit status {exited.code}"
         )
-        fatal = [line for line in log_tail.splitlines() if "Check failed" in line or line.startswith("F0")]
-        reason = f"{how}: {fatal[-1][:400]}" if fatal else how
-        return TrialFailed(Outcome.CRASHED, reason, log_tail=log_tail)
+        fatal = fatal_line(self._log).strip()
+        no_memory = any(sign in fatal for sign in _FATAL_FOR_WANT_OF_MEMORY)
+        return self._failed(
+            Outcome.OOM if no_memory else Outcome.CRASHED, f"{how}: {fatal[:400]}" if fatal else how
+        )
 
     def _end(self) -> None:
         """Kill the whole family, and wait for it to be gone."""
@@ -421,7 +480,7 @@ class TrialProcesses:
         Raises:
             WorkloadError: It cannot be imported.
         """
-        ready = self._template(0, {}).wait_ready()
+        _, ready = self._ready_template(0, {})
         assert ready.workload is not None
         self._fingerprint = ready.workload.fingerprint
         self.started_by_import = ready.started
@@ -442,9 +501,9 @@ class TrialProcesses:
 
     def await_ready(self, group: int) -> None:
         """Wait for the group's imports."""
-        for key, template in self._templates.items():
-            if key[0] == group:
-                self._same_workload(template.wait_ready())
+        for of_group, variables in list(self._templates):
+            if of_group == group:
+                self._same_workload(self._ready_template(of_group, dict(variables))[1])
 
     def _same_workload(self, ready: messages.TemplateReady) -> None:
         """Refuse to measure other code than the run began with.
@@ -479,8 +538,8 @@ class TrialProcesses:
         )
         variables = environment(configuration) if self._preload else {}
         for attempt in (1, 2):
-            template = self._template(group, variables)
-            self._same_workload(template.wait_ready())
+            template, ready = self._ready_template(group, variables)
+            self._same_workload(ready)
             try:
                 self._trials = [each for each in self._trials if not each.killed]
                 self._trials.append(TrialProcess(template, request))
@@ -509,6 +568,16 @@ class TrialProcesses:
                 if trial.template is template:
                     trial.kill()
             template.close()
+
+    def _ready_template(
+        self, group: int, variables: Mapping[str, str]
+    ) -> tuple[Template, messages.TemplateReady]:
+        """A template that has imported everything, and what it found; one that dies over it is started once more."""
+        with contextlib.suppress(TemplateDied):
+            template = self._template(group, variables)
+            return template, template.wait_ready()
+        template = self._template(group, variables)
+        return template, template.wait_ready()
 
     def _template(self, group: int, variables: Mapping[str, str]) -> Template:
         key = (group, tuple(sorted(variables.items())))

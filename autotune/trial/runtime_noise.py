@@ -32,8 +32,9 @@ _BARE = re.compile(
     r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR$"
     r"|To enable the following instructions: .* rebuild TensorFlow with the appropriate compiler flags\.$"
     r"|Skipping registering GPU devices\.\.\.$"
+    r"|Extension modules: \w[\w.]*, .* \(total: \d+\)$"
 )
-"""Second lines of such messages, which have no prefix."""
+"""Second lines of such messages, which have no prefix; what Python loaded, below the stack of a signal."""
 _NODE = re.compile(r"\s*\[\[\{\{node ")
 
 

@@ -2,7 +2,8 @@
 
     python -m autotune.trial.template CONTROL_FD TUNER_PID PRELOAD REFERENCE_JSON
 
-It starts no TensorFlow runtime, never imports Optuna or pandas, and ends when its control socket closes.
+It starts no TensorFlow runtime, never imports Optuna or pandas, and ends when its control socket closes. TUNER_PID
+is for whoever reads a list of processes.
 With PRELOAD `0` it imports nothing of the user's: each fork then imports everything for itself (a
 fresh interpreter per trial, for modules that start the runtime by being imported).
 """
@@ -10,32 +11,34 @@ fresh interpreter per trial, for modules that start the runtime by being importe
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import importlib.util
 import json
 import os
+import resource
 import select
 import signal
 import socket
 import sys
 import time
 import warnings
+from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
 
 from autotune.errors import WorkloadError
 from autotune.recipe import apply
-from autotune.trial import lifeline, messages, worker
+from autotune.trial import lifeline, log, messages, worker
 from autotune.workload import Workload, WorkloadReference, facts_of, load
 
 
 def main(arguments: list[str]) -> int:
     """Import, report, and serve the tuner until it closes the socket."""
-    descriptor, tuner, preload, reference_json = arguments
+    descriptor, _, preload, reference_json = arguments
+    lifeline.leave_a_keeper(int(descriptor))
     control = messages.Channel(socket.socket(fileno=int(descriptor)), messages.to_template)
-    lifeline.die_with_parent(int(tuner))
-    lifeline.adopt_orphans()
     reference = WorkloadReference.model_validate_json(reference_json)
     began = time.monotonic()
     workload = None
@@ -63,7 +66,6 @@ def main(arguments: list[str]) -> int:
         return 1
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and so copying, every page in each fork
-    lifeline.outlive_parent()  # killed with the tuner, it could not kill what trials leave in other sessions
     control.send(messages.TemplateReady(workload=facts, started=started, seconds=time.monotonic() - began))
     try:
         with contextlib.suppress(messages.ChannelClosed):
@@ -136,13 +138,18 @@ class _Server:
         self._workload = workload
         self._reference = reference
         self._trials: dict[int, int] = {}  # pidfd → pid
+        self._logs: dict[int, Path] = {}  # pid → where it writes
         self._of_the_module = frozenset(child.pid for child in psutil.Process().children())
 
     def serve(self) -> NoReturn:
         """Until the control socket closes, which raises `ChannelClosed`."""
         while True:
             control = self._control.fileno()
-            ready, _, _ = select.select([control, *self._trials], [], [])
+            ready, _, _ = select.select(
+                [control, *self._trials], [], [], log.LOOK_SECONDS if self._trials else None
+            )
+            for each in self._logs.values():
+                log.cap(each)
             for descriptor in ready:
                 if descriptor == control:
                     self._obey()
@@ -160,6 +167,7 @@ class _Server:
         pid = self._fork(command, descriptors[0])
         os.close(descriptors[0])
         self._trials[os.pidfd_open(pid)] = pid
+        self._logs[pid] = Path(command.log)
         self._control.send(messages.Forked(pid=pid))
 
     def _fork(self, request: messages.TrialRequest, descriptor: int) -> int:
@@ -184,16 +192,19 @@ class _Server:
         self._control.close()
         for pidfd in self._trials:
             os.close(pidfd)
-        log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
+        output = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        faulthandler.enable(all_threads=False)  # the log then says where in the user's code a signal struck
         channel = messages.Channel(socket.socket(fileno=descriptor), messages.to_trial)
         return worker.run(request, channel, self._workload, self._reference)
 
     def _reap(self, pidfd: int) -> None:
         pid = self._trials.pop(pidfd)
         os.close(pidfd)
+        log.cap(self._logs.pop(pid))
         _, status = os.waitpid(pid, 0)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)

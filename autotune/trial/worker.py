@@ -6,6 +6,7 @@ itself). Never imports Optuna or pandas. Reports go over the pipe, as data; stdo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,6 +14,7 @@ from autotune.errors import ApplyError, AutotuneError, WorkloadError
 from autotune.recipe import apply
 from autotune.space.configuration import Configuration
 from autotune.trial import building, loss_curves, messages, profiling, telemetry
+from autotune.trial.log import printable
 from autotune.trial.record import Outcome
 from autotune.trial.step_clock import LongEpoch, StepClock, Training, TrainingEnded, TrainingFailed
 from autotune.workload import Workload, WorkloadReference, load, users_traceback
@@ -66,19 +68,23 @@ def _report(
     channel.send(
         messages.Failed(
             outcome=outcome,
-            reason=reason[:4000],
+            reason=printable(reason)[:4000],
             hint=hint,
-            detail=detail[-20000:],
+            detail=printable(detail)[-20000:],
             input_error=input_error,
         )
     )
     return 1
 
 
+_SAYS_NOTHING = re.compile(r'Graph execution error:|Detected at node |<stack traces unavailable>|File "')
+"""Lines above the one in which TensorFlow says what went wrong in a graph."""
+
+
 def _report_exception(channel: TrialChannel, error: BaseException) -> int:
-    text = str(error)
-    first_line = text.strip().splitlines()[0] if text.strip() else "no message"
-    reason = f"{type(error).__name__}: {first_line}"
+    lines = [line.strip() for line in str(error).splitlines()]
+    said = [line for line in lines if line and not _SAYS_NOTHING.match(line)]
+    reason = f"{type(error).__name__}: {said[0] if said else 'no message'}"
     outcome = Outcome.OOM if building.is_out_of_memory(error) else Outcome.ERROR
     return _report(channel, outcome, reason, "", users_traceback(error), False)
 

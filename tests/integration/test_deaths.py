@@ -11,6 +11,7 @@ import pytest
 from real_trials import PATIENCE_SECONDS, REPOSITORY, WORKLOADS, configuration, is_gone, until
 
 from autotune.trial.live import TrialFailed
+from autotune.trial.messages import ChannelClosed
 from autotune.trial.record import Outcome
 
 pytestmark = pytest.mark.slow
@@ -95,6 +96,19 @@ def test_a_dead_template_is_restarted(cases, launch, tmp_path):
     assert processes.isolation == "template"
 
 
+def test_a_killed_template_takes_the_whole_family_with_it(cases, launch):
+    """Also what its trials left in sessions of their own; the tuner hears of it when all are gone."""
+    trial = launch("hangs")
+    family = until(lambda: trial.printed().get("family"), "the hanging trial's children")
+    template = psutil.Process(trial.trial.pid).ppid()
+    os.kill(template, signal.SIGKILL)
+    failure = trial.failure()
+    assert failure.outcome is Outcome.CRASHED
+    with pytest.raises(ChannelClosed):
+        trial.trial.template.channel.receive(PATIENCE_SECONDS)
+    assert [pid for pid in (template, trial.trial.pid, *family) if not is_gone(pid)] == []
+
+
 def test_closing_ends_every_process(processes_of, tmp_path):
     """A template, another that was prepared, and a frozen trial are gone after `close`."""
     before = set(psutil.Process().children(recursive=True))
@@ -104,7 +118,7 @@ def test_closing_ends_every_process(processes_of, tmp_path):
     trial = processes.launch(configuration(), log=str(tmp_path / "pairs.log"), data=None)
     trial.warm_up(PATIENCE_SECONDS)
     family = set(psutil.Process().children(recursive=True)) - before
-    assert len(family) == 3
+    assert len(family) == 5  # two keepers, two templates, a trial
     processes.close()
     trial.kill()
     assert all(is_gone(each.pid) for each in family)
@@ -146,7 +160,7 @@ def test_nothing_outlives_a_tuner_that_is_killed(tmp_path, environment):
         until(lambda: log.exists() and "family" in log.read_text(), "the hanging trial's children")
         family = psutil.Process(tuner.pid).children(recursive=True)
         assert {int(frozen), int(hanging)} < {each.pid for each in family}
-        assert len(family) == 5  # template, two trials, a shell and its child
+        assert len(family) == 6  # keeper, template, two trials, a shell and its child
         tuner.kill()
     for each in family:
         until(lambda each=each: is_gone(each.pid), f"{each} to end")

@@ -1,0 +1,218 @@
+"""Whether every way a trial can go wrong is caught, named and survived: the table of faults, many times over.
+
+    python benchmarks/faults.py [--quick] [--json FILE]
+
+Prints one table. The faults of `tests/faults/fault_table.py` are injected for real, in random order, into the trials
+of a few studies: candidates beside a live baseline, each study in a run directory of its own. A fault counts only where
+the trial was seen to begin it. A trial *survived* when the study went on after it, was *classified* when its outcome
+and reason are the fault's, and left *orphans* where a process that it started lives on 5 s after its end.
+"""
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "faults"))
+
+from fault_table import FAULTS, WORKLOAD, Fault, memory_cgroup, witness  # noqa: E402
+from studies import Study  # noqa: E402
+
+from autotune.machine import fingerprint  # noqa: E402
+from autotune.trial.process import TrialProcesses  # noqa: E402
+from autotune.workload import WorkloadReference  # noqa: E402
+
+STUDIES, ROUNDS = 2, 2
+"""Each study has every fault so often."""
+TRIAL_SECONDS, TRIAL_SECONDS_QUICK = 8.0, 5.0
+QUICK_SECONDS = 42.0
+"""With --quick, no trial is begun after so long."""
+ORPHAN_SECONDS = 5.0
+SLOW = ("exhausts_tensors",)
+"""Left out of --quick: TensorFlow's allocator alone takes ten seconds."""
+
+
+@dataclass
+class Tally:
+    """What became of one fault's trials."""
+
+    injected: int = 0
+    survived: int = 0
+    classified: int = 0
+    orphans: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+def below(pid: int) -> set[psutil.Process]:
+    """All descendants of a process."""
+    return set(psutil.Process(pid).children(recursive=True))
+
+
+def marked(marker: str) -> Iterator[psutil.Process]:
+    """Every process anywhere that has inherited the marker in its environment."""
+    for each in psutil.process_iter():
+        try:
+            if each.status() != psutil.STATUS_ZOMBIE and marker in each.environ():
+                yield each
+        except psutil.Error:
+            continue
+
+
+def orphans(marker: str, expected: set[psutil.Process]) -> list[psutil.Process]:
+    """What carries the marker and should not be there, once it has had its time to go."""
+    deadline = time.monotonic() + ORPHAN_SECONDS
+    while True:
+        found = [each for each in marked(marker) if each not in expected]
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.05)
+
+
+def expected_of(study: Study) -> set[psutil.Process]:
+    """The baseline, its template, and the keepers: what must be there between two trials."""
+    live = study.beside.baseline.live
+    mine = below(os.getpid())
+    alive = {each for each in mine if live is not None and each.pid == getattr(live, "pid", None)}
+    keepers = set(psutil.Process().children())
+    templates = {child for keeper in keepers for child in keeper.children()}
+    return alive | keepers | templates
+
+
+def run_study(
+    faults: list[Fault],
+    processes: TrialProcesses,
+    path: Path,
+    seconds: float,
+    ends: float,
+    tallies: dict[str, Tally],
+) -> None:
+    """One study over these faults, in this order."""
+    marker = f"AUTOTUNE_FAULTS_{os.getpid()}"
+    study = Study(processes, path, trial_seconds=seconds)
+    for fault in faults:
+        if time.monotonic() > ends:
+            break
+        tally = tallies[fault.name]
+        record = study.try_fault(fault.name)
+        if witness(study.log_of(record)).get("fault") != fault.name:
+            tally.wrong.append(f"not injected: {record.outcome}: {record.reason}")
+            continue
+        tally.injected += 1
+        if record.outcome is fault.outcome and fault.words in record.reason:
+            tally.classified += 1
+        else:
+            tally.wrong.append(f"{record.outcome}: {record.reason}")
+        left = orphans(marker, expected_of(study))
+        tally.orphans += len(left)
+        tally.wrong += [f"left {each}" for each in left]
+        kept = {each.trial: each for each in study.run.directory.read_trials()}
+        tally.survived += kept.get(record.trial) == record
+    study.end()
+
+
+def tallies_of(quick: bool) -> dict[str, Tally]:
+    """Run it all."""
+    began = time.monotonic()
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    os.environ[f"AUTOTUNE_FAULTS_{os.getpid()}"] = "1"
+    rng = random.Random(0)
+    with tempfile.TemporaryDirectory() as folder, memory_cgroup() as group:
+        chosen = [each for each in FAULTS if (group or not each.cgroup) and not (quick and each.name in SLOW)]
+        tallies = {fault.name: Tally() for fault in chosen}
+        reference = WorkloadReference(file=str(WORKLOAD), search_path=(str(WORKLOAD.parent),))
+        with TrialProcesses(reference, logs=Path(folder)) as processes:
+            processes.open()
+            for number in range(1 if quick else STUDIES):
+                order = chosen * (1 if quick else ROUNDS)
+                rng.shuffle(order)
+                run_study(
+                    order,
+                    processes,
+                    Path(folder) / f"run-{number}",
+                    TRIAL_SECONDS_QUICK if quick else TRIAL_SECONDS,
+                    began + QUICK_SECONDS if quick else float("inf"),
+                    tallies,
+                )
+    return tallies
+
+
+def figures(tallies: dict[str, Tally]) -> dict[str, dict[str, object]]:
+    """Shares and counts in total, with their bars, and the same for each fault."""
+    total = Tally(
+        injected=sum(each.injected for each in tallies.values()),
+        survived=sum(each.survived for each in tallies.values()),
+        classified=sum(each.classified for each in tallies.values()),
+        orphans=sum(each.orphans for each in tallies.values()),
+    )
+    found: dict[str, dict[str, object]] = {
+        "faults injected": {"value": total.injected, "ci95": None, "bar": None},
+        "kinds of faults injected": {
+            "value": sum(each.injected > 0 for each in tallies.values()),
+            "ci95": None,
+            "bar": None,
+        },
+    }
+    for name, tally in {"all": total, **tallies}.items():
+        if tally.injected:
+            survived, classified = tally.survived / tally.injected, tally.classified / tally.injected
+            found[f"survived, {name}"] = {"value": survived, "ci95": None, "bar": {"min": 1.0}}
+            found[f"classified, {name}"] = {"value": classified, "ci95": None, "bar": {"min": 1.0}}
+            found[f"orphans, {name}"] = {"value": tally.orphans, "ci95": None, "bar": {"max": 0}}
+    return found
+
+
+def show(tallies: dict[str, Tally]) -> None:
+    """One table; what was wrong below it."""
+    print(f"{'fault':<28} {'outcome':<10} {'injected':>8} {'survived':>9} {'classified':>10} {'orphans':>8}")
+    outcomes = {fault.name: fault.outcome.value for fault in FAULTS}
+    injected = sum(each.injected for each in tallies.values())
+    for name, tally in tallies.items():
+        shares = (
+            [f"{part / tally.injected:.0%}" for part in (tally.survived, tally.classified)]
+            if tally.injected
+            else ["–", "–"]
+        )
+        print(
+            f"{name:<28} {outcomes[name]:<10} {tally.injected:>8} {shares[0]:>9} {shares[1]:>10} {tally.orphans:>8}"
+        )
+    if injected:
+        survived = sum(each.survived for each in tallies.values()) / injected
+        classified = sum(each.classified for each in tallies.values()) / injected
+        left = sum(each.orphans for each in tallies.values())
+        print(f"{'all':<28} {'':<10} {injected:>8} {survived:>9.1%} {classified:>10.1%} {left:>8}")
+    print(f"{'bar':<28} {'':<10} {'':>8} {'100%':>9} {'100%':>10} {'0':>8}")
+    for name, tally in tallies.items():
+        for each in tally.wrong:
+            print(f"{name}: {each}")
+
+
+def main() -> None:
+    """Inject, print, and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--quick", action="store_true", help="ends within a minute: each fault once, while time lasts"
+    )
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    arguments = parser.parse_args()
+    tallies = tallies_of(arguments.quick)
+    show(tallies)
+    if arguments.json:
+        document = {
+            "benchmark": "faults",
+            "machine": fingerprint().model_dump(mode="json"),
+            "figures": figures(tallies),
+        }
+        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

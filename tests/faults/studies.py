@@ -1,0 +1,74 @@
+"""Small studies on real trials: what tests and the benchmark need of a run. Imports no TensorFlow."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+from fault_table import BASELINE_BATCH_SIZE, BATCH_SIZES, BY_NAME
+
+from autotune.run_directory import RunDirectory
+from autotune.space.configuration import baseline_configuration
+from autotune.space.knobs import Device
+from autotune.study.plan import Plan
+from autotune.study.progress import silent
+from autotune.study.run import Run
+from autotune.study.side_by_side import SideBySide
+from autotune.trial.live import Trials
+from autotune.trial.record import Phase, TrialRecord
+
+BASELINE_SECONDS = 120.0
+
+
+class Study:
+    """A live baseline and candidates beside it, without a sampler.
+
+    Args:
+        trials: Where they come from.
+        path: The run's directory.
+        trial_seconds: Time limit of a candidate.
+    """
+
+    def __init__(self, trials: Trials, path: Path, *, trial_seconds: float) -> None:
+        directory = RunDirectory(path)
+        directory.create()
+        began = time.monotonic()
+        self.run = Run(
+            directory=directory,
+            trials=trials,
+            clock=lambda: time.monotonic() - began,
+            observe=silent,
+            interruptions=lambda: 0,
+            rng=random.Random(0),
+            baseline=baseline_configuration(BASELINE_BATCH_SIZE, {}, Device.CPU, where="faults"),
+        )
+        self.plan = Plan(
+            budget=1e6,
+            search_ends=1e6,
+            sampling_ends=1e6,
+            probes_end=1e6,
+            ends=1e6,
+            trial_timeout=trial_seconds,
+            measured=0.5,
+            finalists=1,
+        )
+        self.beside = SideBySide(self.run)
+        self.beside.start_baseline(BASELINE_SECONDS)
+
+    def try_fault(self, name: str) -> TrialRecord:
+        """Run a candidate with a fault, or one without (empty), and return its record."""
+        size = BATCH_SIZES[name] if name else BASELINE_BATCH_SIZE
+        compiled = bool(name) and BY_NAME[name].compiled
+        configuration = self.run.baseline.replace(batch_size=size, jit_compile=compiled)
+        trial = self.run.new_trial(Phase.SEARCH, configuration)
+        return self.beside.measure(trial, self.plan, incumbent_low=None)
+
+    def log_of(self, record: TrialRecord) -> Path:
+        """Where the trial wrote its log."""
+        return self.run.directory.trial_directory(record.trial) / "log.txt"
+
+    def end(self) -> None:
+        """End the baseline, and give the directory's lock back."""
+        self.beside.end_baseline()
+        self.run.directory.release()

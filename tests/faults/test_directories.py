@@ -1,0 +1,93 @@
+"""A disk that fills up, a run directory that goes away: one clear error, and what was finished stays readable."""
+
+import contextlib
+import os
+import subprocess
+
+import pytest
+from studies import Study
+
+from autotune.errors import RunDirectoryError
+from autotune.run_directory import RunDirectory
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own, of 2 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@contextlib.contextmanager
+def unwritable(directory):
+    """No entry can be made in a directory, not even by root."""
+    if os.geteuid():
+        directory.chmod(0o500)
+        yield
+        directory.chmod(0o700)
+        return
+    if subprocess.run(["chattr", "+i", str(directory)], capture_output=True, check=False).returncode:
+        pytest.skip("root cannot make a directory unwritable here")
+    yield
+    subprocess.run(["chattr", "-i", str(directory)], check=True)
+
+
+def fill(disk):
+    """Write until there is no room."""
+    with (disk / "filler").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        write_for_ever(file)
+
+
+def write_for_ever(file):
+    """Until the disk is full."""
+    while True:
+        file.write(b"x" * 4096)
+
+
+def test_a_disk_that_fills_up(processes, small_disk):
+    """The error says what could not be written and why; the trials before it can be read."""
+    study = Study(processes, small_disk / "run", trial_seconds=8.0)
+    assert study.try_fault("").outcome == "ok"
+    fill(small_disk)
+    with pytest.raises(
+        RunDirectoryError, match=r"cannot write .*trials/0002.*: No space left on device"
+    ) as caught:
+        study.try_fault("")
+    assert "What was finished before stays readable" in caught.value.hint
+    assert [record.trial for record in RunDirectory(small_disk / "run").read_trials()] == [0, 1]
+    with contextlib.suppress(RunDirectoryError):
+        study.end()
+
+
+def test_a_run_directory_that_becomes_unwritable(processes, tmp_path):
+    """As with a full disk."""
+    study = Study(processes, tmp_path / "run", trial_seconds=8.0)
+    with (
+        unwritable(tmp_path / "run" / "trials"),
+        pytest.raises(
+            RunDirectoryError, match=r"cannot write to .*trials/0001: (Operation not permitted|Perm)"
+        ),
+    ):
+        study.try_fault("")
+    assert [record.outcome for record in RunDirectory(tmp_path / "run").read_trials()] == ["ok"]
+    study.end()
+
+
+def test_a_run_directory_that_is_deleted(processes, tmp_path):
+    """The error names it; it is not made anew with half a run in it."""
+    study = Study(processes, tmp_path / "run", trial_seconds=8.0)
+    (tmp_path / "run").rename(tmp_path / "gone")
+    with pytest.raises(
+        RunDirectoryError, match=r"cannot write to .*run/trials/0001: No such file or directory"
+    ):
+        study.try_fault("")
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "gone").rename(tmp_path / "run")
+    study.end()

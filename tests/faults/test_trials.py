@@ -1,0 +1,126 @@
+"""However a trial goes wrong, its outcome says so, the next trial runs, and nothing of it is left."""
+
+import os
+import time
+
+import psutil
+import pytest
+from fault_table import FAULTS, witness
+from real_trials import PATIENCE_SECONDS, is_gone, until
+
+from autotune.trial.live import TrialFailed
+from autotune.trial.log import HEAD_BYTES, LARGEST_LOG_BYTES
+from autotune.trial.record import Outcome
+
+pytestmark = pytest.mark.slow
+
+KILL_SECONDS = 5.0
+"""How long after its limit a hanging trial's whole family may live: the one time that is promised, and asserted."""
+
+
+def ends(trial, seconds=PATIENCE_SECONDS):
+    """How the trial fails, by its first slices at the latest; a slice may take `seconds`."""
+    try:
+        trial.warm_up()
+        for _ in range(20):
+            trial.trial.measure(0.2, seconds)
+    except TrialFailed as failure:
+        return failure
+    pytest.fail("the trial did not fail")
+
+
+def of(*outcomes):
+    """The faults that end so."""
+    return pytest.mark.parametrize(
+        "fault", [pytest.param(each, id=each.name) for each in FAULTS if each.outcome in outcomes]
+    )
+
+
+@of(Outcome.ERROR, Outcome.CRASHED, Outcome.OOM, Outcome.NONFINITE)
+def test_a_trial_that_goes_wrong_says_how(launch, cgroup, fault):
+    """Its outcome and reason name the fault, which was seen to be injected; the process is gone."""
+    if fault.cgroup and cgroup is None:
+        pytest.skip("no memory control group can be made here")
+    trial = launch(fault.name)
+    failure = ends(trial)
+    assert (failure.outcome, fault.words in failure.reason) == (fault.outcome, True), str(failure)
+    assert witness(trial.log)["fault"] == fault.name
+    assert is_gone(trial.trial.pid)
+
+
+@of(Outcome.TIMEOUT)
+def test_a_trial_that_hangs_is_killed_at_its_limit(launch, fault):
+    """Wherever it hangs and whatever it ignores: it and its family are gone within 5 s, and the phase is named."""
+    trial = launch(fault.name)
+    if fault.late:
+        trial.warm_up()
+    began = time.monotonic()
+    with pytest.raises(TrialFailed) as caught:
+        trial.trial.measure(0.2, fault.seconds) if fault.late else trial.trial.warm_up(fault.seconds)
+    late = time.monotonic() - began - fault.seconds
+    assert caught.value.outcome is Outcome.TIMEOUT
+    assert fault.words in caught.value.reason
+    entered = witness(trial.log)
+    assert entered["fault"] == fault.name
+    assert [pid for pid in (trial.trial.pid, *entered.get("family", [])) if not is_gone(pid)] == []
+    assert late < KILL_SECONDS
+
+
+def test_the_hang_in_compile_is_in_the_compiler(launch):
+    """XLA is seen to wait for its flags, and is killed there."""
+    trial = launch("hangs_in_compile")
+    until(lambda: witness(trial.log), "the trial to build its model")
+    until(lambda: has_a_reader(trial.log.parent / "flags"), "XLA to read its flags")
+    trial.trial.kill()
+    assert is_gone(trial.trial.pid)
+
+
+def has_a_reader(fifo):
+    """Whether a process waits to read from it."""
+    try:
+        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", ["raises_in_model", "raises_in_train_step", "raises_in_dataset"])
+def test_an_exception_is_shown_with_the_users_own_frames(launch, name):
+    """Theirs down to where it was raised, and none of autotune's."""
+    failure = ends(launch(name))
+    assert "in users_own_function" in failure.detail
+    assert "faulty.py" in failure.detail
+    assert "autotune/trial" not in failure.detail
+
+
+def test_a_signal_leaves_the_line_that_it_struck_in_the_log(launch):
+    """Python's stack, the user's function on top."""
+    failure = ends(launch("segfaults"))
+    assert "Segmentation fault" in failure.log_tail
+    assert "in segfaults" in failure.log_tail
+
+
+def test_gigabytes_of_garbage_are_ignored_and_the_log_is_capped(launch):
+    """The trial is measured as any other; of its log the ends are kept, and the last lines can be shown."""
+    trial = launch("prints_gigabytes")
+    trial.warm_up()
+    trial.measure()
+    assert witness(trial.log)["written"] == 2 << 30
+    until(lambda: trial.log.stat().st_size <= LARGEST_LOG_BYTES, "the log to be cut")
+    assert trial.log.stat().st_size > HEAD_BYTES
+    assert b"[autotune: cut out here" in trial.log.read_bytes()
+    trial.trial.finish(0.0, PATIENCE_SECONDS)
+    assert b"the last line" in trial.log.read_bytes()
+
+
+def test_the_template_goes_on_after_each_fault(launch):
+    """A trial that is well is forked from the same template as those that were not."""
+    templates = set()
+    for name in ("segfaults", "hangs_with_a_family", "sends_too_much", ""):
+        trial = launch(name)
+        templates.add(psutil.Process(trial.trial.pid).ppid())
+        if name:
+            with pytest.raises(TrialFailed):
+                trial.trial.warm_up(3.0)
+    assert trial.warm_up().started.examples == 128
+    assert len(templates) == 1

@@ -1,0 +1,196 @@
+"""A tuner that is killed leaves no process, and all trials it finished; one that stands still takes no wrong timing."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+from fault_table import BASELINE_BATCH_SIZE, BATCH_SIZES, WORKLOAD, witness
+from real_trials import REPOSITORY, is_gone, until
+
+import autotune
+from autotune.trial.process import is_stopped
+
+pytestmark = pytest.mark.slow
+
+KILL_SECONDS = 5.0
+TUNER = """
+    import json, sys, time
+    from pathlib import Path
+
+    sys.path[:0] = sys.argv[3:]
+    from conftest import DATA, REFERENCE
+    from real_trials import configuration
+    from autotune.trial.process import TrialProcesses
+
+    folder, batch_size = Path(sys.argv[1]), int(sys.argv[2])
+    print("importing", flush=True)
+    with TrialProcesses(REFERENCE, logs=folder) as processes:
+        processes.open()
+        trial = processes.launch(configuration(batch_size), log=str(folder / "log.txt"), data=DATA)
+        print("launched", trial.pid, flush=True)
+        trial.warm_up(60.0)
+        print("frozen", flush=True)
+        while True:
+            part = trial.measure(0.5, 60.0)
+            print(json.dumps({"seconds": part.seconds, "wall_clock": time.time()}), flush=True)
+"""
+
+
+@pytest.fixture
+def tuner(tmp_path):
+    """Starts a tuner of one trial with a fault, or none, in a process of its own that says what it is at."""
+    started = []
+    places = [str(WORKLOAD.parent), str(REPOSITORY / "tests" / "integration")]
+
+    def start(fault="", **variables):
+        batch_size = str(BATCH_SIZES.get(fault, BASELINE_BATCH_SIZE))
+        command = [sys.executable, "-c", textwrap.dedent(TUNER), str(tmp_path), batch_size, *places]
+        started.append(
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, text=True, env={**environ(), **variables}, cwd=REPOSITORY
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def environ():
+    """This checkout first; the processor only."""
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY), "CUDA_VISIBLE_DEVICES": "-1"}
+
+
+def wait_for(process, word):
+    """Read what the tuner says up to a line that begins so."""
+    for line in process.stdout:
+        if line.startswith(word):
+            return line
+    pytest.fail(f"the tuner ended without saying {word!r}")
+
+
+def kill_and_see(process, *others):
+    """SIGKILL to the tuner; all below it, and the others, must be gone in time."""
+    family = [each.pid for each in psutil.Process(process.pid).children(recursive=True)]
+    assert len(family) >= 2
+    process.kill()
+    began = time.monotonic()
+    until(lambda: all(is_gone(pid) for pid in (*family, *others)), f"{family} and {others} to end")
+    assert time.monotonic() - began < KILL_SECONDS
+
+
+@pytest.mark.parametrize("moment", ["importing", "launched", "{"])
+def test_a_tuner_killed_at_any_moment(tuner, moment):
+    """While a template imports, while a trial starts, in a slice: no process is left."""
+    process = tuner()
+    wait_for(process, moment)
+    if moment == "importing":
+        until(lambda: len(psutil.Process(process.pid).children(recursive=True)) == 2, "keeper and template")
+    kill_and_see(process)
+
+
+def test_a_tuner_killed_while_a_trial_hangs(tuner, tmp_path):
+    """Its family too: in sessions of its own, deaf to signals, and with its parent gone."""
+    process = tuner("hangs_with_a_family")
+    entered = until(lambda: witness(tmp_path / "log.txt"), "the hang")
+    kill_and_see(process, *entered["family"])
+
+
+def test_a_killed_run_keeps_what_it_finished(tmp_path):
+    """Each trial whose line was shown is in the history, and nothing half-written is."""
+    command = [
+        sys.executable,
+        "-m",
+        "autotune",
+        "tune",
+        str(WORKLOAD),
+        "--budget",
+        "60s",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ(), cwd=tmp_path) as process:
+        results = tmp_path / "run" / "trials"
+        until(lambda: len(list(results.glob("*/result.json"))) >= 2, "a first trial beside the baseline")
+        kill_and_see(process)
+    finished = sorted(results.glob("*/result.json"))
+    history = autotune.load_history(tmp_path / "run")
+    assert list(history["trial"]) == [json.loads(each.read_text())["trial"] for each in finished]
+    assert list(history["phase"])[:2] == ["baseline", "probe"]
+
+
+STANDSTILL_SECONDS = 4.0
+"""Eight times a slice: what stood still for so long is told from what was slow."""
+
+
+def test_a_standstill_enters_no_timing(tuner):
+    """All is stopped within a slice, as when a machine sleeps, and goes on later: that slice is measured again."""
+    process = tuner()
+    trial = int(wait_for(process, "launched").split()[1])
+    wait_for(process, "{")
+    until(lambda: not is_stopped(trial), "a slice to begin")
+    for pid in (process.pid, trial):
+        os.kill(pid, signal.SIGSTOP)
+    until(lambda: is_stopped(process.pid) and is_stopped(trial), "all to stand still")
+    time.sleep(STANDSTILL_SECONDS)
+    for pid in (trial, process.pid):
+        os.kill(pid, signal.SIGCONT)
+    slices = [json.loads(wait_for(process, "{")) for _ in range(3)]
+    assert max(each["seconds"] for each in slices) < STANDSTILL_SECONDS
+
+
+JUMPING_CLOCK = """
+    #define _GNU_SOURCE
+    #include <dlfcn.h>
+    #include <stdlib.h>
+    #include <string.h>
+    #include <time.h>
+    #include <unistd.h>
+    static int is_pythons(char *caller) {
+        static char *known[4096];  /* callers, shifted by one where they are not Python's: dladdr takes long */
+        char **slot = &known[(unsigned long)caller % 4096];
+        if (*slot == caller || *slot == caller + 1) return *slot == caller;
+        Dl_info who;
+        int yes = dladdr(caller, &who) && (strstr(who.dli_fname, "bin/python") || strstr(who.dli_fname, "libpython"));
+        *slot = yes ? caller : caller + 1;
+        return yes;
+    }
+    int clock_gettime(clockid_t id, struct timespec *at) {
+        static int (*real)(clockid_t, struct timespec *);
+        if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+        int result = real(id, at);
+        if (id == CLOCK_REALTIME && is_pythons(__builtin_return_address(0))) {
+            const char *file = getenv("JUMP_FILE");
+            if (file && !access(file, F_OK)) at->tv_sec += 3600;
+        }
+        return result;
+    }
+"""
+"""Jumps for Python alone: C++ that waits for a moment of the wall clock would wait for the kernel's, which stays."""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build a clock with")
+def test_a_jump_of_the_clock_enters_no_timing(tuner, tmp_path):
+    """The wall clock of tuner and trials is set by an hour, forth and back, within slices."""
+    source, library, jump = tmp_path / "clock.c", tmp_path / "clock.so", tmp_path / "jump"
+    source.write_text(textwrap.dedent(JUMPING_CLOCK))
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    process = tuner(LD_PRELOAD=str(library), JUMP_FILE=str(jump))
+    trial = int(wait_for(process, "launched").split()[1])
+    slices = [json.loads(wait_for(process, "{"))]
+    for move in (jump.touch, jump.unlink, jump.touch):
+        until(lambda: not is_stopped(trial), "a slice to begin")
+        move()
+        slices += [json.loads(wait_for(process, "{")) for _ in range(2)]
+    clock = [each["wall_clock"] for each in slices]
+    assert max(clock) - min(clock) > 3000  # it did jump
+    assert all(0 < each["seconds"] < 3000 for each in slices)
