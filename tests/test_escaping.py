@@ -92,7 +92,7 @@ def trial(number=1, **changes):
 def write_run(path, text, trials=2):
     """A run in whose every field of free text stands `text`."""
     directory = RunDirectory(path)
-    path.mkdir(parents=True, exist_ok=True)
+    (path / "trials").mkdir(parents=True, exist_ok=True)
     machine = MACHINE.model_copy(update={"cpu": text, "driver": text})
     workload = WorkloadRecord(name=text, reference=text, fingerprint=text, batch_size=32)
     directory.write_run(
