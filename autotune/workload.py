@@ -289,9 +289,12 @@ def reference_of(workload: Workload) -> WorkloadReference:
         WorkloadError: It is not a variable at the top level of a file or module.
     """
     main = sys.modules["__main__"]
-    places = [("__main__", main), *sys.modules.items()]
+    others = [
+        each for each in sys.modules.items() if each[1] is not main
+    ]  # `__mp_main__` is another name of it
+    places = [("__main__", main), *others]
     if _is_interactive(main):  # it may hold what it imported: `from train import workload`
-        places = [each for each in places if each[0] != "__main__"] + places[:1]
+        places = [*others, ("__main__", main)]
     for module_name, module in places:
         for name, value in list(vars(module).items()) if isinstance(module, ModuleType) else ():
             if value is workload:

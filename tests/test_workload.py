@@ -717,6 +717,7 @@ def test_a_workload_typed_into_a_session_is_refused(monkeypatch, attributes):
     """There is no file that another process could load."""
     workload = a_workload()
     as_main(monkeypatch, workload, **attributes)
+    monkeypatch.setitem(sys.modules, "__mp_main__", sys.modules["__main__"])  # as some packages call it, too
     error = refusal(reference_of, workload)
     assert "interactive session" in error.message
     assert 'autotune.tune("path/to/file.py")' in error.hint

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import random
 import signal
 import threading
@@ -286,25 +287,39 @@ def _recipe(
 
 @contextlib.contextmanager
 def _interruptions(observe: Observer) -> Iterator[Callable[[], int]]:
-    """Counts Ctrl-C: the first asks the run to wind up, the second raises `KeyboardInterrupt` as usual."""
+    """Counts Ctrl-C: the first asks the run to wind up, the second raises `KeyboardInterrupt` as usual.
+
+    The first is acknowledged at once, by a thread: a signal's handler may have come in the midst of printing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: 0  # signals reach the main thread only; its owner decides
+        return
     count = 0
+    reading, writing = os.pipe()
+
+    def acknowledge() -> None:
+        if os.read(reading, 1) == b"!":
+            observe(
+                Notice(
+                    text="winding up: what was found so far is confirmed and written; Ctrl-C again stops at once"
+                )
+            )
 
     def note(number: int, frame: object) -> None:
         nonlocal count
         count += 1
         if count > 1:
             raise KeyboardInterrupt
-        observe(
-            Notice(
-                text="winding up: what was found so far is confirmed and written; Ctrl-C again stops at once"
-            )
-        )
+        os.write(writing, b"!")
 
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: count  # signals reach the main thread only; its owner decides
-        return
+    thread = threading.Thread(target=acknowledge, daemon=True)
+    thread.start()
     before = signal.signal(signal.SIGINT, note)
     try:
         yield lambda: count
     finally:
         signal.signal(signal.SIGINT, before)
+        os.write(writing, b".")
+        thread.join()
+        os.close(reading)
+        os.close(writing)
