@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import filelock
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from autotune.errors import RunDirectoryError
 from autotune.files import write_atomically
@@ -77,6 +77,13 @@ class SearchSpaceRecord(_Data):
     left_out: dict[str, str]
 
 
+class Resumption(_Data):
+    """When a run was gone on with (ISO 8601), and how many seconds it had taken until it was stopped."""
+
+    at: str
+    spent_seconds: Annotated[FiniteFloat, Field(ge=0)]
+
+
 class RunRecord(_Data):
     """`run.json`: everything about a run that is not a trial. `arguments` are those of `tune`."""
 
@@ -89,6 +96,7 @@ class RunRecord(_Data):
     baseline: dict[str, Value] | None = None
     isolation: Literal["template", "spawn"] = "template"
     arguments: dict[str, Any]
+    resumed: tuple[Resumption, ...] = ()
 
 
 class RunDirectory:
