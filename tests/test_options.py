@@ -29,6 +29,7 @@ from autotune.study.tune import tune
         ("seed", 1.0),
         ("isolation", "fork"),
         ("pairing", ""),
+        ("space", 5),
     ],
 )
 def test_what_cannot_be_used_is_named(name, value):
