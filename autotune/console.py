@@ -147,6 +147,7 @@ class Progress:
         if isinstance(event, RunBegan):
             self.directory = event.directory
             self._budget, self._workload = event.budget, clean(event.workload)
+            self._began = self._clock() - event.spent  # phases end at seconds of the run
             self._line(
                 Text(
                     f"{self._workload}: {duration(event.budget)} for everything, in {clean(event.directory)}"

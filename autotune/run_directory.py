@@ -105,6 +105,13 @@ class SearchSpaceRecord(_Data):
     left_out: dict[str, Text]
 
 
+class Resumption(_Data):
+    """When a run was gone on with (ISO 8601), and how many seconds it had taken until it was stopped."""
+
+    at: str
+    spent_seconds: Annotated[FiniteFloat, Field(ge=0)]
+
+
 class RunRecord(_Data):
     """`run.json`: everything about a run that is not a trial. `arguments` are those of `tune`."""
 
@@ -117,6 +124,7 @@ class RunRecord(_Data):
     baseline: dict[str, Value] | None = None
     isolation: Literal["template", "spawn"] = "template"
     arguments: dict[str, Argument]
+    resumed: Annotated[tuple[Resumption, ...], Field(fail_fast=True)] = ()
 
 
 class RunDirectory:

@@ -68,6 +68,13 @@ def test_away_from_a_terminal_there_are_plain_lines_only():
     assert len(text.splitlines()) == 5
 
 
+def test_a_resumed_runs_moments_count_from_its_beginning():
+    """When a phase ends is told in the run's seconds, and so is when it began."""
+    resumed = RunBegan(directory=Path("results/x/1"), workload="digits", budget=180.0, spent=40.0)
+    lines = drawn([resumed, *EVENTS[1:2]], terminal=False).splitlines()
+    assert lines[1].strip() == "0:40  search: what the sampler proposes, until 1:00"
+
+
 def test_on_a_terminal_the_status_tells_phase_trial_speed_best_failures_and_time():
     """The status block holds all that the design promises."""
     text = drawn(EVENTS, terminal=True)

@@ -32,6 +32,7 @@ from autotune.study.tune import tune
         ("fixed_batch", 1),
         ("isolation", "fork"),
         ("pairing", ""),
+        ("space", 5),
     ],
 )
 def test_what_cannot_be_used_is_named(name, value):

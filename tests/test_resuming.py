@@ -10,6 +10,7 @@ from simulated_runs import (
     MACHINE,
     SMALL_SPACE,
     Watcher,
+    a_record,
     faster_by,
     on_disk,
     simulated_trials,
@@ -18,10 +19,10 @@ from simulated_runs import (
 )
 
 from autotune.errors import ArgumentError, RunDirectoryError
-from autotune.run_directory import RunDirectory
+from autotune.run_directory import Resumption, RunDirectory
 from autotune.space.configuration import Configuration
 from autotune.study.progress import TrialBegan
-from autotune.study.resuming import read_earlier, refuse_another_machine
+from autotune.study.resuming import note_resumption, read_earlier, refuse_another_machine
 from autotune.trial.live import TrialFailed
 from autotune.trial.record import Outcome, Phase
 
@@ -156,9 +157,32 @@ def test_another_question_is_refused(tmp_path, options, words):
         second.facts = second.facts.model_copy(update={"fingerprint": "sha256:11"})
     with directory.reopened(), pytest.raises(RunDirectoryError, match=f"{words} changed since it began"):
         tune_simulated(second, directory, earlier=read_earlier(directory), **options)
-    assert {n: each.pairs for n, each in searched(directory).items()} == {
-        n: b.pairs for n, b in before.items()
-    }
+    assert searched(directory) == before  # the baseline, too, which had to run again to tell
+
+
+def test_a_pause_is_not_the_runs_time(tmp_path):
+    """Stopped, gone on with a day later, and stopped again: what is spent is what was tuned."""
+    directory = RunDirectory(tmp_path / "run")
+    directory.create()
+    with_run(directory)  # begun on the 20th at 19:10:01.250
+    directory.write_trial(a_record(trial=0, started_at="2026-11-20T19:10:06.250+00:00", seconds=4.0))
+    earlier = read_earlier(directory)
+    assert earlier.spent_seconds == 9.0
+    later = Resumption(at="2026-11-21T19:00:00.000+00:00", spent_seconds=9.0)
+    directory.write_run(earlier.run.model_copy(update={"resumed": (later,)}))
+    assert read_earlier(directory).spent_seconds == 9.0
+    directory.write_trial(a_record(trial=1, started_at="2026-11-21T19:00:10.000+00:00", seconds=5.0))
+    assert read_earlier(directory).spent_seconds == 24.0
+
+
+def test_a_resumption_is_written_down(tmp_path):
+    """With the moment and the seconds before it; all else in run.json stays."""
+    directory = stop_at(tmp_path / "run", 2)
+    before = directory.read_run()
+    note_resumption(directory, read_earlier(directory))
+    after = directory.read_run()
+    assert after.model_copy(update={"resumed": ()}) == before
+    assert [each.spent_seconds for each in after.resumed] == [read_earlier(directory).spent_seconds]
 
 
 def test_another_machine_is_refused(tmp_path):

@@ -13,6 +13,7 @@ from simulated_runs import (
 )
 
 from autotune.errors import WorkloadError
+from autotune.recipe.apply import environment
 from autotune.space.knobs import Device
 from autotune.study.progress import Notice
 from autotune.study.surroundings import as_imported, oddities, refuse_knobs_that_cannot_act
@@ -146,3 +147,13 @@ def test_a_run_measures_against_what_the_file_sets(shell, tmp_path):
         assert directory.read_run().baseline["precision"] == "mixed_bfloat16"
     assert recipe.baseline["precision"] == "mixed_bfloat16"
     assert any("sets precision=mixed_bfloat16" in each.text for each in watcher.of(Notice))
+
+
+@pytest.mark.parametrize(
+    ("text", "on"), [("0", False), ("false", False), ("False", False), ("1", True), ("true", True)]
+)
+def test_words_of_the_shell_are_read_as_tensorflow_reads_them(shell, text, on):
+    """`false` is 0: no template of its own, and no recipe that comes too late, for what is in force."""
+    shell.setenv("TF_ENABLE_ONEDNN_OPTS", text)
+    assert environment({"onednn": on}) == {}
+    assert environment({"onednn": not on}) == {"TF_ENABLE_ONEDNN_OPTS": "0" if on else "1"}

@@ -14,7 +14,7 @@ from simulated_runs import (
     simulated_trials,
 )
 
-from autotune.errors import RecipeError
+from autotune.errors import ArgumentError, RecipeError
 from autotune.measure.deciding import Finding, finding
 from autotune.measure.intervals import LogInterval
 from autotune.study.progress import Notice
@@ -103,6 +103,27 @@ def test_a_configuration_that_fails_is_unstable(recipe, tmp_path):
     verification = found(recipe, tmp_path, failure=failure)
     assert verification.finding is Finding.UNSTABLE
     assert "out of memory" in verification.reason
+
+
+def test_a_baseline_that_fails_beside_it_is_not_want_of_time(recipe, tmp_path):
+    """Nothing is found of the claim, and a larger budget is not the advice."""
+    launched = []
+
+    def failure(configuration):
+        if configuration["batch_size"] == 32:
+            launched.append(configuration)
+        return TrialFailed(Outcome.CRASHED, "gone") if len(launched) > 1 else None
+
+    verification = found(recipe, tmp_path, failure=failure)
+    assert verification.finding is Finding.UNDECIDED
+    assert verification.reason == "the baseline kept failing beside it in fresh processes"
+
+
+@pytest.mark.parametrize("options", [{"budget": -1}, {"budget": math.nan}, {"seed": -1}])
+def test_options_are_checked(recipe, tmp_path, options):
+    """As those of a run are."""
+    with pytest.raises(ArgumentError, match=f"{next(iter(options))} is "):
+        verify(recipe, str(tmp_path / "train.py"), **options)
 
 
 def test_another_baseline_is_refused(recipe, tmp_path):

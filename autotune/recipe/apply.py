@@ -19,10 +19,15 @@ from autotune.space.knobs import KNOBS, KnobValue, Stage
 if TYPE_CHECKING:
     import tensorflow as tf
 
-_ENVIRONMENT: dict[str, tuple[str, Callable[[Any], str]]] = {
-    "onednn": ("TF_ENABLE_ONEDNN_OPTS", lambda on: "1" if on else "0"),
+_ENVIRONMENT: dict[str, tuple[str, Callable[[Any], str], Callable[[str], KnobValue]]] = {
+    "onednn": (
+        "TF_ENABLE_ONEDNN_OPTS",
+        lambda on: "1" if on else "0",
+        lambda text: text.lower() not in ("0", "false"),
+    ),
 }
-"""Knobs of the import stage: the environment variable, and its text for a value."""
+"""Knobs of the import stage: the environment variable, its text for a value, and the value of any text, as
+TensorFlow reads it."""
 
 
 def _set_intra_op_threads(threads: int) -> None:
@@ -83,10 +88,15 @@ def environment(configuration: Mapping[str, KnobValue]) -> dict[str, str]:
     """The environment variables that the import-stage knobs stand for, where they are not set so already."""
     return {
         variable: text(configuration[name])
-        for name, (variable, text) in _ENVIRONMENT.items()
-        if name in configuration
-        and text(configuration[name]) != os.environ.get(variable, text(KNOBS[name].default))
+        for name, (variable, text, _) in _ENVIRONMENT.items()
+        if name in configuration and configuration[name] != _imported_with(name)
     }
+
+
+def _imported_with(name: str) -> KnobValue:
+    """What a knob of the import stage stands at, by this process's environment."""
+    variable, text, value = _ENVIRONMENT[name]
+    return value(os.environ.get(variable, text(KNOBS[name].default)))
 
 
 def in_force() -> dict[str, KnobValue]:
@@ -98,7 +108,7 @@ def in_force() -> dict[str, KnobValue]:
     import tensorflow as tf
 
     return {
-        "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1").lower() not in ("0", "false"),
+        "onednn": _imported_with("onednn"),
         "intra_op_threads": tf.config.threading.get_intra_op_parallelism_threads(),
         "inter_op_threads": tf.config.threading.get_inter_op_parallelism_threads(),
         "tensor_float_32": tf.config.experimental.tensor_float_32_execution_enabled(),
@@ -127,6 +137,8 @@ def apply_in_training(configuration: Mapping[str, KnobValue]) -> None:
     """
     global _applied
     if _applied == dict(configuration):
+        if "precision" in configuration:  # it alone can have been set to something else since
+            _set_precision(str(configuration["precision"]))
         return
     apply_before_import(configuration)
     if "tensorflow" in sys.modules and runtime_has_started():
@@ -142,7 +154,7 @@ def apply_before_import(configuration: Mapping[str, KnobValue]) -> None:
         ApplyError: TensorFlow was imported already, with another value.
     """
     for variable, text in environment(configuration).items():
-        if "tensorflow" in sys.modules and os.environ.get(variable) != text:
+        if "tensorflow" in sys.modules:
             raise ApplyError(
                 f"{variable}={text} must be set before TensorFlow is imported, and it was imported already",
                 hint=f"Call recipe.apply() above `import tensorflow`, or start Python with {variable}={text}.",

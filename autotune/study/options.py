@@ -47,6 +47,10 @@ class Options:
                 raise ArgumentError(
                     f"{name} is {value!r}", hint=f"It must be {wanted} from {least:g} to {most:g}."
                 )
+        if self.space is not None and not isinstance(self.space, str):
+            raise ArgumentError(
+                f"space is {self.space!r}", hint="It must be the path or name of a search space."
+            )
         for name, words in (("isolation", ("template", "spawn")), ("pairing", ("auto", "bracketed"))):
             if getattr(self, name) not in words:
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}", hint=f"It is {' or '.join(words)}.")

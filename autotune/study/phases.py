@@ -111,6 +111,8 @@ def tune_with(
             refuse_another_question(
                 earlier, fingerprint=facts.fingerprint, baseline=run.baseline, choices=space.choices
             )
+        if known:
+            beside.keep_baseline()
         isolation = getattr(trials, "isolation", options.isolation)
         plan = plan_run(
             options.budget,

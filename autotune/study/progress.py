@@ -12,11 +12,19 @@ from autotune.trial.record import Interval, Phase, TrialRecord
 
 @dataclass(frozen=True, kw_only=True)
 class RunBegan:
-    """A run directory exists. Budget in seconds."""
+    """A run directory exists.
+
+    Args:
+        directory: Which.
+        workload: The workload's name.
+        budget: Seconds for everything.
+        spent: Seconds of them that are gone: an earlier invocation's, where the run is resumed.
+    """
 
     directory: Path
     workload: str
     budget: float
+    spent: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,11 +15,11 @@ from typing import Any
 from autotune.errors import ArgumentError, AutotuneError, RunDirectoryError
 from autotune.machine import Machine
 from autotune.measure.throughput import long_run_rate
-from autotune.run_directory import RunDirectory, RunRecord
+from autotune.run_directory import Resumption, RunDirectory, RunRecord
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KnobValue
 from autotune.study.options import Options
-from autotune.study.running import Trial
+from autotune.study.running import Trial, now_utc
 from autotune.trial.messages import Finished
 from autotune.trial.record import Outcome, Phase, Slice, TrialRecord
 
@@ -58,13 +58,15 @@ class Earlier:
 
     @property
     def spent_seconds(self) -> float:
-        """Seconds from the run's beginning to the end of its last finished trial."""
+        """Seconds that the run took up to the end of its last finished trial; not those in which it stood still.
+
+        Raises:
+            RunDirectoryError: A time is damaged.
+        """
         try:
-            began = datetime.fromisoformat(self.run.started_at)
-            ends = [
-                (datetime.fromisoformat(each.started_at) - began).total_seconds() + each.seconds
-                for each in self.records.values()
-            ]
+            began = [(datetime.fromisoformat(self.run.started_at), 0.0)]
+            began += [(datetime.fromisoformat(each.at), each.spent_seconds) for each in self.run.resumed]
+            ends = [_spent_by_the_end_of(each, began) for each in self.records.values()]
         except (ValueError, TypeError) as error:
             raise RunDirectoryError(
                 f"{self.run.run}: a time is damaged: {error}", hint=_START_ANEW
@@ -104,6 +106,24 @@ def read_earlier(directory: RunDirectory) -> Earlier:
     if 0 not in kept:
         return Earlier(run=run, records={}, next_number=0)  # from the very beginning
     return Earlier(run=run, records=kept, next_number=max(numbers) + 1)
+
+
+def _spent_by_the_end_of(record: TrialRecord, began: Sequence[tuple[datetime, float]]) -> float:
+    """Seconds that a run had taken when a trial ended.
+
+    Args:
+        record: The trial's.
+        began: When each invocation began, the first one first, and the seconds that had been taken before it.
+    """
+    start = datetime.fromisoformat(record.started_at)
+    at, before = next((each for each in reversed(began) if each[0] <= start), began[0])
+    return before + (start - at).total_seconds() + record.seconds
+
+
+def note_resumption(directory: RunDirectory, earlier: Earlier) -> None:
+    """Write down that the run goes on now, so that the pause before is not taken for its time."""
+    now = Resumption(at=now_utc(), spent_seconds=earlier.spent_seconds)
+    directory.write_run(earlier.run.model_copy(update={"resumed": (*earlier.run.resumed, now)}))
 
 
 def refuse_another_machine(earlier: Earlier, machine: Machine) -> None:

@@ -81,7 +81,8 @@ class SideBySide:
 
         Args:
             timeout: Seconds until it must be warm.
-            earlier: What an earlier invocation measured of it, to be added to.
+            earlier: What an earlier invocation measured of it, to be added to; its record stays as it is until
+                `keep_baseline`, for this may turn out to be another training.
 
         Raises:
             WorkloadError: The workload itself is at fault.
@@ -109,8 +110,13 @@ class SideBySide:
                 run.keep(trial.failed(failure))
             raise self._baseline_error(failure) from failure
         trial.seconds += run.clock() - began
-        run.keep(trial.record(Outcome.OK))
+        if earlier is None:
+            self.keep_baseline()
         return warm
+
+    def keep_baseline(self) -> None:
+        """Write the baseline's record, and announce it."""
+        self._run.keep(self.baseline.record(Outcome.OK))
 
     def _baseline_error(self, failure: TrialFailed) -> Exception:
         detail = failure.detail or failure.log_tail

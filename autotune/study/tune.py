@@ -25,7 +25,12 @@ from autotune.study.confirmed import Limits
 from autotune.study.options import Options, seconds_of
 from autotune.study.phases import tune_with
 from autotune.study.progress import Notice, Observer, RunBegan, silent
-from autotune.study.resuming import Earlier, read_earlier, refuse_another_machine
+from autotune.study.resuming import (
+    Earlier,
+    note_resumption,
+    read_earlier,
+    refuse_another_machine,
+)
 from autotune.study.running import now_utc
 from autotune.trial.process import TrialProcesses
 from autotune.workload import (
@@ -165,6 +170,7 @@ def _resume(
     with directory.reopened():
         machine = fingerprint()
         refuse_another_machine(earlier, machine)
+        note_resumption(directory, earlier)
         return _run(directory, machine, reference, written, options, began, observe, earlier)
 
 
@@ -178,7 +184,10 @@ def _run(
     observe: Observer,
     earlier: Earlier | None = None,
 ) -> Recipe:
-    observe(RunBegan(directory=directory.path, workload=_name_of(reference), budget=options.budget))
+    spent = time.monotonic() - began
+    observe(
+        RunBegan(directory=directory.path, workload=_name_of(reference), budget=options.budget, spent=spent)
+    )
     if earlier is not None:
         observe(Notice(text=f"resumed: {len(earlier.records)} trials were finished before"))
     processes = TrialProcesses(reference, logs=directory.log_directory, isolation=options.isolation)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from autotune.errors import RecipeError
 from autotune.machine import Machine, fingerprint, require_linux
-from autotune.measure.deciding import MIN_GAIN, Finding, finding
+from autotune.measure.deciding import MIN_GAIN, Finding, Shortfall, finding
 from autotune.measure.intervals import LogInterval, log_interval
 from autotune.recipe.recipe import Recipe
 from autotune.run_directory import RunDirectory
@@ -19,7 +19,7 @@ from autotune.space.configuration import Configuration
 from autotune.space.knobs import Device
 from autotune.study.confirmation import Confirmer
 from autotune.study.confirmed import Confirmed, Limits
-from autotune.study.options import seconds_of
+from autotune.study.options import Options, seconds_of
 from autotune.study.phases import baseline_of, tell_isolation
 from autotune.study.plan import CLOSING_SECONDS, LEAST_MEASURED, Plan, baseline_timeout
 from autotune.study.progress import Notice, Observer, PhaseBegan, silent
@@ -82,7 +82,7 @@ def verify(
     refuse_while_loading()
     require_linux()
     loaded = recipe if isinstance(recipe, Recipe) else Recipe.load(Path(recipe))
-    seconds = seconds_of("budget", budget)
+    seconds = Options(budget=seconds_of("budget", budget), seed=seed).budget
     reference = reference_to(workload)
     if not loaded.changes:
         return Verification(
@@ -154,7 +154,7 @@ def verify_with(
     plan = _plan(budget, warm, import_seconds, recipe)
     confirmer = Confirmer(run, plan, limits, min_gain=MIN_GAIN)
     result = confirmer.confirm([_as_if_searched(recipe, warm)])
-    return _verification(recipe, result.confirmed[0])
+    return _verification(recipe, result.confirmed[0], result.cut_short)
 
 
 def _refuse_another_baseline(recipe: Recipe, baseline: Configuration) -> None:
@@ -201,11 +201,11 @@ def _as_if_searched(recipe: Recipe, warm: WarmUp) -> TrialRecord:
     )
 
 
-def _verification(recipe: Recipe, confirmed: Confirmed) -> Verification:
+def _verification(recipe: Recipe, confirmed: Confirmed, cut_short: Shortfall) -> Verification:
     estimate = recipe.evidence.speedup
     low, high = estimate.ci95
     claimed = Interval(value=estimate.value, low=low, high=high)
-    found, reason = _judged(confirmed, log_interval(estimate.value, low, high))
+    found, reason = _judged(confirmed, log_interval(estimate.value, low, high), cut_short)
     return Verification(
         finding=found,
         claimed=claimed,
@@ -215,10 +215,12 @@ def _verification(recipe: Recipe, confirmed: Confirmed) -> Verification:
     )
 
 
-def _judged(confirmed: Confirmed, claim: LogInterval) -> tuple[Finding, str]:
+def _judged(confirmed: Confirmed, claim: LogInterval, cut_short: Shortfall) -> tuple[Finding, str]:
     if not confirmed.stable and confirmed.record.outcome is not Outcome.INTERRUPTED:
         reason = confirmed.record.reason.splitlines()[0] if confirmed.record.reason else ""
         return Finding.UNSTABLE, f"{confirmed.record.outcome}: {reason}"
+    if confirmed.speedup is None and cut_short is Shortfall.BASELINE_FAILED:
+        return Finding.UNDECIDED, "the baseline kept failing beside it in fresh processes"
     if confirmed.ratio is None or confirmed.speedup is None:
         return Finding.UNDECIDED, "the budget ended before it was measured in two fresh processes; give more"
     found = finding(claim, confirmed.ratio)

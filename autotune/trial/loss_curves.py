@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 LARGEST_RECORDING_BYTES = 256 << 20
 """Batches are recorded up to here, at least one, and then come round again."""
+ROUNDING = 2.0**-8
+"""Relative: the distance between neighbouring numbers of bfloat16, the coarsest format there is to choose."""
 
 
 def loss_curves(
@@ -54,9 +56,14 @@ def loss_curves(
         optimizer.build(model.trainable_variables)
     untouched = [(each, each.numpy()) for each in ([] if optimizer is None else optimizer.variables)]
     curves: list[tuple[float | None, ...]] = []
+    first_weights: list[Any] = []
     steps, deadline = runs.most_steps, time.perf_counter() + runs.seconds
     for scale, seed in itertools.product(runs.scales, runs.seeds):
         _initialise(model, workload, seed, first)
+        if not curves:
+            first_weights = [each.numpy() for each in model.trainable_variables]
+        elif seed != runs.seeds[0]:
+            _disturb_where_the_same(model, first_weights, seed)
         for variable, value in untouched:
             variable.assign(value)
         if not _scale_learning_rate(optimizer, scale):
@@ -119,6 +126,22 @@ def _initialise(model: keras.Model, workload: Workload, seed: int, batch: Any) -
     _build(fresh, batch)
     for mine, theirs in zip(model.weights, fresh.weights, strict=True):
         mine.assign(theirs.numpy())
+
+
+def _disturb_where_the_same(model: keras.Model, first: Sequence[Any], seed: int) -> None:
+    """Move weights that are the first training's, whatever the seed, by as much as rounding might.
+
+    Weights that were trained before, or drawn from a seed of the model's own, are the same each time. Five equal
+    trainings would say that nothing makes a difference, where a training may be such that any rounding does.
+    """
+    import numpy as np
+
+    own = [each.numpy() for each in model.trainable_variables]
+    if not all(np.array_equal(a, b) for a, b in zip(own, first, strict=True)):
+        return
+    generator = np.random.default_rng(seed)
+    for variable, value in zip(model.trainable_variables, own, strict=True):
+        variable.assign(value * (1 + ROUNDING * generator.uniform(-1, 1, value.shape)).astype(value.dtype))
 
 
 def _train(

@@ -59,6 +59,14 @@ def test_all_trainings_are_as_long_as_the_first(curves):
     assert len(several[1]) == len(several[0])
 
 
+def test_weights_that_no_seed_changes_are_moved_by_rounding(curves):
+    """Else five equal trainings would say that rounding makes no difference; the candidate's own are untouched."""
+    first, *others = curves("trained_before", seeds=(0, 1, 2))
+    assert curves("trained_before")[0] == pytest.approx(first, rel=1e-6)
+    assert len({first[-1], *(curve[-1] for curve in others)}) == 3
+    assert all(curve[0] == pytest.approx(first[0], rel=0.02) for curve in others)
+
+
 SEEDS = (0, 1, 2, 3, 4)
 
 

@@ -150,6 +150,31 @@ def test_the_same_recipe_may_be_applied_again(train):
     assert seen == 2
 
 
+def test_applied_again_the_recipes_precision_is_in_force_again(train):
+    """A policy set in between is undone where it still can act, and said where it cannot."""
+    seen = train(
+        """
+        import json
+        import keras
+        import autotune
+        recipe = autotune.Recipe.load("recipe.json")
+        recipe.apply(on_mismatch="ignore")
+        keras.config.set_dtype_policy("float32")
+        recipe.apply(on_mismatch="ignore")
+        seen = [keras.config.dtype_policy().name]
+        keras.config.set_dtype_policy("float32")
+        dense = keras.layers.Dense(1)
+        try:
+            recipe.apply(on_mismatch="ignore")
+        except autotune.AutotuneError as error:
+            seen.append(str(error)[:41])
+        print(json.dumps(seen))
+        """,
+        precision="mixed_bfloat16",
+    )
+    assert seen == ["mixed_bfloat16", "precision=mixed_bfloat16 cannot act any m"]
+
+
 def test_a_precision_set_after_layers_were_built_is_an_error(train):
     """They keep the one that they were built with, and the training would not be what was measured."""
     said = train(

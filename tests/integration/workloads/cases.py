@@ -255,6 +255,18 @@ def small_network() -> keras.Model:
     )
 
 
+def trained_before() -> keras.Model:
+    """Begins from the same weights whatever the seed, as what was trained before does."""
+    draws = keras.initializers.GlorotUniform(seed=1)
+    return keras.Sequential(
+        [
+            keras.Input((8,)),
+            keras.layers.Dense(32, activation="relu", kernel_initializer=draws),
+            keras.layers.Dense(1, dtype="float32", kernel_initializer=draws),
+        ]
+    )
+
+
 def classifying() -> dict:
     """Adam on the cross-entropy."""
     return {
@@ -462,6 +474,7 @@ CASES = {
     "learns": {"dataset": learnable, "model": small_network, "compile": classifying},
     "scheduled": {"dataset": learnable, "model": small_network, "compile": scheduled},
     "standing": {"dataset": learnable, "model": Stalling, "compile": standing},
+    "trained_before": {"dataset": learnable, "model": trained_before, "compile": classifying},
     "underflows": {"dataset": learnable, "model": small_network, "compile": underflowing},
     "stalls": {"dataset": learnable, "model": Stalling, "compile": classifying},
     "stubborn": {"model": stubborn},
