@@ -33,7 +33,8 @@ from autotune.workload import WorkloadReference  # noqa: E402
 
 STUDIES, ROUNDS = 2, 2
 """Each study has every fault so often."""
-TRIAL_SECONDS, TRIAL_SECONDS_QUICK = 8.0, 5.0
+HANG_SECONDS, HANG_SECONDS_QUICK = 8.0, 5.0
+"""Time limit of the trials that hang."""
 QUICK_SECONDS = 42.0
 """With --quick, no trial is begun after so long."""
 ORPHAN_SECONDS = 5.0
@@ -138,7 +139,7 @@ def tallies_of(quick: bool) -> dict[str, Tally]:
                     order,
                     processes,
                     Path(folder) / f"run-{number}",
-                    TRIAL_SECONDS_QUICK if quick else TRIAL_SECONDS,
+                    HANG_SECONDS_QUICK if quick else HANG_SECONDS,
                     began + QUICK_SECONDS if quick else float("inf"),
                     tallies,
                 )

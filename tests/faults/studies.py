@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from fault_table import BASELINE_BATCH_SIZE, BATCH_SIZES, BY_NAME
@@ -19,6 +20,7 @@ from autotune.trial.live import Trials
 from autotune.trial.record import Phase, TrialRecord
 
 BASELINE_SECONDS = 120.0
+ENDING_SECONDS = 60.0
 
 
 class Study:
@@ -27,7 +29,7 @@ class Study:
     Args:
         trials: Where they come from.
         path: The run's directory.
-        trial_seconds: Time limit of a candidate.
+        trial_seconds: Time limit of a candidate that is to hang; the others have more, for some take their time.
     """
 
     def __init__(self, trials: Trials, path: Path, *, trial_seconds: float) -> None:
@@ -61,8 +63,10 @@ class Study:
         size = BATCH_SIZES[name] if name else BASELINE_BATCH_SIZE
         compiled = bool(name) and BY_NAME[name].compiled
         configuration = self.run.baseline.replace(batch_size=size, jit_compile=compiled)
+        hangs = bool(name) and BY_NAME[name].seconds is not None
+        plan = self.plan if hangs else replace(self.plan, trial_timeout=ENDING_SECONDS)
         trial = self.run.new_trial(Phase.SEARCH, configuration)
-        return self.beside.measure(trial, self.plan, incumbent_low=None)
+        return self.beside.measure(trial, plan, incumbent_low=None)
 
     def log_of(self, record: TrialRecord) -> Path:
         """Where the trial wrote its log."""
