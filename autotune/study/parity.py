@@ -163,7 +163,7 @@ class Parity:
         try:
             curves = self._train(configuration, SEEDS, steps=MOST_STEPS, seconds=seconds)
         except TrialFailed as failure:
-            return f"float32 without XLA fails at batch_size={configuration.batch_size}: {failure.reason}"
+            return f"float32 without XLA gave no losses at batch_size={configuration.batch_size}: {failure.reason}"
         return curves if curves and curves[0] else "the model reports no loss"
 
     def _train(
