@@ -381,6 +381,16 @@ def test_a_candidate_that_cannot_start_in_time_is_not_begun(tmp_path):
     assert record.reason == "the search's time was over"
 
 
+def test_a_second_look_that_cannot_start_in_time_leaves_the_record(tmp_path):
+    """Of a trial that an earlier invocation measured nothing but its record is known: no figure of it is lost."""
+    run, beside = started(tmp_path, simulated_trials(TWICE))
+    trial, record = measure(run, beside)
+    trial.warm = None  # as in a run that is resumed
+    with pytest.raises(TimeIsUp):
+        measure(run, beside, trial=trial, **last_moment(run, 1.0))
+    assert run.records[trial.number] == record
+
+
 def test_an_import_that_cannot_end_in_time_is_not_begun(tmp_path):
     """Other environment variables mean another template: its import counts before the trial's own start."""
     run, beside = started(tmp_path, simulated_trials(TWICE))

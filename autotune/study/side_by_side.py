@@ -223,7 +223,7 @@ class SideBySide:
             TimeIsUp: The search's time is over; the record is kept.
             NoStableConfigurationError: The baseline does not run any more.
         """
-        run, began = self._run, self._run.clock()
+        run, began, pairs_before = self._run, self._run.clock(), len(trial.pairs)
         # Near the search's end a trial has less time, or a hanging one would take the confirmation's.
         self._deadline = Deadline(clock=run.clock, at=plan.search_last)
         ended: Interrupted | TimeIsUp | None = None
@@ -249,7 +249,10 @@ class SideBySide:
                 trial.live.kill()
                 trial.live = None
         trial.seconds += run.clock() - began
-        record = run.keep(trial.record(outcome, reason=reason, log_tail=log_tail))
+        record = trial.record(outcome, reason=reason, log_tail=log_tail)
+        if ended is not None and len(trial.pairs) == pairs_before:
+            record = run.records.get(trial.number, record)  # nothing new: what an earlier process gave stands
+        run.keep(record)
         if ended is not None:
             raise ended
         return record

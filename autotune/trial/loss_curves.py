@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotune.errors import WorkloadError
 from autotune.space.configuration import Configuration
 from autotune.trial import building
 from autotune.trial.messages import LossRuns
@@ -118,12 +119,22 @@ def _build(model: keras.Model, batch: Any) -> None:
 
 
 def _initialise(model: keras.Model, workload: Workload, seed: int, batch: Any) -> None:
-    """Give the model the weights that a new one gets from this seed."""
+    """Give the model the weights that a new one gets from this seed.
+
+    Raises:
+        WorkloadError: There is no new one: each has the weights of the one before, as training left them.
+    """
     import keras
 
     keras.utils.set_random_seed(seed)
     fresh = workload.model()
     _build(fresh, batch)
+    ours = {id(each) for each in model.trainable_variables}
+    if any(id(each) in ours for each in fresh.trainable_variables):
+        raise WorkloadError(
+            "model() returns the same weights each time, so no two trainings can begin alike",
+            hint="Build the model, or the part of it that is trained, inside model().",
+        )
     for mine, theirs in zip(model.weights, fresh.weights, strict=True):
         mine.assign(theirs.numpy())
 

@@ -6,7 +6,7 @@ import pytest
 from real_trials import PATIENCE_SECONDS
 
 from autotune.measure.numerics import parity, tells
-from autotune.trial.live import Data
+from autotune.trial.live import Data, TrialFailed
 from autotune.trial.messages import LossRuns
 
 pytestmark = pytest.mark.slow
@@ -65,6 +65,12 @@ def test_weights_that_no_seed_changes_are_moved_by_rounding(curves):
     assert curves("trained_before")[0] == pytest.approx(first, rel=1e-6)
     assert len({first[-1], *(curve[-1] for curve in others)}) == 3
     assert all(curve[0] == pytest.approx(first[0], rel=0.02) for curve in others)
+
+
+def test_a_model_that_is_always_the_same_object_has_no_curves(curves):
+    """Each training would go on where the last one ended, and be told as one from other weights."""
+    with pytest.raises(TrialFailed, match="returns the same weights each time"):
+        curves("the_same", seeds=(0, 1))
 
 
 SEEDS = (0, 1, 2, 3, 4)
