@@ -87,7 +87,7 @@ def names_bound_at_top_level(tree: ast.Module) -> list[str] | None:
                 return None
             bound += [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
             continue
-        if isinstance(node, ast.Name) and node.id in ("globals", "exec", "setattr"):
+        if isinstance(node, ast.Name) and node.id in ("globals", "locals", "vars", "exec", "eval", "setattr"):
             return None
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             bound.append(node.id)

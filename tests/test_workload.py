@@ -344,6 +344,8 @@ def test_a_missing_name_is_answered_with_the_nearest_public_one(directory):
         "from parts import one as workload",
         "from parts import *",
         "globals()['work' + 'load'] = 1",
+        "vars()['work' + 'load'] = 1",
+        "eval('globals().update(workload=1)')",
         "exec('workload = 1')",
         "def make():\n    global workload\n    workload = 1\nmake()",
     ],
