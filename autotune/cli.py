@@ -99,7 +99,8 @@ def tune(
         except KeyboardInterrupt as interrupt:
             raise TuningInterruptedError(
                 "interrupted",
-                hint=f"What was measured is there: autotune history {progress.directory}"
+                hint=f"What was measured is there: autotune history {progress.directory}; --resume "
+                f"{progress.directory} goes on with it."
                 if progress.directory
                 else "Nothing was measured yet.",
             ) from interrupt

@@ -29,8 +29,8 @@ Curve = Sequence[float | None]
 def parity(reference: Sequence[Curve], curve: Curve) -> Check:
     """Whether a loss curve ends where float32 without XLA may end.
 
-    The late loss is the mean of the last third of the steps. Between the late losses of single trainings
-    from different weights, Student's t prediction interval says how far apart two may be.
+    The late loss is the mean of the last third of the steps. How far apart two trainings from different weights
+    may end follows from the spread over the seeds, by Student's t.
 
     Args:
         reference: Losses by step of float32 without XLA, the first from the weights that `curve` began with, the
@@ -53,7 +53,7 @@ def parity(reference: Sequence[Curve], curve: Curve) -> Check:
         return Check(name=NAME, passed=False, value=None, limit=None, detail=f"no finite loss at step {step}")
     ends = [_late(each) for each in finite]
     fall = statistics.fmean(_early(each) for each in finite) - statistics.fmean(ends)
-    tolerance = max(_spread(ends), LEAST_TOLERANCE * fall)
+    tolerance = max(_spread(ends, of_two=True), LEAST_TOLERANCE * fall)
     if fall <= tolerance:
         return _cannot_tell(
             f"within {steps} steps float32 falls by {fall:.3g}, and other weights make {tolerance:.3g} of difference"
@@ -153,8 +153,9 @@ def _early(curve: Sequence[float]) -> float:
     return statistics.fmean(curve[:EARLY_STEPS])
 
 
-def _spread(ends: Sequence[float]) -> float:
-    """Half-width of the prediction interval of one more float32 training; 0 for fewer than two."""
+def _spread(ends: Sequence[float], *, of_two: bool = False) -> float:
+    """By how much one more training may differ from the mean of these, or from a single one; 0 for fewer than two."""
     if len(ends) < 2:
         return 0.0
-    return t_quantile(CONFIDENCE, len(ends) - 1) * statistics.stdev(ends) * math.sqrt(1 + 1 / len(ends))
+    variances = 2 if of_two else 1 + 1 / len(ends)
+    return t_quantile(CONFIDENCE, len(ends) - 1) * statistics.stdev(ends) * math.sqrt(variances)

@@ -63,11 +63,17 @@ def _set_precision(policy: str) -> None:
     keras.config.set_dtype_policy(policy)
 
 
+def note_layers() -> None:
+    """Remember whether layers live in this process, for forks of it, whose collector does not see them."""
+    global _layers_before_fork
+    _layers_before_fork = _layers_exist()
+
+
 def _layers_exist() -> bool:
-    """Whether a Keras layer lives in this process; those that a template made before it forked do not count."""
+    """Whether a Keras layer lives in this process."""
     import keras
 
-    return any(issubclass(type(each), keras.layers.Layer) for each in gc.get_objects())
+    return _layers_before_fork or any(issubclass(type(each), keras.layers.Layer) for each in gc.get_objects())
 
 
 _SETTERS: dict[str, Callable[[Any], None]] = {
@@ -78,6 +84,7 @@ _SETTERS: dict[str, Callable[[Any], None]] = {
 }
 """Knobs of the runtime and build stages: what sets them."""
 
+_layers_before_fork = False
 _applied: dict[str, KnobValue] | None = None
 """What `apply_in_training` has set in this process."""
 
@@ -244,3 +251,11 @@ def batch_ranks(dataset: tf.data.Dataset) -> tuple[int | None, ...]:
 
     shapes = [getattr(each, "shape", None) for each in tf.nest.flatten(dataset.element_spec)]
     return tuple(None if shape is None else shape.rank for shape in shapes)
+
+
+def looks_batched(dataset: tf.data.Dataset) -> bool:
+    """Whether all tensors of an element have the same first axis, as those of a batch have."""
+    import tensorflow as tf
+
+    shapes = [getattr(each, "shape", None) for each in tf.nest.flatten(dataset.element_spec)]
+    return len({shape[0] if shape is not None and shape.rank else -1 for shape in shapes}) == 1

@@ -479,14 +479,14 @@ class Recipe(_Part):
             batched=self.workload.batched,
             drop_remainder=self.workload.drop_remainder if drop_remainder is None else drop_remainder,
         )
-        self._refuse_other_ranks(apply.batch_ranks(batches))
+        self._refuse_other_ranks(apply.batch_ranks(batches), apply.looks_batched(dataset))
         return batches
 
-    def _refuse_other_ranks(self, found: Sequence[int | None]) -> None:
+    def _refuse_other_ranks(self, found: Sequence[int | None], looks_batched: bool) -> None:
         """Refuse batches of batches, and single examples in place of batches."""
         pairs = list(zip(found, self.workload.batch_ranks or (), strict=False))
         excess = {None if a is None or b is None else a - b for a, b in pairs}
-        if excess == {1} and not self.workload.batched:
+        if excess == {1} and looks_batched and not self.workload.batched:
             raise ApplyError(
                 "recipe.batch() was given a dataset that is batched already",
                 hint="Hand over single examples, without .batch(): the recipe batches them.",

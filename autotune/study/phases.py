@@ -242,7 +242,8 @@ def _confirm(
         if run.interrupted():
             raise TuningInterruptedError(
                 "interrupted before any configuration was measured to be faster than the baseline",
-                hint=f"What was measured is in {run.directory.path}: autotune history {run.directory.path}",
+                hint=f"What was measured is in {run.directory.path}: autotune history {run.directory.path}; "
+                f"--resume {run.directory.path} goes on with it.",
             )
         return None
     if run.interrupted():  # who stops the search wants an answer soon; else time that it left is used

@@ -102,11 +102,11 @@ def _writing(file: Path | None) -> Iterator[None]:
         yield
     except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
         cause = error.__cause__ or error
-        reason = getattr(cause, "orig", None) or cause
-        raise RunDirectoryError(
-            f"cannot write {file}: {str(reason).splitlines()[0]}",
-            hint="What was finished before stays readable. Free some space, or give --out another directory.",
-        ) from error
+        reason = str(getattr(cause, "orig", None) or cause).splitlines()[0]
+        hint = "What was finished before stays readable. Free some space, or give --out another directory."
+        if "not a database" in reason or "malformed" in reason:
+            hint = "It is damaged. Take it away: --resume makes it anew, from what stands in trials/."
+        raise RunDirectoryError(f"cannot write {file}: {reason}", hint=hint) from error
 
 
 class Sampler:

@@ -52,6 +52,7 @@ def main(arguments: list[str]) -> int:
 
             started, in_force = survey()
             facts = facts_of(workload, reference, in_force)
+            apply.note_layers()
     except WorkloadError as error:
         control.send(messages.TemplateFailed(message=error.message, hint=error.hint, detail=error.detail))
         return 1

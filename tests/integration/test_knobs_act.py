@@ -205,6 +205,25 @@ def test_a_variable_that_the_file_overwrites_cannot_be_had_otherwise(processes_o
         trial.warm_up(PATIENCE_SECONDS)
 
 
+def test_layers_at_the_top_of_the_file_keep_their_precision(processes_of, tmp_path):
+    """No training code could apply what such a trial would measure: it fails and says why; float32 goes on."""
+    processes = processes_of(
+        SPAWNED.replace(
+            "STARTED = tf.constant(1.0) + 1  # starts the runtime", "LAYER = keras.layers.Rescaling(0.5)"
+        )
+    )
+    processes.open()
+    assert processes.isolation == "template"
+    trial = processes.launch(
+        configuration(precision="mixed_bfloat16"), log=str(tmp_path / "a.log"), data=None
+    )
+    with pytest.raises(TrialFailed, match="precision=mixed_bfloat16 cannot act any more: layers were built"):
+        trial.warm_up(PATIENCE_SECONDS)
+    trial = processes.launch(configuration(), log=str(tmp_path / "b.log"), data=None)
+    trial.warm_up(PATIENCE_SECONDS)
+    trial.kill()
+
+
 def test_a_file_that_starts_nothing_is_forked(cases):
     """Importing layers and making arrays leaves the runtime alone."""
     processes = cases.processes()

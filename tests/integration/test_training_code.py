@@ -208,9 +208,10 @@ def test_batches_of_batches_are_an_error(train):
         ranks = recipe.workload.model_copy(update={"batch_ranks": (2, 1)})
         own = ranks.model_copy(update={"batched": True})
         examples = tf.data.Dataset.from_tensor_slices((np.ones((100, 4)), np.ones(100)))
+        images = tf.data.Dataset.from_tensor_slices((np.ones((100, 8, 6)), np.ones((100, 5))))
         said = []
         batches = examples.batch(8)
-        for workload, data in ((ranks, examples), (ranks, batches), (own, batches), (own, examples)):
+        for workload, data in ((ranks, examples), (ranks, batches), (own, batches), (own, examples), (ranks, images)):
             try:
                 recipe.model_copy(update={"workload": workload}).batch(data)
                 said.append("")
@@ -219,7 +220,7 @@ def test_batches_of_batches_are_an_error(train):
         print(json.dumps(said))
         """
     )
-    assert said[0] == said[2] == ""
+    assert said[0] == said[2] == said[4] == ""
     assert said[1].startswith("recipe.batch() was given a dataset that is batched already")
     assert said[3].startswith("recipe.batch() was given single examples")
 
