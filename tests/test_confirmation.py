@@ -376,3 +376,10 @@ def test_an_interruption_of_the_search_does_not_end_the_confirmation(tmp_path):
     """Who stopped the search wants an answer: only another interruption stops this."""
     bench = Bench(tmp_path, simulated_trials(SPEED), interruptions=lambda: 1)
     assert bench.confirm(FAST).winner.configuration == FAST
+
+
+def test_a_records_seconds_hold_its_slices(tmp_path):
+    """What a finalist and the baseline took is starting and being measured, not starting alone."""
+    result = Bench(tmp_path, simulated_trials(SPEED)).confirm(FAST)
+    for record in (result.baseline, result.confirmed[0].record):
+        assert record.seconds > record.measured_seconds > 0

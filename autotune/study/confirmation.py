@@ -376,6 +376,7 @@ class Confirmer:
 
     def _slice(self, trial: Trial, length: float) -> Slice:
         assert trial.live is not None
+        began = self._run.clock()
         try:
             with self._deadline.wait(length, at_most=3 * length + PATIENCE_SECONDS) as timeout:
                 return trial.live.measure(length, timeout)
@@ -383,6 +384,8 @@ class Confirmer:
             if over.begun:
                 trial.live = None
             raise
+        finally:
+            trial.seconds += self._run.clock() - began
 
     def _close(self, trial: Trial) -> None:
         """Take the closing figures; what was measured stands when they do not come."""
