@@ -42,6 +42,7 @@ def tune(
     pairing: Literal["auto", "bracketed"] = "auto",
     max_batch: int | None = None,
     fixed_batch: bool = False,
+    memory_margin: float = 0.1,
 ) -> int:
     """Find the fastest stable configuration, and write it as a recipe.
 
@@ -74,6 +75,8 @@ def tune(
         No batch size above this one is tried.
     fixed_batch
         The batch size stays the baseline's.
+    memory_margin
+        Share of the memory, host's and device's, that must stay free at the peak: 0.1 is ten percent.
     """
     from autotune import console
     from autotune.study.tune import tune as run
@@ -94,6 +97,7 @@ def tune(
                 pairing=pairing,
                 max_batch=max_batch,
                 fixed_batch=fixed_batch,
+                memory_margin=memory_margin,
                 observe=progress,
             )
         except KeyboardInterrupt as interrupt:

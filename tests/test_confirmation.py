@@ -383,3 +383,11 @@ def test_a_records_seconds_hold_its_slices(tmp_path):
     result = Bench(tmp_path, simulated_trials(SPEED)).confirm(FAST)
     for record in (result.baseline, result.confirmed[0].record):
         assert record.seconds > record.measured_seconds > 0
+
+
+@pytest.mark.parametrize(("margin", "stable"), [(0.1, True), (0.5, False)])
+def test_the_memory_margin_is_the_users(tmp_path, margin, stable):
+    """A peak of two thirds of the memory is fine with a tenth to be kept free, and not with half."""
+    limits = Limits(host_bytes=800 << 20, device_bytes=None, margin=margin)
+    result = Bench(tmp_path, simulated_trials(SPEED), limits=limits).confirm(FAST)
+    assert result.confirmed[0].stable is stable

@@ -30,6 +30,8 @@ from autotune.study.tune import tune
         ("max_batch", 0),
         ("max_batch", 64.0),
         ("fixed_batch", 1),
+        ("memory_margin", 0.95),
+        ("memory_margin", -0.1),
         ("isolation", "fork"),
         ("pairing", ""),
         ("space", 5),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from autotune.measure.deciding import Shortfall, Verdict
 from autotune.measure.intervals import LogInterval
 from autotune.measure.stability import (
+    MEMORY_MARGIN,
     Check,
     device_memory,
     host_memory,
@@ -21,10 +22,11 @@ from autotune.trial.record import Interval, Outcome, TrialRecord
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the machine has, in bytes; `device` is None without a GPU."""
+    """What the machine has, in bytes (`device_bytes` is None without a GPU), and the share to keep free of it."""
 
     host_bytes: int
     device_bytes: int | None
+    margin: float = MEMORY_MARGIN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +98,9 @@ def checks_of(record: TrialRecord, baseline: TrialRecord, limits: Limits) -> tup
         ),
     ]
     if record.peak_host_bytes is not None:
-        checks.append(host_memory(record.peak_host_bytes, limits.host_bytes))
+        checks.append(host_memory(record.peak_host_bytes, limits.host_bytes, margin=limits.margin))
     if record.peak_device_bytes is not None and limits.device_bytes:
-        checks.append(device_memory(record.peak_device_bytes, limits.device_bytes))
+        checks.append(device_memory(record.peak_device_bytes, limits.device_bytes, margin=limits.margin))
     return tuple(checks)
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from autotune.errors import ArgumentError
 from autotune.measure.deciding import MIN_GAIN
+from autotune.measure.stability import MEMORY_MARGIN
 from autotune.study.plan import parse_duration
 
 
@@ -24,6 +25,7 @@ class Options:
     pairing: Literal["auto", "bracketed"] = "auto"
     max_batch: int | None = None
     fixed_batch: bool = False
+    memory_margin: float = MEMORY_MARGIN
 
     def __post_init__(self) -> None:
         """Check every one.
@@ -38,6 +40,7 @@ class Options:
             ("min_gain", (int, float), 0.0, 1e3),
             ("seed", (int,), 0, 2**32 - 1),
             ("max_batch", (int,), 1, 1 << 20),
+            ("memory_margin", (int, float), 0.0, 0.9),
         ):
             value = getattr(self, name)
             if value is None and name in ("trials", "trial_timeout", "max_batch"):

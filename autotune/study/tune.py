@@ -14,6 +14,7 @@ from typing import Literal
 from autotune.errors import ArgumentError, InputError, RunDirectoryError
 from autotune.machine import Machine, fingerprint, memory_limit_bytes, require_linux
 from autotune.measure.deciding import MIN_GAIN
+from autotune.measure.stability import MEMORY_MARGIN
 from autotune.recipe.recipe import Recipe
 from autotune.run_directory import (
     RunDirectory,
@@ -71,6 +72,7 @@ def tune(
     pairing: Literal["auto", "bracketed"] = "auto",
     max_batch: int | None = None,
     fixed_batch: bool = False,
+    memory_margin: float = MEMORY_MARGIN,
     observe: Observer = silent,
 ) -> Recipe:
     """Find the fastest stable configuration of a training on this machine.
@@ -94,6 +96,8 @@ def tune(
             never has two alive.
         max_batch: No batch size above this one is tried.
         fixed_batch: The batch size stays the baseline's.
+        memory_margin: Share of the machine's or container's memory, and of the device's, that the recommended
+            configuration must leave free at its peak.
         observe: Is told what happens, see `autotune.study.progress`.
 
     Returns:
@@ -119,6 +123,7 @@ def tune(
         "pairing": pairing,
         "max_batch": max_batch,
         "fixed_batch": fixed_batch,
+        "memory_margin": memory_margin,
     }
     if resume is not None:
         if chosen is not None:
@@ -196,7 +201,7 @@ def _run(
             processes,
             directory=directory,
             machine=machine,
-            limits=limits_of(machine),
+            limits=limits_of(machine, options.memory_margin),
             reference=reference,
             written=written,
             options=options,
@@ -243,7 +248,7 @@ def _remove(path: Path, before: set[Path] | None) -> None:
             entry.unlink(missing_ok=True)
 
 
-def limits_of(machine: Machine) -> Limits:
+def limits_of(machine: Machine, margin: float = MEMORY_MARGIN) -> Limits:
     """What a trial may take at most of this machine, or of the container it is in."""
     device = min((gpu.memory_bytes for gpu in machine.gpus), default=None)
-    return Limits(host_bytes=memory_limit_bytes(), device_bytes=device)
+    return Limits(host_bytes=memory_limit_bytes(), device_bytes=device, margin=margin)

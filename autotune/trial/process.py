@@ -8,10 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
-import subprocess
-import sys
-import sysconfig
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,21 +18,18 @@ from autotune.recipe.apply import environment
 from autotune.space.configuration import Configuration
 from autotune.trial import messages
 from autotune.trial.live import Data, TrialFailed, WarmUp
-from autotune.trial.log import LOOK_SECONDS, cap, fatal_line, tail
+from autotune.trial.log import fatal_line, tail
 from autotune.trial.messages import ChannelClosed, ProtocolError
 from autotune.trial.record import Outcome, Slice
 from autotune.trial.standstill import LOOK_SECONDS as STANDSTILL_LOOK_SECONDS
 from autotune.trial.standstill import Standstill
+from autotune.trial.template_process import EXIT_SECONDS, Template, TemplateDied, signal_name
 from autotune.workload import WorkloadFacts, WorkloadReference
 
-TEMPLATE_SECONDS = 300.0
-"""How long importing TensorFlow and the user's module may take."""
-FORK_SECONDS = 20.0
 MOST_REPEATS = 3
 """Of a slice in which the machine stood still: where it always does, that is how it runs."""
 FREEZE_SECONDS = 5.0
 """How long a process group may take to stop once it is told to."""
-EXIT_SECONDS = 5.0
 
 _DOING: dict[type, str] = {
     messages.Started: "while building data and model",
@@ -50,182 +43,6 @@ _DOING: dict[type, str] = {
 _FATAL_FOR_WANT_OF_MEMORY = ("std::bad_alloc", "out of memory", "Out of memory", "Cannot allocate memory")
 
 Message = TypeVar("Message")
-
-
-class TemplateDied(TrialProcessError):
-    """A template ended while it imported, without saying why."""
-
-
-class Template:
-    """A template process below its keeper (see `lifeline`), and the pipe to it.
-
-    Args:
-        reference: The workload to import.
-        preload: Whether it imports the workload itself, or leaves that to each trial.
-        variables: Environment variables on top of the tuner's own.
-        log: File for its stdout and stderr.
-    """
-
-    def __init__(
-        self,
-        reference: WorkloadReference,
-        *,
-        preload: bool,
-        variables: Mapping[str, str],
-        log: Path,
-    ) -> None:
-        ours, theirs = socket.socketpair()
-        self._log = log
-        with theirs, log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",  # the current directory shadows no module of ours or Python's
-                    "-m",
-                    "autotune.trial.template",
-                    str(theirs.fileno()),
-                    str(os.getpid()),
-                    "1" if preload else "0",
-                    reference.model_dump_json(),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=(theirs.fileno(),),
-                env={**os.environ, **_import_path(), **variables},
-                start_new_session=True,
-            )
-        self.channel = messages.Channel(ours, messages.from_template)
-        self._ready: messages.TemplateReady | None = None
-        self._exits: dict[int, messages.Exited] = {}
-
-    def wait_ready(self) -> messages.TemplateReady:
-        """What the template found by importing.
-
-        Raises:
-            WorkloadError: The user's module cannot be used.
-            TemplateDied: It ended without a word.
-            TrialProcessError: TensorFlow cannot be imported.
-        """
-        if self._ready is None:
-            try:
-                answer = self._receive_ready()
-            except TimeoutError as error:
-                raise WorkloadError(
-                    f"importing the workload took longer than {TEMPLATE_SECONDS:.0f} s",
-                    hint="Move slow work out of the top level of the file, into model() or dataset().",
-                ) from error
-            except (ChannelClosed, ProtocolError) as error:
-                self.close()
-                raise TemplateDied(
-                    f"the process that imports the workload died ({_status(self._process.returncode)})",
-                    hint=f"Its log is {self._log}.",
-                    detail=tail(self._log),
-                ) from error
-            if isinstance(answer, messages.TemplateFailed):
-                kind = WorkloadError if answer.users else TrialProcessError
-                raise kind(answer.message, hint=answer.hint, detail=answer.detail)
-            assert isinstance(answer, messages.TemplateReady)
-            self._ready = answer
-        return self._ready
-
-    def _receive_ready(self) -> object:
-        """The template's first message; its log is capped meanwhile, for importing leaves it no time to."""
-        deadline = time.monotonic() + TEMPLATE_SECONDS
-        while True:
-            cap(self._log)
-            with contextlib.suppress(TimeoutError):
-                return self.channel.receive(LOOK_SECONDS)
-            if time.monotonic() > deadline:
-                raise TimeoutError
-
-    def fork(self, request: messages.TrialRequest) -> tuple[int, socket.socket]:
-        """Start a trial.
-
-        Returns:
-            Its process id, and the tuner's end of its pipe.
-
-        Raises:
-            ChannelClosed: The template is gone.
-        """
-        ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                self.channel.send(request, (theirs.fileno(),))
-            deadline = time.monotonic() + FORK_SECONDS
-            while True:
-                answer = self.channel.receive(max(0.0, deadline - time.monotonic()))
-                if isinstance(answer, messages.Forked):
-                    self._exits.pop(answer.pid, None)  # of an earlier process with this number
-                    return answer.pid, ours
-                self._note(answer)
-        except BaseException:
-            ours.close()
-            raise
-
-    def sweep(self, pid: int) -> None:
-        """Have a trial killed, and what it left behind."""
-        with contextlib.suppress(ChannelClosed):
-            self.channel.send(messages.Sweep(pid=pid))
-
-    def wait_exit(self, pid: int, timeout_seconds: float) -> messages.Exited | None:
-        """How a trial ended; None when it has not, or the template is gone."""
-        deadline = time.monotonic() + timeout_seconds
-        with contextlib.suppress(TimeoutError, ChannelClosed, ProtocolError):
-            while pid not in self._exits:
-                self._note(self.channel.receive(max(0.0, deadline - time.monotonic())))
-        return self._exits.get(pid)
-
-    def _note(self, answer: object) -> None:
-        if isinstance(answer, messages.Exited):
-            self._exits[answer.pid] = answer
-
-    def death(self) -> str | None:
-        """How the template ended, in words; None when it lives."""
-        with contextlib.suppress(subprocess.TimeoutExpired):  # its pipe closes a moment before it is gone
-            return _status(self._process.wait(LOOK_SECONDS))
-        return None
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process runs."""
-        return self._process.poll() is None
-
-    @property
-    def pid(self) -> int:
-        """The process id of the template's keeper, which lives as long as anything below it."""
-        return self._process.pid
-
-    def close(self) -> None:
-        """End the template; its trials die with it."""
-        self.channel.close()
-        try:
-            self._process.wait(EXIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-
-def _import_path() -> dict[str, str]:
-    """Where this autotune was imported from, so that the template imports the same one."""
-    root = str(Path(__file__).resolve().parents[2])
-    if root in (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]):
-        return {}  # found there anyway, and not to be put before the standard library
-    inherited = os.environ.get("PYTHONPATH")
-    return {"PYTHONPATH": os.pathsep.join([root, inherited] if inherited else [root])}
-
-
-def _status(code: int | None) -> str:
-    if code is None:
-        return "still running"
-    return f"killed by {_signal_name(-code)}" if code < 0 else f"exit status {code}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 class TrialProcess:
@@ -397,7 +214,7 @@ class TrialProcess:
         if exited.signal == signal.SIGKILL and _kernel_oom_kills() > self._kernel_kills:
             return self._failed(Outcome.OOM, "killed by the kernel: out of memory")
         how = (
-            f"killed by {_signal_name(exited.signal)}"
+            f"killed by {signal_name(exited.signal)}"
             if exited.signal is not None
             else f"ended with exit status {exited.code}"
         )
