@@ -391,3 +391,15 @@ def test_the_memory_margin_is_the_users(tmp_path, margin, stable):
     limits = Limits(host_bytes=800 << 20, device_bytes=None, margin=margin)
     result = Bench(tmp_path, simulated_trials(SPEED), limits=limits).confirm(FAST)
     assert result.confirmed[0].stable is stable
+
+
+def test_a_finalist_that_breaks_a_rule_hands_over(tmp_path):
+    """Too large for the machine, however fast: the next one is confirmed in its place, and the first is `unstable`."""
+    limits = Limits(host_bytes=int(515 / 0.9) << 20, device_bytes=None)  # 514 MiB for 32 examples, 516 for 64
+    bench = Bench(tmp_path, simulated_trials(SPEED), limits=limits, left=900.0)
+    result = bench.confirm(LARGE, FAST)
+    by_configuration = {each.configuration: each for each in result.confirmed}
+    assert by_configuration[LARGE].record.outcome is Outcome.UNSTABLE
+    assert result.winner is not None
+    assert result.winner.configuration == FAST
+    assert "the next one takes its place" in bench.watcher.of(Notice)[0].text

@@ -121,16 +121,30 @@ class Confirmer:
             contenders = [self._contender(each) for each in records]
             entered += contenders
             self._run_instances(reference, contenders)
-            if any(each.failure is None for each in contenders) or self._stopped():
+            if any(self._may_win(each, reference) for each in contenders) or self._stopped():
                 break
             if not self._fits(waiting[:1]):
                 break
             if waiting:
                 run.observe(
-                    Notice(text="the finalist failed in its confirmation; the next one takes its place")
+                    Notice(
+                        text="the finalist failed or broke a rule in its confirmation; the next one takes its place"
+                    )
                 )
             field_size = 1
         return self._result(reference, entered)
+
+    def _may_win(self, contender: _Contender, reference: Trial) -> bool:
+        """Whether it ran, and passes every rule by what was measured of it so far; how fast it was is not asked."""
+        if contender.failure is not None:
+            return False
+        record, baseline = ended(contender.trial, None), ended(reference, None)
+        return all(check.passed for check in self._checks(record, baseline))
+
+    def _checks(self, record: TrialRecord, baseline: TrialRecord) -> tuple[Check, ...]:
+        """The stability rules, what the losses showed among them."""
+        numerics = self._numerics.get(Configuration(record.configuration))
+        return (*checks_of(record, baseline, self._limits), *([numerics] if numerics else []))
 
     def _run_instances(self, reference: Trial, contenders: Sequence[_Contender]) -> None:
         """As many instances as the time holds, whatever they show; none where it does not hold the fewest."""
@@ -410,8 +424,7 @@ class Confirmer:
             decided = (
                 Verdict.NO_SIGNIFICANT_GAIN if ratio is None else verdict(ratio, min_gain=self._min_gain)
             )
-            numerics = self._numerics.get(each.trial.configuration)
-            checks = (*checks_of(record, baseline, self._limits), *([numerics] if numerics else []))
+            checks = self._checks(record, baseline)
             if not all(check.passed for check in checks) and record.outcome is Outcome.OK:
                 failed = "; ".join(f"{c.name}: {c.detail}" for c in checks if not c.passed)
                 record = record.model_copy(update={"outcome": Outcome.UNSTABLE, "reason": failed})
