@@ -19,7 +19,7 @@ from autotune.recipe.recipe import Recipe, RecipeWorkload
 from autotune.run_directory import RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
-from autotune.space.search_space import SearchSpace, find_search_space
+from autotune.space.search_space import ResolvedSpace, SearchSpace, find_search_space
 from autotune.study.batch_loss import measure_batch_losses
 from autotune.study.confirmation import Confirmer
 from autotune.study.confirmed import Limits, Result
@@ -35,7 +35,7 @@ from autotune.study.plan import (
 )
 from autotune.study.progress import Notice, Observer, PhaseBegan
 from autotune.study.recommendation import recommend
-from autotune.study.resuming import Earlier, refuse_another_question
+from autotune.study.resuming import Earlier, refuse_another_question, refuse_another_workload
 from autotune.study.run import Run
 from autotune.study.sampler import Sampler
 from autotune.study.search import Search
@@ -74,12 +74,7 @@ def tune_with(
     """The run itself, on real, simulated or recorded trials. Raises as `tune` does."""
     known = [] if earlier is None else earlier.trials()
     with _interruptions(observe) as interruptions:
-        observe(PhaseBegan(phase=Phase.BASELINE, ends=None, detail="importing the workload"))
-        opening = clock()
-        facts = trials.open()
-        import_seconds = clock() - opening
-        tell_isolation(trials, observe)
-        baseline = baseline_of(facts, reference, Device.GPU if machine.gpus else Device.CPU, observe)
+        facts, import_seconds = _open(trials, clock, observe, earlier)
         run = Run(
             directory=directory,
             trials=trials,
@@ -87,53 +82,31 @@ def tune_with(
             observe=observe,
             interruptions=interruptions,
             rng=random.Random(options.seed),
-            baseline=baseline,
+            baseline=baseline_of(facts, reference, Device.GPU if machine.gpus else Device.CPU, observe),
             records={} if earlier is None else dict(earlier.records),
             numbers=itertools.count(0 if earlier is None else earlier.next_number),
         )
         beside = SideBySide(run, bracketed=options.pairing == "bracketed")
         warm = beside.start_baseline(baseline_timeout(options.budget), known[0] if known else None)
         device = Device.GPU if warm.started.gpus else Device.CPU
-        machine = _completed(machine, warm, device, observe)
         for text in oddities(facts, warm, device):
             observe(Notice(text=text))
         written = written or find_search_space(DEFAULT_SPACE[device])
-        space = written.resolve(
-            baseline=run.baseline,
-            device=device,
-            cores=available_cores(),
-            examples=warm.started.examples,
-            dataset_takes_config=facts.dataset_takes_config,
-            largest_batch=options.max_batch,
-            fixed_batch=options.fixed_batch,
-        )
+        space = _resolved(written, run.baseline, device, warm, facts, options)
         if earlier is not None:
-            refuse_another_question(
-                earlier, fingerprint=facts.fingerprint, baseline=run.baseline, choices=space.choices
-            )
+            refuse_another_question(earlier, baseline=run.baseline, choices=space.choices)
         if known:
             beside.keep_baseline()
-        isolation = getattr(trials, "isolation", options.isolation)
-        plan = plan_run(
-            options.budget,
-            ready_at=clock(),
-            first_step=warm.first_step_seconds,
-            ready=warm.ready_seconds,
-            import_seconds=import_seconds if isolation == "template" else 0.0,  # else each start has its own
-            slice_seconds=max(slice_seconds(warm, measured=LEAST_MEASURED), warm.ready.epoch_seconds or 0.0),
-            bracketed=options.pairing == "bracketed",
-            numerics=varies_what_is_learned(space),
-            trial_timeout=options.trial_timeout,
-        )
+        plan = _planned(run, warm, space, import_seconds, options)
         record = directory.read_run().model_copy(
             update={
-                "machine": machine,
+                "machine": _completed(machine, warm, device, observe),
                 "workload": _workload_record(facts, reference, warm, device),
                 "search_space": SearchSpaceRecord(
                     source=written.source, choices=dict(space.choices), left_out=dict(space.left_out)
                 ),
                 "baseline": dict(run.baseline),
-                "isolation": isolation,
+                "isolation": _isolation(run.trials, options),
             }
         )
         directory.write_run(record)
@@ -148,6 +121,58 @@ def tune_with(
         recipe = _recipe(result, searched, learning, run, record, options)
         recipe.save(directory.recipe_file)
         return recipe
+
+
+def _open(
+    trials: Trials, clock: Clock, observe: Observer, earlier: Earlier | None
+) -> tuple[WorkloadFacts, float]:
+    """Import the workload: what it is, and the seconds that took."""
+    observe(PhaseBegan(phase=Phase.BASELINE, ends=None, detail="importing the workload"))
+    opening = clock()
+    facts = trials.open()
+    import_seconds = clock() - opening
+    if earlier is not None:
+        refuse_another_workload(earlier, fingerprint=facts.fingerprint)
+    tell_isolation(trials, observe)
+    return facts, import_seconds
+
+
+def _isolation(trials: Trials, options: Options) -> str:
+    return str(getattr(trials, "isolation", options.isolation))
+
+
+def _resolved(
+    written: SearchSpace,
+    baseline: Configuration,
+    device: Device,
+    warm: WarmUp,
+    facts: WorkloadFacts,
+    options: Options,
+) -> ResolvedSpace:
+    return written.resolve(
+        baseline=baseline,
+        device=device,
+        cores=available_cores(),
+        examples=warm.started.examples,
+        dataset_takes_config=facts.dataset_takes_config,
+        largest_batch=options.max_batch,
+        fixed_batch=options.fixed_batch,
+    )
+
+
+def _planned(run: Run, warm: WarmUp, space: ResolvedSpace, import_seconds: float, options: Options) -> Plan:
+    forked = _isolation(run.trials, options) == "template"
+    return plan_run(
+        options.budget,
+        ready_at=run.clock(),
+        first_step=warm.first_step_seconds,
+        ready=warm.ready_seconds,
+        import_seconds=import_seconds if forked else 0.0,  # else each start has its own
+        slice_seconds=max(slice_seconds(warm, measured=LEAST_MEASURED), warm.ready.epoch_seconds or 0.0),
+        bracketed=options.pairing == "bracketed",
+        numerics=varies_what_is_learned(space),
+        trial_timeout=options.trial_timeout,
+    )
 
 
 def baseline_of(

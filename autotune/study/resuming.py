@@ -139,14 +139,30 @@ def refuse_another_machine(earlier: Earlier, machine: Machine) -> None:
         )
 
 
-def refuse_another_question(
-    earlier: Earlier, *, fingerprint: str, baseline: Configuration, choices: Mapping[str, Sequence[KnobValue]]
-) -> None:
-    """Refuse to mix figures of two workloads, baselines or search spaces.
+def refuse_another_workload(earlier: Earlier, *, fingerprint: str) -> None:
+    """Refuse to mix figures of two workloads.
 
     Args:
         earlier: The run to go on from.
         fingerprint: The workload's now.
+
+    Raises:
+        RunDirectoryError: It is another one, or its file was changed.
+    """
+    run = earlier.run
+    if run.workload is not None and run.workload.fingerprint != fingerprint:
+        raise RunDirectoryError(
+            f"{run.run} cannot be resumed: the workload's file changed since it began", hint=_START_ANEW
+        )
+
+
+def refuse_another_question(
+    earlier: Earlier, *, baseline: Configuration, choices: Mapping[str, Sequence[KnobValue]]
+) -> None:
+    """Refuse to mix figures of two baselines or search spaces.
+
+    Args:
+        earlier: The run to go on from.
         baseline: The baseline now.
         choices: The resolved search space now.
 
@@ -154,16 +170,11 @@ def refuse_another_question(
         RunDirectoryError: One of them differs.
     """
     run = earlier.run
-    if run.workload is None or run.search_space is None:
-        return  # stopped before anything was measured
     changed = []
-    if run.workload.fingerprint != fingerprint:
-        changed.append("the workload's file")
     if run.baseline is not None and Configuration(run.baseline) != baseline:
         changed.append("the baseline")
-    if {k: tuple(v) for k, v in run.search_space.choices.items()} != {
-        k: tuple(v) for k, v in choices.items()
-    }:
+    before = {} if run.search_space is None else run.search_space.choices
+    if before and {k: tuple(v) for k, v in before.items()} != {k: tuple(v) for k, v in choices.items()}:
         changed.append("the search space")
     if changed:
         raise RunDirectoryError(
