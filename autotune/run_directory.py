@@ -174,7 +174,7 @@ class RunDirectory:
             raise RunDirectoryError(
                 f"cannot write to {self.path}: its path is not UTF-8", hint="Give --out another directory."
             )
-        try:
+        with self._being_taken("Give --out another directory.", "Give --out a directory you may write to."):
             self.path.mkdir(parents=True, exist_ok=True)
             if (self.path / "run.json").exists():
                 raise RunDirectoryError(
@@ -183,15 +183,6 @@ class RunDirectory:
             (self.path / "trials").mkdir(exist_ok=True)
             self.log_directory.mkdir(exist_ok=True)
             self._lock.acquire()
-        except filelock.Timeout as error:
-            raise RunDirectoryError(
-                f"{self.path} is in use by another autotune process", hint="Give --out another directory."
-            ) from error
-        except OSError as error:
-            raise RunDirectoryError(
-                f"cannot write to {self.path}: {error.strerror}",
-                hint="Give --out a directory you may write to.",
-            ) from error
 
     @contextlib.contextmanager
     def reopened(self) -> Iterator[None]:
@@ -200,21 +191,27 @@ class RunDirectory:
         Raises:
             RunDirectoryError: Another process has it, or the directory cannot be written.
         """
-        try:
+        with self._being_taken("Wait for it, or end it.", "Make it writable, or start a new run."):
             self._lock.acquire()
             self.log_directory.mkdir(exist_ok=True)
-        except filelock.Timeout as error:
-            raise RunDirectoryError(
-                f"{self.path} is in use by another autotune process", hint="Wait for it, or end it."
-            ) from error
-        except OSError as error:
-            raise RunDirectoryError(
-                f"cannot write to {self.path}: {error.strerror}", hint="Make it writable, or start a new run."
-            ) from error
         try:
             yield
         finally:
             self.release()
+
+    @contextlib.contextmanager
+    def _being_taken(self, when_in_use: str, when_not_writable: str) -> Iterator[None]:
+        """What prevents it, as an error whose hint is one of these."""
+        try:
+            yield
+        except filelock.Timeout as error:
+            raise RunDirectoryError(
+                f"{self.path} is in use by another autotune process", hint=when_in_use
+            ) from error
+        except OSError as error:
+            raise RunDirectoryError(
+                f"cannot write to {self.path}: {error.strerror}", hint=when_not_writable
+            ) from error
 
     def release(self) -> None:
         """Give the lock back."""

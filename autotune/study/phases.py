@@ -98,17 +98,7 @@ def tune_with(
         if known:
             beside.keep_baseline()
         plan = _planned(run, warm, space, import_seconds, options)
-        record = directory.read_run().model_copy(
-            update={
-                "machine": _completed(machine, warm, device, observe),
-                "workload": _workload_record(facts, reference, warm, device),
-                "search_space": SearchSpaceRecord(
-                    source=written.source, choices=dict(space.choices), left_out=dict(space.left_out)
-                ),
-                "baseline": dict(run.baseline),
-                "isolation": _isolation(run.trials, options),
-            }
-        )
+        record = _completed_run(run, facts, reference, warm, device, machine, written, space, options)
         directory.write_run(record)
         sampler = Sampler(space, file=directory.study_file, name=facts.name, seed=options.seed)
         search = Search(run, beside, space, sampler, plan, most_trials=options.trials, earlier=known[1:])
@@ -135,6 +125,31 @@ def _open(
         refuse_another_workload(earlier, fingerprint=facts.fingerprint)
     tell_isolation(trials, observe)
     return facts, import_seconds
+
+
+def _completed_run(
+    run: Run,
+    facts: WorkloadFacts,
+    reference: WorkloadReference,
+    warm: WarmUp,
+    device: Device,
+    machine: Machine,
+    written: SearchSpace,
+    space: ResolvedSpace,
+    options: Options,
+) -> RunRecord:
+    """run.json with what is known only once the baseline is warm."""
+    return run.directory.read_run().model_copy(
+        update={
+            "machine": _completed(machine, warm, device, run.observe),
+            "workload": _workload_record(facts, reference, warm, device),
+            "search_space": SearchSpaceRecord(
+                source=written.source, choices=dict(space.choices), left_out=dict(space.left_out)
+            ),
+            "baseline": dict(run.baseline),
+            "isolation": _isolation(run.trials, options),
+        }
+    )
 
 
 def _isolation(trials: Trials, options: Options) -> str:

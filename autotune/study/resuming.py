@@ -14,12 +14,11 @@ from typing import Any
 
 from autotune.errors import ArgumentError, AutotuneError, RunDirectoryError
 from autotune.machine import Machine
-from autotune.measure.throughput import long_run_rate
 from autotune.run_directory import Resumption, RunDirectory, RunRecord
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KnobValue
 from autotune.study.options import Options
-from autotune.study.running import Trial, now_utc
+from autotune.study.running import Trial, now_utc, rate
 from autotune.trial.messages import Finished
 from autotune.trial.record import Outcome, Phase, Slice, TrialRecord
 
@@ -206,11 +205,8 @@ def _restored(record: TrialRecord, baseline: TrialRecord) -> Trial:
 
 
 def _rate(each: Slice, record: TrialRecord) -> float:
-    if each.epochs:
-        return long_run_rate(each.examples, each.seconds)
-    return long_run_rate(
-        each.examples,
-        each.seconds,
+    return rate(
+        each,
         examples_per_epoch=record.examples_per_epoch,
         epoch_overhead_seconds=record.epoch_overhead_seconds,
     )

@@ -20,13 +20,27 @@ def now_utc() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def rate(each: Slice, warm: WarmUp) -> float:
-    """Samples per second that a long training would have at this slice's pace."""
+def rate(each: Slice, *, examples_per_epoch: int | None, epoch_overhead_seconds: float | None) -> float:
+    """Samples per second that a long training would have at this slice's pace.
+
+    Args:
+        each: The slice.
+        examples_per_epoch: None when endless or unknown.
+        epoch_overhead_seconds: What an epoch costs beyond its steps, where the slice leaves it out.
+    """
     if each.epochs:
         return long_run_rate(each.examples, each.seconds)
     return long_run_rate(
         each.examples,
         each.seconds,
+        examples_per_epoch=examples_per_epoch,
+        epoch_overhead_seconds=epoch_overhead_seconds,
+    )
+
+
+def _rate(each: Slice, warm: WarmUp) -> float:
+    return rate(
+        each,
         examples_per_epoch=warm.started.examples,
         epoch_overhead_seconds=warm.ready.epoch_overhead_seconds,
     )
@@ -75,7 +89,7 @@ class Trial:
                 candidate=candidate,
             )
         )
-        self.log_ratios.append(math.log(rate(candidate, self.warm) / rate(baseline, reference)))
+        self.log_ratios.append(math.log(_rate(candidate, self.warm) / _rate(baseline, reference)))
 
     @property
     def estimate(self) -> LogInterval | None:
@@ -127,7 +141,7 @@ class Trial:
     def _throughput(self, own: Sequence[Slice]) -> Interval | None:
         if self.warm is None or not own:
             return None
-        return throughput_interval([rate(each, self.warm) for each in own])
+        return throughput_interval([_rate(each, self.warm) for each in own])
 
     def failed(self, failure: TrialFailed) -> TrialRecord:
         """The record of a trial that failed."""

@@ -96,13 +96,7 @@ def _train(
     reference: WorkloadReference,
 ) -> int:
     configuration = Configuration(request.configuration)
-    apply.apply_before_import(configuration)
-    if workload is None:
-        # The user's module may start the runtime: what must precede that is set first.
-        apply.apply_before_build(configuration)
-        workload = load(reference)
-        apply.apply_before_import(configuration)  # again: the module may have set them as well
-    apply.apply_before_build(configuration)
+    workload = _applied(configuration, workload, reference)
     if request.losses is not None:
         curves = loss_curves.loss_curves(workload, configuration, request.losses, request.examples)
         channel.send(messages.LossCurves(curves=curves))
@@ -154,7 +148,18 @@ def _train(
     return 0
 
 
-# ------------------------------------------------------------------------------------------------ building
+def _applied(
+    configuration: Configuration, workload: Workload | None, reference: WorkloadReference
+) -> Workload:
+    """The workload, imported now where the template has not, with the configuration in force."""
+    apply.apply_before_import(configuration)
+    if workload is None:
+        # The user's module may start the runtime: what must precede that is set first.
+        apply.apply_before_build(configuration)
+        workload = load(reference)
+        apply.apply_before_import(configuration)  # again: the module may have set them as well
+    apply.apply_before_build(configuration)
+    return workload
 
 
 def _iterations_of(model: keras.Model) -> Callable[[], int] | None:
