@@ -2,6 +2,7 @@
 
 import math
 import random
+import statistics
 
 import pytest
 from hypothesis import given
@@ -49,6 +50,15 @@ def test_a_loss_that_is_lost_midway_fails():
     assert not check.passed
     assert tells(check)
     assert check.detail == "no finite loss at step 21"
+
+
+def test_the_limit_is_how_far_two_trainings_may_end_apart():
+    """Student's t for five seeds, times their deviation, times the root of two: both trainings have a share in it."""
+    ends = (1.0, 1.1, 1.2, 1.3, 1.4)
+    reference = [[9.0] * 20 + [end] * 10 for end in ends]
+    assert parity(reference, reference[0]).limit == pytest.approx(
+        2.776445 * statistics.stdev(ends) * math.sqrt(2)
+    )
 
 
 def test_seeds_that_make_no_difference_leave_some_tolerance():

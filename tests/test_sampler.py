@@ -183,3 +183,17 @@ def test_what_is_passed_over_is_told_as_pruned():
     (kept,) = sampler._study.trials
     assert kept.state is TrialState.PRUNED
     assert kept.user_attrs == {}
+
+
+def test_what_the_study_knows_it_is_not_told_again(tmp_path):
+    """Catching up twice, and with the file opened anew, leaves one trial for each record."""
+    space = space_of()
+    records = [
+        a_record(BASELINE, trial=0),
+        a_record(BASELINE.replace(jit_compile=True), trial=1, speedup=1.5),
+    ]
+    for _ in range(2):
+        sampler = a_sampler(space, file=tmp_path / "study.db")
+        sampler.catch_up(records)
+        sampler.catch_up(records)
+    assert [each.user_attrs["trial"] for each in sampler._study.trials] == [0, 1]

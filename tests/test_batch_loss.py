@@ -1,0 +1,45 @@
+"""The loss at another batch size: whose is measured, and where too little would be seen."""
+
+import pytest
+from simulated_runs import BASELINE, a_record, run_on, simulated_trials
+
+from autotune.study.batch_loss import SEEDS, measure_batch_losses
+from autotune.study.trainings import Trainings
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """What is found for finalists of these batch sizes, and what was launched for it."""
+
+    def measure(*sizes, seconds=60.0):
+        trials = simulated_trials()
+        run = run_on(trials, tmp_path)
+        run.baseline = BASELINE
+        trials.open()
+        run.records[0] = a_record(BASELINE, trial=0, first_step_seconds=1.5)
+        finalists = [a_record(BASELINE.replace(batch_size=size)) for size in sizes]
+        with Trainings(run, ends=run.clock() + seconds) as trainings:
+            return measure_batch_losses(trainings, finalists), trials.launched
+
+    return measure
+
+
+def test_each_other_batch_size_is_measured_once(measured):
+    """Beside the baseline's, on as many examples; the baseline's own size asks for nothing."""
+    found, launched = measured(64, 32, 64)
+    assert set(found) == {64}
+    assert found[64].examples % 64 == 0
+    assert [each.configuration.batch_size for each in launched] == [32, 64]
+    assert len(SEEDS) > 1
+
+
+def test_a_batch_too_large_for_a_curve_is_left_out(measured):
+    """400 steps of 32 are six of 2,048: nothing that few steps end at is reported."""
+    found, launched = measured(2048)
+    assert found == {}
+    assert [each.configuration.batch_size for each in launched] == [32]
+
+
+def test_without_time_nothing_is_measured(measured):
+    """Not even begun."""
+    assert measured(64, seconds=2.0) == ({}, [])
