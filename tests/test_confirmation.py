@@ -83,7 +83,12 @@ def test_a_faster_finalist_is_confirmed(tmp_path):
     assert winner.verdict is Verdict.FASTER
     assert 1 < winner.speedup.low < 1.5 < winner.speedup.high
     assert winner.stable
-    assert {check.name for check in winner.checks} == {"finite_loss", "loss_falls", "host_memory"}
+    assert {check.name for check in winner.checks} == {
+        "finite_loss",
+        "loss_falls",
+        "host_memory",
+        "host_memory_growth",
+    }
     assert result.baseline.throughput.value == pytest.approx(4000.0, rel=0.05)
     assert winner.record.throughput.value == pytest.approx(6000.0, rel=0.05)
 

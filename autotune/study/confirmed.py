@@ -62,7 +62,7 @@ class Confirmed:
     @property
     def replaced(self) -> bool:
         """Whether the claim is the continuous run's, because that contradicts the slices."""
-        return self.ratio != self.in_slices
+        return self.in_slices is not None and self.ratio != self.in_slices
 
     @property
     def stable(self) -> bool:

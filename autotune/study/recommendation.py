@@ -37,6 +37,7 @@ from autotune.version import __version__
 NUMERICS_NOT_CHECKED = "numerics parity with float32 without XLA"
 BATCH_NOT_CHECKED = "held-out loss after equal numbers of examples at the recommended batch size"
 LONG_RUN_NOT_CHECKED = "a continuous run"
+THROTTLING_NOT_CHECKED = "thermal throttling of the device"
 """What a user must not take for granted; the recipe says so."""
 
 
@@ -153,7 +154,11 @@ def _not_checked(winner: Confirmed, baseline: Configuration, measured: bool) -> 
         missing.append(f"{NUMERICS_NOT_CHECKED} ({parity.detail})")
     if winner.configuration.batch_size != baseline.batch_size:
         missing.append(f"{BATCH_NOT_CHECKED} (training loss only)" if measured else BATCH_NOT_CHECKED)
-    return (*missing, LONG_RUN_NOT_CHECKED) if winner.soaked is None else tuple(missing)
+    if winner.soaked is None:
+        missing.append(LONG_RUN_NOT_CHECKED)
+    if winner.record.peak_device_bytes is not None:
+        missing.append(THROTTLING_NOT_CHECKED)
+    return tuple(missing)
 
 
 def break_even(
