@@ -752,3 +752,30 @@ def test_quantiles_of_one_call_are_that_call():
 def test_quantiles_of_no_call_are_zero():
     """A slice may hold epochs of which no call was timed."""
     assert step_quantiles([], 4).max == 0.0
+
+
+# ------------------------------------------------------------------------------- several without a pause
+
+
+@pytest.mark.parametrize("examples", [1437, None])
+def test_slices_of_a_continuous_run_follow_on_one_another_without_a_freeze(examples):
+    """Four slices, one freeze before and one after, and no time of the training between them is lost."""
+    simulation = Simulation(Measure(seconds=1.0, slices=4), examples=examples, warmup_seconds=2.0)
+    began = simulation.now
+    measured = simulation.run()
+    assert len(measured) == 4
+    assert simulation.events.count("freeze") == 2
+    ready = next(index for index, event in enumerate(simulation.events) if event == "measure")
+    assert "freeze" not in simulation.events[ready : -simulation.events[::-1].index("slice")]
+    assert sum(each.seconds for each in measured) < simulation.now - began - 2 * FROZEN_SECONDS
+    assert all(
+        each.examples / each.seconds == pytest.approx(measured[0].examples / measured[0].seconds)
+        for each in measured
+    )
+
+
+def test_after_a_continuous_run_single_slices_are_measured_as_before():
+    """The number of slices is of one command only."""
+    simulation = Simulation(Measure(seconds=0.1, slices=3), Measure(seconds=0.1))
+    assert len(simulation.run()) == 4
+    assert simulation.events.count("freeze") == 3

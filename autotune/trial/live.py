@@ -75,6 +75,9 @@ class LiveTrial(Protocol):
     def measure(self, seconds: float, timeout_seconds: float) -> Slice:
         """Let it train for about `seconds`, then freeze it again."""
 
+    def measure_continuously(self, seconds: float, count: int, timeout_seconds: float) -> tuple[Slice, ...]:
+        """Let it train for `count` slices without a pause between them, then freeze it again."""
+
     def finish(self, input_wait_seconds: float, timeout_seconds: float) -> Finished:
         """Take the closing figures, and wait for the process to end."""
 

@@ -163,10 +163,16 @@ class Exited(_Message):
 
 
 class Measure(_Message):
-    """Train for about this long, and report the slice."""
+    """Train for about this long, and report the slice.
+
+    Args:
+        seconds: Of one slice.
+        slices: How many to report, one right after the other: only after the last does the trial freeze.
+    """
 
     kind: Literal["measure"] = "measure"
     seconds: FiniteFloat
+    slices: Annotated[int, Field(ge=1)] = 1
 
 
 class Finish(_Message):
@@ -234,7 +240,7 @@ class Ready(_Message):
 
 
 class SliceDone(_Message):
-    """A slice was measured; the trial freezes itself after sending this."""
+    """A slice was measured; after the last one that was asked for, the trial freezes itself."""
 
     kind: Literal["slice"] = "slice"
     slice: Slice

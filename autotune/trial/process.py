@@ -88,14 +88,21 @@ class TrialProcess:
 
     def measure(self, seconds: float, timeout_seconds: float) -> Slice:
         """See `live.LiveTrial`. A slice in which the machine stood still is measured again."""
+        return self.measure_continuously(seconds, 1, timeout_seconds)[0]
+
+    def measure_continuously(self, seconds: float, count: int, timeout_seconds: float) -> tuple[Slice, ...]:
+        """See `live.LiveTrial`. Slices in which the machine stood still are measured again, all of them."""
         deadline = self._now() + timeout_seconds
         for _ in range(MOST_REPEATS):
-            self._command(messages.Measure(seconds=seconds))
-            answer = self._expect(messages.SliceDone, deadline)
+            self._command(messages.Measure(seconds=seconds, slices=count))
+            slices, disturbed = [], False
+            for _ in range(count):
+                slices.append(self._expect(messages.SliceDone, deadline).slice)
+                disturbed = disturbed or self._disturbed
             self.freeze()
-            if not self._disturbed:
+            if not disturbed:
                 break
-        return answer.slice
+        return tuple(slices)
 
     def finish(self, input_wait_seconds: float, timeout_seconds: float) -> messages.Finished:
         """See `live.LiveTrial`."""

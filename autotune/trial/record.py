@@ -86,6 +86,7 @@ class Slice(_Data):
         cpu_seconds: Processor time that the trial process took, all threads.
         step_seconds: Quantiles of the time per step.
         loss: The running training loss at its end, None where the model reports none.
+        host_bytes: Memory of the trial's processes at its end that cannot be had back by reading files again.
     """
 
     seconds: Annotated[FiniteFloat, Field(gt=0)]
@@ -95,6 +96,7 @@ class Slice(_Data):
     cpu_seconds: Seconds
     step_seconds: StepSeconds
     loss: FiniteFloat | None = None
+    host_bytes: Bytes | None = None
 
 
 class Pair(_Data):

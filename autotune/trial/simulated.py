@@ -35,6 +35,10 @@ _WARMUP_SECONDS = float(TrialRequest.model_fields["warmup_seconds"].default)
 _EPOCH_SECONDS = float(TrialRequest.model_fields["epoch_seconds"].default)
 
 
+def _no_gain(configuration: Configuration) -> float:
+    return 1.0
+
+
 class SimulatedClock:
     """Seconds that pass only when told to."""
 
@@ -142,12 +146,23 @@ class SimulatedTrial:
 
     def measure(self, seconds: float, timeout_seconds: float) -> Slice:
         """See `live.LiveTrial`: whole epochs where those are short, whole calls elsewhere."""
+        return self._slice(seconds, self._trials.clock() + timeout_seconds, gain=self._trials.freeze_gain)
+
+    def measure_continuously(self, seconds: float, count: int, timeout_seconds: float) -> tuple[Slice, ...]:
+        """See `live.LiveTrial`: the first slice is the only one that a freeze went before."""
+        deadline = self._trials.clock() + timeout_seconds
+        return tuple(
+            self._slice(seconds, deadline, gain=self._trials.freeze_gain if index == 0 else _no_gain)
+            for index in range(count)
+        )
+
+    def _slice(self, seconds: float, deadline: float, *, gain: Callable[[Configuration], float]) -> Slice:
         self._require(_State.WARM)
-        nominal = self._pace()
+        nominal = self._pace() * gain(self.configuration)
         pace = nominal * math.exp(self._trials.random.gauss(0.0, self._trials.noise))
         steps, examples, epochs = self._stretch(seconds * pace, by_epochs=self._shape(nominal)[0])
         spent = examples / pace
-        self._pass(spent, self._trials.clock() + timeout_seconds)
+        self._pass(spent, deadline)
         self._trained += examples
         step = spent / steps
         return Slice(
@@ -158,6 +173,7 @@ class SimulatedTrial:
             cpu_seconds=spent,
             step_seconds=StepSeconds(p50=step, p90=step, p99=step, max=step),
             loss=self._loss(),
+            host_bytes=self._host_bytes(),
         )
 
     def finish(self, input_wait_seconds: float, timeout_seconds: float) -> Finished:
@@ -168,7 +184,7 @@ class SimulatedTrial:
         batch = self.configuration.batch_size
         device = DEVICE_BYTES + DEVICE_BYTES_PER_EXAMPLE * batch if self._trials.gpus else None
         return Finished(
-            peak_host_bytes=HOST_BYTES + HOST_BYTES_PER_EXAMPLE * batch,
+            peak_host_bytes=self._host_bytes(),
             peak_device_bytes=device,
             input_wait_fraction=0.0 if input_wait_seconds > 0 else None,
             loss=self._loss(),
@@ -267,6 +283,10 @@ class SimulatedTrial:
         steps = calls * training.steps_per_call
         return steps, steps * training.batch_size, 0
 
+    def _host_bytes(self) -> int:
+        leaked = self._trials.leak(self.configuration) * self._trained
+        return HOST_BYTES + HOST_BYTES_PER_EXAMPLE * self.configuration.batch_size + round(leaked)
+
     def _loss(self) -> float:
         return FIRST_LOSS * math.exp(-self._trained / EXAMPLES_PER_FALL_OF_THE_LOSS)
 
@@ -302,6 +322,9 @@ class SimulatedTrials:
         examples: Per epoch; None for a dataset without an end.
         fits_together: Whether the configurations that are alive at once fit in memory; always, when None.
         learns: Whether a configuration's loss falls; always, when None.
+        freeze_gain: How much faster a slice is for the freeze before it, as a factor: what a pipeline that waits
+            for something else gains from a pause. 1 when None.
+        leak: Bytes that a configuration loses with each example; 0 when None.
     """
 
     def __init__(
@@ -321,6 +344,8 @@ class SimulatedTrials:
         examples: int | None = 1437,
         fits_together: Callable[[Sequence[Configuration]], bool] | None = None,
         learns: Callable[[Configuration], bool] | None = None,
+        freeze_gain: Callable[[Configuration], float] | None = None,
+        leak: Callable[[Configuration], float] | None = None,
     ) -> None:
         self.facts = facts
         self.samples_per_second = samples_per_second
@@ -335,6 +360,8 @@ class SimulatedTrials:
         self.examples = examples
         self.fits_together = fits_together or (lambda configurations: True)
         self.learns = learns or (lambda configuration: True)
+        self.freeze_gain = freeze_gain or _no_gain
+        self.leak = leak or (lambda configuration: 0.0)
         self.random = random.Random(seed)
         self.clock = SimulatedClock()
         self.launched: list[SimulatedTrial] = []

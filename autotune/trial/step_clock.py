@@ -2,7 +2,7 @@
 
 The clock wraps the model's train function, so `fit` itself stays as the user's: same loop, same callbacks. A
 *call* is one call of the train function: `steps_per_execution` steps. While it warms up the clock looks on;
-then it reports, freezes the process, and obeys: each `Measure` is one slice.
+then it reports, freezes the process, and obeys: each `Measure` is one slice, or several without a pause.
 
 Short epochs, and those of very few calls, are timed boundary to boundary: a slice is a number of whole
 epochs. Where an epoch is longer than the tuner allows, `LongEpoch` leaves `fit` once, and a second `fit` is
@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from autotune.measure.steady_state import is_steady
 from autotune.trial.messages import Finish, FirstStep, Measure, Ready, SliceDone
 from autotune.trial.record import Outcome, Slice, StepSeconds
+from autotune.trial.telemetry import host_bytes
 
 ENDLESS_EPOCH_SECONDS = 0.5
 """How long a first epoch is watched before its length is extrapolated."""
@@ -163,6 +164,7 @@ class StepClock:
         self._by_epochs = True
         self._overhead: float | None = None
         self._open: _OpenSlice | None = None
+        self._slices_left = 0
         self._ready = False
         self._first_call_at: float | None = None
         self._first_call_seconds = 0.0
@@ -432,11 +434,15 @@ class StepClock:
         command = self._tuner.receive()
         if isinstance(command, Finish):
             raise TrainingEnded(command)
+        self._slices_left = command.slices
+        self._open_slice(command.seconds)
+
+    def _open_slice(self, seconds: float) -> None:
         # The number of epochs is set beforehand: to end a slice once its time is up would prefer slow epochs.
-        usual = _median(self._epoch_times) if self._epoch_times else command.seconds
+        usual = _median(self._epoch_times) if self._epoch_times else seconds
         self._open = _OpenSlice(
-            target_seconds=command.seconds,
-            target_epochs=max(1, math.ceil(command.seconds / max(usual, 1e-9) - 1e-6)),
+            target_seconds=seconds,
+            target_epochs=max(1, math.ceil(seconds / max(usual, 1e-9) - 1e-6)),
             cpu_at_start=_cpu_seconds(),
         )
         self._last_call_at = self._clock()
@@ -501,10 +507,15 @@ class StepClock:
                     cpu_seconds=max(0.0, _cpu_seconds() - current.cpu_at_start),
                     step_seconds=step_quantiles(current.call_seconds, self._training.steps_per_call),
                     loss=loss,
+                    host_bytes=host_bytes(),
                 )
             )
         )
-        self._hold()
+        self._slices_left -= 1
+        if self._slices_left:
+            self._open_slice(current.target_seconds)
+        else:
+            self._hold()
 
 
 def _cpu_seconds() -> float:

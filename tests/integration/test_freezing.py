@@ -91,3 +91,14 @@ def test_a_stop_from_outside_is_told_from_a_hang(launch):
     until(lambda: not is_stopped(trial.trial.pid), "the trial to run")
     trial.measure()
     assert is_stopped(trial.trial.pid)
+
+
+def test_a_continuous_run_is_not_frozen_between_its_slices(launch):
+    """Three slices come from one command; the trial is frozen after the last, and each says what memory it held."""
+    case = launch("endless")
+    case.warm_up()
+    slices = case.trial.measure_continuously(0.2, 3, 60.0)
+    assert is_stopped(case.trial.pid)
+    assert len(slices) == 3
+    assert all(each.host_bytes > 50 << 20 for each in slices)
+    assert slices[2].steps > 0
