@@ -125,6 +125,33 @@ def long_epoch(config):
     return tf.data.Dataset.range(1_000_000).map(lambda i: (tf.fill((4,), 0.5), tf.zeros((1,))))
 
 
+def slowly_shuffled(config):
+    """4,000 examples that take 2 ms each to come by, through a shuffle buffer of 400."""
+
+    def arrive(i):
+        threading.Event().wait(0.002)
+        return np.ones(4, "float32")
+
+    def example(i):
+        return tf.ensure_shape(tf.numpy_function(arrive, [i], tf.float32), (4,)), tf.zeros((1,))
+
+    return tf.data.Dataset.range(4_000).map(example).shuffle(400).map(lambda x, y: (x, y))
+
+
+def slow_steps() -> dict:
+    """A loss that takes 70 ms to compute."""
+
+    def pause(p):
+        threading.Event().wait(0.07)
+        return np.float32(0)
+
+    def loss(y, p):
+        paused = tf.ensure_shape(tf.numpy_function(pause, [tf.stop_gradient(p)], tf.float32), ())
+        return tf.reduce_mean((y - p) ** 2) + paused
+
+    return {"optimizer": "sgd", "loss": loss}
+
+
 def mark() -> None:
     """One more element is begun: a byte in a file beside the log."""
     with (log().parent / "elements").open("a") as file:
@@ -513,6 +540,8 @@ CASES = {
     "generated": {"dataset": generated},
     "filtered": {"dataset": filtered},
     "long_epoch": {"dataset": long_epoch},
+    "refills": {"dataset": slowly_shuffled},
+    "keeps_ahead": {"dataset": slowly_shuffled, "compile": slow_steps},
     "slow_generator": {"dataset": slow_generator},
     "decodes": {"dataset": decodes},
     "waits": {"dataset": waits},
