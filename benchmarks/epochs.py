@@ -177,10 +177,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="ends within a minute: three cases")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
-    if arguments.quick:
-        found = figures(QUICK_CASES, REPEATS_QUICK)
-    else:
-        found = figures(CASES, REPEATS)
+    found = figures(QUICK_CASES, REPEATS_QUICK) if arguments.quick else figures(CASES, REPEATS)
     print(f"{'trial / plain fit':<44} {'bar':>19} {'median':>7}   95% interval of the mean")
     for name, figure in found.items():
         bar = " ".join(f"{which} {value:g}" for which, value in figure["bar"].items())

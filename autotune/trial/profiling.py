@@ -154,12 +154,11 @@ def _steps_in_shuffle_buffer(train: tf.data.Dataset, batch_size: int) -> float |
         kind = type(dataset).__name__.strip("_").removesuffix("Dataset")
         if kind == "Shuffle":
             return float(getattr(dataset, "_buffer_size", math.nan)) * steps_per_element
-        above = dataset._inputs() if kind in hands_on else ()
-        if len(above) != 1:
+        if kind not in hands_on:
             return None
         if kind.endswith("Batch"):
             steps_per_element = 1 / batch_size
-        (dataset,) = above
+        (dataset,) = dataset._inputs()
 
 
 def _kept_call_seconds(model: keras.Model, train: tf.data.Dataset) -> float:

@@ -202,7 +202,9 @@ def _fit(
         except LongEpoch:
             model.train_function = usual
             between = (
-                None if endless else profiling.boundary(model, train, validation, training, clock.call_seconds)
+                None
+                if endless
+                else profiling.boundary(model, train, validation, training, clock.call_seconds)
             )
             model.train_function = clock.wrap(usual)
             if between is None:
