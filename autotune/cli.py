@@ -43,6 +43,7 @@ def tune(
     max_batch: int | None = None,
     fixed_batch: bool = False,
     memory_margin: float = 0.1,
+    soak: str | None = None,
 ) -> int:
     """Find the fastest stable configuration, and write it as a recipe.
 
@@ -77,6 +78,9 @@ def tune(
         The batch size stays the baseline's.
     memory_margin
         Share of the memory, host's and device's, that must stay free at the peak: 0.1 is ten percent.
+    soak
+        How long winner and baseline train continuously at the end, to hold the claim against and to see memory
+        grow: 60s, 0 for not at all. Scaled to the budget where it is left out.
     """
     from autotune import console
     from autotune.study.tune import tune as run
@@ -98,6 +102,7 @@ def tune(
                 max_batch=max_batch,
                 fixed_batch=fixed_batch,
                 memory_margin=memory_margin,
+                soak=soak,
                 observe=progress,
             )
         except KeyboardInterrupt as interrupt:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import pandas
 
     from autotune.history.compare import RunSummary
-    from autotune.recipe.recipe import BestCandidate, Estimate, Evidence, LearningRate, Recipe
+    from autotune.recipe.recipe import BestCandidate, ContinuousRun, Estimate, Evidence, LearningRate, Recipe
     from autotune.run_directory import SearchSpaceRecord
     from autotune.study.verifying import Verification
 
@@ -351,6 +351,18 @@ def _show_learning_rate(note: LearningRate, recipe: Recipe, console: RichConsole
     console.print()
 
 
+def _continuous(found: ContinuousRun) -> str:
+    """What a continuous run showed, in a sentence or two."""
+    speed = "no interval" if found.speedup is None else estimated_ratio(found.speedup)
+    told = f"In a continuous run of {found.seconds:.0f} s: {speed}"
+    if not found.replaces_slices or found.slices is None:
+        return f"{told}, in agreement."
+    return (
+        f"{told}, where short slices with pauses said {estimated_ratio(found.slices)}: the input arrives during the "
+        "pauses, so the continuous run is what counts."
+    )
+
+
 def _show_notes(recipe: Recipe, console: RichConsole) -> None:
     evidence = recipe.evidence
     note = recipe.learning_rate
@@ -360,6 +372,8 @@ def _show_notes(recipe: Recipe, console: RichConsole) -> None:
         console.print(
             Text(f"The longer compile time is earned back after {evidence.break_even_samples:,} samples.")
         )
+    if evidence.continuous is not None:
+        console.print(Text(_continuous(evidence.continuous)), soft_wrap=True)
     failed = [check for check in evidence.stability.checks if not check.passed]
     for check in failed:
         console.print(

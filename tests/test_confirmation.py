@@ -37,7 +37,7 @@ class Bench:
         beside.end_baseline()
         trials.retire(0)
         self.before = len(trials.launched)
-        self.plan = a_plan(**{"ends": trials.clock() + left, "finalists": 1, **plan})
+        self.plan = a_plan(**{"ends": trials.clock() + left, "finalists": 1, "soak": 0.0, **plan})
         self.confirmer = Confirmer(self.run, self.plan, limits, min_gain=min_gain)
 
     def confirm(self, *configurations, pairing=Pairing.ALTERNATING, slow_to_start=None):

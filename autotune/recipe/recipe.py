@@ -177,6 +177,22 @@ class BestCandidate(_Part):
     search_speedup: NonNegative | None = None
 
 
+class ContinuousRun(_Part):
+    """What a continuous run of the recommended configuration and the baseline showed, in turns of some seconds.
+
+    Args:
+        seconds: How long the recommended configuration trained in it.
+        speedup: The speed-up in it; None where too little was measured for an interval.
+        slices: The speed-up in short slices with pauses between them.
+        replaces_slices: Whether the two contradict one another, so that the claim is the continuous run's.
+    """
+
+    seconds: NonNegative
+    speedup: Estimate | None
+    slices: Estimate | None
+    replaces_slices: bool
+
+
 class Evidence(_Part):
     """What the recommendation rests on.
 
@@ -196,6 +212,7 @@ class Evidence(_Part):
         confirmation: How it was measured.
         best_candidate: What came closest, when nothing is recommended.
         shortfall: Why nothing is recommended but the baseline; None with the verdict `faster`.
+        continuous: What a continuous run showed; None where there was none.
         sufficient_budget_seconds: Budget with which the confirmation would have had the time it lacked; None
             where it did not lack time.
     """
@@ -215,6 +232,7 @@ class Evidence(_Part):
     confirmation: Confirmation
     best_candidate: BestCandidate | None = None
     shortfall: Shortfall | None = None
+    continuous: ContinuousRun | None = None
     sufficient_budget_seconds: NonNegative | None = None
 
 

@@ -12,12 +12,14 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from autotune.measure.continuous import Soaked, contradicts
 from autotune.measure.deciding import Shortfall, Verdict, verdict
 from autotune.measure.intervals import LogInterval, instance_interval
 from autotune.measure.stability import Check
 from autotune.space.configuration import Configuration
 from autotune.study.confirmed import Confirmed, Limits, Result, checks_of, ended
 from autotune.study.plan import (
+    ENOUGH_INSTANCES,
     FEWEST_INSTANCES,
     LEAST_INSTANCE_SECONDS,
     MOST_INSTANCES,
@@ -35,6 +37,7 @@ from autotune.study.side_by_side import (
     SLICE_PATIENCE_SECONDS,
     slice_seconds,
 )
+from autotune.study.soak import Soak
 from autotune.study.waiting import GENEROUS, Deadline, TimeIsUp
 from autotune.trial.live import TrialFailed
 from autotune.trial.record import Outcome, Pairing, Phase, Slice, TrialRecord
@@ -42,8 +45,9 @@ from autotune.trial.record import Outcome, Pairing, Phase, Slice, TrialRecord
 GROUPS = (1, 2)
 """Template groups that the instances come from in turn; the search's is 0."""
 FEWEST_ROUNDS = 3
-ENOUGH_INSTANCES = 4
 BRACKET_ROUNDS = 3
+FIRST_SOAK_SHARE = 0.6
+"""Of the soak's time, for the first of several that could win: the rest is for the next, should that be refuted."""
 
 
 @dataclass
@@ -54,6 +58,8 @@ class _Contender:
     pairing: Pairing
     in_search: TrialRecord
     instances: list[list[float]] = field(default_factory=list)
+    soaked: Soaked | None = None
+    barred: bool = False
     failure: TrialFailed | None = None
 
 
@@ -96,8 +102,10 @@ class Confirmer:
         self._min_gain = min_gain
         self._numerics = numerics or {}
         self._deadline = Deadline(clock=run.clock, at=plan.ends + OVERRUN_SHARE * plan.budget)
+        self._ends = plan.ends - plan.soak
         self._prepared = False
         self._in_twos = False
+        self._comparisons = 1
         self._interruptions_before = run.interruptions()
         self._baseline_failure: TrialFailed | None = None
 
@@ -120,7 +128,9 @@ class Confirmer:
             records, waiting = waiting[:field_size], waiting[field_size:]
             contenders = [self._contender(each) for each in records]
             entered += contenders
+            self._comparisons = len(entered)
             self._run_instances(reference, contenders)
+            self._soak(reference, contenders)
             if any(self._may_win(each, reference) for each in contenders) or self._stopped():
                 break
             if not self._fits(waiting[:1]):
@@ -141,6 +151,55 @@ class Confirmer:
         record, baseline = ended(contender.trial, None), ended(reference, None)
         return all(check.passed for check in self._checks(record, baseline))
 
+    def _soak(self, reference: Trial, contenders: Sequence[_Contender]) -> None:
+        """A continuous run of what would be recommended now, beside the baseline, in the time that was kept for it.
+
+        Where that takes its claim away, the next has one in the rest of the time. What has none then cannot be
+        recommended: pauses may have made it look fast as well. What takes the place of a winner that broke a rule is
+        measured later, and goes without.
+        """
+        kept, self._ends = self._plan.ends - self._ends, self._plan.ends
+        winners = [each for each in contenders if self._would_win(each, reference)]
+        if not kept or not winners or self._stopped():
+            return
+        winners.sort(key=lambda each: self._claim(each).low, reverse=True)
+        self._run.observe(
+            PhaseBegan(phase=Phase.CONFIRM, ends=self._ends, detail="a continuous run of the winner")
+        )
+        refuted = False
+        for each in winners:
+            more = 0.0 if each is winners[-1] or refuted else (1 - FIRST_SOAK_SHARE) * kept
+            self._soak_one(reference, each, ends=self._ends - more)
+            each.barred = refuted and each.soaked is None
+            if self._would_win(each, reference) and not each.barred:
+                return
+            refuted = refuted or each.soaked is not None
+
+    def _soak_one(self, reference: Trial, contender: _Contender, *, ends: float) -> None:
+        soak = Soak(self._run, self._deadline, start=self._start_again, close=self._close, ends=ends)
+        with self._failing(contender):
+            contender.soaked = soak.soak(
+                reference, contender.trial, together=contender.pairing is Pairing.ALTERNATING
+            )
+
+    def _start_again(self, trial: Trial, stack: contextlib.ExitStack) -> None:
+        usual = 1.0 if trial.warm is None else trial.warm.ready_seconds
+        self._start(trial, GROUPS[0], stack, usual=usual)
+
+    def _would_win(self, contender: _Contender, reference: Trial) -> bool:
+        """Whether it is stable and faster by what was measured of it so far."""
+        if not contender.instances or not self._may_win(contender, reference):
+            return False
+        return verdict(self._claim(contender), min_gain=self._min_gain) is Verdict.FASTER
+
+    def _in_slices(self, contender: _Contender) -> LogInterval:
+        return instance_interval(contender.instances, comparisons=self._comparisons)
+
+    def _claim(self, contender: _Contender) -> LogInterval:
+        """What slices say; what a continuous run says, where that contradicts them."""
+        in_slices, soaked = self._in_slices(contender), contender.soaked
+        return soaked.ratio if soaked is not None and contradicts(in_slices, soaked.ratio) else in_slices
+
     def _checks(self, record: TrialRecord, baseline: TrialRecord) -> tuple[Check, ...]:
         """The stability rules, what the losses showed among them."""
         numerics = self._numerics.get(Configuration(record.configuration))
@@ -156,7 +215,10 @@ class Confirmer:
         seconds = self._planned(records, start)[1]
         done = failures = 0
         while done < MOST_INSTANCES and failures < FEWEST_INSTANCES:
-            active = [each for each in contenders if each.failure is None]
+            active = [
+                each for each in contenders if done < FEWEST_INSTANCES or self._may_win(each, reference)
+            ]
+            active = [each for each in active if each.failure is None]
             needed = start + seconds if done else start
             if not active or self._stopped() or self._left() < 0.8 * needed:
                 return
@@ -242,7 +304,7 @@ class Confirmer:
         return first + (record.warmup_seconds or 1.0) + 0.3
 
     def _left(self) -> float:
-        return max(0.0, self._plan.ends - self._run.clock())
+        return max(0.0, self._ends - self._run.clock())
 
     def _one_instance(self, reference: Trial, contenders: Sequence[_Contender], instance: _Instance) -> None:
         """One fresh process of the baseline and of each contender, measured against one another."""
@@ -315,7 +377,7 @@ class Confirmer:
             if not alive:
                 break
             one_round = (run.clock() - began) / rounds if rounds else 0.0
-            over = run.clock() + one_round > min(instance.ends, self._plan.ends)
+            over = run.clock() + one_round > min(instance.ends, self._ends)
             if rounds and (over or (rounds >= FEWEST_ROUNDS and run.clock() - began + one_round > seconds)):
                 break
             try:
@@ -416,13 +478,14 @@ class Confirmer:
         run = self._run
         failure = None if reference.slices else self._baseline_failure
         baseline = run.keep(ended(reference, failure))
-        comparisons = max(1, len(contenders))
         confirmed = []
         for each in contenders:
-            ratio = instance_interval(each.instances, comparisons=comparisons) if each.instances else None
+            ratio = self._claim(each) if each.instances else None
             record = self._record(each, ratio)
             decided = (
-                Verdict.NO_SIGNIFICANT_GAIN if ratio is None else verdict(ratio, min_gain=self._min_gain)
+                Verdict.NO_SIGNIFICANT_GAIN
+                if ratio is None or each.barred
+                else verdict(ratio, min_gain=self._min_gain)
             )
             checks = self._checks(record, baseline)
             if not all(check.passed for check in checks) and record.outcome is Outcome.OK:
@@ -436,6 +499,9 @@ class Confirmer:
                     checks=checks,
                     record=run.keep(record),
                     in_search=each.in_search.speedup,
+                    in_slices=self._in_slices(each) if each.instances else None,
+                    soaked=each.soaked,
+                    barred=each.barred,
                 )
             )
         confirmed.sort(key=lambda each: each.ratio.low if each.ratio else float("-inf"), reverse=True)

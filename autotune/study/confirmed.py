@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autotune.measure.continuous import Soaked
 from autotune.measure.deciding import Shortfall, Verdict
+from autotune.measure.growth import host_memory_growth
 from autotune.measure.intervals import LogInterval
 from autotune.measure.stability import (
     MEMORY_MARGIN,
@@ -17,7 +21,7 @@ from autotune.measure.stability import (
 from autotune.space.configuration import Configuration
 from autotune.study.running import Trial, ratio_interval
 from autotune.trial.live import TrialFailed
-from autotune.trial.record import Interval, Outcome, TrialRecord
+from autotune.trial.record import Interval, Outcome, Slice, TrialRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +39,14 @@ class Confirmed:
 
     Args:
         configuration: Which.
-        ratio: Logarithm of its speed-up, over instances; None when no instance was measured.
+        ratio: Logarithm of its speed-up: the claim; None when no instance was measured.
         verdict: Whether it is faster.
         checks: The stability rules, applied.
         record: Its record: all its instances together.
         in_search: Its speed-up in the search, which is no claim.
+        in_slices: Logarithm of its speed-up in frozen slices, over instances; `ratio` where nothing contradicts it.
+        soaked: What a continuous run showed; None where it had none.
+        barred: Whether it needed one and had none, because another's had contradicted its slices.
     """
 
     configuration: Configuration
@@ -48,6 +55,14 @@ class Confirmed:
     checks: tuple[Check, ...]
     record: TrialRecord
     in_search: Interval | None = None
+    in_slices: LogInterval | None = None
+    soaked: Soaked | None = None
+    barred: bool = False
+
+    @property
+    def replaced(self) -> bool:
+        """Whether the claim is the continuous run's, because that contradicts the slices."""
+        return self.ratio != self.in_slices
 
     @property
     def stable(self) -> bool:
@@ -99,9 +114,46 @@ def checks_of(record: TrialRecord, baseline: TrialRecord, limits: Limits) -> tup
     ]
     if record.peak_host_bytes is not None:
         checks.append(host_memory(record.peak_host_bytes, limits.host_bytes, margin=limits.margin))
+        if record.throughput is not None:
+            checks.append(
+                host_memory_growth(
+                    _memory_of(record, candidate=True),
+                    _memory_of(record, candidate=False, alone=baseline),
+                    examples_per_second=record.throughput.value,
+                    held_bytes=record.peak_host_bytes,
+                    limit_bytes=limits.host_bytes,
+                    margin=limits.margin,
+                )
+            )
     if record.peak_device_bytes is not None and limits.device_bytes:
         checks.append(device_memory(record.peak_device_bytes, limits.device_bytes, margin=limits.margin))
     return tuple(checks)
+
+
+def _memory_of(
+    record: TrialRecord, *, candidate: bool, alone: TrialRecord | None = None
+) -> list[list[tuple[float, float]]]:
+    """By process: examples trained so far and memory held, at the end of each slice of a confirmation.
+
+    Args:
+        record: The finalist's, whose pairs hold the baseline's slices too.
+        candidate: Whose slices are asked for.
+        alone: The record that has the legs of the one asked for; `record` where None.
+    """
+    processes: dict[int, list[Slice]] = {}
+    for pair in record.pairs:
+        processes.setdefault(pair.instance, []).append(pair.candidate if candidate else pair.baseline)
+    legs = [each for leg in (alone or record).legs for each in leg]
+    return [_samples(each) for each in (*processes.values(), legs)]
+
+
+def _samples(slices: Sequence[Slice]) -> list[tuple[float, float]]:
+    trained = itertools.accumulate(each.examples for each in slices)
+    return [
+        (float(examples), float(each.host_bytes))
+        for examples, each in zip(trained, slices, strict=True)
+        if each.host_bytes is not None
+    ]
 
 
 def ended(trial: Trial, failure: TrialFailed | None) -> TrialRecord:

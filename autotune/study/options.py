@@ -26,6 +26,7 @@ class Options:
     max_batch: int | None = None
     fixed_batch: bool = False
     memory_margin: float = MEMORY_MARGIN
+    soak: float | None = None
 
     def __post_init__(self) -> None:
         """Check every one.
@@ -41,9 +42,10 @@ class Options:
             ("seed", (int,), 0, 2**32 - 1),
             ("max_batch", (int,), 1, 1 << 20),
             ("memory_margin", (int, float), 0.0, 0.9),
+            ("soak", (int, float), 0.0, 1e6),
         ):
             value = getattr(self, name)
-            if value is None and name in ("trials", "trial_timeout", "max_batch"):
+            if value is None and name in ("trials", "trial_timeout", "max_batch", "soak"):
                 continue
             if type(value) not in kinds or not least <= value <= most:
                 wanted = "a whole number" if kinds == (int,) else "a number"

@@ -187,6 +187,7 @@ def _planned(run: Run, warm: WarmUp, space: ResolvedSpace, import_seconds: float
         bracketed=options.pairing == "bracketed",
         numerics=varies_what_is_learned(space),
         trial_timeout=options.trial_timeout,
+        soak=options.soak,
     )
 
 

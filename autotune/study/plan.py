@@ -23,6 +23,12 @@ NUMERICS_SHARE_OF_SEARCH = 0.25
 """Of the search's time: what they may take from it at most."""
 SECOND_LOOK_SHARE = 0.25
 """Of the search's time: kept for measuring the leaders again before one is sent to the confirmation."""
+SOAK_SHARE, MOST_SOAK_SECONDS = 0.10, 300.0
+"""Of the budget: for a continuous run of the winner, where that leaves the confirmation enough."""
+LEAST_SOAK_SECONDS = 6.0
+"""Below this, starting its processes not counted, a soak says nothing."""
+ENOUGH_INSTANCES = 4
+"""What the soak leaves the confirmation time for."""
 LONG_BUDGET = 300.0
 """From this budget on, more than one finalist is confirmed."""
 FINALISTS = 3
@@ -63,6 +69,7 @@ class Plan:
         import_seconds: What a fresh template takes to import everything.
         slice_seconds: The shortest slice that the baseline can be timed in.
         least_trial: The shortest search trial, from request to end.
+        soak: What the confirmation keeps for a continuous run of its winner, processes' starts included.
     """
 
     budget: float
@@ -78,6 +85,7 @@ class Plan:
     least_trial: float = 0.0
     search_last: float = math.inf
     numerics_ends: float = 0.0
+    soak: float = 0.0
 
 
 def baseline_timeout(budget: float) -> float:
@@ -96,6 +104,7 @@ def plan_run(
     bracketed: bool = False,
     numerics: bool = False,
     trial_timeout: float | None,
+    soak: float | None = None,
 ) -> Plan:
     """Spread what is left of the budget once the baseline is warm.
 
@@ -111,6 +120,7 @@ def plan_run(
         bracketed: Whether two processes are never alive at once.
         numerics: Whether the search space varies what is computed in.
         trial_timeout: The user's own limit for a trial, or None.
+        soak: Seconds of the soak where the user names them, 0 for none; None to have it scaled to the budget.
 
     Raises:
         BudgetError: Nothing could be both searched and confirmed in what is left; the hint names a budget that does.
@@ -119,6 +129,14 @@ def plan_run(
     shortest_trial = least_trial(start, slice_seconds=slice_seconds, bracketed=bracketed)
     instance = least_instance((3 if bracketed else 2) * start, slice_seconds=slice_seconds)
     confirmation = import_seconds + FEWEST_INSTANCES * instance + CLOSING_SECONDS
+    if soak:
+        soak += 2 * start
+        confirmation += soak
+    elif soak is None:
+        unneeded = CONFIRMATION_SHARE * budget - confirmation
+        unneeded -= (ENOUGH_INSTANCES - FEWEST_INSTANCES) * instance
+        soak = min(SOAK_SHARE * budget, MOST_SOAK_SECONDS, unneeded)
+        soak = soak if soak >= LEAST_SOAK_SECONDS + 2 * start else 0.0
     search_ends = budget - max(CONFIRMATION_SHARE * budget, confirmation)
     if search_ends - ready_at < shortest_trial:
         searched = ready_at + shortest_trial
@@ -147,6 +165,7 @@ def plan_run(
         least_trial=shortest_trial,
         search_last=min(search_ends + OVERRUN_SHARE * budget, budget - confirmation),
         numerics_ends=numerics_ends,
+        soak=soak,
     )
 
 

@@ -15,6 +15,7 @@ from autotune.recipe.recipe import (
     BatchSizeLosses,
     BestCandidate,
     Confirmation,
+    ContinuousRun,
     CreatedBy,
     Estimate,
     Evidence,
@@ -29,13 +30,13 @@ from autotune.recipe.recipe import (
 from autotune.space.configuration import Configuration
 from autotune.study.confirmation import GROUPS
 from autotune.study.confirmed import Confirmed, Result
-from autotune.study.running import now_utc
+from autotune.study.running import now_utc, ratio_interval
 from autotune.trial.record import Interval, Outcome, TrialRecord
 from autotune.version import __version__
 
 NUMERICS_NOT_CHECKED = "numerics parity with float32 without XLA"
 BATCH_NOT_CHECKED = "held-out loss after equal numbers of examples at the recommended batch size"
-LONG_RUN_NOT_CHECKED = "memory growth and throttling over a long run"
+LONG_RUN_NOT_CHECKED = "a continuous run"
 """What a user must not take for granted; the recipe says so."""
 
 
@@ -124,7 +125,21 @@ def _evidence(
         confirmation=_confirmation(result, winner),
         best_candidate=best,
         shortfall=shortfall,
+        continuous=_continuous(winner),
         sufficient_budget_seconds=result.sufficient_budget if result is not None and lacked_time else None,
+    )
+
+
+def _continuous(winner: Confirmed | None) -> ContinuousRun | None:
+    if winner is None or winner.soaked is None:
+        return None
+    speedup = ratio_interval(winner.soaked.ratio)
+    slices = None if winner.in_slices is None else ratio_interval(winner.in_slices)
+    return ContinuousRun(
+        seconds=winner.soaked.seconds,
+        speedup=None if speedup is None else _estimate(speedup),
+        slices=None if slices is None else _estimate(slices),
+        replaces_slices=winner.replaced,
     )
 
 
@@ -138,7 +153,7 @@ def _not_checked(winner: Confirmed, baseline: Configuration, measured: bool) -> 
         missing.append(f"{NUMERICS_NOT_CHECKED} ({parity.detail})")
     if winner.configuration.batch_size != baseline.batch_size:
         missing.append(f"{BATCH_NOT_CHECKED} (training loss only)" if measured else BATCH_NOT_CHECKED)
-    return (*missing, LONG_RUN_NOT_CHECKED)
+    return (*missing, LONG_RUN_NOT_CHECKED) if winner.soaked is None else tuple(missing)
 
 
 def break_even(
@@ -243,8 +258,18 @@ def _rule_failed(best: Confirmed, result: Result, min_gain: float) -> tuple[Shor
     speedup, instances = best.speedup, 0 if best.ratio is None else best.ratio.count
     if speedup is None:
         return result.cut_short, f"{_WHY_CUT_SHORT[result.cut_short]} ({instances} measured of at least 2)"
+    if best.barred:
+        return Shortfall.NO_TIME, (
+            "the budget ended before its own continuous run, and another finalist's had shown that pauses made it "
+            "look fast"
+        )
+    interval = f"{speedup.low:.3f} to {speedup.high:.3f}"
+    if best.replaced and speedup.low <= 1:
+        return Shortfall.INTERVAL_INCLUDES_1, (
+            f"in a continuous run its interval, {interval}, does not lie above 1: only slices with pauses between "
+            "them were faster"
+        )
     if speedup.low <= 1:
-        interval = f"{speedup.low:.3f} to {speedup.high:.3f}"
         too_few = instances < FEW_INSTANCES and speedup.value >= 1 + min_gain
         return result.cut_short if too_few else Shortfall.INTERVAL_INCLUDES_1, (
             f"its interval, {interval} over {instances} fresh processes, does not lie above 1"

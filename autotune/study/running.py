@@ -75,6 +75,7 @@ class Trial:
         self.seconds = 0.0
         self.pairs: list[Pair] = []
         self.slices: list[Slice] = []
+        self.legs: list[tuple[Slice, ...]] = []
         self.log_ratios: list[float] = []
         self.finished: Finished | None = None
 
@@ -90,6 +91,11 @@ class Trial:
             )
         )
         self.log_ratios.append(math.log(_rate(candidate, self.warm) / _rate(baseline, reference)))
+
+    def rate(self, each: Slice) -> float:
+        """Samples per second of a long training at the pace of one of its slices."""
+        assert self.warm is not None
+        return _rate(each, self.warm)
 
     @property
     def estimate(self) -> LogInterval | None:
@@ -127,6 +133,7 @@ class Trial:
             pairing=self.pairing if self.pairs else None,
             pairs=tuple(self.pairs),
             slices=tuple(self.slices),
+            legs=tuple(self.legs),
             stopped_by=self.stopped_by,
             throughput=self._throughput(own),
             speedup=self.speedup,

@@ -73,6 +73,7 @@ def tune(
     max_batch: int | None = None,
     fixed_batch: bool = False,
     memory_margin: float = MEMORY_MARGIN,
+    soak: float | str | None = None,
     observe: Observer = silent,
 ) -> Recipe:
     """Find the fastest stable configuration of a training on this machine.
@@ -98,6 +99,8 @@ def tune(
         fixed_batch: The batch size stays the baseline's.
         memory_margin: Share of the machine's or container's memory, and of the device's, that the recommended
             configuration must leave free at its peak.
+        soak: How long winner and baseline train continuously at the end, in seconds or as text, to hold the claim
+            against and to see memory grow; 0 for not at all, None scales it to the budget.
         observe: Is told what happens, see `autotune.study.progress`.
 
     Returns:
@@ -124,6 +127,7 @@ def tune(
         "max_batch": max_batch,
         "fixed_batch": fixed_batch,
         "memory_margin": memory_margin,
+        "soak": None if soak is None else 0.0 if soak in (0, "0") else seconds_of("soak", soak),
     }
     if resume is not None:
         if chosen is not None:

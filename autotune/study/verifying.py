@@ -33,6 +33,8 @@ from autotune.trial.record import Interval, Outcome, Pairing, Phase, TrialRecord
 from autotune.workload import Workload, WorkloadReference, refuse_while_loading
 
 DEFAULT_BUDGET = "100s"
+CONTINUOUS_SHARE = 0.25
+"""Of the budget: for a continuous run, where the claim comes from one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +171,7 @@ def _refuse_another_baseline(recipe: Recipe, baseline: Configuration) -> None:
 
 def _plan(budget: float, warm: WarmUp, import_seconds: float, recipe: Recipe) -> Plan:
     """All of the time that is left is the confirmation's."""
+    continuous = recipe.evidence.continuous
     start = warm.ready_seconds + (recipe.evidence.compile_seconds or 0.0)
     return Plan(
         budget=budget,
@@ -181,6 +184,7 @@ def _plan(budget: float, warm: WarmUp, import_seconds: float, recipe: Recipe) ->
         finalists=1,
         import_seconds=import_seconds,
         slice_seconds=max(slice_seconds(warm, measured=LEAST_MEASURED), warm.ready.epoch_seconds or 0.0),
+        soak=CONTINUOUS_SHARE * budget if continuous is not None and continuous.replaces_slices else 0.0,
     )
 
 

@@ -142,6 +142,7 @@ class TrialRecord(_Data):
         examples_per_epoch: None when endless or unknown.
         pairs: Slices beside the baseline's.
         slices: Slices taken alone (the baseline's own).
+        legs: Of the soak: slices that followed on one another without a freeze, by leg.
         stopped_by: Why measuring stopped: `narrow`, `cannot_win`, `time`, or None.
         throughput: Samples per second of a long training, epoch boundaries included.
         speedup: Ratio of throughputs, candidate over baseline, from the pairs.
@@ -174,6 +175,9 @@ class TrialRecord(_Data):
     pairing: Pairing | None = None
     pairs: Annotated[tuple[Pair, ...], Field(fail_fast=True)] = ()
     slices: Annotated[tuple[Slice, ...], Field(fail_fast=True)] = ()
+    legs: Annotated[
+        tuple[Annotated[tuple[Slice, ...], Field(fail_fast=True)], ...], Field(fail_fast=True)
+    ] = ()
     stopped_by: Literal["narrow", "cannot_win", "time"] | None = None
     throughput: Interval | None = None
     speedup: Interval | None = None

@@ -1,0 +1,149 @@
+"""Does memory grow for as long as the training goes on? A rule on what is held at the ends of slices. Pure functions.
+
+Allocators and caches fill at the beginning; a leak goes on. What counts is therefore growth that is seen in the later
+part of a process's life, does not die down within it, and would reach the limit within a long training.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune.measure.intervals import t_quantile
+from autotune.measure.stability import MEMORY_MARGIN, Check
+
+NAME = "host_memory_growth"
+SETTLING_SHARE = 1 / 3
+"""Of a process's slices: the first ones, in which memory may grow."""
+FEWEST_SLICES = 6
+"""Of a process that says something; and of those left of it, three in each half."""
+LEAST_GROWTH_BYTES = 16 << 20
+"""Seen within one process: less is what allocators do."""
+GROWTH_CONFIDENCE = 0.99
+"""Of the interval whose lower bound must lie above no growth."""
+LASTING_SHARE = 0.5
+"""Of its pace overall: what the growth must keep in the second half."""
+LONG_TRAINING_SECONDS = 24 * 3600.0
+"""A training that long must fit into memory."""
+AS_MUCH = 0.5
+"""A baseline that grows by this share of the configuration's growth, or more, has the leak too."""
+
+Samples = Sequence[tuple[float, float]]
+"""Of one process: examples trained so far, and bytes held then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """Bytes per example, over processes.
+
+    Args:
+        slope: The estimate.
+        low: Lower bound.
+        seen: Bytes by which the process grew that was watched longest.
+        examples: How many that process trained on while it was watched.
+        lasts: Whether the second half grows nearly as fast as the whole.
+    """
+
+    slope: float
+    low: float
+    seen: float
+    examples: float
+    lasts: bool
+
+    @property
+    def sure(self) -> bool:
+        """Whether memory grows, and goes on to."""
+        return self.low > 0 and self.lasts and self.seen >= LEAST_GROWTH_BYTES
+
+
+def growth(processes: Sequence[Samples]) -> Growth | None:
+    """How fast memory grows; None where no process gave enough slices.
+
+    A straight line is fitted to each process's samples, all with one slope; bytes before the first sample that
+    counts do not matter.
+
+    Args:
+        processes: Samples of each, in order.
+    """
+    settled = [each[math.ceil(SETTLING_SHARE * len(each)) :] for each in processes]
+    settled = [each for each, whole in zip(settled, processes, strict=True) if len(whole) >= FEWEST_SLICES]
+    settled = [each for each in settled if each[-1][0] > each[0][0]]
+    if not settled:
+        return None
+    slope, error, degrees = _common_slope(settled)
+    late = [each[len(each) // 2 :] for each in settled]
+    later = _common_slope([each for each in late if len(each) > 1])[0]
+    longest = max(settled, key=lambda each: each[-1][0] - each[0][0])
+    examples = longest[-1][0] - longest[0][0]
+    return Growth(
+        slope=slope,
+        low=slope - t_quantile(GROWTH_CONFIDENCE, degrees) * error if degrees > 0 else -math.inf,
+        seen=slope * examples,
+        examples=examples,
+        lasts=later >= LASTING_SHARE * slope,
+    )
+
+
+def _common_slope(processes: Sequence[Samples]) -> tuple[float, float, int]:
+    """Least squares with one slope and a level for each process: slope, its standard error, degrees of freedom."""
+    centred = [
+        (x - statistics.fmean(a for a, _ in each), y - statistics.fmean(b for _, b in each))
+        for each in processes
+        for x, y in each
+    ]
+    spread = sum(x * x for x, _ in centred)
+    if not spread:
+        return 0.0, 0.0, 0
+    slope = sum(x * y for x, y in centred) / spread
+    degrees = len(centred) - len(processes) - 1
+    rest = sum((y - slope * x) ** 2 for x, y in centred)
+    return slope, math.sqrt(rest / degrees / spread) if degrees > 0 else math.inf, degrees
+
+
+def host_memory_growth(
+    own: Sequence[Samples],
+    baseline: Sequence[Samples],
+    *,
+    examples_per_second: float,
+    held_bytes: int,
+    limit_bytes: int,
+    margin: float = MEMORY_MARGIN,
+) -> Check:
+    """Whether memory grows so that a long training would run out of it, where the baseline's does not.
+
+    Args:
+        own: Samples of the configuration's processes.
+        baseline: Of the baseline's.
+        examples_per_second: The pace of the configuration.
+        held_bytes: What it holds at its peak, growth or not.
+        limit_bytes: What the machine or container has.
+        margin: Share of that to keep free.
+
+    Returns:
+        Passed, with `value` None, where too little was seen.
+    """
+    found = growth(own)
+    if found is None:
+        return Check(name=NAME, passed=True, value=None, limit=None, detail="too little was seen to tell")
+    day = LONG_TRAINING_SECONDS * examples_per_second
+    limit = limit_bytes * (1 - margin) - held_bytes
+    seconds = found.examples / examples_per_second
+    seen = f"{found.seen / 2**20:+.1f} MiB within {seconds:.0f} s of training"
+    value = max(0.0, found.low) * day if found.sure else 0.0
+    if not found.sure or value <= limit:
+        return Check(name=NAME, passed=True, value=value, limit=limit, detail=seen)
+    beside = growth(baseline)
+    if beside is not None and beside.sure and beside.slope >= AS_MUCH * found.slope:
+        detail = f"{seen}; the baseline grows as much for each example, so it is the workload that leaks"
+        return Check(name=NAME, passed=True, value=value, limit=limit, detail=detail)
+    hours = limit / (found.slope * examples_per_second) / 3600
+    return Check(
+        name=NAME,
+        passed=False,
+        value=value,
+        limit=limit,
+        detail=f"{seen}, and it goes on: memory is full after {max(0.0, hours):.1f} hours; the baseline does not "
+        "grow like that",
+    )

@@ -1,0 +1,159 @@
+"""The soak: a winner and the baseline train continuously, in turns of seconds, to hold the claim against.
+
+What slices between pauses cannot show shows here: a pipeline that gains from the pauses, memory that grows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+
+from autotune.measure.continuous import FEWEST_SLICES, Soaked, continuous_ratio
+from autotune.study.run import Run
+from autotune.study.running import Trial
+from autotune.study.side_by_side import PATIENCE_SECONDS, slice_seconds
+from autotune.study.waiting import Deadline, TimeIsUp
+from autotune.trial.live import TrialFailed, WarmUp
+from autotune.trial.record import Slice
+
+Leg = tuple[Slice, ...]
+
+LEAST_LEG_SECONDS, MOST_LEG_SECONDS = 1.5, 5.0
+"""Of one turn. Many short ones tell more of the ratio than few long ones, down to where the lead is most of them."""
+ENOUGH_LEGS = 8
+FEWEST_LEGS = 4
+"""Baseline, winner, winner, baseline."""
+
+
+def plan_legs(seconds: float, *, slice_length: float, start: float = 0.0) -> tuple[int, int]:
+    """How many legs there are time for, and how many slices each has; no legs where there is too little.
+
+    Args:
+        seconds: For all legs.
+        slice_length: Seconds of a slice.
+        start: Seconds that starting processes takes per leg.
+    """
+    shortest = max(LEAST_LEG_SECONDS, FEWEST_SLICES * slice_length)
+    affordable = int(seconds / (shortest + start)) // 4 * 4
+    if affordable < FEWEST_LEGS:
+        return 0, 0
+    long_ones = int(seconds / (max(shortest, MOST_LEG_SECONDS) + start)) // 4 * 4
+    legs = max(min(affordable, ENOUGH_LEGS), long_ones)
+    return legs, max(FEWEST_SLICES, int((seconds / legs - start) / slice_length))
+
+
+class Soak:
+    """Runs one.
+
+    Args:
+        run: What all phases share.
+        deadline: When every wait has ended.
+        start: Starts a trial's process, to be ended by the stack, and waits until it is warm.
+        close: Takes a trial's closing figures, and ends its process.
+        ends: Seconds since the run began at which the last leg should have ended.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        deadline: Deadline,
+        *,
+        start: Callable[[Trial, contextlib.ExitStack], None],
+        close: Callable[[Trial], None],
+        ends: float,
+    ) -> None:
+        self._run = run
+        self._deadline = deadline
+        self._start = start
+        self._close = close
+        self._ends = ends
+        self._busy: Trial | None = None
+
+    def soak(self, reference: Trial, trial: Trial, *, together: bool) -> Soaked | None:
+        """Let both train in turns: baseline, winner, winner, baseline, and so on, or the other way round.
+
+        Args:
+            reference: The baseline.
+            trial: The winner.
+            together: Whether both may be alive at once; else two turns in a row have a process of their own.
+
+        Returns:
+            None where there was too little time, or the baseline failed.
+
+        Raises:
+            TrialFailed: The winner failed.
+        """
+        try:
+            with contextlib.ExitStack() as stack:
+                legs = self._legs(reference, trial, stack, together=together)
+        except TimeIsUp:
+            return None
+        except TrialFailed:
+            if self._busy is trial:
+                raise
+            return None
+        return _found(legs, trial) if legs else None
+
+    def _legs(
+        self, reference: Trial, trial: Trial, stack: contextlib.ExitStack, *, together: bool
+    ) -> list[tuple[Trial, Leg]]:
+        first, second = self._run.rng.sample([reference, trial], 2)
+        order = [first, second, second, first]
+        starts = 0.0 if together else sum(each.warm.ready_seconds for each in order if each.warm) / 4 / 2
+        if together:
+            for each in (reference, trial):
+                self._begin(each, stack)
+        warm = [each.warm for each in (reference, trial) if each.warm is not None]
+        length = slice_seconds(*warm, measured=math.inf)
+        began = self._run.clock()
+        longest = max(_real_seconds(length, each) for each in warm)
+        count, slices = plan_legs(max(0.0, self._ends - began), slice_length=longest, start=starts)
+        legs: list[tuple[Trial, Leg]] = []
+        for index in range(count):
+            one_leg = (self._run.clock() - began) / max(1, index)
+            if index % 2 == 0 and index >= FEWEST_LEGS and self._run.clock() + 2 * one_leg > self._ends:
+                break  # slower than it was
+            each = order[index % 4]
+            if not together and (not legs or legs[-1][0] is not each):
+                self._end_last(legs, stack)
+                self._begin(each, stack)
+            legs.append((each, self._leg(each, length, slices)))
+        for each in (reference, trial) if together else (legs[-1][0],) if legs else ():
+            self._close(each)
+        return legs
+
+    def _begin(self, trial: Trial, stack: contextlib.ExitStack) -> None:
+        self._busy = trial
+        self._start(trial, stack)
+
+    def _end_last(self, legs: list[tuple[Trial, Leg]], stack: contextlib.ExitStack) -> None:
+        if legs:
+            self._close(legs[-1][0])
+        stack.close()
+
+    def _leg(self, trial: Trial, length: float, slices: int) -> Leg:
+        assert trial.live is not None
+        self._busy = trial
+        seconds = length * slices
+        with self._deadline.wait(seconds, at_most=3 * seconds + PATIENCE_SECONDS) as timeout:
+            leg = trial.live.measure_continuously(length, slices, timeout)
+        trial.legs.append(leg)
+        return leg
+
+
+def _real_seconds(length: float, warm: WarmUp) -> float:
+    """How long a slice becomes that is asked to be of this length: it holds whole epochs, or whole calls."""
+    unit = warm.ready.epoch_seconds or warm.ready.call_seconds
+    return max(1, math.ceil(length / unit - 1e-6)) * unit
+
+
+def _found(legs: list[tuple[Trial, Leg]], trial: Trial) -> Soaked:
+    pairs = []
+    for one, other in zip(legs[::2], legs[1::2], strict=True):
+        (_, own), (reference, beside) = (one, other) if one[0] is trial else (other, one)
+        pairs.append(([trial.rate(each) for each in own], [reference.rate(each) for each in beside]))
+    return Soaked(
+        ratio=continuous_ratio(pairs),
+        seconds=sum(each.seconds for whose, leg in legs if whose is trial for each in leg),
+    )

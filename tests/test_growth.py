@@ -1,0 +1,108 @@
+"""Memory that grows for as long as the training goes on, told from allocators that settle."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.measure.growth import FEWEST_SLICES, LEAST_GROWTH_BYTES, growth, host_memory_growth
+
+MIB = 1 << 20
+LIMIT = 16 << 30
+PACE = 4000.0
+
+
+def samples(per_example, *, count=40, examples=2000, noise=0.0, settling=0.0, seed=0):
+    """Memory at the ends of slices of 2,000 examples: a level, a leak, noise, and what settles."""
+    drawn = random.Random(seed)
+    return [
+        (
+            float(n * examples),
+            500 * MIB
+            + per_example * n * examples
+            + settling * (1 - math.exp(-n / 3))
+            + drawn.gauss(0, noise) * MIB,
+        )
+        for n in range(1, count + 1)
+    ]
+
+
+def check(own, baseline=(), limit=LIMIT):
+    """The rule, for a process that holds 500 MiB and trains 4,000 examples a second."""
+    return host_memory_growth(
+        own, baseline, examples_per_second=PACE, held_bytes=500 * MIB, limit_bytes=limit
+    )
+
+
+def test_a_leak_is_refused_with_the_hours_until_memory_is_full():
+    """Two KiB per example are 8 MiB a second: 16 GiB are full within the hour."""
+    found = check([samples(2048, noise=1.0)])
+    assert not found.passed
+    assert "memory is full after 0.5 hours" in found.detail
+    assert found.value > found.limit
+
+
+def test_a_leak_that_the_baseline_has_too_is_not_the_configurations_fault():
+    """Both grow by as much for each example: passed, and the detail says whose leak it is."""
+    found = check([samples(2048)], [samples(2000, seed=1)])
+    assert found.passed
+    assert "the workload that leaks" in found.detail
+
+
+def test_a_baseline_that_leaks_far_less_is_no_excuse():
+    """A tenth of the growth in the baseline does not explain the whole of it."""
+    assert not check([samples(2048)], [samples(205)]).passed
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_memory_that_only_varies_is_no_leak(seed):
+    """Noise of 2 MiB around a level passes."""
+    assert check([samples(0.0, noise=2.0, seed=seed)]).passed
+
+
+def test_memory_that_settles_is_no_leak():
+    """200 MiB that fill within the first slices, and then no more."""
+    assert check([samples(0.0, settling=200 * MIB, noise=0.5)]).passed
+
+
+def test_growth_that_dies_down_is_no_leak():
+    """It goes on into the watched part, but its second half has less than half of the pace."""
+    slow = [(x, y + 150 * MIB * (1 - math.exp(-x / 15000))) for x, y in samples(0.0)]
+    found = growth([slow])
+    assert found.seen > LEAST_GROWTH_BYTES
+    assert not found.lasts
+    assert check([slow]).passed
+
+
+def test_a_leak_that_a_day_of_training_survives_passes_with_its_figure():
+    """2 KiB per example do no harm where memory is large enough for a day of it."""
+    found = check([samples(2048)], limit=1 << 40)
+    assert found.passed
+    assert 0 < found.value < found.limit
+
+
+def test_levels_of_different_processes_do_not_matter():
+    """Two processes at different levels that both stay there: no growth between them."""
+    higher = [(x, y + 300 * MIB) for x, y in samples(0.0, noise=0.5, seed=3)]
+    assert check([samples(0.0, noise=0.5), higher]).passed
+    assert not check([samples(2048), [(x, y + 300 * MIB) for x, y in samples(2048)]]).passed
+
+
+def test_too_few_slices_say_nothing():
+    """With fewer slices than it takes there is no figure, and nothing is refused."""
+    found = check([samples(1e6, count=FEWEST_SLICES - 1)])
+    assert (found.passed, found.value) == (True, None)
+    assert "too little" in found.detail
+
+
+@given(
+    st.floats(0, 1e5),
+    st.integers(FEWEST_SLICES, 60),
+    st.integers(1, 4),
+)
+def test_the_slope_of_an_exact_line_is_found(per_example, count, processes):
+    """Whatever the number of slices and processes."""
+    found = growth([samples(per_example, count=count, seed=n) for n in range(processes)])
+    assert found.slope == pytest.approx(per_example, abs=1e-3)

@@ -1,0 +1,154 @@
+"""The soak at the end of a confirmation, on simulated trials."""
+
+import pytest
+from simulated_runs import (
+    BASELINE,
+    LIMITS,
+    quick_tune,
+    simulated_trials,
+)
+from test_confirmation import FAST, SPEED, Bench, crash
+
+from autotune.measure.deciding import Shortfall, Verdict
+from autotune.study.confirmed import Limits
+from autotune.study.plan import plan_run
+from autotune.study.soak import ENOUGH_LEGS, FEWEST_LEGS, LEAST_LEG_SECONDS, plan_legs
+from autotune.trial.live import TrialFailed
+from autotune.trial.record import Outcome, Pairing
+
+SOAK = 30.0
+LARGE = BASELINE.replace(batch_size=64)
+
+
+def soaked(tmp_path, trials, *finalists, soak=SOAK, pairing=Pairing.ALTERNATING, limits=LIMITS, **plan):
+    """A confirmation with a soak; its result and bench."""
+    bench = Bench(tmp_path, trials, soak=soak, limits=limits, **plan)
+    return bench.confirm(*(finalists or (FAST,)), pairing=pairing), bench
+
+
+@pytest.mark.parametrize("pairing", list(Pairing))
+def test_a_winner_that_holds_its_claim_keeps_it(tmp_path, pairing):
+    """The continuous run agrees; the claim is the one of the slices, and both records keep the legs."""
+    result, bench = soaked(tmp_path, simulated_trials(SPEED, noise=0.03), pairing=pairing)
+    winner = result.winner
+    assert winner.soaked is not None
+    assert not winner.replaced
+    assert winner.soaked.ratio.low < winner.ratio.value < winner.soaked.ratio.high
+    assert len(winner.record.legs) == len(result.baseline.legs) >= FEWEST_LEGS / 2
+    assert bench.trials.clock() <= bench.plan.ends + 1.0
+
+
+def test_a_claim_that_lives_of_the_pauses_is_replaced(tmp_path):
+    """Slices after a pause are 30% faster for one configuration: the continuous run's figure is claimed."""
+    trials = simulated_trials(SPEED, noise=0.02, freeze_gain=lambda each: 1.3 if each == FAST else 1.0)
+    result, _ = soaked(tmp_path, trials)
+    (found,) = result.confirmed
+    assert found.replaced
+    assert found.speedup.low < 1.5 < found.speedup.high
+    assert found.in_slices.low > found.ratio.high
+    assert found.verdict is Verdict.FASTER
+
+
+def test_a_gain_that_is_nothing_but_pauses_is_no_gain(tmp_path):
+    """What is as fast as the baseline in a continuous run is not recommended, whatever slices say."""
+    trials = simulated_trials(noise=0.02, freeze_gain=lambda each: 1.0 + 0.3 * bool(each["jit_compile"]))
+    recipe, _ = quick_tune(trials, tmp_path / "run", budget=280.0)
+    assert recipe.evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN
+    assert recipe.evidence.shortfall in (Shortfall.INTERVAL_INCLUDES_1, Shortfall.BELOW_MIN_GAIN)
+    assert "continuous run" in recipe.evidence.best_candidate.reason
+
+
+def test_a_finalist_that_could_not_be_soaked_does_not_win_after_one_was_refuted(tmp_path):
+    """Three finalists that all live of the pauses: none is recommended, soaked or not."""
+    trials = simulated_trials(noise=0.02, freeze_gain=lambda each: 1.0 + 0.3 * bool(each["jit_compile"]))
+    recipe, _ = quick_tune(trials, tmp_path / "run", budget=300.0)
+    assert recipe.evidence.confirmation.finalists > 1
+    assert recipe.evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN
+    assert recipe.evidence.shortfall is Shortfall.NO_TIME
+
+
+def test_a_winner_that_leaks_hands_over_to_the_next(tmp_path):
+    """Memory that grows by half a MiB with each thousand examples fails it; the other finalist is recommended."""
+    trials = simulated_trials(SPEED, noise=0.02, leak=lambda each: 2000.0 if each == FAST else 0.0)
+    limits = Limits(host_bytes=8 << 30, device_bytes=None)
+    result, _ = soaked(tmp_path, trials, FAST, LARGE, limits=limits, left=200.0)
+    assert result.winner.configuration == LARGE
+    leaking = next(each for each in result.confirmed if each.configuration == FAST)
+    assert leaking.record.outcome is Outcome.UNSTABLE
+    assert "memory is full after" in leaking.record.reason
+
+
+def test_a_winner_that_dies_in_the_soak_is_not_recommended(tmp_path):
+    """It ran out of memory after a while: that is its failure, and the baseline's record stands."""
+    trials = simulated_trials(SPEED, noise=0.02)
+    bench = Bench(tmp_path, trials, soak=SOAK)
+    began = bench.plan.ends - SOAK
+    trials.failure = lambda each: (
+        TrialFailed(Outcome.OOM, "as planned") if each == FAST and trials.clock() > began - 1 else None
+    )
+    result = bench.confirm(FAST)
+    assert result.winner is None
+    assert result.confirmed[0].record.outcome is Outcome.OOM
+    assert result.baseline.outcome is Outcome.OK
+
+
+def test_a_baseline_that_dies_in_the_soak_takes_nothing_away(tmp_path):
+    """The claim stands as the slices gave it, and the recipe will say that no continuous run was had."""
+    trials = simulated_trials(SPEED, noise=0.02)
+    bench = Bench(tmp_path, trials, soak=SOAK)
+    began = bench.plan.ends - SOAK
+    fails = crash(BASELINE)
+    trials.failure = lambda each: fails(each) if trials.clock() > began - 1 else None
+    result = bench.confirm(FAST)
+    assert result.winner.soaked is None
+    assert not result.winner.replaced
+
+
+def test_what_is_not_faster_is_not_soaked(tmp_path):
+    """There is no claim to hold anything against."""
+    result, _ = soaked(tmp_path, simulated_trials(noise=0.03))
+    assert result.winner is None
+    assert result.confirmed[0].soaked is None
+
+
+def test_the_recipe_says_what_the_soak_was(tmp_path):
+    """Seconds, both figures, and nothing about long runs among what was not checked."""
+    recipe, _ = quick_tune(simulated_trials(SPEED, noise=0.02), tmp_path / "run", budget=300.0)
+    continuous = recipe.evidence.continuous
+    assert continuous.seconds > 5
+    assert not continuous.replaces_slices
+    assert continuous.slices == recipe.evidence.speedup
+    assert "host_memory_growth" in {check.name for check in recipe.evidence.stability.checks}
+    assert "a continuous run" not in recipe.evidence.stability.not_checked
+
+
+def test_no_soak_is_told(tmp_path):
+    """With soak=0 the recipe lists a continuous run as not checked."""
+    recipe, _ = quick_tune(simulated_trials(SPEED, noise=0.02), tmp_path / "run", budget=300.0, soak=0.0)
+    assert recipe.evidence.continuous is None
+    assert "a continuous run" in recipe.evidence.stability.not_checked
+
+
+@pytest.mark.parametrize("seconds", [5.0, 6.0, 11.0, 12.0, 25.0, 41.0, 100.0, 1000.0])
+@pytest.mark.parametrize("slice_length", [0.5, 2.0])
+@pytest.mark.parametrize("start", [0.0, 0.5])
+def test_legs_fill_the_time_and_no_more(seconds, slice_length, start):
+    """Fours of legs, none too short; nothing where the fewest do not fit."""
+    legs, slices = plan_legs(seconds, slice_length=slice_length, start=start)
+    assert legs % 4 == 0
+    assert legs * (slices * slice_length + start) <= seconds
+    shortest = max(LEAST_LEG_SECONDS, 3 * slice_length)
+    assert (legs == 0) == (seconds < FEWEST_LEGS * (shortest + start))
+    if legs > ENOUGH_LEGS:
+        assert slices * slice_length >= 2 * LEAST_LEG_SECONDS
+
+
+def test_a_soak_is_planned_where_it_leaves_enough():
+    """A tenth of the budget; none in a short one; what is asked for in any case."""
+    times = {"ready_at": 5.0, "first_step": 1.0, "import_seconds": 5.0, "trial_timeout": None}
+    assert plan_run(300.0, **times).soak == pytest.approx(30.0)
+    assert plan_run(60.0, **times).soak == 0.0
+    assert plan_run(300.0, **times, soak=0.0).soak == 0.0
+    asked = plan_run(120.0, **times, soak=20.0)
+    assert asked.soak == pytest.approx(22.0)
+    assert asked.ends - asked.search_last >= 22.0
