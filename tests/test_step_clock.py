@@ -158,7 +158,7 @@ class Simulation:
             self.clock.epoch_ended()
         raise AssertionError("the clock never ended the training")
 
-    def run(self, overhead=None):
+    def run(self, overhead=None, counted_calls=None):
         """`fit`, and where it turns out to have long epochs a second one by steps; returns the slices."""
         try:
             self.fit()
@@ -166,7 +166,7 @@ class Simulation:
             pass
         except LongEpoch:
             self.now += 7.0  # measuring the boundary's cost
-            self.clock.time_by_steps(overhead)
+            self.clock.time_by_steps(overhead, counted_calls=counted_calls)
             with pytest.raises(TrainingEnded):
                 self.fit()
         return [message.slice for message in self.sent if isinstance(message, SliceDone)]
@@ -636,6 +636,22 @@ def test_nothing_is_thrown_away_where_all_batches_have_one_size():
     (measured,) = simulation.run(overhead=0.125)
     assert (measured.steps, measured.examples) == (960, 960 * 32)
     assert simulation.calls - measured.steps < 50
+
+
+def test_the_end_of_an_epoch_that_the_overhead_speaks_of_is_not_counted():
+    """While a shuffle buffer is emptied steps are quicker; slices go on with the next epoch's beginning."""
+    first_fit = 17  # so many calls tell that the epoch will be long
+
+    def step_seconds(call):
+        return 1 / 32 if call < first_fit or (call - first_fit) % 450 < 350 else 1 / 128
+
+    simulation = Simulation(*[Measure(seconds=4.0)] * 8, **{**LONG, "step_seconds": step_seconds})
+    slices = simulation.run(overhead=0.125, counted_calls=350)
+    assert simulation.calls - first_fit > 2 * 450
+    for measured in slices:
+        assert measured.seconds == measured.steps / 32
+        assert measured.examples == measured.steps * 32
+        assert measured.step_seconds.max == 1 / 32
 
 
 def test_compiling_for_the_smaller_last_batch_is_in_no_slice():

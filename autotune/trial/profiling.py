@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,24 +26,44 @@ BOUNDARY_EPOCH_SECONDS = 0.5
 BOUNDARY_EPOCHS = 4
 BOUNDARY_SECONDS = 2.0
 """No further short epoch is begun after so long, once one boundary was seen."""
+WORTH_MENDING = 0.01
+"""Share of an epoch that a boundary must cost before it is asked how much of that the epoch's end pays back."""
+KEPT_SECONDS = 0.3
+"""How long the step is timed on a batch kept in memory."""
 FIRST_BATCH_SECONDS = 3.0
 """A pipeline whose first batch takes longer is not opened again for the input wait."""
 VALIDATION_CALLS = 20
 """Calls of the test function from which a longer validation's time is extrapolated."""
 
 
-def epoch_overhead(
+@dataclass(frozen=True, kw_only=True)
+class Boundary:
+    """What lies between two long epochs, for a training that is timed by steps.
+
+    Args:
+        seconds: What an epoch costs beyond its steps, at the pace of those that count.
+        counted_calls: So many calls of an epoch count, from its beginning; None for all. The rest is quicker than
+            the usual pace: a shuffle buffer is emptied that nothing refills. That is in `seconds`.
+    """
+
+    seconds: float
+    counted_calls: int | None = None
+
+
+def boundary(
     model: keras.Model,
     train: tf.data.Dataset,
     validation: tf.data.Dataset | None,
     training: Training,
     call_seconds: float,
-) -> float:
+) -> Boundary:
     """What an epoch costs beyond its steps: a new iterator, a refilled shuffle buffer, validation.
 
-    Trains a few short epochs of the same pipeline and takes the time of their steps away. A shuffle buffer that
-    a pipeline slower than its steps fills at the start is paid back at the epoch's end, which short epochs
-    never reach: there this is an upper bound.
+    Trains a few short epochs of the same pipeline and takes the time of their steps away. What fills a shuffle
+    buffer at an epoch's start need not be produced at its end, which short epochs never reach: so much
+    less is charged as the steps wait for that production. With p seconds to produce what a step takes from
+    the buffer, and w seconds that a step waits for input, it is min(p, w) for each step that the full buffer feeds:
+    all of it in a pipeline that takes turns with its training, nothing where it keeps ahead of it.
 
     Args:
         model: Compiled, and trained already.
@@ -51,8 +73,31 @@ def epoch_overhead(
         call_seconds: What a call of the train function usually takes.
 
     Returns:
-        Seconds per epoch; the mean of several, for a long training pays for its stalls too.
+        The mean of several, for a long training pays for its stalls too.
     """
+    start, usual_call, validating = _short_epochs(model, train, validation, training, call_seconds)
+    whole = Boundary(seconds=max(0.0, start + validating))
+    buffered, steps = _steps_in_shuffle_buffer(train, training.batch_size), training.steps_per_epoch
+    if buffered is None or steps is None or not 0 < buffered <= steps / 2:
+        return whole  # from a buffer that holds most of an epoch, most steps are fed without production
+    per_call = training.steps_per_call
+    if start < WORTH_MENDING * steps / per_call * usual_call:
+        return whole
+    waited = max(0.0, usual_call - _kept_call_seconds(model, train))
+    return Boundary(
+        seconds=max(0.0, start - min(start, waited * buffered / per_call) + validating),
+        counted_calls=int((steps - buffered) / per_call),
+    )
+
+
+def _short_epochs(
+    model: keras.Model,
+    train: tf.data.Dataset,
+    validation: tf.data.Dataset | None,
+    training: Training,
+    call_seconds: float,
+) -> tuple[float, float, float]:
+    """Seconds of an epoch beyond its calls and validation, of a call within one, and of a whole validation."""
     import keras
 
     edges: list[float] = []
@@ -93,15 +138,38 @@ def epoch_overhead(
     )
     spent = [late - early for early, late in itertools.pairwise(edges)]
     checked = validations[1:] or [0.0] * len(spent)
-    return max(
-        0.0,
-        statistics.fmean(
-            [
-                epoch - calls_each * usual_call - validated + validated * whole
-                for epoch, validated in zip(spent, checked, strict=True)
-            ]
-        ),
-    )
+    start = statistics.fmean(spent) - statistics.fmean(checked) - calls_each * usual_call
+    return start, usual_call, statistics.fmean(checked) * whole
+
+
+def _steps_in_shuffle_buffer(train: tf.data.Dataset, batch_size: int) -> float | None:
+    """How many steps' worth of examples the pipeline's shuffle buffer holds; None where there is none.
+
+    Looks back from the end of the pipeline over what hands on element by element. What lies further up, such as a
+    shuffle of file names, is not taken for one of examples.
+    """
+    hands_on = ("Options", "Prefetch", "Map", "ParallelMap", "Batch", "ParallelBatch")
+    steps_per_element, dataset = 1.0, train
+    while True:
+        kind = type(dataset).__name__.strip("_").removesuffix("Dataset")
+        if kind == "Shuffle":
+            return float(getattr(dataset, "_buffer_size", math.nan)) * steps_per_element
+        if kind not in hands_on:
+            return None
+        if kind.endswith("Batch"):
+            steps_per_element = 1 / batch_size
+        (dataset,) = dataset._inputs()
+
+
+def _kept_call_seconds(model: keras.Model, train: tf.data.Dataset) -> float:
+    """What a call takes on a batch that is kept in memory."""
+    kept = iter(train.take(1).cache().repeat())
+    model.train_function(kept)
+    calls: list[float] = []
+    function = _timing(model.train_function, calls)
+    while sum(calls) < KEPT_SECONDS:
+        function(kept)
+    return statistics.fmean(calls)
 
 
 def _shortened(validation: tf.data.Dataset, steps_per_call: int) -> tuple[tf.data.Dataset, float]:

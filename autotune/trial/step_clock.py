@@ -163,6 +163,7 @@ class StepClock:
         self._clock = clock
         self._by_epochs = True
         self._overhead: float | None = None
+        self._counted_calls = math.inf
         self._open: _OpenSlice | None = None
         self._slices_left = 0
         self._ready = False
@@ -187,14 +188,18 @@ class StepClock:
 
         return timed
 
-    def time_by_steps(self, epoch_overhead_seconds: float | None) -> None:
+    def time_by_steps(
+        self, epoch_overhead_seconds: float | None, *, counted_calls: int | None = None
+    ) -> None:
         """From the next `fit` on, time by steps.
 
         Args:
             epoch_overhead_seconds: What an epoch costs beyond its steps, measured apart.
+            counted_calls: After so many calls of an epoch the rest of it is not counted: the overhead speaks of it.
         """
         self._by_epochs = False
         self._overhead = epoch_overhead_seconds
+        self._counted_calls = math.inf if counted_calls is None else counted_calls
         self._begin_fit()
 
     def epoch_began(self) -> None:
@@ -257,6 +262,8 @@ class StepClock:
         if not self._by_epochs and self._traces_smaller_batch():
             self._segment_at = None  # a training pays for it once: the stretch it fell into is not counted
             return
+        if not self._by_epochs and self._calls > self._counted_calls:
+            return
         if not first_of_epoch:
             self._call_times.append(seconds)
         if self._open is not None and (self._by_epochs or not first_of_epoch):
@@ -269,6 +276,8 @@ class StepClock:
             self._measure_by_steps(now)
         elif not self._ready:
             self._warm_up_by_steps(now)
+        if not self._by_epochs and self._calls == self._counted_calls:
+            self._close_segment()
 
     def _traces_smaller_batch(self) -> bool:
         """Whether this call met the epoch's smaller last batch for the first time, and so compiled for it."""

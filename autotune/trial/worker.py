@@ -201,13 +201,16 @@ def _fit(
             model.fit(train, validation_data=None if endless else validation, **arguments)
         except LongEpoch:
             model.train_function = usual
-            overhead = (
+            between = (
                 None
                 if endless
-                else profiling.epoch_overhead(model, train, validation, training, clock.call_seconds)
+                else profiling.boundary(model, train, validation, training, clock.call_seconds)
             )
             model.train_function = clock.wrap(usual)
-            clock.time_by_steps(overhead)
+            if between is None:
+                clock.time_by_steps(None)
+            else:
+                clock.time_by_steps(between.seconds, counted_calls=between.counted_calls)
             model.fit(train, **arguments)
     except TrainingEnded as ended:
         return ended.finish

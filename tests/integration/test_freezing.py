@@ -39,21 +39,34 @@ def test_a_frozen_trial_stands_still_while_another_is_measured(launch):
     assert processor_time(other.trial.pid) > turn
 
 
-def test_no_buffer_fills_while_a_trial_is_frozen(launch):
-    """A pipeline slower than its training leaves the prefetch buffer empty; it stays so during the freeze.
+# The pipelines and how many elements each may have in flight; all are slower than the training they feed.
+SLOW_PIPELINES = [
+    ("slow_generator", 1, {}),
+    ("decodes", 2, {"num_parallel_calls": 2}),
+    ("waits", 16, {"num_parallel_calls": 16, "data_threads": 16}),
+]
 
-    Let go on without a command, the trial waits inside its callback, and the buffer fills: this is what a
-    trial that is only blocked does between slices.
+
+@pytest.mark.parametrize(("case", "in_flight", "knobs"), SLOW_PIPELINES)
+def test_no_buffer_fills_while_a_trial_is_frozen(launch, case, in_flight, knobs):
+    """While another trains, the pipeline begins no element; a slice trains on what was produced in it.
+
+    Let go on without a command, the trial waits inside its callback, and the buffer fills: this is what a trial
+    that is only blocked does between slices. The next slice then trains on what nobody timed.
     """
-    frozen, other = launch("slow_generator", 1, prefetch=512), launch("endless")
+    frozen, other = launch(case, 1, prefetch=512, **knobs), launch("endless")
     frozen.warm_up()
     other.warm_up()
-    frozen.measure(0.2)
+    frozen.measure(0.5)
     before = elements(frozen)
     other.measure(0.5)
     assert elements(frozen) == before
+    assert frozen.measure(1.0).examples <= elements(frozen) - before + 2 * in_flight + 1
+
+    before = elements(frozen)
     frozen.trial.thaw()
-    until(lambda: elements(frozen) > before + 20, "the buffer to fill once the trial goes on")
+    other.measure(0.5)
+    until(lambda: elements(frozen) > before + 60, "the buffer to fill once the trial goes on")
 
 
 def test_a_frozen_trial_goes_on_where_it_was(launch):

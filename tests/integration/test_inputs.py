@@ -94,6 +94,21 @@ def test_a_long_epoch_is_timed_by_steps_and_its_boundary_apart(launch, workload)
         assert (trial.log.parent / "validations").stat().st_size >= 2
 
 
+def test_a_shuffle_buffer_that_the_epochs_end_pays_back_is_not_charged(launch):
+    """Where steps wait for each example, those that fill the buffer are not waited for again when it is emptied."""
+    trial = launch("refills")
+    warm = trial.warm_up()
+    part = trial.measure()
+    filling = 400 * part.seconds / part.examples
+    assert warm.ready.epoch_overhead_seconds < 0.5 * filling
+
+
+def test_a_shuffle_buffer_is_charged_where_the_pipeline_keeps_ahead(launch):
+    """Where steps wait for nothing, the epoch's end is no quicker, and filling the buffer costs what it takes."""
+    trial = launch("keeps_ahead", prefetch=2)
+    assert trial.warm_up().ready.epoch_overhead_seconds > 0.5 * 400 * 0.002
+
+
 def test_validation_runs_in_every_epoch(launch):
     """A slice of whole epochs holds as many passes over the validation data."""
     trial = launch("pairs", workload="validated")

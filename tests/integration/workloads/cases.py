@@ -125,20 +125,85 @@ def long_epoch(config):
     return tf.data.Dataset.range(1_000_000).map(lambda i: (tf.fill((4,), 0.5), tf.zeros((1,))))
 
 
+def slowly_shuffled(config):
+    """4,000 examples that take 2 ms each to come by, through a shuffle buffer of 400."""
+
+    def arrive(i):
+        threading.Event().wait(0.002)
+        return np.ones(4, "float32")
+
+    def example(i):
+        return tf.ensure_shape(tf.numpy_function(arrive, [i], tf.float32), (4,)), tf.zeros((1,))
+
+    return tf.data.Dataset.range(4_000).map(example).shuffle(400).map(lambda x, y: (x, y))
+
+
+def slow_steps() -> dict:
+    """A loss that takes 70 ms to compute."""
+
+    def pause(p):
+        threading.Event().wait(0.07)
+        return np.float32(0)
+
+    def loss(y, p):
+        paused = tf.ensure_shape(tf.numpy_function(pause, [tf.stop_gradient(p)], tf.float32), ())
+        return tf.reduce_mean((y - p) ** 2) + paused
+
+    return {"optimizer": "sgd", "loss": loss}
+
+
+def mark() -> None:
+    """One more element is begun: a byte in a file beside the log."""
+    with (log().parent / "elements").open("a") as file:
+        file.write(".")
+
+
 def slow_generator(config):
-    """Writes a mark per element into a file beside the log, some 200 a second, for ever."""
+    """Marks its elements, some 50 a second, for ever."""
 
     def elements():
         pause = threading.Event()
         while True:
-            with (log().parent / "elements").open("a") as file:
-                file.write(".")
-            pause.wait(0.005)
+            mark()
+            pause.wait(0.02)
             yield np.ones(4, "float32"), np.ones(1, "float32")
 
     return tf.data.Dataset.from_generator(
         elements, output_signature=(tf.TensorSpec((4,)), tf.TensorSpec((1,)))
     )
+
+
+def decodes(config):
+    """Marks its elements; to decode the picture that each is made of takes longer than to train on it."""
+    noise = np.random.default_rng(0).integers(0, 256, (1200, 1200, 3)).astype("uint8")
+    picture = tf.io.encode_jpeg(noise)
+
+    def marked(i):
+        mark()
+        return i
+
+    def example(i):
+        pixels = tf.cast(tf.io.decode_jpeg(picture, channels=3)[0, :4, 0], tf.float32) / 255
+        return tf.ensure_shape(pixels, (4,)), tf.zeros((1,))
+
+    numbered = tf.data.Dataset.range(1_000_000).map(
+        lambda i: tf.ensure_shape(tf.numpy_function(marked, [i], tf.int64), ())
+    )
+    return numbered.map(example, num_parallel_calls=config.num_parallel_calls)
+
+
+def waits(config):
+    """Marks its elements; each waits for a quarter of a second, as for an answer from a network."""
+
+    def answer(i):
+        mark()
+        threading.Event().wait(0.25)
+        return np.ones(4, "float32")
+
+    def example(i):
+        return tf.ensure_shape(tf.numpy_function(answer, [i], tf.float32), (4,)), tf.zeros((1,))
+
+    return tf.data.Dataset.range(1_000_000).map(example, num_parallel_calls=config.num_parallel_calls)
 
 
 def validation(config):
@@ -475,7 +540,11 @@ CASES = {
     "generated": {"dataset": generated},
     "filtered": {"dataset": filtered},
     "long_epoch": {"dataset": long_epoch},
+    "refills": {"dataset": slowly_shuffled},
+    "keeps_ahead": {"dataset": slowly_shuffled, "compile": slow_steps},
     "slow_generator": {"dataset": slow_generator},
+    "decodes": {"dataset": decodes},
+    "waits": {"dataset": waits},
     "crowded": {"dataset": crowded},
     "telling": {"model": telling},
     "learns": {"dataset": learnable, "model": small_network, "compile": classifying},
