@@ -40,7 +40,7 @@ TRAINING = Path(__file__).with_name("plain_training.py")
 WORKLOADS = ("digits_mlp", "digits_cnn", "photos_jpeg", "source_transformer", "tabular_wide_deep")
 BUDGET, BUDGET_QUICK = "100s", "35s"
 ROUNDS, ROUNDS_QUICK = 4, 2
-SECONDS, SECONDS_QUICK = 8.0, 2.0
+SECONDS, SECONDS_QUICK = 7.0, 2.0
 """Shortest timed stretch of a training; it ends with the epoch in which they are over."""
 PATIENCE_SECONDS = 900.0
 """After so long a training has failed."""
@@ -147,6 +147,7 @@ def run(arguments: list[str], patience_seconds: float | None = None) -> str:
 def tuned(name: str, folder: Path, budget: str) -> Recipe:
     """The recipe of a run that is in the folder already, or of one that is made now."""
     if not (folder / "recipe.json").exists():
+        progress(f"{name}: tuning for {budget}")
         run(["-m", "autotune", "tune", str(workload_file(name)), "--budget", budget, "--out", str(folder)])
     return Recipe.load(folder / "recipe.json")
 
@@ -190,7 +191,6 @@ def compared(name: str, arguments: argparse.Namespace, recipes: Path, scratch: P
     """Tune one workload and hold its claim against long trainings; a failure is a comparison that says so."""
     claim = None
     try:
-        progress(f"{name}: tuning, {arguments.budget}")
         recipe, comparison = claim_of(tuned(name, recipes / name, arguments.budget))
         claim = comparison.claim
         if claim is None:

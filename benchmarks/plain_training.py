@@ -2,8 +2,8 @@
 
     python benchmarks/plain_training.py WORKLOAD.py RECIPE.json SECONDS
 
-Warms up, then times whole epochs of one `model.fit`, validation and epoch boundaries included, until at least
-SECONDS are over. Prints one line of JSON: samples, seconds, epochs.
+Times whole epochs of one `model.fit`, validation and epoch boundaries included, until at least SECONDS are over; what
+comes before is warm-up. Prints one line of JSON: samples, seconds, epochs.
 """
 
 import importlib
@@ -11,54 +11,38 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import autotune
 from autotune.workload import takes_config
 
-if TYPE_CHECKING:
-    import keras
-
-WARMUP_SECONDS = 2.0
-"""Training after the first step, and before anything is timed."""
+WARMUP_SECONDS = 4.0
+"""Warm-up ends with the epoch in which these are over: tracing, compiling, and some steps more. XLA compiles
+for an epoch's smaller last batch as well, so a whole epoch is the least."""
 ENDLESS = 1 << 30
-"""Epochs that `fit` is asked for: a callback ends it."""
+"""Epochs that `fit` is asked for: the callback ends it."""
 
 
-def trained(model: "keras.Model", batches: Any, validation: Any, seconds: float) -> list[float]:
-    """Warm up and train; the times at which the first timed epoch began and each one ended."""
+def trained(model: Any, batches: Any, validation: Any, seconds: float) -> list[float]:
+    """Train; the times at which warm-up ended and each timed epoch did."""
     import keras
-
-    class WarmUp(keras.callbacks.Callback):
-        """Ends training some time after the first step, wherever in an epoch that is."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.ends: float | None = None
-
-        def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-            now = time.perf_counter()
-            self.ends = self.ends or now + WARMUP_SECONDS
-            self.model.stop_training = now >= self.ends
 
     class EpochTimes(keras.callbacks.Callback):
         """Notes when each epoch ends, and ends training after the first that ends late enough."""
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.times: list[float] = []
-
-        def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-            self.times = self.times or [time.perf_counter()]
+        def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
+            self.warm_at = time.perf_counter() + WARMUP_SECONDS
+            self.ends: list[float] = []
 
         def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-            self.times.append(time.perf_counter())
-            self.model.stop_training = self.times[-1] - self.times[0] >= seconds
+            now = time.perf_counter()
+            if now >= self.warm_at:
+                self.ends.append(now)
+                self.model.stop_training = len(self.ends) > 1 and now - self.ends[0] >= seconds
 
     times = EpochTimes()
-    for callback in (WarmUp(), times):
-        model.fit(batches, validation_data=validation, epochs=ENDLESS, verbose=0, callbacks=[callback])
-    return times.times
+    model.fit(batches, validation_data=validation, epochs=ENDLESS, verbose=0, callbacks=[times])
+    return times.ends
 
 
 def main(file: str, recipe_file: str, seconds: str) -> None:
@@ -76,14 +60,10 @@ def main(file: str, recipe_file: str, seconds: str) -> None:
     model.compile(**workload.compile(), **recipe.compile_args())
     batches = recipe.batch(examples(workload.dataset))
     validation = workload.validation and recipe.batch(examples(workload.validation), drop_remainder=False)
-    times = trained(model, batches, validation, float(seconds))
-    assert recipe.workload.examples is not None
-    epochs = len(times) - 1
-    print(
-        json.dumps(
-            {"samples": epochs * recipe.workload.examples, "seconds": times[-1] - times[0], "epochs": epochs}
-        )
-    )
+    ends = trained(model, batches, validation, float(seconds))
+    assert recipe.workload.examples is not None  # these workloads have epochs
+    samples = (len(ends) - 1) * recipe.workload.examples
+    print(json.dumps({"samples": samples, "seconds": ends[-1] - ends[0], "epochs": len(ends) - 1}))
 
 
 if __name__ == "__main__":
