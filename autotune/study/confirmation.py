@@ -4,6 +4,9 @@ The search's winner owes part of its lead to luck, so nothing of the search ente
 fresh process of the baseline and of every finalist; they take turns in short slices, in a balanced
 random order. How many instances there are follows from the time alone, so no look at the results can stop it early,
 or make it go on.
+
+Where the baseline is not *plain* (float32 without XLA), that takes turns in the same rounds, as a second thing to be
+held against. It is no contender, and makes way for them wherever time or memory is short.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from autotune.measure.deciding import Shortfall, Verdict, verdict
 from autotune.measure.intervals import LogInterval, instance_interval
 from autotune.measure.stability import Check
 from autotune.space.configuration import Configuration
-from autotune.study.confirmed import Confirmed, Limits, Result, checks_of, ended
+from autotune.study.confirmed import Confirmed, Limits, Plain, Result, checks_of, ended
 from autotune.study.plan import (
     FEWEST_INSTANCES,
     LEAST_INSTANCE_SECONDS,
@@ -48,12 +51,13 @@ BRACKET_ROUNDS = 3
 
 @dataclass
 class _Contender:
-    """A finalist while it is confirmed."""
+    """A finalist while it is confirmed; `over_plain` has what `instances` has, against float32 without XLA."""
 
     trial: Trial
     pairing: Pairing
     in_search: TrialRecord
     instances: list[list[float]] = field(default_factory=list)
+    over_plain: list[list[float]] = field(default_factory=list)
     failure: TrialFailed | None = None
 
 
@@ -79,6 +83,7 @@ class Confirmer:
         limits: Memory limits.
         min_gain: Smallest gain that counts.
         numerics: What the finalists' loss curves showed, for those that were looked at.
+        plain: The baseline in float32 without XLA, to be measured as well where it is not the baseline itself.
     """
 
     def __init__(
@@ -89,12 +94,16 @@ class Confirmer:
         *,
         min_gain: float,
         numerics: Mapping[Configuration, Check] | None = None,
+        plain: Configuration | None = None,
     ) -> None:
         self._run = run
         self._plan = plan
         self._limits = limits
         self._min_gain = min_gain
         self._numerics = numerics or {}
+        self._asked_for = plain if plain != run.baseline else None
+        self._plain: _Contender | None = None
+        self._plain_left_out = ""
         self._deadline = Deadline(clock=run.clock, at=plan.ends + OVERRUN_SHARE * plan.budget)
         self._prepared = False
         self._in_twos = False
@@ -148,10 +157,12 @@ class Confirmer:
 
     def _run_instances(self, reference: Trial, contenders: Sequence[_Contender]) -> None:
         """As many instances as the time holds, whatever they show; none where it does not hold the fewest."""
-        run, records = self._run, [each.in_search for each in contenders]
-        if not self._fits(records):
+        run = self._run
+        if not self._fits([each.in_search for each in contenders]):
             return
-        self._prepare(contenders)
+        self._admit_plain(contenders)
+        records = [each.in_search for each in self._with_plain(contenders)]
+        self._prepare(self._with_plain(contenders))
         start = self._instance_start(records)
         seconds = self._planned(records, start)[1]
         done = failures = 0
@@ -171,11 +182,13 @@ class Confirmer:
             except TimeIsUp:
                 return
             except TrialFailed as failure:  # the baseline's: a failure of a contender is its own
+                if failure.outcome is Outcome.OOM and self._spare_plain():
+                    continue
                 self._baseline_failure = failure
                 failures += 1
                 continue
             done += 1
-            if done == 1:
+            if done == 1 and len(records) == len(self._with_plain(contenders)):
                 start = max(1.0, run.clock() - began - seconds)
                 seconds = self._planned(records, start)[1]
 
@@ -250,7 +263,7 @@ class Confirmer:
         for alive_at_once in [[each] for each in together] if self._in_twos else [together]:
             if alive_at_once:
                 share = instance.share(len(alive_at_once) / len(contenders))
-                self._alternate(reference, alive_at_once, share)
+                self._alternate(reference, self._with_plain(alive_at_once), share)
                 self._make_room(alive_at_once)
         for each in contenders:
             if each.pairing is Pairing.BRACKETED and each.failure is None:
@@ -264,8 +277,7 @@ class Confirmer:
             self._start(reference, instance.group, stack, usual=usual)
             for each in contenders:
                 with self._failing(each):
-                    usual = self._usual_start(each.in_search)
-                    self._start(each.trial, instance.group, stack, usual=usual)
+                    self._start_beside(each, instance.group, stack)
             alive = [each for each in contenders if each.failure is None]
             if alive:
                 self._take_turns(reference, alive, instance)
@@ -274,10 +286,12 @@ class Confirmer:
 
     def _make_room(self, contenders: Sequence[_Contender]) -> None:
         """A contender that ran out of memory beside others gets another chance with fewer alive at once."""
-        for each in contenders:
-            if each.failure is None or each.failure.outcome is not Outcome.OOM:
-                continue
+        out = [each for each in contenders if each.failure and each.failure.outcome is Outcome.OOM]
+        spared = bool(out) and self._spare_plain()
+        for each in out:
             each.failure = None
+            if spared:
+                continue
             if len(contenders) > 1:
                 self._in_twos = True
             else:
@@ -290,6 +304,14 @@ class Confirmer:
             yield
         except TrialFailed as failure:
             contender.failure = failure
+
+    def _start_beside(self, contender: _Contender, group: int, stack: contextlib.ExitStack) -> None:
+        try:
+            self._start(contender.trial, group, stack, usual=self._usual_start(contender.in_search))
+        except TimeIsUp as over:
+            if contender is not self._plain:
+                raise
+            raise TrialFailed(Outcome.TIMEOUT, "the time did not hold its start") from over
 
     def _start(self, trial: Trial, group: int, stack: contextlib.ExitStack, *, usual: float) -> None:
         run = self._run
@@ -312,7 +334,7 @@ class Confirmer:
         ratios: dict[int, list[float]] = {each.trial.number: [] for each in contenders}
         while True:
             alive = [each for each in contenders if each.failure is None]
-            if not alive:
+            if all(each is self._plain for each in alive):
                 break
             one_round = (run.clock() - began) / rounds if rounds else 0.0
             over = run.clock() + one_round > min(instance.ends, self._plan.ends)
@@ -326,6 +348,7 @@ class Confirmer:
         for each in contenders:
             if ratios[each.trial.number]:
                 each.instances.append(ratios[each.trial.number])
+        self._hold_against_plain(contenders, ratios)
 
     def _one_round(
         self, reference: Trial, alive: Sequence[_Contender], length: float, ratios: dict[int, list[float]]
@@ -410,6 +433,61 @@ class Confirmer:
                     trial.finished = finished
             trial.live = None
 
+    # --------------------------------------------------------------------------------------------- plain
+
+    def _admit_plain(self, contenders: Sequence[_Contender]) -> None:
+        """Have float32 without XLA take turns with them, unless that leaves them too few instances."""
+        if self._asked_for is None or self._plain is not None or self._plain_left_out:
+            return
+        like_baseline = self._run.records[0].model_copy(update={"configuration": dict(self._asked_for)})
+        records = [*(each.in_search for each in contenders), like_baseline]
+        if any(each.pairing is Pairing.BRACKETED for each in contenders):
+            self._plain_left_out = "memory does not hold everything at once"
+        elif self._planned(records, self._instance_start(records))[0] < ENOUGH_INSTANCES:
+            self._plain_left_out = (
+                f"with it, the time would not have held {ENOUGH_INSTANCES} fresh processes of each"
+            )
+        else:
+            self._plain = self._contender(like_baseline)
+
+    def _with_plain(self, contenders: Sequence[_Contender]) -> Sequence[_Contender]:
+        """These, and float32 without XLA where it takes turns with them: last, so that it starts beside the others."""
+        plain = self._plain
+        if plain is None or plain.failure or any(each.pairing is Pairing.BRACKETED for each in contenders):
+            return contenders
+        return [*contenders, plain]
+
+    def _spare_plain(self) -> bool:
+        """Measure float32 without XLA no more, because others ran out of memory; False where it was not measured."""
+        if self._plain is None or self._plain.failure is not None:
+            return False
+        self._plain.failure = TrialFailed(Outcome.OOM, "memory does not hold everything at once")
+        return True
+
+    def _hold_against_plain(
+        self, contenders: Sequence[_Contender], ratios: Mapping[int, Sequence[float]]
+    ) -> None:
+        """Keep the log-ratios over float32 without XLA: both stand over the same slices of the baseline."""
+        if self._plain is None:
+            return
+        of_plain = ratios.get(self._plain.trial.number, [])
+        for each in contenders:
+            both = list(zip(ratios[each.trial.number], of_plain, strict=False))  # up to where one failed
+            if both and each is not self._plain:
+                each.over_plain.append([own - plain for own, plain in both])
+
+    def _plain_found(self) -> Plain | None:
+        plain = self._plain
+        if plain is None:
+            return Plain(left_out=self._plain_left_out) if self._asked_for else None
+        ratio = instance_interval(plain.instances) if plain.instances else None
+        record = self._run.keep(self._record(plain, ratio))
+        if plain.failure is not None:
+            return Plain(record=record, left_out=plain.failure.reason.splitlines()[0])
+        if record.speedup is None:
+            return Plain(record=record, left_out="it was measured in too few fresh processes")
+        return Plain(record=record, ratio=ratio)
+
     # ------------------------------------------------------------------------------------------- results
 
     def _result(self, reference: Trial, contenders: Sequence[_Contender]) -> Result:
@@ -436,6 +514,9 @@ class Confirmer:
                     checks=checks,
                     record=run.keep(record),
                     in_search=each.in_search.speedup,
+                    over_plain=instance_interval(each.over_plain, comparisons=comparisons)
+                    if each.over_plain
+                    else None,
                 )
             )
         confirmed.sort(key=lambda each: each.ratio.low if each.ratio else float("-inf"), reverse=True)
@@ -445,6 +526,7 @@ class Confirmer:
             instances=max((len(each.instances) for each in contenders), default=0),
             cut_short=self._cut_short(),
             sufficient_budget=self._sufficient_budget(contenders),
+            plain=self._plain_found(),
         )
 
     def _cut_short(self) -> Shortfall:
