@@ -162,7 +162,7 @@ class Confirmer:
             return
         self._admit_plain(contenders)
         records = [each.in_search for each in self._with_plain(contenders)]
-        self._prepare(self._with_plain(contenders))
+        self._prepare(contenders)  # plain is a fork of the baseline's
         start = self._instance_start(records)
         seconds = self._planned(records, start)[1]
         done = failures = 0
@@ -188,7 +188,8 @@ class Confirmer:
                 failures += 1
                 continue
             done += 1
-            if done == 1 and len(records) == len(self._with_plain(contenders)):
+            all_stayed = len(records) == len(self._with_plain(contenders))
+            if done == 1 and all_stayed:  # else it took what plain's failure took
                 start = max(1.0, run.clock() - began - seconds)
                 seconds = self._planned(records, start)[1]
 
@@ -277,7 +278,8 @@ class Confirmer:
             self._start(reference, instance.group, stack, usual=usual)
             for each in contenders:
                 with self._failing(each):
-                    self._start_beside(each, instance.group, stack)
+                    usual = self._usual_start(each.in_search)
+                    self._start(each.trial, instance.group, stack, usual=usual)
             alive = [each for each in contenders if each.failure is None]
             if alive:
                 self._take_turns(reference, alive, instance)
@@ -304,14 +306,6 @@ class Confirmer:
             yield
         except TrialFailed as failure:
             contender.failure = failure
-
-    def _start_beside(self, contender: _Contender, group: int, stack: contextlib.ExitStack) -> None:
-        try:
-            self._start(contender.trial, group, stack, usual=self._usual_start(contender.in_search))
-        except TimeIsUp as over:
-            if contender is not self._plain:
-                raise
-            raise TrialFailed(Outcome.TIMEOUT, "the time did not hold its start") from over
 
     def _start(self, trial: Trial, group: int, stack: contextlib.ExitStack, *, usual: float) -> None:
         run = self._run
@@ -453,9 +447,7 @@ class Confirmer:
     def _with_plain(self, contenders: Sequence[_Contender]) -> Sequence[_Contender]:
         """These, and float32 without XLA where it takes turns with them: last, so that it starts beside the others."""
         plain = self._plain
-        if plain is None or plain.failure or any(each.pairing is Pairing.BRACKETED for each in contenders):
-            return contenders
-        return [*contenders, plain]
+        return contenders if plain is None or plain.failure is not None else [*contenders, plain]
 
     def _spare_plain(self) -> bool:
         """Measure float32 without XLA no more, because others ran out of memory; False where it was not measured."""
