@@ -39,6 +39,11 @@ class LogInterval:
         """Half the distance between the bounds: 0.02 is about two percent."""
         return (self.high - self.low) / 2
 
+    @property
+    def inverse(self) -> LogInterval:
+        """The same of the ratio the other way round."""
+        return LogInterval(value=-self.value, low=-self.high, high=-self.low, count=self.count)
+
 
 def log_interval(value: float, low: float, high: float) -> LogInterval:
     """A ratio and its bounds, which are above 0 or unbounded below, as a logarithm's."""
