@@ -17,6 +17,7 @@ from confirming import Confirmations
 
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
+from autotune.study.confirmation import FEWEST_ROUNDS
 from autotune.study.confirmed import Result
 from autotune.trial.live import Data, WarmUp
 from autotune.trial.messages import Finished, LossCurves, LossRuns, Ready, Started
@@ -37,12 +38,12 @@ Pool = Sequence[Instance]
 
 
 def instances_of(record: TrialRecord) -> list[Instance]:
-    """The pairs of a confirmed finalist's record, by instance."""
+    """The pairs of a confirmed finalist's record, by instance; those that the end of the time cut short left out."""
     found: dict[int, list[tuple[Timed, Timed]]] = {}
     for pair in record.pairs:
         sides = [(each.examples, round(each.seconds, 5)) for each in (pair.baseline, pair.candidate)]
         found.setdefault(pair.instance, []).append((sides[0], sides[1]))
-    return list(found.values())
+    return [each for each in found.values() if len(each) >= FEWEST_ROUNDS]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,8 @@ class Stretch:
     """A recorded instance, played from a random pair on and round again, its sides as they were or swapped.
 
     Its pairs stay neighbours, so what correlates within an instance does so in a replay; and each instance is drawn as
-    a whole, so instances differ as they did.
+    a whole, so instances differ as they did. (Drawing pairs of an instance one by one would add their noise to the
+    difference between instances, which holds it already.)
 
     Args:
         pool: Where the instance is drawn from.

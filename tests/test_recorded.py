@@ -99,12 +99,11 @@ def test_replayed_slices_have_the_planted_ratio(gain):
 
 
 def test_a_record_gives_its_pairs_by_instance():
-    """What a confirmation has kept, in the order of time."""
-    record = a_record(pairs=(a_pair(1.0), a_pair(2.0), a_pair(1.5, instance=1)))
-    assert instances_of(record) == [
-        [((2000, 0.5), (2000, 0.5)), ((2000, 0.5), (4000, 0.5))],
-        [((2000, 0.5), (3000, 0.5))],
-    ]
+    """What a confirmation has kept, in the order of time; an instance that was cut short says too little."""
+    whole = [a_pair(speedup, instance=number) for number in (0, 2) for speedup in (1.0, 2.0, 1.5)]
+    record = a_record(pairs=(*whole[:3], a_pair(instance=1), *whole[3:]))
+    sides = [((2000, 0.5), (examples, 0.5)) for examples in (2000, 4000, 3000)]
+    assert instances_of(record) == [sides, sides]
 
 
 def test_a_recording_is_read_as_it_was_written(tmp_path):
