@@ -12,7 +12,7 @@ from autotune.study.confirmation import FEWEST_ROUNDS, GROUPS, Confirmer
 from autotune.study.confirmed import Limits
 from autotune.study.plan import CONFIRMATION_SHARE, MOST_INSTANCES, OVERRUN_SHARE
 from autotune.study.progress import Notice, TrialBegan, TrialMeasured
-from autotune.study.side_by_side import SideBySide
+from autotune.study.side_by_side import SLICE_SECONDS, SideBySide
 from autotune.trial.live import TrialFailed
 from autotune.trial.record import Outcome, Pairing, Phase
 
@@ -260,6 +260,21 @@ def test_a_machine_that_stands_still_is_not_waited_for_beyond_the_budget(tmp_pat
     assert trials.clock() <= bench.plan.ends + OVERRUN_SHARE * bench.plan.budget + 2.0
     assert result.instances >= 2
     assert bench.trials.alive == []
+
+
+@pytest.mark.parametrize(("left", "start"), [(18.0, 3.0), (21.0, 3.0), (24.0, 3.0), (30.0, 6.0)])
+def test_little_time_means_fewer_slices_and_not_shorter_ones(tmp_path, left, start):
+    """Processes that start slower than they did in the search leave less: instances share it, and slices stay whole."""
+    trials = simulated_trials(SPEED, noise=0.02, examples=None, import_seconds=0.0)
+    bench = Bench(tmp_path, trials, left=left)
+    trials.start_seconds = start
+    result = bench.confirm(FAST)
+    pairs = result.confirmed[0].record.pairs
+    assert min(min(pair.candidate.seconds, pair.baseline.seconds) for pair in pairs) > 0.8 * SLICE_SECONDS
+    counts = [sum(pair.instance == each for pair in pairs) for each in range(result.instances)]
+    assert len(counts) >= 2
+    assert max(counts) - min(counts) <= 1
+    assert trials.clock() <= bench.plan.ends + OVERRUN_SHARE * bench.plan.budget
 
 
 # ------------------------------------------------------------------------------------------------- failures

@@ -83,7 +83,8 @@ def instance_interval(
     The standard error is the larger of two: the spread between the instances' means, and what the spread
     of the slices within them predicts; each with its own degrees of freedom. Where instances differ, a
     claim that rests on few of them has a wide interval, however many slices each gave. (Always taking the
-    degrees of freedom of the instances covers 99% and more, and needs twice the time for the same width.)
+    degrees of freedom of the instances covers 99% and more, and needs twice the time for the same width.
+    `benchmarks/estimators.py` compares it with other intervals.)
 
     Args:
         instances: For each instance (a fresh pair of processes) the log-ratios of its pairs.

@@ -258,7 +258,7 @@ class Confirmer:
             all_stayed = len(records) == len(self._with_plain(contenders))
             if done == 1 and all_stayed:  # else it took what plain's failure took
                 start = max(1.0, run.clock() - began - seconds)
-                seconds = self._planned(records, start)[1]
+                seconds = self._planned(records, start, done=done)[1]
 
     def _prepare(self, contenders: Sequence[_Contender]) -> None:
         """Have the templates of all groups import, side by side: importing takes one core."""
@@ -283,13 +283,14 @@ class Confirmer:
         own = [min(pair.candidate.seconds for pair in each.pairs) for each in records if each.pairs]
         return max(self._plan.slice_seconds, *own, 0.0)
 
-    def _planned(self, records: Sequence[TrialRecord], start: float) -> tuple[int, float]:
-        """How many instances of these finalists the time left holds, and seconds for the slices of each."""
+    def _planned(self, records: Sequence[TrialRecord], start: float, done: int = 0) -> tuple[int, float]:
+        """How many more instances of these finalists the time left holds, and seconds for the slices of each."""
         return plan_instances(
             self._left() - self._imports(),
             start=start,
             finalists=len(records),
             slice_seconds=self._shortest_slice(records),
+            done=done,
         )
 
     def _stopped(self) -> bool:
@@ -390,7 +391,8 @@ class Confirmer:
         run, seconds = self._run, instance.seconds
         assert reference.warm is not None
         warm = [each.trial.warm for each in contenders if each.trial.warm is not None]
-        length = slice_seconds(reference.warm, *warm, measured=seconds)
+        # With little time there are fewer rounds, not slices too short to be trusted: instances count alike.
+        length = slice_seconds(reference.warm, *warm, measured=max(seconds, LEAST_INSTANCE_SECONDS))
         began, rounds = run.clock(), 0
         ratios: dict[int, list[float]] = {each.trial.number: [] for each in contenders}
         while True:
