@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
+from autotune.measure.disturbance import Disturbance
 from autotune.space.knobs import Value
 
 Seconds = Annotated[FiniteFloat, Field(ge=0)]
@@ -108,15 +109,6 @@ class Slice(_Data):
     steal_seconds: Seconds | None = None
     throttled_seconds: Seconds | None = None
     cpu_megahertz: Annotated[FiniteFloat, Field(ge=0)] | None = None
-
-
-class Disturbance(enum.StrEnum):
-    """What a pair of slices was disturbed by; see `measure/disturbance.py`."""
-
-    LOAD = "load"
-    """Others took more of the machine than usual during one of its slices."""
-    PACE = "pace"
-    """Both processes were much slower than usual for a while, whatever the machine shows."""
 
 
 class Pair(_Data):
