@@ -51,7 +51,9 @@ def test_both_versions_of_control_groups_tell_of_throttling():
 
 def test_clock_rates_are_averaged():
     """Of all cores that are named; None where none is."""
-    assert mean_megahertz("processor\t: 0\ncpu MHz\t\t: 2000.5\nprocessor\t: 1\ncpu MHz\t\t: 3000.5\n") == 2500.5
+    assert (
+        mean_megahertz("processor\t: 0\ncpu MHz\t\t: 2000.5\nprocessor\t: 1\ncpu MHz\t\t: 3000.5\n") == 2500.5
+    )
     assert mean_megahertz("processor : 0\nBogoMIPS : 50\n") is None
 
 
@@ -127,7 +129,9 @@ def test_ones_own_processor_time_is_not_foreign():
 
 def test_a_living_child_is_ones_own():
     """What a child that still lives has taken is counted as this process's, before and after its end."""
-    busy = "import sys, time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True)\nsys.stdin.read()"
+    busy = (
+        "import sys, time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True)\nsys.stdin.read()"
+    )
     before = read_counters().own
     own_before = sum(os.times()[:4])
     with subprocess.Popen(

@@ -36,7 +36,7 @@ LEAST_LOAD = 0.10
 """Share of the machine by which others must take more than usual to be called a burst."""
 LEAST_SLOWDOWN = 0.25
 """Logarithm by which slices must be slower than usual, without a load that shows: 0.25 is 22 percent."""
-DEVIATIONS = 5.0
+DEVIATIONS = 6.0
 """The same in standard deviations, estimated robustly: where all is always restless, that is the usual."""
 FEWEST_KEPT = 2
 """Pairs that must remain in an instance, and at least half: else all are used."""
