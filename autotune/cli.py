@@ -187,6 +187,7 @@ def history(
     *,
     csv: Path | None = None,
     parquet: Path | None = None,
+    plot: Path | None = None,
 ) -> int:
     """Every trial of one run or many, as a table.
 
@@ -198,6 +199,8 @@ def history(
         Write the table to this CSV file.
     parquet
         Write the table to this Parquet file.
+    plot
+        Write a page to this HTML file: the reference's speed over each run's time, and the pairs beside it.
     """
     from autotune import console
     from autotune.history.frame import load_history, write_csv, write_parquet
@@ -209,7 +212,12 @@ def history(
     if parquet is not None:
         write_parquet(frame, parquet)
         console.say(f"{len(frame)} trials written to {parquet}")
-    if csv is None and parquet is None:
+    if plot is not None:
+        from autotune.history.page import plot_history
+
+        shown = plot_history(*runs, path=plot)
+        console.say(f"{shown} run{'' if shown == 1 else 's'} plotted in {plot}")
+    if csv is None and parquet is None and plot is None:
         console.show_history(frame)
     return 0
 

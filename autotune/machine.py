@@ -175,7 +175,7 @@ def available_cores(cgroup_root: Path = CGROUP_ROOT, proc_root: Path = PROC_ROOT
         proc_root: Where procfs is mounted.
     """
     cores = [len(os.sched_getaffinity(0))]
-    for group in _control_groups("cpu", cgroup_root, proc_root):
+    for group in control_groups("cpu", cgroup_root, proc_root):
         # Version 2 keeps "quota period" in one file, version 1 in two; both in microseconds.
         text = _read(group / "cpu.max") or " ".join(
             _read(group / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
@@ -196,7 +196,7 @@ def memory_limit_bytes(cgroup_root: Path = CGROUP_ROOT, proc_root: Path = PROC_R
         proc_root: Where procfs is mounted.
     """
     limits = [_host_memory_bytes(proc_root)]
-    for group in _control_groups("memory", cgroup_root, proc_root):
+    for group in control_groups("memory", cgroup_root, proc_root):
         for name in ("memory.max", "memory.limit_in_bytes"):
             limit = _positive(_read(group / name))
             if limit is not None:
@@ -204,7 +204,7 @@ def memory_limit_bytes(cgroup_root: Path = CGROUP_ROOT, proc_root: Path = PROC_R
     return min(limits)
 
 
-def _control_groups(controller: str, cgroup_root: Path, proc_root: Path) -> Iterator[Path]:
+def control_groups(controller: str, cgroup_root: Path, proc_root: Path) -> Iterator[Path]:
     """The directories in which a limit on this process may stand: its own groups and all above them.
 
     Inside a container /proc may name the group as the host sees it, while the mount shows the container's

@@ -22,6 +22,7 @@ from autotune.trial.step_clock import (
     freeze_own_group,
     step_quantiles,
 )
+from autotune.trial.telemetry import Counters
 
 FROZEN_SECONDS = 100.0
 """How long the made-up tuner leaves the training frozen, each time."""
@@ -46,6 +47,7 @@ class Simulation:
         epochs_with_data: After so many epochs the dataset yields nothing more.
         counts_iterations: Whether the optimizer counts its steps: None without an optimizer.
         counts_the_end: Whether it counts a step for the call that finds no more data, as Keras does.
+        counters_seconds: How long it takes to read what the machine counts: a core that is busy for others.
     """
 
     def __init__(
@@ -65,12 +67,14 @@ class Simulation:
         epochs_with_data=math.inf,
         counts_iterations=True,
         counts_the_end=False,
+        counters_seconds=0.0,
         warmup_seconds=60.0,
         epoch_seconds=1.5,
     ):
         self.now = 1000.0
         self.events = []
         self.counts_the_end = counts_the_end
+        self.counters_seconds = counters_seconds
         self.sent = []
         self.commands = list(commands)
         self.calls = 0
@@ -102,6 +106,7 @@ class Simulation:
             epoch_seconds=epoch_seconds,
             freeze=self.freeze,
             clock=lambda: self.now,
+            counters=self.counters,
         )
 
     # The tuner's end.
@@ -123,6 +128,11 @@ class Simulation:
         """Stand still for long."""
         self.events.append("freeze")
         self.now += FROZEN_SECONDS
+
+    def counters(self):
+        """One core is always busy, and never with this training."""
+        self.now += self.counters_seconds
+        return Counters(own=0.0, cores=2, busy=self.now)
 
     def synchronise(self):
         """Wait until the device has caught up."""
@@ -241,6 +251,23 @@ def test_processor_time_is_that_of_the_slice(monkeypatch):
     )
     (measured,) = simulation.run()
     assert measured.cpu_seconds == pytest.approx(1.75 * EPOCH_SECONDS)
+
+
+@pytest.mark.parametrize("examples", [1437, None], ids=["by epochs", "by steps"])
+def test_reading_what_the_machine_counts_is_not_timed(examples):
+    """However long it takes, before and after a slice; what others took is that of the slice and little more."""
+
+    def measured(counters_seconds):
+        commands = [Measure(seconds=0.5)] * 3
+        return Simulation(*commands, examples=examples, counters_seconds=counters_seconds).run()
+
+    quick, slow = measured(0.0), measured(4.0)
+    assert [each.seconds for each in slow] == [each.seconds for each in quick]
+    assert [each.step_seconds for each in slow] == [each.step_seconds for each in quick]
+    for one, other in zip(quick, slow, strict=True):
+        assert one.seconds <= one.foreign_cpu_seconds < one.seconds + 0.1, "frozen time is not in it"
+        assert other.foreign_cpu_seconds == one.foreign_cpu_seconds + 4.0, "the second reading"
+        assert one.cores == 2
 
 
 def test_a_trial_freezes_with_its_whole_process_group(monkeypatch):

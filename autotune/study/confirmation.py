@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from autotune.measure.continuous import Soaked, contradicts
 from autotune.measure.deciding import Shortfall, Verdict, verdict
+from autotune.measure.disturbance import NOTABLE_SHARE
 from autotune.measure.intervals import LogInterval, instance_interval
 from autotune.measure.stability import Check
 from autotune.space.configuration import Configuration
@@ -60,11 +61,22 @@ class _Contender:
     trial: Trial
     pairing: Pairing
     in_search: TrialRecord
-    instances: list[list[float]] = field(default_factory=list)
     soaked: Soaked | None = None
     barred: bool = False
     over_plain: list[list[float]] = field(default_factory=list)
+    measured: list[int] = field(default_factory=list)
     failure: TrialFailed | None = None
+
+    @property
+    def instances(self) -> list[list[float]]:
+        """The log-ratios of each instance that was measured."""
+        log_ratios = self.trial.log_ratios_by_instance()
+        return [log_ratios[number] for number in self.measured]
+
+    def note_instance(self) -> None:
+        """The present process was measured; if it gave pairs, it is one more instance."""
+        if self.trial.pairs and self.trial.pairs[-1].instance == self.trial.instances - 1:
+            self.measured.append(self.trial.instances - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,28 +406,26 @@ class Confirmer:
         # With little time there are fewer rounds, not slices too short to be trusted: instances count alike.
         length = slice_seconds(reference.warm, *warm, measured=max(seconds, LEAST_INSTANCE_SECONDS))
         began, rounds = run.clock(), 0
-        ratios: dict[int, list[float]] = {each.trial.number: [] for each in contenders}
         while True:
             alive = [each for each in contenders if each.failure is None]
             if all(each is self._plain for each in alive):
                 break
             one_round = (run.clock() - began) / rounds if rounds else 0.0
             over = run.clock() + one_round > min(instance.ends, self._ends)
-            if rounds and (over or (rounds >= FEWEST_ROUNDS and run.clock() - began + one_round > seconds)):
+            longer = one_round * max(each.trial.repeats() for each in alive)
+            spent = run.clock() - began + one_round
+            if rounds and (over or (rounds >= FEWEST_ROUNDS and spent > seconds + longer)):
                 break
             try:
-                self._one_round(reference, alive, length, ratios)
+                self._one_round(reference, alive, length)
             except TimeIsUp:
                 break
             rounds += 1
         for each in contenders:
-            if ratios[each.trial.number]:
-                each.instances.append(ratios[each.trial.number])
-        self._hold_against_plain(contenders, ratios)
+            each.note_instance()
+        self._hold_against_plain(contenders)
 
-    def _one_round(
-        self, reference: Trial, alive: Sequence[_Contender], length: float, ratios: dict[int, list[float]]
-    ) -> None:
+    def _one_round(self, reference: Trial, alive: Sequence[_Contender], length: float) -> None:
         """Everyone once, in random order; each contender is set against the baseline's slice of the round."""
         order: list[_Contender | None] = [None, *alive]
         self._run.rng.shuffle(order)
@@ -438,7 +448,6 @@ class Confirmer:
                     candidate=own[each.trial.number],
                     reference=reference.warm,
                 )
-                ratios[each.trial.number].append(each.trial.log_ratios[-1])
 
     def _bracket(self, reference: Trial, contender: _Contender, instance: _Instance) -> None:
         """Baseline, contender, baseline again, each in a process of its own, never two alive."""
@@ -455,7 +464,6 @@ class Confirmer:
         after = self._alone(reference, instance.group, rounds, length, usual)
         reference.slices += [*before, *after]
         assert reference.warm is not None
-        first = len(trial.log_ratios)
         for index, candidate in enumerate(own):
             trial.add_pair(
                 baseline_first=index % 2 == 0,
@@ -463,7 +471,7 @@ class Confirmer:
                 candidate=candidate,
                 reference=reference.warm,
             )
-        contender.instances.append(trial.log_ratios[first:])
+        contender.note_instance()
 
     def _alone(self, trial: Trial, group: int, count: int, seconds: float, usual: float) -> list[Slice]:
         with contextlib.ExitStack() as stack:
@@ -479,7 +487,7 @@ class Confirmer:
         began = self._run.clock()
         try:
             with self._deadline.wait(length, at_most=3 * length + PATIENCE_SECONDS) as timeout:
-                return trial.live.measure(length, timeout)
+                return self._run.stamped(trial.live.measure(length, timeout))
         except TimeIsUp as over:
             if over.begun:
                 trial.live = None
@@ -525,17 +533,16 @@ class Confirmer:
         self._plain.failure = TrialFailed(Outcome.OOM, "memory does not hold everything at once")
         return True
 
-    def _hold_against_plain(
-        self, contenders: Sequence[_Contender], ratios: Mapping[int, Sequence[float]]
-    ) -> None:
-        """Keep the log-ratios over float32 without XLA: both stand over the same slices of the baseline."""
+    def _hold_against_plain(self, contenders: Sequence[_Contender]) -> None:
+        """What the contenders' present processes gained over float32 without XLA, in rounds that both were in."""
         if self._plain is None:
             return
-        of_plain = ratios.get(self._plain.trial.number, [])
+        of_plain = {id(pair.baseline): ratio for pair, ratio in self._plain.trial.latest()}
         for each in contenders:
-            both = list(zip(ratios[each.trial.number], of_plain, strict=False))  # up to where one failed
-            if both and each is not self._plain:
-                each.over_plain.append([own - plain for own, plain in both])
+            own = [(ratio, of_plain.get(id(pair.baseline))) for pair, ratio in each.trial.latest()]
+            gains = [ratio - plain for ratio, plain in own if plain is not None]
+            if gains and each is not self._plain:
+                each.over_plain.append(gains)
 
     def _plain_found(self) -> Plain | None:
         plain = self._plain
@@ -584,6 +591,7 @@ class Confirmer:
                     else None,
                 )
             )
+        self._tell_of_disturbances([each.trial for each in contenders])
         confirmed.sort(key=lambda each: each.ratio.low if each.ratio else float("-inf"), reverse=True)
         return Result(
             confirmed=tuple(confirmed),
@@ -593,6 +601,19 @@ class Confirmer:
             sufficient_budget=self._sufficient_budget(contenders),
             plain=self._plain_found(),
         )
+
+    def _tell_of_disturbances(self, trials: Sequence[Trial]) -> None:
+        """A word where the interval is wider than it need be, because others were busy."""
+        pairs = [pair for trial in trials for pair in trial.pairs]
+        disturbed = sum(pair.disturbed is not None for pair in pairs)
+        if disturbed > NOTABLE_SHARE * len(pairs):
+            self._run.observe(
+                Notice(
+                    text=f"something else kept this machine busy in bursts: {disturbed} of the confirmation's "
+                    f"{len(pairs)} pairs of slices were disturbed; end it, or give a larger --budget, for a "
+                    "narrower interval"
+                )
+            )
 
     def _cut_short(self) -> Shortfall:
         if self._stopped():

@@ -6,7 +6,6 @@ it (see `Sampler.catch_up`), and what was in flight is begun anew under another 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -189,11 +188,13 @@ def _restored(record: TrialRecord, baseline: TrialRecord) -> Trial:
     trial.stopped_by = record.stopped_by
     trial.instances = record.instances
     trial.seconds = record.seconds
-    trial.pairs = list(record.pairs)
     trial.slices = list(record.slices)
-    trial.log_ratios = [
-        math.log(_rate(pair.candidate, record) / _rate(pair.baseline, baseline)) for pair in record.pairs
-    ]
+    for pair in record.pairs:
+        trial.restore_pair(
+            pair,
+            baseline_rate=_rate(pair.baseline, baseline),
+            candidate_rate=_rate(pair.candidate, record),
+        )
     if record.peak_host_bytes is not None:
         trial.finished = Finished(
             peak_host_bytes=record.peak_host_bytes,

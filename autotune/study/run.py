@@ -12,7 +12,7 @@ from autotune.space.configuration import Configuration
 from autotune.study.progress import Observer, TrialBegan, TrialEnded, TrialMeasured
 from autotune.study.running import Trial
 from autotune.trial.live import Clock, Data, Trials
-from autotune.trial.record import Phase, TrialRecord
+from autotune.trial.record import Phase, Slice, TrialRecord
 
 
 @dataclass(kw_only=True)
@@ -68,6 +68,10 @@ class Run:
     def log_of(self, trial: Trial) -> str:
         """Path of the trial's log."""
         return str((self.directory.trial_directory(trial.number) / "log.txt").resolve())
+
+    def stamped(self, each: Slice) -> Slice:
+        """A slice that ended just now, with the second of the run at which it did."""
+        return each.model_copy(update={"at": self.clock()})
 
     def measured(self, trial: Trial) -> None:
         """Tell the observer of the estimate so far."""

@@ -6,13 +6,18 @@ import math
 import statistics
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Literal
 
+from autotune.measure.disturbance import Disturbance, Timing, disturbances, kept, load_of
 from autotune.measure.intervals import LogInterval, mean_interval
 from autotune.measure.throughput import long_run_rate
 from autotune.space.configuration import Configuration
 from autotune.trial.live import LiveTrial, TrialFailed, WarmUp
 from autotune.trial.messages import Finished
 from autotune.trial.record import Interval, Outcome, Pair, Pairing, Phase, Slice, TrialRecord
+
+MOST_REPEATS = 4
+"""Pairs of an instance that are taken again because foreign load disturbed them."""
 
 
 def now_utc() -> str:
@@ -46,6 +51,16 @@ def _rate(each: Slice, warm: WarmUp) -> float:
     )
 
 
+def _timing(each: Slice, samples_per_second: float) -> Timing:
+    load = load_of(
+        seconds=each.seconds,
+        cores=each.cores,
+        foreign_cpu_seconds=each.foreign_cpu_seconds,
+        steal_seconds=each.steal_seconds,
+    )
+    return Timing(at=each.at or 0.0, log_rate=math.log(samples_per_second), load=load)
+
+
 def ratio_interval(estimate: LogInterval) -> Interval | None:
     """A logarithm's interval as one of the ratio; None while it is unbounded."""
     if not math.isfinite(estimate.low) or not math.isfinite(estimate.high):
@@ -76,21 +91,81 @@ class Trial:
         self.pairs: list[Pair] = []
         self.slices: list[Slice] = []
         self.legs: list[tuple[Slice, ...]] = []
-        self.log_ratios: list[float] = []
+        self._timings: list[tuple[Timing, Timing]] = []
         self.finished: Finished | None = None
 
     def add_pair(self, *, baseline_first: bool, baseline: Slice, candidate: Slice, reference: WarmUp) -> None:
         """Keep two neighbouring slices; `reference` is the baseline's warm-up."""
         assert self.warm is not None
-        self.pairs.append(
-            Pair(
-                instance=max(0, self.instances - 1),
-                baseline_first=baseline_first,
-                baseline=baseline,
-                candidate=candidate,
-            )
+        pair = Pair(
+            instance=max(0, self.instances - 1),
+            baseline_first=baseline_first,
+            baseline=baseline,
+            candidate=candidate,
         )
-        self.log_ratios.append(math.log(_rate(candidate, self.warm) / _rate(baseline, reference)))
+        self.restore_pair(
+            pair, baseline_rate=_rate(baseline, reference), candidate_rate=_rate(candidate, self.warm)
+        )
+        # All are judged anew: a burst shows by what comes after it, too.
+        for place, disturbed in enumerate(disturbances(self._timings)):
+            if self.pairs[place].disturbed is not disturbed:
+                self.pairs[place] = self.pairs[place].model_copy(update={"disturbed": disturbed})
+
+    def restore_pair(self, pair: Pair, *, baseline_rate: float, candidate_rate: float) -> None:
+        """Keep a pair as it is; its rates are in samples per second of a long training."""
+        self.pairs.append(pair)
+        self._timings.append((_timing(pair.baseline, baseline_rate), _timing(pair.candidate, candidate_rate)))
+
+    @property
+    def log_ratios(self) -> list[float]:
+        """Logarithms of the pairs' speed-ups, without those of disturbed pairs; see `log_ratios_by_instance`."""
+        return [each for of_instance in self.log_ratios_by_instance().values() for each in of_instance]
+
+    def log_ratios_by_instance(self) -> dict[int, list[float]]:
+        """The same, by instance: one that has too few pairs without the disturbed ones keeps them all."""
+        return {
+            instance: [
+                self._timings[place][1].log_rate - self._timings[place][0].log_rate
+                for place, keep in zip(places, kept(self._disturbed(places)), strict=True)
+                if keep
+            ]
+            for instance, places in self._places().items()
+        }
+
+    def latest(self) -> list[tuple[Pair, float]]:
+        """The present process's pairs that are not disturbed, each with its log-ratio."""
+        return [
+            (self.pairs[place], self._timings[place][1].log_rate - self._timings[place][0].log_rate)
+            for place in self._places().get(max(0, self.instances - 1), [])
+            if self.pairs[place].disturbed is None
+        ]
+
+    def repeats(self) -> int:
+        """How many more pairs the present instance may have, for those that foreign load disturbed.
+
+        How fast anything was does not enter it: measuring would else go on for as long as a result is not liked.
+        """
+        last = self._places().get(max(0, self.instances - 1), [])
+        return min(MOST_REPEATS, sum(self.pairs[place].disturbed is Disturbance.LOAD for place in last))
+
+    def _places(self) -> dict[int, list[int]]:
+        """Where in `pairs` those of each instance are."""
+        places: dict[int, list[int]] = {}
+        for place, pair in enumerate(self.pairs):
+            places.setdefault(pair.instance, []).append(place)
+        return places
+
+    def _disturbed(self, places: Sequence[int]) -> list[bool]:
+        return [self.pairs[place].disturbed is not None for place in places]
+
+    def _disturbed_pairs(self) -> Literal["left_out", "used"] | None:
+        """What became of the disturbed pairs; None where there are none."""
+        if all(pair.disturbed is None for pair in self.pairs):
+            return None
+        all_kept = (
+            all(kept(marks)) and any(marks) for marks in map(self._disturbed, self._places().values())
+        )
+        return "used" if any(all_kept) else "left_out"
 
     def rate(self, each: Slice) -> float:
         """Samples per second of a long training at the pace of one of its slices."""
@@ -100,7 +175,7 @@ class Trial:
     @property
     def estimate(self) -> LogInterval | None:
         """Logarithm of the speed-up so far; None before the first pair."""
-        return mean_interval(self.log_ratios) if self.log_ratios else None
+        return mean_interval(self.log_ratios) if self.pairs else None
 
     @property
     def speedup(self) -> Interval | None:
@@ -132,6 +207,7 @@ class Trial:
             examples_per_epoch=None if self.warm is None else self.warm.started.examples,
             pairing=self.pairing if self.pairs else None,
             pairs=tuple(self.pairs),
+            disturbed_pairs=self._disturbed_pairs(),
             slices=tuple(self.slices),
             legs=tuple(self.legs),
             stopped_by=self.stopped_by,

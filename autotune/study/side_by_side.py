@@ -103,7 +103,7 @@ class SideBySide:
             length = slice_seconds(warm, measured=SLICE_SECONDS * SLICES_IN_A_TRIAL)
             patience = min(length * 20 + PATIENCE_SECONDS, max(timeout, 2 * length))
             for _ in range(_within(BASELINE_SLICES, BASELINE_SLICES_SECONDS / length)):
-                trial.slices.append(_live(trial).measure(length, patience))
+                trial.slices.append(run.stamped(_live(trial).measure(length, patience)))
         except TrialFailed as failure:
             trial.seconds += run.clock() - began
             if earlier is None:  # else what it gave then stands
@@ -160,7 +160,7 @@ class SideBySide:
             patience = length * 20 + PATIENCE_SECONDS
             try:
                 with self._deadline.wait(length, at_most=patience, generous=math.inf) as timeout:
-                    return live.measure(length, timeout)
+                    return self._run.stamped(live.measure(length, timeout))
             except TimeIsUp as over:
                 if over.begun:
                     self._stop_baseline()
@@ -300,7 +300,7 @@ class SideBySide:
             run.measured(trial)
             trial.stopped_by = stop_measuring(trial.log_ratios, incumbent_low=incumbent_low)
             enough = len(trial.pairs) - pairs_before >= 2
-            spent = run.clock() - measuring_since
+            spent = run.clock() - measuring_since - 2 * length * trial.repeats()
             left = plan.trial_timeout - (run.clock() - began)
             if (
                 trial.stopped_by is None
@@ -323,7 +323,7 @@ class SideBySide:
 
     def _own_slice(self, trial: Trial, length: float, at_most: float) -> Slice:
         with self._deadline.wait(length, at_most=at_most) as timeout:
-            return _live(trial).measure(length, timeout)
+            return self._run.stamped(_live(trial).measure(length, timeout))
 
     def _finish(self, trial: Trial) -> None:
         """Closing figures; a trial that was measured stays so when they do not come."""

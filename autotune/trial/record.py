@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
+from autotune.measure.disturbance import Disturbance
 from autotune.space.knobs import Value
 
 Seconds = Annotated[FiniteFloat, Field(ge=0)]
@@ -87,6 +88,13 @@ class Slice(_Data):
         step_seconds: Quantiles of the time per step.
         loss: The running training loss at its end, None where the model reports none.
         host_bytes: Memory of the trial's processes at its end that cannot be had back by reading files again.
+        at: When it ended, in seconds of the run.
+        cores: Cores that the process could use; `foreign_cpu_seconds` is counted over them.
+        foreign_cpu_seconds: Processor time that others took meanwhile, the kernel on behalf of all included. This
+            and what follows may cover a little more than what was timed, such as epoch boundaries in it.
+        steal_seconds: What the host of this virtual machine gave to others meanwhile.
+        throttled_seconds: How long quotas held the process's control groups back meanwhile, summed over cores.
+        cpu_megahertz: Mean clock rate of the cores at its end.
     """
 
     seconds: Annotated[FiniteFloat, Field(gt=0)]
@@ -97,6 +105,12 @@ class Slice(_Data):
     step_seconds: StepSeconds
     loss: FiniteFloat | None = None
     host_bytes: Bytes | None = None
+    at: FiniteFloat | None = None
+    cores: Annotated[int, Field(ge=1)] | None = None
+    foreign_cpu_seconds: Seconds | None = None
+    steal_seconds: Seconds | None = None
+    throttled_seconds: Seconds | None = None
+    cpu_megahertz: Annotated[FiniteFloat, Field(ge=0)] | None = None
 
 
 class Pair(_Data):
@@ -105,12 +119,14 @@ class Pair(_Data):
     Args:
         instance: Which process of the trial the candidate's slice came from, from 0.
         baseline_first: Which of the two ran first.
+        disturbed: What disturbed it, None for nothing.
     """
 
     instance: Annotated[int, Field(ge=0)] = 0
     baseline_first: bool
     baseline: Slice
     candidate: Slice
+    disturbed: Disturbance | None = None
 
 
 class Interval(_Data):
@@ -141,6 +157,8 @@ class TrialRecord(_Data):
         epoch_overhead_seconds: What an epoch costs beyond its steps.
         examples_per_epoch: None when endless or unknown.
         pairs: Slices beside the baseline's.
+        disturbed_pairs: What became of the pairs that were disturbed: `left_out` of the speed-up, or `used` where
+            too few others remained in an instance; None where there are none.
         slices: Slices taken alone (the baseline's own).
         legs: Of the soak: slices that followed on one another without a freeze, by leg.
         stopped_by: Why measuring stopped: `narrow`, `cannot_win`, `time`, or None.
@@ -174,6 +192,7 @@ class TrialRecord(_Data):
     examples_per_epoch: int | None = None
     pairing: Pairing | None = None
     pairs: Annotated[tuple[Pair, ...], Field(fail_fast=True)] = ()
+    disturbed_pairs: Literal["left_out", "used"] | None = None
     slices: Annotated[tuple[Slice, ...], Field(fail_fast=True)] = ()
     legs: Annotated[
         tuple[Annotated[tuple[Slice, ...], Field(fail_fast=True)], ...], Field(fail_fast=True)

@@ -24,6 +24,7 @@ from autotune.trial.step_clock import WHOLE_EPOCH_CALLS, Training
 from autotune.workload import WorkloadFacts
 
 LAUNCH_SECONDS = 0.01
+CORES = 2
 FIRST_LOSS = 2.3
 EXAMPLES_PER_FALL_OF_THE_LOSS = 1e6
 STEPS_PER_FALL_OF_THE_LOSS = 30
@@ -159,7 +160,8 @@ class SimulatedTrial:
     def _slice(self, seconds: float, deadline: float, *, gain: Callable[[Configuration], float]) -> Slice:
         self._require(_State.WARM)
         nominal = self._pace() * gain(self.configuration)
-        pace = nominal * math.exp(self._trials.random.gauss(0.0, self._trials.noise))
+        load = self._trials.foreign_load(self._trials.clock())
+        pace = nominal * (1 - load) * math.exp(self._trials.random.gauss(0.0, self._trials.noise))
         steps, examples, epochs = self._stretch(seconds * pace, by_epochs=self._shape(nominal)[0])
         spent = examples / pace
         self._pass(spent, deadline)
@@ -174,6 +176,8 @@ class SimulatedTrial:
             step_seconds=StepSeconds(p50=step, p90=step, p99=step, max=step),
             loss=self._loss(),
             host_bytes=self._host_bytes(),
+            cores=CORES,
+            foreign_cpu_seconds=load * spent * CORES if self._trials.load_shows else None,
         )
 
     def finish(self, input_wait_seconds: float, timeout_seconds: float) -> Finished:
@@ -311,6 +315,8 @@ class SimulatedTrials:
         samples_per_second: Of a long training, epoch boundaries included.
         noise: Standard deviation of a slice's speed, as a logarithm: 0.1 is about ten percent.
         drift: Speed of the whole machine as a factor, by seconds on the clock; it hits everything alike.
+        foreign_load: Share of the machine that others take, by seconds on the clock; below 1.
+        load_shows: Whether the slices tell of it.
         instance_noise: Standard deviation of a process's speed against others of its configuration, as a
             logarithm.
         failure: How a configuration fails before it is warm; None where it does not.
@@ -334,6 +340,8 @@ class SimulatedTrials:
         samples_per_second: Callable[[Configuration], float],
         noise: float = 0.0,
         drift: Callable[[float], float] | None = None,
+        foreign_load: Callable[[float], float] | None = None,
+        load_shows: bool = True,
         instance_noise: float = 0.0,
         failure: Callable[[Configuration], TrialFailed | None] | None = None,
         start_seconds: float = 1.5,
@@ -351,6 +359,8 @@ class SimulatedTrials:
         self.samples_per_second = samples_per_second
         self.noise = noise
         self.drift = drift or (lambda seconds: 1.0)
+        self.foreign_load = foreign_load or (lambda seconds: 0.0)
+        self.load_shows = load_shows
         self.instance_noise = instance_noise
         self.failure = failure or (lambda configuration: None)
         self.start_seconds = start_seconds

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from autotune.measure.steady_state import is_steady
 from autotune.trial.messages import Finish, FirstStep, Measure, Ready, SliceDone
 from autotune.trial.record import Outcome, Slice, StepSeconds
-from autotune.trial.telemetry import host_bytes
+from autotune.trial.telemetry import Counters, between, host_bytes, read_counters
 
 ENDLESS_EPOCH_SECONDS = 0.5
 """How long a first epoch is watched before its length is extrapolated."""
@@ -119,6 +119,7 @@ class _OpenSlice:
     target_seconds: float
     target_epochs: int
     cpu_at_start: float
+    counters: Counters
     call_seconds: list[float] = field(default_factory=list)
     seconds: float = 0.0
     steps: int = 0
@@ -143,6 +144,7 @@ class StepClock:
         epoch_seconds: Longest epoch that is timed boundary to boundary.
         freeze: Stops the process; comes back when the tuner lets it go on.
         clock: Seconds, monotonic.
+        counters: Reads what the machine counts; before and after a slice, outside of what is timed.
     """
 
     def __init__(
@@ -154,6 +156,7 @@ class StepClock:
         epoch_seconds: float,
         freeze: Callable[[], None] = freeze_own_group,
         clock: Callable[[], float] = time.perf_counter,
+        counters: Callable[[], Counters] = read_counters,
     ) -> None:
         self._training = training
         self._tuner = tuner
@@ -161,6 +164,7 @@ class StepClock:
         self._epoch_seconds = epoch_seconds
         self._freeze = freeze
         self._clock = clock
+        self._counters = counters
         self._by_epochs = True
         self._overhead: float | None = None
         self._counted_calls = math.inf
@@ -453,6 +457,7 @@ class StepClock:
             target_seconds=seconds,
             target_epochs=max(1, math.ceil(seconds / max(usual, 1e-9) - 1e-6)),
             cpu_at_start=_cpu_seconds(),
+            counters=self._counters(),
         )
         self._last_call_at = self._clock()
 
@@ -517,6 +522,7 @@ class StepClock:
                     step_seconds=step_quantiles(current.call_seconds, self._training.steps_per_call),
                     loss=loss,
                     host_bytes=host_bytes(),
+                    **between(current.counters, self._counters()),
                 )
             )
         )
