@@ -35,6 +35,7 @@ from autotune.version import __version__
 
 NUMERICS_NOT_CHECKED = "numerics parity with float32 without XLA"
 BATCH_NOT_CHECKED = "held-out loss after equal numbers of examples at the recommended batch size"
+RETRACING_NOT_CHECKED = "retracing after the warm-up (the log does not tell of XLA's compilations)"
 LONG_RUN_NOT_CHECKED = "memory growth and throttling over a long run"
 """What a user must not take for granted; the recipe says so."""
 
@@ -138,6 +139,8 @@ def _not_checked(winner: Confirmed, baseline: Configuration, measured: bool) -> 
         missing.append(f"{NUMERICS_NOT_CHECKED} ({parity.detail})")
     if winner.configuration.batch_size != baseline.batch_size:
         missing.append(f"{BATCH_NOT_CHECKED} (training loss only)" if measured else BATCH_NOT_CHECKED)
+    if not any(check.name == "retracing" for check in winner.checks):
+        missing.append(RETRACING_NOT_CHECKED)
     return (*missing, LONG_RUN_NOT_CHECKED)
 
 

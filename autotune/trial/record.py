@@ -17,6 +17,7 @@ from autotune.space.knobs import Value
 
 Seconds = Annotated[FiniteFloat, Field(ge=0)]
 Bytes = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0)]
 
 
 class Outcome(enum.StrEnum):
@@ -86,6 +87,10 @@ class Slice(_Data):
         cpu_seconds: Processor time that the trial process took, all threads.
         step_seconds: Quantiles of the time per step.
         loss: The running training loss at its end, None where the model reports none.
+        retraces: How often the train function was traced or compiled again since the trial was warm or the slice
+            before had ended; None where that could not be seen.
+        skipped_steps: In how many steps a loss scale left the weights alone, because gradients had overflowed; None
+            without a loss scale.
     """
 
     seconds: Annotated[FiniteFloat, Field(gt=0)]
@@ -95,6 +100,8 @@ class Slice(_Data):
     cpu_seconds: Seconds
     step_seconds: StepSeconds
     loss: FiniteFloat | None = None
+    retraces: Count | None = None
+    skipped_steps: Count | None = None
 
 
 class Pair(_Data):
@@ -149,6 +156,8 @@ class TrialRecord(_Data):
         cpu_utilisation: Cores' worth of processor time taken while measured.
         first_loss: Training loss at the end of the first step.
         last_loss: Running training loss when the trial ended.
+        retraces: How often the train function was traced or compiled again after the warm-up, all slices together.
+        skipped_steps: How many steps a loss scale skipped, all slices together.
     """
 
     schema_version: Literal[1] = 1
@@ -181,6 +190,8 @@ class TrialRecord(_Data):
     cpu_utilisation: Annotated[FiniteFloat, Field(ge=0)] | None = None
     first_loss: FiniteFloat | None = None
     last_loss: FiniteFloat | None = None
+    retraces: Count | None = None
+    skipped_steps: Count | None = None
 
     @property
     def measured_seconds(self) -> float:

@@ -150,14 +150,18 @@ class SimulatedTrial:
         self._pass(spent, self._trials.clock() + timeout_seconds)
         self._trained += examples
         step = spent / steps
+        longest = step + self._trials.longest_call(self.configuration) / self._training.steps_per_call
+        skipped = self._trials.skipped_share(self.configuration)
         return Slice(
             seconds=spent,
             steps=steps,
             examples=examples,
             epochs=epochs,
             cpu_seconds=spent,
-            step_seconds=StepSeconds(p50=step, p90=step, p99=step, max=step),
+            step_seconds=StepSeconds(p50=step, p90=step, p99=longest, max=longest),
             loss=self._loss(),
+            retraces=self._trials.retraces(self.configuration),
+            skipped_steps=None if skipped is None else round(skipped * steps),
         )
 
     def finish(self, input_wait_seconds: float, timeout_seconds: float) -> Finished:
@@ -302,6 +306,11 @@ class SimulatedTrials:
         examples: Per epoch; None for a dataset without an end.
         fits_together: Whether the configurations that are alive at once fit in memory; always, when None.
         learns: Whether a configuration's loss falls; always, when None.
+        retraces: How often each slice of a configuration is traced or compiled again; None where that cannot be
+            seen. Never, when not given.
+        skipped_share: The share of its steps that a loss scale skips; None without a loss scale. There is none, when
+            not given.
+        longest_call: Seconds that the longest call of its next slice takes beyond the others; 0, when not given.
     """
 
     def __init__(
@@ -321,6 +330,9 @@ class SimulatedTrials:
         examples: int | None = 1437,
         fits_together: Callable[[Sequence[Configuration]], bool] | None = None,
         learns: Callable[[Configuration], bool] | None = None,
+        retraces: Callable[[Configuration], int | None] = lambda configuration: 0,
+        skipped_share: Callable[[Configuration], float | None] = lambda configuration: None,
+        longest_call: Callable[[Configuration], float] = lambda configuration: 0.0,
     ) -> None:
         self.facts = facts
         self.samples_per_second = samples_per_second
@@ -335,6 +347,9 @@ class SimulatedTrials:
         self.examples = examples
         self.fits_together = fits_together or (lambda configurations: True)
         self.learns = learns or (lambda configuration: True)
+        self.retraces = retraces
+        self.skipped_share = skipped_share
+        self.longest_call = longest_call
         self.random = random.Random(seed)
         self.clock = SimulatedClock()
         self.launched: list[SimulatedTrial] = []
