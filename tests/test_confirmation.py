@@ -1,6 +1,7 @@
 """The confirmation, on simulated trials."""
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -92,12 +93,9 @@ def test_a_faster_finalist_is_confirmed(tmp_path):
     assert winner.verdict is Verdict.FASTER
     assert 1 < winner.speedup.low < 1.5 < winner.speedup.high
     assert winner.stable
-    assert {check.name for check in winner.checks} == {
-        "finite_loss",
-        "loss_falls",
-        "host_memory",
-        "host_memory_growth",
-    }
+    memory = {"host_memory", "host_memory_growth"}
+    rules = {"finite_loss", "loss_falls", "retracing", "step_tail", "hangs"} | memory
+    assert {check.name for check in winner.checks} == rules
     assert result.baseline.throughput.value == pytest.approx(4000.0, rel=0.05)
     assert winner.record.throughput.value == pytest.approx(6000.0, rel=0.05)
 
@@ -345,6 +343,65 @@ def test_a_rule_that_is_broken_makes_a_finalist_unstable(tmp_path, limits, gpus,
     assert result.winner is None
     assert found.record.outcome is Outcome.UNSTABLE
     assert name in found.record.reason
+
+
+def only(configuration, figure, usual):
+    """What one configuration does at each slice, and what all others do."""
+    return lambda each: figure if each == configuration else usual
+
+
+def every(count, seconds):
+    """A call that takes so much longer in each so-manieth slice of a configuration under XLA."""
+    slices = itertools.count(1)
+    return lambda each: seconds if each == FAST and next(slices) % count == 0 else 0.0
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "rule"),
+    [
+        ({"retraces": only(FAST, 1, 0)}, "retracing"),
+        ({"longest_call": only(FAST, 0.9, 0.0)}, "step_tail"),
+        ({"longest_call": every(4, 2.5)}, "hangs"),
+        ({"skipped_share": only(FAST, 0.2, None)}, "loss_scale"),
+    ],
+)
+@pytest.mark.parametrize("pairing", [Pairing.ALTERNATING, Pairing.BRACKETED])
+def test_an_unstable_finalist_hands_over_to_the_next(tmp_path, behaviour, rule, pairing):
+    """One that retraces, stalls, hangs or skips steps, where the baseline does not, makes way however fast it is."""
+    bench = Bench(tmp_path, simulated_trials(SPEED, noise=0.02, **behaviour), left=600.0)
+    result = bench.confirm(FAST, LARGE, pairing=pairing)
+    assert result.winner.configuration == LARGE
+    (refused,) = (each for each in result.confirmed if each.configuration == FAST)
+    assert refused.verdict is Verdict.FASTER
+    assert [check.name for check in refused.checks if not check.passed] == [rule]
+    assert (refused.record.outcome, refused.record.reason[: len(rule)]) == (Outcome.UNSTABLE, rule)
+    assert "next one takes its place" in bench.watcher.of(Notice)[0].text
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        {"retraces": lambda each: 1},
+        {"longest_call": lambda each: 0.9},
+        {"longest_call": lambda each: 2.5},
+        {"skipped_share": lambda each: 0.2},
+    ],
+)
+def test_what_the_baseline_does_as_well_is_nobodys_fault(tmp_path, behaviour):
+    """The workload itself retraces, stalls, hangs or skips steps: a faster configuration wins all the same."""
+    bench = Bench(tmp_path, simulated_trials(SPEED, noise=0.02, **behaviour))
+    assert bench.confirm(FAST).winner.configuration == FAST
+
+
+def test_records_count_what_was_seen(tmp_path):
+    """Retraces and skipped steps of all slices are summed; what was not seen is None, and is no check."""
+    trials = simulated_trials(SPEED, retraces=lambda each: 2, skipped_share=lambda each: 0.25)
+    record = Bench(tmp_path / "seen", trials).confirm(FAST).confirmed[0].record
+    assert record.retraces == 2 * len(record.pairs)
+    assert record.skipped_steps == sum(pair.candidate.skipped_steps for pair in record.pairs) > 0
+    unseen = Bench(tmp_path / "unseen", simulated_trials(SPEED, retraces=only(FAST, None, 0))).confirm(FAST)
+    assert (unseen.winner.record.retraces, unseen.winner.record.skipped_steps) == (None, None)
+    assert not {"retracing", "loss_scale"} & {check.name for check in unseen.winner.checks}
 
 
 # ---------------------------------------------------------------------------------------------- bracketing

@@ -7,10 +7,17 @@ import pytest
 from autotune.measure.stability import (
     LOSS_RISE,
     MEMORY_MARGIN,
+    MOST_HANGS,
+    MOST_SKIPPED,
+    CallSeconds,
     device_memory,
+    hangs,
     host_memory,
     loss_does_not_rise,
     loss_is_finite,
+    loss_scale_skips,
+    no_retracing,
+    tail,
 )
 
 LIMIT = 10 << 30
@@ -81,3 +88,116 @@ def test_a_model_without_a_loss_passes(missing):
     found = rising(first, last, baseline_first=baseline_first, baseline_last=baseline_last)
     assert found.passed
     assert "no loss" in found.detail
+
+
+# ---------------------------------------------------------------------------------------------------- retracing
+
+
+@pytest.mark.parametrize(
+    ("own", "baseline", "passed"),
+    [
+        ([0, 0, 0], [0, 0, 0], True),
+        ([1, 1, 1], [0, 0, 0], True),
+        ([2, 2, 2], [0, 0, 0], False),
+        ([9, 0, 0], [0, 0, 0], True),
+        ([0, 2], [0, 0], False),
+        ([8, 8, 8], [4, 4, 4], True),
+        ([9, 9, 9], [4, 4, 4], False),
+    ],
+)
+def test_retracing_is_refused_where_the_baseline_does_not(own, baseline, passed):
+    """More than once, in at least half of the processes, and more than twice as often as the baseline."""
+    assert no_retracing(own, baseline).passed is passed
+
+
+def test_what_to_do_about_retracing_is_said():
+    """Both to those who are refused and to those whose workload does it whatever the configuration."""
+    refused, excused, fine = no_retracing([7], [0]), no_retracing([7], [7]), no_retracing([0], [0])
+    assert "again 7 times after the warm-up (baseline: 0); give all batches one shape" in refused.detail
+    assert "the configuration is not to blame; give all batches one shape" in excused.detail
+    assert "one shape" not in fine.detail
+
+
+# ------------------------------------------------------------------------------------------ tails and hangs
+
+
+def calls(median, *, p99=None, longest=None):
+    """One slice's calls; without more figures all take the same."""
+    p99 = median if p99 is None else p99
+    return CallSeconds(median=median, p99=p99, longest=p99 if longest is None else longest)
+
+
+STEADY = [calls(0.002)] * 12
+
+
+@pytest.mark.parametrize(
+    ("own", "baseline"),
+    [
+        ([calls(0.002, p99=0.040)] * 12, STEADY),  # p99/p50 of 20: noise of short steps
+        ([calls(0.002, p99=0.080)] * 12, STEADY),  # fit's stall at a boundary, in each slice
+        ([calls(0.002, p99=0.9)] * 5 + STEADY[:7], STEADY),  # a burst
+        ([calls(0.1, p99=0.39)] * 12, [calls(0.1)] * 12),
+        ([calls(0.002, p99=0.9)] * 12, [calls(0.002, p99=0.003, longest=0.31)] * 12),
+        ([calls(30.0, p99=40.0)] * 6, [calls(4.0, p99=5.0)] * 6),
+    ],
+)
+def test_an_innocent_tail_passes(own, baseline):
+    """Noise, `fit`'s own stalls, a burst, slow steps, and what the baseline's longest calls show as well."""
+    assert tail(own, baseline, boundary_seconds=0.0).passed
+    assert hangs(own, baseline, boundary_seconds=0.0).passed
+
+
+@pytest.mark.parametrize("slow", [0.3, 2.0])
+def test_steps_that_alternate_wildly_are_refused(slow):
+    """In most slices some steps take a hundred times the median, and none of the baseline's."""
+    own = [calls(0.003, p99=slow)] * 7 + [calls(0.003)] * 5
+    found = tail(own, STEADY, boundary_seconds=0.0)
+    assert not found.passed
+    assert (found.value, found.limit) == (pytest.approx(slow - 0.003), 0.25)
+
+
+def test_a_boundary_that_only_large_batches_have_among_their_calls_is_innocent():
+    """Epochs of three calls are timed whole, validation of two seconds included; the baseline's are timed by steps."""
+    own = [calls(0.1, p99=2.1)] * 8
+    steps = [calls(0.01)] * 8
+    for rule in (tail, hangs):
+        assert rule(own, steps, boundary_seconds=2.0).passed
+        assert not rule(own, steps, boundary_seconds=0.02).passed
+
+
+@pytest.mark.parametrize(
+    ("hanging", "beside", "passed"),
+    [(MOST_HANGS, 0, True), (MOST_HANGS + 1, 0, False), (9, 3, True), (10, 3, False)],
+)
+def test_hanging_now_and_then_is_refused(hanging, beside, passed):
+    """Seconds in more slices than a burst reaches, and in more than three times as many as the baseline's."""
+    hang = calls(0.003, longest=2.5)
+    own = [hang] * hanging + [calls(0.003)] * (60 - hanging)
+    baseline = [hang] * beside + [calls(0.003)] * (60 - beside)
+    found = hangs(own, baseline, boundary_seconds=0.0)
+    assert found.passed is passed
+    assert f"{hanging} of 60 slices" in found.detail
+    assert tail(own, baseline, boundary_seconds=0.0).passed, "medians do not see it"
+
+
+# ------------------------------------------------------------------------------------------------ loss scales
+
+
+@pytest.mark.parametrize(
+    ("skipped", "steps", "beside", "passed"),
+    [
+        ([0, 0], [400, 400], 0.0, True),
+        ([20, 20], [400, 400], 0.0, True),
+        ([21, 20], [400, 400], 0.0, False),
+        ([2, 2], [10, 10], 0.0, True),
+        ([3, 3], [10, 10], 0.0, False),
+        ([100, 100], [400, 400], 0.25, True),
+        ([450, 450], [400, 400], 0.0, False),
+    ],
+)
+def test_a_loss_scale_may_skip_few_steps(skipped, steps, beside, passed):
+    """A twentieth, or what the baseline skips; and a few in a process are no sign of anything."""
+    assert MOST_SKIPPED == 0.05
+    found = loss_scale_skips(skipped, steps, baseline_share=beside)
+    assert found.passed is passed
+    assert found.value <= 1.0

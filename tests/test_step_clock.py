@@ -48,6 +48,8 @@ class Simulation:
         counts_iterations: Whether the optimizer counts its steps: None without an optimizer.
         counts_the_end: Whether it counts a step for the call that finds no more data, as Keras does.
         counters_seconds: How long it takes to read what the machine counts: a core that is busy for others.
+        traces: Whether the call of this number, from 0, is traced or compiled again; None where that cannot be seen.
+        skips: Whether a loss scale skips the step of this number, from 0; None without one.
     """
 
     def __init__(
@@ -68,6 +70,8 @@ class Simulation:
         counts_iterations=True,
         counts_the_end=False,
         counters_seconds=0.0,
+        traces=lambda call: False,
+        skips=None,
         warmup_seconds=60.0,
         epoch_seconds=1.5,
     ):
@@ -75,6 +79,8 @@ class Simulation:
         self.events = []
         self.counts_the_end = counts_the_end
         self.counters_seconds = counters_seconds
+        self.traces, self.skips = traces, skips
+        self.traced = self.trained = self.updates = 0
         self.sent = []
         self.commands = list(commands)
         self.calls = 0
@@ -100,6 +106,8 @@ class Simulation:
                 drop_remainder=drop_remainder,
                 iterations=read,
                 synchronise=self.synchronise,
+                retraces=self.retraces,
+                updates=None if skips is None else lambda: self.updates,
             ),
             self,
             warmup_seconds=warmup_seconds,
@@ -139,6 +147,11 @@ class Simulation:
         self.events.append("synchronise")
         self.now += self.synchronise_seconds
 
+    def retraces(self):
+        """How often it was traced since this was last asked."""
+        traced, self.traced = self.traced, 0
+        return None if self.traces is None else traced
+
     def train(self, iterator):
         """One call of the train function, on `iterator.left` steps."""
         steps = min(self.steps_per_call, iterator.left)
@@ -148,8 +161,13 @@ class Simulation:
             self.now += self.first_call_seconds
         if self.has_smaller_batch and not iterator.left:
             self.now += self.smaller_batch_seconds
+            self.traced += self.smaller_batch_seconds > 0
             self.smaller_batch_seconds = 0.0
         loss = self.loss(self.calls)
+        self.traced += bool(self.traces and self.traces(self.calls))
+        for step in range(self.trained, self.trained + steps):
+            self.updates += not (self.skips and self.skips(step))
+        self.trained += steps
         self.calls += 1
         self.steps += steps
         return None if loss is None else {"loss": loss, "accuracy": 0.9}
@@ -822,3 +840,48 @@ def test_after_a_continuous_run_single_slices_are_measured_as_before():
     simulation = Simulation(Measure(seconds=0.1, slices=3), Measure(seconds=0.1))
     assert len(simulation.run()) == 4
     assert simulation.events.count("freeze") == 3
+
+
+# ----------------------------------------------------------------------------------------------- stability
+
+BY_STEPS = {"examples": 32 * 2000 + 8, "epoch_seconds": 1.5, "warmup_seconds": 3.0}
+"""Epochs of half a minute, whose last batch is smaller."""
+
+
+@pytest.mark.parametrize("shape", [{}, BY_STEPS, {"examples": None, "warmup_seconds": 3.0}])
+def test_retraces_are_counted_from_the_warm_up_on(shape):
+    """What is traced while warming up is none; each slice has its own."""
+    commands = [Measure(seconds=1.0)] * 3
+    always = Simulation(*commands, traces=lambda call: True, **shape)
+    slices = always.run(overhead=0.0)
+    assert [part.retraces for part in slices] == [pytest.approx(part.steps, abs=1) for part in slices]
+    assert [part.retraces for part in Simulation(*commands, **shape).run(overhead=0.0)] == [0, 0, 0]
+    unseen = Simulation(*commands, traces=None, **shape)
+    assert [part.retraces for part in unseen.run(overhead=0.0)] == [None, None, None]
+
+
+def test_the_first_smaller_batch_is_no_retrace():
+    """An epoch whose end comes after the warm-up is compiled for once: that is left out, and nothing else is."""
+    commands = [Measure(seconds=20.0)] * 4
+    late = Simulation(*commands, smaller_batch_seconds=2.0, **BY_STEPS)
+    assert [part.retraces for part in late.run(overhead=0.0)] == [0, 0, 0, 0]
+    smaller = 2000
+    again = Simulation(
+        *commands, smaller_batch_seconds=2.0, traces=lambda call: call % 2001 == smaller - 1, **BY_STEPS
+    )
+    assert sum(part.retraces for part in again.run(overhead=0.0)) >= 1
+
+
+@pytest.mark.parametrize("shape", [{}, BY_STEPS, {"examples": None, "warmup_seconds": 3.0}])
+@pytest.mark.parametrize("steps_per_call", [1, 4, 7])
+@pytest.mark.parametrize(("every", "share"), [(1, 1.0), (4, 0.25), (10**9, 0.0)])
+def test_skipped_steps_are_counted_from_the_warm_up_on(shape, steps_per_call, every, share):
+    """Also where a call has several steps, and the epoch's last call fewer; without a loss scale nothing is said."""
+    commands = [Measure(seconds=2.0)] * 3
+    settings = {"steps_per_call": steps_per_call, **shape}
+    trial = Simulation(*commands, skips=lambda step: step % every == every - 1, **settings)
+    slices = trial.run(overhead=0.0)
+    assert len(slices) == 3
+    for part in slices:
+        assert part.skipped_steps == pytest.approx(share * part.steps, abs=steps_per_call + 1)
+    assert Simulation(*commands, **settings).run(overhead=0.0)[0].skipped_steps is None

@@ -5,6 +5,7 @@ from simulated_runs import (
     BASELINE,
     FACTS,
     Watcher,
+    a_slice,
     a_warm_up,
     faster_by,
     on_disk,
@@ -16,7 +17,7 @@ from autotune.errors import WorkloadError
 from autotune.recipe.apply import environment
 from autotune.space.knobs import Device
 from autotune.study.progress import Notice
-from autotune.study.surroundings import as_imported, oddities, refuse_knobs_that_cannot_act
+from autotune.study.surroundings import as_imported, instabilities, oddities, refuse_knobs_that_cannot_act
 
 DEFAULTS = {
     "onednn": True,
@@ -157,3 +158,31 @@ def test_words_of_the_shell_are_read_as_tensorflow_reads_them(shell, text, on):
     shell.setenv("TF_ENABLE_ONEDNN_OPTS", text)
     assert environment({"onednn": on}) == {}
     assert environment({"onednn": not on}) == {"TF_ENABLE_ONEDNN_OPTS": "0" if on else "1"}
+
+
+def slices_with(**figures):
+    """Three slices of half a second that have these figures."""
+    return [a_slice().model_copy(update=figures)] * 3
+
+
+def test_a_baseline_that_is_unstable_itself_is_told_of():
+    """That it retraces, or skips steps, is the workload's own, and worth knowing whatever is recommended."""
+    (retraces,) = instabilities(slices_with(retraces=2))
+    assert "the workload retraces: 6 times in 1.5 s of the baseline" in retraces
+    assert "pad, bucket" in retraces
+    (skips,) = instabilities(slices_with(skipped_steps=10))
+    assert "skips 30 of 186 steps" in skips
+    assert list(instabilities(slices_with(retraces=0, skipped_steps=1))) == []
+    assert list(instabilities(slices_with())) == []
+
+
+def test_a_run_tells_of_a_baseline_that_retraces(tmp_path):
+    """Once, before the search; the faster configuration retraces as much and is recommended, and its check says why."""
+    trials = simulated_trials(faster_by(batch_size=1.5), noise=0.02, retraces=lambda each: 3)
+    watcher = Watcher()
+    with on_disk(tmp_path / "run") as directory:
+        recipe = tune_simulated(trials, directory, observe=watcher)
+    assert len([each for each in watcher.of(Notice) if "the workload retraces" in each.text]) == 1
+    assert recipe.configuration["batch_size"] != BASELINE.batch_size
+    (check,) = (each for each in recipe.evidence.stability.checks if each.name == "retracing")
+    assert "not to blame" in check.detail

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,34 @@ MEMORY_MARGIN = 0.10
 """Share of the memory limit that must stay free at the peak."""
 LOSS_RISE = 0.10
 """A loss may end this share above where it began and still not count as rising."""
+MOST_RETRACES = 1
+"""Of one process after its warm-up: a shape that comes seldom is compiled for once."""
+RETRACES_OF_BASELINE = 2
+"""A configuration may retrace so many times as often as the baseline: a faster one meets more batches meanwhile."""
+TAIL_SECONDS = 0.25
+"""What a slow call may take beyond the median one in any case: three times what plain `fit` stalls now and then at an
+epoch's boundary, 70 to 80 ms."""
+TAIL_RATIO = 3.0
+"""The same, in median calls."""
+TAIL_OF_BASELINE = 3.0
+"""The same, in what the baseline's slowest calls, or its epochs' boundaries, take beyond its median ones."""
+HANG_SECONDS = 1.0
+"""A call that takes so much longer than the median one is a hang."""
+HANG_RATIO = 2.0
+"""... but not where that is less than so many median calls."""
+MOST_HANGS = 2
+"""Slices with a hang in them that decide nothing: one burst of whatever else runs on the machine reaches two."""
+HANGS_OF_BASELINE = 3
+"""Where the baseline hangs, too, a configuration may in so many times as many slices."""
+MOST_SKIPPED = 0.05
+"""Largest share of steps that a loss scale may skip: growing every 2,000 steps it skips one, then and when."""
+FEW_SKIPPED = 2
+"""Skipped steps of a process that are no sign of anything, however few its steps: the scale may still be settling."""
+
+RETRACING_ADVICE = (
+    "give all batches one shape (pad, bucket to a few lengths, drop the remainder), and pass tensors instead of "
+    "Python numbers to what is traced"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,3 +117,112 @@ def loss_does_not_rise(
         limit=limit,
         detail=f"from {first:.4g} to {last:.4g} (baseline: {baseline_first:.4g} to {baseline_last:.4g})",
     )
+
+
+def no_retracing(own: Sequence[int], baseline: Sequence[int]) -> Check:
+    """Whether the train function stays as it was traced and compiled once a trial is warm.
+
+    What retraces costs seconds each time, at moments that nobody chose, and memory that is never given back. A
+    baseline that retraces as well shows that the workload does, whatever the configuration.
+
+    Args:
+        own: How often each process of the configuration retraced after its warm-up.
+        baseline: The same of the baseline's processes beside them.
+    """
+    value, usual = statistics.median_high(own), statistics.median_high(baseline)
+    limit = max(MOST_RETRACES, RETRACES_OF_BASELINE * usual)
+    detail = f"traced or compiled again {value} times after the warm-up (baseline: {usual})"
+    if value > limit:
+        detail += "; " + RETRACING_ADVICE
+    elif value > MOST_RETRACES:
+        detail += ": so does the workload itself, and the configuration is not to blame; " + RETRACING_ADVICE
+    return Check(
+        name="retracing", passed=value <= limit, value=float(value), limit=float(limit), detail=detail
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallSeconds:
+    """Seconds that the calls of the train function took in one slice: a quantile each, and the longest."""
+
+    median: float
+    p99: float
+    longest: float
+
+
+def tail(own: Sequence[CallSeconds], baseline: Sequence[CallSeconds], *, boundary_seconds: float) -> Check:
+    """Whether slow calls are about as slow as the baseline's, in the same rounds.
+
+    Figures are medians over slices, so that a burst, which reaches a few of them, decides nothing. They are of calls,
+    and in seconds: a ratio to the median call would be ten and more for innocent steps of 2 ms on a noisy machine,
+    where `fit` itself stalls by 80 ms at a boundary. Large batches have more boundaries among their calls than the
+    baseline; so their 99th percentile is held against the baseline's longest calls, which have a boundary in them.
+
+    Args:
+        own: Of each slice of the configuration.
+        baseline: Of each slice of the baseline's beside them.
+        boundary_seconds: What an epoch of the baseline costs beyond its steps.
+    """
+    value = statistics.median(each.p99 - each.median for each in own)
+    median = statistics.median(each.median for each in own)
+    usual = statistics.median(each.longest - each.median for each in baseline)
+    limit = max(TAIL_SECONDS, TAIL_RATIO * median, TAIL_OF_BASELINE * max(usual, boundary_seconds))
+    detail = (
+        f"the slowest percent of calls takes {_milliseconds(value)} more than the median one, which takes "
+        f"{_milliseconds(median)} (baseline: the slowest call {_milliseconds(usual)} more)"
+    )
+    if value > limit:
+        detail += "; look for work that is done in some steps only, or for threads that wait for one another"
+    return Check(name="step_tail", passed=value <= limit, value=value, limit=limit, detail=detail)
+
+
+def hangs(own: Sequence[CallSeconds], baseline: Sequence[CallSeconds], *, boundary_seconds: float) -> Check:
+    """Whether training stands still for seconds now and then, where the baseline beside it does not.
+
+    Counted are slices with a hang in them; `tail`, by its medians, does not see what comes once in many. Slices in
+    which the whole machine stood still are measured again, and are not among these.
+
+    Args:
+        own: Of each slice of the configuration.
+        baseline: Of each slice of the baseline's beside them.
+        boundary_seconds: What an epoch of the baseline costs beyond its steps.
+    """
+    least = max(HANG_SECONDS, TAIL_OF_BASELINE * boundary_seconds)
+    value, usual = (_slices_with_a_hang(each, least) for each in (own, baseline))
+    limit = max(MOST_HANGS, HANGS_OF_BASELINE * usual)
+    longest = max(each.longest - each.median for each in own)
+    detail = (
+        f"{value} of {len(own)} slices had a call that took over {least:.3g} s more than the median one, at most "
+        f"{_milliseconds(longest)} (baseline: {usual} of {len(baseline)})"
+    )
+    if value > limit:
+        detail += "; look for what is refilled, collected or written now and then"
+    return Check(name="hangs", passed=value <= limit, value=float(value), limit=float(limit), detail=detail)
+
+
+def _slices_with_a_hang(slices: Sequence[CallSeconds], least: float) -> int:
+    return sum(each.longest - each.median > max(least, HANG_RATIO * each.median) for each in slices)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def loss_scale_skips(skipped: Sequence[int], steps: Sequence[int], *, baseline_share: float) -> Check:
+    """Whether float16's loss scale lets nearly all steps change the weights.
+
+    A scale that has grown too far skips a step and is halved: one in some thousand steps. Gradients that overflow at
+    any scale skip step after step, which is fast and teaches nothing.
+
+    Args:
+        skipped: Of each process: steps skipped after the warm-up.
+        steps: Of each process: all steps after the warm-up.
+        baseline_share: The share of its steps that the baseline skips: the workload's own.
+    """
+    share = min(1.0, sum(skipped) / sum(steps))
+    limit = max(MOST_SKIPPED, baseline_share)
+    passed = share <= limit or statistics.median(skipped) <= FEW_SKIPPED
+    detail = f"the loss scale skipped {sum(skipped)} of {sum(steps)} steps after the warm-up ({share:.1%})"
+    if not passed:
+        detail += "; use mixed_bfloat16, or make loss and gradients smaller (clip them, normalise the inputs)"
+    return Check(name="loss_scale", passed=passed, value=share, limit=limit, detail=detail)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autotune.measure.continuous import Soaked
@@ -12,16 +13,21 @@ from autotune.measure.growth import host_memory_growth
 from autotune.measure.intervals import LogInterval
 from autotune.measure.stability import (
     MEMORY_MARGIN,
+    CallSeconds,
     Check,
     device_memory,
+    hangs,
     host_memory,
     loss_does_not_rise,
     loss_is_finite,
+    loss_scale_skips,
+    no_retracing,
+    tail,
 )
 from autotune.space.configuration import Configuration
 from autotune.study.running import Trial, ratio_interval
 from autotune.trial.live import TrialFailed
-from autotune.trial.record import Interval, Outcome, Slice, TrialRecord
+from autotune.trial.record import Interval, Outcome, Pair, Slice, TrialRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +153,8 @@ def checks_of(record: TrialRecord, baseline: TrialRecord, limits: Limits) -> tup
             )
     if record.peak_device_bytes is not None and limits.device_bytes:
         checks.append(device_memory(record.peak_device_bytes, limits.device_bytes, margin=limits.margin))
+    if record.pairs:
+        checks += _checks_of_slices(record, baseline)
     return tuple(checks)
 
 
@@ -174,6 +182,49 @@ def _samples(slices: Sequence[Slice]) -> list[tuple[float, float]]:
         for examples, each in zip(trained, slices, strict=True)
         if each.host_bytes is not None
     ]
+
+
+def _checks_of_slices(record: TrialRecord, baseline: TrialRecord) -> list[Check]:
+    """The rules on what the slices show, each beside the baseline's of the same round."""
+    boundary = baseline.epoch_overhead_seconds or 0.0
+    own = [_call_seconds(pair.candidate, record) for pair in record.pairs]
+    usual = [_call_seconds(pair.baseline, baseline) for pair in record.pairs]
+    checks = [
+        tail(own, usual, boundary_seconds=boundary),
+        hangs(own, usual, boundary_seconds=boundary),
+    ]
+    retraces = _by_process(record, lambda pair: pair.candidate.retraces)
+    if retraces is not None:
+        beside = _by_process(record, lambda pair: pair.baseline.retraces)
+        checks.append(no_retracing(retraces, beside or [0]))
+    skipped = _by_process(record, lambda pair: pair.candidate.skipped_steps)
+    if skipped is not None:
+        beside = _by_process(record, lambda pair: pair.baseline.skipped_steps)
+        steps = sum(pair.baseline.steps for pair in record.pairs)
+        checks.append(
+            loss_scale_skips(
+                skipped,
+                _by_process(record, lambda pair: pair.candidate.steps) or [],
+                baseline_share=sum(beside or []) / steps,
+            )
+        )
+    return checks
+
+
+def _call_seconds(each: Slice, record: TrialRecord) -> CallSeconds:
+    steps, seconds = int(record.configuration["steps_per_execution"]), each.step_seconds
+    return CallSeconds(median=steps * seconds.p50, p99=steps * seconds.p99, longest=steps * seconds.max)
+
+
+def _by_process(record: TrialRecord, count: Callable[[Pair], int | None]) -> list[int] | None:
+    """Sums over the slices of each process; None where one was not counted."""
+    sums: Counter[int] = Counter()
+    for pair in record.pairs:
+        found = count(pair)
+        if found is None:
+            return None
+        sums[pair.instance] += found
+    return list(sums.values())
 
 
 def ended(trial: Trial, failure: TrialFailed | None) -> TrialRecord:

@@ -40,7 +40,7 @@ from autotune.study.run import Run
 from autotune.study.sampler import Sampler
 from autotune.study.search import Search
 from autotune.study.side_by_side import SideBySide, slice_seconds
-from autotune.study.surroundings import as_imported, oddities, refuse_knobs_that_cannot_act
+from autotune.study.surroundings import as_imported, instabilities, oddities, refuse_knobs_that_cannot_act
 from autotune.study.trainings import Trainings
 from autotune.trial.live import Clock, Trials, WarmUp
 from autotune.trial.record import Phase, TrialRecord
@@ -89,7 +89,7 @@ def tune_with(
         beside = SideBySide(run, bracketed=options.pairing == "bracketed")
         warm = beside.start_baseline(baseline_timeout(options.budget), known[0] if known else None)
         device = Device.GPU if warm.started.gpus else Device.CPU
-        for text in oddities(facts, warm, device):
+        for text in (*oddities(facts, warm, device), *instabilities(beside.baseline.slices)):
             observe(Notice(text=text))
         written = written or find_search_space(DEFAULT_SPACE[device])
         space = _resolved(written, run.baseline, device, warm, facts, options)

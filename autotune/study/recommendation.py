@@ -40,6 +40,7 @@ NUMERICS_NOT_CHECKED = "numerics parity with float32 without XLA"
 BATCH_NOT_CHECKED = "held-out loss after equal numbers of examples at the recommended batch size"
 LONG_RUN_NOT_CHECKED = "a continuous run"
 THROTTLING_NOT_CHECKED = "thermal throttling of the device"
+RETRACING_NOT_CHECKED = "retracing after the warm-up (the log does not tell of XLA's compilations)"
 """What a user must not take for granted; the recipe says so."""
 
 
@@ -199,6 +200,8 @@ def _not_checked(winner: Confirmed, baseline: Configuration, measured: bool) -> 
         missing.append(LONG_RUN_NOT_CHECKED)
     if winner.record.peak_device_bytes is not None:
         missing.append(THROTTLING_NOT_CHECKED)
+    if not any(check.name == "retracing" for check in winner.checks):
+        missing.append(RETRACING_NOT_CHECKED)
     return tuple(missing)
 
 

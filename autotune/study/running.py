@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -219,6 +219,8 @@ class Trial:
             cpu_utilisation=_utilisation(own),
             first_loss=None if self.warm is None else self.warm.first_loss,
             last_loss=own[-1].loss if own else None,
+            retraces=_total(each.retraces for each in own),
+            skipped_steps=_total(each.skipped_steps for each in own),
         )
 
     def _throughput(self, own: Sequence[Slice]) -> Interval | None:
@@ -243,6 +245,12 @@ def throughput_interval(rates: Sequence[float]) -> Interval:
         value = math.exp(statistics.fmean(math.log(each) for each in rates))
         return Interval(value=value, low=value, high=value)
     return interval
+
+
+def _total(counts: Iterable[int | None]) -> int | None:
+    """Their sum; None where any of them is not known, or there is none."""
+    known = list(counts)
+    return sum(each for each in known if each is not None) if known and None not in known else None
 
 
 def _utilisation(own: Sequence[Slice]) -> float | None:

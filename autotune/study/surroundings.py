@@ -6,13 +6,15 @@ or the shell sets a variable that TensorFlow reads, that is a part of it, whethe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from autotune.errors import WorkloadError
+from autotune.measure.stability import MOST_RETRACES, MOST_SKIPPED, RETRACING_ADVICE
 from autotune.recipe.apply import environment
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS, Device, Stage, knobs_on
 from autotune.trial.live import WarmUp
+from autotune.trial.record import Slice
 from autotune.workload import WorkloadFacts
 
 
@@ -85,4 +87,25 @@ def oddities(facts: WorkloadFacts, warm: WarmUp, device: Device) -> Iterator[str
         yield (
             "the training data has no end, so there are no epochs, and what validation costs is left out: a "
             "training with few steps_per_epoch will gain less than is claimed"
+        )
+
+
+def instabilities(slices: Sequence[Slice]) -> Iterator[str]:
+    """A notice for each thing that makes the baseline, and so the user's own training, unstable.
+
+    Args:
+        slices: The baseline's own.
+    """
+    seconds, steps = sum(each.seconds for each in slices), sum(each.steps for each in slices)
+    retraces = sum(each.retraces or 0 for each in slices)
+    if retraces > MOST_RETRACES:
+        yield (
+            f"the workload retraces: {retraces} times in {seconds:.1f} s of the baseline after its warm-up; "
+            f"configurations that do so as well are not refused for it. To mend it, {RETRACING_ADVICE}"
+        )
+    skipped = sum(each.skipped_steps or 0 for each in slices)
+    if skipped > MOST_SKIPPED * steps:
+        yield (
+            f"the baseline's loss scale skips {skipped} of {steps} steps after its warm-up: its gradients overflow in "
+            "float16. mixed_bfloat16 has no such limit"
         )

@@ -18,6 +18,7 @@ from autotune.space.knobs import Value
 
 Seconds = Annotated[FiniteFloat, Field(ge=0)]
 Bytes = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0)]
 
 
 class Outcome(enum.StrEnum):
@@ -95,6 +96,10 @@ class Slice(_Data):
         steal_seconds: What the host of this virtual machine gave to others meanwhile.
         throttled_seconds: How long quotas held the process's control groups back meanwhile, summed over cores.
         cpu_megahertz: Mean clock rate of the cores at its end.
+        retraces: How often the train function was traced or compiled again since the trial was warm or the slice
+            before had ended; None where that could not be seen.
+        skipped_steps: In how many steps a loss scale left the weights alone, because gradients had overflowed; None
+            without a loss scale.
     """
 
     seconds: Annotated[FiniteFloat, Field(gt=0)]
@@ -111,6 +116,8 @@ class Slice(_Data):
     steal_seconds: Seconds | None = None
     throttled_seconds: Seconds | None = None
     cpu_megahertz: Annotated[FiniteFloat, Field(ge=0)] | None = None
+    retraces: Count | None = None
+    skipped_steps: Count | None = None
 
 
 class Pair(_Data):
@@ -170,6 +177,8 @@ class TrialRecord(_Data):
         cpu_utilisation: Cores' worth of processor time taken while measured.
         first_loss: Training loss at the end of the first step.
         last_loss: Running training loss when the trial ended.
+        retraces: How often the train function was traced or compiled again after the warm-up, all slices together.
+        skipped_steps: How many steps a loss scale skipped, all slices together.
     """
 
     schema_version: Literal[1] = 1
@@ -206,6 +215,8 @@ class TrialRecord(_Data):
     cpu_utilisation: Annotated[FiniteFloat, Field(ge=0)] | None = None
     first_loss: FiniteFloat | None = None
     last_loss: FiniteFloat | None = None
+    retraces: Count | None = None
+    skipped_steps: Count | None = None
 
     @property
     def measured_seconds(self) -> float:

@@ -167,17 +167,21 @@ class SimulatedTrial:
         self._pass(spent, deadline)
         self._trained += examples
         step = spent / steps
+        longest = step + self._trials.longest_call(self.configuration) / self._training.steps_per_call
+        skipped = self._trials.skipped_share(self.configuration)
         return Slice(
             seconds=spent,
             steps=steps,
             examples=examples,
             epochs=epochs,
             cpu_seconds=spent,
-            step_seconds=StepSeconds(p50=step, p90=step, p99=step, max=step),
+            step_seconds=StepSeconds(p50=step, p90=step, p99=longest, max=longest),
             loss=self._loss(),
             host_bytes=self._host_bytes(),
             cores=CORES,
             foreign_cpu_seconds=load * spent * CORES if self._trials.load_shows else None,
+            retraces=self._trials.retraces(self.configuration),
+            skipped_steps=None if skipped is None else round(skipped * steps),
         )
 
     def finish(self, input_wait_seconds: float, timeout_seconds: float) -> Finished:
@@ -331,6 +335,11 @@ class SimulatedTrials:
         freeze_gain: How much faster a slice is for the freeze before it, as a factor: what a pipeline that waits
             for something else gains from a pause. 1 when None.
         leak: Bytes that a configuration loses with each example; 0 when None.
+        retraces: How often each slice of a configuration is traced or compiled again; None where that cannot be
+            seen. Never, when not given.
+        skipped_share: The share of its steps that a loss scale skips; None without a loss scale. There is none, when
+            not given.
+        longest_call: Seconds that the longest call of its next slice takes beyond the others; 0, when not given.
     """
 
     def __init__(
@@ -354,6 +363,9 @@ class SimulatedTrials:
         learns: Callable[[Configuration], bool] | None = None,
         freeze_gain: Callable[[Configuration], float] | None = None,
         leak: Callable[[Configuration], float] | None = None,
+        retraces: Callable[[Configuration], int | None] = lambda configuration: 0,
+        skipped_share: Callable[[Configuration], float | None] = lambda configuration: None,
+        longest_call: Callable[[Configuration], float] = lambda configuration: 0.0,
     ) -> None:
         self.facts = facts
         self.samples_per_second = samples_per_second
@@ -372,6 +384,9 @@ class SimulatedTrials:
         self.learns = learns or (lambda configuration: True)
         self.freeze_gain = freeze_gain or _no_gain
         self.leak = leak or (lambda configuration: 0.0)
+        self.retraces = retraces
+        self.skipped_share = skipped_share
+        self.longest_call = longest_call
         self.random = random.Random(seed)
         self.clock = SimulatedClock()
         self.launched: list[SimulatedTrial] = []

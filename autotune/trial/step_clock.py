@@ -76,6 +76,9 @@ class Training:
         drop_remainder: Whether a smaller last batch is dropped.
         iterations: Reads `optimizer.iterations`; None when the model has no optimizer.
         synchronise: Waits until the devices have done what they were given.
+        retraces: How often the train function was traced or compiled since this was last called; None where that
+            cannot be seen.
+        updates: Reads how many steps changed the weights so far; None where no loss scale skips any.
     """
 
     steps_per_call: int
@@ -84,6 +87,8 @@ class Training:
     drop_remainder: bool
     iterations: Callable[[], int] | None
     synchronise: Callable[[], None]
+    retraces: Callable[[], int | None] = lambda: None
+    updates: Callable[[], int] | None = None
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -178,6 +183,9 @@ class StepClock:
         self._logs: Any = None
         self._total_calls = 0
         self._smaller_batch_traced = False
+        self._expected_traces = 0
+        self._steps_of_ended_epochs = 0
+        self._skipped_before = 0
         self._begin_fit()
 
     # ------------------------------------------------------------------------------------- from the worker
@@ -208,6 +216,7 @@ class StepClock:
 
     def epoch_began(self) -> None:
         """`fit` is about to make the epoch's iterator."""
+        self._steps_of_ended_epochs = self._steps_trained()
         self._calls = 0
 
     def epoch_ended(self) -> None:
@@ -264,6 +273,7 @@ class StepClock:
         self._last_call_at = now
         first_of_epoch = self._calls == 1
         if not self._by_epochs and self._traces_smaller_batch():
+            self._expected_traces = 1
             self._segment_at = None  # a training pays for it once: the stretch it fell into is not counted
             return
         if not self._by_epochs and self._calls > self._counted_calls:
@@ -315,6 +325,11 @@ class StepClock:
         most = (self._total_calls - calls) * self._training.steps_per_call
         counted = self._iterations() - iterations
         return min(counted, most) if counted > 0 else most
+
+    def _steps_trained(self) -> int:
+        """Batches trained on so far, whether they changed the weights or not."""
+        steps, known = self._calls * self._training.steps_per_call, self._training.steps_per_epoch
+        return self._steps_of_ended_epochs + (steps if known is None else min(steps, known))
 
     def _steps_of_epoch(self) -> int:
         """Steps of the epoch that ends; what is known of the dataset counts more than what an optimizer says.
@@ -430,6 +445,8 @@ class StepClock:
             )
         )
         self._ready = True
+        self._retraces()  # those of the warm-up are no retraces
+        self._skipped_steps()
         self._hold()
 
     def _overhead_of_short_epochs(self) -> float | None:
@@ -523,6 +540,8 @@ class StepClock:
                     loss=loss,
                     host_bytes=host_bytes(),
                     **between(current.counters, self._counters()),
+                    retraces=self._retraces(),
+                    skipped_steps=self._skipped_steps(),
                 )
             )
         )
@@ -531,6 +550,20 @@ class StepClock:
             self._open_slice(current.target_seconds)
         else:
             self._hold()
+
+    def _retraces(self) -> int | None:
+        """How often something was traced or compiled since this was last called, the first smaller batch's left out."""
+        seen, expected = self._training.retraces(), self._expected_traces
+        self._expected_traces = 0
+        return None if seen is None else max(0, seen - expected)
+
+    def _skipped_steps(self) -> int | None:
+        """Steps since this was last called whose gradients a loss scale found to be infinite."""
+        if self._training.updates is None:
+            return None
+        skipped, before = self._steps_trained() - self._training.updates(), self._skipped_before
+        self._skipped_before = skipped
+        return max(0, skipped - before)
 
 
 def _cpu_seconds() -> float:

@@ -31,6 +31,7 @@ import psutil
 from autotune.errors import WorkloadError
 from autotune.recipe import apply
 from autotune.trial import lifeline, log, messages, worker
+from autotune.trial.retracing import ask_runtime_to_tell
 from autotune.workload import Workload, WorkloadReference, facts_of, load
 
 
@@ -40,6 +41,7 @@ def main(arguments: list[str]) -> int:
     lifeline.leave_a_keeper(int(descriptor))
     control = messages.Channel(socket.socket(fileno=int(descriptor)), messages.to_template)
     reference = WorkloadReference.model_validate_json(reference_json)
+    ask_runtime_to_tell()
     began = time.monotonic()
     workload = None
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from autotune.errors import ApplyError, AutotuneError, WorkloadError
@@ -16,6 +17,7 @@ from autotune.space.configuration import Configuration
 from autotune.trial import building, loss_curves, messages, profiling, telemetry
 from autotune.trial.log import printable
 from autotune.trial.record import Outcome
+from autotune.trial.retracing import Retracing
 from autotune.trial.step_clock import LongEpoch, StepClock, Training, TrainingEnded, TrainingFailed
 from autotune.workload import Workload, WorkloadReference, load, users_traceback
 
@@ -120,6 +122,7 @@ def _train(
             build=profiling.build_versions(),
         )
     )
+    retracing = Retracing(Path(request.log), xla=bool(model.jit_compile) and not model.run_eagerly)
     training = Training(
         steps_per_call=int(configuration["steps_per_execution"]),
         batch_size=configuration.batch_size,
@@ -127,6 +130,8 @@ def _train(
         drop_remainder=workload.drop_remainder,
         iterations=_iterations_of(model),
         synchronise=tf.test.experimental.sync_devices,
+        retraces=retracing.since_last_asked,
+        updates=_updates_of(model),
     )
     clock = StepClock(
         training,
@@ -134,7 +139,7 @@ def _train(
         warmup_seconds=request.warmup_seconds,
         epoch_seconds=request.epoch_seconds,
     )
-    finish = _fit(model, train, validation, clock, training, endless)
+    finish = _fit(model, train, validation, clock, retracing, training, endless)
     channel.send(
         messages.Finished(
             peak_host_bytes=telemetry.peak_host_bytes(),
@@ -169,6 +174,19 @@ def _iterations_of(model: keras.Model) -> Callable[[], int] | None:
     return lambda: int(optimizer.iterations)
 
 
+def _updates_of(model: keras.Model) -> Callable[[], int] | None:
+    """Reads how many steps' gradients were finite; None where no loss scale leaves out those that are not.
+
+    `iterations` would not do: where gradients are accumulated, it counts once in several steps.
+    """
+    import keras
+
+    optimizer = getattr(model, "optimizer", None)
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return None
+    return lambda: int(optimizer.inner_optimizer._iterations)
+
+
 # ------------------------------------------------------------------------------------------------ training
 
 
@@ -177,6 +195,7 @@ def _fit(
     train: tf.data.Dataset,
     validation: tf.data.Dataset | None,
     clock: StepClock,
+    retracing: Retracing,
     training: Training,
     endless: bool,
 ) -> messages.Finish:
@@ -194,7 +213,8 @@ def _fit(
 
     model.make_train_function()
     usual = model.train_function
-    model.train_function = clock.wrap(usual)
+    timed = clock.wrap(retracing.wrap(usual))
+    model.train_function = timed
     arguments = {"epochs": ENDLESS, "verbose": 0, "shuffle": False, "callbacks": [EpochEdges()]}
     try:
         try:
@@ -206,7 +226,7 @@ def _fit(
                 if endless
                 else profiling.boundary(model, train, validation, training, clock.call_seconds)
             )
-            model.train_function = clock.wrap(usual)
+            model.train_function = timed
             if between is None:
                 clock.time_by_steps(None)
             else:

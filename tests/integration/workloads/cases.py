@@ -219,6 +219,87 @@ def validation(config):
     )
 
 
+# -------------------------------------------------------------------------------------------- stability
+
+
+def ragged(config):
+    """64 batches of texts, each of a length of its own."""
+    lengths = np.random.default_rng(0).permutation(np.arange(3, 3 + 64))
+
+    def batches_of_texts():
+        for length in lengths:
+            yield np.ones((config.batch_size, length), "int32"), np.ones((config.batch_size, 1), "float32")
+
+    signature = (tf.TensorSpec((None, None), tf.int32), tf.TensorSpec((None, 1)))
+    return tf.data.Dataset.from_generator(batches_of_texts, output_signature=signature)
+
+
+def unhurried(config):
+    """The usual examples, some 16 a second."""
+
+    def elements():
+        for pair in zip(numbers(), numbers(width=1), strict=True):
+            threading.Event().wait(0.06)
+            yield pair
+
+    return tf.data.Dataset.from_generator(
+        elements, output_signature=(tf.TensorSpec((4,)), tf.TensorSpec((1,)))
+    )
+
+
+def reader() -> keras.Model:
+    """Takes texts of any length."""
+    return keras.Sequential(
+        [
+            keras.Input((None,), dtype="int32"),
+            keras.layers.Embedding(2, 4),
+            keras.layers.GlobalAveragePooling1D(),
+            keras.layers.Dense(1),
+        ]
+    )
+
+
+class Impatient(keras.Model):
+    """Runs eagerly, and hands a Python number that never comes again to a function that is traced for each."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = keras.layers.Dense(1)
+        self.steps = 0
+
+    def call(self, x):
+        """The one layer."""
+        return self.layer(x)
+
+    def train_step(self, data):
+        """As usual, and the function."""
+        self.steps += 1
+        tripled(data[0], self.steps)
+        return super().train_step(data)
+
+
+@tf.function
+def tripled(x, number):
+    """Traced for each number."""
+    return 3.0 * x * number
+
+
+def eagerly() -> dict:
+    """Without a graph around the steps."""
+    return {**sgd(), "run_eagerly": True}
+
+
+@tf.custom_gradient
+def steep(x):
+    """The same, with a gradient that no loss scale makes finite."""
+    return x, lambda upstream: upstream + np.inf
+
+
+def overflowing() -> dict:
+    """A finite loss whose gradients overflow at each step."""
+    return {**sgd(), "loss": lambda y, p: tf.reduce_mean(steep(p) ** 2)}
+
+
 # ------------------------------------------------------------------------------------------------- knobs
 
 
@@ -580,6 +661,10 @@ CASES = {
     "out_of_host_memory": {"model": out_of_host_memory},
     "out_of_tensor_memory": {"model": out_of_tensor_memory},
     "accumulating": {"compile": accumulating},
+    "late_remainder": {"dataset": unhurried},
+    "ragged": {"dataset": ragged, "model": reader},
+    "impatient": {"model": Impatient, "compile": eagerly},
+    "overflows": {"compile": overflowing},
     "becomes_nan": {"compile": becomes_nan},
     "is_nan": {"compile": is_nan},
 }

@@ -1,0 +1,61 @@
+"""A trial process sees what the stability rules need: retracing, steps that a loss scale skips."""
+
+import pytest
+
+from autotune.trial.live import Data
+
+pytestmark = pytest.mark.slow
+
+
+def slices(trial, count=4, seconds=0.5):
+    """So many slices of a trial that has warmed up."""
+    return [trial.measure(seconds) for _ in range(count)]
+
+
+@pytest.mark.parametrize("jit_compile", [True, False])
+def test_new_lengths_are_compiled_for_by_xla_alone(launch, jit_compile):
+    """With 64 lengths XLA goes on compiling after the warm-up, without a new trace; a graph takes any length."""
+    trial = launch("ragged", workload="batched", jit_compile=jit_compile)
+    warm = trial.warm_up()
+    assert warm.started.jit_compile is jit_compile
+    seen = [each.retraces for each in slices(trial)]
+    assert all(seen) if jit_compile else seen == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("case", ["pairs", "long_epoch"])
+@pytest.mark.parametrize("jit_compile", [True, False])
+def test_a_fixed_shape_is_traced_once(launch, case, jit_compile):
+    """Nothing is traced or compiled after the warm-up; the smaller last batch of an epoch is none of it."""
+    trial = launch(case, jit_compile=jit_compile)
+    trial.warm_up()
+    assert [each.retraces for each in slices(trial)] == [0, 0, 0, 0]
+
+
+def test_a_smaller_last_batch_that_comes_late_is_no_retrace(launch):
+    """An epoch that is longer than the warm-up ends in a slice: what XLA compiles there once is left out."""
+    trial = launch("late_remainder", jit_compile=True, data=Data(examples=100, endless=False))
+    warm = trial.warm_up()
+    assert warm.ready.timed_by == "steps"
+    assert "2 times" not in trial.log.read_text()
+    assert [each.retraces for each in slices(trial, seconds=4.0, count=2)] == [0, 0]
+    assert "2 times" in trial.log.read_text()
+
+
+def test_python_numbers_are_traced_for_each_time(launch):
+    """A function that is handed another Python number at each step is traced at each."""
+    trial = launch("impatient")
+    trial.warm_up()
+    part = trial.measure(0.5)
+    assert part.retraces == part.steps > 1
+    assert part.skipped_steps is None
+
+
+@pytest.mark.parametrize(("case", "least", "most"), [("overflows", 0.99, 1.0), ("pairs", 0.0, 0.05)])
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+def test_skipped_steps_are_counted(launch, case, least, most, steps_per_execution):
+    """Gradients that overflow at each step skip each; others that fit into half precision skip hardly any."""
+    trial = launch(case, precision="mixed_float16", steps_per_execution=steps_per_execution)
+    trial.warm_up()
+    parts = slices(trial, count=2)
+    assert least <= sum(each.skipped_steps for each in parts) / sum(each.steps for each in parts) <= most
+    assert all(each.steps == each.epochs * 7 for each in parts)
