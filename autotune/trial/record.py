@@ -140,7 +140,7 @@ class TrialRecord(_Data):
         examples_per_epoch: None when endless or unknown.
         pairs: Slices beside the baseline's.
         slices: Slices taken alone (the baseline's own).
-        stopped_by: Why measuring stopped: `narrow`, `cannot_win`, `time`, or None.
+        stopped_by: Why measuring stopped: `narrow`, `cannot_win`, `behind`, `time`, or None.
         throughput: Samples per second of a long training, epoch boundaries included.
         speedup: Ratio of throughputs, candidate over baseline, from the pairs.
         peak_host_bytes: Largest resident memory of the process tree.
@@ -172,7 +172,7 @@ class TrialRecord(_Data):
     pairing: Pairing | None = None
     pairs: Annotated[tuple[Pair, ...], Field(fail_fast=True)] = ()
     slices: Annotated[tuple[Slice, ...], Field(fail_fast=True)] = ()
-    stopped_by: Literal["narrow", "cannot_win", "time"] | None = None
+    stopped_by: Literal["narrow", "cannot_win", "behind", "time"] | None = None
     throughput: Interval | None = None
     speedup: Interval | None = None
     peak_host_bytes: Bytes | None = None
