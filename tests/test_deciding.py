@@ -5,8 +5,20 @@ import random
 
 import pytest
 
-from autotune.measure.deciding import FEWEST_PAIRS, MIN_GAIN, NARROW, Stop, Verdict, stop_measuring, verdict
-from autotune.measure.intervals import LogInterval
+from autotune.measure.deciding import (
+    FEWEST_PAIRS,
+    FEWEST_PAIRS_TO_PRUNE,
+    MIN_GAIN,
+    NARROW,
+    Stop,
+    Verdict,
+    stop_measuring,
+    verdict,
+)
+from autotune.measure.intervals import BORROWED_DEGREES, LogInterval, Spread
+
+KNOWN = Spread(deviation=0.05, degrees=100)
+"""Of other trials, whose pairs vary as those of `noisy`."""
 
 
 def around(centre, half_width):
@@ -33,8 +45,8 @@ def test_a_candidate_far_below_the_best_is_given_up():
 
 
 def test_a_candidate_that_may_still_win_is_measured_on():
-    """An interval that reaches the best one's is no reason to stop."""
-    assert stop_measuring(noisy(0.3, 6), incumbent_low=0.3) is None
+    """An estimate above the best one's lower bound is no reason to stop."""
+    assert stop_measuring(noisy(0.3, 6), incumbent_low=0.25) is None
 
 
 def test_nobody_is_given_up_where_nothing_may_be_pruned():
@@ -47,12 +59,36 @@ def test_measuring_stops_when_the_interval_is_narrow():
     assert stop_measuring(noisy(0.3, 6, deviation=NARROW / 10), incumbent_low=0.2) is Stop.NARROW
 
 
-def test_looking_after_each_pair_rarely_gives_up_an_equal():
+def test_the_spread_of_other_trials_lets_the_hopeless_go_at_once():
+    """Two pairs far below the best are enough where it is known how much pairs vary, and not where it is not."""
+    values = [-0.5] * FEWEST_PAIRS_TO_PRUNE
+    hardly = Spread(deviation=0.05, degrees=BORROWED_DEGREES - 1)
+    assert stop_measuring(values, incumbent_low=0.3, others=KNOWN) is Stop.CANNOT_WIN
+    assert stop_measuring(values[1:], incumbent_low=0.3, others=KNOWN) is None
+    assert stop_measuring(values, incumbent_low=0.3, others=hardly) is None
+
+
+def test_two_pairs_that_agree_by_luck_give_nobody_up():
+    """Their own spread is 0, but pairs are known to vary by more than what is missing."""
+    assert stop_measuring([0.25, 0.25], incumbent_low=0.3, others=KNOWN) is None
+
+
+def test_a_candidate_that_is_behind_gets_few_pairs_but_is_not_given_up():
+    """Its estimate lies below the best one's lower bound, its upper bound above: the time is for others."""
+    values = [0.1, 0.4, 0.2, 0.3, 0.2]
+    assert stop_measuring(values[:FEWEST_PAIRS], incumbent_low=0.3) is Stop.BEHIND
+    assert stop_measuring(values[: FEWEST_PAIRS - 1], incumbent_low=0.3) is None
+    assert stop_measuring(values[:FEWEST_PAIRS], incumbent_low=0.2) is None
+    assert stop_measuring(values, incumbent_low=None) is None
+
+
+@pytest.mark.parametrize("others", [None, KNOWN])
+def test_looking_after_each_pair_rarely_gives_up_an_equal(others):
     """A candidate just as fast as the best is given up in few of many trials, though it is looked at often."""
     given_up = 0
     for seed in range(300):
         values = noisy(0.3, 12, seed=seed)
-        looks = [stop_measuring(values[:count], incumbent_low=0.3) for count in range(1, 13)]
+        looks = [stop_measuring(values[:count], incumbent_low=0.3, others=others) for count in range(1, 13)]
         given_up += Stop.CANNOT_WIN in looks
     assert given_up <= 0.05 * 300
 

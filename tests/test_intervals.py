@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from autotune.measure.intervals import (
     INSTANCE_DEVIATION,
     LogInterval,
+    Spread,
     instance_interval,
     mean_interval,
-    pooled_deviation,
+    pooled_spread,
     t_quantile,
 )
 
@@ -148,14 +149,41 @@ def test_an_interval_holds_its_estimate(instances):
 
 def test_the_pooled_deviation_is_that_of_all_trials_about_their_own_means():
     """Squared distances from each trial's mean, over the degrees of freedom that are left."""
-    found = pooled_deviation([[1.0, 3.0], [10.0, 10.0, 13.0], [5.0]])
-    assert found == pytest.approx(math.sqrt((1 + 1 + 1 + 1 + 4) / (1 + 2)))
+    found = pooled_spread([[1.0, 3.0], [10.0, 10.0, 13.0], [5.0]])
+    assert found.deviation == pytest.approx(math.sqrt((1 + 1 + 1 + 1 + 4) / (1 + 2)))
+    assert found.degrees == 1 + 2
 
 
-@pytest.mark.parametrize("groups", [[], [[1.0]], [[1.0], [2.0]]])
+@pytest.mark.parametrize("groups", [[], [[]], [[1.0]], [[1.0], [2.0]]])
 def test_without_a_pair_of_pairs_there_is_no_deviation(groups):
     """Single values do not scatter."""
-    assert pooled_deviation(groups) == 0.0
+    assert pooled_spread(groups) == Spread(deviation=0.0, degrees=0)
+
+
+@pytest.mark.parametrize("pairs", [1, 2, 3, 10])
+def test_with_the_spread_of_other_trials_few_values_cover_as_they_say(pairs):
+    """Borrowed from trials that scatter alike, the spread makes intervals that hold the truth as often as they say."""
+    rng = random.Random(3)
+    others = Spread(deviation=NOISE, degrees=50)
+    found = [
+        mean_interval([rng.gauss(0.3, NOISE) for _ in range(pairs)], others=others) for _ in range(WORLDS)
+    ]
+    assert 0.94 <= share_covered(found) <= 0.98
+
+
+def test_a_trial_that_scatters_more_than_the_others_shows_it():
+    """What is borrowed counts as a few values: thirty of its own make up for it."""
+    rng = random.Random(4)
+    own = [rng.gauss(0.0, 10 * NOISE) for _ in range(30)]
+    found = mean_interval(own, others=Spread(deviation=NOISE, degrees=1000))
+    assert found.half_width >= 0.8 * mean_interval(own).half_width
+
+
+def test_nothing_is_borrowed_from_trials_that_know_nothing():
+    """With no degrees of freedom among the others, the interval is the trial's own."""
+    nothing = Spread(deviation=0.0, degrees=0)
+    assert mean_interval([0.1, 0.3], others=nothing) == mean_interval([0.1, 0.3])
+    assert mean_interval([0.1], others=nothing).half_width == math.inf
 
 
 def test_half_width_is_half_the_distance():

@@ -14,6 +14,7 @@ from simulated_runs import (
     space_of,
 )
 
+from autotune.measure.deciding import FEWEST_PAIRS
 from autotune.space.configuration import Configuration
 from autotune.study.progress import TrialBegan
 from autotune.study.sampler import Sampler
@@ -95,6 +96,27 @@ def test_finalists_were_measured_and_faster(tmp_path):
         assert each.speedup.value > 1
         assert each.configuration["steps_per_execution"] == 1
         assert each.trial != 0
+
+
+def test_samples_that_cannot_win_cost_little(tmp_path):
+    """How much pairs vary is known from the trials before: far below the best, two or three pairs are enough."""
+    speed = faster_by(jit_compile=3.0, batch_size=0.5)
+    found = Searched(tmp_path, simulated_trials(speed, noise=0.1), plan=a_plan(measured=10.0))
+    given_up = [each for each in found.of(Phase.SEARCH) if each.outcome is Outcome.PRUNED]
+    assert given_up
+    assert max(len(each.pairs) for each in given_up) <= 3
+    assert all(each.configuration["batch_size"] != 32 for each in given_up)
+
+
+def test_what_is_behind_is_measured_briefly_and_can_still_be_confirmed(tmp_path):
+    """A little slower than the best, it is let go early, but it is no pruned trial."""
+    speed = faster_by(jit_compile=1.5, batch_size=0.9)
+    found = Searched(tmp_path, simulated_trials(speed, noise=0.1), plan=a_plan(measured=10.0))
+    behind = [each for each in found.of(Phase.SEARCH) if each.stopped_by == "behind"]
+    assert behind
+    assert {each.outcome for each in behind} == {Outcome.OK}
+    assert min(len(each.pairs) for each in behind) == FEWEST_PAIRS
+    assert {each.trial for each in behind} & {each.trial for each in found.finalists}
 
 
 def test_no_configuration_gets_two_trials(tmp_path):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import enum
 import math
+import statistics
 from collections.abc import Sequence
 
-from autotune.measure.intervals import LogInterval, mean_interval
+from autotune.measure.intervals import BORROWED_DEGREES, LogInterval, Spread, mean_interval
 
 FEWEST_PAIRS = 4
-"""Pairs before anything is decided."""
+"""Pairs before anything is decided by a trial's own spread alone."""
+FEWEST_PAIRS_TO_PRUNE = 2
+"""Pairs before a trial is given up, where other trials have shown how much pairs vary."""
 NARROW = 0.015
 """Half-width of the log-ratio's interval at which a search trial is known well enough."""
 PRUNING_CONFIDENCE = 0.99
@@ -23,24 +26,33 @@ class Stop(enum.StrEnum):
 
     NARROW = "narrow"
     CANNOT_WIN = "cannot_win"
+    BEHIND = "behind"
+    """It may still win, but its estimate lies below the best one's lower bound: the time is better spent elsewhere."""
     TIME = "time"
 
 
-def stop_measuring(log_ratios: Sequence[float], *, incumbent_low: float | None) -> Stop | None:
+def stop_measuring(
+    log_ratios: Sequence[float], *, incumbent_low: float | None, others: Spread | None = None
+) -> Stop | None:
     """Whether a search trial has been measured enough.
 
     Args:
         log_ratios: Of the pairs so far.
         incumbent_low: Lower bound of the best trial's log-ratio; None when nothing may be pruned.
+        others: How much the pairs of other trials vary, where that is known.
 
     Returns:
-        `CANNOT_WIN`, `NARROW`, or None to go on.
+        `CANNOT_WIN`, `BEHIND`, `NARROW`, or None to go on.
     """
+    known = others is not None and others.degrees >= BORROWED_DEGREES
+    if incumbent_low is not None and len(log_ratios) >= (FEWEST_PAIRS_TO_PRUNE if known else FEWEST_PAIRS):
+        cautious = mean_interval(log_ratios, confidence=PRUNING_CONFIDENCE, others=others)
+        if cautious.high < incumbent_low:
+            return Stop.CANNOT_WIN
     if len(log_ratios) < FEWEST_PAIRS:
         return None
-    cautious = mean_interval(log_ratios, confidence=PRUNING_CONFIDENCE)
-    if incumbent_low is not None and cautious.high < incumbent_low:
-        return Stop.CANNOT_WIN
+    if incumbent_low is not None and statistics.fmean(log_ratios) < incumbent_low:
+        return Stop.BEHIND
     return Stop.NARROW if mean_interval(log_ratios).half_width <= NARROW else None
 
 

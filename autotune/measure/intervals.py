@@ -14,6 +14,8 @@ from dataclasses import dataclass
 CONFIDENCE = 0.95
 INSTANCE_DEVIATION = 0.01
 """Log deviation between instances that is allowed for even where the slices show none."""
+BORROWED_DEGREES = 8
+"""At most so many values' worth is taken of other trials' spread: a trial that is noisier than the others shows it."""
 FEW_INSTANCES = 4
 """Below this many, agreement between instances is no evidence that they agree."""
 
@@ -52,6 +54,19 @@ def log_interval(value: float, low: float, high: float) -> LogInterval:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """How far single log-ratios lie from their trial's mean, pooled over trials.
+
+    Args:
+        deviation: Standard deviation of a single log-ratio.
+        degrees: Degrees of freedom that it rests on.
+    """
+
+    deviation: float
+    degrees: int
+
+
 @functools.lru_cache(maxsize=512)
 def t_quantile(confidence: float, degrees: float) -> float:
     """Two-sided Student-t quantile: 1.96 for 0.95 and many degrees of freedom, 4.30 for two."""
@@ -60,18 +75,26 @@ def t_quantile(confidence: float, degrees: float) -> float:
     return float(special.stdtrit(degrees, 0.5 + confidence / 2))
 
 
-def mean_interval(values: Sequence[float], *, confidence: float = CONFIDENCE) -> LogInterval:
-    """Mean of log-ratios with its Student-t interval (infinite for fewer than two values).
+def mean_interval(
+    values: Sequence[float], *, confidence: float = CONFIDENCE, others: Spread | None = None
+) -> LogInterval:
+    """Mean of log-ratios with its Student-t interval (infinite where nothing is known of their spread).
 
     Args:
         values: One log-ratio per pair of neighbouring slices.
         confidence: Two-sided coverage.
+        others: The spread of other trials, which counts as up to `BORROWED_DEGREES` values of this one's: two values
+            say next to nothing about their own spread (the moderated t of Smyth, 2004).
     """
-    mean = statistics.fmean(values)
-    if len(values) < 2:
+    mean, own = statistics.fmean(values), len(values) - 1
+    borrowed = min(others.degrees, BORROWED_DEGREES) if others else 0
+    if own + borrowed < 1:
         return LogInterval(value=mean, low=-math.inf, high=math.inf, count=len(values))
-    error = statistics.stdev(values) / math.sqrt(len(values))
-    margin = t_quantile(confidence, len(values) - 1) * error
+    squares = sum((each - mean) ** 2 for each in values)
+    if others:
+        squares += borrowed * others.deviation**2
+    error = math.sqrt(squares / (own + borrowed) / len(values))
+    margin = t_quantile(confidence, own + borrowed) * error
     return LogInterval(value=mean, low=mean - margin, high=mean + margin, count=len(values))
 
 
@@ -107,8 +130,8 @@ def instance_interval(
     return LogInterval(value=mean, low=mean - margin, high=mean + margin, count=count)
 
 
-def pooled_deviation(groups: Sequence[Sequence[float]]) -> float:
-    """Standard deviation of a single log-ratio, pooled over trials; 0 when no trial has two.
+def pooled_spread(groups: Sequence[Sequence[float]]) -> Spread:
+    """Spread of a single log-ratio, pooled over trials; 0 when no trial has two.
 
     Most of the spread is the baseline's, which all trials share: pooled, a trial with three pairs need not
     be judged by its own three values.
@@ -116,6 +139,7 @@ def pooled_deviation(groups: Sequence[Sequence[float]]) -> float:
     Args:
         groups: The log-ratios of each trial.
     """
-    spread = sum(statistics.variance(each) * (len(each) - 1) for each in groups if len(each) > 1)
+    means = [statistics.fmean(each) if each else 0.0 for each in groups]
+    squares = sum((value - mean) ** 2 for each, mean in zip(groups, means, strict=True) for value in each)
     degrees = sum(len(each) - 1 for each in groups if len(each) > 1)
-    return math.sqrt(spread / degrees) if degrees else 0.0
+    return Spread(deviation=math.sqrt(squares / degrees) if degrees else 0.0, degrees=degrees)

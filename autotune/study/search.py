@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import optuna
 
-from autotune.measure.intervals import pooled_deviation
+from autotune.measure.intervals import Spread, pooled_spread
 from autotune.space.configuration import Configuration
 from autotune.space.search_space import ResolvedSpace
 from autotune.study.feasibility import known_to_fail
@@ -189,7 +189,8 @@ class Search:
 
     def _measure(self, trial: Trial, *, incumbent_low: float | None) -> TrialRecord:
         began = self._run.clock()
-        record = self._beside.measure(trial, self._plan, incumbent_low=incumbent_low)
+        others = self._spread()
+        record = self._beside.measure(trial, self._plan, incumbent_low=incumbent_low, others=others)
         self._durations.append(self._run.clock() - began)
         return record
 
@@ -220,10 +221,14 @@ class Search:
             and self._run.records[trial.number].outcome is Outcome.OK
         ]
 
+    def _spread(self) -> Spread:
+        """How much pairs vary, pooled over all trials."""
+        return pooled_spread([trial.log_ratios for trial in self._trials.values() if trial.number])
+
     def _errors(self) -> dict[int, float]:
         """Standard error of each measured trial's log-ratio, by number, the spread pooled over all."""
         measured = self._measured()
-        deviation = pooled_deviation([trial.log_ratios for trial in measured])
+        deviation = self._spread().deviation
         return {trial.number: deviation / math.sqrt(len(trial.log_ratios)) for trial in measured}
 
     def _leads(self) -> dict[Configuration, float]:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from autotune.errors import BudgetError, NoStableConfigurationError, WorkloadError
 from autotune.measure.deciding import Stop, stop_measuring
+from autotune.measure.intervals import Spread
 from autotune.recipe.apply import environment
 from autotune.space.configuration import Configuration, on_device
 from autotune.space.knobs import Device
@@ -40,6 +43,9 @@ SLICE_PATIENCE_SECONDS = 5.0
 """How long a slice may take beyond three times its length when the trial's own time is over."""
 PATIENCE_SECONDS = 30.0
 """How long the baseline, which has been warm before, may take over a slice beyond its length."""
+
+Enough = Callable[[Sequence[float]], Stop | None]
+"""Says of a trial's log-ratios why it has been measured enough, or None to go on."""
 
 
 class Interrupted(Exception):
@@ -207,7 +213,9 @@ class SideBySide:
         """What it costs to launch a configuration before it starts: an import, where no template has its variables."""
         return 0.0 if _variables(configuration) in self._imported else plan.import_seconds
 
-    def measure(self, trial: Trial, plan: Plan, *, incumbent_low: float | None) -> TrialRecord:
+    def measure(
+        self, trial: Trial, plan: Plan, *, incumbent_low: float | None, others: Spread | None = None
+    ) -> TrialRecord:
         """Run a trial beside the baseline, in one more process, and keep its record.
 
         Called again for a trial that ran before, it adds to what was measured.
@@ -217,6 +225,7 @@ class SideBySide:
             plan: Time limits.
             incumbent_low: Lower bound of the best log-ratio so far, below which the trial is given up;
                 None to measure it in any case.
+            others: How much the pairs of other trials vary, where that is known.
 
         Raises:
             Interrupted: The user asked to stop; the record is kept.
@@ -228,8 +237,9 @@ class SideBySide:
         self._deadline = Deadline(clock=run.clock, at=plan.search_last)
         ended: Interrupted | TimeIsUp | None = None
         outcome, reason, log_tail = Outcome.OK, "", ""
+        enough = partial(stop_measuring, incumbent_low=incumbent_low, others=others)
         try:
-            self._measure_or_bracket(trial, plan, began, incumbent_low)
+            self._measure_or_bracket(trial, plan, began, enough)
             if trial.stopped_by == Stop.CANNOT_WIN:
                 outcome, reason = Outcome.PRUNED, "its interval lies below the best one's"
         except TrialFailed as failure:
@@ -257,12 +267,10 @@ class SideBySide:
             raise ended
         return record
 
-    def _measure_or_bracket(
-        self, trial: Trial, plan: Plan, began: float, incumbent_low: float | None
-    ) -> None:
+    def _measure_or_bracket(self, trial: Trial, plan: Plan, began: float, enough: Enough) -> None:
         if not self._bracketed and trial.pairing is not Pairing.BRACKETED:
             try:
-                self._alternate(trial, plan, began, incumbent_low)
+                self._alternate(trial, plan, began, enough)
             except TrialFailed as failure:
                 if failure.outcome is not Outcome.OOM or trial.pairs:
                     raise
@@ -271,7 +279,7 @@ class SideBySide:
                 return
         self._bracket(trial, plan)
 
-    def _alternate(self, trial: Trial, plan: Plan, began: float, incumbent_low: float | None) -> None:
+    def _alternate(self, trial: Trial, plan: Plan, began: float, enough: Enough) -> None:
         run = self._run
         self._live_baseline(beside=False)
         warm = self._start(trial, plan)
@@ -298,13 +306,13 @@ class SideBySide:
                 reference=self.baseline.warm or reference,
             )
             run.measured(trial)
-            trial.stopped_by = stop_measuring(trial.log_ratios, incumbent_low=incumbent_low)
-            enough = len(trial.pairs) - pairs_before >= 2
+            trial.stopped_by = enough(trial.log_ratios)
+            two_pairs = len(trial.pairs) - pairs_before >= 2
             spent = run.clock() - measuring_since - 2 * length * trial.repeats()
             left = plan.trial_timeout - (run.clock() - began)
             if (
                 trial.stopped_by is None
-                and enough
+                and two_pairs
                 and (spent + 2 * length > plan.measured or left < 2 * length)
             ):
                 trial.stopped_by = Stop.TIME

@@ -168,7 +168,7 @@ class TrialRecord(_Data):
             too few others remained in an instance; None where there are none.
         slices: Slices taken alone (the baseline's own).
         legs: Of the soak: slices that followed on one another without a freeze, by leg.
-        stopped_by: Why measuring stopped: `narrow`, `cannot_win`, `time`, or None.
+        stopped_by: Why measuring stopped: `narrow`, `cannot_win`, `behind`, `time`, or None.
         throughput: Samples per second of a long training, epoch boundaries included.
         speedup: Ratio of throughputs, candidate over baseline, from the pairs.
         peak_host_bytes: Largest resident memory of the process tree.
@@ -206,7 +206,7 @@ class TrialRecord(_Data):
     legs: Annotated[
         tuple[Annotated[tuple[Slice, ...], Field(fail_fast=True)], ...], Field(fail_fast=True)
     ] = ()
-    stopped_by: Literal["narrow", "cannot_win", "time"] | None = None
+    stopped_by: Literal["narrow", "cannot_win", "behind", "time"] | None = None
     throughput: Interval | None = None
     speedup: Interval | None = None
     peak_host_bytes: Bytes | None = None
