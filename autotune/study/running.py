@@ -126,6 +126,7 @@ class Trial:
             first_step_seconds=None if self.warm is None else self.warm.first_step_seconds,
             compile_seconds=None if ready is None else ready.compile_seconds,
             warmup_seconds=None if ready is None else ready.warmup_seconds,
+            warmup_steps=None if ready is None else ready.warmup_steps,
             settled=None if ready is None else ready.settled,
             timed_by=None if ready is None else ready.timed_by,
             epoch_overhead_seconds=None if ready is None else ready.epoch_overhead_seconds,
