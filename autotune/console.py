@@ -247,9 +247,27 @@ def show_recipe(recipe: Recipe, path: Path | None, console: RichConsole | None =
         )
     else:
         _show_shortfall(recipe, console)
+    _show_plain(recipe, console)
     _show_notes(recipe, console)
     if path is not None:
         console.print(Text(f"Recipe: {clean(path)}"), soft_wrap=True)
+
+
+def _show_plain(recipe: Recipe, console: RichConsole) -> None:
+    """How the baseline and the recommendation stand to float32 without XLA, where the baseline is not just that."""
+    plain = recipe.evidence.plain
+    if plain is None or plain.found == "is_the_baseline":
+        return
+    if plain.throughput is None:
+        told = f"The baseline is not plain float32 without XLA, and that was not measured: {clean(plain.reason)}."
+    else:
+        told = f"Plain float32 without XLA: {_rate(plain.throughput)} samples/s"
+        if plain.baseline_over_plain is not None:
+            told += f"; the baseline is {estimated_ratio(plain.baseline_over_plain)} of that"
+        if recipe.changes and plain.speedup_over_plain is not None:
+            told += f", the recommendation {estimated_ratio(plain.speedup_over_plain)}"
+        told += "."
+    console.print(Text(told), soft_wrap=True)
 
 
 def _recipe_rows(recipe: Recipe) -> Mapping[str, tuple[str, str]]:

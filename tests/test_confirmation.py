@@ -11,8 +11,8 @@ from autotune.measure.intervals import instance_interval
 from autotune.study.confirmation import FEWEST_ROUNDS, GROUPS, Confirmer
 from autotune.study.confirmed import Limits
 from autotune.study.plan import CONFIRMATION_SHARE, MOST_INSTANCES, OVERRUN_SHARE
-from autotune.study.progress import Notice, TrialMeasured
-from autotune.study.side_by_side import SideBySide
+from autotune.study.progress import Notice, TrialBegan, TrialMeasured
+from autotune.study.side_by_side import SLICE_SECONDS, SideBySide
 from autotune.trial.live import TrialFailed
 from autotune.trial.record import Outcome, Pairing, Phase
 
@@ -26,7 +26,16 @@ class Bench:
     """A run whose search has ended, and its confirmer."""
 
     def __init__(
-        self, tmp_path, trials, *, limits=LIMITS, min_gain=0.02, interruptions=lambda: 0, left=100.0, **plan
+        self,
+        tmp_path,
+        trials,
+        *,
+        limits=LIMITS,
+        min_gain=0.02,
+        interruptions=lambda: 0,
+        left=100.0,
+        plain=None,
+        **plan,
     ):
         trials.open()
         self.trials = trials
@@ -38,7 +47,7 @@ class Bench:
         trials.retire(0)
         self.before = len(trials.launched)
         self.plan = a_plan(**{"ends": trials.clock() + left, "finalists": 1, "soak": 0.0, **plan})
-        self.confirmer = Confirmer(self.run, self.plan, limits, min_gain=min_gain)
+        self.confirmer = Confirmer(self.run, self.plan, limits, min_gain=min_gain, plain=plain)
 
     def confirm(self, *configurations, pairing=Pairing.ALTERNATING, slow_to_start=None):
         """Confirm finalists that the search has left in this order; one of them took a minute to start."""
@@ -83,7 +92,12 @@ def test_a_faster_finalist_is_confirmed(tmp_path):
     assert winner.verdict is Verdict.FASTER
     assert 1 < winner.speedup.low < 1.5 < winner.speedup.high
     assert winner.stable
-    assert {check.name for check in winner.checks} == {"finite_loss", "loss_falls", "host_memory"}
+    assert {check.name for check in winner.checks} == {
+        "finite_loss",
+        "loss_falls",
+        "host_memory",
+        "host_memory_growth",
+    }
     assert result.baseline.throughput.value == pytest.approx(4000.0, rel=0.05)
     assert winner.record.throughput.value == pytest.approx(6000.0, rel=0.05)
 
@@ -248,6 +262,21 @@ def test_a_machine_that_stands_still_is_not_waited_for_beyond_the_budget(tmp_pat
     assert bench.trials.alive == []
 
 
+@pytest.mark.parametrize(("left", "start"), [(18.0, 3.0), (21.0, 3.0), (24.0, 3.0), (30.0, 6.0)])
+def test_little_time_means_fewer_slices_and_not_shorter_ones(tmp_path, left, start):
+    """Processes that start slower than they did in the search leave less: instances share it, and slices stay whole."""
+    trials = simulated_trials(SPEED, noise=0.02, examples=None, import_seconds=0.0)
+    bench = Bench(tmp_path, trials, left=left)
+    trials.start_seconds = start
+    result = bench.confirm(FAST)
+    pairs = result.confirmed[0].record.pairs
+    assert min(min(pair.candidate.seconds, pair.baseline.seconds) for pair in pairs) > 0.8 * SLICE_SECONDS
+    counts = [sum(pair.instance == each for pair in pairs) for each in range(result.instances)]
+    assert len(counts) >= 2
+    assert max(counts) - min(counts) <= 1
+    assert trials.clock() <= bench.plan.ends + OVERRUN_SHARE * bench.plan.budget
+
+
 # ------------------------------------------------------------------------------------------------- failures
 
 
@@ -403,3 +432,161 @@ def test_a_finalist_that_breaks_a_rule_hands_over(tmp_path):
     assert result.winner is not None
     assert result.winner.configuration == FAST
     assert "the next one takes its place" in bench.watcher.of(Notice)[0].text
+
+
+# ---------------------------------------------------------------------------------------------------- plain
+
+COMPILED = BASELINE.replace(jit_compile=True)
+FASTER = COMPILED.replace(steps_per_execution=8)
+
+
+def beside_plain(tmp_path, *, left=120.0, speed=None, finalists=1, **settings):
+    """A bench on which "auto" means XLA, a gain of 1.5, so that the baseline is not plain; 1.1 more is to be had."""
+    trials = simulated_trials(speed or SPEED, jit_resolves_to=True, **settings)
+    return Bench(tmp_path, trials, left=left, finalists=finalists, plain=BASELINE)
+
+
+def test_plain_takes_turns_in_the_same_rounds(tmp_path):
+    """A process of it in each instance, a slice in each round; the ratios over it are the planted ones."""
+    bench = beside_plain(tmp_path, noise=0.05, instance_noise=0.005)
+    result = bench.confirm(FASTER)
+    assert result.plain.left_out == ""
+    assert math.exp(result.plain.ratio.inverse.low) < 1.5 < math.exp(result.plain.ratio.inverse.high)
+    assert math.exp(result.winner.over_plain.low) < 1.65 < math.exp(result.winner.over_plain.high)
+    assert result.winner.over_plain.count == result.plain.ratio.count == result.instances >= 4
+    assert len(result.plain.record.pairs) == len(result.winner.record.pairs)
+    assert result.plain.record.throughput.value == pytest.approx(4000.0, rel=0.05)
+    groups = [each.group for each in bench.launched if each.configuration == BASELINE]
+    assert groups == [GROUPS[index % 2] for index in range(result.instances)]
+    assert bench.run.directory.trials[result.plain.record.trial] == result.plain.record
+
+
+def test_the_ratio_over_plain_is_of_slices_of_the_same_round(tmp_path):
+    """What the baseline's slices have of noise is in neither side: without noise of theirs, the interval is narrow."""
+    bench = beside_plain(tmp_path, noise=0.0)
+    trials, pace = bench.trials, bench.trials.samples_per_second
+    trials.samples_per_second = lambda each: (
+        pace(each) * (math.exp(trials.random.gauss(0.0, 0.3)) if each == COMPILED else 1.0)
+    )
+    winner = bench.confirm(FASTER).confirmed[0]
+    assert winner.over_plain.half_width < 0.1 * winner.ratio.half_width
+    assert winner.over_plain.value == pytest.approx(math.log(1.65), abs=0.001)
+
+
+def test_plain_is_no_contender(tmp_path):
+    """Faster than all, it does not win, and widens nobody's interval."""
+    found = beside_plain(
+        tmp_path / "a", speed=faster_by(jit_compile=0.5, batch_size=1.2), noise=0.05
+    ).confirm(COMPILED.replace(batch_size=64))
+    assert found.winner.configuration == COMPILED.replace(batch_size=64)
+    assert len(found.confirmed) == 1
+    ratios = {}
+    for pair in found.winner.record.pairs:
+        speeds = [each.examples / each.seconds for each in (pair.candidate, pair.baseline)]
+        ratios.setdefault(pair.instance, []).append(math.log(speeds[0] / speeds[1]))
+    assert found.winner.ratio == instance_interval(list(ratios.values()), comparisons=1)
+    nothing = beside_plain(tmp_path / "b", speed=faster_by(jit_compile=0.5), noise=0.02).confirm(FASTER)
+    assert nothing.winner is None
+    assert math.exp(nothing.plain.ratio.value) == pytest.approx(2.0, rel=0.02)
+
+
+@pytest.mark.parametrize("asked", [None, COMPILED])
+def test_plain_that_is_the_baseline_is_not_measured_again(tmp_path, asked):
+    """Nor where nobody asks for it."""
+    bench = Bench(tmp_path, simulated_trials(SPEED, jit_resolves_to=True), plain=asked)
+    result = bench.confirm(FASTER)
+    assert result.plain is None
+    assert {each.configuration for each in bench.launched} == {COMPILED, FASTER}
+
+
+def test_plain_makes_way_where_time_is_short(tmp_path):
+    """Where it would leave fewer than four instances, the finalist has all the time, as without it."""
+    short = beside_plain(tmp_path / "a", left=30.0)
+    alone = Bench(tmp_path / "b", simulated_trials(SPEED, jit_resolves_to=True), left=30.0)
+    result = short.confirm(FASTER)
+    assert "with it, the time would not have held 4 fresh processes of each" in result.plain.left_out
+    assert result.plain.record is None
+    assert result.instances == alone.confirm(FASTER).instances >= 2
+    assert BASELINE not in {each.configuration for each in short.launched}
+
+
+@pytest.mark.parametrize("finalists", [1, 2])
+def test_plain_makes_way_where_memory_is_short(tmp_path, finalists):
+    """Where one process less fits, the finalists stay side by side and are confirmed; plain is left out."""
+    bench = beside_plain(
+        tmp_path, finalists=finalists, fits_together=lambda alive: len(alive) <= finalists + 1
+    )
+    larger = COMPILED.replace(batch_size=64)
+    result = bench.confirm(FASTER, larger)
+    assert len(result.confirmed) == finalists
+    assert result.winner.stable
+    assert {each.record.pairing for each in result.confirmed} == {Pairing.ALTERNATING}
+    assert "memory" in result.plain.left_out
+    assert result.plain.ratio is None
+    processes = [each.configuration for each in bench.launched]
+    assert processes.count(BASELINE) == 1
+    assert processes.count(COMPILED) == result.instances >= 4
+    assert bench.trials.alive == []
+
+
+@pytest.mark.parametrize("victim", [COMPILED, FASTER], ids=["baseline", "finalist"])
+def test_memory_that_plain_takes_from_others_is_not_their_fault(tmp_path, victim):
+    """When another one is out of memory while plain is alive, plain goes, and the other has its instances."""
+    bench = beside_plain(tmp_path)
+    trials = bench.trials
+    launch, spoiled = trials.launch, []
+
+    def and_spoil(configuration, **how):
+        live = launch(configuration, **how)
+        if configuration == BASELINE and not spoiled:
+            spoiled.append(live)
+            other = next(each for each in trials.alive if each.configuration == victim)
+            other.measure = lambda *_: (_ for _ in ()).throw(
+                other._ended(TrialFailed(Outcome.OOM, "as planned"))
+            )
+        return live
+
+    trials.launch = and_spoil
+    result = bench.confirm(FASTER)
+    assert spoiled
+    assert result.winner.configuration == FASTER
+    assert result.winner.record.pairing is Pairing.ALTERNATING
+    assert result.baseline.outcome is Outcome.OK
+    assert result.instances >= 4
+    assert "memory" in result.plain.left_out
+
+
+@pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.TIMEOUT, Outcome.NONFINITE])
+@pytest.mark.parametrize("later", [0.0, 30.0])
+def test_a_failure_of_plain_harms_nothing(tmp_path, outcome, later):
+    """At once or after some instances: the finalist is confirmed, in as many instances as the time left holds."""
+    bench = beside_plain(tmp_path)
+    bench.trials.failure = after(bench.trials.clock() + later, bench.trials, crash(BASELINE, outcome))
+    result = bench.confirm(FASTER)
+    assert result.winner.configuration == FASTER
+    assert result.instances >= 8
+    assert result.plain.left_out == "as planned"
+    assert result.plain.record.outcome is outcome
+    assert bench.trials.clock() <= bench.plan.ends + OVERRUN_SHARE * bench.plan.budget
+    assert bench.trials.alive == []
+
+
+def test_what_is_bracketed_is_not_held_against_plain(tmp_path):
+    """Where two do not fit, three are not tried."""
+    bench = beside_plain(tmp_path, fits_together=lambda alive: len(alive) == 1)
+    result = bench.confirm(FASTER, pairing=Pairing.BRACKETED)
+    assert result.winner.configuration == FASTER
+    assert "memory" in result.plain.left_out
+    assert BASELINE not in {each.configuration for each in bench.launched}
+
+
+def test_the_next_finalist_is_held_against_plain_too(tmp_path):
+    """The first fails; plain goes on beside the one that takes its place, and is not measured on its own before."""
+    bench = beside_plain(tmp_path)
+    bench.trials.failure = crash(FASTER)
+    larger = COMPILED.replace(batch_size=64)
+    result = bench.confirm(FASTER, larger)
+    assert result.winner.configuration == larger
+    assert math.exp(result.winner.over_plain.value) == pytest.approx(1.8, rel=0.01)
+    assert len(result.plain.record.pairs) == len(result.winner.record.pairs)
+    assert len(bench.watcher.of(TrialBegan)) == len(bench.run.records), "one trial of plain for all"

@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from simulated_runs import BASELINE
-from test_recommendation import NO_GAIN, REFERENCE, UNSURE, confirmed, recipe_of
+from test_recommendation import COMPILED, NO_GAIN, OVER_PLAIN, REFERENCE, SLOWER, UNSURE, confirmed, recipe_of
 
 from autotune import console
 from autotune.errors import WorkloadError
 from autotune.history.frame import COLUMNS
 from autotune.measure.deciding import Shortfall
 from autotune.recipe.recipe import Estimate
+from autotune.study.confirmed import Plain
 from autotune.study.progress import Notice, PhaseBegan, RunBegan, TrialBegan, TrialEnded, TrialMeasured
 from autotune.trial.record import Interval, Outcome, Phase, TrialRecord
 
@@ -213,6 +214,22 @@ def test_a_gain_comes_with_the_lines_for_the_training_code():
     assert "Faster: ×" in text
     assert "Recipe.load" in text
     assert "jit_compile" in text
+
+
+def test_a_second_baseline_is_shown_where_it_is_another():
+    """Float32 without XLA has a line of its own where the baseline is not that; else there is none."""
+    assert "lain float32" not in shown(recipe_of(confirmed()))
+    winner = dataclasses.replace(confirmed(), over_plain=OVER_PLAIN)
+    told = shown(recipe_of(winner, baseline=COMPILED, plain=SLOWER))
+    assert (
+        "Plain float32 without XLA: 3,000 (2,900 to 3,100) samples/s; the baseline is ×1.35 (1.22 to 1.49)"
+        in told
+    )
+    assert "of that, the recommendation ×2.23 (2.01 to 2.46)." in told
+    kept = shown(recipe_of(confirmed(verdict=NO_GAIN), baseline=COMPILED, plain=SLOWER))
+    assert "the baseline is ×1.35 (1.22 to 1.49) of that." in kept
+    left_out = shown(recipe_of(confirmed(), baseline=COMPILED, plain=Plain(left_out="no room")))
+    assert "not plain float32 without XLA, and that was not measured: no room." in left_out
 
 
 def test_a_rate_from_one_slice_has_no_interval():

@@ -238,6 +238,13 @@ def test_more_time_means_more_instances_and_then_longer_ones():
     assert plan_instances(1e6, start=2.0) == (MOST_INSTANCES, MOST_INSTANCE_SECONDS)
 
 
+def test_what_was_measured_is_not_planned_again():
+    """After one instance of two the other has all that is left; after the most there may be, one at most is added."""
+    assert plan_instances(8.0, start=4.0, done=1) == (1, 4.0)
+    assert plan_instances(1e6, start=2.0, done=MOST_INSTANCES - 3)[0] == 3
+    assert plan_instances(0.0, start=2.0, done=5) == (1, 0.0)
+
+
 def test_more_finalists_need_longer_instances():
     """Each takes its turns beside the baseline's: three finalists take twice the time of one, and so fewer fit."""
     assert plan_instances(1e6, start=2.0, finalists=3) == (MOST_INSTANCES, 2 * MOST_INSTANCE_SECONDS)

@@ -10,7 +10,7 @@ from autotune.measure.deciding import Shortfall, Verdict
 from autotune.measure.intervals import LogInterval
 from autotune.measure.stability import Check
 from autotune.recipe.recipe import Confirmation, RecipeWorkload
-from autotune.study.confirmed import Confirmed, Result
+from autotune.study.confirmed import Confirmed, Plain, Result
 from autotune.study.recommendation import break_even, recommend
 from autotune.trial.record import Interval, Outcome, Pairing, Phase
 
@@ -54,7 +54,14 @@ def confirmed(configuration=FAST, *, speedup=1.5, verdict=Verdict.FASTER, outcom
 
 
 def recipe_of(
-    *finalists, result=True, reference=REFERENCE, instances=5, searched=(), baseline_rate=None, **ended
+    *finalists,
+    result=True,
+    reference=REFERENCE,
+    instances=5,
+    searched=(),
+    baseline_rate=None,
+    baseline=BASELINE,
+    **ended,
 ):
     """The recipe of a run that confirmed these finalists, the fastest first."""
     found = Result(confirmed=finalists, baseline=reference, instances=instances, **ended) if result else None
@@ -62,7 +69,7 @@ def recipe_of(
     return recommend(
         result=found,
         search_records=[first, *searched],
-        baseline=BASELINE,
+        baseline=baseline,
         machine=MACHINE,
         workload=RecipeWorkload(name="digits", fingerprint="sha256:00", examples=1437),
         provenance={
@@ -260,3 +267,70 @@ def test_an_unknown_compile_time_is_never_earned_back():
     """Where either time is not known there is nothing to tell."""
     assert break_even(None, 0.5, rate=8000.0, baseline_rate=4000.0) is None
     assert break_even(2.5, None, rate=8000.0, baseline_rate=4000.0) is None
+
+
+# ---------------------------------------------------------------------------------------------------- plain
+
+COMPILED = BASELINE.replace(jit_compile=True)
+SLOWER = Plain(
+    record=a_record(
+        BASELINE, phase=Phase.CONFIRM, throughput=Interval(value=3000.0, low=2900.0, high=3100.0)
+    ),
+    ratio=LogInterval(value=-0.3, low=-0.4, high=-0.2, count=5),
+)
+OVER_PLAIN = LogInterval(value=0.8, low=0.7, high=0.9, count=5)
+
+
+def plain_of(*finalists, baseline=COMPILED, **result):
+    """What a run's evidence says of float32 without XLA; the baseline has XLA unless told otherwise."""
+    return recipe_of(*finalists, baseline=baseline, **result).evidence.plain
+
+
+def test_where_the_baseline_is_plain_its_figures_are_plains():
+    """That the two are the same is said; the speed-up over the one is the speed-up over the other."""
+    recipe = recipe_of(confirmed())
+    plain = recipe.evidence.plain
+    assert (plain.found, plain.configuration) == ("is_the_baseline", recipe.baseline)
+    assert plain.throughput == recipe.evidence.baseline_throughput
+    assert plain.speedup_over_plain == recipe.evidence.speedup
+    assert plain.baseline_over_plain.value == 1.0
+
+
+@pytest.mark.parametrize("baseline", [COMPILED, BASELINE.replace(precision="mixed_bfloat16")])
+def test_the_recommendation_and_the_baseline_are_held_against_plain(baseline):
+    """Each with its own interval; plain is the baseline's configuration in float32 without XLA."""
+    winner = dataclasses.replace(confirmed(), over_plain=OVER_PLAIN)
+    plain = plain_of(winner, plain=SLOWER, baseline=baseline)
+    assert (plain.found, plain.reason, plain.configuration) == ("measured", "", dict(BASELINE))
+    assert plain.throughput.value == 3000.0
+    assert plain.speedup_over_plain.value == pytest.approx(math.exp(0.8))
+    assert plain.speedup_over_plain.ci95 == pytest.approx((math.exp(0.7), math.exp(0.9)))
+    assert plain.baseline_over_plain.value == pytest.approx(math.exp(0.3))
+    assert plain.baseline_over_plain.ci95 == pytest.approx((math.exp(0.2), math.exp(0.4)))
+
+
+def test_the_baseline_as_recommendation_is_as_much_over_plain_as_it_is():
+    """Not as much as the finalist that did not win."""
+    loser = dataclasses.replace(confirmed(verdict=Verdict.NO_SIGNIFICANT_GAIN), over_plain=OVER_PLAIN)
+    plain = plain_of(loser, plain=SLOWER)
+    assert plain.speedup_over_plain == plain.baseline_over_plain
+    assert plain.baseline_over_plain.value == pytest.approx(math.exp(0.3))
+
+
+def test_a_winner_that_was_not_beside_plain_has_no_figure_over_it():
+    """It took the place of another, say; the baseline's figure stands."""
+    plain = plain_of(confirmed(), plain=SLOWER)
+    assert plain.found == "measured"
+    assert plain.speedup_over_plain is None
+    assert plain.baseline_over_plain is not None
+
+
+def test_why_plain_was_not_measured_is_said():
+    """The confirmation's reason; or that there was none."""
+    left_out = plain_of(confirmed(), plain=Plain(left_out="no room"))
+    assert (left_out.found, left_out.reason, left_out.throughput) == ("not_measured", "no room", None)
+    without = plain_of(result=False)
+    assert (without.found, without.reason) == (
+        "not_measured",
+        "nothing was faster, so there was no confirmation",
+    )

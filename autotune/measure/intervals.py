@@ -39,6 +39,11 @@ class LogInterval:
         """Half the distance between the bounds: 0.02 is about two percent."""
         return (self.high - self.low) / 2
 
+    @property
+    def inverse(self) -> LogInterval:
+        """The same of the ratio the other way round."""
+        return LogInterval(value=-self.value, low=-self.high, high=-self.low, count=self.count)
+
 
 def log_interval(value: float, low: float, high: float) -> LogInterval:
     """A ratio and its bounds, which are above 0 or unbounded below, as a logarithm's."""
@@ -78,7 +83,8 @@ def instance_interval(
     The standard error is the larger of two: the spread between the instances' means, and what the spread
     of the slices within them predicts; each with its own degrees of freedom. Where instances differ, a
     claim that rests on few of them has a wide interval, however many slices each gave. (Always taking the
-    degrees of freedom of the instances covers 99% and more, and needs twice the time for the same width.)
+    degrees of freedom of the instances covers 99% and more, and needs twice the time for the same width.
+    `benchmarks/estimators.py` compares it with other intervals.)
 
     Args:
         instances: For each instance (a fresh pair of processes) the log-ratios of its pairs.

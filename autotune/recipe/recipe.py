@@ -193,6 +193,30 @@ class ContinuousRun(_Part):
     replaces_slices: bool
 
 
+class PlainBaseline(_Part):
+    """A second thing to be held against: the baseline in float32 without XLA, which it may not be by itself.
+
+    Where TensorFlow compiles with XLA unasked, or the workload names a precision, the baseline has that, and what it
+    gains is in no speed-up over the baseline.
+
+    Args:
+        configuration: The baseline's, in float32 without XLA.
+        found: `is_the_baseline` (then its figures are the baseline's), `measured` beside it, or `not_measured`.
+        reason: Why it was not measured.
+        throughput: Samples per second; None where it was not measured.
+        speedup_over_plain: Of the recommended configuration over it, from slices of the same rounds; None where that
+            was not measured, or in too few fresh processes.
+        baseline_over_plain: The same of the baseline.
+    """
+
+    configuration: Knobs
+    found: Literal["is_the_baseline", "measured", "not_measured"]
+    reason: str = ""
+    throughput: Throughput | None = None
+    speedup_over_plain: Estimate | None = None
+    baseline_over_plain: Estimate | None = None
+
+
 class Evidence(_Part):
     """What the recommendation rests on.
 
@@ -215,6 +239,7 @@ class Evidence(_Part):
         continuous: What a continuous run showed; None where there was none.
         sufficient_budget_seconds: Budget with which the confirmation would have had the time it lacked; None
             where it did not lack time.
+        plain: The baseline in float32 without XLA; None in recipes from before it was measured.
     """
 
     verdict: Verdict
@@ -234,6 +259,7 @@ class Evidence(_Part):
     shortfall: Shortfall | None = None
     continuous: ContinuousRun | None = None
     sufficient_budget_seconds: NonNegative | None = None
+    plain: PlainBaseline | None = None
 
 
 class BatchSizeLosses(_Part):

@@ -4,6 +4,9 @@ The search's winner owes part of its lead to luck, so nothing of the search ente
 fresh process of the baseline and of every finalist; they take turns in short slices, in a balanced
 random order. How many instances there are follows from the time alone, so no look at the results can stop it early,
 or make it go on.
+
+Where the baseline is not *plain* (float32 without XLA), that takes turns in the same rounds, as a second thing to be
+held against. It is no contender, and makes way for them wherever time or memory is short.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from autotune.measure.deciding import Shortfall, Verdict, verdict
 from autotune.measure.intervals import LogInterval, instance_interval
 from autotune.measure.stability import Check
 from autotune.space.configuration import Configuration
-from autotune.study.confirmed import Confirmed, Limits, Result, checks_of, ended
+from autotune.study.confirmed import Confirmed, Limits, Plain, Result, checks_of, ended
 from autotune.study.plan import (
     ENOUGH_INSTANCES,
     FEWEST_INSTANCES,
@@ -52,7 +55,7 @@ FIRST_SOAK_SHARE = 0.6
 
 @dataclass
 class _Contender:
-    """A finalist while it is confirmed."""
+    """A finalist while it is confirmed; `over_plain` has what `instances` has, against float32 without XLA."""
 
     trial: Trial
     pairing: Pairing
@@ -60,6 +63,7 @@ class _Contender:
     instances: list[list[float]] = field(default_factory=list)
     soaked: Soaked | None = None
     barred: bool = False
+    over_plain: list[list[float]] = field(default_factory=list)
     failure: TrialFailed | None = None
 
 
@@ -85,6 +89,7 @@ class Confirmer:
         limits: Memory limits.
         min_gain: Smallest gain that counts.
         numerics: What the finalists' loss curves showed, for those that were looked at.
+        plain: The baseline in float32 without XLA, to be measured as well where it is not the baseline itself.
     """
 
     def __init__(
@@ -95,12 +100,16 @@ class Confirmer:
         *,
         min_gain: float,
         numerics: Mapping[Configuration, Check] | None = None,
+        plain: Configuration | None = None,
     ) -> None:
         self._run = run
         self._plan = plan
         self._limits = limits
         self._min_gain = min_gain
         self._numerics = numerics or {}
+        self._asked_for = plain if plain != run.baseline else None
+        self._plain: _Contender | None = None
+        self._plain_left_out = ""
         self._deadline = Deadline(clock=run.clock, at=plan.ends + OVERRUN_SHARE * plan.budget)
         self._ends = plan.ends - plan.soak
         self._prepared = False
@@ -173,7 +182,7 @@ class Confirmer:
             each.barred = refuted and each.soaked is None
             if self._would_win(each, reference) and not each.barred:
                 return
-            refuted = refuted or each.soaked is not None
+            refuted = refuted or self._refuted(each)
 
     def _soak_one(self, reference: Trial, contender: _Contender, *, ends: float) -> None:
         soak = Soak(self._run, self._deadline, start=self._start_again, close=self._close, ends=ends)
@@ -195,10 +204,16 @@ class Confirmer:
     def _in_slices(self, contender: _Contender) -> LogInterval:
         return instance_interval(contender.instances, comparisons=self._comparisons)
 
+    def _refuted(self, contender: _Contender) -> bool:
+        """Whether a continuous run contradicts what slices say."""
+        soaked = contender.soaked
+        return soaked is not None and contradicts(self._in_slices(contender), soaked.ratio)
+
     def _claim(self, contender: _Contender) -> LogInterval:
         """What slices say; what a continuous run says, where that contradicts them."""
-        in_slices, soaked = self._in_slices(contender), contender.soaked
-        return soaked.ratio if soaked is not None and contradicts(in_slices, soaked.ratio) else in_slices
+        if contender.soaked is not None and self._refuted(contender):
+            return contender.soaked.ratio
+        return self._in_slices(contender)
 
     def _checks(self, record: TrialRecord, baseline: TrialRecord) -> tuple[Check, ...]:
         """The stability rules, what the losses showed among them."""
@@ -207,18 +222,19 @@ class Confirmer:
 
     def _run_instances(self, reference: Trial, contenders: Sequence[_Contender]) -> None:
         """As many instances as the time holds, whatever they show; none where it does not hold the fewest."""
-        run, records = self._run, [each.in_search for each in contenders]
-        if not self._fits(records):
+        run = self._run
+        if not self._fits([each.in_search for each in contenders]):
             return
-        self._prepare(contenders)
+        self._admit_plain(contenders)
+        records = [each.in_search for each in self._with_plain(contenders)]
+        self._prepare(contenders)  # plain is a fork of the baseline's
         start = self._instance_start(records)
         seconds = self._planned(records, start)[1]
         done = failures = 0
         while done < MOST_INSTANCES and failures < FEWEST_INSTANCES:
-            active = [
-                each for each in contenders if done < FEWEST_INSTANCES or self._may_win(each, reference)
-            ]
-            active = [each for each in active if each.failure is None]
+            active = [each for each in contenders if each.failure is None]
+            if done >= FEWEST_INSTANCES:  # what has broken a rule leaves its time to the next
+                active = [each for each in active if self._may_win(each, reference)]
             needed = start + seconds if done else start
             if not active or self._stopped() or self._left() < 0.8 * needed:
                 return
@@ -233,13 +249,16 @@ class Confirmer:
             except TimeIsUp:
                 return
             except TrialFailed as failure:  # the baseline's: a failure of a contender is its own
+                if failure.outcome is Outcome.OOM and self._spare_plain():
+                    continue
                 self._baseline_failure = failure
                 failures += 1
                 continue
             done += 1
-            if done == 1:
+            all_stayed = len(records) == len(self._with_plain(contenders))
+            if done == 1 and all_stayed:  # else it took what plain's failure took
                 start = max(1.0, run.clock() - began - seconds)
-                seconds = self._planned(records, start)[1]
+                seconds = self._planned(records, start, done=done)[1]
 
     def _prepare(self, contenders: Sequence[_Contender]) -> None:
         """Have the templates of all groups import, side by side: importing takes one core."""
@@ -264,13 +283,14 @@ class Confirmer:
         own = [min(pair.candidate.seconds for pair in each.pairs) for each in records if each.pairs]
         return max(self._plan.slice_seconds, *own, 0.0)
 
-    def _planned(self, records: Sequence[TrialRecord], start: float) -> tuple[int, float]:
-        """How many instances of these finalists the time left holds, and seconds for the slices of each."""
+    def _planned(self, records: Sequence[TrialRecord], start: float, done: int = 0) -> tuple[int, float]:
+        """How many more instances of these finalists the time left holds, and seconds for the slices of each."""
         return plan_instances(
             self._left() - self._imports(),
             start=start,
             finalists=len(records),
             slice_seconds=self._shortest_slice(records),
+            done=done,
         )
 
     def _stopped(self) -> bool:
@@ -312,7 +332,7 @@ class Confirmer:
         for alive_at_once in [[each] for each in together] if self._in_twos else [together]:
             if alive_at_once:
                 share = instance.share(len(alive_at_once) / len(contenders))
-                self._alternate(reference, alive_at_once, share)
+                self._alternate(reference, self._with_plain(alive_at_once), share)
                 self._make_room(alive_at_once)
         for each in contenders:
             if each.pairing is Pairing.BRACKETED and each.failure is None:
@@ -336,10 +356,12 @@ class Confirmer:
 
     def _make_room(self, contenders: Sequence[_Contender]) -> None:
         """A contender that ran out of memory beside others gets another chance with fewer alive at once."""
-        for each in contenders:
-            if each.failure is None or each.failure.outcome is not Outcome.OOM:
-                continue
+        out = [each for each in contenders if each.failure and each.failure.outcome is Outcome.OOM]
+        spared = bool(out) and self._spare_plain()
+        for each in out:
             each.failure = None
+            if spared:
+                continue
             if len(contenders) > 1:
                 self._in_twos = True
             else:
@@ -369,12 +391,13 @@ class Confirmer:
         run, seconds = self._run, instance.seconds
         assert reference.warm is not None
         warm = [each.trial.warm for each in contenders if each.trial.warm is not None]
-        length = slice_seconds(reference.warm, *warm, measured=seconds)
+        # With little time there are fewer rounds, not slices too short to be trusted: instances count alike.
+        length = slice_seconds(reference.warm, *warm, measured=max(seconds, LEAST_INSTANCE_SECONDS))
         began, rounds = run.clock(), 0
         ratios: dict[int, list[float]] = {each.trial.number: [] for each in contenders}
         while True:
             alive = [each for each in contenders if each.failure is None]
-            if not alive:
+            if all(each is self._plain for each in alive):
                 break
             one_round = (run.clock() - began) / rounds if rounds else 0.0
             over = run.clock() + one_round > min(instance.ends, self._ends)
@@ -388,6 +411,7 @@ class Confirmer:
         for each in contenders:
             if ratios[each.trial.number]:
                 each.instances.append(ratios[each.trial.number])
+        self._hold_against_plain(contenders, ratios)
 
     def _one_round(
         self, reference: Trial, alive: Sequence[_Contender], length: float, ratios: dict[int, list[float]]
@@ -472,6 +496,59 @@ class Confirmer:
                     trial.finished = finished
             trial.live = None
 
+    # --------------------------------------------------------------------------------------------- plain
+
+    def _admit_plain(self, contenders: Sequence[_Contender]) -> None:
+        """Have float32 without XLA take turns with them, unless that leaves them too few instances."""
+        if self._asked_for is None or self._plain is not None or self._plain_left_out:
+            return
+        like_baseline = self._run.records[0].model_copy(update={"configuration": dict(self._asked_for)})
+        records = [*(each.in_search for each in contenders), like_baseline]
+        if any(each.pairing is Pairing.BRACKETED for each in contenders):
+            self._plain_left_out = "memory does not hold everything at once"
+        elif self._planned(records, self._instance_start(records))[0] < ENOUGH_INSTANCES:
+            self._plain_left_out = (
+                f"with it, the time would not have held {ENOUGH_INSTANCES} fresh processes of each"
+            )
+        else:
+            self._plain = self._contender(like_baseline)
+
+    def _with_plain(self, contenders: Sequence[_Contender]) -> Sequence[_Contender]:
+        """These, and float32 without XLA where it takes turns with them: last, so that it starts beside the others."""
+        plain = self._plain
+        return contenders if plain is None or plain.failure is not None else [*contenders, plain]
+
+    def _spare_plain(self) -> bool:
+        """Measure float32 without XLA no more, because others ran out of memory; False where it was not measured."""
+        if self._plain is None or self._plain.failure is not None:
+            return False
+        self._plain.failure = TrialFailed(Outcome.OOM, "memory does not hold everything at once")
+        return True
+
+    def _hold_against_plain(
+        self, contenders: Sequence[_Contender], ratios: Mapping[int, Sequence[float]]
+    ) -> None:
+        """Keep the log-ratios over float32 without XLA: both stand over the same slices of the baseline."""
+        if self._plain is None:
+            return
+        of_plain = ratios.get(self._plain.trial.number, [])
+        for each in contenders:
+            both = list(zip(ratios[each.trial.number], of_plain, strict=False))  # up to where one failed
+            if both and each is not self._plain:
+                each.over_plain.append([own - plain for own, plain in both])
+
+    def _plain_found(self) -> Plain | None:
+        plain = self._plain
+        if plain is None:
+            return Plain(left_out=self._plain_left_out) if self._asked_for else None
+        ratio = instance_interval(plain.instances) if plain.instances else None
+        record = self._run.keep(self._record(plain, ratio))
+        if plain.failure is not None:
+            return Plain(record=record, left_out=plain.failure.reason.splitlines()[0])
+        if record.speedup is None:
+            return Plain(record=record, left_out="it was measured in too few fresh processes")
+        return Plain(record=record, ratio=ratio)
+
     # ------------------------------------------------------------------------------------------- results
 
     def _result(self, reference: Trial, contenders: Sequence[_Contender]) -> Result:
@@ -502,6 +579,9 @@ class Confirmer:
                     in_slices=self._in_slices(each) if each.instances else None,
                     soaked=each.soaked,
                     barred=each.barred,
+                    over_plain=instance_interval(each.over_plain, comparisons=self._comparisons)
+                    if each.over_plain
+                    else None,
                 )
             )
         confirmed.sort(key=lambda each: each.ratio.low if each.ratio else float("-inf"), reverse=True)
@@ -511,6 +591,7 @@ class Confirmer:
             instances=max((len(each.instances) for each in contenders), default=0),
             cut_short=self._cut_short(),
             sufficient_budget=self._sufficient_budget(contenders),
+            plain=self._plain_found(),
         )
 
     def _cut_short(self) -> Shortfall:

@@ -47,6 +47,8 @@ class Confirmed:
         in_slices: Logarithm of its speed-up in frozen slices, over instances; `ratio` where nothing contradicts it.
         soaked: What a continuous run showed; None where it had none.
         barred: Whether it needed one and had none, because another's had contradicted its slices.
+        over_plain: Logarithm of its speed-up over float32 without XLA, over instances; None where that was not
+            measured beside it.
     """
 
     configuration: Configuration
@@ -58,11 +60,12 @@ class Confirmed:
     in_slices: LogInterval | None = None
     soaked: Soaked | None = None
     barred: bool = False
+    over_plain: LogInterval | None = None
 
     @property
     def replaced(self) -> bool:
         """Whether the claim is the continuous run's, because that contradicts the slices."""
-        return self.ratio != self.in_slices
+        return self.in_slices is not None and self.ratio != self.in_slices
 
     @property
     def stable(self) -> bool:
@@ -76,6 +79,21 @@ class Confirmed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Plain:
+    """The baseline in float32 without XLA, measured in the confirmation as well.
+
+    Args:
+        record: Its record: all its instances together; None where it was not begun.
+        ratio: Logarithm of its speed-up over the baseline, over instances; None where that was not measured.
+        left_out: Why that was not measured; empty where it was.
+    """
+
+    record: TrialRecord | None = None
+    ratio: LogInterval | None = None
+    left_out: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Result:
     """What the confirmation found.
 
@@ -85,6 +103,7 @@ class Result:
         instances: How many were measured.
         cut_short: Why a finalist that did not fail has no interval, where one has none.
         sufficient_budget: Seconds for a run in which there would have been time for enough instances.
+        plain: The baseline in float32 without XLA; None where the baseline is that, or nobody asked.
     """
 
     confirmed: tuple[Confirmed, ...]
@@ -92,6 +111,7 @@ class Result:
     instances: int
     cut_short: Shortfall = Shortfall.NO_TIME
     sufficient_budget: float | None = None
+    plain: Plain | None = None
 
     @property
     def winner(self) -> Confirmed | None:

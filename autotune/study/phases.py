@@ -24,7 +24,7 @@ from autotune.study.batch_loss import measure_batch_losses
 from autotune.study.confirmation import Confirmer
 from autotune.study.confirmed import Limits, Result
 from autotune.study.options import Options
-from autotune.study.parity import Parity, varies_what_is_learned
+from autotune.study.parity import Parity, plain, varies_what_is_learned
 from autotune.study.plan import (
     CONFIRMATION_SHARE,
     LEAST_MEASURED,
@@ -289,7 +289,14 @@ def _confirm(
         return None
     if run.interrupted():  # who stops the search wants an answer soon; else time that it left is used
         plan = replace(plan, ends=min(plan.ends, run.clock() + CONFIRMATION_SHARE * options.budget))
-    return Confirmer(run, plan, limits, min_gain=options.min_gain, numerics=numerics).confirm(shortlist)
+    return Confirmer(
+        run,
+        plan,
+        limits,
+        min_gain=options.min_gain,
+        numerics=numerics,
+        plain=plain(run.baseline, run.baseline),
+    ).confirm(shortlist)
 
 
 def _recipe(

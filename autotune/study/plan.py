@@ -196,9 +196,9 @@ def budget_to_confirm(plan: Plan, *, start: float, instances: int, slice_seconds
 
 
 def plan_instances(
-    available: float, *, start: float, finalists: int = 1, slice_seconds: float = 0.0
+    available: float, *, start: float, finalists: int = 1, slice_seconds: float = 0.0, done: int = 0
 ) -> tuple[int, float]:
-    """How many instances a confirmation has, and how long the slices of each may take.
+    """How many more instances a confirmation has, and how long the slices of each may take.
 
     Many short instances say more than few long ones, down to where starting them eats the time.
 
@@ -207,11 +207,12 @@ def plan_instances(
         start: Seconds to start one instance of everything that is confirmed.
         finalists: How many are confirmed side by side.
         slice_seconds: The shortest slice that they can be timed in.
+        done: How many instances have been measured; the available seconds are for the rest.
     """
     shortest = max(LEAST_INSTANCE_SECONDS / 2, FEWEST_PAIRS_OF_SLICES * slice_seconds)
     longest = max(MOST_INSTANCE_SECONDS / 2, FEWEST_PAIRS_OF_SLICES * slice_seconds)
     count = int(available / (start + shortest * (1 + finalists)))
-    count = max(FEWEST_INSTANCES, min(MOST_INSTANCES, count))
+    count = max(1, FEWEST_INSTANCES - done, min(MOST_INSTANCES - done, count))
     seconds = max(0.0, available / count - start)
     return count, min(seconds, longest * (1 + finalists))
 

@@ -9,7 +9,7 @@ from typing import Any
 from autotune.machine import Machine
 from autotune.measure import numerics
 from autotune.measure.deciding import Shortfall, Verdict
-from autotune.measure.intervals import FEW_INSTANCES
+from autotune.measure.intervals import FEW_INSTANCES, LogInterval
 from autotune.measure.stability import Check
 from autotune.recipe.recipe import (
     BatchSizeLosses,
@@ -21,6 +21,7 @@ from autotune.recipe.recipe import (
     Evidence,
     LearningRate,
     PeakMemory,
+    PlainBaseline,
     Recipe,
     RecipeWorkload,
     Stability,
@@ -30,6 +31,7 @@ from autotune.recipe.recipe import (
 from autotune.space.configuration import Configuration
 from autotune.study.confirmation import GROUPS
 from autotune.study.confirmed import Confirmed, Result
+from autotune.study.parity import plain
 from autotune.study.running import now_utc, ratio_interval
 from autotune.trial.record import Interval, Outcome, TrialRecord
 from autotune.version import __version__
@@ -37,6 +39,7 @@ from autotune.version import __version__
 NUMERICS_NOT_CHECKED = "numerics parity with float32 without XLA"
 BATCH_NOT_CHECKED = "held-out loss after equal numbers of examples at the recommended batch size"
 LONG_RUN_NOT_CHECKED = "a continuous run"
+THROTTLING_NOT_CHECKED = "thermal throttling of the device"
 """What a user must not take for granted; the recipe says so."""
 
 
@@ -127,6 +130,7 @@ def _evidence(
         shortfall=shortfall,
         continuous=_continuous(winner),
         sufficient_budget_seconds=result.sufficient_budget if result is not None and lacked_time else None,
+        plain=_plain(result, winner, baseline, speedup=speedup, base_rate=base_rate),
     )
 
 
@@ -143,6 +147,44 @@ def _continuous(winner: Confirmed | None) -> ContinuousRun | None:
     )
 
 
+def _plain(
+    result: Result | None,
+    winner: Confirmed | None,
+    baseline: Configuration,
+    *,
+    speedup: Interval,
+    base_rate: Interval,
+) -> PlainBaseline:
+    """What is known of the baseline in float32 without XLA; where it is the baseline, all is known already."""
+    configuration = plain(baseline, baseline)
+    if configuration == baseline:
+        return PlainBaseline(
+            configuration=dict(configuration),
+            found="is_the_baseline",
+            throughput=_throughput(base_rate),
+            speedup_over_plain=_estimate(speedup),
+            baseline_over_plain=_estimate(Interval(value=1.0, low=1.0, high=1.0)),
+        )
+    measured = None if result is None else result.plain
+    if measured is None or measured.ratio is None:
+        reason = "nothing was faster, so there was no confirmation" if measured is None else measured.left_out
+        return PlainBaseline(configuration=dict(configuration), found="not_measured", reason=reason)
+    assert measured.record is not None and measured.record.throughput is not None
+    over_plain = measured.ratio.inverse
+    return PlainBaseline(
+        configuration=dict(configuration),
+        found="measured",
+        throughput=_throughput(measured.record.throughput),
+        speedup_over_plain=_ratio(over_plain if winner is None else winner.over_plain),
+        baseline_over_plain=_ratio(over_plain),
+    )
+
+
+def _ratio(estimate: LogInterval | None) -> Estimate | None:
+    interval = None if estimate is None else ratio_interval(estimate)
+    return None if interval is None else _estimate(interval)
+
+
 def _not_checked(winner: Confirmed, baseline: Configuration, measured: bool) -> tuple[str, ...]:
     """What was not looked at of the winner; `measured` is whether its batch size's training losses were."""
     missing = []
@@ -153,7 +195,11 @@ def _not_checked(winner: Confirmed, baseline: Configuration, measured: bool) -> 
         missing.append(f"{NUMERICS_NOT_CHECKED} ({parity.detail})")
     if winner.configuration.batch_size != baseline.batch_size:
         missing.append(f"{BATCH_NOT_CHECKED} (training loss only)" if measured else BATCH_NOT_CHECKED)
-    return (*missing, LONG_RUN_NOT_CHECKED) if winner.soaked is None else tuple(missing)
+    if winner.soaked is None:
+        missing.append(LONG_RUN_NOT_CHECKED)
+    if winner.record.peak_device_bytes is not None:
+        missing.append(THROTTLING_NOT_CHECKED)
+    return tuple(missing)
 
 
 def break_even(

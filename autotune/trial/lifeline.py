@@ -3,8 +3,14 @@
 Linux only: prctl(2). Above each template stands its *keeper*, forked off before anything heavy is imported: when the
 template ends, however it ends, or the tuner does, the keeper kills everything below it. It has adopted what lost
 its parent, so that also means what trials left in sessions of their own. The tuner learns of it only then:
-the keeper holds the template's pipe open to the last. Should the keeper be killed itself, the kernel kills the
-template, and the trials with that.
+the keeper holds the template's pipe open to the last.
+
+Should the keeper be killed itself, the kernel kills the template, and the trials with that. What trials left in
+sessions of their own is then nobody's child any more; the tuner finds it by a mark that a template's descendants
+inherit in their environment, and kills it. Two things escape: what has wiped its environment, once its keeper was
+killed; and, where keeper and tuner are killed before the tuner has seen the first of these deaths, whatever is in a
+session of its own. The kernel passes no death signal on to children, so only a PID namespace would end those, and
+making one takes rights that users often lack.
 """
 
 from __future__ import annotations
@@ -15,6 +21,8 @@ import os
 import resource
 import select
 import signal
+import time
+from pathlib import Path
 from typing import NoReturn
 
 import psutil
@@ -23,6 +31,11 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 GRACE_SECONDS = 1.0
 """How long a template whose pipe has closed may take to end by itself; one that still imports does not notice."""
+FAMILY_VARIABLE = "AUTOTUNE_FAMILY"
+"""Environment variable with the names of the families that a process is of: a tuner may run within a trial of another,
+and the inner families are then a part of the outer."""
+SWEEP_SECONDS = 5.0
+"""How long the tuner waits for what it killed to be gone; only a process stuck in the kernel takes longer."""
 
 
 def _prctl(option: int, value: int) -> None:
@@ -115,3 +128,55 @@ def _descendants(process: psutil.Process) -> list[psutil.Process]:
     with contextlib.suppress(psutil.Error):
         return list(process.children(recursive=True))
     return []
+
+
+def mark_of(family: str) -> dict[str, str]:
+    """The environment variable by which all descendants of a template are known, whoever their parent is."""
+    inherited = os.environ.get(FAMILY_VARIABLE)
+    return {FAMILY_VARIABLE: f"{inherited}:{family}" if inherited else family}
+
+
+def kill_family(family: str) -> None:
+    """Kill all processes with this family's mark, and wait for them to be gone.
+
+    Again until there are none: what was killed may have forked meanwhile.
+
+    Args:
+        family: A name that no other family has, nor had.
+    """
+    ends = time.monotonic() + SWEEP_SECONDS
+    while members := _members(family):
+        for each in members:
+            with contextlib.suppress(OSError):  # ended by itself, or became another user's
+                signal.pidfd_send_signal(each, signal.SIGKILL)
+        for each in members:  # not known by its mark any more once it begins to end
+            gone = select.poll()
+            gone.register(each, select.POLLIN)
+            gone.poll(max(0.0, ends - time.monotonic()) * 1000)
+            os.close(each)
+        if time.monotonic() > ends:
+            return
+
+
+def _members(family: str) -> list[int]:
+    """Descriptors (pidfd) of the processes with this family's mark."""
+    found = []
+    for pid in psutil.pids():
+        if _is_of(family, pid):
+            with contextlib.suppress(ProcessLookupError):
+                member = os.pidfd_open(pid)
+                if _is_of(family, pid):  # still: the number is not another process's by now
+                    found.append(member)
+                else:
+                    os.close(member)
+    return found
+
+
+def _is_of(family: str, pid: int) -> bool:
+    """Whether a process has the mark; one that has ended has no environment, and another user's cannot be read."""
+    with contextlib.suppress(OSError):
+        for each in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            name, _, families = each.partition(b"=")
+            if name == FAMILY_VARIABLE.encode():
+                return family.encode() in families.split(b":")
+    return False

@@ -167,6 +167,8 @@ class TrialProcess:
                     return self._channel.receive(min(max(0.0, left), STANDSTILL_LOOK_SECONDS))
                 except TimeoutError:
                     self._stood_still += standstill.look()
+                    if not self.template.alive:  # a child of the trial's may hold its end of the pipe open
+                        raise ChannelClosed("the template is gone") from None
                     if deadline <= self._now():
                         raise
         finally:

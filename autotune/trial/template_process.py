@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.errors import TrialProcessError, WorkloadError
-from autotune.trial import messages
+from autotune.trial import lifeline, messages
 from autotune.trial.log import LOOK_SECONDS, cap, tail
 from autotune.trial.messages import ChannelClosed, ProtocolError
 from autotune.workload import WorkloadReference
@@ -52,6 +53,7 @@ class Template:
     ) -> None:
         ours, theirs = socket.socketpair()
         self._log = log
+        self._family = secrets.token_hex(16)
         with theirs, log.open("ab") as output:
             self._process = subprocess.Popen(
                 [
@@ -68,7 +70,7 @@ class Template:
                 stdout=output,
                 stderr=output,
                 pass_fds=(theirs.fileno(),),
-                env={**os.environ, **_import_path(), **variables},
+                env={**os.environ, **_import_path(), **variables, **lifeline.mark_of(self._family)},
                 start_new_session=True,
             )
         self.channel = messages.Channel(ours, messages.from_template)
@@ -157,9 +159,11 @@ class Template:
             self._exits[answer.pid] = answer
 
     def death(self) -> str | None:
-        """How the template ended, in words; None when it lives."""
+        """How the template ended, in words, once nothing of it is left; None when it lives."""
         with contextlib.suppress(subprocess.TimeoutExpired):  # its pipe closes a moment before it is gone
-            return _status(self._process.wait(LOOK_SECONDS))
+            code = self._process.wait(LOOK_SECONDS)
+            lifeline.kill_family(self._family)
+            return _status(code)
         return None
 
     @property
@@ -180,6 +184,7 @@ class Template:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        lifeline.kill_family(self._family)
 
 
 def _import_path() -> dict[str, str]:

@@ -97,6 +97,11 @@ FAULTS = (
         outcome=Outcome.CRASHED,
         words="its template process died (killed by SIGKILL)",
     ),
+    Fault(
+        name="kills_its_keeper",
+        outcome=Outcome.CRASHED,
+        words="its template process died (killed by SIGKILL)",
+    ),
     Fault(name="prints_gigabytes", outcome=Outcome.OK),
 )
 BY_NAME = {fault.name: fault for fault in FAULTS}

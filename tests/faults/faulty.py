@@ -19,6 +19,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import psutil
 import tensorflow as tf
 
 import autotune
@@ -129,13 +130,30 @@ def hangs_holding_the_gil():
     ctypes.PyDLL(None).pause()
 
 
-def hangs_with_a_family():
-    """Deaf to SIGTERM; with a child in a session of its own, its child, and one whose parent has gone."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+def family() -> list[int]:
+    """A child in a session of its own, its child, one whose parent has gone, and a fork that holds all files open."""
     script = "trap '' TERM INT HUP; echo $$; sleep 1000 & echo $!; setsid sh -c 'sleep 1000 & echo $!'; wait"
     child = subprocess.Popen(["sh", "-c", script], start_new_session=True, stdout=subprocess.PIPE, text=True)
-    announce(family=[int(child.stdout.readline()) for _ in range(3)])
+    fork = os.fork()
+    if fork == 0:
+        os.setsid()
+        ctypes.PyDLL(None).pause()
+    return [*(int(child.stdout.readline()) for _ in range(3)), fork]
+
+
+def hangs_with_a_family():
+    """Deaf to SIGTERM, as its family is."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    announce(family=family())
+    threading.Event().wait()
+
+
+def kills_its_keeper():
+    """The process above the one that it was forked from; then nobody is above its family."""
+    keeper = psutil.Process(os.getppid()).ppid()
+    announce(family=family(), keeper=keeper)
+    os.kill(keeper, signal.SIGKILL)
     threading.Event().wait()
 
 
@@ -287,6 +305,7 @@ INJECTIONS = {
     "sends_half_a_message": {"model": sends_half_a_message},
     "sends_too_much": {"model": sends_too_much},
     "kills_its_template": {"model": kills_its_template},
+    "kills_its_keeper": {"model": kills_its_keeper},
     "prints_gigabytes": {"model": prints_gigabytes},
 }
 

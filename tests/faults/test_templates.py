@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import psutil
 import pytest
@@ -13,6 +14,9 @@ from autotune.trial.live import TrialFailed
 from autotune.trial.record import Outcome
 
 pytestmark = pytest.mark.slow
+
+KILL_SECONDS = 5.0
+"""How long anything below a keeper that is killed may live: promised, so asserted."""
 
 
 def template_of(trial):
@@ -38,6 +42,33 @@ def test_a_template_killed_below_its_trial(launch, moment):
     later.warm_up()
 
 
+def test_a_keeper_killed_above_its_trial(launch):
+    """What the trial put into sessions of its own has no parent to end it, and ends; the next trial has a template."""
+    trial = launch("kills_its_keeper")
+    template = template_of(trial)
+    with pytest.raises(TrialFailed) as caught:
+        trial.warm_up()
+    entered = witness(trial.log)
+    assert [pid for pid in entered["family"] if not is_gone(pid)] == []
+    for pid in (entered["keeper"], template, trial.trial.pid):
+        until(lambda pid=pid: is_gone(pid), f"process {pid} to end")
+    assert time.time() - (trial.log.parent / "witness.json").stat().st_mtime < KILL_SECONDS
+    assert caught.value.reason == "its template process died (killed by SIGKILL)"
+    later = launch()
+    assert template_of(later) != template
+    later.warm_up()
+
+
+def test_closing_ends_what_a_keeper_left(launch):
+    """Also where nobody has waited for the trial since its keeper was killed."""
+    trial = launch("hangs_with_a_family")
+    entered = until(lambda: witness(trial.log), "the trial's family")
+    template = trial.trial.template
+    os.kill(template.pid, signal.SIGKILL)
+    template.close()
+    assert [pid for pid in entered["family"] if not is_gone(pid)] == []
+
+
 def test_a_template_killed_while_it_imports(processes, tmp_path):
     """It is started once more, and nobody is told."""
     processes.prepare(7, [configuration()])
@@ -56,6 +87,7 @@ def test_the_study_goes_on(processes, tmp_path):
     faults = (
         "segfaults",
         "kills_its_template",
+        "kills_its_keeper",
         "hangs_with_a_family",
         "sends_too_much",
         "prints_gigabytes",
@@ -63,10 +95,10 @@ def test_the_study_goes_on(processes, tmp_path):
     )
     outcomes = [study.try_fault(name).outcome for name in faults]
     study.end()
-    assert outcomes == ["crashed", "crashed", "timeout", "crashed", "ok", "ok"]
+    assert outcomes == ["crashed", "crashed", "crashed", "timeout", "crashed", "ok", "ok"]
     records = list(study.run.directory.read_trials())
     assert [record.outcome for record in records] == ["ok", *outcomes]
     assert "in segfaults" in records[1].log_tail
-    assert all(record.reason for record in records[1:5])
-    for pid in witness(study.log_of(records[3]))["family"]:
-        assert is_gone(pid)
+    assert all(record.reason for record in records[1:6])
+    for record in records[3:5]:
+        assert all(is_gone(pid) for pid in witness(study.log_of(record))["family"])

@@ -1,0 +1,286 @@
+"""Whether claims hold: each recipe's speed-up against long, continuous, ordinary trainings of baseline and recipe.
+
+    python benchmarks/claims.py [NAME...] [--quick] [--json FILE] [--recipes DIR] [--budget 100s] …
+
+Prints one table. For each workload of `examples/` a real `autotune tune` makes a recipe. Then `plain_training.py`
+trains with the baseline and with the recipe, each time in a fresh process, in ABBA order. A round is one training of
+each, and gives one log-ratio of their samples per second over whole epochs.
+
+A claim *agrees* where it differs from the mean of the rounds by no more than chance explains:
+|log(claim) - log(long)| <= 1.96 * sqrt(se_claim² + se_long²). 1.96 * se is half the width of a 95% interval: the
+claim's own, as the recipe has it, and Student's t over the rounds, so few rounds allow for more, not for less. Wide
+intervals agree easily: the table shows both, and the *miss* (the difference itself, in percent) has a bar of its own.
+
+Where the recipe is the baseline, its ×1 claims nothing. Then what came closest, as the confirmation measured it, is the
+claim that is put to the test; without such a one the workload is left out, and the table says so. A workload
+that fails, in tuning or in training, counts as a claim that does not agree.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import binomtest
+
+from autotune.errors import AutotuneError
+from autotune.machine import fingerprint
+from autotune.measure.intervals import LogInterval, log_interval, mean_interval
+from autotune.recipe.recipe import Recipe
+
+ROOT = Path(__file__).resolve().parent.parent
+TRAINING = Path(__file__).with_name("plain_training.py")
+WORKLOADS = ("digits_mlp", "digits_cnn", "photos_jpeg", "source_transformer", "tabular_wide_deep")
+BUDGET, BUDGET_QUICK = "100s", "35s"
+ROUNDS, ROUNDS_QUICK = 4, 2
+SECONDS, SECONDS_QUICK = 7.0, 2.0
+"""Shortest timed stretch of a training; it ends with the epoch in which they are over."""
+PATIENCE_SECONDS = 900.0
+"""After so long a training has failed."""
+SHARE_BAR, MISS_BAR = 0.9, 0.03
+
+
+class Failed(Exception):
+    """A workload cannot be compared; the message says why in one line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One workload's claim beside its long trainings.
+
+    Args:
+        claim: Logarithm of the claimed speed-up, with its interval; None where there is none.
+        long: Mean of the rounds' log-ratios, with its interval; None where none was measured.
+        remark: What came in the way, or what the claim is where it is not the recipe's.
+        counts: False where nothing is claimed, so that nothing can be wrong.
+    """
+
+    claim: LogInterval | None = None
+    long: LogInterval | None = None
+    remark: str = ""
+    counts: bool = True
+
+    @property
+    def miss(self) -> float | None:
+        """By what share the longer of both speed-ups exceeds the other; None where one is missing."""
+        if self.claim is None or self.long is None:
+            return None
+        return math.expm1(abs(self.claim.value - self.long.value))
+
+    @property
+    def agrees(self) -> bool:
+        """Whether chance explains the difference: both intervals' half-widths added as independent errors are."""
+        if self.claim is None or self.long is None or not math.isfinite(self.claim.half_width):
+            return False
+        allowed = math.hypot(self.claim.half_width, self.long.half_width)
+        return abs(self.claim.value - self.long.value) <= allowed
+
+
+def figures(comparisons: dict[str, Comparison]) -> dict[str, dict[str, Any]]:
+    """The two figures with bars, and each workload's own."""
+    counted = [each for each in comparisons.values() if each.counts]
+    misses = [each.miss for each in counted if each.miss is not None]
+    agreeing = sum(each.agrees for each in counted)
+    interval = binomtest(agreeing, len(counted)).proportion_ci(method="wilson") if counted else None
+    found: dict[str, dict[str, Any]] = {
+        "share of claims that agree": {
+            "value": agreeing / len(counted) if counted else None,
+            "ci95": interval and [interval.low, interval.high],
+            "bar": {"min": SHARE_BAR},
+            "count": len(counted),
+        },
+        "median miss": {
+            "value": statistics.median(misses) if misses else None,
+            "ci95": None,
+            "bar": {"max": MISS_BAR},
+            "count": len(misses),
+        },
+    }
+    for name, each in comparisons.items():
+        found[f"claimed speed-up, {name}"] = _speedup(each.claim)
+        found[f"long speed-up, {name}"] = _speedup(each.long)
+        found[f"miss, {name}"] = {"value": each.miss, "ci95": None, "bar": None, "remark": each.remark}
+        found[f"agrees, {name}"] = {
+            "value": float(each.agrees) if each.counts else None,
+            "ci95": None,
+            "bar": None,
+        }
+    return found
+
+
+def _speedup(interval: LogInterval | None) -> dict[str, Any]:
+    if interval is None:
+        return {"value": None, "ci95": None, "bar": None}
+    bounds = [math.exp(interval.low), math.exp(interval.high)] if math.isfinite(interval.half_width) else None
+    return {"value": math.exp(interval.value), "ci95": bounds, "bar": None}
+
+
+# ----------------------------------------------------------------------------------- tuning and training
+
+
+def run(arguments: list[str], patience_seconds: float | None = None) -> str:
+    """What a Python process of its own prints; its last words are the reason where it fails."""
+    try:
+        ended = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=patience_seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise Failed(f"{Path(arguments[0]).name} ran for more than {patience_seconds:g} s") from error
+    if ended.returncode:
+        said = (ended.stderr or ended.stdout).strip().splitlines()
+        raise Failed(f"exit code {ended.returncode}: {' '.join(said[-2:])}")
+    return ended.stdout
+
+
+def tuned(name: str, folder: Path, budget: str) -> Recipe:
+    """The recipe of a run that is in the folder already, or of one that is made now."""
+    if not (folder / "recipe.json").exists():
+        progress(f"{name}: tuning for {budget}")
+        run(["-m", "autotune", "tune", str(workload_file(name)), "--budget", budget, "--out", str(folder)])
+    return Recipe.load(folder / "recipe.json")
+
+
+def workload_file(name: str) -> Path:
+    """Where an example is."""
+    return ROOT / "examples" / f"{name}.py"
+
+
+def claim_of(recipe: Recipe) -> tuple[Recipe, Comparison]:
+    """What is put to the test: the recipe, or what came closest, with its claim."""
+    if recipe.changes:
+        claimed = recipe.evidence.speedup
+        return recipe, Comparison(claim=log_interval(claimed.value, *claimed.ci95))
+    best = recipe.evidence.best_candidate
+    if best is None or best.speedup is None:
+        return recipe, Comparison(remark="no gain claimed, nothing confirmed", counts=False)
+    candidate = recipe.model_copy(update={"configuration": best.configuration})
+    claim = log_interval(best.speedup.value, *best.speedup.ci95)
+    return candidate, Comparison(claim=claim, remark="no gain claimed: what came closest")
+
+
+def log_ratios(name: str, recipe: Recipe, folder: Path, rounds: int, seconds: float) -> Iterator[float]:
+    """One log-ratio of rates per round: recipe over baseline, each in a fresh process, in ABBA order."""
+    files = {"baseline": folder / f"{name}-baseline.json", "recipe": folder / f"{name}-recipe.json"}
+    recipe.model_copy(update={"configuration": recipe.baseline}).save(files["baseline"])
+    recipe.save(files["recipe"])
+    for number in range(rounds):
+        rates = {}
+        for which in ("baseline", "recipe") if number % 2 == 0 else ("recipe", "baseline"):
+            arguments = [str(TRAINING), str(workload_file(name)), str(files[which]), str(seconds)]
+            timed = json.loads(run(arguments, PATIENCE_SECONDS).splitlines()[-1])
+            rates[which] = timed["samples"] / timed["seconds"]
+        ratio = rates["recipe"] / rates["baseline"]
+        both = f"{rates['baseline']:,.0f} and {rates['recipe']:,.0f} samples/s"
+        progress(f"{name}: round {number + 1} of {rounds}: {both}, ×{ratio:.3f}")
+        yield math.log(ratio)
+
+
+def compared(name: str, arguments: argparse.Namespace, recipes: Path, scratch: Path) -> Comparison:
+    """Tune one workload and hold its claim against long trainings; a failure is a comparison that says so."""
+    claim = None
+    try:
+        recipe, comparison = claim_of(tuned(name, recipes / name, arguments.budget))
+        claim = comparison.claim
+        if claim is None:
+            progress(f"{name}: {comparison.remark}")
+            return comparison
+        progress(f"{name}: claimed {shown(claim)} {comparison.remark}")
+        ratios = list(log_ratios(name, recipe, scratch, arguments.rounds, arguments.seconds))
+        return Comparison(claim=claim, long=mean_interval(ratios), remark=comparison.remark)
+    except (Failed, AutotuneError, OSError, ValueError) as error:
+        progress(f"{name}: failed: {error}")
+        return Comparison(claim=claim, remark=f"failed: {error}")
+
+
+# --------------------------------------------------------------------------------------------- printing
+
+
+def progress(line: str) -> None:
+    """To stderr, so that stdout holds the table alone."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def shown(interval: LogInterval | None) -> str:
+    """A speed-up with the bounds of its interval."""
+    if interval is None:
+        return "–"
+    return f"×{math.exp(interval.value):.3f} ({math.exp(interval.low):.3f} to {math.exp(interval.high):.3f})"
+
+
+def show(comparisons: dict[str, Comparison], found: dict[str, dict[str, Any]]) -> None:
+    """One table; what has a bar below it."""
+    print(f"{'workload':<20} {'claimed':<26} {'long':<26} {'miss':>6}  agrees")
+    for name, each in comparisons.items():
+        miss = "–" if each.miss is None else f"{each.miss:.1%}"
+        agrees = ("yes" if each.agrees else "no") if each.counts else "–"
+        print(
+            f"{name:<20} {shown(each.claim):<26} {shown(each.long):<26} {miss:>6}  {agrees:<6} {each.remark}"
+        )
+    for name in ("share of claims that agree", "median miss"):
+        value, bar = found[name]["value"], found[name]["bar"]
+        limits = " ".join(f"{kind} {limit:g}" for kind, limit in bar.items())
+        print(f"{name}: {'–' if value is None else format(value, '.3f')} (bar: {limits})")
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line, with the defaults that --quick changes filled in."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"all of {', '.join(WORKLOADS)} by default")
+    parser.add_argument("--budget", help=f"of each run of the tuner; {BUDGET} by default")
+    parser.add_argument("--rounds", type=int, help=f"trainings of each kind; {ROUNDS} by default")
+    parser.add_argument(
+        "--seconds", type=float, help=f"shortest timed stretch of a training; {SECONDS:g} by default"
+    )
+    parser.add_argument(
+        "--recipes", type=Path, help="takes NAME/recipe.json from here, and leaves new runs here"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="ends within a minute or so: one workload, says less"
+    )
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    arguments = parser.parse_args()
+    quick = arguments.quick
+    arguments.names = arguments.names or list(WORKLOADS[:1] if quick else WORKLOADS)
+    arguments.budget = arguments.budget or (BUDGET_QUICK if quick else BUDGET)
+    arguments.rounds = arguments.rounds or (ROUNDS_QUICK if quick else ROUNDS)
+    arguments.seconds = arguments.seconds or (SECONDS_QUICK if quick else SECONDS)
+    unknown = set(arguments.names) - set(WORKLOADS)
+    if unknown or arguments.rounds < 2:
+        parser.error(
+            f"no such workload: {', '.join(sorted(unknown))}" if unknown else "--rounds must be 2 or more"
+        )
+    return arguments
+
+
+def main() -> None:
+    """Tune, train, print, and write."""
+    arguments = parse_arguments()
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        recipes = (arguments.recipes or scratch).resolve()
+        comparisons = {name: compared(name, arguments, recipes, scratch) for name in arguments.names}
+    found = figures(comparisons)
+    show(comparisons, found)
+    if arguments.json:
+        document = {
+            "benchmark": "claims",
+            "machine": fingerprint().model_dump(mode="json"),
+            "figures": found,
+        }
+        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

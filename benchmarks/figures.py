@@ -1,0 +1,54 @@
+"""What benchmarks of shares print and write: one table, one JSON file."""
+
+import argparse
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import binomtest
+
+from autotune.machine import fingerprint
+from autotune.measure.intervals import mean_interval
+
+Bar = Mapping[str, float]
+Figure = dict[str, Any]
+
+
+def share(count: int, repeats: int, bar: Bar | None = None) -> Figure:
+    """A share of repeats with Wilson's interval."""
+    interval = binomtest(count, repeats).proportion_ci(method="wilson")
+    return {"value": count / repeats, "ci95": [interval.low, interval.high], "bar": bar, "count": repeats}
+
+
+def mean(values: Sequence[float], bar: Bar | None = None) -> Figure:
+    """A mean with Student's interval, where there are several values."""
+    interval = mean_interval(values)
+    bounds = [interval.low, interval.high] if len(values) > 1 else None
+    return {"value": statistics.fmean(values), "ci95": bounds, "bar": bar, "count": len(values)}
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """The arguments that all benchmarks take."""
+    made = argparse.ArgumentParser(description=description.splitlines()[0])
+    made.add_argument("--quick", action="store_true", help="ends within a minute, says less")
+    made.add_argument("--json", type=Path, help="write the figures to this file")
+    return made
+
+
+def report(benchmark: str, found: Mapping[str, Figure], file: Path | None) -> None:
+    """Print the table, and write the file where one was asked for."""
+    width = max(map(len, found))
+    print(f"{'what':<{width}} {'bar':>8} {'value':>7}  {'95% interval':<16} {'of':>5}")
+    for name, figure in found.items():
+        bar = " ".join(f"{key} {value:g}" for key, value in (figure["bar"] or {}).items())
+        bounds = "{:.3f} to {:.3f}".format(*figure["ci95"]) if figure["ci95"] else ""
+        print(f"{name:<{width}} {bar:>8} {figure['value']:>7.3f}  {bounds:<16} {figure['count']:>5}")
+    if file:
+        document = {
+            "benchmark": benchmark,
+            "machine": fingerprint().model_dump(mode="json"),
+            "figures": found,
+        }
+        file.write_text(json.dumps(document, indent=2) + "\n")

@@ -1,0 +1,70 @@
+"""Ordinary training code with a recipe, for `benchmarks/claims.py`: no trial, no slices, nothing that is ever frozen.
+
+    python benchmarks/plain_training.py WORKLOAD.py RECIPE.json SECONDS
+
+Times whole epochs of one `model.fit`, validation and epoch boundaries included, until at least SECONDS are over; what
+comes before is warm-up. Prints one line of JSON: samples, seconds, epochs.
+"""
+
+import importlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import autotune
+from autotune.workload import takes_config
+
+WARMUP_SECONDS = 4.0
+"""Warm-up ends with the epoch in which these are over: tracing, compiling, and some steps more. XLA compiles
+for an epoch's smaller last batch as well, so a whole epoch is the least."""
+ENDLESS = 1 << 30
+"""Epochs that `fit` is asked for: the callback ends it."""
+
+
+def trained(model: Any, batches: Any, validation: Any, seconds: float) -> list[float]:
+    """Train; the times at which warm-up ended and each timed epoch did."""
+    import keras
+
+    class EpochTimes(keras.callbacks.Callback):
+        """Notes when each epoch ends, and ends training after the first that ends late enough."""
+
+        def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
+            self.warm_at = time.perf_counter() + WARMUP_SECONDS
+            self.ends: list[float] = []
+
+        def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+            now = time.perf_counter()
+            if now >= self.warm_at:
+                self.ends.append(now)
+                self.model.stop_training = len(self.ends) > 1 and now - self.ends[0] >= seconds
+
+    times = EpochTimes()
+    model.fit(batches, validation_data=validation, epochs=ENDLESS, verbose=0, callbacks=[times])
+    return times.ends
+
+
+def main(file: str, recipe_file: str, seconds: str) -> None:
+    """Train as the README shows."""
+    recipe = autotune.Recipe.load(recipe_file)
+    recipe.apply(on_mismatch="error")  # before TensorFlow starts: threads, precision, environment variables
+
+    sys.path.insert(0, str(Path(file).parent))
+    workload: autotune.Workload = importlib.import_module(Path(file).stem).workload  # imports TensorFlow
+
+    def examples(function: Any) -> Any:
+        return function(recipe.dataset_config) if takes_config(function) else function()
+
+    model = workload.model()
+    model.compile(**workload.compile(), **recipe.compile_args())
+    batches = recipe.batch(examples(workload.dataset))
+    validation = workload.validation and recipe.batch(examples(workload.validation), drop_remainder=False)
+    ends = trained(model, batches, validation, float(seconds))
+    assert recipe.workload.examples is not None  # these workloads have epochs
+    samples = (len(ends) - 1) * recipe.workload.examples
+    print(json.dumps({"samples": samples, "seconds": ends[-1] - ends[0], "epochs": len(ends) - 1}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

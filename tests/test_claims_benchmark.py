@@ -1,0 +1,120 @@
+"""The rule of `benchmarks/claims.py`: which claims agree with long trainings, and what is put to the test."""
+
+import importlib.util
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+from simulated_runs import faster_by, quick_tune, simulated_trials
+
+from autotune.measure.intervals import log_interval
+from autotune.recipe.recipe import BestCandidate, Estimate
+
+
+@pytest.fixture(scope="module")
+def claims():
+    """The benchmark, imported from its file."""
+    file = Path(__file__).resolve().parent.parent / "benchmarks" / "claims.py"
+    spec = importlib.util.spec_from_file_location("claims_benchmark", file)
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
+        yield module
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    """A recipe that claims ×1.5 or so, out of a simulated run."""
+    trials = simulated_trials(faster_by(batch_size=1.5), noise=0.02)
+    return quick_tune(trials, tmp_path_factory.mktemp("run"))[0]
+
+
+@pytest.mark.parametrize(
+    ("claimed", "measured", "agrees"),
+    [
+        ((2.0, 1.94, 2.06), (2.0, 1.94, 2.06), True),
+        ((2.0, 1.94, 2.06), (2.07, 2.01, 2.13), True),  # 3.5%, and chance allows for 4.2%
+        ((2.0, 1.94, 2.06), (2.12, 2.06, 2.18), False),  # 6%: outside both intervals
+        ((2.12, 2.06, 2.18), (2.0, 1.94, 2.06), False),  # too much is as wrong as too little
+        ((2.0, 1.99, 2.01), (2.06, 2.05, 2.07), False),  # 3% with intervals of half a percent
+        ((2.0, 1.6, 2.5), (2.4, 2.39, 2.41), True),  # a wide claim says little, and is not wrong
+        ((2.0, 0.0, 9.0), (2.0, 1.94, 2.06), False),  # a claim without a bound says nothing
+    ],
+)
+def test_a_claim_agrees_where_chance_explains_the_difference(claims, claimed, measured, agrees):
+    """The difference may be as large as the root of both half-widths' squares, either way."""
+    compared = claims.Comparison(claim=log_interval(*claimed), long=log_interval(*measured))
+    assert compared.agrees is agrees
+
+
+def test_the_miss_is_the_same_both_ways(claims):
+    """A claim of 2.2 for 2 misses by 10%, as one of 2 for 2.2 does."""
+    low, high = log_interval(2.0, 1.9, 2.1), log_interval(2.2, 2.1, 2.3)
+    assert claims.Comparison(claim=low, long=high).miss == pytest.approx(0.1)
+    assert claims.Comparison(claim=high, long=low).miss == pytest.approx(0.1)
+
+
+def test_a_failed_workload_is_a_disagreement_and_one_without_a_claim_is_left_out(claims):
+    """Of an agreeing one, a failed one and one that claims nothing, half of two agree."""
+    same = log_interval(2.0, 1.9, 2.1)
+    found = claims.figures(
+        {
+            "good": claims.Comparison(claim=same, long=same),
+            "failed": claims.Comparison(claim=same, remark="failed: exit code 1"),
+            "silent": claims.Comparison(counts=False),
+        }
+    )
+    assert (found["share of claims that agree"]["value"], found["share of claims that agree"]["count"]) == (
+        0.5,
+        2,
+    )
+    assert (found["median miss"]["value"], found["median miss"]["count"]) == (0.0, 1)
+    assert found["agrees, failed"]["value"] == 0.0
+    assert found["agrees, silent"]["value"] is None
+
+
+def test_what_came_closest_is_tested_where_the_recipe_is_the_baseline(claims, recipe):
+    """The baseline's ×1 claims nothing; a confirmed candidate does, and without one there is nothing to test."""
+    tested, comparison = claims.claim_of(recipe)
+    assert tested.configuration == recipe.configuration
+    assert math.exp(comparison.claim.value) == pytest.approx(recipe.evidence.speedup.value)
+
+    best = BestCandidate(
+        configuration=recipe.configuration,
+        speedup=Estimate(value=1.01, ci95=(0.98, 1.04)),
+        reason="too little",
+    )
+    kept = recipe.model_copy(update={"configuration": recipe.baseline})
+    for evidence, counts in ((best, True), (best.model_copy(update={"speedup": None}), False), (None, False)):
+        nothing = kept.model_copy(
+            update={"evidence": recipe.evidence.model_copy(update={"best_candidate": evidence})}
+        )
+        tested, comparison = claims.claim_of(nothing)
+        assert comparison.counts is counts
+        assert (tested.configuration == recipe.configuration) is counts
+        assert (comparison.claim is not None) is counts
+
+
+def test_trainings_take_turns_in_abba_order(claims, recipe, tmp_path, monkeypatch):
+    """Baseline, recipe, recipe, baseline: steady drift cancels out; a ratio is the recipe's over the baseline's."""
+    order = []
+
+    def train(arguments, patience_seconds):
+        configuration = json.loads(Path(arguments[2]).read_text())["configuration"]
+        order.append("A" if configuration == recipe.baseline else "B")
+        samples = 100 if order[-1] == "A" else 300
+        return "noise of a library\n" + json.dumps({"samples": samples, "seconds": 0.5, "epochs": 1}) + "\n"
+
+    monkeypatch.setattr(claims, "run", train)
+    ratios = list(claims.log_ratios("digits_mlp", recipe, tmp_path, rounds=4, seconds=1.0))
+    assert "".join(order) == "ABBAABBA"
+    assert ratios == pytest.approx([math.log(3)] * 4)
+
+
+def test_a_training_that_fails_says_its_last_words(claims):
+    """They become the workload's remark; the other workloads go on."""
+    with pytest.raises(claims.Failed, match=r"exit code 1: .*no workload here"):
+        claims.run(["-c", "raise SystemExit('no workload here')"])

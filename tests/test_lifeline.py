@@ -1,0 +1,70 @@
+"""Families of processes, known by a mark in their environment."""
+
+import contextlib
+import os
+import subprocess
+
+import psutil
+import pytest
+
+from autotune.trial.lifeline import kill_family, mark_of
+
+
+@pytest.fixture
+def start():
+    """Starts a shell in a session of its own, with a child whose parent has gone; its process id and the child's."""
+    begun = []
+
+    def shell(**variables):
+        script = "trap '' TERM INT HUP; setsid sh -c 'sleep 1000 & echo $!'; wait; read forever"
+        process = subprocess.Popen(
+            ["sh", "-c", script],
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **variables},
+        )
+        child = int(process.stdout.readline())
+        begun.append((process, psutil.Process(child)))
+        return process.pid, child
+
+    yield shell
+    for process, child in begun:
+        with process:
+            process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+
+
+def alive(*pids):
+    """Those that have not ended; zombies have."""
+    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+
+
+def test_a_family_is_killed_wherever_its_members_are(start):
+    """In sessions of their own, without a parent, deaf to signals; another family lives on."""
+    mine, others = start(**mark_of("mine")), start(**mark_of("others"))
+    kill_family("mine")
+    assert alive(*mine, *others) == list(others)
+
+
+def test_a_family_within_a_family(start, monkeypatch):
+    """A tuner in a trial of another: its families are the other's too, and never the other way round."""
+    monkeypatch.setenv(*mark_of("outer").popitem())
+    outer, inner, second = start(), start(**mark_of("inner")), start(**mark_of("second"))
+    kill_family("inner")
+    assert alive(*outer, *inner, *second) == [*outer, *second]
+    kill_family("outer")
+    assert alive(*outer, *second) == []
+
+
+def test_a_name_within_another_name_is_not_it(start):
+    """Whole names count, and only in their own variable."""
+    members = [
+        *start(AUTOTUNE_FAMILY="mine2"),
+        *start(AUTOTUNE_FAMILY_2="mine"),
+        *start(OTHER="mine:AUTOTUNE_FAMILY=mine"),
+    ]
+    kill_family("mine")
+    assert alive(*members) == members
