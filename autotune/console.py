@@ -220,6 +220,8 @@ def trial_line(record: TrialRecord, changes: str, *, stamp: str) -> Text:
     text.append(f"  {clean(changes)}")
     if record.reason and not record.outcome.measured:
         text.append(f"  ({clean(record.reason.splitlines()[0])[:160]})", style="dim")
+    if record.outcome.measured and record.settled is False:
+        text.append("  (was still getting faster when it was measured)", style="dim")
     return text
 
 
@@ -458,10 +460,14 @@ _HISTORY_COLUMNS = ("run", "trial", "phase", "outcome", "speedup", "throughput",
 
 
 def show_history(frame: pandas.DataFrame, console: RichConsole | None = None) -> None:
-    """The main columns of a history, one trial a row; all columns are in the files that `history` writes."""
+    """The main columns of a history, one trial a row; all columns are in the files that `history` writes.
+
+    `settled` is among them where a trial was measured before it had settled.
+    """
     console = console or terminal()
     varied = [name for name in KNOBS if name in frame.columns and frame[name].nunique(dropna=False) > 1]
-    columns = [*_HISTORY_COLUMNS[:4], *varied, *_HISTORY_COLUMNS[4:]]
+    unsettled = ["settled"] if "settled" in frame.columns and not frame["settled"].fillna(True).all() else []
+    columns = [*_HISTORY_COLUMNS[:4], *varied, *_HISTORY_COLUMNS[4:-1], *unsettled, *_HISTORY_COLUMNS[-1:]]
     console.print(Text("  ".join(columns), style="bold"), soft_wrap=True)
     for _, row in frame.iterrows():
         console.print(Text("  ".join(_cell(name, row[name]) for name in columns)), soft_wrap=True)

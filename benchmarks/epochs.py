@@ -25,16 +25,18 @@ from autotune.machine import fingerprint
 from autotune.measure.intervals import mean_interval
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
-from autotune.study.running import rate
+from autotune.study.running import rate, throughput_interval
 from autotune.study.side_by_side import SLICE_SECONDS, slice_seconds
+from autotune.trial.live import WarmUp
 from autotune.trial.process import TrialProcesses, is_stopped
+from autotune.trial.record import Slice
 from autotune.workload import parse_reference
 
 HERE = Path(__file__).resolve().parent
 SIZES = (300, 3_000, 100_000)
 BATCHES = (32, 256, 1024)
 CASES = [(size, batch, validated) for size in SIZES for batch in BATCHES for validated in (False, True)]
-QUICK_CASES = [(300, 32, False), (3_000, 256, True), (100_000, 1024, False)]
+QUICK_CASES = [(300, 32, True), (3_000, 256, True), (100_000, 1024, True)]
 REPEATS, REPEATS_QUICK = 6, 2
 CASE_SECONDS = 24.0
 """No further repeat of a case is begun after so long, once there were two."""
@@ -116,43 +118,52 @@ def ratios(
         warm = trial.warm_up(PATIENCE_SECONDS)
         length = slice_seconds(warm, measured=8 * SLICE_SECONDS)
         found: list[float] = []
-        rates: list[float] = []
+        parts: list[Slice] = []
         since: float | None = None
         while len(found) < repeats and (len(found) < 2 or time.monotonic() - began < CASE_SECONDS):
             plain.turn(SLICE_SECONDS)
-            part = trial.measure(length, PATIENCE_SECONDS)
-            shown = rate(
-                part,
-                examples_per_epoch=warm.started.examples,
-                epoch_overhead_seconds=warm.ready.epoch_overhead_seconds,
-            )
-            rates.append(math.log(shown))
+            parts.append(trial.measure(length, PATIENCE_SECONDS))
             ends = plain.epoch_ends()
             if since is None:
-                since, rates = ends[-1], []
+                since, parts = ends[-1], []
             elif ends[-1] - since >= REPEAT_SECONDS:
                 epochs = sum(each > since for each in ends)
-                found.append(statistics.fmean(rates) - math.log(size * epochs / (ends[-1] - since)))
-                since, rates = ends[-1], []
+                found.append(math.log(shown(parts, warm) * (ends[-1] - since) / (size * epochs)))
+                since, parts = ends[-1], []
         return found
     finally:
         plain.kill()
         trial.kill()
 
 
+def shown(parts: list[Slice], warm: WarmUp) -> float:
+    """Samples per second, as a trial's record has them."""
+    overhead = warm.ready.epoch_overhead_seconds
+    rates = [
+        rate(each, examples_per_epoch=warm.started.examples, epoch_overhead_seconds=overhead)
+        for each in parts
+    ]
+    return throughput_interval(rates, [each.examples for each in parts]).value
+
+
+def trials_of(name: str, logs: Path) -> TrialProcesses:
+    """Trials of one of the workloads."""
+    return TrialProcesses(parse_reference(f"{HERE / 'tiled.py'}:{name}"), logs=logs)
+
+
 def figures(cases: list[tuple[int, int, bool]], repeats: int) -> dict[str, dict[str, Any]]:
     """All figures of the table, by name, with their bars."""
     found: dict[str, dict[str, Any]] = {}
-    references = {name: parse_reference(f"{HERE / 'tiled.py'}:{name}") for name in ("alone", "validated")}
     plain = [sys.executable, "-W", "ignore", str(HERE / "plain_fit.py")]
     with (
         tempfile.TemporaryDirectory() as folder,
         subprocess.Popen(plain, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server,
-        TrialProcesses(references["alone"], logs=Path(folder)) as alone,
-        TrialProcesses(references["validated"], logs=Path(folder)) as validated,
+        trials_of("alone", Path(folder)) as alone,
+        trials_of("validated", Path(folder)) as validated,
     ):
-        for processes in (alone, validated):
-            processes.open()
+        for processes, used in ((alone, False), (validated, True)):
+            if any(used is validates for *_, validates in cases):
+                processes.open()
         for case in cases:
             size, batch, validates = case
             logs = ratios(validated if validates else alone, server, case, repeats, Path(folder))

@@ -5,6 +5,8 @@ import io
 import re
 from pathlib import Path
 
+import pandas as pd
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -13,6 +15,7 @@ from test_recommendation import COMPILED, NO_GAIN, OVER_PLAIN, REFERENCE, SLOWER
 
 from autotune import console
 from autotune.errors import WorkloadError
+from autotune.history.frame import COLUMNS
 from autotune.measure.deciding import Shortfall
 from autotune.recipe.recipe import Estimate
 from autotune.study.confirmed import Plain
@@ -118,6 +121,33 @@ def test_durations_and_sizes_read_like_a_clock_and_like_a_file_manager():
     """Seconds as minutes and hours; bytes in MiB and GiB; nothing for what was not measured."""
     assert [console.duration(each) for each in (0, 65, 3700, -3)] == ["0:00", "1:05", "1:01:40", "0:00"]
     assert [console.size(each) for each in (None, 1 << 20, 3 << 29)] == ["–", "1 MiB", "1.50 GiB"]
+
+
+def test_a_trial_that_never_settled_says_so():
+    """In a run's trials by a remark, only on what was measured; settled ones, and older records, say nothing."""
+    text = {
+        settled: console.trial_line(record(settled=settled), "batch_size=128", stamp="0:05").plain
+        for settled in (True, False, None)
+    }
+    assert "was still getting faster when it was measured" in text[False]
+    assert text[True] == text[None]
+    assert text[False].startswith(text[True])
+    failed = record(settled=False, outcome=Outcome.UNSTABLE, reason="loss scale")
+    assert "still getting faster" not in console.trial_line(failed, "", stamp="").plain
+
+
+@pytest.mark.parametrize(("settled", "shown"), [((True, False), True), ((True, None), False)])
+def test_a_history_has_the_settled_column_where_it_says_something(settled, shown):
+    """One trial that did not settle brings the column; unknown is not "no"."""
+    frame = pd.DataFrame(
+        {
+            name: pd.Series(settled if name == "settled" else [pd.NA] * 2, dtype=dtype)
+            for name, dtype in COLUMNS.items()
+        }
+    )
+    output = io.StringIO()
+    console.show_history(frame, Console(file=output, width=200))
+    assert ("settled" in output.getvalue().splitlines()[0].split()) == shown
 
 
 # -------------------------------------------------------------------------------------------------- recipes

@@ -57,6 +57,8 @@ DTYPES = {
     "speedup_high": "Float64",
     "compile_seconds": "Float64",
     "warmup_seconds": "Float64",
+    "warmup_steps": "Int64",
+    "settled": "boolean",
     "measured_seconds": "Float64",
     "first_step_seconds": "Float64",
     "epoch_overhead_seconds": "Float64",
@@ -146,6 +148,8 @@ FULL = {
     "first_step_seconds": 1.5,
     "compile_seconds": 1.25,
     "warmup_seconds": 0.5,
+    "warmup_steps": 45,
+    "settled": False,
     "epoch_overhead_seconds": 0.05,
     "throughput": interval(2000.0),
     "speedup": interval(2.0),
@@ -282,6 +286,7 @@ def test_figures_stand_under_their_names(run):
     assert (row["speedup"], row["speedup_low"], row["speedup_high"]) == (2.0, 1.8, 2.2)
     assert row["compile_seconds"] == 1.25
     assert row["warmup_seconds"] == 0.5
+    assert (row["warmup_steps"], row["settled"]) == (45, False)
     assert row["first_step_seconds"] == 1.5
     assert row["epoch_overhead_seconds"] == 0.05
     assert row["peak_host_bytes"] == 3 << 30
@@ -316,7 +321,7 @@ def test_what_was_not_measured_is_na(run):
     """A trial that ran out of memory has NA for every figure, and no zeros that could be averaged."""
     row = load_history(run).loc[3]
     figures = list(DTYPES)[list(DTYPES).index("throughput") : list(DTYPES).index("started_at")]
-    assert len(figures) == 14
+    assert len(figures) == 16
     assert all(row[name] is pd.NA for name in figures)
 
 
@@ -541,6 +546,7 @@ def with_changes(run, **changes):
         ),
         ({"peak_host_bytes": 1 << 63}, " is damaged: peak_host_bytes does not fit into 64 bits"),
         ({"peak_device_bytes": 1 << 70}, " is damaged: peak_device_bytes does not fit into 64 bits"),
+        ({"warmup_steps": 1 << 63}, " is damaged: warmup_steps does not fit into 64 bits"),
         ({"schema_version": 2}, ": written by another version of autotune"),
     ],
 )
@@ -607,7 +613,7 @@ def test_csv_has_one_header_and_a_line_per_trial(run, tmp_path):
     lines = (tmp_path / "history.csv").read_text().split("\n")
     assert lines[0] == ",".join(DTYPES)
     assert [line.partition(",2026-")[0] for line in lines[4:5]] == [
-        "run-a,3,search,oom,256,float32,,true,,autotune,0,,true,,,true" + "," * 14
+        "run-a,3,search,oom,256,float32,,true,,autotune,0,,true,,,true" + "," * 16
     ]
     assert len(lines) == 1 + len(TRIALS) + 1
 

@@ -1,9 +1,11 @@
 """The clock that cuts a running `fit` into slices, driven by a made-up training in made-up time."""
 
+import inspect
 import math
 import os
 import signal
 import statistics
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -470,6 +472,69 @@ def test_a_cap_below_one_epoch_leaves_two_epochs_after_the_first():
     simulation.run()
     assert simulation.calls == 3 * STEPS
     assert not simulation.ready.settled
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 5])
+def test_what_is_discarded_as_warm_up_is_reported(steps_per_call):
+    """All steps up to the first slice's: with the slices' own they are all that was trained."""
+    simulation = Simulation(Measure(seconds=0.1), Measure(seconds=2.0), steps_per_call=steps_per_call)
+    slices = simulation.run()
+    assert simulation.ready.warmup_steps == simulation.steps - sum(each.steps for each in slices)
+
+
+# ------------------------------------------------------------------------------------------- odd trainings
+
+
+@pytest.mark.parametrize(("examples", "step_seconds"), [(14_370, 2.0), (160, 0.25)])
+def test_a_step_or_an_epoch_longer_than_a_slice_is_measured_whole(examples, step_seconds):
+    """Nothing is cut: a slice is one step, or one epoch, and its rate is the training's."""
+    simulation = Simulation(*[Measure(seconds=0.5)] * 3, examples=examples, step_seconds=step_seconds)
+    slices = simulation.run(overhead=0.0)
+    by_steps = simulation.ready.timed_by == "steps"
+    for each in slices:
+        assert (each.steps, each.epochs) == ((1, 0) if by_steps else (5, 1))
+        assert each.seconds == each.steps * step_seconds + (0 if by_steps else 1 / 8)
+
+
+@pytest.mark.parametrize("examples", [320, 1_437_000])
+@pytest.mark.parametrize("period", [2, 5, 64])
+def test_steps_that_come_fast_and_slow_in_turn_are_counted_as_they_come(examples, period):
+    """Whether they alternate by steps or by seconds: over whole turns the slices' rate is that of the mean step."""
+    simulation = Simulation(
+        *[Measure(seconds=0.5)] * 40,
+        examples=examples,
+        step_seconds=lambda call: (3 if call // period % 2 else 1) / 128,
+        boundary_seconds=0.0,
+        warmup_seconds=3.0,
+    )
+    slices = simulation.run(overhead=0.0)
+    assert len(slices) == 40
+    steps, seconds = sum(each.steps for each in slices), sum(each.seconds for each in slices)
+    assert abs(seconds - steps / 64) <= period / 128  # half a turn at most is not made up for
+    assert sum(each.examples for each in slices) == 32 * steps
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_training_of_three_steps_in_all_is_refused(known):
+    """The second epoch finds no data: three steps are no training to be timed, and the reason says so."""
+    with pytest.raises(TrainingFailed, match="the dataset was exhausted by its first pass") as failed:
+        Simulation(Measure(seconds=0.5), examples=96, epochs_with_data=1, known=known).fit()
+    assert failed.value.input_error
+
+
+def test_epochs_of_three_steps_are_measured_by_the_epoch():
+    """Where the data begins afresh they are a training like any other, however slow a step."""
+    simulation = Simulation(Measure(seconds=0.5), examples=96, step_seconds=2.0, warmup_seconds=3.0)
+    (measured,) = simulation.run()
+    assert (measured.epochs, measured.steps, measured.seconds) == (1, 3, 6.125)
+
+
+def test_slices_are_timed_by_a_clock_that_nobody_can_set():
+    """The wall clock jumps where it is set; what a trial is timed by where nothing else is said does not."""
+    by = inspect.signature(StepClock).parameters["clock"].default.__name__
+    found = time.get_clock_info(by)
+    assert found.monotonic
+    assert not found.adjustable
 
 
 # -------------------------------------------------------------------------------------------------- failing

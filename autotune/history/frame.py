@@ -48,6 +48,8 @@ COLUMNS: dict[str, ExtensionDtype] = {
     "speedup_high": _FLOAT,
     "compile_seconds": _FLOAT,
     "warmup_seconds": _FLOAT,
+    "warmup_steps": _INTEGER,
+    "settled": pd.BooleanDtype(),
     "measured_seconds": _FLOAT,
     "first_step_seconds": _FLOAT,
     "epoch_overhead_seconds": _FLOAT,
@@ -107,6 +109,8 @@ def _row(record: TrialRecord, directory: RunDirectory) -> dict[str, object]:
         **_speedup_cells(record.speedup),
         "compile_seconds": record.compile_seconds,
         "warmup_seconds": record.warmup_seconds,
+        "warmup_steps": record.warmup_steps,
+        "settled": record.settled,
         "measured_seconds": record.measured_seconds if record.pairs or record.slices else None,
         "first_step_seconds": record.first_step_seconds,
         "epoch_overhead_seconds": record.epoch_overhead_seconds,
@@ -121,7 +125,7 @@ def _row(record: TrialRecord, directory: RunDirectory) -> dict[str, object]:
         # One line, so that a row stays one line in CSV: some readers end a row at a bare carriage return.
         "reason": one_line(" ".join(record.reason.split())) or None,
     }
-    for name in ("trial", "peak_host_bytes", "peak_device_bytes"):
+    for name in ("trial", "warmup_steps", "peak_host_bytes", "peak_device_bytes"):
         value = row[name]
         if isinstance(value, int) and value > _LARGEST_INTEGER:
             raise RunDirectoryError(f"{file} is damaged: {name} does not fit into 64 bits")

@@ -201,6 +201,7 @@ class Trial:
             first_step_seconds=None if self.warm is None else self.warm.first_step_seconds,
             compile_seconds=None if ready is None else ready.compile_seconds,
             warmup_seconds=None if ready is None else ready.warmup_seconds,
+            warmup_steps=None if ready is None else ready.warmup_steps,
             settled=None if ready is None else ready.settled,
             timed_by=None if ready is None else ready.timed_by,
             epoch_overhead_seconds=None if ready is None else ready.epoch_overhead_seconds,
@@ -226,7 +227,7 @@ class Trial:
     def _throughput(self, own: Sequence[Slice]) -> Interval | None:
         if self.warm is None or not own:
             return None
-        return throughput_interval([_rate(each, self.warm) for each in own])
+        return throughput_interval([_rate(each, self.warm) for each in own], [each.examples for each in own])
 
     def failed(self, failure: TrialFailed) -> TrialRecord:
         """The record of a trial that failed."""
@@ -234,17 +235,19 @@ class Trial:
         return self.record(failure.outcome, reason=reason, log_tail=failure.log_tail)
 
 
-def throughput_interval(rates: Sequence[float]) -> Interval:
-    """Samples per second with its interval, from the rates of single slices.
+def throughput_interval(rates: Sequence[float], examples: Sequence[int]) -> Interval:
+    """Samples per second with its interval: all examples over all the time, for a training pays for slow stretches.
 
     With one slice only, the bounds are the value itself.
+
+    Args:
+        rates: Of single slices.
+        examples: Trained on in each.
     """
-    estimate = mean_interval([math.log(each) for each in rates])
-    interval = ratio_interval(estimate)
-    if interval is None:
-        value = math.exp(statistics.fmean(math.log(each) for each in rates))
-        return Interval(value=value, low=value, high=value)
-    return interval
+    value = statistics.harmonic_mean(rates, weights=examples)
+    width = mean_interval([math.log(each) for each in rates]).half_width
+    factor = math.exp(width) if math.isfinite(width) else 1.0
+    return Interval(value=value, low=value / factor, high=value * factor)
 
 
 def _total(counts: Iterable[int | None]) -> int | None:

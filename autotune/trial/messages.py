@@ -227,7 +227,12 @@ class FirstStep(_Message):
 
 
 class Ready(_Message):
-    """The trial has warmed up, and is frozen until told to measure. Times in seconds."""
+    """The trial has warmed up, and is frozen until told to measure. Times in seconds.
+
+    Args:
+        settled: Whether the steady state was reached, not only the cap.
+        warmup_steps: Steps of training that count in no slice, those that show a boundary's cost left out.
+    """
 
     kind: Literal["trial_ready"] = "trial_ready"
     timed_by: Literal["epochs", "steps"]
@@ -237,6 +242,7 @@ class Ready(_Message):
     epoch_overhead_seconds: Annotated[FiniteFloat, Field(ge=0)] | None
     call_seconds: Annotated[FiniteFloat, Field(gt=0)]
     epoch_seconds: FiniteFloat | None
+    warmup_steps: Annotated[int, Field(ge=0)] | None = None
 
 
 class SliceDone(_Message):

@@ -159,6 +159,7 @@ class TrialRecord(_Data):
         first_step_seconds: From asking for the process to the end of the first train step.
         compile_seconds: Trace and compile: what the first calls took beyond steady ones.
         warmup_seconds: From the first step to the steady state.
+        warmup_steps: Steps up to then: they compile, or are not at the usual pace yet, and count in no slice.
         settled: Whether the steady state was reached before the cap.
         timed_by: `epochs` (boundary to boundary) or `steps` (boundary cost added in proportion).
         epoch_overhead_seconds: What an epoch costs beyond its steps.
@@ -195,6 +196,7 @@ class TrialRecord(_Data):
     first_step_seconds: Seconds | None = None
     compile_seconds: Seconds | None = None
     warmup_seconds: Seconds | None = None
+    warmup_steps: Annotated[int, Field(ge=0)] | None = None
     settled: bool | None = None
     timed_by: Literal["epochs", "steps"] | None = None
     epoch_overhead_seconds: Seconds | None = None

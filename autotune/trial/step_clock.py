@@ -442,6 +442,7 @@ class StepClock:
                 epoch_overhead_seconds=overhead,
                 call_seconds=self.call_seconds,
                 epoch_seconds=epoch_seconds,
+                warmup_steps=self._total_calls * self._training.steps_per_call,
             )
         )
         self._ready = True

@@ -1,0 +1,28 @@
+"""What a trial's slices say of its speed."""
+
+import pytest
+
+from autotune.study.running import throughput_interval
+
+
+def test_throughput_is_all_examples_over_all_the_time():
+    """A second at 100 and a second at 300 a second are 400 in two, whatever the slices were cut into."""
+    assert throughput_interval([100.0, 300.0], [100, 300]).value == pytest.approx(200.0)
+    assert throughput_interval([100.0, 300.0], [100, 100]).value == pytest.approx(
+        150.0
+    )  # the slow one took longer
+
+
+def test_the_interval_of_a_throughput_holds_it_and_narrows_with_more_slices():
+    """By the spread of the slices' rates."""
+    few = throughput_interval([90.0, 100.0, 110.0], [90, 100, 110])
+    many = throughput_interval([90.0, 100.0, 110.0] * 5, [90, 100, 110] * 5)
+    for each in (few, many):
+        assert each.low < each.value < each.high
+    assert many.high - many.low < few.high - few.low
+
+
+def test_one_slice_has_no_interval_of_its_own():
+    """Its bounds are the rate itself."""
+    found = throughput_interval([4000.0], [2000])
+    assert (found.low, found.value, found.high) == pytest.approx((4000.0,) * 3)
