@@ -66,7 +66,11 @@ class Recording:
 
     @classmethod
     def load(cls, file: Path) -> Recording:
-        """Read one that `save` has written."""
+        """Read one that `save` has written; ends the program where there is none."""
+        if not file.exists():
+            raise SystemExit(
+                f"no recording at {file}: `python benchmarks/false_wins.py --record {file}` makes one"
+            )
         return cls(**json.loads(file.read_text(encoding="utf-8")))
 
     def save(self, file: Path) -> None:

@@ -1,5 +1,6 @@
 """Confirmations replayed from recorded slices, and the ways of making intervals that are compared on them."""
 
+import dataclasses
 import itertools
 import math
 import random
@@ -69,7 +70,7 @@ def test_a_stretch_is_one_instance_in_its_order():
 
 
 def test_all_instances_and_both_sides_are_drawn():
-    """Over many stretches the mean size of a log-ratio is the pool's, and either sign comes as often."""
+    """Over many stretches every pair is the first at times, the mean size is the pool's, and half are negative."""
     recording = a_recording(ratio=1.1)
     rng = random.Random(0)
     drawn = [Stretch(recording.pools["quiet"], rng) for _ in range(2000)]
@@ -77,6 +78,7 @@ def test_all_instances_and_both_sides_are_drawn():
     of_pool = [math.fsum(each) / 5 for each in log_ratios_of(recording)]
     assert sum(map(abs, means)) / 2000 == pytest.approx(sum(map(abs, of_pool)) / 40, rel=0.03)
     assert sum(mean > 0 for mean in means) / 2000 == pytest.approx(0.5, abs=0.05)
+    assert len({round(abs(math.log(each.ratio(0))), 9) for each in drawn}) > 0.95 * 40 * 5
 
 
 @pytest.mark.parametrize("gain", [1.0, 1.3])
@@ -91,11 +93,14 @@ def test_replayed_slices_have_the_planted_ratio(gain):
             trials.launch(each, log="", data=None)
             for each in (bench.baseline, bench.baseline.replace(data_threads=1))
         )
-        for _ in range(6):
+        seen = set()
+        for _ in range(5):
             first, second = baseline.measure(0.5, 1.0), finalist.measure(0.5, 1.0)
+            seen.add(first.seconds)
             ratio = second.examples / second.seconds / (first.examples / first.seconds)
             nearest = min(recorded, key=lambda each: abs(each - abs(math.log(ratio / gain))))
             assert abs(math.log(ratio / gain)) == pytest.approx(nearest, abs=1e-9)
+        assert len(seen) == 5, "each slice is the next one"
 
 
 def test_a_record_gives_its_pairs_by_instance():
@@ -129,9 +134,18 @@ def test_a_replay_takes_no_time_to_speak_of():
 
 
 def test_more_time_buys_more_instances():
-    """The plan of the confirmation is the tuner's own."""
-    counts = [replay(a_recording(), "quiet", seed=0, seconds=each).instances for each in (20.0, 40.0, 90.0)]
+    """The plan of the confirmation is the tuner's own; what importing takes comes off its time."""
+    recording = a_recording()
+    counts = [replay(recording, "quiet", seed=0, seconds=each).instances for each in (20.0, 40.0, 90.0)]
     assert counts[0] < counts[1] < counts[2]
+    slow = dataclasses.replace(recording, import_seconds=53.0)
+    assert replay(slow, "quiet", seed=0, seconds=90.0).instances == counts[1]
+
+
+def test_a_recording_that_is_not_there_names_the_command_that_makes_one(tmp_path):
+    """And which file was looked for."""
+    with pytest.raises(SystemExit, match=r"no recording at .*gone\.json.*false_wins\.py --record"):
+        Recording.load(tmp_path / "gone.json")
 
 
 def test_a_large_gain_is_always_found_and_a_loss_never():
