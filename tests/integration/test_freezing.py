@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import psutil
 import pytest
@@ -115,3 +117,19 @@ def test_a_continuous_run_is_not_frozen_between_its_slices(launch):
     assert len(slices) == 3
     assert all(each.host_bytes > 50 << 20 for each in slices)
     assert slices[2].steps > 0
+
+
+def test_what_others_take_during_a_slice_is_told(launch):
+    """A process that spins meanwhile is foreign."""
+    trial = launch("endless")
+    trial.warm_up()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as spinning:
+        before = processor_time(spinning.pid)
+        part = trial.measure(1.0)
+        taken = (processor_time(spinning.pid) - before) / os.sysconf("SC_CLK_TCK")
+        spinning.kill()
+    if part.foreign_cpu_seconds is None:
+        pytest.skip("this machine does not tell how busy it is")
+    assert part.cores == len(os.sched_getaffinity(0))
+    assert taken > 0
+    assert part.foreign_cpu_seconds > 0.5 * taken
