@@ -302,7 +302,7 @@ def test_the_recommendation_and_the_baseline_are_held_against_plain(baseline):
     winner = dataclasses.replace(confirmed(), over_plain=OVER_PLAIN)
     plain = plain_of(winner, plain=SLOWER, baseline=baseline)
     assert (plain.found, plain.reason, plain.configuration) == ("measured", "", dict(BASELINE))
-    assert plain.throughput.value == 3000.0
+    assert (plain.throughput.value, plain.trial) == (3000.0, SLOWER.record.trial)
     assert plain.speedup_over_plain.value == pytest.approx(math.exp(0.8))
     assert plain.speedup_over_plain.ci95 == pytest.approx((math.exp(0.7), math.exp(0.9)))
     assert plain.baseline_over_plain.value == pytest.approx(math.exp(0.3))
@@ -329,6 +329,8 @@ def test_why_plain_was_not_measured_is_said():
     """The confirmation's reason; or that there was none."""
     left_out = plain_of(confirmed(), plain=Plain(left_out="no room"))
     assert (left_out.found, left_out.reason, left_out.throughput) == ("not_measured", "no room", None)
+    failed = plain_of(confirmed(), plain=Plain(record=SLOWER.record, left_out="it failed"))
+    assert (failed.throughput, failed.trial) == (None, SLOWER.record.trial)
     without = plain_of(result=False)
     assert (without.found, without.reason) == (
         "not_measured",

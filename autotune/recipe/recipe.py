@@ -207,6 +207,7 @@ class PlainBaseline(_Part):
         speedup_over_plain: Of the recommended configuration over it, from slices of the same rounds; None where that
             was not measured, or in too few fresh processes.
         baseline_over_plain: The same of the baseline.
+        trial: Its number in the run's history, where it was run in the confirmation.
     """
 
     configuration: Knobs
@@ -215,6 +216,7 @@ class PlainBaseline(_Part):
     throughput: Throughput | None = None
     speedup_over_plain: Estimate | None = None
     baseline_over_plain: Estimate | None = None
+    trial: Count | None = None
 
 
 class Evidence(_Part):

@@ -169,7 +169,13 @@ def _plain(
     measured = None if result is None else result.plain
     if measured is None or measured.ratio is None:
         reason = "nothing was faster, so there was no confirmation" if measured is None else measured.left_out
-        return PlainBaseline(configuration=dict(configuration), found="not_measured", reason=reason)
+        record = None if measured is None else measured.record
+        return PlainBaseline(
+            configuration=dict(configuration),
+            found="not_measured",
+            reason=reason,
+            trial=None if record is None else record.trial,
+        )
     assert measured.record is not None and measured.record.throughput is not None
     over_plain = measured.ratio.inverse
     return PlainBaseline(
@@ -178,6 +184,7 @@ def _plain(
         throughput=_throughput(measured.record.throughput),
         speedup_over_plain=_ratio(over_plain if winner is None else winner.over_plain),
         baseline_over_plain=_ratio(over_plain),
+        trial=measured.record.trial,
     )
 
 
