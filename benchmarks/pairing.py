@@ -3,10 +3,11 @@
     python benchmarks/pairing.py [--quick] [--json FILE]
 
 Prints one table. Both configurations are the same, so the true ratio is 1 and every estimate is an error. *Paired*: two
-live processes take turns in slices, in random order, one always frozen; the interval is of the pairs. *Unpaired*: the
-same slices as two groups. *Sequential*: fresh processes A, B, A, B, each alone, its slices in one stretch; the interval
-is of all their slices as two groups, or of the processes' means. *Disturbed*: another process burns a core, on and off,
-in random periods. Each repeat has both conditions and all ways, in random order.
+live processes take turns in slices, in random order, one always frozen; the interval is of the pairs, without those
+that were found to be disturbed. *Unpaired*: the same slices as two groups. *Sequential*: fresh processes A, B, A, B,
+each alone, its slices in one stretch; the interval is of the processes' means, which the bar is for, or of all their
+slices, as if those of one stretch had nothing in common: narrow, and often beside the truth. *Disturbed*: another
+process burns a core, on and off, in random periods. Each repeat has both conditions and all ways, in random order.
 """
 
 import argparse
@@ -29,16 +30,18 @@ from autotune.machine import fingerprint
 from autotune.measure.intervals import LogInterval, mean_interval, t_quantile
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
+from autotune.study.running import Trial
 from autotune.study.side_by_side import SLICE_SECONDS
-from autotune.trial.live import Data, LiveTrial
+from autotune.trial.live import Data, LiveTrial, WarmUp
 from autotune.trial.process import TrialProcesses
+from autotune.trial.record import Phase, Slice
 from autotune.workload import parse_reference
 
 WORKLOAD = Path(__file__).resolve().parent.parent / "examples" / "digits_mlp.py"
 SECONDS, SECONDS_QUICK = 330.0, 0.0
 """No repeat but the first is begun that would probably not end within so long."""
 PAIRS, PAIRS_QUICK = 8, 4
-PROCESSES = 2
+PROCESSES = 4
 """Of each configuration, in the sequential way."""
 PATIENCE_SECONDS = 120.0
 SHORTEST_BURST, LONGEST_BURST = 0.3, 4.0
@@ -84,42 +87,56 @@ class Bench:
         self._data: Data | None = None
 
     @contextlib.contextmanager
-    def live(self) -> Iterator[LiveTrial]:
+    def live(self) -> Iterator[tuple[LiveTrial, WarmUp]]:
         """A fresh process that is warm, and frozen between its slices."""
         log = str(self._scratch / "log.txt")
         trial = self._processes.launch(self._configuration, log=log, data=self._data)
         try:
-            started = trial.warm_up(PATIENCE_SECONDS).started
-            self._data = Data(examples=started.examples, endless=started.endless)
-            yield trial
+            warm = trial.warm_up(PATIENCE_SECONDS)
+            self._data = Data(examples=warm.started.examples, endless=warm.started.endless)
+            yield trial, warm
         finally:
             trial.kill()
 
     def alternating(self, rng: random.Random) -> Found:
         """The paired way, and the same slices unpaired."""
-        with self.live() as first, self.live() as second:
-            rates: dict[LiveTrial, list[float]] = {first: [], second: []}
+        trial = Trial(1, Phase.CONFIRM, self._configuration)
+        with self.live() as (first, trial.warm), self.live() as (second, warm):
             for _ in range(self._pairs):
-                for trial in rng.sample((first, second), 2):
-                    rates[trial].append(log_rate(trial))
-        pairs = [one - other for one, other in zip(rates[first], rates[second], strict=True)]
-        return {"paired": mean_interval(pairs), "unpaired": two_groups(rates[first], rates[second])}
+                taken = {
+                    each: each.measure(SLICE_SECONDS, PATIENCE_SECONDS)
+                    for each in rng.sample((first, second), 2)
+                }
+                trial.add_pair(
+                    baseline_first=next(iter(taken)) is second,
+                    baseline=taken[second],
+                    candidate=taken[first],
+                    reference=warm,
+                )
+        groups = [
+            [log_rate(each) for each in side]
+            for side in zip(*((p.candidate, p.baseline) for p in trial.pairs), strict=True)
+        ]
+        return {"paired": mean_interval(trial.log_ratios), "unpaired": two_groups(*groups)}
 
     def sequential(self, _: random.Random) -> Found:
         """The same number of slices, by processes that run alone, one after another."""
         stretches: tuple[list[list[float]], list[list[float]]] = ([], [])
         for _ in range(PROCESSES):
             for configuration in stretches:
-                with self.live() as trial:
-                    configuration.append([log_rate(trial) for _ in range(self._pairs // PROCESSES)])
+                with self.live() as (trial, _):
+                    taken = [
+                        trial.measure(SLICE_SECONDS, PATIENCE_SECONDS)
+                        for _ in range(self._pairs // PROCESSES)
+                    ]
+                configuration.append([log_rate(each) for each in taken])
         slices = [[rate for stretch in each for rate in stretch] for each in stretches]
         means = [[statistics.fmean(stretch) for stretch in each] for each in stretches]
-        return {"sequential": two_groups(*slices), "sequential, by processes": two_groups(*means)}
+        return {"sequential": two_groups(*means), "sequential, by slices": two_groups(*slices)}
 
 
-def log_rate(trial: LiveTrial) -> float:
+def log_rate(taken: Slice) -> float:
     """Logarithm of the examples per second in one slice."""
-    taken = trial.measure(SLICE_SECONDS, PATIENCE_SECONDS)
     return math.log(taken.examples / taken.seconds)
 
 
@@ -156,7 +173,7 @@ def figures(found: dict[str, list[Found]]) -> dict[str, dict[str, Any]]:
     """All figures of the table, by name, with their bars."""
     table: dict[str, dict[str, Any]] = {}
     for condition, each in found.items():
-        for way in ("sequential", "sequential, by processes", "unpaired"):
+        for way in ("sequential", "sequential, by slices", "unpaired"):
             bar = {("disturbed", "sequential"): 2.0, ("quiet", "sequential"): 1.0, ("quiet", "unpaired"): 1.0}
             least = bar.get((condition, way))
             ratios = [one[way].half_width / one["paired"].half_width for one in each]
