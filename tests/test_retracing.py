@@ -13,7 +13,9 @@ COMPILED = (
     "I0000 00:00:1795252585.290877    8765 device_compilation_profiler.cc:113] Compiled "
     "__inference_one_step_on_data_808 {} times, compile time: 1367271 us, cumulative: 1367271 us (1 s / 1.37 s)\n"
 )
-OTHER = "I0000 00:00:1795252436.239707    5938 device_compiler.h:208] Compiled cluster using XLA!  This line is\n"
+OTHER = (
+    "I0000 00:00:1795252436.239707    5938 device_compiler.h:208] Compiled cluster using XLA!  This line is\n"
+)
 
 
 @pytest.fixture

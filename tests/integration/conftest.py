@@ -16,7 +16,7 @@ from autotune.workload import WorkloadReference
 
 @pytest.fixture(scope="session", autouse=True)
 def _cpu_only() -> Iterator[None]:
-    """The trials here train on the processor, whatever the machine has, and would hear nothing of XLA's compilations."""
+    """The trials here train on the processor, whatever the machine has, in a shell that silences TensorFlow."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "-1")
         patch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")  # as users do who want no lines but their own
