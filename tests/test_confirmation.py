@@ -360,8 +360,8 @@ def every(count, seconds):
     ("behaviour", "rule"),
     [
         ({"retraces": only(FAST, 1, 0)}, "retracing"),
-        ({"longest_call": only(FAST, 0.9, 0.0)}, "step_tail"),
-        ({"longest_call": every(4, 2.5)}, "hangs"),
+        ({"slow_calls": only(FAST, 0.9, 0.0)}, "step_tail"),
+        ({"slow_calls": every(4, 2.5)}, "hangs"),
         ({"skipped_share": only(FAST, 0.2, None)}, "loss_scale"),
     ],
 )
@@ -382,8 +382,8 @@ def test_an_unstable_finalist_hands_over_to_the_next(tmp_path, behaviour, rule, 
     "behaviour",
     [
         {"retraces": lambda each: 1},
-        {"longest_call": lambda each: 0.9},
-        {"longest_call": lambda each: 2.5},
+        {"slow_calls": lambda each: 0.9},
+        {"slow_calls": lambda each: 2.5},
         {"skipped_share": lambda each: 0.2},
     ],
 )

@@ -17,6 +17,7 @@ from autotune.measure.stability import (
     loss_is_finite,
     loss_scale_skips,
     no_retracing,
+    slow_quantile,
     tail,
 )
 
@@ -121,10 +122,10 @@ def test_what_to_do_about_retracing_is_said():
 # ------------------------------------------------------------------------------------------ tails and hangs
 
 
-def calls(median, *, p99=None, longest=None):
+def calls(median, *, slow=None, longest=None):
     """One slice's calls; without more figures all take the same."""
-    p99 = median if p99 is None else p99
-    return CallSeconds(median=median, p99=p99, longest=p99 if longest is None else longest)
+    slow = median if slow is None else slow
+    return CallSeconds(median=median, slow=slow, longest=slow if longest is None else longest)
 
 
 STEADY = [calls(0.002)] * 12
@@ -133,36 +134,43 @@ STEADY = [calls(0.002)] * 12
 @pytest.mark.parametrize(
     ("own", "baseline"),
     [
-        ([calls(0.002, p99=0.040)] * 12, STEADY),  # p99/p50 of 20: noise of short steps
-        ([calls(0.002, p99=0.080)] * 12, STEADY),  # fit's stall at a boundary, in each slice
-        ([calls(0.002, p99=0.9)] * 5 + STEADY[:7], STEADY),  # a burst
-        ([calls(0.1, p99=0.39)] * 12, [calls(0.1)] * 12),
-        ([calls(0.002, p99=0.9)] * 12, [calls(0.002, p99=0.003, longest=0.31)] * 12),
-        ([calls(30.0, p99=40.0)] * 6, [calls(4.0, p99=5.0)] * 6),
+        ([calls(0.002, slow=0.040)] * 12, STEADY),  # p99/p50 of 20: noise of short steps
+        ([calls(0.002, slow=0.080)] * 12, STEADY),  # fit's stall at a boundary, in each slice
+        ([calls(0.002, slow=0.9)] * 5 + STEADY[:7], STEADY),  # a burst
+        ([calls(0.1, slow=0.39)] * 12, [calls(0.1)] * 12),
+        ([calls(0.002, slow=0.9)] * 12, [calls(0.002, slow=0.003, longest=0.31)] * 12),
+        ([calls(30.0, slow=40.0)] * 6, [calls(4.0, slow=5.0)] * 6),
     ],
 )
 def test_an_innocent_tail_passes(own, baseline):
     """Noise, `fit`'s own stalls, a burst, slow steps, and what the baseline's longest calls show as well."""
-    assert tail(own, baseline, boundary_seconds=0.0).passed
+    assert tail(own, baseline).passed
     assert hangs(own, baseline, boundary_seconds=0.0).passed
 
 
 @pytest.mark.parametrize("slow", [0.3, 2.0])
 def test_steps_that_alternate_wildly_are_refused(slow):
     """In most slices some steps take a hundred times the median, and none of the baseline's."""
-    own = [calls(0.003, p99=slow)] * 7 + [calls(0.003)] * 5
-    found = tail(own, STEADY, boundary_seconds=0.0)
+    own = [calls(0.003, slow=slow)] * 7 + [calls(0.003)] * 5
+    found = tail(own, STEADY)
     assert not found.passed
     assert (found.value, found.limit) == (pytest.approx(slow - 0.003), 0.25)
 
 
-def test_a_boundary_that_only_large_batches_have_among_their_calls_is_innocent():
+@pytest.mark.parametrize(
+    ("boundaries", "quantile"), [(0.0, 99), (0.005, 99), (0.01, 90), (2 / 45, 90), (0.1, 50), (1.0, 50)]
+)
+def test_boundaries_between_epochs_are_no_tail(boundaries, quantile):
+    """The more of the calls have a boundary in them, the lower the quantile that speaks of steps."""
+    assert slow_quantile(p50=50, p90=90, p99=99, boundaries=boundaries) == quantile
+
+
+def test_a_boundary_that_only_large_batches_have_among_their_calls_is_no_hang():
     """Epochs of three calls are timed whole, validation of two seconds included; the baseline's are timed by steps."""
-    own = [calls(0.1, p99=2.1)] * 8
+    own = [calls(0.1, longest=2.1)] * 8
     steps = [calls(0.01)] * 8
-    for rule in (tail, hangs):
-        assert rule(own, steps, boundary_seconds=2.0).passed
-        assert not rule(own, steps, boundary_seconds=0.02).passed
+    assert hangs(own, steps, boundary_seconds=1.0).passed
+    assert not hangs(own, steps, boundary_seconds=0.02).passed
 
 
 @pytest.mark.parametrize(
@@ -177,7 +185,7 @@ def test_hanging_now_and_then_is_refused(hanging, beside, passed):
     found = hangs(own, baseline, boundary_seconds=0.0)
     assert found.passed is passed
     assert f"{hanging} of 60 slices" in found.detail
-    assert tail(own, baseline, boundary_seconds=0.0).passed, "medians do not see it"
+    assert tail(own, baseline).passed, "medians do not see it"
 
 
 # ------------------------------------------------------------------------------------------------ loss scales

@@ -22,6 +22,7 @@ from autotune.measure.stability import (
     loss_is_finite,
     loss_scale_skips,
     no_retracing,
+    slow_quantile,
     tail,
 )
 from autotune.space.configuration import Configuration
@@ -186,11 +187,11 @@ def _samples(slices: Sequence[Slice]) -> list[tuple[float, float]]:
 
 def _checks_of_slices(record: TrialRecord, baseline: TrialRecord) -> list[Check]:
     """The rules on what the slices show, each beside the baseline's of the same round."""
-    boundary = baseline.epoch_overhead_seconds or 0.0
+    boundary = max(record.epoch_overhead_seconds or 0.0, baseline.epoch_overhead_seconds or 0.0)
     own = [_call_seconds(pair.candidate, record) for pair in record.pairs]
     usual = [_call_seconds(pair.baseline, baseline) for pair in record.pairs]
     checks = [
-        tail(own, usual, boundary_seconds=boundary),
+        tail(own, usual),
         hangs(own, usual, boundary_seconds=boundary),
     ]
     retraces = _by_process(record, lambda pair: pair.candidate.retraces)
@@ -213,7 +214,10 @@ def _checks_of_slices(record: TrialRecord, baseline: TrialRecord) -> list[Check]
 
 def _call_seconds(each: Slice, record: TrialRecord) -> CallSeconds:
     steps, seconds = int(record.configuration["steps_per_execution"]), each.step_seconds
-    return CallSeconds(median=steps * seconds.p50, p99=steps * seconds.p99, longest=steps * seconds.max)
+    slow = slow_quantile(
+        p50=seconds.p50, p90=seconds.p90, p99=seconds.p99, boundaries=each.epochs * steps / each.steps
+    )
+    return CallSeconds(median=steps * seconds.p50, slow=steps * slow, longest=steps * seconds.max)
 
 
 def _by_process(record: TrialRecord, count: Callable[[Pair], int | None]) -> list[int] | None:

@@ -167,7 +167,7 @@ class SimulatedTrial:
         self._pass(spent, deadline)
         self._trained += examples
         step = spent / steps
-        longest = step + self._trials.longest_call(self.configuration) / self._training.steps_per_call
+        slow = step + self._trials.slow_calls(self.configuration) / self._training.steps_per_call
         skipped = self._trials.skipped_share(self.configuration)
         return Slice(
             seconds=spent,
@@ -175,7 +175,7 @@ class SimulatedTrial:
             examples=examples,
             epochs=epochs,
             cpu_seconds=spent,
-            step_seconds=StepSeconds(p50=step, p90=step, p99=longest, max=longest),
+            step_seconds=StepSeconds(p50=step, p90=slow, p99=slow, max=slow),
             loss=self._loss(),
             host_bytes=self._host_bytes(),
             cores=CORES,
@@ -339,7 +339,8 @@ class SimulatedTrials:
             seen. Never, when not given.
         skipped_share: The share of its steps that a loss scale skips; None without a loss scale. There is none, when
             not given.
-        longest_call: Seconds that the longest call of its next slice takes beyond the others; 0, when not given.
+        slow_calls: Seconds that the slowest calls of its next slice, one in nine, take beyond the others; 0, when not
+            given.
     """
 
     def __init__(
@@ -365,7 +366,7 @@ class SimulatedTrials:
         leak: Callable[[Configuration], float] | None = None,
         retraces: Callable[[Configuration], int | None] = lambda configuration: 0,
         skipped_share: Callable[[Configuration], float | None] = lambda configuration: None,
-        longest_call: Callable[[Configuration], float] = lambda configuration: 0.0,
+        slow_calls: Callable[[Configuration], float] = lambda configuration: 0.0,
     ) -> None:
         self.facts = facts
         self.samples_per_second = samples_per_second
@@ -386,7 +387,7 @@ class SimulatedTrials:
         self.leak = leak or (lambda configuration: 0.0)
         self.retraces = retraces
         self.skipped_share = skipped_share
-        self.longest_call = longest_call
+        self.slow_calls = slow_calls
         self.random = random.Random(seed)
         self.clock = SimulatedClock()
         self.launched: list[SimulatedTrial] = []

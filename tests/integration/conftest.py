@@ -16,9 +16,10 @@ from autotune.workload import WorkloadReference
 
 @pytest.fixture(scope="session", autouse=True)
 def _cpu_only() -> Iterator[None]:
-    """The trials here train on the processor, whatever the machine has."""
+    """The trials here train on the processor, whatever the machine has, in a shell that silences TensorFlow."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+        patch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")  # as users do who want no lines but their own
         yield
 
 

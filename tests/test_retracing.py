@@ -1,0 +1,89 @@
+"""What a trial process reads of XLA's compilations in its log, and how the runtime is brought to tell of them."""
+
+import importlib.util
+import os
+import sys
+
+import pytest
+
+from autotune.trial import log as logs
+from autotune.trial.retracing import Retracing, ask_runtime_to_tell
+
+COMPILED = (
+    "I0000 00:00:1795252585.290877    8765 device_compilation_profiler.cc:113] Compiled "
+    "__inference_one_step_on_data_808 {} times, compile time: 1367271 us, cumulative: 1367271 us (1 s / 1.37 s)\n"
+)
+OTHER = (
+    "I0000 00:00:1795252436.239707    5938 device_compiler.h:208] Compiled cluster using XLA!  This line is\n"
+)
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A log that an earlier process has written to."""
+    file = tmp_path / "log.txt"
+    file.write_text(COMPILED.format(1) + OTHER)
+    return file
+
+
+def append(log, text):
+    """What the runtime and the user's code go on writing."""
+    with log.open("a") as stream:
+        stream.write(text)
+
+
+def test_compilations_are_counted_as_they_are_logged(log):
+    """Each line counts once, however it is cut into writes; an earlier process's and other lines do not."""
+    seen = Retracing(log, xla=True)
+    append(log, OTHER + COMPILED.format(1) + COMPILED.format(2)[:60])
+    assert seen.since_last_asked() == 1
+    append(log, COMPILED.format(2)[60:] + "Compiled by hand 3 times\n" + COMPILED.format(3))
+    assert seen.since_last_asked() == 2
+    assert seen.since_last_asked() == 0
+
+
+def test_a_log_that_does_not_tell_is_not_taken_for_quiet(log):
+    """Where XLA compiles and no compilation was ever logged, nothing is known; without XLA there is none to log."""
+    assert Retracing(log, xla=False).since_last_asked() == 0
+    silent = Retracing(log, xla=True)
+    append(log, OTHER)
+    assert silent.since_last_asked() is None
+    append(log, COMPILED.format(1))
+    assert silent.since_last_asked() == 1
+    assert silent.since_last_asked() == 0
+
+
+def test_a_log_that_was_cut_is_read_on(log, monkeypatch):
+    """The middle of a large log is taken out meanwhile: what is written after that counts."""
+    monkeypatch.setattr(logs, "LARGEST_LOG_BYTES", 1 << 18)
+    monkeypatch.setattr(logs, "HEAD_BYTES", 1 << 10)
+    seen = Retracing(log, xla=True)
+    append(log, COMPILED.format(1) + "x" * 80 * 4000 + "\n")
+    assert seen.since_last_asked() == 1
+    logs.cap(log)
+    assert seen.since_last_asked() == 0
+    append(log, "\n" + COMPILED.format(2))
+    assert seen.since_last_asked() == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (None, "device_compilation_profiler=1"),
+        ("mark_for_compilation_pass=2", "mark_for_compilation_pass=2,device_compilation_profiler=1"),
+    ],
+)
+def test_the_runtime_is_asked_whatever_the_file_sets(monkeypatch, before, after):
+    """What a user's file sets before it imports TensorFlow comes too early to silence it; other wishes are kept."""
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.delenv("TF_CPP_VMODULE", raising=False)
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+    ask_runtime_to_tell()
+    importlib.util.find_spec("tensorflow")  # as who looks whether it is there
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+    if before is not None:
+        monkeypatch.setenv("TF_CPP_VMODULE", before)
+    importlib.util.find_spec("json")
+    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "3"
+    importlib.util.find_spec("tensorflow")  # as its import does
+    assert (os.environ["TF_CPP_MIN_LOG_LEVEL"], os.environ["TF_CPP_VMODULE"]) == ("0", after)
