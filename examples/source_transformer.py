@@ -49,13 +49,13 @@ class Embeddings(keras.layers.Layer):
 
 
 def block(x: keras.KerasTensor) -> keras.KerasTensor:
-    """Attention to the characters so far, then a dense layer, each added to what came in."""
-    attention = keras.layers.MultiHeadAttention(HEADS, key_dim=WIDTH // HEADS)
-    normal = keras.layers.LayerNormalization()(x)
+    """Attention to the characters so far, then dense layers, each added to what came in; no biases anywhere."""
+    attention = keras.layers.MultiHeadAttention(HEADS, key_dim=WIDTH // HEADS, use_bias=False)
+    normal = keras.layers.RMSNormalization()(x)
     x = keras.layers.Add()([x, attention(normal, normal, use_causal_mask=True)])
-    normal = keras.layers.LayerNormalization()(x)
-    hidden = keras.layers.Dense(4 * WIDTH, activation="gelu")(normal)
-    return keras.layers.Add()([x, keras.layers.Dense(WIDTH)(hidden)])
+    normal = keras.layers.RMSNormalization()(x)
+    hidden = keras.layers.Dense(4 * WIDTH, activation="gelu", use_bias=False)(normal)
+    return keras.layers.Add()([x, keras.layers.Dense(WIDTH, use_bias=False)(hidden)])
 
 
 def network() -> keras.Model:
@@ -64,8 +64,8 @@ def network() -> keras.Model:
     x = Embeddings()(codes)
     for _ in range(BLOCKS):
         x = block(x)
-    x = keras.layers.LayerNormalization()(x)
-    return keras.Model(codes, keras.layers.Dense(CHARACTERS, dtype="float32")(x))
+    x = keras.layers.RMSNormalization()(x)
+    return keras.Model(codes, keras.layers.Dense(CHARACTERS, use_bias=False, dtype="float32")(x))
 
 
 def compile_arguments() -> dict:
