@@ -157,7 +157,10 @@ def figures(cases: list[tuple[int, int, bool]], repeats: int) -> dict[str, dict[
     plain = [sys.executable, "-W", "ignore", str(HERE / "plain_fit.py")]
     with (
         tempfile.TemporaryDirectory() as folder,
-        subprocess.Popen(plain, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server,
+        # In a session of its own, as templates are: the kernel shares out processor time by sessions.
+        subprocess.Popen(
+            plain, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        ) as server,
         trials_of("alone", Path(folder)) as alone,
         trials_of("validated", Path(folder)) as validated,
     ):

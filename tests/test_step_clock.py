@@ -656,6 +656,14 @@ def test_the_first_calls_compilation_makes_no_epoch_long():
     assert simulation.ready.timed_by == "epochs"
 
 
+def test_compiling_for_a_smaller_last_batch_makes_no_epoch_long():
+    """However long it takes: the epoch is over with it, and the next ones show how long they are."""
+    simulation = Simulation(Measure(seconds=0.1), smaller_batch_seconds=30.0, warmup_seconds=3.0)
+    (measured,) = simulation.run()
+    assert simulation.ready.timed_by == "epochs"
+    assert measured.seconds == EPOCH_SECONDS
+
+
 def test_an_endless_epoch_is_left_when_the_warm_up_is_over():
     """Without a number of examples there is nothing to extrapolate."""
     simulation = Simulation(**{**LONG, "examples": None})

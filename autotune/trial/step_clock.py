@@ -384,6 +384,8 @@ class StepClock:
             return
         if self._training.ends_epoch(WHOLE_EPOCH_CALLS):
             return
+        if self._training.ends_epoch(self._calls):  # perhaps it compiled for a smaller batch
+            return
         elapsed = now - self._epoch_began_at - (self._first_call_seconds if self._fits_first_epoch else 0)
         if elapsed < ENDLESS_EPOCH_SECONDS:
             return
