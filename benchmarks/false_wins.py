@@ -12,7 +12,7 @@ import contextlib
 import multiprocessing
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import recorded
@@ -22,14 +22,14 @@ from recorded import Pool, Recording, instances_of, replay
 
 from autotune.measure.deciding import Verdict
 from autotune.study.confirmed import Result
-from autotune.study.plan import CONFIRMATION_SHARE, FINALISTS, LONG_BUDGET
+from autotune.study.plan import CONFIRMATION_SHARE, FEWEST_INSTANCES, FINALISTS, LONG_BUDGET
 
 MOST_FALSE = 0.05
 """Share of confirmations that may claim a gain."""
 CONFIRMATIONS, CONFIRMATIONS_QUICK = 20, 1
 """Real ones, in each condition."""
 REAL_SECONDS, REAL_SECONDS_QUICK = 25.0, 20.0
-REPLAYS, REPLAYS_QUICK = 2000, 100
+REPLAYS, REPLAYS_QUICK = 2000, 50
 LONG_SECONDS = 90.0
 SEVERAL_SECONDS = CONFIRMATION_SHARE * LONG_BUDGET
 BURNING_SECONDS = (0.3, 3.0)
@@ -58,9 +58,17 @@ def disturbed(seed: int) -> Iterator[None]:
         process.join()
 
 
-def claimed(result: Result) -> bool:
-    """Whether any finalist was found faster, whatever the stability rules say of it."""
-    return any(each.verdict is Verdict.FASTER for each in result.confirmed)
+def claims(name: str, results: Sequence[Result]) -> dict[str, Figure]:
+    """In what share a finalist was found faster, whatever the stability rules say; and instances of a confirmation.
+
+    Confirmations whose time did not hold enough instances to decide anything are no evidence, and are left out.
+    """
+    decided = [each for each in results if each.instances >= FEWEST_INSTANCES]
+    found = {f"{name}: instances": mean([each.instances for each in results])}
+    if decided:
+        claimed = sum(any(each.verdict is Verdict.FASTER for each in result.confirmed) for result in decided)
+        found[f"{name}: claimed faster"] = share(claimed, len(decided), {"max": MOST_FALSE})
+    return found
 
 
 def confirmed(bench: Confirmations, count: int, seconds: float, burning: bool) -> list[Result]:
@@ -81,9 +89,7 @@ def measured(quick: bool) -> tuple[Recording, dict[str, Figure]]:
     with real_confirmations("equal") as bench:
         for condition in ("quiet", "disturbed"):
             results = confirmed(bench, count, seconds, burning=condition == "disturbed")
-            name = f"real, {seconds:.0f} s, {condition}"
-            found[f"{name}: claimed faster"] = share(sum(map(claimed, results)), count, {"max": MOST_FALSE})
-            found[f"{name}: instances"] = mean([each.instances for each in results])
+            found |= claims(f"real, {seconds:.0f} s, {condition}", results)
             pools[condition] = [
                 instance for each in results for instance in instances_of(each.confirmed[0].record)
             ]
@@ -108,9 +114,7 @@ def replayed(recording: Recording, count: int) -> dict[str, Figure]:
                 for seed in range(count)
             ]
             beside = f"{finalists} finalist" + ("s" if finalists > 1 else "")
-            name = f"replayed, {seconds:.0f} s, {condition}, {beside}"
-            found[f"{name}: claimed faster"] = share(sum(map(claimed, results)), count, {"max": MOST_FALSE})
-            found[f"{name}: instances"] = mean([each.instances for each in results])
+            found |= claims(f"replayed, {seconds:.0f} s, {condition}, {beside}", results)
     return found
 
 

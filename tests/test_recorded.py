@@ -6,6 +6,7 @@ import math
 import random
 import time
 
+import false_wins
 import pytest
 from confirming import Confirmations
 from estimators import WAYS, autocorrelated
@@ -159,6 +160,17 @@ def test_no_gain_is_rarely_found():
     """Where nothing is planted, nothing is found in all but few replays; nor where one recorded side was faster."""
     for ratio in (1.0, 1.05):
         assert claims(a_recording(noise=0.06, ratio=ratio), 40) <= 4
+
+
+def test_confirmations_that_decided_nothing_are_no_evidence():
+    """Neither for nor against false claims: the share is of those that had enough instances."""
+    recording = a_recording()
+    nothing = replay(recording, "quiet", seed=0, seconds=5.0)
+    found = replay(recording, "quiet", seed=0, seconds=60.0, gain=1.5)
+    figures = false_wins.claims("x", [nothing, found])
+    assert (figures["x: claimed faster"]["value"], figures["x: claimed faster"]["count"]) == (1.0, 1)
+    assert figures["x: instances"]["value"] == found.instances / 2
+    assert list(false_wins.claims("x", [nothing])) == ["x: instances"]
 
 
 def test_several_finalists_are_drawn_apart():
