@@ -116,9 +116,9 @@ def test_a_stretch_that_slowed_both_is_a_burst_though_nothing_shows():
     assert disturbances(pairs)[2] is Disturbance.PACE
 
 
-@pytest.mark.parametrize("slow", [[5], [4], [5, 9, 15], [0, 2, 4]])
+@pytest.mark.parametrize("slow", [[5], [4], [5, 9, 15], [0, 2, 4], [3, 8, 15]])
 def test_one_process_that_stands_still_is_no_burst(slow):
-    """A training's own stalls are part of its speed: without the other one being slow beside it, they count."""
+    """A training's own stalls are part of its speed: where the other is not slow beside it, they count."""
     assert marked(pairs_of(speeds=dict.fromkeys(slow, 0.3))) == []
 
 

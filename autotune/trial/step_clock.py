@@ -507,7 +507,7 @@ class StepClock:
                     cpu_seconds=max(0.0, _cpu_seconds() - current.cpu_at_start),
                     step_seconds=step_quantiles(current.call_seconds, self._training.steps_per_call),
                     loss=loss,
-                    **between(current.counters, self._counters()),
+                    **between(current.counters, self._counters(), seconds=current.seconds),
                 )
             )
         )
