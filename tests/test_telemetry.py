@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.trial import telemetry
@@ -76,6 +76,7 @@ lines = st.lists(
 ).map("\n".join)
 
 
+@settings(deadline=None)
 @given(lines)
 def test_whatever_the_kernel_says_gives_counts_or_nothing(text):
     """Garbage is None or a finite number of seconds, never negative, never an exception."""
@@ -101,6 +102,7 @@ def readings():
     )
 
 
+@settings(deadline=None)
 @given(readings(), readings())
 def test_what_lies_between_two_readings_is_never_negative(before, after):
     """Counters that go back, as some do, are no time at all; what is known on one side only is unknown."""
