@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.trial import telemetry
@@ -79,6 +79,7 @@ lines = st.lists(
 ).map("\n".join)
 
 
+@settings(deadline=None)
 @given(lines)
 def test_whatever_the_kernel_says_gives_counts_or_nothing(text):
     """Garbage is None or a finite number of seconds, never negative, never an exception."""
@@ -94,6 +95,7 @@ def readings():
     """Two readings of any content."""
     return st.builds(
         Counters,
+        at=st.floats(0, 1e9),
         own=st.floats(0, 1e9),
         cores=st.integers(1, 512),
         busy=counts,
@@ -103,10 +105,11 @@ def readings():
     )
 
 
+@settings(deadline=None)
 @given(readings(), readings())
 def test_what_lies_between_two_readings_is_never_negative(before, after):
     """Counters that go back, as some do, are no time at all; what is known on one side only is unknown."""
-    found = between(before, after)
+    found = between(before, after, seconds=1.0)
     slice_ = Slice(
         seconds=1.0,
         steps=1,
@@ -123,11 +126,19 @@ def test_what_lies_between_two_readings_is_never_negative(before, after):
 
 def test_ones_own_processor_time_is_not_foreign():
     """Of three seconds of busy cores, two were this process's."""
-    before = Counters(own=10.0, cores=2, busy=100.0, steal=1.0)
-    after = Counters(own=12.0, cores=2, busy=103.0, steal=1.5)
-    found = between(before, after)
+    before = Counters(at=50.0, own=10.0, cores=2, busy=100.0, steal=1.0)
+    after = Counters(at=52.0, own=12.0, cores=2, busy=103.0, steal=1.5)
+    found = between(before, after, seconds=2.0)
     assert found["foreign_cpu_seconds"] == 1.0
     assert found["steal_seconds"] == 0.5
+
+
+def test_a_slice_has_its_part_of_what_lies_between_the_readings():
+    """Where half of the time was not timed, half of what others took is the slice's; never more than all."""
+    before, after = (Counters(at=at, own=0.0, cores=2, busy=at, throttled=at) for at in (50.0, 54.0))
+    assert between(before, after, seconds=2.0)["foreign_cpu_seconds"] == 2.0
+    assert between(before, after, seconds=2.0)["throttled_seconds"] == 2.0
+    assert between(before, after, seconds=9.0)["foreign_cpu_seconds"] == 4.0
 
 
 def test_a_living_child_is_ones_own():

@@ -91,8 +91,8 @@ class Slice(_Data):
         host_bytes: Memory of the trial's processes at its end that cannot be had back by reading files again.
         at: When it ended, in seconds of the run.
         cores: Cores that the process could use; `foreign_cpu_seconds` is counted over them.
-        foreign_cpu_seconds: Processor time that others took meanwhile, the kernel on behalf of all included. This
-            and what follows may cover a little more than what was timed, such as epoch boundaries in it.
+        foreign_cpu_seconds: Processor time that others took meanwhile, the kernel on behalf of all included. Where
+            the slice leaves out stretches between what it times, its part, in proportion, of this and what follows.
         steal_seconds: What the host of this virtual machine gave to others meanwhile.
         throttled_seconds: How long quotas held the process's control groups back meanwhile, summed over cores.
         cpu_megahertz: Mean clock rate of the cores at its end.

@@ -542,7 +542,7 @@ class StepClock:
                     step_seconds=step_quantiles(current.call_seconds, self._training.steps_per_call),
                     loss=loss,
                     host_bytes=host_bytes(),
-                    **between(current.counters, self._counters()),
+                    **between(current.counters, self._counters(), seconds=current.seconds),
                     retraces=self._retraces(),
                     skipped_steps=self._skipped_steps(),
                 )

@@ -10,6 +10,7 @@ import functools
 import itertools
 import os
 import statistics
+import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +75,7 @@ class Counters:
     """What was counted up to a moment, in seconds; None where the machine does not show it.
 
     Args:
+        at: The moment, by a clock that only goes forward.
         own: Processor time of this process, its threads, its ended and its living children.
         cores: Cores that this process may use.
         busy: Processor time that anybody took on these cores, this process included.
@@ -82,6 +84,7 @@ class Counters:
         megahertz: Mean clock rate of the cores now.
     """
 
+    at: float
     own: float
     cores: int
     busy: float | None = None
@@ -95,6 +98,7 @@ def read_counters() -> Counters:
     cores = os.sched_getaffinity(0)
     busy, steal = processor_seconds(_text(PROC_ROOT / "stat"), cores)
     return Counters(
+        at=time.monotonic(),
         own=sum(os.times()[:4]) + sum(_seconds_of(pid) for pid in _descendants(os.getpid())),
         cores=len(cores),
         busy=busy,
@@ -104,27 +108,31 @@ def read_counters() -> Counters:
     )
 
 
-def between(before: Counters, after: Counters) -> dict[str, Any]:
-    """What happened between two readings, as fields of a `Slice`.
+def between(before: Counters, after: Counters, *, seconds: float) -> dict[str, Any]:
+    """What happened during a slice that lies between two readings, as fields of a `Slice`.
 
-    Time in which this process trained but was not timed, between two epochs of a long one, is in it too.
+    More may lie between them than was timed, such as the boundaries of epochs that are timed by steps: the slice has
+    its part of it, in proportion to its length.
+
+    Args:
+        before: The reading before the slice.
+        after: The one after it.
+        seconds: The slice's length.
     """
-    foreign = None
-    busy = _increase(before.busy, after.busy)
-    if busy is not None:
-        foreign = max(0.0, busy - max(0.0, after.own - before.own))
+    part = min(1.0, seconds / max(after.at - before.at, 1e-9))
+
+    def counted(earlier: float | None, later: float | None) -> float | None:
+        return None if earlier is None or later is None else part * max(0.0, later - earlier)
+
+    own = counted(before.own, after.own) or 0.0
+    busy = counted(before.busy, after.busy)
     return {
         "cores": after.cores,
-        "foreign_cpu_seconds": foreign,
-        "steal_seconds": _increase(before.steal, after.steal),
-        "throttled_seconds": _increase(before.throttled, after.throttled),
+        "foreign_cpu_seconds": None if busy is None else max(0.0, busy - own),
+        "steal_seconds": counted(before.steal, after.steal),
+        "throttled_seconds": counted(before.throttled, after.throttled),
         "cpu_megahertz": after.megahertz,
     }
-
-
-def _increase(before: float | None, after: float | None) -> float | None:
-    """By how much a counter went up; 0 where it went back, as steal and the counts of a core that was off do."""
-    return None if before is None or after is None else max(0.0, after - before)
 
 
 # --------------------------------------------------------------------------------------------------- parsers
