@@ -191,6 +191,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="ends within a minute: three cases")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # trials and plain fit on the same device
     found = figures(QUICK_CASES, REPEATS_QUICK) if arguments.quick else figures(CASES, REPEATS)
     print(f"{'trial / plain fit':<44} {'bar':>19} {'median':>7}   95% interval of the mean")
     for name, figure in found.items():

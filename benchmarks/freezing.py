@@ -11,6 +11,7 @@ slices are faster than the truth, the shorter the more. Both kinds of measuring 
 import argparse
 import json
 import math
+import os
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ PREFETCHES: tuple[int | str, ...] = (0, 2, 8, 32, "autotune")
 PREFETCHES_QUICK: tuple[int | str, ...] = (0, 32)
 SLICE_SECONDS = 0.5
 WAITING_SLICES_SECONDS, WAITING_SLICES_SECONDS_QUICK = (0.25, 0.5, 1.0, 2.0), (0.25,)
-STRETCH_SECONDS = 2.0
+STRETCH_SECONDS, STRETCH_SECONDS_QUICK = 2.0, 1.0
 """How long either kind of measuring lasts in a repeat."""
 REPEATS, REPEATS_QUICK = 5, 2
 WAITING_REPEATS, WAITING_REPEATS_QUICK = 2, 1
@@ -45,11 +46,15 @@ class Pair:
         name: Of the workload.
         batch_size: Its.
         partner: What the partner runs.
+        stretch: Seconds that either kind of measuring lasts in a repeat.
         scratch: Where logs go.
     """
 
-    def __init__(self, name: str, batch_size: int, partner: dict[str, Any], scratch: Path) -> None:
+    def __init__(
+        self, name: str, batch_size: int, partner: dict[str, Any], stretch: float, scratch: Path
+    ) -> None:
         self._batch_size = batch_size
+        self._stretch = stretch
         self._log = str(scratch / f"{name}.log")
         self._processes = TrialProcesses(parse_reference(f"{WORKLOADS}:{name}"), logs=scratch)
         self._processes.open()
@@ -81,14 +86,14 @@ class Pair:
 
     def _frozen(self, trial: TrialProcess, seconds: float) -> float:
         slices = []
-        for _ in range(math.ceil(STRETCH_SECONDS / seconds)):
+        for _ in range(math.ceil(self._stretch / seconds)):
             self._partner.measure(seconds, PATIENCE_SECONDS)
             slices.append(trial.measure(seconds, PATIENCE_SECONDS))
         return _examples_per_second(slices)
 
     def _continuous(self, trial: TrialProcess) -> float:
         """The first slice is left out: the freeze before it may have given it something."""
-        count = 1 + math.ceil(STRETCH_SECONDS / SLICE_SECONDS)
+        count = 1 + math.ceil(self._stretch / SLICE_SECONDS)
         return _examples_per_second(trial.measure_continuously(SLICE_SECONDS, count, PATIENCE_SECONDS)[1:])
 
     def close(self) -> None:
@@ -103,15 +108,16 @@ def _examples_per_second(slices: Sequence[Slice]) -> float:
 def figures(quick: bool) -> dict[str, dict[str, Any]]:
     """All figures of the table, by name, with their bars."""
     found: dict[str, dict[str, Any]] = {}
+    stretch = STRETCH_SECONDS_QUICK if quick else STRETCH_SECONDS
     with tempfile.TemporaryDirectory() as folder:
-        pair = Pair("decoding", 32, {}, Path(folder))
+        pair = Pair("decoding", 32, {}, stretch, Path(folder))
         for prefetch in PREFETCHES_QUICK if quick else PREFETCHES:
             knobs = {"prefetch": prefetch, "num_parallel_calls": 2}
             logs = pair.ratios(knobs, SLICE_SECONDS, REPEATS_QUICK if quick else REPEATS)
             found[f"decodes, prefetch {prefetch}"] = _figure(logs, {"min": 0.97, "max": 1.03})
         pair.close()
         knobs = {"prefetch": 8, "num_parallel_calls": 16, "data_threads": 16}
-        pair = Pair("waiting", 4, knobs, Path(folder))
+        pair = Pair("waiting", 4, knobs, stretch, Path(folder))
         for seconds in WAITING_SLICES_SECONDS_QUICK if quick else WAITING_SLICES_SECONDS:
             logs = pair.ratios(knobs, seconds, WAITING_REPEATS_QUICK if quick else WAITING_REPEATS)
             found[f"waits 200 ms, 16 in flight, slices of {seconds:g} s"] = _figure(logs, None)
@@ -136,6 +142,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="ends within a minute: two buffers, one wait")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # all of it is about processors
     found = figures(arguments.quick)
     print(f"{'frozen slices / continuous':<44} {'bar':>19} {'median':>7}   95% interval of the mean")
     for name, figure in found.items():
