@@ -76,6 +76,7 @@ def test_a_log_that_was_cut_is_read_on(log, monkeypatch):
 def test_the_runtime_is_asked_whatever_the_file_sets(monkeypatch, before, after):
     """What a user's file sets before it imports TensorFlow comes too early to silence it; other wishes are kept."""
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
     monkeypatch.delenv("TF_CPP_VMODULE", raising=False)
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
     ask_runtime_to_tell()

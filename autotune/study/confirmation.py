@@ -197,7 +197,14 @@ class Confirmer:
             refuted = refuted or self._refuted(each)
 
     def _soak_one(self, reference: Trial, contender: _Contender, *, ends: float) -> None:
-        soak = Soak(self._run, self._deadline, start=self._start_again, close=self._close, ends=ends)
+        soak = Soak(
+            self._run,
+            self._deadline,
+            start=self._start_again,
+            close=self._close,
+            ends=ends,
+            last=self._ends,
+        )
         with self._failing(contender):
             contender.soaked = soak.soak(
                 reference, contender.trial, together=contender.pairing is Pairing.ALTERNATING

@@ -52,6 +52,7 @@ class Soak:
         start: Starts a trial's process, to be ended by the stack, and waits until it is warm.
         close: Takes a trial's closing figures, and ends its process.
         ends: Seconds since the run began at which the last leg should have ended.
+        last: When it must have ended, where the fewest legs need longer.
     """
 
     def __init__(
@@ -62,12 +63,14 @@ class Soak:
         start: Callable[[Trial, contextlib.ExitStack], None],
         close: Callable[[Trial], None],
         ends: float,
+        last: float,
     ) -> None:
         self._run = run
         self._deadline = deadline
         self._start = start
         self._close = close
         self._ends = ends
+        self._last = last
         self._busy: Trial | None = None
 
     def soak(self, reference: Trial, trial: Trial, *, together: bool) -> Soaked | None:
@@ -108,7 +111,10 @@ class Soak:
         length = slice_seconds(*warm, measured=math.inf)
         began = self._run.clock()
         longest = max(_real_seconds(length, each) for each in warm)
-        count, slices = plan_legs(max(0.0, self._ends - began), slice_length=longest, start=starts)
+        for self._ends in (self._ends, self._last):
+            count, slices = plan_legs(max(0.0, self._ends - began), slice_length=longest, start=starts)
+            if count:
+                break
         legs: list[tuple[Trial, Leg]] = []
         for index in range(count):
             one_leg = (self._run.clock() - began) / max(1, index)
