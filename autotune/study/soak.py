@@ -35,7 +35,7 @@ def plan_legs(seconds: float, *, slice_length: float, start: float = 0.0) -> tup
         start: Seconds that starting processes takes per leg.
     """
     shortest = max(LEAST_LEG_SECONDS, FEWEST_SLICES * slice_length)
-    affordable = int(seconds / (shortest + start)) // 4 * 4
+    affordable = int(max(0.0, seconds) / (shortest + start)) // 4 * 4
     if affordable < FEWEST_LEGS:
         return 0, 0
     long_ones = int(seconds / (max(shortest, MOST_LEG_SECONDS) + start)) // 4 * 4
@@ -111,10 +111,10 @@ class Soak:
         length = slice_seconds(*warm, measured=math.inf)
         began = self._run.clock()
         longest = max(_real_seconds(length, each) for each in warm)
-        for self._ends in (self._ends, self._last):
-            count, slices = plan_legs(max(0.0, self._ends - began), slice_length=longest, start=starts)
-            if count:
-                break
+        count, slices = plan_legs(self._ends - began, slice_length=longest, start=starts)
+        if not count:
+            self._ends = self._last
+            count, slices = plan_legs(self._ends - began, slice_length=longest, start=starts)
         legs: list[tuple[Trial, Leg]] = []
         for index in range(count):
             one_leg = (self._run.clock() - began) / max(1, index)
