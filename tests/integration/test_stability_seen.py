@@ -1,7 +1,10 @@
 """A trial process sees what the stability rules need: retracing, steps that a loss scale skips."""
 
+import itertools
+
 import pytest
 
+from autotune.measure.growth import host_memory_growth
 from autotune.trial.live import Data
 
 pytestmark = pytest.mark.slow
@@ -59,3 +62,21 @@ def test_skipped_steps_are_counted(launch, case, least, most, steps_per_executio
     parts = slices(trial, count=2)
     assert least <= sum(each.skipped_steps for each in parts) / sum(each.steps for each in parts) <= most
     assert all(each.steps == each.epochs * 7 for each in parts)
+
+
+@pytest.mark.parametrize(("case", "passes"), [("hoarding", False), ("endless", True)])
+def test_a_leak_is_seen_in_a_continuous_run(launch, case, passes):
+    """A pipeline that keeps something of each example is found out within seconds; an ordinary one is not accused."""
+    trial = launch(case)
+    trial.warm_up()
+    parts = trial.trial.measure_continuously(0.3, 20, 120.0)
+    trained = itertools.accumulate(each.examples for each in parts)
+    samples = [(float(count), float(each.host_bytes)) for count, each in zip(trained, parts, strict=True)]
+    found = host_memory_growth(
+        [samples],
+        [],
+        examples_per_second=sum(each.examples for each in parts) / sum(each.seconds for each in parts),
+        held_bytes=1 << 30,
+        limit_bytes=16 << 30,
+    )
+    assert found.passed is passes, found

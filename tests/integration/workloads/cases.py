@@ -107,6 +107,20 @@ def endless(config):
     return pairs().repeat()
 
 
+def hoarding(config):
+    """No end, and eight KiB of each example are kept for ever."""
+    kept = []
+
+    def examples():
+        pair = (numbers(1)[0], numbers(1, width=1)[0])
+        while True:
+            kept.append(b"x" * 8192)
+            yield pair
+
+    signature = (tf.TensorSpec((4,)), tf.TensorSpec((1,)))
+    return tf.data.Dataset.from_generator(examples, output_signature=signature)
+
+
 def generated(config):
     """Of unknown length."""
     signature = (tf.TensorSpec((4,)), tf.TensorSpec((1,)))
@@ -619,6 +633,7 @@ CASES = {
     "told": {"dataset": told},
     "endless": {"dataset": endless},
     "generated": {"dataset": generated},
+    "hoarding": {"dataset": hoarding},
     "filtered": {"dataset": filtered},
     "long_epoch": {"dataset": long_epoch},
     "refills": {"dataset": slowly_shuffled},
