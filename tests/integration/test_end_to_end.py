@@ -107,7 +107,7 @@ def test_tune_from_python_leaves_a_complete_run(run, tmp_path):
     """On real digits: a recipe, a run, a study, a history; and the tuner never imports TensorFlow."""
     script = f"""
         import sys, autotune
-        recipe = autotune.tune({str(DIGITS)!r}, budget=40, out="run")
+        recipe = autotune.tune({str(DIGITS)!r}, budget=60, out="run")
         assert "tensorflow" not in sys.modules
         assert "keras" not in sys.modules
         assert recipe == autotune.Recipe.load("run/recipe.json")
@@ -124,7 +124,7 @@ def test_tune_from_python_leaves_a_complete_run(run, tmp_path):
 
 def test_tune_from_the_command_line(run, tmp_path):
     """Plain lines without control codes, the table, the recipe's path, exit code 0."""
-    command = ("tune", str(DIGITS), "--budget", "40s", "--trials", "2", "--out", "run")
+    command = ("tune", str(DIGITS), "--budget", "60s", "--trials", "2", "--out", "run")
     ended = run("-m", "autotune", *command)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stderr == ""
@@ -142,7 +142,7 @@ def test_a_script_may_tune_the_workload_that_it_holds(run, tmp_path):
         + textwrap.dedent(
             """
             if __name__ == "__main__":
-                recipe = autotune.tune(workload, budget=40, trials=1, out="run")
+                recipe = autotune.tune(workload, budget=60, trials=1, out="run")
                 print("verdict", recipe.evidence.verdict)
             """
         )
