@@ -372,15 +372,18 @@ def _show_learning_rate(note: LearningRate, recipe: Recipe, console: RichConsole
 
 
 def _continuous(found: ContinuousRun) -> str:
-    """What a continuous run showed, in a sentence or two."""
-    speed = "no interval" if found.speedup is None else estimated_ratio(found.speedup)
-    told = f"In a continuous run of {found.seconds:.0f} s: {speed}"
-    if not found.replaces_slices or found.slices is None:
-        return f"{told}, in agreement."
-    return (
-        f"{told}, where short slices with pauses said {estimated_ratio(found.slices)}: the input arrives during the "
-        "pauses, so the continuous run is what counts."
+    """What a continuous run showed, in a sentence."""
+    low, high = found.pauses.ci95
+    gave = f"×{found.pauses.value:.2f} ({low:.2f} to {high:.2f})"
+    if found.replaces_slices and found.slices is not None:
+        return (
+            f"Slices with pauses between them said {estimated_ratio(found.slices)}, and a continuous run of "
+            f"{found.seconds:.0f} s that the pauses made {gave} of it: that is taken off."
+        )
+    told = (
+        "as in slices with pauses" if found.tells else "too short to tell what the pauses between slices give"
     )
+    return f"In a continuous run of {found.seconds:.0f} s: {told} ({gave})."
 
 
 def _show_notes(recipe: Recipe, console: RichConsole) -> None:

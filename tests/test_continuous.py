@@ -1,12 +1,29 @@
-"""A claim against what continuous runs show."""
+"""What pauses between slices give, told from legs in which only the first slice has a pause before it."""
 
 import math
 import random
 
 import pytest
 
-from autotune.measure.continuous import after_the_lead, continuous_ratio, contradicts
+from autotune.measure.continuous import TELLING, soaked
 from autotune.measure.intervals import LogInterval
+
+
+def legs_of(drawn, *, speed, pause=1.0, legs=4, noise=0.03, drift=0.1):
+    """Legs of four slices: the first faster by `pause`, each leg at a pace of its own."""
+    found = []
+    for _ in range(legs):
+        here = speed * math.exp(drawn.gauss(0, drift))
+        rates = [here * math.exp(drawn.gauss(0, noise)) for _ in range(4)]
+        found.append([rates[0] * pause, *rates[1:]])
+    return found
+
+
+def a_soak(seed=0, *, pause=1.0, baseline_pause=1.0, **settings):
+    """A soak of a winner that is half as fast again as the baseline."""
+    drawn = random.Random(seed)
+    own = legs_of(drawn, speed=150.0, pause=pause, **settings)
+    return soaked(own, legs_of(drawn, speed=100.0, pause=baseline_pause, **settings), seconds=10.0)
 
 
 def interval(value, half_width):
@@ -14,38 +31,44 @@ def interval(value, half_width):
     return LogInterval(value=value, low=value - half_width, high=value + half_width, count=8)
 
 
-def test_the_lead_of_a_leg_does_not_count():
-    """A quarter of the slices, one at least."""
-    assert list(after_the_lead([9.0, 1.0, 2.0])) == [1.0, 2.0]
-    assert list(after_the_lead([9.0, 9.0, *range(6)])) == list(range(6))
+def test_what_pauses_give_is_found_and_taken_off():
+    """Pauses that raise the winner by 30% and the baseline by 10% are told from noise, and leave the claim."""
+    found = a_soak(pause=1.3, baseline_pause=1.1, noise=0.01)
+    assert found.contradicts
+    assert found.tells
+    assert found.pauses.low < math.log(1.3 / 1.1) < found.pauses.high
+    claim = found.without_pauses(interval(math.log(1.5 * 1.3 / 1.1), 0.03))
+    assert claim.low < math.log(1.5) < claim.high
+    assert claim.half_width == pytest.approx(math.hypot(0.03, found.pauses.half_width))
 
 
-def test_what_a_pause_gives_the_first_slice_is_left_out():
-    """Legs whose first slice is twice as fast have the ratio of the others."""
-    legs = [([12.0, 3.0, 3.0], [4.0, 2.0, 2.0])] * 4
-    assert continuous_ratio(legs).value == pytest.approx(math.log(1.5))
+def test_pauses_that_give_both_the_same_leave_the_claim_alone():
+    """Both are 30% faster after a pause: the speed-up is what it was."""
+    assert not a_soak(pause=1.3, baseline_pause=1.3, noise=0.01).contradicts
 
 
-def test_the_interval_covers_the_truth():
-    """Of 400 simulated soaks of eight legs, 93% or more of the intervals hold the true ratio."""
-    drawn, covered = random.Random(1), 0
-    for _ in range(400):
-        legs = []
-        for _ in range(4):
-            here = drawn.gauss(0, 0.03)
-            legs.append(
-                tuple(
-                    [speed * math.exp(here + drawn.gauss(0, 0.03) + level) for _ in range(5)]
-                    for speed, level in ((150.0, drawn.gauss(0, 0.02)), (100.0, drawn.gauss(0, 0.02)))
-                )
-            )
-        found = continuous_ratio(legs)
-        covered += found.low <= math.log(1.5) <= found.high
-    assert covered >= 0.93 * 400
+def test_the_machines_drift_does_not_enter():
+    """Legs at paces tens of percent apart say as much as legs at one pace."""
+    steady, drifting = (a_soak(noise=0.02, drift=drift).pauses.half_width for drift in (0.0, 0.5))
+    assert drifting == pytest.approx(steady, rel=1e-6)
 
 
-def test_two_that_differ_by_more_than_their_errors_contradict():
-    """Ten percent apart with errors of three each; not with errors of eight."""
-    assert contradicts(interval(0.5, 0.03), interval(0.4, 0.03))
-    assert not contradicts(interval(0.5, 0.08), interval(0.4, 0.08))
-    assert not contradicts(interval(0.5, 0.03), interval(0.4, math.inf))
+@pytest.mark.parametrize("legs", [2, 4, 8])
+def test_the_interval_covers_the_truth(legs):
+    """Of 600 simulated soaks about one in twenty finds pauses to matter that do not."""
+    false = sum(a_soak(seed, legs=legs).contradicts for seed in range(600))
+    assert false <= 0.075 * 600
+
+
+def test_a_short_and_noisy_soak_says_that_it_does_not_tell():
+    """Two legs of each with slices that vary by 20%."""
+    found = a_soak(legs=2, noise=0.2)
+    assert found.pauses.half_width > TELLING
+    assert not found.tells
+
+
+def test_rates_are_those_without_a_pause():
+    """Samples per second of the slices that follow, leg by leg."""
+    found = soaked([[9.0, 3.0, 3.0]] * 2, [[9.0, 2.0, 2.0]] * 2, seconds=1.0)
+    assert found.rates == (3.0, 3.0)
+    assert found.baseline_rates == (2.0, 2.0)

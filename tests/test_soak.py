@@ -33,7 +33,8 @@ def test_a_winner_that_holds_its_claim_keeps_it(tmp_path, pairing):
     winner = result.winner
     assert winner.soaked is not None
     assert not winner.replaced
-    assert winner.soaked.ratio.low < winner.ratio.value < winner.soaked.ratio.high
+    assert winner.soaked.pauses.low < 0 < winner.soaked.pauses.high
+    assert winner.ratio == winner.in_slices
     assert len(winner.record.legs) == len(result.baseline.legs) >= FEWEST_LEGS / 2
     assert bench.trials.clock() <= bench.plan.ends + 1.0
 
@@ -46,6 +47,7 @@ def test_a_claim_that_lives_of_the_pauses_is_replaced(tmp_path):
     assert found.replaced
     assert found.speedup.low < 1.5 < found.speedup.high
     assert found.in_slices.low > found.ratio.high
+    assert found.soaked.rates[0] == pytest.approx(6000.0, rel=0.1)
     assert found.verdict is Verdict.FASTER
 
 
@@ -116,6 +118,8 @@ def test_the_recipe_says_what_the_soak_was(tmp_path):
     recipe, _ = quick_tune(simulated_trials(SPEED, noise=0.02), tmp_path / "run", budget=300.0)
     continuous = recipe.evidence.continuous
     assert continuous.seconds > 5
+    assert continuous.tells
+    assert continuous.pauses.ci95[0] < 1 < continuous.pauses.ci95[1]
     assert not continuous.replaces_slices
     assert continuous.slices == recipe.evidence.speedup
     assert "host_memory_growth" in {check.name for check in recipe.evidence.stability.checks}

@@ -1,22 +1,28 @@
-"""What a continuous run says of a claim that was measured in frozen slices. Pure functions.
+"""What pauses between slices give a training that a long one does not have. Pure functions.
 
-A pause between slices stops the training, not the world: what a pipeline waits for arrives meanwhile, and a slice
-after the pause is faster than the training is. Here two trainings take turns in long *legs*, each begun after a pause
-but not counted until that has worn off.
+A pause stops the training, not the world: what a pipeline waits for arrives meanwhile, and a slice after the pause is
+faster than the training is. In a *leg*, slices follow on one another; only the first has a pause before it. How much
+faster it is than the others of its leg, a moment later in the same process, is what the pause gave. The claim, which
+comes from slices with a pause before each, is freed of that.
+
+(To set the legs' own speeds against each other says less: they are seconds apart, and two processes' luck is in them.)
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.measure.intervals import LogInterval, instance_interval
+from autotune.measure.intervals import CONFIDENCE, LogInterval, t_quantile
 
-LEAD_SHARE = 0.25
-"""Of a leg's slices: the first ones, in which the pause before it still shows. One at least."""
 FEWEST_SLICES = 3
-"""In a leg, the lead included."""
+"""In a leg, the first included."""
+FEWEST_LEGS = 4
+"""Of both together, two of each."""
+TELLING = 0.10
+"""Half-width of the pauses' effect on the claim, above which a soak is too short to tell: 0.1 is about ten percent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,37 +30,58 @@ class Soaked:
     """What a continuous run showed.
 
     Args:
-        ratio: Logarithm of the speed-up.
+        pauses: Logarithm of the factor by which pauses raise the speed-up that slices show.
+        rates: Samples per second, by leg, of the slices that had no pause before them: the winner's.
+        baseline_rates: The baseline's.
         seconds: How long the winner trained.
     """
 
-    ratio: LogInterval
+    pauses: LogInterval
+    rates: tuple[float, ...]
+    baseline_rates: tuple[float, ...]
     seconds: float
 
+    @property
+    def tells(self) -> bool:
+        """Whether it was long enough to say something of the claim."""
+        return self.pauses.half_width <= TELLING
 
-def after_the_lead(rates: Sequence[float]) -> Sequence[float]:
-    """The rates of a leg's slices that count."""
-    return rates[max(1, math.ceil(LEAD_SHARE * len(rates))) :]
+    @property
+    def contradicts(self) -> bool:
+        """Whether slices surely show another speed-up than the training has."""
+        return self.pauses.low > 0 or self.pauses.high < 0
+
+    def without_pauses(self, claim: LogInterval) -> LogInterval:
+        """A claim from slices, freed of what the pauses gave; both errors are in its interval."""
+        value = claim.value - self.pauses.value
+        error = math.hypot(claim.half_width, self.pauses.half_width)
+        return LogInterval(value=value, low=value - error, high=value + error, count=claim.count)
 
 
-def continuous_ratio(legs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> LogInterval:
-    """Logarithm of the speed-up in continuous runs, with its interval.
+def soaked(
+    legs: Sequence[Sequence[float]], baseline_legs: Sequence[Sequence[float]], *, seconds: float
+) -> Soaked:
+    """What two trainings showed in turns.
 
     Args:
-        legs: For each two neighbouring legs the rates of their slices, the lead included: the candidate's, and
-            the baseline's. Both have at least `FEWEST_SLICES`.
+        legs: The rates of the slices of each leg of the winner, in order; at least `FEWEST_SLICES` in each, and at
+            least two legs.
+        baseline_legs: The same of the baseline.
+        seconds: How long the winner trained.
     """
-    return instance_interval(
-        [
-            [
-                math.log(own / reference)
-                for own, reference in zip(after_the_lead(candidate), after_the_lead(baseline), strict=False)
-            ]
-            for candidate, baseline in legs
-        ]
+    gains = [[_gain(leg) for leg in each] for each in (legs, baseline_legs)]
+    value = statistics.fmean(gains[0]) - statistics.fmean(gains[1])
+    degrees = sum(len(each) - 1 for each in gains)
+    spread = sum(statistics.variance(each) * (len(each) - 1) for each in gains) / degrees
+    margin = t_quantile(CONFIDENCE, degrees) * math.sqrt(spread * sum(1 / len(each) for each in gains))
+    return Soaked(
+        pauses=LogInterval(value=value, low=value - margin, high=value + margin, count=degrees),
+        rates=tuple(statistics.fmean(leg[1:]) for leg in legs),
+        baseline_rates=tuple(statistics.fmean(leg[1:]) for leg in baseline_legs),
+        seconds=seconds,
     )
 
 
-def contradicts(claim: LogInterval, continuous: LogInterval) -> bool:
-    """Whether the two differ by more than their errors together allow."""
-    return abs(claim.value - continuous.value) > math.hypot(claim.half_width, continuous.half_width)
+def _gain(leg: Sequence[float]) -> float:
+    """Logarithm by which the slice after the pause is faster than those that follow."""
+    return math.log(leg[0]) - statistics.fmean(map(math.log, leg[1:]))

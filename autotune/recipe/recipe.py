@@ -177,19 +177,30 @@ class BestCandidate(_Part):
     search_speedup: NonNegative | None = None
 
 
+class Factor(_Part):
+    """A factor and its 95% confidence interval; no claim."""
+
+    value: Positive
+    ci95: tuple[Positive, Positive]
+
+
 class ContinuousRun(_Part):
     """What a continuous run of the recommended configuration and the baseline showed, in turns of some seconds.
 
+    Slices have a pause before each; what input arrives meanwhile makes them faster than a long training is.
+
     Args:
         seconds: How long the recommended configuration trained in it.
-        speedup: The speed-up in it; None where too little was measured for an interval.
-        slices: The speed-up in short slices with pauses between them.
-        replaces_slices: Whether the two contradict one another, so that the claim is the continuous run's.
+        pauses: By what factor the pauses raise the speed-up that slices show.
+        slices: The speed-up in slices.
+        tells: Whether it was long enough for the factor to be known to about ten percent.
+        replaces_slices: Whether the factor is surely not 1, so that the claim is the slices' speed-up without it.
     """
 
     seconds: NonNegative
-    speedup: Estimate | None
+    pauses: Factor
     slices: Estimate | None
+    tells: bool
     replaces_slices: bool
 
 

@@ -15,7 +15,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from autotune.measure.continuous import Soaked, contradicts
+from autotune.measure.continuous import Soaked
 from autotune.measure.deciding import Shortfall, Verdict, verdict
 from autotune.measure.disturbance import NOTABLE_SHARE
 from autotune.measure.intervals import LogInterval, instance_interval
@@ -127,6 +127,7 @@ class Confirmer:
         self._prepared = False
         self._in_twos = False
         self._comparisons = 1
+        self._pauses_deceive = False
         self._interruptions_before = run.interruptions()
         self._baseline_failure: TrialFailed | None = None
 
@@ -142,6 +143,8 @@ class Confirmer:
             PhaseBegan(phase=Phase.CONFIRM, ends=plan.ends, detail="fresh processes against the baseline")
         )
         reference = run.new_trial(Phase.CONFIRM, run.baseline)
+        if not any(self._fits([each]) for each in finalists):
+            self._ends = plan.ends  # rather a claim without a continuous run than none
         waiting = sorted(finalists, key=lambda each: not self._fits([each]))  # those that time allows, first
         entered: list[_Contender] = []
         field_size = self._field_size(waiting)
@@ -176,25 +179,23 @@ class Confirmer:
         """A continuous run of what would be recommended now, beside the baseline, in the time that was kept for it.
 
         Where that takes its claim away, the next has one in the rest of the time. What has none then cannot be
-        recommended: pauses may have made it look fast as well. What takes the place of a winner that broke a rule is
-        measured later, and goes without.
+        recommended: pauses may have made it look fast as well.
         """
         kept, self._ends = self._plan.ends - self._ends, self._plan.ends
         winners = [each for each in contenders if self._would_win(each, reference)]
-        if not kept or not winners or self._stopped():
-            return
         winners.sort(key=lambda each: self._claim(each).low, reverse=True)
-        self._run.observe(
-            PhaseBegan(phase=Phase.CONFIRM, ends=self._ends, detail="a continuous run of the winner")
-        )
-        refuted = False
-        for each in winners:
-            more = 0.0 if each is winners[-1] or refuted else (1 - FIRST_SOAK_SHARE) * kept
-            self._soak_one(reference, each, ends=self._ends - more)
-            each.barred = refuted and each.soaked is None
-            if self._would_win(each, reference) and not each.barred:
-                return
-            refuted = refuted or self._refuted(each)
+        if kept and winners and not self._stopped():
+            self._run.observe(
+                PhaseBegan(phase=Phase.CONFIRM, ends=self._ends, detail="a continuous run of the winner")
+            )
+            for each in winners:
+                spare = (1 - FIRST_SOAK_SHARE) * kept if each is winners[0] is not winners[-1] else 0.0
+                self._soak_one(reference, each, ends=self._ends - spare)
+                self._pauses_deceive = self._pauses_deceive or self._deceived(each)
+                if self._would_win(each, reference):
+                    break
+        for each in contenders:
+            each.barred = self._pauses_deceive and each.soaked is None
 
     def _soak_one(self, reference: Trial, contender: _Contender, *, ends: float) -> None:
         soak = Soak(
@@ -202,6 +203,7 @@ class Confirmer:
             self._deadline,
             start=self._start_again,
             close=self._close,
+            stopped=self._stopped,
             ends=ends,
             last=self._ends,
         )
@@ -209,6 +211,10 @@ class Confirmer:
             contender.soaked = soak.soak(
                 reference, contender.trial, together=contender.pairing is Pairing.ALTERNATING
             )
+
+    def _deceived(self, contender: _Contender) -> bool:
+        """Whether pauses surely made it look faster than it is."""
+        return contender.soaked is not None and contender.soaked.pauses.low > 0
 
     def _start_again(self, trial: Trial, stack: contextlib.ExitStack) -> None:
         usual = 1.0 if trial.warm is None else trial.warm.ready_seconds
@@ -223,16 +229,10 @@ class Confirmer:
     def _in_slices(self, contender: _Contender) -> LogInterval:
         return instance_interval(contender.instances, comparisons=self._comparisons)
 
-    def _refuted(self, contender: _Contender) -> bool:
-        """Whether a continuous run contradicts what slices say."""
-        soaked = contender.soaked
-        return soaked is not None and contradicts(self._in_slices(contender), soaked.ratio)
-
     def _claim(self, contender: _Contender) -> LogInterval:
-        """What slices say; what a continuous run says, where that contradicts them."""
-        if contender.soaked is not None and self._refuted(contender):
-            return contender.soaked.ratio
-        return self._in_slices(contender)
+        """What slices say; freed of what the pauses gave, where a continuous run shows that they gave something."""
+        claim, soaked = self._in_slices(contender), contender.soaked
+        return soaked.without_pauses(claim) if soaked is not None and soaked.contradicts else claim
 
     def _checks(self, record: TrialRecord, baseline: TrialRecord) -> tuple[Check, ...]:
         """The stability rules, what the losses showed among them."""
@@ -243,6 +243,7 @@ class Confirmer:
         """As many instances as the time holds, whatever they show; none where it does not hold the fewest."""
         run = self._run
         if not self._fits([each.in_search for each in contenders]):
+            self._plain_left_out = self._plain_left_out or "there was no time for a confirmation"
             return
         self._admit_plain(contenders)
         records = [each.in_search for each in self._with_plain(contenders)]

@@ -72,7 +72,7 @@ class Confirmed:
     @property
     def replaced(self) -> bool:
         """Whether the claim is the continuous run's, because that contradicts the slices."""
-        return self.in_slices is not None and self.ratio != self.in_slices
+        return self.soaked is not None and self.soaked.contradicts
 
     @property
     def stable(self) -> bool:
@@ -172,8 +172,10 @@ def _memory_of(
     processes: dict[int, list[Slice]] = {}
     for pair in record.pairs:
         processes.setdefault(pair.instance, []).append(pair.candidate if candidate else pair.baseline)
-    legs = [each for leg in (alone or record).legs for each in leg]
-    return [_samples(each) for each in (*processes.values(), legs)]
+    soaks: dict[int, list[Slice]] = {}
+    for leg in (alone or record).legs:
+        soaks.setdefault(leg.instance, []).extend(leg.slices)
+    return [_samples(each) for each in (*processes.values(), *soaks.values())]
 
 
 def _samples(slices: Sequence[Slice]) -> list[tuple[float, float]]:

@@ -288,7 +288,7 @@ def _confirm(
             )
         return None
     if run.interrupted():  # who stops the search wants an answer soon; else time that it left is used
-        plan = replace(plan, ends=min(plan.ends, run.clock() + CONFIRMATION_SHARE * options.budget))
+        plan = replace(plan, ends=min(plan.ends, run.clock() + CONFIRMATION_SHARE * options.budget), soak=0.0)
     return Confirmer(
         run,
         plan,

@@ -19,6 +19,7 @@ from autotune.recipe.recipe import (
     CreatedBy,
     Estimate,
     Evidence,
+    Factor,
     LearningRate,
     PeakMemory,
     PlainBaseline,
@@ -32,13 +33,14 @@ from autotune.space.configuration import Configuration
 from autotune.study.confirmation import GROUPS
 from autotune.study.confirmed import Confirmed, Result
 from autotune.study.parity import plain
-from autotune.study.running import now_utc, ratio_interval
+from autotune.study.running import now_utc, ratio_interval, throughput_interval
 from autotune.trial.record import Interval, Outcome, TrialRecord
 from autotune.version import __version__
 
 NUMERICS_NOT_CHECKED = "numerics parity with float32 without XLA"
 BATCH_NOT_CHECKED = "held-out loss after equal numbers of examples at the recommended batch size"
 LONG_RUN_NOT_CHECKED = "a continuous run"
+PAUSES_NOT_CHECKED = "what pauses between slices gave the speed-up (the continuous run was too short to tell)"
 THROTTLING_NOT_CHECKED = "thermal throttling of the device"
 RETRACING_NOT_CHECKED = "retracing after the warm-up (the log does not tell of XLA's compilations)"
 """What a user must not take for granted; the recipe says so."""
@@ -100,6 +102,9 @@ def _evidence(
     chosen = reference if winner is None else winner.record
     base_rate = reference.throughput or searched.throughput
     assert base_rate is not None
+    rate = chosen.throughput or base_rate
+    if winner is not None and winner.soaked is not None and winner.replaced:  # rates that no pause has raised
+        rate, base_rate = map(throughput_interval, (winner.soaked.rates, winner.soaked.baseline_rates))
     speedup = Interval(value=1.0, low=1.0, high=1.0)
     if winner is not None and winner.speedup is not None:
         speedup = winner.speedup
@@ -109,14 +114,14 @@ def _evidence(
         verdict=Verdict.NO_SIGNIFICANT_GAIN if winner is None else Verdict.FASTER,
         min_gain=min_gain,
         speedup=_estimate(speedup),
-        throughput=_throughput(chosen.throughput or base_rate),
+        throughput=_throughput(rate),
         baseline_throughput=_throughput(base_rate),
         compile_seconds=chosen.compile_seconds,
         baseline_compile_seconds=reference.compile_seconds,
         break_even_samples=break_even(
             chosen.compile_seconds,
             reference.compile_seconds,
-            rate=(chosen.throughput or base_rate).value,
+            rate=rate.value,
             baseline_rate=base_rate.value,
         ),
         peak_memory_bytes=_peak(chosen, searched),
@@ -138,12 +143,14 @@ def _evidence(
 def _continuous(winner: Confirmed | None) -> ContinuousRun | None:
     if winner is None or winner.soaked is None:
         return None
-    speedup = ratio_interval(winner.soaked.ratio)
+    pauses = ratio_interval(winner.soaked.pauses)
+    assert pauses is not None  # there are at least two legs of each
     slices = None if winner.in_slices is None else ratio_interval(winner.in_slices)
     return ContinuousRun(
         seconds=winner.soaked.seconds,
-        speedup=None if speedup is None else _estimate(speedup),
+        pauses=Factor(value=pauses.value, ci95=(pauses.low, pauses.high)),
         slices=None if slices is None else _estimate(slices),
+        tells=winner.soaked.tells,
         replaces_slices=winner.replaced,
     )
 
@@ -182,7 +189,9 @@ def _plain(
         configuration=dict(configuration),
         found="measured",
         throughput=_throughput(measured.record.throughput),
-        speedup_over_plain=_ratio(over_plain if winner is None else winner.over_plain),
+        speedup_over_plain=None
+        if winner is not None and winner.replaced  # by slices that pauses have raised
+        else _ratio(over_plain if winner is None else winner.over_plain),
         baseline_over_plain=_ratio(over_plain),
         trial=measured.record.trial,
     )
@@ -205,6 +214,8 @@ def _not_checked(winner: Confirmed, baseline: Configuration, measured: bool) -> 
         missing.append(f"{BATCH_NOT_CHECKED} (training loss only)" if measured else BATCH_NOT_CHECKED)
     if winner.soaked is None:
         missing.append(LONG_RUN_NOT_CHECKED)
+    elif not winner.soaked.tells and not winner.replaced:
+        missing.append(PAUSES_NOT_CHECKED)
     if winner.record.peak_device_bytes is not None:
         missing.append(THROTTLING_NOT_CHECKED)
     if not any(check.name == "retracing" for check in winner.checks):

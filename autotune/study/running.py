@@ -14,7 +14,7 @@ from autotune.measure.throughput import long_run_rate
 from autotune.space.configuration import Configuration
 from autotune.trial.live import LiveTrial, TrialFailed, WarmUp
 from autotune.trial.messages import Finished
-from autotune.trial.record import Interval, Outcome, Pair, Pairing, Phase, Slice, TrialRecord
+from autotune.trial.record import Interval, Leg, Outcome, Pair, Pairing, Phase, Slice, TrialRecord
 
 MOST_REPEATS = 4
 """Pairs of an instance that are taken again because foreign load disturbed them."""
@@ -90,7 +90,7 @@ class Trial:
         self.seconds = 0.0
         self.pairs: list[Pair] = []
         self.slices: list[Slice] = []
-        self.legs: list[tuple[Slice, ...]] = []
+        self.legs: list[Leg] = []
         self._timings: list[tuple[Timing, Timing]] = []
         self.finished: Finished | None = None
 
@@ -235,14 +235,14 @@ class Trial:
         return self.record(failure.outcome, reason=reason, log_tail=failure.log_tail)
 
 
-def throughput_interval(rates: Sequence[float], examples: Sequence[int]) -> Interval:
+def throughput_interval(rates: Sequence[float], examples: Sequence[int] | None = None) -> Interval:
     """Samples per second with its interval: all examples over all the time, for a training pays for slow stretches.
 
     With one slice only, the bounds are the value itself.
 
     Args:
         rates: Of single slices.
-        examples: Trained on in each.
+        examples: Trained on in each; equally many where None.
     """
     value = statistics.harmonic_mean(rates, weights=examples)
     width = mean_interval([math.log(each) for each in rates]).half_width

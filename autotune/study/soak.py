@@ -9,21 +9,17 @@ import contextlib
 import math
 from collections.abc import Callable
 
-from autotune.measure.continuous import FEWEST_SLICES, Soaked, continuous_ratio
+from autotune.measure.continuous import FEWEST_LEGS, FEWEST_SLICES, Soaked, soaked
 from autotune.study.run import Run
 from autotune.study.running import Trial
 from autotune.study.side_by_side import PATIENCE_SECONDS, slice_seconds
 from autotune.study.waiting import Deadline, TimeIsUp
 from autotune.trial.live import TrialFailed, WarmUp
-from autotune.trial.record import Slice
-
-Leg = tuple[Slice, ...]
+from autotune.trial.record import Leg
 
 LEAST_LEG_SECONDS, MOST_LEG_SECONDS = 1.5, 5.0
-"""Of one turn. Many short ones tell more of the ratio than few long ones, down to where the lead is most of them."""
+"""Of one turn. Many short ones tell more of what pauses give than few long ones; memory is watched in both."""
 ENOUGH_LEGS = 8
-FEWEST_LEGS = 4
-"""Baseline, winner, winner, baseline."""
 
 
 def plan_legs(seconds: float, *, slice_length: float, start: float = 0.0) -> tuple[int, int]:
@@ -51,6 +47,7 @@ class Soak:
         deadline: When every wait has ended.
         start: Starts a trial's process, to be ended by the stack, and waits until it is warm.
         close: Takes a trial's closing figures, and ends its process.
+        stopped: Whether the user has asked to stop.
         ends: Seconds since the run began at which the last leg should have ended.
         last: When it must have ended, where the fewest legs need longer.
     """
@@ -62,6 +59,7 @@ class Soak:
         *,
         start: Callable[[Trial, contextlib.ExitStack], None],
         close: Callable[[Trial], None],
+        stopped: Callable[[], bool],
         ends: float,
         last: float,
     ) -> None:
@@ -69,6 +67,7 @@ class Soak:
         self._deadline = deadline
         self._start = start
         self._close = close
+        self._stopped = stopped
         self._ends = ends
         self._last = last
         self._busy: Trial | None = None
@@ -87,20 +86,28 @@ class Soak:
         Raises:
             TrialFailed: The winner failed.
         """
+        taken = len(trial.legs), len(reference.legs)
         try:
             with contextlib.ExitStack() as stack:
-                legs = self._legs(reference, trial, stack, together=together)
+                self._take_turns(reference, trial, stack, together=together)
         except TimeIsUp:
-            return None
+            pass  # what was measured by then is what there is
         except TrialFailed:
             if self._busy is trial:
                 raise
             return None
-        return _found(legs, trial) if legs else None
+        own, beside = trial.legs[taken[0] :], reference.legs[taken[1] :]
+        if min(len(own), len(beside)) < FEWEST_LEGS / 2:
+            return None
+        return soaked(
+            [[trial.rate(each) for each in leg.slices] for leg in own],
+            [[reference.rate(each) for each in leg.slices] for leg in beside],
+            seconds=sum(each.seconds for leg in own for each in leg.slices),
+        )
 
-    def _legs(
+    def _take_turns(
         self, reference: Trial, trial: Trial, stack: contextlib.ExitStack, *, together: bool
-    ) -> list[tuple[Trial, Leg]]:
+    ) -> None:
         first, second = self._run.rng.sample([reference, trial], 2)
         order = [first, second, second, first]
         starts = 0.0 if together else sum(each.warm.ready_seconds for each in order if each.warm) / 4 / 2
@@ -115,51 +122,38 @@ class Soak:
         if not count:
             self._ends = self._last
             count, slices = plan_legs(self._ends - began, slice_length=longest, start=starts)
-        legs: list[tuple[Trial, Leg]] = []
+        last: Trial | None = None
         for index in range(count):
             one_leg = (self._run.clock() - began) / max(1, index)
-            if index % 2 == 0 and index >= FEWEST_LEGS and self._run.clock() + 2 * one_leg > self._ends:
-                break  # slower than it was
+            slower = index >= FEWEST_LEGS and self._run.clock() + one_leg > self._ends
+            if slower or self._stopped():
+                break
             each = order[index % 4]
-            if not together and (not legs or legs[-1][0] is not each):
-                self._end_last(legs, stack)
+            if not together and last is not each:
+                if last is not None:
+                    self._close(last)
+                stack.close()
                 self._begin(each, stack)
-            legs.append((each, self._leg(each, length, slices)))
-        for each in (reference, trial) if together else (legs[-1][0],) if legs else ():
+            self._leg(each, length, slices)
+            last = each
+        alive = [reference, trial] if together else [] if last is None else [last]
+        for each in alive:
             self._close(each)
-        return legs
 
     def _begin(self, trial: Trial, stack: contextlib.ExitStack) -> None:
         self._busy = trial
         self._start(trial, stack)
 
-    def _end_last(self, legs: list[tuple[Trial, Leg]], stack: contextlib.ExitStack) -> None:
-        if legs:
-            self._close(legs[-1][0])
-        stack.close()
-
-    def _leg(self, trial: Trial, length: float, slices: int) -> Leg:
+    def _leg(self, trial: Trial, length: float, slices: int) -> None:
         assert trial.live is not None
         self._busy = trial
         seconds = length * slices
         with self._deadline.wait(seconds, at_most=3 * seconds + PATIENCE_SECONDS) as timeout:
-            leg = trial.live.measure_continuously(length, slices, timeout)
-        trial.legs.append(leg)
-        return leg
+            parts = trial.live.measure_continuously(length, slices, timeout)
+        trial.legs.append(Leg(instance=max(0, trial.instances - 1), slices=parts))
 
 
 def _real_seconds(length: float, warm: WarmUp) -> float:
     """How long a slice becomes that is asked to be of this length: it holds whole epochs, or whole calls."""
     unit = warm.ready.epoch_seconds or warm.ready.call_seconds
     return max(1, math.ceil(length / unit - 1e-6)) * unit
-
-
-def _found(legs: list[tuple[Trial, Leg]], trial: Trial) -> Soaked:
-    pairs = []
-    for one, other in zip(legs[::2], legs[1::2], strict=True):
-        (_, own), (reference, beside) = (one, other) if one[0] is trial else (other, one)
-        pairs.append(([trial.rate(each) for each in own], [reference.rate(each) for each in beside]))
-    return Soaked(
-        ratio=continuous_ratio(pairs),
-        seconds=sum(each.seconds for whose, leg in legs if whose is trial for each in leg),
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 
@@ -156,7 +156,14 @@ def verify_with(
     plan = _plan(budget, warm, import_seconds, recipe)
     confirmer = Confirmer(run, plan, limits, min_gain=MIN_GAIN)
     result = confirmer.confirm([_as_if_searched(recipe, warm)])
-    return _verification(recipe, result.confirmed[0], result.cut_short)
+    confirmed = result.confirmed[0]
+    if plan.soak and confirmed.soaked is None and confirmed.stable:
+        return replace(
+            _verification(recipe, confirmed, result.cut_short),
+            finding=Finding.UNDECIDED,
+            reason="the claim comes from a continuous run, for which the budget left no time; give more",
+        )
+    return _verification(recipe, confirmed, result.cut_short)
 
 
 def _refuse_another_baseline(recipe: Recipe, baseline: Configuration) -> None:

@@ -136,6 +136,18 @@ class Pair(_Data):
     disturbed: Disturbance | None = None
 
 
+class Leg(_Data):
+    """Slices of a soak that followed on one another: only the first has a freeze before it.
+
+    Args:
+        instance: Which process of the trial they came from, from 0.
+        slices: In order.
+    """
+
+    instance: Annotated[int, Field(ge=0)]
+    slices: Annotated[tuple[Slice, ...], Field(fail_fast=True)]
+
+
 class Interval(_Data):
     """An estimate and its 95% confidence interval, `low <= value <= high`."""
 
@@ -168,7 +180,7 @@ class TrialRecord(_Data):
         disturbed_pairs: What became of the pairs that were disturbed: `left_out` of the speed-up, or `used` where
             too few others remained in an instance; None where there are none.
         slices: Slices taken alone (the baseline's own).
-        legs: Of the soak: slices that followed on one another without a freeze, by leg.
+        legs: Of the soak.
         stopped_by: Why measuring stopped: `narrow`, `cannot_win`, `behind`, `time`, or None.
         throughput: Samples per second of a long training, epoch boundaries included.
         speedup: Ratio of throughputs, candidate over baseline, from the pairs.
@@ -205,9 +217,7 @@ class TrialRecord(_Data):
     pairs: Annotated[tuple[Pair, ...], Field(fail_fast=True)] = ()
     disturbed_pairs: Literal["left_out", "used"] | None = None
     slices: Annotated[tuple[Slice, ...], Field(fail_fast=True)] = ()
-    legs: Annotated[
-        tuple[Annotated[tuple[Slice, ...], Field(fail_fast=True)], ...], Field(fail_fast=True)
-    ] = ()
+    legs: Annotated[tuple[Leg, ...], Field(fail_fast=True)] = ()
     stopped_by: Literal["narrow", "cannot_win", "behind", "time"] | None = None
     throughput: Interval | None = None
     speedup: Interval | None = None
