@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from autotune.measure.steady_state import is_steady
 from autotune.trial.messages import Finish, FirstStep, Measure, Ready, SliceDone
 from autotune.trial.record import Outcome, Slice, StepSeconds
-from autotune.trial.telemetry import Counters, between, host_bytes, read_counters
+from autotune.trial.telemetry import Counters, between, host_bytes, part_of, read_counters
 
 ENDLESS_EPOCH_SECONDS = 0.5
 """How long a first epoch is watched before its length is extrapolated."""
@@ -531,6 +531,8 @@ class StepClock:
         loss = self.last_loss
         self._require_finite(loss)
         self._open = None
+        cpu_seconds, after = _cpu_seconds() - current.cpu_at_start, self._counters()
+        part = part_of(current.counters, after, seconds=current.seconds)
         self._tuner.send(
             SliceDone(
                 slice=Slice(
@@ -538,11 +540,11 @@ class StepClock:
                     steps=current.steps,
                     examples=current.examples,
                     epochs=current.epochs,
-                    cpu_seconds=max(0.0, _cpu_seconds() - current.cpu_at_start),
+                    cpu_seconds=part * max(0.0, cpu_seconds),
                     step_seconds=step_quantiles(current.call_seconds, self._training.steps_per_call),
                     loss=loss,
                     host_bytes=host_bytes(),
-                    **between(current.counters, self._counters(), seconds=current.seconds),
+                    **between(current.counters, after, seconds=current.seconds),
                     retraces=self._retraces(),
                     skipped_steps=self._skipped_steps(),
                 )
