@@ -966,3 +966,13 @@ def test_skipped_steps_are_counted_from_the_warm_up_on(shape, steps_per_call, ev
     for part in slices:
         assert part.skipped_steps == pytest.approx(share * part.steps, abs=steps_per_call + 1)
     assert Simulation(*commands, **settings).run(overhead=0.0)[0].skipped_steps is None
+
+
+def test_steps_that_a_last_call_did_not_have_are_not_skipped():
+    """Where nobody knows an epoch's length, its last call may have fewer steps: those that lack overflowed nowhere."""
+    commands = [Measure(seconds=2.0)] * 3
+    epochs = {"known": False, "steps_per_call": 32, "warmup_seconds": 3.0}
+    quiet = Simulation(*commands, skips=lambda step: False, **epochs)
+    assert [part.skipped_steps for part in quiet.run(overhead=0.0)] == [0, 0, 0]
+    loud = Simulation(*commands, skips=lambda step: True, **epochs)
+    assert all(part.skipped_steps > 0.5 * part.steps for part in loud.run(overhead=0.0))

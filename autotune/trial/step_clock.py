@@ -224,6 +224,8 @@ class StepClock:
         if self._calls == 0:
             self._refuse_exhausted()
         self._smaller_batch_traced = True
+        if self._training.steps_per_epoch is None:  # nobody knows how many of its steps the last call had
+            self._steps_of_ended_epochs -= self._training.steps_per_call - 1
         now = self._clock()
         if not self._by_epochs:
             self._close_segment()
@@ -327,7 +329,7 @@ class StepClock:
         return min(counted, most) if counted > 0 else most
 
     def _steps_trained(self) -> int:
-        """Batches trained on so far, whether they changed the weights or not."""
+        """Batches trained on so far, whether they changed the weights or not; at least so many, if in doubt."""
         steps, known = self._calls * self._training.steps_per_call, self._training.steps_per_epoch
         return self._steps_of_ended_epochs + (steps if known is None else min(steps, known))
 
