@@ -771,6 +771,15 @@ def test_the_end_of_an_epoch_that_the_overhead_speaks_of_is_not_counted():
         assert measured.step_seconds.max == 1 / 32
 
 
+def test_processor_time_of_what_is_not_timed_is_not_the_slices(monkeypatch):
+    """Boundaries, and the end of an epoch that does not count, take processor time: a slice has its part of all."""
+    simulation = Simulation(Measure(seconds=30.0), **{**LONG, "boundary_seconds": 10.0})
+    monkeypatch.setattr(step_clock, "_cpu_seconds", lambda: 1.5 * simulation.now)
+    (measured,) = simulation.run(overhead=10.0, counted_calls=350)
+    assert simulation.now - 1000.0 > 1.3 * measured.seconds
+    assert measured.cpu_seconds == pytest.approx(1.5 * measured.seconds)
+
+
 def test_compiling_for_the_smaller_last_batch_is_in_no_slice():
     """When a long epoch's end is met for the first time while measured, its stretch is not counted."""
     simulation = Simulation(Measure(seconds=30.0), **LONG, smaller_batch_seconds=9.0)
@@ -957,3 +966,13 @@ def test_skipped_steps_are_counted_from_the_warm_up_on(shape, steps_per_call, ev
     for part in slices:
         assert part.skipped_steps == pytest.approx(share * part.steps, abs=steps_per_call + 1)
     assert Simulation(*commands, **settings).run(overhead=0.0)[0].skipped_steps is None
+
+
+def test_steps_that_a_last_call_did_not_have_are_not_skipped():
+    """Where nobody knows an epoch's length, its last call may have fewer steps: those that lack overflowed nowhere."""
+    commands = [Measure(seconds=2.0)] * 3
+    epochs = {"known": False, "steps_per_call": 32, "warmup_seconds": 3.0}
+    quiet = Simulation(*commands, skips=lambda step: False, **epochs)
+    assert [part.skipped_steps for part in quiet.run(overhead=0.0)] == [0, 0, 0]
+    loud = Simulation(*commands, skips=lambda step: True, **epochs)
+    assert all(part.skipped_steps > 0.5 * part.steps for part in loud.run(overhead=0.0))

@@ -28,6 +28,8 @@ BOUNDARY_SECONDS = 2.0
 """No further short epoch is begun after so long, once one boundary was seen."""
 WORTH_MENDING = 0.01
 """Share of an epoch that a boundary must cost before it is asked how much of that the epoch's end pays back."""
+FEWEST_COUNTED_CALLS = 2
+"""Of an epoch: its first call is no part of a slice, so with fewer no slice would ever end."""
 KEPT_SECONDS = 0.3
 """How long the step is timed on a batch kept in memory."""
 FIRST_BATCH_SECONDS = 3.0
@@ -83,10 +85,13 @@ def boundary(
     per_call = training.steps_per_call
     if start < WORTH_MENDING * steps / per_call * usual_call:
         return whole
+    counted_calls = int((steps - buffered) / per_call)
+    if counted_calls < FEWEST_COUNTED_CALLS:
+        return whole
     waited = max(0.0, usual_call - _kept_call_seconds(model, train))
     return Boundary(
         seconds=max(0.0, start - min(start, waited * buffered / per_call) + validating),
-        counted_calls=int((steps - buffered) / per_call),
+        counted_calls=counted_calls,
     )
 
 

@@ -85,7 +85,7 @@ class Slice(_Data):
         steps: Optimizer steps taken.
         examples: Examples trained on.
         epochs: Whole epochs in it, boundaries included; 0 when timed by steps.
-        cpu_seconds: Processor time that the trial process took, all threads.
+        cpu_seconds: Processor time that the trial process took, all threads; its part, as `foreign_cpu_seconds` is.
         step_seconds: Quantiles of the time per step.
         loss: The running training loss at its end, None where the model reports none.
         host_bytes: Memory of the trial's processes at its end that cannot be had back by reading files again.

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from autotune.measure.steady_state import is_steady
 from autotune.trial.messages import Finish, FirstStep, Measure, Ready, SliceDone
 from autotune.trial.record import Outcome, Slice, StepSeconds
-from autotune.trial.telemetry import Counters, between, host_bytes, read_counters
+from autotune.trial.telemetry import Counters, between, host_bytes, part_of, read_counters
 
 ENDLESS_EPOCH_SECONDS = 0.5
 """How long a first epoch is watched before its length is extrapolated."""
@@ -224,6 +224,8 @@ class StepClock:
         if self._calls == 0:
             self._refuse_exhausted()
         self._smaller_batch_traced = True
+        if self._training.steps_per_epoch is None:  # nobody knows how many of its steps the last call had
+            self._steps_of_ended_epochs -= self._training.steps_per_call - 1
         now = self._clock()
         if not self._by_epochs:
             self._close_segment()
@@ -327,7 +329,7 @@ class StepClock:
         return min(counted, most) if counted > 0 else most
 
     def _steps_trained(self) -> int:
-        """Batches trained on so far, whether they changed the weights or not."""
+        """Batches trained on so far, whether they changed the weights or not; at least so many, if in doubt."""
         steps, known = self._calls * self._training.steps_per_call, self._training.steps_per_epoch
         return self._steps_of_ended_epochs + (steps if known is None else min(steps, known))
 
@@ -531,6 +533,8 @@ class StepClock:
         loss = self.last_loss
         self._require_finite(loss)
         self._open = None
+        cpu_seconds, after = _cpu_seconds() - current.cpu_at_start, self._counters()
+        part = part_of(current.counters, after, seconds=current.seconds)
         self._tuner.send(
             SliceDone(
                 slice=Slice(
@@ -538,11 +542,11 @@ class StepClock:
                     steps=current.steps,
                     examples=current.examples,
                     epochs=current.epochs,
-                    cpu_seconds=max(0.0, _cpu_seconds() - current.cpu_at_start),
+                    cpu_seconds=part * max(0.0, cpu_seconds),
                     step_seconds=step_quantiles(current.call_seconds, self._training.steps_per_call),
                     loss=loss,
                     host_bytes=host_bytes(),
-                    **between(current.counters, self._counters(), seconds=current.seconds),
+                    **between(current.counters, after, seconds=current.seconds),
                     retraces=self._retraces(),
                     skipped_steps=self._skipped_steps(),
                 )

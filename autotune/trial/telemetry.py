@@ -119,7 +119,7 @@ def between(before: Counters, after: Counters, *, seconds: float) -> dict[str, A
         after: The one after it.
         seconds: The slice's length.
     """
-    part = min(1.0, seconds / max(after.at - before.at, 1e-9))
+    part = part_of(before, after, seconds=seconds)
 
     def counted(earlier: float | None, later: float | None) -> float | None:
         return None if earlier is None or later is None else part * max(0.0, later - earlier)
@@ -133,6 +133,11 @@ def between(before: Counters, after: Counters, *, seconds: float) -> dict[str, A
         "throttled_seconds": counted(before.throttled, after.throttled),
         "cpu_megahertz": after.megahertz,
     }
+
+
+def part_of(before: Counters, after: Counters, *, seconds: float) -> float:
+    """Which part of what lies between two readings is a slice's of so many seconds; at most 1."""
+    return min(1.0, seconds / max(after.at - before.at, 1e-9))
 
 
 # --------------------------------------------------------------------------------------------------- parsers
