@@ -26,7 +26,7 @@ from autotune.study.plan import CONFIRMATION_SHARE, FEWEST_INSTANCES, FINALISTS,
 
 MOST_FALSE = 0.05
 """Share of confirmations that may claim a gain."""
-CONFIRMATIONS, CONFIRMATIONS_QUICK = 20, 1
+CONFIRMATIONS, CONFIRMATIONS_QUICK = 12, 1
 """Real ones, in each condition."""
 REAL_SECONDS, REAL_SECONDS_QUICK = 25.0, 20.0
 REPLAYS, REPLAYS_QUICK = 2000, 50
@@ -107,7 +107,11 @@ def measured(quick: bool) -> tuple[Recording, dict[str, Figure]]:
 def replayed(recording: Recording, count: int) -> dict[str, Figure]:
     """The figures of replays."""
     found: dict[str, Figure] = {}
-    for condition in recording.pools:
+    for condition, pool in recording.pools.items():
+        if not pool:
+            raise SystemExit(
+                f"{condition}: no confirmation held enough slices to replay; the machine is too busy"
+            )
         for seconds, finalists in ((REAL_SECONDS, 1), (LONG_SECONDS, 1), (SEVERAL_SECONDS, FINALISTS)):
             results = [
                 replay(recording, condition, seed=seed, seconds=seconds, finalists=finalists)

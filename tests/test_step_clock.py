@@ -106,6 +106,7 @@ class Simulation:
                 batch_size=batch_size,
                 examples=examples if known else None,
                 drop_remainder=drop_remainder,
+                endless=known and examples is None,
                 iterations=read,
                 synchronise=self.synchronise,
                 retraces=self.retraces,
@@ -842,7 +843,7 @@ def test_an_epochs_steps_and_examples_are_those_of_its_batches(
 
 def test_an_unknown_number_of_examples_gives_no_length_of_an_epoch():
     """Every batch counts as full, and no call is known to be the last."""
-    told = training(examples=None)
+    told = training(examples=None, known=False)
     assert told.steps_per_epoch is None
     assert told.examples_missing_from_last_step == 0
     assert told.examples_in_epoch(45) == 45 * 32
@@ -894,6 +895,17 @@ def test_quantiles_of_one_call_are_that_call():
 def test_quantiles_of_no_call_are_zero():
     """A slice may hold epochs of which no call was timed."""
     assert step_quantiles([], 4).max == 0.0
+
+
+def test_an_endless_dataset_is_timed_by_steps_at_once():
+    """What is known to have no end is not watched for one until the warm-up's cap; what may have one is."""
+    simulation = Simulation(Measure(seconds=0.1), examples=None, warmup_seconds=60.0)
+    simulation.run()
+    assert simulation.ready.timed_by == "steps"
+    assert simulation.ready.warmup_seconds < 20
+    unknown = Simulation(Measure(seconds=0.1), examples=None, known=False, warmup_seconds=60.0)
+    unknown.run()
+    assert unknown.ready.warmup_seconds > 60
 
 
 # ------------------------------------------------------------------------------- several without a pause

@@ -79,6 +79,7 @@ class Training:
         retraces: How often the train function was traced or compiled since this was last called; None where that
             cannot be seen.
         updates: Reads how many steps changed the weights so far; None where no loss scale skips any.
+        endless: Whether the dataset is known to have no end.
     """
 
     steps_per_call: int
@@ -89,6 +90,7 @@ class Training:
     synchronise: Callable[[], None]
     retraces: Callable[[], int | None] = lambda: None
     updates: Callable[[], int] | None = None
+    endless: bool = False
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -394,7 +396,8 @@ class StepClock:
         steps = self._training.steps_per_epoch
         done = self._calls * self._training.steps_per_call
         expected = elapsed * steps / done if steps is not None else math.inf
-        if elapsed > self._warmup_seconds or (steps is not None and expected > 2 * self._warmup_seconds):
+        too_long = steps is not None and expected > 2 * self._warmup_seconds
+        if self._training.endless or too_long or elapsed > self._warmup_seconds:
             self._note_compile_seconds()
             raise LongEpoch
 

@@ -128,6 +128,7 @@ def _train(
         batch_size=configuration.batch_size,
         examples=examples,
         drop_remainder=workload.drop_remainder,
+        endless=endless,
         iterations=_iterations_of(model),
         synchronise=tf.test.experimental.sync_devices,
         retraces=retracing.since_last_asked,
