@@ -666,7 +666,7 @@ def test_compiling_for_a_smaller_last_batch_makes_no_epoch_long():
 
 def test_an_endless_epoch_is_left_when_the_warm_up_is_over():
     """Without a number of examples there is nothing to extrapolate."""
-    simulation = Simulation(**{**LONG, "examples": None})
+    simulation = Simulation(**{**LONG, "examples": None}, known=False)
     with pytest.raises(LongEpoch):
         simulation.fit()
     assert 3.0 < simulation.calls / 32 < 3.5
@@ -843,7 +843,7 @@ def test_an_epochs_steps_and_examples_are_those_of_its_batches(
 
 def test_an_unknown_number_of_examples_gives_no_length_of_an_epoch():
     """Every batch counts as full, and no call is known to be the last."""
-    told = training(examples=None, known=False)
+    told = training(examples=None)
     assert told.steps_per_epoch is None
     assert told.examples_missing_from_last_step == 0
     assert told.examples_in_epoch(45) == 45 * 32
