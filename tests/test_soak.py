@@ -12,6 +12,7 @@ from test_confirmation import FAST, SPEED, Bench, crash
 from autotune.measure.deciding import Shortfall, Verdict
 from autotune.study.confirmed import Limits
 from autotune.study.plan import plan_run
+from autotune.study.progress import PhaseBegan
 from autotune.study.soak import ENOUGH_LEGS, FEWEST_LEGS, LEAST_LEG_SECONDS, plan_legs
 from autotune.trial.live import TrialFailed
 from autotune.trial.record import Outcome, Pairing
@@ -29,7 +30,7 @@ def soaked(tmp_path, trials, *finalists, soak=SOAK, pairing=Pairing.ALTERNATING,
 @pytest.mark.parametrize("pairing", list(Pairing))
 def test_a_winner_that_holds_its_claim_keeps_it(tmp_path, pairing):
     """The continuous run agrees; the claim is the one of the slices, and both records keep the legs."""
-    result, bench = soaked(tmp_path, simulated_trials(SPEED, noise=0.03), pairing=pairing)
+    result, bench = soaked(tmp_path, simulated_trials(SPEED, noise=0.03, seed=2), pairing=pairing)
     winner = result.winner
     assert winner.soaked is not None
     assert not winner.replaced
@@ -156,3 +157,30 @@ def test_a_soak_is_planned_where_it_leaves_enough():
     asked = plan_run(120.0, **times, soak=20.0)
     assert asked.soak == pytest.approx(22.0)
     assert asked.ends - asked.search_last >= 22.0
+
+
+def test_a_first_interrupt_ends_the_soak_between_legs(tmp_path):
+    """Who presses Ctrl-C meanwhile gets the claim as it is, soon."""
+    trials = simulated_trials(SPEED, noise=0.02)
+    asked = []
+    bench = Bench(tmp_path, trials, soak=200.0, left=300.0, interruptions=lambda: len(asked))
+    began = bench.plan.ends - 200.0
+
+    def react(event):
+        if isinstance(event, PhaseBegan) and event.detail.startswith("a continuous run"):
+            asked.append(True)
+
+    bench.watcher.react = react
+    result = bench.confirm(FAST)
+    assert asked
+    assert result.winner.configuration == FAST
+    assert result.winner.soaked is None
+    assert trials.clock() < began + 30.0
+
+
+def test_a_soak_that_leaves_the_confirmation_no_time_makes_way(tmp_path):
+    """Finalists that start more slowly than was planned for are confirmed, and not soaked."""
+    trials = simulated_trials(SPEED, noise=0.02, start_seconds=8.0)
+    result, _ = soaked(tmp_path, trials, soak=60.0, left=80.0)
+    assert result.winner.configuration == FAST
+    assert result.winner.soaked is None
