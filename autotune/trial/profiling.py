@@ -137,7 +137,7 @@ def _short_epochs(
         model.fit(few, validation_data=short, callbacks=[Edges()], **arguments)
     finally:
         model.train_function = usual
-    calls_each = len(calls) // len(edges)
+    calls_each = max(1, len(calls) // len(edges))  # a dataset that has run dry is told of by the next fit
     usual_call = statistics.fmean(
         [seconds for index, seconds in enumerate(calls) if index % calls_each] or calls
     )
