@@ -81,6 +81,15 @@ def test_a_winner_that_leaks_hands_over_to_the_next(tmp_path):
     assert "memory is full after" in leaking.record.reason
 
 
+@pytest.mark.parametrize("pairing", list(Pairing))
+def test_a_leak_of_the_workloads_own_refuses_nobody(tmp_path, pairing):
+    """The baseline loses as much with each example: the winner stays one, whichever way the two were measured."""
+    trials = simulated_trials(SPEED, noise=0.02, leak=lambda each: 2000.0)
+    result, _ = soaked(tmp_path, trials, soak=60.0, left=200.0, pairing=pairing)
+    growth = next(each for each in result.winner.checks if each.name == "host_memory_growth")
+    assert "the workload that leaks" in growth.detail
+
+
 def test_a_winner_that_dies_in_the_soak_is_not_recommended(tmp_path):
     """It ran out of memory after a while: that is its failure, and the baseline's record stands."""
     trials = simulated_trials(SPEED, noise=0.02)

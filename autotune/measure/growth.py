@@ -122,7 +122,7 @@ def host_memory_growth(
         margin: Share of that to keep free.
 
     Returns:
-        Passed, with `value` None, where too little was seen.
+        Passed where too little was seen, with `value` None if it was of the configuration.
     """
     found = growth(own)
     if found is None:
@@ -135,7 +135,10 @@ def host_memory_growth(
     if not found.sure or value <= limit:
         return Check(name=NAME, passed=True, value=value, limit=limit, detail=seen)
     beside = growth(baseline)
-    if beside is not None and beside.sure and beside.slope >= AS_MUCH * found.slope:
+    if beside is None:
+        detail = f"{seen}; too little was seen of the baseline to tell whose leak it is"
+        return Check(name=NAME, passed=True, value=value, limit=limit, detail=detail)
+    if beside.sure and beside.slope >= AS_MUCH * found.slope:
         detail = f"{seen}; the baseline grows as much for each example, so it is the workload that leaks"
         return Check(name=NAME, passed=True, value=value, limit=limit, detail=detail)
     hours = limit / (found.slope * examples_per_second) / 3600

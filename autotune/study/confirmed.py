@@ -28,7 +28,7 @@ from autotune.measure.stability import (
 from autotune.space.configuration import Configuration
 from autotune.study.running import Trial, ratio_interval
 from autotune.trial.live import TrialFailed
-from autotune.trial.record import Interval, Outcome, Pair, Slice, TrialRecord
+from autotune.trial.record import Interval, Outcome, Pair, Pairing, Slice, TrialRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,9 +169,11 @@ def _memory_of(
         candidate: Whose slices are asked for.
         alone: The record that has the legs of the one asked for; `record` where None.
     """
-    processes: dict[int, list[Slice]] = {}
+    before_and_after = record.pairing is Pairing.BRACKETED and not candidate  # two processes of the baseline
+    processes: dict[tuple[int, bool], list[Slice]] = {}
     for pair in record.pairs:
-        processes.setdefault(pair.instance, []).append(pair.candidate if candidate else pair.baseline)
+        process = (pair.instance, before_and_after and pair.baseline_first)
+        processes.setdefault(process, []).append(pair.candidate if candidate else pair.baseline)
     soaks: dict[int, list[Slice]] = {}
     for leg in (alone or record).legs:
         soaks.setdefault(leg.instance, []).extend(leg.slices)
