@@ -110,18 +110,7 @@ def _train(
     examples, endless = request.examples, request.endless
     if request.examine:
         examples, endless = building.count_examples(workload, configuration, request.count_seconds)
-    channel.send(
-        messages.Started(
-            jit_compile=bool(model.jit_compile),
-            examples=examples,
-            endless=endless,
-            element=str(train.element_spec)[:2000],
-            batch_ranks=apply.batch_ranks(train),
-            parameters=int(model.count_params()) if model.built else 0,
-            gpus=profiling.gpu_names(),
-            build=profiling.build_versions(),
-        )
-    )
+    channel.send(_started(model, train, examples, endless))
     retracing = Retracing(Path(request.log), xla=bool(model.jit_compile) and not model.run_eagerly)
     training = Training(
         steps_per_call=int(configuration["steps_per_execution"]),
@@ -152,6 +141,22 @@ def _train(
         )
     )
     return 0
+
+
+def _started(
+    model: keras.Model, train: tf.data.Dataset, examples: int | None, endless: bool
+) -> messages.Started:
+    """What building pipeline and model has shown."""
+    return messages.Started(
+        jit_compile=bool(model.jit_compile),
+        examples=examples,
+        endless=endless,
+        element=str(train.element_spec)[:2000],
+        batch_ranks=apply.batch_ranks(train),
+        parameters=int(model.count_params()) if model.built else 0,
+        gpus=profiling.gpu_names(),
+        build=profiling.build_versions(),
+    )
 
 
 def _applied(
