@@ -3,7 +3,7 @@
 The search's winner owes part of its lead to luck, so nothing of the search enters the claim. Each *instance* is a
 fresh process of the baseline and of every finalist; they take turns in short slices, in a balanced
 random order. How many instances there are follows from the time alone, so no look at the results can stop it early,
-or make it go on.
+or make it go on. What would win then trains continuously beside the baseline (`study/soak.py`).
 
 Where the baseline is not *plain* (float32 without XLA), that takes turns in the same rounds, as a second thing to be
 held against. It is no contender, and makes way for them wherever time or memory is short.
@@ -56,14 +56,13 @@ FIRST_SOAK_SHARE = 0.6
 
 @dataclass
 class _Contender:
-    """A finalist while it is confirmed; `over_plain` has what `instances` has, against float32 without XLA."""
+    """A finalist while it is confirmed."""
 
     trial: Trial
     pairing: Pairing
     in_search: TrialRecord
     soaked: Soaked | None = None
     barred: bool = False
-    over_plain: list[list[float]] = field(default_factory=list)
     measured: list[int] = field(default_factory=list)
     failure: TrialFailed | None = None
 
@@ -72,6 +71,17 @@ class _Contender:
         """The log-ratios of each instance that was measured."""
         log_ratios = self.trial.log_ratios_by_instance()
         return [log_ratios[number] for number in self.measured]
+
+    def over(self, other: _Contender | None) -> list[list[float]]:
+        """The log-ratios of its instances to another contender, from rounds that both were in."""
+        beside = (
+            {} if other is None else {id(pair.baseline): ratio for pair, ratio in other.trial.undisturbed()}
+        )
+        found: dict[int, list[float]] = {}
+        for pair, ratio in self.trial.undisturbed():
+            if id(pair.baseline) in beside:
+                found.setdefault(pair.instance, []).append(ratio - beside[id(pair.baseline)])
+        return list(found.values())
 
     def note_instance(self) -> None:
         """The present process was measured; if it gave pairs, it is one more instance."""
@@ -431,7 +441,6 @@ class Confirmer:
             rounds += 1
         for each in contenders:
             each.note_instance()
-        self._hold_against_plain(contenders)
 
     def _one_round(self, reference: Trial, alive: Sequence[_Contender], length: float) -> None:
         """Everyone once, in random order; each contender is set against the baseline's slice of the round."""
@@ -541,17 +550,6 @@ class Confirmer:
         self._plain.failure = TrialFailed(Outcome.OOM, "memory does not hold everything at once")
         return True
 
-    def _hold_against_plain(self, contenders: Sequence[_Contender]) -> None:
-        """What the contenders' present processes gained over float32 without XLA, in rounds that both were in."""
-        if self._plain is None:
-            return
-        of_plain = {id(pair.baseline): ratio for pair, ratio in self._plain.trial.latest()}
-        for each in contenders:
-            own = [(ratio, of_plain.get(id(pair.baseline))) for pair, ratio in each.trial.latest()]
-            gains = [ratio - plain for ratio, plain in own if plain is not None]
-            if gains and each is not self._plain:
-                each.over_plain.append(gains)
-
     def _plain_found(self) -> Plain | None:
         plain = self._plain
         if plain is None:
@@ -580,6 +578,7 @@ class Confirmer:
                 else verdict(ratio, min_gain=self._min_gain)
             )
             checks = self._checks(record, baseline)
+            over_plain = each.over(self._plain)
             if not all(check.passed for check in checks) and record.outcome is Outcome.OK:
                 failed = "; ".join(f"{c.name}: {c.detail}" for c in checks if not c.passed)
                 record = record.model_copy(update={"outcome": Outcome.UNSTABLE, "reason": failed})
@@ -594,8 +593,8 @@ class Confirmer:
                     in_slices=self._in_slices(each) if each.instances else None,
                     soaked=each.soaked,
                     barred=each.barred,
-                    over_plain=instance_interval(each.over_plain, comparisons=self._comparisons)
-                    if each.over_plain
+                    over_plain=instance_interval(over_plain, comparisons=self._comparisons)
+                    if over_plain
                     else None,
                 )
             )

@@ -132,12 +132,12 @@ class Trial:
             for instance, places in self._places().items()
         }
 
-    def latest(self) -> list[tuple[Pair, float]]:
-        """The present process's pairs that are not disturbed, each with its log-ratio."""
+    def undisturbed(self) -> list[tuple[Pair, float]]:
+        """The pairs that are not disturbed, each with its log-ratio."""
         return [
-            (self.pairs[place], self._timings[place][1].log_rate - self._timings[place][0].log_rate)
-            for place in self._places().get(max(0, self.instances - 1), [])
-            if self.pairs[place].disturbed is None
+            (pair, candidate.log_rate - baseline.log_rate)
+            for pair, (baseline, candidate) in zip(self.pairs, self._timings, strict=True)
+            if pair.disturbed is None
         ]
 
     def repeats(self) -> int:
