@@ -6,6 +6,7 @@ import math
 import pytest
 from simulated_runs import BASELINE, MACHINE, a_pair, a_record
 
+from autotune.measure.continuous import Soaked
 from autotune.measure.deciding import Shortfall, Verdict
 from autotune.measure.intervals import LogInterval
 from autotune.measure.stability import Check
@@ -336,3 +337,33 @@ def test_why_plain_was_not_measured_is_said():
         "not_measured",
         "nothing was faster, so there was no confirmation",
     )
+
+
+def soaked(*, pauses, half_width):
+    """A continuous run of which this is known of what pauses give, as a logarithm."""
+    return Soaked(
+        pauses=LogInterval(value=pauses, low=pauses - half_width, high=pauses + half_width, count=6),
+        rates=(5000.0, 5000.0),
+        baseline_rates=(3900.0, 3900.0),
+        seconds=10.0,
+    )
+
+
+@pytest.mark.parametrize(("half_width", "told"), [(0.05, False), (0.3, True)])
+def test_a_continuous_run_that_was_too_short_to_tell_is_not_called_a_check(half_width, told):
+    """What pauses gave stays open, and is listed so."""
+    found = soaked(pauses=0.0, half_width=half_width)
+    winner = dataclasses.replace(confirmed(), soaked=found, in_slices=confirmed().ratio)
+    not_checked = recipe_of(winner).evidence.stability.not_checked
+    assert any("too short to tell" in each for each in not_checked) is told
+    assert "a continuous run" not in not_checked
+
+
+def test_rates_that_pauses_have_raised_are_not_in_the_recipe():
+    """Where the pauses' gain is taken off the claim, throughputs are those of slices without a pause."""
+    winner = dataclasses.replace(
+        confirmed(), soaked=soaked(pauses=0.3, half_width=0.05), in_slices=confirmed().ratio
+    )
+    evidence = recipe_of(winner).evidence
+    assert evidence.continuous.replaces_slices
+    assert (evidence.throughput.value, evidence.baseline_throughput.value) == (5000.0, 3900.0)

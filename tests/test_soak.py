@@ -11,7 +11,7 @@ from test_confirmation import FAST, SPEED, Bench, crash
 
 from autotune.measure.deciding import Shortfall, Verdict
 from autotune.study.confirmed import Limits
-from autotune.study.plan import plan_run
+from autotune.study.plan import FEWEST_INSTANCES, plan_run
 from autotune.study.progress import PhaseBegan
 from autotune.study.soak import ENOUGH_LEGS, FEWEST_LEGS, LEAST_LEG_SECONDS, plan_legs
 from autotune.trial.live import TrialFailed
@@ -193,3 +193,12 @@ def test_a_soak_that_leaves_the_confirmation_no_time_makes_way(tmp_path):
     result, _ = soaked(tmp_path, trials, soak=60.0, left=80.0)
     assert result.winner.configuration == FAST
     assert result.winner.soaked is None
+
+
+def test_what_broke_a_rule_leaves_its_time_to_the_next(tmp_path):
+    """A finalist that retraces is measured in the fewest instances; the rest is for the one that stands by."""
+    trials = simulated_trials(SPEED, noise=0.02, retraces=lambda each: 5 if each == FAST else 0)
+    result, _ = soaked(tmp_path, trials, FAST, LARGE, soak=0.0, left=120.0)
+    assert result.winner.configuration == LARGE
+    refused = next(each for each in result.confirmed if each.configuration == FAST)
+    assert refused.record.instances == FEWEST_INSTANCES < result.winner.record.instances

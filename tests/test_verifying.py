@@ -175,3 +175,21 @@ def around(value, half_width):
 def test_two_intervals_are_held_against_each_other(claim, now, expected):
     """Both errors count; only less than was claimed is against it."""
     assert finding(claim, now) is expected
+
+
+def test_a_claim_from_a_continuous_run_is_not_held_against_slices(tmp_path):
+    """Where the time did not hold such a run, nothing is decided: pauses might make slices say what is claimed."""
+
+    def gain(configuration):
+        return 1.3 if configuration["batch_size"] == 128 else 1.0
+
+    made, _ = quick_tune(
+        simulated_trials(faster_by(batch_size=1.5), noise=0.02, freeze_gain=gain),
+        tmp_path / "made",
+        space=SPACE,
+    )
+    assert made.evidence.continuous.replaces_slices
+    short = found(made, tmp_path / "short", budget=33.0, noise=0.02, freeze_gain=gain)
+    assert short.finding is Finding.UNDECIDED
+    assert "continuous run" in short.reason
+    assert found(made, tmp_path / "long", budget=150.0, noise=0.02, freeze_gain=gain).finding is Finding.HOLDS
