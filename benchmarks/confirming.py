@@ -86,7 +86,7 @@ class Confirmations:
                 self._trials.retire(group)
 
     def _as_if_searched(self, configuration: Configuration) -> TrialRecord:
-        """What the confirmation asks of a finalist beforehand: how long its processes take to start."""
+        """What the confirmation asks of a finalist beforehand: how long its processes take to start, and waits."""
         return TrialRecord(
             trial=1,
             phase=Phase.SEARCH,
@@ -97,6 +97,7 @@ class Confirmations:
             first_step_seconds=self.warm.first_step_seconds,
             warmup_seconds=self.warm.ready.warmup_seconds,
             pairing=Pairing.ALTERNATING,
+            input_wait_fraction=self._run.records[0].input_wait_fraction,
         )
 
 

@@ -26,7 +26,7 @@ from autotune.measure.intervals import mean_interval
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
 from autotune.study.running import rate, throughput_interval
-from autotune.study.side_by_side import SLICE_SECONDS, slice_seconds
+from autotune.study.slicing import SLICE_SECONDS, slice_seconds
 from autotune.trial.live import WarmUp
 from autotune.trial.process import TrialProcesses, is_stopped
 from autotune.trial.record import Slice

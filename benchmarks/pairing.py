@@ -31,7 +31,7 @@ from autotune.measure.intervals import LogInterval, mean_interval, t_quantile
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
 from autotune.study.running import Trial
-from autotune.study.side_by_side import SLICE_SECONDS
+from autotune.study.slicing import SHORT_SLICE_SECONDS
 from autotune.trial.live import Data, LiveTrial, WarmUp
 from autotune.trial.process import TrialProcesses
 from autotune.trial.record import Phase, Slice
@@ -40,7 +40,7 @@ from autotune.workload import parse_reference
 WORKLOAD = Path(__file__).resolve().parent.parent / "examples" / "digits_mlp.py"
 SECONDS, SECONDS_QUICK = 330.0, 0.0
 """No repeat but the first is begun that would probably not end within so long."""
-PAIRS, PAIRS_QUICK = 8, 4
+PAIRS, PAIRS_QUICK = 16, 8
 PROCESSES = 4
 """Of each configuration, in the sequential way."""
 PATIENCE_SECONDS = 120.0
@@ -104,7 +104,7 @@ class Bench:
         with self.live() as (first, trial.warm), self.live() as (second, warm):
             for _ in range(self._pairs):
                 taken = {
-                    each: each.measure(SLICE_SECONDS, PATIENCE_SECONDS)
+                    each: each.measure(SHORT_SLICE_SECONDS, PATIENCE_SECONDS)
                     for each in rng.sample((first, second), 2)
                 }
                 trial.add_pair(
@@ -126,7 +126,7 @@ class Bench:
             for configuration in stretches:
                 with self.live() as (trial, _):
                     taken = [
-                        trial.measure(SLICE_SECONDS, PATIENCE_SECONDS)
+                        trial.measure(SHORT_SLICE_SECONDS, PATIENCE_SECONDS)
                         for _ in range(self._pairs // PROCESSES)
                     ]
                 configuration.append([log_rate(each) for each in taken])

@@ -38,7 +38,8 @@ from autotune.study.plan import plan_run
 from autotune.study.progress import silent
 from autotune.study.run import Run
 from autotune.study.search import Search
-from autotune.study.side_by_side import SLICE_SECONDS, SideBySide
+from autotune.study.side_by_side import SideBySide
+from autotune.study.slicing import SLICE_SECONDS
 from autotune.trial.live import Data
 from autotune.trial.record import Outcome, TrialRecord
 from autotune.trial.simulated import SimulatedTrials

@@ -52,6 +52,15 @@ def test_a_leak_that_the_baseline_has_too_is_not_the_configurations_fault():
     assert "the workload that leaks" in found.detail
 
 
+def test_a_slow_baselines_leak_explains_the_same_leak_in_what_trains_faster():
+    """It grew by less than allocators do, because it trained on less meanwhile; each example cost it as much."""
+    slow = [(examples / 8, 500 * MIB + 2048 * examples / 8) for examples, _ in samples(0.0)]
+    assert slow[-1][1] - slow[0][1] < LEAST_GROWTH_BYTES, "the case is another one"
+    found = check([samples(2048)], [slow])
+    assert found.passed
+    assert "the workload that leaks" in found.detail
+
+
 def test_a_baseline_that_was_hardly_seen_leaves_it_open_whose_leak_it_is():
     """Nothing is refused without knowing that the baseline does not leak as well."""
     found = check([samples(2048)], [samples(2048, count=FEWEST_SLICES - 1)])

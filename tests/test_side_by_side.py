@@ -3,20 +3,16 @@
 import math
 
 import pytest
-from simulated_runs import BASELINE, Watcher, a_plan, a_warm_up, faster_by, run_on, simulated_trials
+from simulated_runs import BASELINE, Watcher, a_plan, faster_by, run_on, simulated_trials
 
 from autotune.errors import BudgetError, NoStableConfigurationError, WorkloadError
 from autotune.study.progress import TrialEnded, TrialMeasured
 from autotune.study.side_by_side import (
     BASELINE_SLICES,
     BRACKET_SLICES,
-    CALLS_IN_A_SLICE,
     INPUT_WAIT_SECONDS,
-    SLICE_SECONDS,
-    SLICES_IN_A_TRIAL,
     Interrupted,
     SideBySide,
-    slice_seconds,
 )
 from autotune.study.waiting import TimeIsUp
 from autotune.trial.live import TrialFailed
@@ -434,29 +430,6 @@ def test_the_baseline_is_timed_in_fewer_slices_where_its_epochs_are_long(tmp_pat
     assert len(run.records[0].slices) == BASELINE_SLICES
     run, _ = started(tmp_path / "long", simulated_trials(lambda each: 12.0, examples=96))
     assert len(run.records[0].slices) == 1
-
-
-# ---------------------------------------------------------------------------------------------- the slices
-
-
-def test_a_slice_is_half_a_second_of_quick_steps():
-    """Where calls and epochs are short, and time is not, slices have their usual length."""
-    warm = a_warm_up(call_seconds=0.01, epoch_seconds=0.1)
-    assert slice_seconds(warm, warm, measured=60.0) == SLICE_SECONDS
-
-
-def test_a_slice_holds_several_calls_of_the_slower_one():
-    """Slow calls stretch the slices, as long as a trial holds several slices."""
-    slow, quick = a_warm_up(call_seconds=0.3, epoch_seconds=None), a_warm_up(call_seconds=0.01)
-    assert slice_seconds(quick, slow, measured=60.0) == pytest.approx(CALLS_IN_A_SLICE * 0.3)
-    assert slice_seconds(quick, slow, measured=4.0) == pytest.approx(4.0 / SLICES_IN_A_TRIAL)
-    assert slice_seconds(quick, slow, measured=1.0) == pytest.approx(0.3), "one call of the slow one"
-
-
-def test_a_slice_holds_a_whole_epoch_where_epochs_are_timed():
-    """However little time there is: most of an epoch is asked for, which is one whole epoch and never two."""
-    length = slice_seconds(a_warm_up(epoch_seconds=1.4), measured=3.0)
-    assert 1.4 / 2 < length < 1.4
 
 
 def test_an_epoch_that_is_quicker_than_usual_is_taken_once(tmp_path):

@@ -53,9 +53,14 @@ class Growth:
     lasts: bool
 
     @property
+    def goes_on(self) -> bool:
+        """Whether memory grows, and not only at first, however little that has come to."""
+        return self.low > 0 and self.lasts
+
+    @property
     def sure(self) -> bool:
-        """Whether memory grows, and goes on to."""
-        return self.low > 0 and self.lasts and self.seen >= LEAST_GROWTH_BYTES
+        """Whether it grows by more than allocators do, and goes on to."""
+        return self.goes_on and self.seen >= LEAST_GROWTH_BYTES
 
 
 def growth(processes: Sequence[Samples]) -> Growth | None:
@@ -138,7 +143,7 @@ def host_memory_growth(
     if beside is None:
         detail = f"{seen}; too little was seen of the baseline to tell whose leak it is"
         return Check(name=NAME, passed=True, value=value, limit=limit, detail=detail)
-    if beside.sure and beside.slope >= AS_MUCH * found.slope:
+    if beside.goes_on and beside.slope >= AS_MUCH * found.slope:
         detail = f"{seen}; the baseline grows as much for each example, so it is the workload that leaks"
         return Check(name=NAME, passed=True, value=value, limit=limit, detail=detail)
     hours = limit / (found.slope * examples_per_second) / 3600

@@ -39,8 +39,8 @@ from autotune.study.side_by_side import (
     INPUT_WAIT_SECONDS,
     PATIENCE_SECONDS,
     SLICE_PATIENCE_SECONDS,
-    slice_seconds,
 )
+from autotune.study.slicing import slice_seconds, wanted_seconds
 from autotune.study.soak import Soak
 from autotune.study.waiting import GENEROUS, Deadline, TimeIsUp
 from autotune.trial.live import TrialFailed
@@ -219,7 +219,10 @@ class Confirmer:
         )
         with self._failing(contender):
             contender.soaked = soak.soak(
-                reference, contender.trial, together=contender.pairing is Pairing.ALTERNATING
+                reference,
+                contender.trial,
+                together=contender.pairing is Pairing.ALTERNATING,
+                wanted=self._wanted_seconds(reference, [contender]),
             )
 
     def _deceived(self, contender: _Contender) -> bool:
@@ -422,7 +425,12 @@ class Confirmer:
         assert reference.warm is not None
         warm = [each.trial.warm for each in contenders if each.trial.warm is not None]
         # With little time there are fewer rounds, not slices too short to be trusted: instances count alike.
-        length = slice_seconds(reference.warm, *warm, measured=max(seconds, LEAST_INSTANCE_SECONDS))
+        length = slice_seconds(
+            reference.warm,
+            *warm,
+            measured=max(seconds, LEAST_INSTANCE_SECONDS),
+            wanted=self._wanted_seconds(reference, contenders),
+        )
         began, rounds = run.clock(), 0
         while True:
             alive = [each for each in contenders if each.failure is None]
@@ -441,6 +449,13 @@ class Confirmer:
             rounds += 1
         for each in contenders:
             each.note_instance()
+
+    def _wanted_seconds(self, reference: Trial, contenders: Sequence[_Contender]) -> float:
+        """Seconds of a slice that suit them, by their closing figures, or by what they showed beforehand."""
+        seen = [(reference, self._run.records[0]), *((each.trial, each.in_search) for each in contenders)]
+        return wanted_seconds(
+            *(before if trial.finished is None else ended(trial, None) for trial, before in seen)
+        )
 
     def _one_round(self, reference: Trial, alive: Sequence[_Contender], length: float) -> None:
         """Everyone once, in random order; each contender is set against the baseline's slice of the round."""

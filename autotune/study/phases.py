@@ -39,7 +39,8 @@ from autotune.study.resuming import Earlier, refuse_another_question, refuse_ano
 from autotune.study.run import Run
 from autotune.study.sampler import Sampler
 from autotune.study.search import Search
-from autotune.study.side_by_side import SideBySide, slice_seconds
+from autotune.study.side_by_side import SideBySide
+from autotune.study.slicing import slice_seconds
 from autotune.study.surroundings import as_imported, instabilities, oddities, refuse_knobs_that_cannot_act
 from autotune.study.trainings import Trainings
 from autotune.trial.live import Clock, Trials, WarmUp

@@ -20,16 +20,11 @@ from autotune.space.knobs import Device
 from autotune.study.plan import Plan
 from autotune.study.run import Run
 from autotune.study.running import Trial
+from autotune.study.slicing import SLICE_SECONDS, SLICES_IN_A_TRIAL, slice_seconds
 from autotune.study.waiting import Deadline, TimeIsUp
 from autotune.trial.live import Data, LiveTrial, TrialFailed, WarmUp
 from autotune.trial.record import Outcome, Pairing, Phase, Slice, TrialRecord
 
-SLICE_SECONDS = 0.5
-CALLS_IN_A_SLICE = 5
-SLICES_IN_A_TRIAL = 8
-ALMOST_AN_EPOCH = 0.8
-"""Share of an epoch that is asked for where a slice is one epoch. A slice has as many epochs as hold the seconds asked
-for: with the whole of one, there would be two wherever epochs are a little quicker than usual."""
 INPUT_WAIT_SECONDS = 0.15
 """The counterfactual's time, for the baseline and what is confirmed: those figures stand in the recipe."""
 QUICK_INPUT_WAIT_SECONDS = 0.05
@@ -50,19 +45,6 @@ Enough = Callable[[Sequence[float]], Stop | None]
 
 class Interrupted(Exception):
     """The user asked to stop."""
-
-
-def slice_seconds(*warm: WarmUp, measured: float) -> float:
-    """How long a slice is: several calls of each of the trials, a whole epoch where those are short.
-
-    Args:
-        warm: The trials that take turns.
-        measured: Seconds for all the slices of a trial and its partner.
-    """
-    longest_call = max(each.ready.call_seconds for each in warm)
-    longest_epoch = max(each.ready.epoch_seconds or 0.0 for each in warm)
-    wanted = max(SLICE_SECONDS, CALLS_IN_A_SLICE * longest_call)
-    return max(min(wanted, measured / SLICES_IN_A_TRIAL), longest_call, ALMOST_AN_EPOCH * longest_epoch)
 
 
 class SideBySide:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from autotune.measure.continuous import FEWEST_LEGS, FEWEST_SLICES, Soaked, soaked
 from autotune.study.run import Run
 from autotune.study.running import Trial
-from autotune.study.side_by_side import PATIENCE_SECONDS, slice_seconds
+from autotune.study.side_by_side import PATIENCE_SECONDS
+from autotune.study.slicing import slice_seconds
 from autotune.study.waiting import Deadline, TimeIsUp
 from autotune.trial.live import TrialFailed, WarmUp
 from autotune.trial.record import Leg
@@ -72,13 +73,14 @@ class Soak:
         self._last = last
         self._busy: Trial | None = None
 
-    def soak(self, reference: Trial, trial: Trial, *, together: bool) -> Soaked | None:
+    def soak(self, reference: Trial, trial: Trial, *, together: bool, wanted: float) -> Soaked | None:
         """Let both train in turns: baseline, winner, winner, baseline, and so on, or the other way round.
 
         Args:
             reference: The baseline.
             trial: The winner.
             together: Whether both may be alive at once; else two turns in a row have a process of their own.
+            wanted: Seconds of a slice, as in what is to be corrected: a pause gives the more to a shorter one.
 
         Returns:
             None where there was too little time, or the baseline failed.
@@ -89,7 +91,7 @@ class Soak:
         taken = len(trial.legs), len(reference.legs)
         try:
             with contextlib.ExitStack() as stack:
-                self._take_turns(reference, trial, stack, together=together)
+                self._take_turns(reference, trial, stack, together=together, wanted=wanted)
         except TimeIsUp:
             pass  # what was measured by then is what there is
         except TrialFailed:
@@ -106,7 +108,13 @@ class Soak:
         )
 
     def _take_turns(
-        self, reference: Trial, trial: Trial, stack: contextlib.ExitStack, *, together: bool
+        self,
+        reference: Trial,
+        trial: Trial,
+        stack: contextlib.ExitStack,
+        *,
+        together: bool,
+        wanted: float,
     ) -> None:
         first, second = self._run.rng.sample([reference, trial], 2)
         order = [first, second, second, first]
@@ -115,7 +123,7 @@ class Soak:
             for each in (reference, trial):
                 self._begin(each, stack)
         warm = [each.warm for each in (reference, trial) if each.warm is not None]
-        length = slice_seconds(*warm, measured=math.inf)
+        length = slice_seconds(*warm, measured=math.inf, wanted=wanted)
         began = self._run.clock()
         longest = max(_real_seconds(length, each) for each in warm)
         count, slices = plan_legs(self._ends - began, slice_length=longest, start=starts)

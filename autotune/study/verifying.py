@@ -25,7 +25,8 @@ from autotune.study.plan import CLOSING_SECONDS, LEAST_MEASURED, Plan, baseline_
 from autotune.study.progress import Notice, Observer, PhaseBegan, silent
 from autotune.study.run import Run
 from autotune.study.running import now_utc
-from autotune.study.side_by_side import SideBySide, slice_seconds
+from autotune.study.side_by_side import SideBySide
+from autotune.study.slicing import slice_seconds
 from autotune.study.tune import limits_of, reference_to
 from autotune.trial.live import Clock, Trials, WarmUp
 from autotune.trial.process import TrialProcesses

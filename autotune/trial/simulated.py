@@ -191,10 +191,13 @@ class SimulatedTrial:
         self._state = _State.ENDED
         batch = self.configuration.batch_size
         device = DEVICE_BYTES + DEVICE_BYTES_PER_EXAMPLE * batch if self._trials.gpus else None
+        waits = 1.0 - 1.0 / max(
+            1.0, self._trials.freeze_gain(self.configuration)
+        )  # else nothing could be gained
         return Finished(
             peak_host_bytes=self._host_bytes(),
             peak_device_bytes=device,
-            input_wait_fraction=0.0 if input_wait_seconds > 0 else None,
+            input_wait_fraction=waits if input_wait_seconds > 0 else None,
             loss=self._loss(),
         )
 

@@ -1,0 +1,95 @@
+"""How long a slice is, and what may have a short one."""
+
+import pytest
+from simulated_runs import BASELINE, a_warm_up, simulated_trials
+from test_confirmation import FAST, SPEED, Bench
+
+from autotune.study.slicing import (
+    CALLS_IN_A_SLICE,
+    MOST_WAITING,
+    SHORT_SLICE_SECONDS,
+    SLICE_SECONDS,
+    SLICES_IN_A_TRIAL,
+    most_waiting,
+    slice_seconds,
+    wanted_seconds,
+)
+from autotune.trial.record import Outcome, Phase, Slice, StepSeconds, TrialRecord
+
+
+def test_a_slice_is_half_a_second_of_quick_steps():
+    """Where calls and epochs are short, and time is not, slices have their usual length."""
+    warm = a_warm_up(call_seconds=0.01, epoch_seconds=0.1)
+    assert slice_seconds(warm, warm, measured=60.0) == SLICE_SECONDS
+
+
+def test_a_slice_holds_several_calls_of_the_slower_one():
+    """Slow calls stretch the slices, as long as a trial holds several slices."""
+    slow, quick = a_warm_up(call_seconds=0.3, epoch_seconds=None), a_warm_up(call_seconds=0.01)
+    assert slice_seconds(quick, slow, measured=60.0) == pytest.approx(CALLS_IN_A_SLICE * 0.3)
+    assert slice_seconds(quick, slow, measured=4.0) == pytest.approx(4.0 / SLICES_IN_A_TRIAL)
+    assert slice_seconds(quick, slow, measured=1.0) == pytest.approx(0.3), "one call of the slow one"
+
+
+def test_a_slice_holds_a_whole_epoch_where_epochs_are_timed():
+    """However little time there is: most of an epoch is asked for, which is one whole epoch and never two."""
+    length = slice_seconds(a_warm_up(epoch_seconds=1.4), measured=3.0)
+    assert 1.4 / 2 < length < 1.4
+
+
+def seen(*, busy=None, input_wait=None, cores=2):
+    """A record of a trial that kept so many cores busy, and waited for input so long."""
+    step = StepSeconds(p50=0.01, p90=0.01, p99=0.01, max=0.01)
+    slices = [
+        Slice(
+            seconds=s, steps=10, examples=100, epochs=0, cpu_seconds=s * busy, step_seconds=step, cores=cores
+        )
+        for s in ([] if busy is None else [0.5, 0.25])
+    ]
+    return TrialRecord(
+        trial=1,
+        phase=Phase.SEARCH,
+        configuration=dict(BASELINE),
+        outcome=Outcome.OK,
+        started_at="2026-11-21T12:00:00+00:00",
+        seconds=1.0,
+        slices=tuple(slices),
+        input_wait_fraction=input_wait,
+    )
+
+
+@pytest.mark.parametrize(
+    ("busy", "input_wait", "expected"),
+    [
+        (1.9, 0.8, 0.05),  # it decodes images: it waits for its own processors
+        (0.2, 0.02, 0.02),  # it waits for a device
+        (0.2, 0.95, 0.9),  # it waits for a network
+        (1.0, 0.8, 0.5),  # it may: one of its threads works on what came in
+        (None, 0.1, 0.1),
+        (1.8, None, 0.1),
+        (None, None, 1.0),
+    ],
+)
+def test_a_trial_waits_no_longer_than_for_input_and_with_idle_processors(busy, input_wait, expected):
+    """The smaller of both bounds holds; what is not known bounds nothing."""
+    assert most_waiting(seen(busy=busy, input_wait=input_wait)) == pytest.approx(expected)
+
+
+def test_slices_are_short_only_where_nothing_waits():
+    """One trial that may wait makes them all long: they take turns in slices of one length."""
+    works, waits = seen(input_wait=MOST_WAITING), seen(input_wait=MOST_WAITING + 0.01)
+    assert wanted_seconds(works, works) == SHORT_SLICE_SECONDS
+    assert wanted_seconds(works, waits) == wanted_seconds(waits, works) == SLICE_SECONDS
+
+
+@pytest.mark.parametrize(("gain", "expected"), [(1.0, SHORT_SLICE_SECONDS), (1.6, SLICE_SECONDS)])
+def test_a_confirmation_takes_the_slices_that_its_processes_deserve(tmp_path, gain, expected):
+    """Nothing is known of the finalist beforehand; from the second instance on, its closing figures are."""
+    trials = simulated_trials(
+        SPEED, noise=0.02, examples=None, freeze_gain=lambda each: gain if each == FAST else 1.0
+    )
+    (found,) = Bench(tmp_path, trials).confirm(FAST).confirmed
+    later = [pair.baseline.seconds for pair in found.record.pairs if pair.instance]
+    first = [pair.baseline.seconds for pair in found.record.pairs if not pair.instance]
+    assert first == pytest.approx([SLICE_SECONDS] * len(first), rel=0.2)
+    assert later == pytest.approx([expected] * len(later), rel=0.2)
