@@ -54,7 +54,7 @@ def test_a_leak_that_the_baseline_has_too_is_not_the_configurations_fault():
 
 def test_a_slow_baselines_leak_explains_the_same_leak_in_what_trains_faster():
     """It grew by less than allocators do, because it trained on less meanwhile; each example cost it as much."""
-    slow = [(examples / 8, 500 * MIB + 2048 * examples / 8) for examples, _ in samples(0.0)]
+    slow = [(examples / 16, 500 * MIB + 2048 * examples / 16) for examples, _ in samples(0.0)]
     assert slow[-1][1] - slow[0][1] < LEAST_GROWTH_BYTES, "the case is another one"
     found = check([samples(2048)], [slow])
     assert found.passed
