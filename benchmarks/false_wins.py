@@ -3,7 +3,7 @@
     python benchmarks/false_wins.py [--quick] [--json FILE] [--replay-only] [--recording FILE] [--record FILE]
 
 Prints one table. Real confirmations of 25 s run on a quiet machine, and while another process burns one core on and
-off. Their slices, recorded, are replayed thousands of times through the same code: one finalist in the time that a
+off. Their slices, and those of longer ones, recorded, are replayed thousands of times through the same code: one finalist in the time that a
 short run's confirmation has and in that of a long one, three finalists in the time from which on so many are confirmed.
 `--replay-only` replays what `--recording` holds, `--record` keeps what was measured.
 """
@@ -28,6 +28,8 @@ MOST_FALSE = 0.05
 """Share of confirmations that may claim a gain."""
 CONFIRMATIONS, CONFIRMATIONS_QUICK = 12, 1
 """Real ones, in each condition."""
+POOL_CONFIRMATIONS, POOL_SECONDS = 2, 120.0
+"""Longer real ones, in each condition, of as many instances as there may be: for the recording alone."""
 REAL_SECONDS, REAL_SECONDS_QUICK = 25.0, 20.0
 REPLAYS, REPLAYS_QUICK = 2000, 50
 LONG_SECONDS = 90.0
@@ -88,8 +90,11 @@ def measured(quick: bool) -> tuple[Recording, dict[str, Figure]]:
     pools: dict[str, Pool] = {}
     with real_confirmations("equal") as bench:
         for condition in ("quiet", "disturbed"):
-            results = confirmed(bench, count, seconds, burning=condition == "disturbed")
+            burning = condition == "disturbed"
+            results = confirmed(bench, count, seconds, burning=burning)
             found |= claims(f"real, {seconds:.0f} s, {condition}", results)
+            if not quick:
+                results += confirmed(bench, POOL_CONFIRMATIONS, POOL_SECONDS, burning=burning)
             pools[condition] = [
                 instance for each in results for instance in instances_of(each.confirmed[0].record)
             ]
