@@ -3,8 +3,9 @@
     python benchmarks/false_wins.py [--quick] [--json FILE] [--replay-only] [--recording FILE] [--record FILE]
 
 Prints one table. Real confirmations of 25 s run on a quiet machine, and while another process burns one core on and
-off. Their slices, and those of longer ones, recorded, are replayed thousands of times through the same code: one finalist in the time that a
-short run's confirmation has and in that of a long one, three finalists in the time from which on so many are confirmed.
+off. Their slices, and those of longer ones, recorded, are replayed thousands of times through the same code: one
+finalist in the time that a short run's confirmation has and in that of a long one, three finalists in the time from
+which on so many are confirmed.
 `--replay-only` replays what `--recording` holds, `--record` keeps what was measured.
 """
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,13 @@ def mean(values: Sequence[float], bar: Bar | None = None) -> Figure:
     return {"value": statistics.fmean(values), "ci95": bounds, "bar": bar, "count": len(values)}
 
 
+def factor(logarithms: Sequence[float], bar: Bar | None = None) -> Figure:
+    """A ratio, from logarithms of it: their mean, with Student's interval where there are several."""
+    figure = mean(logarithms, bar)
+    bounds = figure["ci95"] and [math.exp(each) for each in figure["ci95"]]
+    return figure | {"value": math.exp(figure["value"]), "ci95": bounds}
+
+
 def parser(description: str) -> argparse.ArgumentParser:
     """The arguments that all benchmarks take."""
     made = argparse.ArgumentParser(description=description.splitlines()[0])
@@ -39,12 +47,17 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 def report(benchmark: str, found: Mapping[str, Figure], file: Path | None) -> None:
     """Print the table, and write the file where one was asked for."""
-    width = max(map(len, found))
-    print(f"{'what':<{width}} {'bar':>8} {'value':>7}  {'95% interval':<16} {'of':>5}")
+    bars = {
+        name: " ".join(f"{key} {value:g}" for key, value in (figure["bar"] or {}).items())
+        for name, figure in found.items()
+    }
+    width, bar_width = (max(map(len, each)) for each in (found, [*bars.values(), "bar"]))
+    print(f"{'what':<{width}} {'bar':>{bar_width}} {'value':>7}  {'95% interval':<16} {'of':>5}")
     for name, figure in found.items():
-        bar = " ".join(f"{key} {value:g}" for key, value in (figure["bar"] or {}).items())
         bounds = "{:.3f} to {:.3f}".format(*figure["ci95"]) if figure["ci95"] else ""
-        print(f"{name:<{width}} {bar:>8} {figure['value']:>7.3f}  {bounds:<16} {figure['count']:>5}")
+        print(
+            f"{name:<{width}} {bars[name]:>{bar_width}} {figure['value']:>7.3f}  {bounds:<16} {figure['count']:>5}"
+        )
     if file:
         document = {
             "benchmark": benchmark,

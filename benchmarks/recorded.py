@@ -26,8 +26,10 @@ from autotune.trial.simulated import SimulatedClock
 from autotune.workload import WorkloadFacts
 
 DEFAULT = Path(__file__).resolve().parent.parent / "results" / "confirmations_two_cores.json"
-CLOSING_SECONDS = 0.3
-"""What a replayed process takes for its closing figures."""
+CLOSING_SECONDS = 0.05
+"""What a replayed process takes for its closing figures, without its input wait: nothing waits there."""
+INPUT_WAIT_FACTOR = 2.5
+"""What measuring the input wait takes, over what it may take once both its sides have begun."""
 BATCH_SIZE = 32
 
 Timed = tuple[int, float]
@@ -170,8 +172,9 @@ class RecordedTrial:
 
     def finish(self, input_wait_seconds: float, timeout_seconds: float) -> Finished:
         """See `live.LiveTrial`."""
-        self._trials.clock.advance(CLOSING_SECONDS)
-        return Finished(peak_host_bytes=1 << 20, peak_device_bytes=None, input_wait_fraction=None, loss=None)
+        self._trials.clock.advance(CLOSING_SECONDS + INPUT_WAIT_FACTOR * input_wait_seconds)
+        waits = 0.0 if input_wait_seconds else None
+        return Finished(peak_host_bytes=1 << 20, peak_device_bytes=None, input_wait_fraction=waits, loss=None)
 
     def loss_curves(self, timeout_seconds: float) -> LossCurves:
         """See `live.LiveTrial`: no losses were recorded."""

@@ -17,6 +17,7 @@ from autotune.study.side_by_side import SideBySide
 from autotune.study.slicing import SHORT_SLICE_SECONDS, SLICE_SECONDS
 from autotune.trial.live import TrialFailed
 from autotune.trial.record import Outcome, Pairing, Phase
+from autotune.trial.simulated import SimulatedTrial
 
 FAST = BASELINE.replace(jit_compile=True)
 LARGE = BASELINE.replace(batch_size=64)
@@ -411,6 +412,24 @@ def test_records_count_what_was_seen(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------- bracketing
+
+
+def test_how_long_it_waits_for_input_is_asked_of_one_process(tmp_path, monkeypatch):
+    """The measurement is not repeated in each instance, and what it gave stands in the records."""
+    asked, finish = [], SimulatedTrial.finish
+
+    def finish_noted(trial, input_wait_seconds, timeout_seconds):
+        if input_wait_seconds:
+            asked.append(trial.configuration)
+        return finish(trial, input_wait_seconds, timeout_seconds)
+
+    bench = Bench(tmp_path, simulated_trials(SPEED, noise=0.02))
+    monkeypatch.setattr(SimulatedTrial, "finish", finish_noted)
+    result = bench.confirm(FAST)
+    assert result.instances > 2
+    assert sorted(asked, key=str) == sorted([BASELINE, FAST], key=str)
+    for record in (result.baseline, result.confirmed[0].record):
+        assert record.input_wait_fraction is not None
 
 
 def test_what_was_bracketed_in_the_search_is_bracketed_again(tmp_path):

@@ -2,7 +2,10 @@
 
 import pytest
 
-from autotune.study.running import throughput_interval
+from autotune.space.configuration import Configuration
+from autotune.study.running import Trial, throughput_interval
+from autotune.trial.messages import Finished
+from autotune.trial.record import Phase
 
 
 def test_throughput_is_all_examples_over_all_the_time():
@@ -26,3 +29,15 @@ def test_one_slice_has_no_interval_of_its_own():
     """Its bounds are the rate itself."""
     found = throughput_interval([4000.0], [2000])
     assert (found.low, found.value, found.high) == pytest.approx((4000.0,) * 3)
+
+
+def test_closing_figures_of_several_processes_are_put_together():
+    """The highest peaks whichever process had them, the last loss, and the input wait of the one that was asked."""
+    trial = Trial(1, Phase.CONFIRM, Configuration({}))
+    for host, device, waits, loss in [(5, None, 0.3, 2.0), (3, 9, None, 1.0), (4, 7, None, None)]:
+        trial.note_closing(
+            Finished(peak_host_bytes=host, peak_device_bytes=device, input_wait_fraction=waits, loss=loss)
+        )
+    assert trial.finished == Finished(
+        peak_host_bytes=5, peak_device_bytes=9, input_wait_fraction=0.3, loss=1.0
+    )

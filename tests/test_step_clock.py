@@ -664,6 +664,14 @@ def test_compiling_for_a_smaller_last_batch_makes_no_epoch_long():
     assert measured.seconds == EPOCH_SECONDS
 
 
+def test_an_epoch_known_to_have_no_end_is_left_at_once():
+    """Its second call shows what a usual one takes; there is nothing to wait for."""
+    simulation = Simulation(**{**LONG, "examples": None})
+    with pytest.raises(LongEpoch):
+        simulation.fit()
+    assert simulation.calls == 2
+
+
 def test_an_endless_epoch_is_left_when_the_warm_up_is_over():
     """Without a number of examples there is nothing to extrapolate."""
     simulation = Simulation(**{**LONG, "examples": None}, known=False)

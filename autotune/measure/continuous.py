@@ -24,8 +24,8 @@ FEWEST_LEGS = 4
 TELLING = 0.10
 """Half-width of the pauses' effect on the claim, above which a soak is too short to tell: 0.1 is about ten percent."""
 SURELY = 0.99
-"""Confidence at which pauses are held to matter: more than an interval's, because a claim that chance corrects is wrong
-by just what chance showed. Of 60 simulated runs in which pauses gave nothing, 0.95 corrects 7 and 0.99 corrects 3, whose
+"""Confidence at which pauses are held to matter: more than an interval's, for a claim that chance corrects is wrong by
+just what chance showed. Of 60 simulated runs in which pauses gave nothing, 0.95 corrects 7 and 0.99 corrects 3, whose
 intervals then miss the truth; the intervals of the other 53 all held it."""
 
 

@@ -116,6 +116,21 @@ class Trial:
         self.pairs.append(pair)
         self._timings.append((_timing(pair.baseline, baseline_rate), _timing(pair.candidate, candidate_rate)))
 
+    def note_closing(self, finished: Finished) -> None:
+        """Keep a process's closing figures: of several processes the highest peaks, and what only some of them told."""
+        before = self.finished
+        if before is None:
+            self.finished = finished
+            return
+        self.finished = Finished(
+            peak_host_bytes=max(before.peak_host_bytes, finished.peak_host_bytes),
+            peak_device_bytes=_highest(before.peak_device_bytes, finished.peak_device_bytes),
+            input_wait_fraction=before.input_wait_fraction
+            if finished.input_wait_fraction is None
+            else finished.input_wait_fraction,
+            loss=before.loss if finished.loss is None else finished.loss,
+        )
+
     @property
     def log_ratios(self) -> list[float]:
         """Logarithms of the pairs' speed-ups, without those of disturbed pairs; see `log_ratios_by_instance`."""
@@ -248,6 +263,11 @@ def throughput_interval(rates: Sequence[float], examples: Sequence[int] | None =
     width = mean_interval([math.log(each) for each in rates]).half_width
     factor = math.exp(width) if math.isfinite(width) else 1.0
     return Interval(value=value, low=value / factor, high=value * factor)
+
+
+def _highest(*counts: int | None) -> int | None:
+    """The highest of those that are known."""
+    return max((each for each in counts if each is not None), default=None)
 
 
 def _total(counts: Iterable[int | None]) -> int | None:

@@ -128,7 +128,9 @@ class SideBySide:
         if trial.live is None:
             return
         try:
-            trial.finished = trial.live.finish(INPUT_WAIT_SECONDS, self._deadline.closing(PATIENCE_SECONDS))
+            trial.note_closing(
+                trial.live.finish(INPUT_WAIT_SECONDS, self._deadline.closing(PATIENCE_SECONDS))
+            )
         except TrialFailed:
             pass  # its slices stand; only the closing figures are missing
         finally:
@@ -319,7 +321,7 @@ class SideBySide:
         """Closing figures; a trial that was measured stays so when they do not come."""
         with contextlib.suppress(TrialFailed):
             patience = self._deadline.closing(PATIENCE_SECONDS)
-            trial.finished = _live(trial).finish(QUICK_INPUT_WAIT_SECONDS, patience)
+            trial.note_closing(_live(trial).finish(QUICK_INPUT_WAIT_SECONDS, patience))
 
     def _bracket(self, trial: Trial, plan: Plan) -> None:
         """Baseline, candidate, baseline again; each pair takes its baseline from one side."""

@@ -27,7 +27,7 @@ from autotune.trial.record import Outcome, Slice, StepSeconds
 from autotune.trial.telemetry import Counters, between, host_bytes, part_of, read_counters
 
 ENDLESS_EPOCH_SECONDS = 0.5
-"""How long a first epoch is watched before its length is extrapolated."""
+"""How long a first epoch is watched before its length is extrapolated, where it is not known to have no end."""
 WHOLE_EPOCH_CALLS = 3
 """An epoch of so few calls is timed whole, however long: by steps, its first call would not count."""
 
@@ -391,7 +391,7 @@ class StepClock:
         if self._training.ends_epoch(self._calls):  # perhaps it compiled for a smaller batch
             return
         elapsed = now - self._epoch_began_at - (self._first_call_seconds if self._fits_first_epoch else 0)
-        if elapsed < ENDLESS_EPOCH_SECONDS:
+        if elapsed < ENDLESS_EPOCH_SECONDS and not self._training.endless:
             return
         steps = self._training.steps_per_epoch
         done = self._calls * self._training.steps_per_call
