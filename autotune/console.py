@@ -23,7 +23,7 @@ from rich.text import Text
 
 from autotune.errors import AutotuneError
 from autotune.measure.deciding import Finding, Shortfall, Verdict
-from autotune.printable import one_line
+from autotune.printable import first_line, one_line
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS
 from autotune.study.progress import (
@@ -219,7 +219,7 @@ def trial_line(record: TrialRecord, changes: str, *, stamp: str) -> Text:
         text.append(f"{record.outcome:<24}", style="red")
     text.append(f"  {clean(changes)}")
     if record.reason and not record.outcome.measured:
-        text.append(f"  ({clean(record.reason.splitlines()[0])[:160]})", style="dim")
+        text.append(f"  ({clean(first_line(record.reason))[:160]})", style="dim")
     if record.outcome.measured and record.settled is False:
         text.append("  (was still getting faster when it was measured)", style="dim")
     return text

@@ -39,6 +39,11 @@ def short(value: object) -> str:
     return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 3] + "…"
 
 
+def first_line(text: str) -> str:
+    """The first line of a text of several; of none, nothing."""
+    return next(iter(text.splitlines()), "")
+
+
 def _shown(char: str) -> str:
     if char.isprintable():
         return char

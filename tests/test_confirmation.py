@@ -74,9 +74,9 @@ class Bench:
         return self.trials.launched[self.before :]
 
 
-def crash(configuration=FAST, outcome=Outcome.CRASHED):
+def crash(configuration=FAST, outcome=Outcome.CRASHED, reason="as planned"):
     """One configuration ends badly."""
-    return lambda each: TrialFailed(outcome, "as planned") if each == configuration else None
+    return lambda each: TrialFailed(outcome, reason) if each == configuration else None
 
 
 def after(moment, trials, failure):
@@ -653,6 +653,13 @@ def test_a_failure_of_plain_harms_nothing(tmp_path, outcome, later):
     assert result.plain.record.outcome is outcome
     assert bench.trials.clock() <= bench.plan.ends + OVERRUN_SHARE * bench.plan.budget
     assert bench.trials.alive == []
+
+
+def test_a_failure_of_plain_without_a_word_is_named_by_its_outcome(tmp_path):
+    """An exception may have no message."""
+    bench = beside_plain(tmp_path)
+    bench.trials.failure = after(bench.trials.clock(), bench.trials, crash(BASELINE, Outcome.ERROR, ""))
+    assert bench.confirm(FASTER).plain.left_out == "error"
 
 
 def test_what_is_bracketed_is_not_held_against_plain(tmp_path):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import RecipeError
-from autotune.printable import LONGEST_MESSAGE, one_line, short
+from autotune.printable import LONGEST_MESSAGE, first_line, one_line, short
 
 
 @pytest.mark.parametrize(
@@ -69,3 +69,9 @@ def test_the_message_of_an_error_is_one_line_whatever_stands_in_it():
     assert error.message.endswith("x: bad")
     assert len(error.message) == LONGEST_MESSAGE
     assert str(error).splitlines() == [error.message, r"try this\u202e"]
+
+
+@pytest.mark.parametrize(("text", "first"), [("a\nb", "a"), ("\nb", ""), ("a", "a"), ("", "")])
+def test_the_first_line_of_no_text_is_empty(text, first):
+    """Whoever failed without a word has a first line too."""
+    assert first_line(text) == first

@@ -20,6 +20,7 @@ from autotune.measure.deciding import Shortfall, Verdict, verdict
 from autotune.measure.disturbance import NOTABLE_SHARE
 from autotune.measure.intervals import LogInterval, instance_interval
 from autotune.measure.stability import Check
+from autotune.printable import first_line
 from autotune.space.configuration import Configuration
 from autotune.study.confirmed import Confirmed, Limits, Plain, Result, checks_of, ended
 from autotune.study.plan import (
@@ -575,7 +576,7 @@ class Confirmer:
         ratio = instance_interval(plain.instances) if plain.instances else None
         record = self._run.keep(self._record(plain, ratio))
         if plain.failure is not None:
-            return Plain(record=record, left_out=plain.failure.reason.splitlines()[0])
+            return Plain(record=record, left_out=first_line(plain.failure.reason) or str(plain.failure.outcome))
         if record.speedup is None:
             return Plain(record=record, left_out="it was measured in too few fresh processes")
         return Plain(record=record, ratio=ratio)

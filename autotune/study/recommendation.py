@@ -11,6 +11,7 @@ from autotune.measure import numerics
 from autotune.measure.deciding import Shortfall, Verdict
 from autotune.measure.intervals import FEW_INSTANCES, LogInterval
 from autotune.measure.stability import Check
+from autotune.printable import first_line
 from autotune.recipe.recipe import (
     BatchSizeLosses,
     BestCandidate,
@@ -320,7 +321,7 @@ def _rule_failed(best: Confirmed, result: Result, min_gain: float) -> tuple[Shor
     if broken:
         return Shortfall.UNSTABLE, "it broke a stability rule: " + "; ".join(broken)
     if best.record.outcome not in (Outcome.OK, Outcome.INTERRUPTED):
-        reason = best.record.reason.splitlines()[0] if best.record.reason else ""
+        reason = first_line(best.record.reason)
         return Shortfall.UNSTABLE, f"it failed ({best.record.outcome})" + (f": {reason}" if reason else "")
     speedup, instances = best.speedup, 0 if best.ratio is None else best.ratio.count
     if speedup is None:

@@ -21,6 +21,7 @@ from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from autotune.errors import RunDirectoryError
+from autotune.printable import first_line
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KnobValue
 from autotune.space.search_space import ResolvedSpace
@@ -102,7 +103,7 @@ def _writing(file: Path | None) -> Iterator[None]:
         yield
     except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
         cause = error.__cause__ or error
-        reason = str(getattr(cause, "orig", None) or cause).splitlines()[0]
+        reason = first_line(str(getattr(cause, "orig", None) or cause))
         hint = "What was finished before stays readable. Free some space, or give --out another directory."
         if "not a database" in reason or "malformed" in reason:
             hint = "It is damaged. Take it away: --resume makes it anew, from what stands in trials/."

@@ -13,6 +13,7 @@ from autotune.errors import RecipeError
 from autotune.machine import Machine, fingerprint, require_linux
 from autotune.measure.deciding import MIN_GAIN, Finding, Shortfall, finding
 from autotune.measure.intervals import LogInterval, log_interval
+from autotune.printable import first_line
 from autotune.recipe.recipe import Recipe
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
@@ -229,7 +230,7 @@ def _verification(recipe: Recipe, confirmed: Confirmed, cut_short: Shortfall) ->
 
 def _judged(confirmed: Confirmed, claim: LogInterval, cut_short: Shortfall) -> tuple[Finding, str]:
     if not confirmed.stable and confirmed.record.outcome is not Outcome.INTERRUPTED:
-        reason = confirmed.record.reason.splitlines()[0] if confirmed.record.reason else ""
+        reason = first_line(confirmed.record.reason)
         return Finding.UNSTABLE, f"{confirmed.record.outcome}: {reason}"
     if confirmed.speedup is None and cut_short is Shortfall.BASELINE_FAILED:
         return Finding.UNDECIDED, "the baseline kept failing beside it in fresh processes"
