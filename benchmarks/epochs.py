@@ -38,7 +38,7 @@ CASES: list[Case] = [
     (size, batch, validated) for size in SIZES for batch in BATCHES for validated in (False, True)
 ]
 QUICK_CASES: list[Case] = [(300, 32, True), (3_000, 256, True), (100_000, 1024, True)]
-INSTANCES, INSTANCES_QUICK = 6, 1
+INSTANCES, INSTANCES_QUICK = 5, 1
 """Fresh processes of both, for each case."""
 INSTANCE_SECONDS = 4.0
 """Of plain `fit`, at least, up to the end of an epoch."""
@@ -67,16 +67,26 @@ class PlainFit:
         server.stdin.flush()
         self._said: list[float] = []
         self._turns = [(time.monotonic(), math.inf)]
-        while not self._said:
-            self._listen(1.0)
+        self._await_word()
         self._pid = int(self._said.pop())
-        while not self._said:  # the first epoch, which compiles
-            self._listen(1.0)
+        self._await_word()  # of the first epoch, which compiles
         self._stop()
+
+    def _await_word(self) -> None:
+        given_up = time.monotonic() + PATIENCE_SECONDS
+        while not self._said:
+            if time.monotonic() > given_up:
+                raise SystemExit(
+                    f"plain fit says nothing for {PATIENCE_SECONDS:g} s: run plain_fit.py by hand"
+                )
+            self._listen(1.0)
 
     def _listen(self, seconds: float) -> None:
         while select.select([self._from], [], [], seconds)[0]:
-            self._text += os.read(self._from, 1 << 16)
+            read = os.read(self._from, 1 << 16)
+            if not read:
+                raise SystemExit("plain fit has ended: run plain_fit.py by hand to see why")
+            self._text += read
             *lines, self._text = self._text.split(b"\n")
             self._said += map(float, lines)
             seconds = 0.0

@@ -11,6 +11,7 @@ the truth, the shorter the more. Stretches of either kind of measuring alternate
 
 import math
 import os
+import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,8 +79,9 @@ class Pair:
         found = []
         for _ in range(legs):
             self._partner.measure(SLICE_SECONDS, PATIENCE_SECONDS)
-            first, *others = trial.measure_continuously(SLICE_SECONDS, LEG_SLICES, PATIENCE_SECONDS)
-            found.append(math.log(_examples_per_second([first]) / _examples_per_second(others)))
+            leg = trial.measure_continuously(SLICE_SECONDS, LEG_SLICES, PATIENCE_SECONDS)
+            first, *others = (math.log(_examples_per_second([each])) for each in leg)
+            found.append(first - statistics.fmean(others))
         trial.kill()
         return found
 
