@@ -22,21 +22,22 @@ from autotune.measure.disturbance import (
 )
 from autotune.study import running
 from autotune.study.progress import Notice
-from autotune.study.running import MOST_REPEATS
+from autotune.study.running import MOST_REPEAT_SECONDS, MOST_REPEATS
+from autotune.study.slicing import SHORT_SLICE_SECONDS
 from autotune.trial.record import Pair, Phase
 
 FAST = BASELINE.replace(jit_compile=True)
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2, steps_per_execution=1.1)
 
 
-def pairs_of(loads=None, speeds=None, count=12):
+def pairs_of(loads=None, speeds=None, count=12, apart=0.5):
     """Pairs of slices half a second apart, baseline first; loads or speeds by the slice's place, from 0."""
     loads, speeds = loads or {}, speeds or {}
     usual = None if loads.get("unknown") else 0.0
 
     def slice_at(place):
         return Timing(
-            at=place / 2, log_rate=math.log(4000.0 * speeds.get(place, 1.0)), load=loads.get(place, usual)
+            at=place * apart, log_rate=math.log(4000.0 * speeds.get(place, 1.0)), load=loads.get(place, usual)
         )
 
     return [(slice_at(2 * each), slice_at(2 * each + 1)) for each in range(count)]
@@ -55,6 +56,18 @@ def test_a_burst_of_load_marks_the_pairs_that_it_hit():
     pairs = pairs_of({5: 0.5, 10: 0.3, 11: 0.3})
     assert marked(pairs) == [2, 5]
     assert disturbances(pairs)[2] is Disturbance.LOAD
+
+
+@pytest.mark.parametrize("apart", [0.25, 0.5, 5.0])
+@pytest.mark.parametrize("slices", [1, 6, 12])
+@pytest.mark.parametrize("kind", ["load", "pace"])
+def test_how_long_a_burst_may_be_does_not_depend_on_how_short_slices_are(apart, slices, kind):
+    """One of up to six seconds, or of twelve slices where these are longer, is marked whole, and nothing else is."""
+    hit = range(40, 40 + max(slices, int(slices / 2 / apart)))
+    what = {"load": dict.fromkeys(hit, 0.45)} if kind == "load" else {"speeds": dict.fromkeys(hit, 0.5)}
+    pairs = pairs_of(what.get("load"), what.get("speeds"), count=50, apart=apart)
+    lone = kind == "pace" and len(hit) == 1  # a slow slice is no burst
+    assert marked(pairs) == ([] if lone else sorted({place // 2 for place in hit}))
 
 
 @pytest.mark.parametrize("load", [0.1, 0.5, 0.9])
@@ -344,8 +357,9 @@ def test_what_the_claim_rests_on_can_be_read_from_the_record(tmp_path):
 def test_disturbed_pairs_are_taken_again_within_bounds(tmp_path, monkeypatch):
     """An instance gets a round more for each, up to a number; the confirmation ends in time all the same."""
 
-    def rounds(most):
+    def rounds(most, seconds):
         monkeypatch.setattr(running, "MOST_REPEATS", most)
+        monkeypatch.setattr(running, "MOST_REPEAT_SECONDS", seconds)
         found, bench = confirmed(tmp_path, 3, load=bursts(3), left=100.0)
         assert bench.trials.clock() <= bench.plan.ends + 2.0
         per_instance = {}
@@ -353,8 +367,9 @@ def test_disturbed_pairs_are_taken_again_within_bounds(tmp_path, monkeypatch):
             per_instance[pair.instance] = per_instance.get(pair.instance, 0) + 1
         return max(per_instance.values())
 
-    without, with_repeats = rounds(0), rounds(MOST_REPEATS)
-    assert without < with_repeats <= without + MOST_REPEATS + 1
+    most = MOST_REPEAT_SECONDS / (2 * SHORT_SLICE_SECONDS)
+    without, with_repeats = rounds(0, 0.0), rounds(MOST_REPEATS, MOST_REPEAT_SECONDS)
+    assert without < with_repeats <= without + most + 1
 
 
 def test_how_many_pairs_there_are_does_not_depend_on_speeds(tmp_path, monkeypatch):

@@ -84,7 +84,7 @@ def test_slices_are_short_only_where_nothing_waits():
 
 @pytest.mark.parametrize(("gain", "expected"), [(1.0, SHORT_SLICE_SECONDS), (1.6, SLICE_SECONDS)])
 def test_a_confirmation_takes_the_slices_that_its_processes_deserve(tmp_path, gain, expected):
-    """Nothing is known of the finalist beforehand; from the second instance on, its closing figures are."""
+    """What the search measured of its waiting was too brief to rely on; from the second instance on, it is known."""
     trials = simulated_trials(
         SPEED, noise=0.02, examples=None, freeze_gain=lambda each: gain if each == FAST else 1.0
     )

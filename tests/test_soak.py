@@ -13,6 +13,7 @@ from autotune.measure.deciding import Shortfall, Verdict
 from autotune.study.confirmed import Limits
 from autotune.study.plan import FEWEST_INSTANCES, plan_run
 from autotune.study.progress import PhaseBegan
+from autotune.study.slicing import SHORT_SLICE_SECONDS, SLICE_SECONDS
 from autotune.study.soak import ENOUGH_LEGS, FEWEST_LEGS, LEAST_LEG_SECONDS, plan_legs
 from autotune.trial.live import TrialFailed
 from autotune.trial.record import Outcome, Pairing
@@ -50,6 +51,21 @@ def test_a_claim_that_lives_of_the_pauses_is_replaced(tmp_path):
     assert found.in_slices.low > found.ratio.high
     assert found.soaked.rates[0] == pytest.approx(6000.0, rel=0.1)
     assert found.verdict is Verdict.FASTER
+
+
+@pytest.mark.parametrize(("waiting", "expected"), [(None, SHORT_SLICE_SECONDS), (LARGE, SLICE_SECONDS)])
+def test_slices_of_the_soak_are_as_long_as_those_of_the_claim(tmp_path, waiting, expected):
+    """Where another finalist waits, all take turns in long slices, and a pause gives less to each of those."""
+    trials = simulated_trials(
+        SPEED, noise=0.02, examples=None, freeze_gain=lambda each: 1.2 if each == waiting else 1.0
+    )
+    result, _ = soaked(tmp_path, trials, FAST, LARGE, finalists=2, left=120.0)
+    winner = result.winner
+    assert winner.configuration == FAST
+    claimed = [pair.candidate.seconds for pair in winner.record.pairs if pair.instance]
+    legs = [each.seconds for leg in winner.record.legs for each in leg.slices]
+    for seconds in (claimed, legs):
+        assert seconds == pytest.approx([expected] * len(seconds), rel=0.2)
 
 
 def test_a_gain_that_is_nothing_but_pauses_is_no_gain(tmp_path):

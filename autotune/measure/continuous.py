@@ -24,9 +24,9 @@ FEWEST_LEGS = 4
 TELLING = 0.10
 """Half-width of the pauses' effect on the claim, above which a soak is too short to tell: 0.1 is about ten percent."""
 SURELY = 0.99
-"""Confidence at which pauses are held to matter: more than an interval's, for a claim that chance corrects is wrong by
-just what chance showed. Of 60 simulated runs in which pauses gave nothing, 0.95 corrects 7 and 0.99 corrects 3, whose
-intervals then miss the truth; the intervals of the other 53 all held it."""
+"""Confidence at which pauses are held to have made the speed-up look smaller than it is. That they made it look larger
+is believed at an interval's own: a claim that chance corrects is wrong by just what chance showed, and then it had
+better be too small."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +53,8 @@ class Soaked:
     @property
     def contradicts(self) -> bool:
         """Whether slices surely show another speed-up than the training has."""
-        degrees = self.pauses.count
-        wider = t_quantile(SURELY, degrees) / t_quantile(CONFIDENCE, degrees)
-        return abs(self.pauses.value) > wider * self.pauses.half_width
+        wider = t_quantile(SURELY, self.pauses.count) / t_quantile(CONFIDENCE, self.pauses.count)
+        return self.pauses.low > 0 or self.pauses.value < -wider * self.pauses.half_width
 
     def without_pauses(self, claim: LogInterval) -> LogInterval:
         """A claim from slices, freed of what the pauses gave; both errors are in its interval."""

@@ -24,14 +24,16 @@ A burst shorter than two slices on a machine that does not show it stays in, as 
 
 from __future__ import annotations
 
+import bisect
 import enum
 import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-NEIGHBOURS = 7
-"""Pairs before, and as many after, that the usual is the median of."""
+NEIGHBOURS, NEIGHBOUR_SECONDS = 7, 7.0
+"""Pairs before, and as many after, that the usual is the median of: so many, and all within so long. A burst shows as
+long as it is shorter than what is usual around it, however short the slices are."""
 LEAST_LOAD = 0.10
 """Share of the machine by which others must take more than usual to be called a burst."""
 LEAST_SLOWDOWN = 0.25
@@ -111,10 +113,11 @@ def _loaded(pairs: Sequence[tuple[Timing, Timing]]) -> list[bool]:
     loads = [(baseline.load, candidate.load) for baseline, candidate in pairs]
     known = [place for place, pair in enumerate(loads) if None not in pair]
     sides = [[loads[place][side] or 0.0 for place in known] for side in (0, 1)]
+    times = [[pairs[place][side].at for place in known] for side in (0, 1)]
     found = [False] * len(pairs)
     if sum(map(_range, sides)) <= LEAST_LOAD:
         return found  # as it would come out below, without the work
-    baseline, candidate = map(departures, sides)
+    baseline, candidate = map(departures, sides, times)
     limit = max(LEAST_LOAD, DEVIATIONS * _deviation(baseline + candidate))
     for place, one, other in zip(known, baseline, candidate, strict=True):
         found[place] = max(one, other) > limit or abs(one - other) > limit
@@ -129,7 +132,7 @@ def _slow_together(pairs: Sequence[tuple[Timing, Timing]]) -> list[bool]:
         return found  # as it would come out below, without the work
     in_time = []
     for side, slices in enumerate(sides):
-        away = departures([each.log_rate for each in slices])
+        away = departures([each.log_rate for each in slices], [each.at for each in slices])
         limit = max(LEAST_SLOWDOWN, DEVIATIONS * _deviation(away))
         in_time += [
             (each.at, place, side, departure < -limit)
@@ -143,12 +146,20 @@ def _slow_together(pairs: Sequence[tuple[Timing, Timing]]) -> list[bool]:
     return found
 
 
-def departures(values: Sequence[float]) -> list[float]:
-    """How far each value is from the median of its neighbours and itself."""
-    return [
-        value - statistics.median(values[max(0, place - NEIGHBOURS) : place + NEIGHBOURS + 1])
-        for place, value in enumerate(values)
-    ]
+def departures(values: Sequence[float], times: Sequence[float]) -> list[float]:
+    """How far each value is from the median of its neighbours and itself.
+
+    Args:
+        values: In the order of time.
+        times: Of each, in seconds.
+    """
+    found = []
+    for place, value in enumerate(values):
+        first = bisect.bisect_left(times, times[place] - NEIGHBOUR_SECONDS)
+        last = bisect.bisect_right(times, times[place] + NEIGHBOUR_SECONDS)
+        around = values[max(0, min(first, place - NEIGHBOURS)) : max(last, place + NEIGHBOURS + 1)]
+        found.append(value - statistics.median(around))
+    return found
 
 
 def _range(values: Sequence[float]) -> float:

@@ -30,6 +30,8 @@ LONG_TRAINING_SECONDS = 24 * 3600.0
 AS_MUCH = 0.5
 """A baseline that grows by this share of the configuration's growth, or more, has the leak too."""
 
+NOT_TOLD = "to tell whose leak it is"
+
 Samples = Sequence[tuple[float, float]]
 """Of one process: examples trained so far, and bytes held then."""
 
@@ -91,6 +93,11 @@ def growth(processes: Sequence[Samples]) -> Growth | None:
     )
 
 
+def tells(check: Check) -> bool:
+    """Whether the rule could say whose leak it is, where there is one."""
+    return not check.detail.endswith(NOT_TOLD)
+
+
 def _common_slope(processes: Sequence[Samples]) -> tuple[float, float, int]:
     """Least squares with one slope and a level for each process: slope, its standard error, degrees of freedom."""
     centred = [
@@ -141,10 +148,12 @@ def host_memory_growth(
         return Check(name=NAME, passed=True, value=value, limit=limit, detail=seen)
     beside = growth(baseline)
     if beside is None:
-        detail = f"{seen}; too little was seen of the baseline to tell whose leak it is"
+        detail = f"{seen}; too little was seen of the baseline {NOT_TOLD}"
         return Check(name=NAME, passed=True, value=value, limit=limit, detail=detail)
     if beside.goes_on and beside.slope >= AS_MUCH * found.slope:
         detail = f"{seen}; the baseline grows as much for each example, so it is the workload that leaks"
+        if not beside.sure:
+            detail = f"{seen}; the baseline grows as much for each example, but too little {NOT_TOLD}"
         return Check(name=NAME, passed=True, value=value, limit=limit, detail=detail)
     hours = limit / (found.slope * examples_per_second) / 3600
     return Check(

@@ -41,7 +41,7 @@ from autotune.study.side_by_side import (
     PATIENCE_SECONDS,
     SLICE_PATIENCE_SECONDS,
 )
-from autotune.study.slicing import slice_seconds, wanted_seconds
+from autotune.study.slicing import SLICE_SECONDS, slice_seconds, wanted_seconds
 from autotune.study.soak import Soak
 from autotune.study.waiting import GENEROUS, Deadline, TimeIsUp
 from autotune.trial.live import TrialFailed
@@ -51,19 +51,22 @@ GROUPS = (1, 2)
 """Template groups that the instances come from in turn; the search's is 0."""
 FEWEST_ROUNDS = 3
 BRACKET_ROUNDS = 3
+ASKED_SHARE = 0.02
+"""Of the confirmation's time: for the input wait of each configuration, at most."""
 FIRST_SOAK_SHARE = 0.6
 """Of the soak's time, for the first of several that could win: the rest is for the next, should that be refuted."""
 
 
 @dataclass
 class _Contender:
-    """A finalist while it is confirmed."""
+    """A finalist while it is confirmed; `wanted` are the seconds that its slices were to have at last."""
 
     trial: Trial
     pairing: Pairing
     in_search: TrialRecord
     soaked: Soaked | None = None
     barred: bool = False
+    wanted: float = SLICE_SECONDS
     measured: list[int] = field(default_factory=list)
     failure: TrialFailed | None = None
 
@@ -136,6 +139,8 @@ class Confirmer:
         self._deadline = Deadline(clock=run.clock, at=plan.ends + OVERRUN_SHARE * plan.budget)
         self._ends = plan.ends - plan.soak
         self._prepared = False
+        self._waits_told: set[int] = set()
+        self._asked_seconds = INPUT_WAIT_SECONDS
         self._in_twos = False
         self._comparisons = 1
         self._pauses_deceive = False
@@ -223,12 +228,13 @@ class Confirmer:
                 reference,
                 contender.trial,
                 together=contender.pairing is Pairing.ALTERNATING,
-                wanted=self._wanted_seconds(reference, [contender]),
+                wanted=contender.wanted,
             )
 
     def _deceived(self, contender: _Contender) -> bool:
         """Whether pauses surely made it look faster than it is."""
-        return contender.soaked is not None and contender.soaked.pauses.low > 0
+        soaked = contender.soaked
+        return soaked is not None and soaked.contradicts and soaked.pauses.value > 0
 
     def _start_again(self, trial: Trial, stack: contextlib.ExitStack) -> None:
         usual = 1.0 if trial.warm is None else trial.warm.ready_seconds
@@ -264,9 +270,11 @@ class Confirmer:
         self._prepare(contenders)  # plain is a fork of the baseline's
         start = self._instance_start(records)
         seconds = self._planned(records, start)[1]
+        self._asked_seconds = min(INPUT_WAIT_SECONDS, ASKED_SHARE * self._left())
         done = failures = 0
         while done < MOST_INSTANCES and failures < FEWEST_INSTANCES:
             active = [each for each in contenders if each.failure is None]
+            asking = self._asking(reference, active)
             if done >= FEWEST_INSTANCES:  # what has broken a rule leaves its time to the next
                 active = [each for each in active if self._may_win(each, reference)]
             needed = start + seconds if done else start
@@ -276,7 +284,7 @@ class Confirmer:
             instance = _Instance(
                 group=GROUPS[(done + failures) % len(GROUPS)],
                 seconds=seconds,
-                ends=began + self._left() / max(1, FEWEST_INSTANCES - done),
+                ends=began + (self._left() - asking) / max(1, FEWEST_INSTANCES - done),
             )
             try:
                 self._one_instance(reference, active, instance)
@@ -291,7 +299,7 @@ class Confirmer:
             done += 1
             all_stayed = len(records) == len(self._with_plain(contenders))
             if done == 1 and all_stayed:  # else it took what plain's failure took
-                start = max(1.0, run.clock() - began - seconds)
+                start = max(1.0, run.clock() - began - seconds - asking)  # what was asked is known now
                 seconds = self._planned(records, start, done=done)[1]
 
     def _prepare(self, contenders: Sequence[_Contender]) -> None:
@@ -426,11 +434,11 @@ class Confirmer:
         assert reference.warm is not None
         warm = [each.trial.warm for each in contenders if each.trial.warm is not None]
         # With little time there are fewer rounds, not slices too short to be trusted: instances count alike.
+        wanted = self._wanted_seconds(reference, contenders)
+        for each in contenders:
+            each.wanted = wanted
         length = slice_seconds(
-            reference.warm,
-            *warm,
-            measured=max(seconds, LEAST_INSTANCE_SECONDS),
-            wanted=self._wanted_seconds(reference, contenders),
+            reference.warm, *warm, measured=max(seconds, LEAST_INSTANCE_SECONDS), wanted=wanted
         )
         began, rounds = run.clock(), 0
         while True:
@@ -452,8 +460,15 @@ class Confirmer:
             each.note_instance()
 
     def _wanted_seconds(self, reference: Trial, contenders: Sequence[_Contender]) -> float:
-        """Seconds of a slice that suit them, by their closing figures, or by what they showed beforehand."""
-        seen = [(reference, self._run.records[0]), *((each.trial, each.in_search) for each in contenders)]
+        """Seconds of a slice that suit them, by their closing figures, or by what is known of them beforehand.
+
+        A search trial's input wait is not: it was measured so briefly that a wait may not have shown.
+        """
+        seen = [(reference, self._run.records[0])]
+        seen += [
+            (each.trial, each.in_search.model_copy(update={"input_wait_fraction": None}))
+            for each in contenders
+        ]
         return wanted_seconds(
             *(before if trial.finished is None else ended(trial, None) for trial, before in seen)
         )
@@ -531,14 +546,19 @@ class Confirmer:
     def _close(self, trial: Trial) -> None:
         """Take the closing figures; what was measured stands when they do not come.
 
-        How long it waits for input is asked of one process only: of each, it would take a twelfth of the time.
+        How long it waits for input is asked of one process only: of each, it would take a tenth of the time and more.
         """
         if trial.live is not None:
-            known = trial.finished is not None and trial.finished.input_wait_fraction is not None
+            asked = 0.0 if trial.number in self._waits_told else self._asked_seconds
             with contextlib.suppress(TrialFailed):
-                patience = self._deadline.closing(PATIENCE_SECONDS)
-                trial.note_closing(trial.live.finish(0.0 if known else INPUT_WAIT_SECONDS, patience))
+                trial.note_closing(trial.live.finish(asked, self._deadline.closing(PATIENCE_SECONDS)))
+                self._waits_told.add(trial.number)
             trial.live = None
+
+    def _asking(self, reference: Trial, contenders: Sequence[_Contender]) -> float:
+        """Seconds that the input wait of those who were not asked yet will take."""
+        beside = (each.trial for each in self._with_plain(contenders))
+        return self._asked_seconds * sum(each.number not in self._waits_told for each in (reference, *beside))
 
     # --------------------------------------------------------------------------------------------- plain
 
@@ -576,7 +596,9 @@ class Confirmer:
         ratio = instance_interval(plain.instances) if plain.instances else None
         record = self._run.keep(self._record(plain, ratio))
         if plain.failure is not None:
-            return Plain(record=record, left_out=first_line(plain.failure.reason) or str(plain.failure.outcome))
+            return Plain(
+                record=record, left_out=first_line(plain.failure.reason) or str(plain.failure.outcome)
+            )
         if record.speedup is None:
             return Plain(record=record, left_out="it was measured in too few fresh processes")
         return Plain(record=record, ratio=ratio)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from autotune.machine import Machine
-from autotune.measure import numerics
+from autotune.measure import growth, numerics
 from autotune.measure.deciding import Shortfall, Verdict
 from autotune.measure.intervals import FEW_INSTANCES, LogInterval
 from autotune.measure.stability import Check
@@ -43,6 +43,7 @@ BATCH_NOT_CHECKED = "held-out loss after equal numbers of examples at the recomm
 LONG_RUN_NOT_CHECKED = "a continuous run"
 PAUSES_NOT_CHECKED = "what pauses between slices gave the speed-up (the continuous run was too short to tell)"
 THROTTLING_NOT_CHECKED = "thermal throttling of the device"
+GROWTH_NOT_CHECKED = "whether it is this configuration that leaks memory, or the workload"
 RETRACING_NOT_CHECKED = "retracing after the warm-up (the log does not tell of XLA's compilations)"
 """What a user must not take for granted; the recipe says so."""
 
@@ -219,6 +220,9 @@ def _not_checked(winner: Confirmed, baseline: Configuration, measured: bool) -> 
         missing.append(PAUSES_NOT_CHECKED)
     if winner.record.peak_device_bytes is not None:
         missing.append(THROTTLING_NOT_CHECKED)
+    grown = next((check for check in winner.checks if check.name == growth.NAME), None)
+    if grown is not None and not growth.tells(grown):
+        missing.append(f"{GROWTH_NOT_CHECKED} ({grown.detail})")
     if not any(check.name == "retracing" for check in winner.checks):
         missing.append(RETRACING_NOT_CHECKED)
     return tuple(missing)

@@ -16,8 +16,8 @@ from autotune.trial.live import LiveTrial, TrialFailed, WarmUp
 from autotune.trial.messages import Finished
 from autotune.trial.record import Interval, Leg, Outcome, Pair, Pairing, Phase, Slice, TrialRecord
 
-MOST_REPEATS = 4
-"""Pairs of an instance that are taken again because foreign load disturbed them."""
+MOST_REPEATS, MOST_REPEAT_SECONDS = 4, 4.0
+"""Pairs of an instance that are taken again because foreign load disturbed them: so many, or more if they are short."""
 
 
 def now_utc() -> str:
@@ -160,8 +160,10 @@ class Trial:
 
         How fast anything was does not enter it: measuring would else go on for as long as a result is not liked.
         """
-        last = self._places().get(max(0, self.instances - 1), [])
-        return min(MOST_REPEATS, sum(self.pairs[place].disturbed is Disturbance.LOAD for place in last))
+        last = [self.pairs[place] for place in self._places().get(max(0, self.instances - 1), [])]
+        seconds = sum(each.baseline.seconds + each.candidate.seconds for each in last)
+        most = max(MOST_REPEATS, int(MOST_REPEAT_SECONDS * len(last) / seconds)) if seconds else MOST_REPEATS
+        return min(most, sum(each.disturbed is Disturbance.LOAD for each in last))
 
     def _places(self) -> dict[int, list[int]]:
         """Where in `pairs` those of each instance are."""

@@ -34,6 +34,13 @@ KEPT_SECONDS = 0.3
 """How long the step is timed on a batch kept in memory."""
 FIRST_BATCH_SECONDS = 3.0
 """A pipeline whose first batch takes longer is not opened again for the input wait."""
+STRETCH_SECONDS = 0.015
+"""How long the step runs on what is kept, or one call, before the pipeline has its turn."""
+DRAIN_STRETCHES, COUNTED_STRETCHES = 6, 3
+"""What the pipeline has filled its buffers with during a stretch, a step that waits for a share `w` of its time has
+used up within (1 - w)/w stretches: within 6 for 15% and more. So many pass before so many count."""
+FIRST_DRAIN_SHARE = 0.25
+"""Of the time: for what the pipeline had gathered before the first stretch."""
 VALIDATION_CALLS = 20
 """Calls of the test function from which a longer validation's time is extrapolated."""
 
@@ -201,19 +208,29 @@ def input_wait_fraction(
 ) -> float | None:
     """Share of the step that waits for input: the same step on a batch kept in memory is the counterfactual.
 
-    Both take turns in short stretches, on the model's own compiled function. What a pipeline takes away
-    from the step by using the same cores counts as waiting, for it goes away with the pipeline.
+    Both take turns in short stretches, on the model's own compiled function. While the step runs on what is kept, the
+    pipeline goes on and fills its buffers; so before the step on the pipeline counts, it runs until a pipeline that is
+    slower than the step has emptied them again. What a pipeline takes away from the step by using the same cores counts
+    as waiting, for it goes away with the pipeline.
 
     Args:
         model: Compiled, and trained already.
         train: The training pipeline, batched.
-        seconds: How long all of it may take, once both have begun.
+        seconds: How long all of it may take, once both have begun; a long step takes four times itself at least.
         patience_seconds: How long the pipeline's first batch may take.
 
     Returns:
         None where the first batch takes longer than that: a shuffle buffer to be filled, files to be opened.
     """
     import tensorflow as tf
+
+    def timed(iterator: Any, calls: int) -> float:
+        tf.test.experimental.sync_devices()
+        began = time.perf_counter()
+        for _ in range(calls):
+            model.train_function(iterator)
+        tf.test.experimental.sync_devices()
+        return time.perf_counter() - began
 
     began = time.perf_counter()
     kept = iter(train.take(1).cache().repeat())
@@ -223,22 +240,27 @@ def input_wait_fraction(
     real = iter(train.repeat())
     for iterator in (real, kept):
         model.train_function(iterator)
+    one = max(timed(real, 1), timed(kept, 1))
+    calls = max(1, min(200, int(min(STRETCH_SECONDS, seconds / 10) / one)))
+
+    def timed_for(at_least: float) -> tuple[float, int]:
+        """On the pipeline, for so long: seconds, and how many calls that were."""
+        spent, done = timed(real, calls), calls
+        while spent < min(at_least, seconds):
+            spent, done = spent + timed(real, calls), done + calls
+        return spent, done
+
     deadline = time.perf_counter() + seconds
-    began = time.perf_counter()
-    model.train_function(real)
-    calls = max(1, min(200, int(seconds / 10 / max(time.perf_counter() - began, 1e-6))))
-    spent = {"real": 0.0, "kept": 0.0}
-    rounds = 0
-    while rounds < 2 or (time.perf_counter() < deadline and rounds < 50):
-        for name, iterator in (("real", real), ("kept", kept)):
-            tf.test.experimental.sync_devices()
-            began = time.perf_counter()
-            for _ in range(calls):
-                model.train_function(iterator)
-            tf.test.experimental.sync_devices()
-            spent[name] += time.perf_counter() - began
-        rounds += 1
-    return min(1.0, max(0.0, 1.0 - spent["kept"] / spent["real"]))
+    timed_for(seconds * FIRST_DRAIN_SHARE)
+    kept_spent = real_spent = 0.0
+    kept_calls = real_calls = 0
+    while not real_calls or time.perf_counter() < deadline:
+        stretch = timed(kept, calls)
+        timed_for(stretch * DRAIN_STRETCHES)
+        spent, done = timed_for(stretch * COUNTED_STRETCHES)
+        kept_spent, kept_calls = kept_spent + stretch, kept_calls + calls
+        real_spent, real_calls = real_spent + spent, real_calls + done
+    return min(1.0, max(0.0, 1.0 - (kept_spent / kept_calls) / (real_spent / real_calls)))
 
 
 def gpu_names() -> tuple[str, ...]:

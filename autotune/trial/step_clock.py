@@ -397,7 +397,9 @@ class StepClock:
         done = self._calls * self._training.steps_per_call
         expected = elapsed * steps / done if steps is not None else math.inf
         too_long = steps is not None and expected > 2 * self._warmup_seconds
-        if self._training.endless or too_long or elapsed > self._warmup_seconds:
+        if self._training.endless:
+            raise LongEpoch  # what a usual call takes shows later
+        if too_long or elapsed > self._warmup_seconds:
             self._note_compile_seconds()
             raise LongEpoch
 
