@@ -641,6 +641,7 @@ CASES = {
     "slow_generator": {"dataset": slow_generator},
     "decodes": {"dataset": decodes},
     "waits": {"dataset": waits},
+    "waits_and_works": {"dataset": waits, "compile": slow_steps},
     "crowded": {"dataset": crowded},
     "telling": {"model": telling},
     "learns": {"dataset": learnable, "model": small_network, "compile": classifying},
