@@ -28,7 +28,7 @@ from autotune.workload import WorkloadFacts
 DEFAULT = Path(__file__).resolve().parent.parent / "results" / "confirmations_two_cores.json"
 CLOSING_SECONDS = 0.05
 """What a replayed process takes for its closing figures, without its input wait: nothing waits there."""
-INPUT_WAIT_FACTOR = 2.5
+INPUT_WAIT_FACTOR = 1.3
 """What measuring the input wait takes, over what it may take once both its sides have begun."""
 BATCH_SIZE = 32
 

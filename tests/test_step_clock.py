@@ -79,6 +79,7 @@ class Simulation:
     ):
         self.now = 1000.0
         self.events = []
+        self.frozen_after = []
         self.counts_the_end = counts_the_end
         self.counters_seconds = counters_seconds
         self.traces, self.skips = traces, skips
@@ -138,6 +139,7 @@ class Simulation:
     def freeze(self):
         """Stand still for long."""
         self.events.append("freeze")
+        self.frozen_after.append(self.calls)
         self.now += FROZEN_SECONDS
 
     def counters(self):
@@ -453,24 +455,42 @@ def test_the_epoch_that_compiles_says_nothing_of_the_usual_pace():
     assert simulation.ready.call_seconds == 1 / 16
 
 
+@pytest.mark.parametrize(("examples", "steps"), [(1437, STEPS), (20, 1)])
+def test_a_training_is_not_frozen_between_epochs(examples, steps):
+    """It stands still after an epoch's first call: what is begun between epochs must not lie around for long."""
+    simulation = Simulation(Measure(seconds=0.1), Measure(seconds=0.1), examples=examples)
+    first, second = simulation.run()
+    assert len(simulation.frozen_after) == 3
+    assert all(calls % steps == 1 % steps for calls in simulation.frozen_after)
+    assert first.examples == first.epochs * examples
+    assert second.seconds == second.epochs * (steps / 64 + 1 / 8)
+
+
+def test_the_loss_of_epochs_is_that_of_a_whole_one():
+    """Keras begins its mean anew in each: the first call's would be of one batch."""
+    simulation = Simulation(Measure(seconds=0.1), loss=lambda call: 9.0 if call % STEPS == 0 else 0.5)
+    (measured,) = simulation.run()
+    assert measured.loss == simulation.clock.last_loss == 0.5
+
+
 @pytest.mark.parametrize(("cap", "epochs"), [(2.0, 2), (2.3, 3)])
 def test_the_time_of_an_epoch_is_the_median_of_those_after_the_first(cap, epochs):
     """Of two it is their mean, of three the middle one."""
     pace = [4, 2, 1]  # of the second epoch to the fourth, in 256ths of a second a step
     simulation = Simulation(
-        step_seconds=lambda call: pace[max(0, min(call // STEPS, 3) - 1)] / 256, warmup_seconds=cap
+        step_seconds=lambda call: pace[max(0, min((call - 1) // STEPS, 3) - 1)] / 256, warmup_seconds=cap
     )
     simulation.run()
     lengths = [STEPS * steps / 256 + 1 / 8 for steps in pace]
     assert simulation.ready.epoch_seconds == statistics.median(lengths[:epochs])
-    assert simulation.calls == (1 + epochs) * STEPS
+    assert simulation.calls == (1 + epochs) * STEPS + 1
 
 
 def test_a_cap_below_one_epoch_leaves_two_epochs_after_the_first():
     """Even an impatient tuner gets a warm-up beyond the epoch that compiles."""
     simulation = Simulation(step_seconds=1 / 256, warmup_seconds=0.25)
     simulation.run()
-    assert simulation.calls == 3 * STEPS
+    assert simulation.calls == 3 * STEPS + 1
     assert not simulation.ready.settled
 
 
@@ -557,7 +577,7 @@ def test_a_loss_that_becomes_nan_while_measured_ends_the_trial():
     simulation = Simulation(
         Measure(seconds=0.1), Measure(seconds=0.1), loss=lambda call: 0.5 if call < 360 else math.nan
     )
-    with pytest.raises(TrainingFailed, match="the training loss became nan by step 405") as failed:
+    with pytest.raises(TrainingFailed, match="the training loss became nan by step 406") as failed:
         simulation.fit()
     assert failed.value.outcome == Outcome.NONFINITE
     assert len([message for message in simulation.sent if isinstance(message, SliceDone)]) == 1

@@ -233,12 +233,14 @@ def pipeline(
 
     if not batched:
         dataset = dataset.batch(configuration.batch_size, drop_remainder=drop_remainder)
-    options = tf.data.Options()
-    if not configuration.get("deterministic", True):
-        options.deterministic = False
-    if configuration.get("data_threads", 0):
-        options.threading.private_threadpool_size = configuration["data_threads"]
-    dataset = dataset.with_options(options)
+    unordered, threads = not configuration.get("deterministic", True), configuration.get("data_threads", 0)
+    if unordered or threads:  # options that say nothing cost each epoch something all the same
+        options = tf.data.Options()
+        if unordered:
+            options.deterministic = False
+        if threads:
+            options.threading.private_threadpool_size = threads
+        dataset = dataset.with_options(options)
     prefetch = configuration.get("prefetch", 0)
     if prefetch:
         dataset = dataset.prefetch(tf.data.AUTOTUNE if prefetch == "autotune" else prefetch)

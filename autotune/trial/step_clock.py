@@ -4,8 +4,10 @@ The clock wraps the model's train function, so `fit` itself stays as the user's:
 *call* is one call of the train function: `steps_per_execution` steps. While it warms up the clock looks on;
 then it reports, freezes the process, and obeys: each `Measure` is one slice, or several without a pause.
 
-Short epochs, and those of very few calls, are timed boundary to boundary: a slice is a number of whole
-epochs. Where an epoch is longer than the tuner allows, `LongEpoch` leaves `fit` once, and a second `fit` is
+Short epochs, and those of very few calls, are timed whole: a slice is a number of *laps*, each from the end of
+an epoch's first call to that of the next one's, boundary included. (Frozen at the boundary itself, Keras holds an iterator
+that it is about to throw away; to end what `tf.data` has begun in it takes up to 80 ms longer after a pause, which no
+training pays.) Where an epoch is longer than the tuner allows, `LongEpoch` leaves `fit` once, and a second `fit` is
 timed by steps: the stretch from the last call of an epoch to the first call of the next is not counted,
 because its cost is measured apart (`profiling.epoch_overhead`).
 
@@ -183,6 +185,7 @@ class StepClock:
         self._compile_seconds: float | None = None
         self._epoch_times: list[float] = []
         self._logs: Any = None
+        self._epoch_logs: Any = None
         self._total_calls = 0
         self._smaller_batch_traced = False
         self._expected_traces = 0
@@ -228,16 +231,13 @@ class StepClock:
         self._smaller_batch_traced = True
         if self._training.steps_per_epoch is None:  # nobody knows how many of its steps the last call had
             self._steps_of_ended_epochs -= self._training.steps_per_call - 1
-        now = self._clock()
+        self._calls_of_epoch = self._calls
+        self._epoch_logs = self._logs
         if not self._by_epochs:
             self._close_segment()
-        elif self._open is not None:
-            self._count_epoch(now)
-        else:
-            self._warm_up_by_epochs(now)
+        elif not self._ready:
+            self._look_at_epoch(self._clock())
         self._epoch_began_at = self._clock()
-        self._iterations_at_epoch = self._iterations()
-        self._calls_at_epoch = self._total_calls
 
     @property
     def call_seconds(self) -> float:
@@ -247,8 +247,9 @@ class StepClock:
 
     @property
     def last_loss(self) -> float | None:
-        """The running training loss; None where the model reports none."""
-        value = self._logs.get("loss") if isinstance(self._logs, Mapping) else None
+        """The running training loss, of the last whole epoch where those are timed; None where there is none."""
+        logs = self._logs if self._epoch_logs is None or not self._by_epochs else self._epoch_logs
+        value = logs.get("loss") if isinstance(logs, Mapping) else None
         return None if value is None else float(value)
 
     # ------------------------------------------------------------------------------------------- each call
@@ -261,8 +262,8 @@ class StepClock:
         self._last_call_at = self._clock()
         self._epoch_began_at = self._last_call_at
         self._fit_began_at = self._last_call_at
-        self._iterations_at_epoch = self._iterations()
-        self._calls_at_epoch = self._total_calls
+        self._calls_of_epoch = 0
+        self._lap_at: float | None = None
         self._segment_at: float | None = None
 
     def _call_ended(self, logs: Any) -> None:
@@ -288,6 +289,8 @@ class StepClock:
             self._open.call_seconds.append(seconds)
         if self._by_epochs:
             self._watch_for_long_epoch(now)
+            if first_of_epoch:
+                self._lap_ended(now)
         elif first_of_epoch:
             self._open_segment(now)
         elif self._open is not None:
@@ -335,15 +338,13 @@ class StepClock:
         steps, known = self._calls * self._training.steps_per_call, self._training.steps_per_epoch
         return self._steps_of_ended_epochs + (steps if known is None else min(steps, known))
 
-    def _steps_of_epoch(self) -> int:
-        """Steps of the epoch that ends; what is known of the dataset counts more than what an optimizer says.
+    def _steps_of_lap(self) -> int:
+        """Steps of the lap that ends; what is known of the dataset counts more than what an optimizer says.
 
         An optimizer counts updates: fewer than steps where gradients are accumulated or a loss scale skips.
         """
         known = self._training.steps_per_epoch
-        if known is not None:
-            return known
-        return self._steps_since(self._iterations_at_epoch, self._calls_at_epoch)
+        return self._steps_since(self._lap_iterations, self._lap_calls) if known is None else known
 
     def _steps_of_segment(self) -> int:
         """Steps since the segment began, within one epoch."""
@@ -403,17 +404,18 @@ class StepClock:
             self._note_compile_seconds()
             raise LongEpoch
 
-    def _warm_up_by_epochs(self, now: float) -> None:
+    def _look_at_epoch(self, now: float) -> None:
+        """The first epoch, which compiles, is no sample of the others; one that is too long is timed by steps."""
         if self._fits_first_epoch:
             self._fits_first_epoch = False
             self._first_epoch_last_call = self._call_times[-1] if self._call_times else None
             self._call_times.clear()
-            return
-        seconds = now - self._epoch_began_at
-        if seconds > self._epoch_seconds and self._calls > WHOLE_EPOCH_CALLS:
+        elif now - self._epoch_began_at > self._epoch_seconds and self._calls > WHOLE_EPOCH_CALLS:
             self._note_compile_seconds()
             raise LongEpoch
-        self._epoch_times.append(seconds)
+
+    def _warm_up_by_epochs(self, now: float, lap_seconds: float) -> None:
+        self._epoch_times.append(lap_seconds)
         settled = is_steady(self._epoch_times)
         if settled or (self._elapsed(now) >= self._warmup_seconds and len(self._epoch_times) >= 2):
             self._hold_ready(settled, now)
@@ -463,8 +465,7 @@ class StepClock:
         """What an epoch takes beyond its steps at the usual pace; needs two calls in an epoch."""
         if not self._call_times:
             return None
-        calls = self._calls
-        return max(0.0, _median(self._epoch_times) - calls * _median(self._call_times))
+        return max(0.0, _median(self._epoch_times) - self._calls_of_epoch * _median(self._call_times))
 
     # --------------------------------------------------------------------------------------------- slices
 
@@ -487,17 +488,31 @@ class StepClock:
             counters=self._counters(),
         )
         self._last_call_at = self._clock()
+        if self._by_epochs:
+            self._open_lap(self._last_call_at)
 
-    def _count_epoch(self, now: float) -> None:
-        current = self._open
-        assert current is not None
-        steps = self._steps_of_epoch()
-        current.epochs += 1
-        current.steps += steps
-        current.examples += self._training.examples_in_epoch(steps)
-        current.seconds += now - self._epoch_began_at
-        if current.epochs >= current.target_epochs:
-            self._report_slice(current, now)
+    def _open_lap(self, now: float) -> None:
+        self._lap_at = now
+        self._lap_calls = self._total_calls
+        if self._training.steps_per_epoch is None:  # to read it takes a tenth of a millisecond
+            self._lap_iterations = self._iterations()
+
+    def _lap_ended(self, now: float) -> None:
+        """An epoch's first call has come back: a lap ends, unless it is the first one seen, and the next begins."""
+        began, current = self._lap_at, self._open
+        steps = 0 if began is None else self._steps_of_lap()
+        self._open_lap(now)
+        if began is None:
+            return
+        if current is None:
+            self._warm_up_by_epochs(now, now - began)
+        else:
+            current.epochs += 1
+            current.steps += steps
+            current.examples += self._training.examples_in_epoch(steps)
+            current.seconds += now - began
+            if current.epochs >= current.target_epochs:
+                self._report_slice(current, now)
 
     def _open_segment(self, now: float) -> None:
         self._segment_at = now

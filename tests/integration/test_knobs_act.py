@@ -25,6 +25,7 @@ def test_the_defaults_leave_tensorflow_alone(launch):
         "prefetch": None,
         "data_threads": None,
         "deterministic": None,
+        "last": "BatchDataset",
         "compute_dtype": "float32",
         "variable_dtype": "float32",
     }
