@@ -5,11 +5,11 @@ The clock wraps the model's train function, so `fit` itself stays as the user's:
 then it reports, freezes the process, and obeys: each `Measure` is one slice, or several without a pause.
 
 Short epochs, and those of very few calls, are timed whole: a slice is a number of *laps*, each from the end of
-an epoch's first call to that of the next one's, boundary included. (Frozen at the boundary itself, Keras holds an iterator
-that it is about to throw away; to end what `tf.data` has begun in it takes up to 80 ms longer after a pause, which no
-training pays.) Where an epoch is longer than the tuner allows, `LongEpoch` leaves `fit` once, and a second `fit` is
-timed by steps: the stretch from the last call of an epoch to the first call of the next is not counted,
-because its cost is measured apart (`profiling.epoch_overhead`).
+an epoch's first call to that of the next one's, boundary included. (At the boundary itself Keras holds an
+iterator that it is about to throw away; after a freeze there, ending what `tf.data` has begun in it takes up to
+80 ms longer, which no training pays.) Where an epoch is longer than the tuner allows, `LongEpoch` leaves `fit`
+once, and a second `fit` is timed by steps: the stretch from the last call of an epoch to the first call of the
+next is not counted, because its cost is measured apart (`profiling.epoch_overhead`).
 
 This module knows no TensorFlow: what it needs of it is handed in.
 """
