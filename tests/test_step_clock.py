@@ -34,6 +34,10 @@ STEPS = 45
 """In an epoch of 1,437 examples in batches of 32; the last batch has 29."""
 
 
+SHORT = {"step_seconds": 1 / 512, "boundary_seconds": 1 / 16}
+"""Epochs of 0.15 s."""
+
+
 class Simulation:
     """A training in made-up time, timed by a real `StepClock`, and the tuner at the other end.
 
@@ -455,20 +459,57 @@ def test_the_epoch_that_compiles_says_nothing_of_the_usual_pace():
     assert simulation.ready.call_seconds == 1 / 16
 
 
+@pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize(("examples", "steps"), [(1437, STEPS), (20, 1)])
-def test_a_training_is_not_frozen_between_epochs(examples, steps):
+def test_a_training_of_short_epochs_is_not_frozen_between_them(examples, steps, known):
     """It stands still after an epoch's first call: what is begun between epochs must not lie around for long."""
-    simulation = Simulation(Measure(seconds=0.1), Measure(seconds=0.1), examples=examples)
+    simulation = Simulation(*2 * [Measure(seconds=0.5)], **SHORT, examples=examples, known=known)
     first, second = simulation.run()
     assert len(simulation.frozen_after) == 3
     assert all(calls % steps == 1 % steps for calls in simulation.frozen_after)
-    assert first.examples == first.epochs * examples
-    assert second.seconds == second.epochs * (steps / 64 + 1 / 8)
+    for measured in (first, second):
+        assert measured.epochs > 1
+        assert measured.steps == measured.epochs * steps
+        assert measured.seconds == measured.epochs * (steps / 512 + 1 / 16)
+
+
+def test_the_first_lap_after_a_freeze_is_not_counted():
+    """What was on its way when it was frozen has arrived: that epoch is another than the training's."""
+
+    def step_seconds(call):
+        frozen = simulation.frozen_after
+        return (1 / 64 if frozen and call < frozen[-1] + STEPS else 1) / 512
+
+    simulation = Simulation(*3 * [Measure(seconds=0.5)], **SHORT | {"step_seconds": step_seconds})
+    for measured in simulation.run():
+        assert measured.seconds == measured.epochs * (STEPS / 512 + 1 / 16)
+
+
+def test_laps_of_a_continuous_run_follow_on_one_another():
+    """Only the first slice has a run-in, and no time of the training between slices is lost."""
+    simulation = Simulation(Measure(seconds=0.5, slices=3), **SHORT)
+    slices = simulation.run()
+    assert len(slices) == 3
+    assert len(simulation.frozen_after) == 2
+    counted = sum(each.epochs for each in slices) * STEPS
+    assert simulation.frozen_after[1] - simulation.frozen_after[0] == counted + STEPS
+
+
+def test_steps_that_the_run_in_skipped_are_not_the_slices():
+    """A loss scale that skips steps right after a freeze skips none of those that count."""
+    simulation = Simulation(
+        *2 * [Measure(seconds=0.5)],
+        **SHORT,
+        skips=lambda step: bool(simulation.frozen_after) and step < simulation.frozen_after[-1] + STEPS,
+    )
+    assert [each.skipped_steps for each in simulation.run()] == [0, 0]
 
 
 def test_the_loss_of_epochs_is_that_of_a_whole_one():
     """Keras begins its mean anew in each: the first call's would be of one batch."""
-    simulation = Simulation(Measure(seconds=0.1), loss=lambda call: 9.0 if call % STEPS == 0 else 0.5)
+    simulation = Simulation(
+        Measure(seconds=0.1), **SHORT, loss=lambda call: 9.0 if call % STEPS == 0 else 0.5
+    )
     (measured,) = simulation.run()
     assert measured.loss == simulation.clock.last_loss == 0.5
 
@@ -478,19 +519,19 @@ def test_the_time_of_an_epoch_is_the_median_of_those_after_the_first(cap, epochs
     """Of two it is their mean, of three the middle one."""
     pace = [4, 2, 1]  # of the second epoch to the fourth, in 256ths of a second a step
     simulation = Simulation(
-        step_seconds=lambda call: pace[max(0, min((call - 1) // STEPS, 3) - 1)] / 256, warmup_seconds=cap
+        step_seconds=lambda call: pace[max(0, min(call // STEPS, 3) - 1)] / 256, warmup_seconds=cap
     )
     simulation.run()
     lengths = [STEPS * steps / 256 + 1 / 8 for steps in pace]
     assert simulation.ready.epoch_seconds == statistics.median(lengths[:epochs])
-    assert simulation.calls == (1 + epochs) * STEPS + 1
+    assert simulation.calls == (1 + epochs) * STEPS
 
 
 def test_a_cap_below_one_epoch_leaves_two_epochs_after_the_first():
     """Even an impatient tuner gets a warm-up beyond the epoch that compiles."""
     simulation = Simulation(step_seconds=1 / 256, warmup_seconds=0.25)
     simulation.run()
-    assert simulation.calls == 3 * STEPS + 1
+    assert simulation.calls == 3 * STEPS
     assert not simulation.ready.settled
 
 
@@ -577,7 +618,7 @@ def test_a_loss_that_becomes_nan_while_measured_ends_the_trial():
     simulation = Simulation(
         Measure(seconds=0.1), Measure(seconds=0.1), loss=lambda call: 0.5 if call < 360 else math.nan
     )
-    with pytest.raises(TrainingFailed, match="the training loss became nan by step 406") as failed:
+    with pytest.raises(TrainingFailed, match="the training loss became nan by step 405") as failed:
         simulation.fit()
     assert failed.value.outcome == Outcome.NONFINITE
     assert len([message for message in simulation.sent if isinstance(message, SliceDone)]) == 1

@@ -12,6 +12,7 @@ held against. It is no contender, and makes way for them wherever time or memory
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -51,6 +52,8 @@ GROUPS = (1, 2)
 """Template groups that the instances come from in turn; the search's is 0."""
 FEWEST_ROUNDS = 3
 BRACKET_ROUNDS = 3
+MOST_ASKED = 2
+"""Processes of a configuration that are asked how long they wait for input: the second where the first did not tell."""
 ASKED_SHARE = 0.02
 """Of the confirmation's time: for the input wait of each configuration, at most."""
 FIRST_SOAK_SHARE = 0.6
@@ -139,7 +142,8 @@ class Confirmer:
         self._deadline = Deadline(clock=run.clock, at=plan.ends + OVERRUN_SHARE * plan.budget)
         self._ends = plan.ends - plan.soak
         self._prepared = False
-        self._waits_told: set[int] = set()
+        self._times_asked: Counter[int] = Counter()
+        self._asking_took = 0.0
         self._asked_seconds = INPUT_WAIT_SECONDS
         self._in_twos = False
         self._comparisons = 1
@@ -280,7 +284,7 @@ class Confirmer:
             needed = start + seconds if done else start
             if not active or self._stopped() or self._left() < 0.8 * needed:
                 return
-            began = run.clock()
+            began, asking_before = run.clock(), self._asking_took
             instance = _Instance(
                 group=GROUPS[(done + failures) % len(GROUPS)],
                 seconds=seconds,
@@ -299,7 +303,8 @@ class Confirmer:
             done += 1
             all_stayed = len(records) == len(self._with_plain(contenders))
             if done == 1 and all_stayed:  # else it took what plain's failure took
-                start = max(1.0, run.clock() - began - seconds - asking)  # what was asked is known now
+                asking_took = self._asking_took - asking_before  # which later ones do not take
+                start = max(1.0, run.clock() - began - seconds - asking_took)
                 seconds = self._planned(records, start, done=done)[1]
 
     def _prepare(self, contenders: Sequence[_Contender]) -> None:
@@ -549,16 +554,23 @@ class Confirmer:
         How long it waits for input is asked of one process only: of each, it would take a tenth of the time and more.
         """
         if trial.live is not None:
-            asked = 0.0 if trial.number in self._waits_told else self._asked_seconds
+            ask, began = self._is_to_ask(trial), self._run.clock()
+            asked = self._asked_seconds if ask else 0.0
+            self._times_asked[trial.number] += ask
             with contextlib.suppress(TrialFailed):
                 trial.note_closing(trial.live.finish(asked, self._deadline.closing(PATIENCE_SECONDS)))
-                self._waits_told.add(trial.number)
+            self._asking_took += self._run.clock() - began if ask else 0.0
             trial.live = None
+
+    def _is_to_ask(self, trial: Trial) -> bool:
+        """Whether its input wait is not known; what did not answer twice is not asked again."""
+        known = trial.finished is not None and trial.finished.input_wait_fraction is not None
+        return not known and self._times_asked[trial.number] < MOST_ASKED
 
     def _asking(self, reference: Trial, contenders: Sequence[_Contender]) -> float:
         """Seconds that the input wait of those who were not asked yet will take."""
         beside = (each.trial for each in self._with_plain(contenders))
-        return self._asked_seconds * sum(each.number not in self._waits_told for each in (reference, *beside))
+        return self._asked_seconds * sum(self._is_to_ask(each) for each in (reference, *beside))
 
     # --------------------------------------------------------------------------------------------- plain
 

@@ -39,6 +39,8 @@ STRETCH_SECONDS = 0.015
 DRAIN_STRETCHES, COUNTED_STRETCHES = 6, 3
 """What the pipeline has filled its buffers with during a stretch, a step that waits for a share `w` of its time has
 used up within (1 - w)/w stretches: within 6 for 15% and more. So many pass before so many count."""
+LONG_CALL_SHARE = 0.1
+"""Of the time: a call that takes more leaves no room for stretches."""
 FIRST_DRAIN_SHARE = 0.25
 """Of the time: for what the pipeline had gathered before the first stretch."""
 VALIDATION_CALLS = 20
@@ -211,12 +213,13 @@ def input_wait_fraction(
     Both take turns in short stretches, on the model's own compiled function. While the step runs on what is kept, the
     pipeline goes on and fills its buffers; so before the step on the pipeline counts, it runs until a pipeline that is
     slower than the step has emptied them again. What a pipeline takes away from the step by using the same cores counts
-    as waiting, for it goes away with the pipeline.
+    as waiting only as far as it stops meanwhile.
 
     Args:
         model: Compiled, and trained already.
         train: The training pipeline, batched.
-        seconds: How long all of it may take, once both have begun; a long step takes four times itself at least.
+        seconds: How long all of it may take, once both have begun. Calls that take more than a tenth of it are timed
+            once each.
         patience_seconds: How long the pipeline's first batch may take.
 
     Returns:
@@ -238,15 +241,18 @@ def input_wait_fraction(
     if time.perf_counter() - began > patience_seconds:
         return None
     real = iter(train.repeat())
-    for iterator in (real, kept):
+    for iterator in (kept, real, real):
         model.train_function(iterator)
-    one = max(timed(real, 1), timed(kept, 1))
+    real_call, kept_call = timed(real, 1), timed(kept, 1)
+    one = max(real_call, kept_call)
+    if one > LONG_CALL_SHARE * seconds:
+        return max(0.0, 1.0 - kept_call / real_call)
     calls = max(1, min(200, int(min(STRETCH_SECONDS, seconds / 10) / one)))
 
     def timed_for(at_least: float) -> tuple[float, int]:
         """On the pipeline, for so long: seconds, and how many calls that were."""
         spent, done = timed(real, calls), calls
-        while spent < min(at_least, seconds):
+        while spent < at_least:
             spent, done = spent + timed(real, calls), done + calls
         return spent, done
 

@@ -4,12 +4,14 @@ The clock wraps the model's train function, so `fit` itself stays as the user's:
 *call* is one call of the train function: `steps_per_execution` steps. While it warms up the clock looks on;
 then it reports, freezes the process, and obeys: each `Measure` is one slice, or several without a pause.
 
-Short epochs, and those of very few calls, are timed whole: a slice is a number of *laps*, each from the end of
-an epoch's first call to that of the next one's, boundary included. (At the boundary itself Keras holds an
-iterator that it is about to throw away; after a freeze there, ending what `tf.data` has begun in it takes up to
-80 ms longer, which no training pays.) Where an epoch is longer than the tuner allows, `LongEpoch` leaves `fit`
-once, and a second `fit` is timed by steps: the stretch from the last call of an epoch to the first call of the
-next is not counted, because its cost is measured apart (`profiling.epoch_overhead`).
+Short epochs, and those of very few calls, are timed boundary to boundary: a slice is a number of whole epochs.
+At the boundary Keras holds an iterator that it is about to throw away; after a freeze there, ending what
+`tf.data` has begun in it takes up to 80 ms longer, which no training pays. Where an epoch is so short that this
+counts, the process freezes after an epoch's first call instead, and a slice is a number of *laps*, each from the
+end of an epoch's first call to that of the next one's. The first lap after a freeze is not counted: what was on its
+way when it was frozen would be a gift. Where an epoch is longer than the tuner allows, `LongEpoch` leaves `fit`
+once, and a second `fit` is timed by steps: the stretch from the last call of an epoch to the first call of the next is
+not counted, because its cost is measured apart (`profiling.epoch_overhead`).
 
 This module knows no TensorFlow: what it needs of it is handed in.
 """
@@ -28,6 +30,8 @@ from autotune.trial.messages import Finish, FirstStep, Measure, Ready, SliceDone
 from autotune.trial.record import Outcome, Slice, StepSeconds
 from autotune.trial.telemetry import Counters, between, host_bytes, part_of, read_counters
 
+LONGEST_LAP_SECONDS = 0.3
+"""Epochs up to this long are timed in laps, with one run-in lap after each freeze."""
 ENDLESS_EPOCH_SECONDS = 0.5
 """How long a first epoch is watched before its length is extrapolated, where it is not known to have no end."""
 WHOLE_EPOCH_CALLS = 3
@@ -180,6 +184,9 @@ class StepClock:
         self._open: _OpenSlice | None = None
         self._slices_left = 0
         self._ready = False
+        self._in_laps = False
+        self._settled = False
+        self._epoch_began_at = 0.0
         self._first_call_at: float | None = None
         self._first_call_seconds = 0.0
         self._compile_seconds: float | None = None
@@ -233,11 +240,17 @@ class StepClock:
             self._steps_of_ended_epochs -= self._training.steps_per_call - 1
         self._calls_of_epoch = self._calls
         self._epoch_logs = self._logs
+        now = self._clock()
         if not self._by_epochs:
             self._close_segment()
-        elif not self._ready:
-            self._look_at_epoch(self._clock())
+        elif self._open is None:
+            self._warm_up_by_epochs(now)
+        elif not self._in_laps:
+            self._count_epoch(now, now - self._epoch_began_at)
         self._epoch_began_at = self._clock()
+        if not self._in_laps:
+            self._epoch_iterations = self._iterations_if_unknown()
+            self._epoch_calls = self._total_calls
 
     @property
     def call_seconds(self) -> float:
@@ -263,6 +276,8 @@ class StepClock:
         self._epoch_began_at = self._last_call_at
         self._fit_began_at = self._last_call_at
         self._calls_of_epoch = 0
+        self._epoch_iterations = self._iterations_if_unknown()
+        self._epoch_calls = self._total_calls
         self._lap_at: float | None = None
         self._segment_at: float | None = None
 
@@ -289,7 +304,7 @@ class StepClock:
             self._open.call_seconds.append(seconds)
         if self._by_epochs:
             self._watch_for_long_epoch(now)
-            if first_of_epoch:
+            if first_of_epoch and self._in_laps:
                 self._lap_ended(now)
         elif first_of_epoch:
             self._open_segment(now)
@@ -338,13 +353,17 @@ class StepClock:
         steps, known = self._calls * self._training.steps_per_call, self._training.steps_per_epoch
         return self._steps_of_ended_epochs + (steps if known is None else min(steps, known))
 
-    def _steps_of_lap(self) -> int:
-        """Steps of the lap that ends; what is known of the dataset counts more than what an optimizer says.
+    def _iterations_if_unknown(self) -> int:
+        """Where the steps of an epoch are known, they need not be read, which takes a tenth of a millisecond."""
+        return self._iterations() if self._training.steps_per_epoch is None else 0
+
+    def _steps_of_epoch(self) -> int:
+        """Steps of the epoch or lap that ends; what is known of the dataset counts more than what an optimizer says.
 
         An optimizer counts updates: fewer than steps where gradients are accumulated or a loss scale skips.
         """
         known = self._training.steps_per_epoch
-        return self._steps_since(self._lap_iterations, self._lap_calls) if known is None else known
+        return self._steps_since(self._epoch_iterations, self._epoch_calls) if known is None else known
 
     def _steps_of_segment(self) -> int:
         """Steps since the segment began, within one epoch."""
@@ -404,21 +423,24 @@ class StepClock:
             self._note_compile_seconds()
             raise LongEpoch
 
-    def _look_at_epoch(self, now: float) -> None:
-        """The first epoch, which compiles, is no sample of the others; one that is too long is timed by steps."""
+    def _warm_up_by_epochs(self, now: float) -> None:
+        if self._in_laps:
+            return  # it is warm, and the next epoch's first call is waited for
         if self._fits_first_epoch:
             self._fits_first_epoch = False
             self._first_epoch_last_call = self._call_times[-1] if self._call_times else None
             self._call_times.clear()
-        elif now - self._epoch_began_at > self._epoch_seconds and self._calls > WHOLE_EPOCH_CALLS:
+            return
+        seconds = now - self._epoch_began_at
+        if seconds > self._epoch_seconds and self._calls > WHOLE_EPOCH_CALLS:
             self._note_compile_seconds()
             raise LongEpoch
-
-    def _warm_up_by_epochs(self, now: float, lap_seconds: float) -> None:
-        self._epoch_times.append(lap_seconds)
-        settled = is_steady(self._epoch_times)
-        if settled or (self._elapsed(now) >= self._warmup_seconds and len(self._epoch_times) >= 2):
-            self._hold_ready(settled, now)
+        self._epoch_times.append(seconds)
+        self._settled = is_steady(self._epoch_times)
+        if self._settled or (self._elapsed(now) >= self._warmup_seconds and len(self._epoch_times) >= 2):
+            self._in_laps = _median(self._epoch_times) <= LONGEST_LAP_SECONDS
+            if not self._in_laps:
+                self._hold_ready(self._settled, now)
 
     def _warm_up_by_steps(self, now: float) -> None:
         settled = is_steady(self._call_times)
@@ -472,6 +494,7 @@ class StepClock:
     def _hold(self) -> None:
         """Freeze, then do as the tuner says."""
         self._freeze()
+        self._lap_at = None
         command = self._tuner.receive()
         if isinstance(command, Finish):
             raise TrainingEnded(command)
@@ -488,31 +511,36 @@ class StepClock:
             counters=self._counters(),
         )
         self._last_call_at = self._clock()
-        if self._by_epochs:
-            self._open_lap(self._last_call_at)
 
-    def _open_lap(self, now: float) -> None:
-        self._lap_at = now
-        self._lap_calls = self._total_calls
-        if self._training.steps_per_epoch is None:  # to read it takes a tenth of a millisecond
-            self._lap_iterations = self._iterations()
+    def _count_epoch(self, now: float, seconds: float) -> None:
+        current = self._open
+        assert current is not None
+        steps = self._steps_of_epoch()
+        current.epochs += 1
+        current.steps += steps
+        current.examples += self._training.examples_in_epoch(steps)
+        current.seconds += seconds
+        if current.epochs >= current.target_epochs:
+            self._report_slice(current, now)
+
+    def _begin_lap(self) -> None:
+        self._epoch_iterations = self._iterations_if_unknown()
+        self._epoch_calls = self._total_calls
+        self._lap_at = self._clock()
 
     def _lap_ended(self, now: float) -> None:
-        """An epoch's first call has come back: a lap ends, unless it is the first one seen, and the next begins."""
-        began, current = self._lap_at, self._open
-        steps = 0 if began is None else self._steps_of_lap()
-        self._open_lap(now)
-        if began is None:
-            return
-        if current is None:
-            self._warm_up_by_epochs(now, now - began)
+        """An epoch's first call has come back: a lap ends, and the next begins."""
+        began = self._lap_at
+        if self._open is None:
+            self._hold_ready(self._settled, now)
+        elif began is None:
+            self._training.synchronise()
+            self._skipped_steps()  # those of the run-in are nobody's
+            self._begin_lap()
         else:
-            current.epochs += 1
-            current.steps += steps
-            current.examples += self._training.examples_in_epoch(steps)
-            current.seconds += now - began
-            if current.epochs >= current.target_epochs:
-                self._report_slice(current, now)
+            self._count_epoch(now, now - began)
+            if self._lap_at is not None:
+                self._begin_lap()
 
     def _open_segment(self, now: float) -> None:
         self._segment_at = now
