@@ -38,7 +38,7 @@ CASES: list[Case] = [
     (size, batch, validated) for size in SIZES for batch in BATCHES for validated in (False, True)
 ]
 QUICK_CASES: list[Case] = [(300, 32, True), (3_000, 256, True), (100_000, 1024, True)]
-INSTANCES, INSTANCES_QUICK = 5, 1
+INSTANCES, INSTANCES_QUICK = 3, 1
 """Fresh processes of both, for each case."""
 INSTANCE_SECONDS = 4.0
 """Of plain `fit`, at least, up to the end of an epoch."""
