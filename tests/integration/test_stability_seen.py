@@ -49,7 +49,7 @@ def test_python_numbers_are_traced_for_each_time(launch):
     trial = launch("impatient")
     trial.warm_up()
     part = trial.measure(0.5)
-    assert part.retraces == part.steps > 1
+    assert part.retraces >= part.steps > 1, "at those of the run-in, which are not among its steps, too"
     assert part.skipped_steps is None
 
 
