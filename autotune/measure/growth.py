@@ -31,6 +31,7 @@ AS_MUCH = 0.5
 """A baseline that grows by this share of the configuration's growth, or more, has the leak too."""
 
 NOT_TOLD = "to tell whose leak it is"
+"""How a check's detail ends that passed for want of an answer."""
 
 Samples = Sequence[tuple[float, float]]
 """Of one process: examples trained so far, and bytes held then."""
@@ -151,9 +152,8 @@ def host_memory_growth(
         detail = f"{seen}; too little was seen of the baseline {NOT_TOLD}"
         return Check(name=NAME, passed=True, value=value, limit=limit, detail=detail)
     if beside.goes_on and beside.slope >= AS_MUCH * found.slope:
-        detail = f"{seen}; the baseline grows as much for each example, so it is the workload that leaks"
-        if not beside.sure:
-            detail = f"{seen}; the baseline grows as much for each example, but too little {NOT_TOLD}"
+        whose = "so it is the workload that leaks" if beside.sure else f"but too little {NOT_TOLD}"
+        detail = f"{seen}; the baseline grows as much for each example, {whose}"
         return Check(name=NAME, passed=True, value=value, limit=limit, detail=detail)
     hours = limit / (found.slope * examples_per_second) / 3600
     return Check(

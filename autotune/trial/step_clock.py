@@ -11,7 +11,7 @@ counts, the process freezes after an epoch's first call instead, and a slice is 
 end of an epoch's first call to that of the next one's. The first lap after a freeze is not counted: what was on its
 way when it was frozen would be a gift. Where an epoch is longer than the tuner allows, `LongEpoch` leaves `fit`
 once, and a second `fit` is timed by steps: the stretch from the last call of an epoch to the first call of the next is
-not counted, because its cost is measured apart (`profiling.epoch_overhead`).
+not counted, because its cost is measured apart (`profiling.boundary`).
 
 This module knows no TensorFlow: what it needs of it is handed in.
 """
@@ -410,15 +410,15 @@ class StepClock:
             return
         if self._training.ends_epoch(self._calls):  # perhaps it compiled for a smaller batch
             return
+        if self._training.endless:
+            raise LongEpoch  # what a usual call takes shows later
         elapsed = now - self._epoch_began_at - (self._first_call_seconds if self._fits_first_epoch else 0)
-        if elapsed < ENDLESS_EPOCH_SECONDS and not self._training.endless:
+        if elapsed < ENDLESS_EPOCH_SECONDS:
             return
         steps = self._training.steps_per_epoch
         done = self._calls * self._training.steps_per_call
         expected = elapsed * steps / done if steps is not None else math.inf
         too_long = steps is not None and expected > 2 * self._warmup_seconds
-        if self._training.endless:
-            raise LongEpoch  # what a usual call takes shows later
         if too_long or elapsed > self._warmup_seconds:
             self._note_compile_seconds()
             raise LongEpoch
