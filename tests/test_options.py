@@ -46,8 +46,17 @@ def test_what_cannot_be_used_is_named(name, value):
 
 def test_usual_options_are_taken():
     """The defaults, and numbers within bounds."""
-    Options(budget=60.0)
-    Options(budget=60, trials=3, trial_timeout=10, seed=2**32 - 1, min_gain=0, pairing="bracketed")
+    assert Options(budget=60.0).budget == 60.0
+    given = {
+        "budget": 60,
+        "trials": 3,
+        "trial_timeout": 10,
+        "seed": 2**32 - 1,
+        "min_gain": 0,
+        "pairing": "bracketed",
+    }
+    taken = Options(**given)
+    assert {name: getattr(taken, name) for name in given} == given
 
 
 @pytest.mark.parametrize(("given", "seconds"), [(90, 90.0), (1.5, 1.5), ("10m", 600.0), ("90", 90.0)])
