@@ -433,6 +433,22 @@ def test_how_long_it_waits_for_input_is_asked_of_one_process(tmp_path, monkeypat
         assert record.input_wait_fraction is not None
 
 
+def test_what_does_not_tell_how_long_it_waits_is_not_asked_for_ever(tmp_path, monkeypatch):
+    """Where the answer does not come, a second process is asked, and no third."""
+    asked, finish = [], SimulatedTrial.finish
+
+    def finish_silently(trial, input_wait_seconds, timeout_seconds):
+        if input_wait_seconds:
+            asked.append(trial.configuration)
+        return finish(trial, 0.0, timeout_seconds)
+
+    bench = Bench(tmp_path, simulated_trials(SPEED, noise=0.02))
+    monkeypatch.setattr(SimulatedTrial, "finish", finish_silently)
+    assert bench.confirm(FAST).instances > 3
+    assert asked.count(FAST) == 2
+    assert asked.count(BASELINE) == 2
+
+
 def test_what_was_bracketed_in_the_search_is_bracketed_again(tmp_path):
     """Never two alive, and the claim is the planted factor."""
     trials = simulated_trials(SPEED, fits_together=lambda alive: len(alive) == 1)

@@ -8,6 +8,7 @@ from simulated_runs import BASELINE, MACHINE, a_pair, a_record
 
 from autotune.measure.continuous import Soaked
 from autotune.measure.deciding import Shortfall, Verdict
+from autotune.measure.growth import NOT_TOLD
 from autotune.measure.intervals import LogInterval
 from autotune.measure.stability import Check
 from autotune.recipe.recipe import Confirmation, RecipeWorkload
@@ -357,6 +358,17 @@ def test_a_continuous_run_that_was_too_short_to_tell_is_not_called_a_check(half_
     not_checked = recipe_of(winner).evidence.stability.not_checked
     assert any("too short to tell" in each for each in not_checked) is told
     assert "a continuous run" not in not_checked
+
+
+@pytest.mark.parametrize(
+    ("detail", "told"), [("no growth", False), (f"it grows; too little {NOT_TOLD}", True)]
+)
+def test_a_leak_of_nobody_knows_whom_is_not_called_a_check(detail, told):
+    """Memory that may be the configuration's own leak is listed as not checked."""
+    grown = Check(name="host_memory_growth", passed=True, value=1.0, limit=2.0, detail=detail)
+    winner = dataclasses.replace(confirmed(), checks=(PASSED, grown))
+    not_checked = recipe_of(winner).evidence.stability.not_checked
+    assert any("leaks memory" in each for each in not_checked) is told
 
 
 def test_rates_that_pauses_have_raised_are_not_in_the_recipe():

@@ -485,6 +485,15 @@ def test_the_first_lap_after_a_freeze_is_not_counted():
         assert measured.seconds == measured.epochs * (STEPS / 512 + 1 / 16)
 
 
+def test_a_lap_begins_when_the_device_has_caught_up():
+    """What was given to it in the run-in is no part of the slice, as what is left at the slice's end is."""
+    simulation = Simulation(Measure(seconds=0.5), **SHORT)
+    simulation.run()
+    begun = simulation.events.index("measure")
+    of_slice = simulation.events[begun : simulation.events.index("slice")]
+    assert of_slice.count("synchronise") == 2
+
+
 def test_laps_of_a_continuous_run_follow_on_one_another():
     """Only the first slice has a run-in, and no time of the training between slices is lost."""
     simulation = Simulation(Measure(seconds=0.5, slices=3), **SHORT)
