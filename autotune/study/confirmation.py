@@ -237,8 +237,7 @@ class Confirmer:
 
     def _deceived(self, contender: _Contender) -> bool:
         """Whether pauses surely made it look faster than it is."""
-        soaked = contender.soaked
-        return soaked is not None and soaked.contradicts and soaked.pauses.value > 0
+        return contender.soaked is not None and contender.soaked.pauses.low > 0
 
     def _start_again(self, trial: Trial, stack: contextlib.ExitStack) -> None:
         usual = 1.0 if trial.warm is None else trial.warm.ready_seconds
