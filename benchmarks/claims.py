@@ -28,10 +28,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from figures import write
 from scipy.stats import binomtest
 
 from autotune.errors import AutotuneError
-from autotune.machine import fingerprint
 from autotune.measure.intervals import LogInterval, log_interval, mean_interval
 from autotune.recipe.recipe import Recipe
 
@@ -273,13 +273,7 @@ def main() -> None:
         comparisons = {name: compared(name, arguments, recipes, scratch) for name in arguments.names}
     found = figures(comparisons)
     show(comparisons, found)
-    if arguments.json:
-        document = {
-            "benchmark": "claims",
-            "machine": fingerprint().model_dump(mode="json"),
-            "figures": found,
-        }
-        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+    write("claims", found, arguments.json)
 
 
 if __name__ == "__main__":

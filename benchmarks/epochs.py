@@ -47,6 +47,7 @@ WARMUP_SECONDS = 0.5
 TURN_SECONDS = 0.1
 """Both are the same training, so that what pauses cost or give cancels; and the shorter the turns, the less noise."""
 MOST_OFF = 0.03
+WITHIN = {"min": 1 - MOST_OFF, "max": 1 + MOST_OFF}
 PATIENCE_SECONDS = 120.0
 
 
@@ -182,9 +183,12 @@ def figures(cases: Sequence[Case], instances: int) -> dict[str, Figure]:
         server.kill()
     for (size, batch, validates), ratios in logs.items():
         name = f"{size:,} examples, batch {batch}{', validation' if validates else ''}"
-        found[name] = factor(ratios, {"min": 1 - MOST_OFF, "max": 1 + MOST_OFF})
+        found[name] = factor(ratios, WITHIN)
     off = [abs(each["value"] - 1) for each in found.values()]
-    found["all cases"] = factor([each for ratios in logs.values() for each in ratios])
+    for size in dict.fromkeys(size for size, *_ in cases):
+        of_size = [each for case, ratios in logs.items() for each in ratios if case[0] == size]
+        found[f"{size:,} examples, all cases"] = factor(of_size, WITHIN)
+    found["all cases"] = factor([each for ratios in logs.values() for each in ratios], WITHIN)
     found["share of cases within 3%"] = share(sum(each <= MOST_OFF for each in off), len(off), {"min": 1.0})
     return found
 

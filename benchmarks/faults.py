@@ -8,8 +8,6 @@ the trial was seen to begin it. A trial *survived* when the study went on after 
 and reason are the fault's, and left *orphans* where a process that it started lives on 5 s after its end.
 """
 
-import argparse
-import json
 import os
 import random
 import sys
@@ -25,9 +23,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "faults"))
 
 from fault_table import FAULTS, WORKLOAD, Fault, memory_cgroup, witness  # noqa: E402
+from figures import parser, write  # noqa: E402
 from studies import Study  # noqa: E402
 
-from autotune.machine import fingerprint  # noqa: E402
 from autotune.trial.process import TrialProcesses  # noqa: E402
 from autotune.workload import WorkloadReference  # noqa: E402
 
@@ -198,21 +196,10 @@ def show(tallies: dict[str, Tally]) -> None:
 
 def main() -> None:
     """Inject, print, and write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--quick", action="store_true", help="ends within a minute: each fault once, while time lasts"
-    )
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    arguments = parser.parse_args()
+    arguments = parser(__doc__).parse_args()
     tallies = tallies_of(arguments.quick)
     show(tallies)
-    if arguments.json:
-        document = {
-            "benchmark": "faults",
-            "machine": fingerprint().model_dump(mode="json"),
-            "figures": figures(tallies),
-        }
-        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+    write("faults", figures(tallies), arguments.json)
 
 
 if __name__ == "__main__":

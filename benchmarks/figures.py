@@ -1,4 +1,4 @@
-"""What benchmarks of shares print and write: one table, one JSON file."""
+"""What benchmarks print and write: one table, one JSON file."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import binomtest
+from scipy.stats import binomtest, chi2
 
 from autotune.machine import fingerprint
 from autotune.measure.intervals import mean_interval
@@ -37,6 +37,14 @@ def factor(logarithms: Sequence[float], bar: Bar | None = None) -> Figure:
     return figure | {"value": math.exp(figure["value"]), "ci95": bounds}
 
 
+def root_mean_square(errors: Sequence[float], bar: Bar | None = None) -> Figure:
+    """How large errors around 0 are, with the interval that holds where they are normal."""
+    squares = sum(each**2 for each in errors)
+    bounds = [math.sqrt(squares / chi2.ppf(level, len(errors))) for level in (0.975, 0.025)]
+    value = math.sqrt(squares / len(errors))
+    return {"value": value, "ci95": bounds, "bar": bar, "count": len(errors)}
+
+
 def parser(description: str) -> argparse.ArgumentParser:
     """The arguments that all benchmarks take."""
     made = argparse.ArgumentParser(description=description.splitlines()[0])
@@ -55,9 +63,13 @@ def report(benchmark: str, found: Mapping[str, Figure], file: Path | None) -> No
     print(f"{'what':<{width}} {'bar':>{bar_width}} {'value':>7}  {'95% interval':<16} {'of':>5}")
     for name, figure in found.items():
         bounds = "{:.3f} to {:.3f}".format(*figure["ci95"]) if figure["ci95"] else ""
-        print(
-            f"{name:<{width}} {bars[name]:>{bar_width}} {figure['value']:>7.3f}  {bounds:<16} {figure['count']:>5}"
-        )
+        value = "–" if figure["value"] is None else format(figure["value"], ".3f")
+        print(f"{name:<{width}} {bars[name]:>{bar_width}} {value:>7}  {bounds:<16} {figure['count']:>5}")
+    write(benchmark, found, file)
+
+
+def write(benchmark: str, found: Mapping[str, Figure], file: Path | None) -> None:
+    """Write the figures, with the machine that they are of, where a file was asked for."""
     if file:
         document = {
             "benchmark": benchmark,

@@ -6,15 +6,12 @@ Prints one table. Each repeat is what a run does for one finalist: float32 witho
 configuration from the first of them, on the same recorded batches. All repeats of a class are trained in one process.
 """
 
-import argparse
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import binomtest
+from figures import Figure, parser, report, share
 
-from autotune.machine import fingerprint
 from autotune.measure.numerics import parity, tells
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
@@ -84,49 +81,29 @@ class Bench:
         self._processes.close()
 
 
-def figures(repeats: int) -> dict[str, dict[str, Any]]:
+def figures(repeats: int) -> dict[str, Figure]:
     """All figures of the table, by name, with their bars."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Figure] = {}
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench("innocent", repeats, Path(folder))
         for name, changes in INNOCENT.items():
             passed, told = bench.passed(changes)
-            found[f"innocent {name}: passed"] = _share(passed, repeats, {"min": 0.95})
-            found[f"innocent {name}: could tell"] = _share(told, repeats, None)
+            found[f"innocent {name}: passed"] = share(passed, repeats, {"min": 0.95})
+            found[f"innocent {name}: could tell"] = share(told, repeats)
         bench.close()
         for name, (workload, changes) in PLANTED.items():
             bench = Bench(workload, repeats, Path(folder))
-            found[f"planted {name}: refused"] = _share(
+            found[f"planted {name}: refused"] = share(
                 repeats - bench.passed(changes)[0], repeats, {"min": 0.95}
             )
             bench.close()
     return found
 
 
-def _share(count: int, repeats: int, bar: dict[str, float] | None) -> dict[str, Any]:
-    interval = binomtest(count, repeats).proportion_ci(method="wilson")
-    return {"value": count / repeats, "ci95": [interval.low, interval.high], "bar": bar, "count": repeats}
-
-
 def main() -> None:
     """Measure, print, and write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="ends within a minute, says less")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    arguments = parser.parse_args()
-    found = figures(REPEATS_QUICK if arguments.quick else REPEATS)
-    print(f"{'what':<50} {'bar':>9} {'share':>6}   95% interval")
-    for name, figure in found.items():
-        bar = "" if figure["bar"] is None else f"min {figure['bar']['min']:g}"
-        low, high = figure["ci95"]
-        print(f"{name:<50} {bar:>9} {figure['value']:>6.3f}   {low:.3f} to {high:.3f}")
-    if arguments.json:
-        document = {
-            "benchmark": "numerics",
-            "machine": fingerprint().model_dump(mode="json"),
-            "figures": found,
-        }
-        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+    arguments = parser(__doc__).parse_args()
+    report("numerics", figures(REPEATS_QUICK if arguments.quick else REPEATS), arguments.json)
 
 
 if __name__ == "__main__":

@@ -6,15 +6,14 @@ Prints one table. Template and fresh interpreter start the same workload's basel
 this script; the other figures come from one real run of the tuner.
 """
 
-import argparse
-import json
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from autotune.machine import fingerprint
-from autotune.measure.intervals import mean_interval
+from figures import Bar, Figure, mean, parser, report
+
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
@@ -104,56 +103,38 @@ def tuning(budget: float, scratch: Path) -> tuple[list[float], float, float]:
     return own, timed / wall, wall / budget
 
 
-def figures(quick: bool) -> dict[str, dict[str, object]]:
+def figures(quick: bool) -> dict[str, Figure]:
     """All figures of the table, by name, with their bars."""
     with tempfile.TemporaryDirectory() as folder:
         starts = first_steps(STARTS_QUICK if quick else STARTS, Path(folder))
         own, share, spent = tuning(BUDGET_SECONDS_QUICK if quick else BUDGET_SECONDS, Path(folder))
     ratios = [spawn / template for spawn, template in zip(starts["spawn"], starts["template"], strict=True)]
     return {
-        "seconds to the first step, template": _figure(starts["template"], None),
-        "seconds to the first step, fresh interpreter": _figure(starts["spawn"], None),
-        "fresh interpreter / template": _figure(ratios, {"min": 4.0}),
-        "the tool's own seconds per trial": _figure(own, {"max": 0.3}),
-        "share of the run's wall time in timed slices": {"value": share, "ci95": None, "bar": None},
-        "wall time / budget": {"value": spent, "ci95": None, "bar": {"max": 1.1}},
+        "seconds to the first step, template": median(starts["template"]),
+        "seconds to the first step, fresh interpreter": median(starts["spawn"]),
+        "fresh interpreter / template": median(ratios, {"min": 4.0}),
+        "the tool's own seconds per trial": median(own, {"max": 0.3}),
+        "share of the run's wall time in timed slices": single(share),
+        "wall time / budget": single(spent, {"max": 1.1}),
     }
 
 
-def _figure(values: list[float], bar: dict[str, float] | None) -> dict[str, object]:
-    if not values:  # a short run may have no trial that was begun and ended in the search
-        return {"value": None, "ci95": None, "bar": bar, "count": 0}
-    interval = mean_interval(values)
-    spread = interval.half_width if len(values) > 1 else None
-    middle = statistics.median(values)
-    return {
-        "value": middle,
-        "ci95": None if spread is None else [interval.low, interval.high],
-        "bar": bar,
-        "count": len(values),
-    }
+def median(values: Sequence[float], bar: Bar | None = None) -> Figure:
+    """The median, with Student's interval of the mean; none where a short run gave no values."""
+    if not values:
+        return single(None, bar)
+    return mean(values, bar) | {"value": statistics.median(values)}
+
+
+def single(value: float | None, bar: Bar | None = None) -> Figure:
+    """A figure that was measured once, or not at all."""
+    return {"value": value, "ci95": None, "bar": bar, "count": int(value is not None)}
 
 
 def main() -> None:
     """Measure, print, and write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="ends within a minute or so, says less")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    arguments = parser.parse_args()
-    found = figures(arguments.quick)
-    print(f"{'what':<50} {'bar':>8} {'median':>9}   95% interval of the mean")
-    for name, figure in found.items():
-        bar = "" if figure["bar"] is None else " ".join(f"{k} {v:g}" for k, v in figure["bar"].items())
-        bounds = "" if figure["ci95"] is None else "{:.3f} to {:.3f}".format(*figure["ci95"])
-        value = "–" if figure["value"] is None else f"{figure['value']:.3f}"
-        print(f"{name:<50} {bar:>8} {value:>9}   {bounds}")
-    if arguments.json:
-        document = {
-            "benchmark": "overhead",
-            "machine": fingerprint().model_dump(mode="json"),
-            "figures": found,
-        }
-        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+    arguments = parser(__doc__).parse_args()
+    report("overhead", figures(arguments.quick), arguments.json)
 
 
 if __name__ == "__main__":

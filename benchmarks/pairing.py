@@ -1,6 +1,6 @@
 """What taking turns buys: intervals of a log speed-up from the same seconds of measuring, three ways.
 
-    python benchmarks/pairing.py [--quick] [--json FILE]
+    python benchmarks/pairing.py [--quick] [--json FILE] [--seed N]
 
 Prints one table. Both configurations are the same, so the true ratio is 1 and every estimate is an error. *Paired*: two
 live processes take turns in slices, in random order, one always frozen; the interval is of the pairs, without those
@@ -8,25 +8,23 @@ that were found to be disturbed. *Unpaired*: the same slices as two groups. *Seq
 each alone, its slices in one stretch; the interval is of the processes' means, which the bar is for, or of all their
 slices, as if those of one stretch had nothing in common: narrow, and often beside the truth. *Disturbed*: another
 process burns a core, on and off, in random periods. Each repeat has both conditions and all ways, in random order.
+
+Two workloads: one of equal steps, whose speed is the machine's alone, and one of very short epochs, each of which may
+stall for a moment at its end, whatever the machine does: of that, turns have nothing in common.
 """
 
-import argparse
 import contextlib
-import json
 import math
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
+from figures import Bar, Figure, factor, parser, report, root_mean_square, share
 
-from autotune.machine import fingerprint
 from autotune.measure.intervals import LogInterval, mean_interval, t_quantile
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
@@ -37,9 +35,13 @@ from autotune.trial.process import TrialProcesses
 from autotune.trial.record import Phase, Slice
 from autotune.workload import parse_reference
 
-WORKLOAD = Path(__file__).resolve().parent.parent / "examples" / "digits_mlp.py"
-SECONDS, SECONDS_QUICK = 330.0, 0.0
-"""No repeat but the first is begun that would probably not end within so long."""
+HERE = Path(__file__).resolve().parent
+WORKLOADS = {
+    "equal steps": f"{HERE / 'equal_steps.py'}:equal",
+    "short epochs": str(HERE.parent / "examples" / "digits_mlp.py"),
+}
+REPEATS: dict[str, int] = {"equal steps": 8, "short epochs": 4}
+REPEATS_QUICK: dict[str, int] = {"equal steps": 1}
 PAIRS, PAIRS_QUICK = 16, 8
 PROCESSES = 4
 """Of each configuration, in the sequential way."""
@@ -56,7 +58,6 @@ while os.getppid() == parent:
     time.sleep(rng.uniform(float(sys.argv[2]), float(sys.argv[3])))
 """
 CONDITIONS = ("quiet", "disturbed")
-RESAMPLES = 2000
 
 Found = dict[str, LogInterval]
 """Of one repeat in one condition: the interval that each way gives."""
@@ -151,13 +152,14 @@ def disturbance(seed: int) -> Iterator[None]:
             process.kill()
 
 
-def repeats(seconds: float, pairs: int, rng: random.Random, scratch: Path) -> dict[str, list[Found]]:
-    """What each repeat found, by condition."""
+def repeats(
+    workload: str, count: int, pairs: int, rng: random.Random, scratch: Path
+) -> dict[str, list[Found]]:
+    """What each repeat with a workload found, by condition."""
     found: dict[str, list[Found]] = {condition: [] for condition in CONDITIONS}
-    with TrialProcesses(parse_reference(str(WORKLOAD)), logs=scratch) as processes:
+    with TrialProcesses(parse_reference(workload), logs=scratch) as processes:
         bench = Bench(processes, pairs, scratch)
-        began, count = time.monotonic(), 0
-        while not count or (time.monotonic() - began) * (count + 1) / count <= seconds:
+        for _ in range(count):
             for condition in rng.sample(CONDITIONS, 2):
                 disturbed = condition == "disturbed"
                 with disturbance(rng.randrange(1 << 30)) if disturbed else contextlib.nullcontext():
@@ -165,71 +167,43 @@ def repeats(seconds: float, pairs: int, rng: random.Random, scratch: Path) -> di
                     for way in rng.sample((bench.alternating, bench.sequential), 2):
                         both |= way(rng)
                 found[condition].append(both)
-            count += 1
     return found
 
 
-def figures(found: dict[str, list[Found]]) -> dict[str, dict[str, Any]]:
-    """All figures of the table, by name, with their bars."""
-    table: dict[str, dict[str, Any]] = {}
+def bar(condition: str, way: str) -> Bar | None:
+    """How wide a way's interval should be at least, in widths of the paired one's."""
+    if way == "sequential, by slices":
+        return None
+    return {"min": 2.0 if (condition, way) == ("disturbed", "sequential") else 1.0}
+
+
+def figures(workload: str, found: Mapping[str, Sequence[Found]]) -> dict[str, Figure]:
+    """All figures of one workload, by name, with their bars."""
+    table: dict[str, Figure] = {}
     for condition, each in found.items():
+        where = f"{workload}, {condition}"
         for way in ("sequential", "sequential, by slices", "unpaired"):
-            bar = {("disturbed", "sequential"): 2.0, ("quiet", "sequential"): 1.0, ("quiet", "unpaired"): 1.0}
-            least = bar.get((condition, way))
-            ratios = [one[way].half_width / one["paired"].half_width for one in each]
-            table[f"{condition}: width, {way} / paired"] = _figure(
-                ratios, np.median, None if least is None else {"min": least}
-            )
+            ratios = [math.log(one[way].half_width / one["paired"].half_width) for one in each]
+            table[f"{where}: width, {way} / paired"] = factor(ratios, bar(condition, way))
         for way in each[0]:
-            table[f"{condition}: half-width, {way}"] = _figure(
-                [one[way].half_width for one in each], np.median, None
-            )
-            table[f"{condition}: RMS error, {way}"] = _figure(
-                [one[way].value for one in each], _root_mean_square, None
-            )
-            table[f"{condition}: share that holds the truth, {way}"] = _figure(
-                [float(one[way].low <= 0 <= one[way].high) for one in each], np.mean, None
-            )
+            table[f"{where}: half-width, {way}"] = factor([math.log(one[way].half_width) for one in each])
+            table[f"{where}: true error, {way}"] = root_mean_square([one[way].value for one in each])
+            holding = sum(one[way].low <= 0 <= one[way].high for one in each)
+            table[f"{where}: holds the truth, {way}"] = share(holding, len(each))
     return table
-
-
-def _root_mean_square(values: np.ndarray, axis: int | None = None) -> Any:
-    return np.sqrt(np.mean(np.square(values), axis=axis))
-
-
-def _figure(
-    values: Sequence[float], statistic: Callable[..., Any], bar: dict[str, float] | None
-) -> dict[str, Any]:
-    """The statistic with its bootstrap interval over repeats."""
-    array = np.array(values)
-    drawn = np.random.default_rng(0).choice(array, size=(RESAMPLES, len(array)))
-    low, high = np.quantile(statistic(drawn, axis=1), [0.025, 0.975])
-    ci95 = [float(low), float(high)] if len(values) > 1 else None
-    return {"value": float(statistic(array)), "ci95": ci95, "bar": bar, "count": len(values)}
 
 
 def main() -> None:
     """Measure, print, and write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="ends within a minute, says less")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--seed", type=int, default=0, help="of all orders and of the disturbance")
-    arguments = parser.parse_args()
+    made = parser(__doc__)
+    made.add_argument("--seed", type=int, default=0, help="of all orders and of the disturbance")
+    arguments = made.parse_args()
+    counts, pairs = (REPEATS_QUICK, PAIRS_QUICK) if arguments.quick else (REPEATS, PAIRS)
+    rng, table = random.Random(arguments.seed), dict[str, Figure]()
     with tempfile.TemporaryDirectory() as folder:
-        seconds, pairs = (SECONDS_QUICK, PAIRS_QUICK) if arguments.quick else (SECONDS, PAIRS)
-        found = figures(repeats(seconds, pairs, random.Random(arguments.seed), Path(folder)))
-    print(f"{'what':<66} {'bar':>6} {'value':>7}   95% interval")
-    for name, figure in found.items():
-        bar = "" if figure["bar"] is None else f"min {figure['bar']['min']:g}"
-        bounds = "" if figure["ci95"] is None else "{:.3f} to {:.3f}".format(*figure["ci95"])
-        print(f"{name:<66} {bar:>6} {figure['value']:>7.3f}   {bounds}")
-    if arguments.json:
-        document = {
-            "benchmark": "pairing",
-            "machine": fingerprint().model_dump(mode="json"),
-            "figures": found,
-        }
-        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+        for name, count in counts.items():
+            table |= figures(name, repeats(WORKLOADS[name], count, pairs, rng, Path(folder)))
+    report("pairing", table, arguments.json)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,8 @@ That number is known to nobody beforehand. Where no number is as good, the large
 of kinds is geometric.
 """
 
-import argparse
 import functools
 import itertools
-import json
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from figures import Bar, Figure, parser, report, share
 from scipy.optimize import isotonic_regression
-from scipy.stats import binomtest
 
 import autotune
-from autotune.machine import available_cores, fingerprint
+from autotune.machine import available_cores
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
@@ -339,7 +337,7 @@ def resampled(studies: Sequence[Study], seed: int) -> np.ndarray:
     return np.log([savings(rng.choices(studies, k=len(studies))) for _ in range(RESAMPLES)])
 
 
-def figures(found: dict[Kind, list[Study]]) -> dict[str, dict[str, Any]]:
+def figures(found: dict[Kind, list[Study]]) -> dict[str, Figure]:
     """All figures of the table, by name, with their bars."""
     values = np.log([savings(each) for each in found.values()])
     draws = np.array([resampled(each, seed) for seed, each in enumerate(found.values())])
@@ -354,17 +352,11 @@ def figures(found: dict[Kind, list[Study]]) -> dict[str, dict[str, Any]]:
     for row, (kind, studies) in enumerate(found.items()):
         table[f"{kind}: ratio"] = _ratio(values[row, 0], draws[row, :, 0], None, len(studies))
     pruned = sum(each.best_pruned for studies in found.values() for each in studies)
-    interval = binomtest(pruned, count).proportion_ci(method="wilson")
-    table["share of studies whose best was given up"] = {
-        "value": pruned / count,
-        "ci95": [interval.low, interval.high],
-        "bar": {"max": 0.02},
-        "count": count,
-    }
+    table["share of studies whose best was given up"] = share(pruned, count, {"max": 0.02})
     return table
 
 
-def _ratio(value: float, draws: np.ndarray, bar: dict[str, float] | None, count: int) -> dict[str, Any]:
+def _ratio(value: float, draws: np.ndarray, bar: Bar | None, count: int) -> Figure:
     low, high = np.exp(np.quantile(draws, [0.025, 0.975]))
     return {"value": math.exp(value), "ci95": [float(low), float(high)], "bar": bar, "count": count}
 
@@ -400,25 +392,10 @@ def all_studies(count: int) -> dict[Kind, list[Study]]:
 
 def main() -> None:
     """Replay, print, and write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="ends within a minute, says less")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    arguments = parser.parse_args()
+    arguments = parser(__doc__).parse_args()
     studies = all_studies(STUDIES_QUICK if arguments.quick else STUDIES)
-    found = figures(studies)
-    print(f"{'what':<78} {'bar':>8} {'value':>7}   95% interval")
-    for name, figure in found.items():
-        bar = "" if figure["bar"] is None else " ".join(f"{k} {v:g}" for k, v in figure["bar"].items())
-        low, high = figure["ci95"]
-        print(f"{name:<78} {bar:>8} {figure['value']:>7.3f}   {low:.3f} to {high:.3f}")
+    report("racing", figures(studies), arguments.json)
     print(*notes(studies), sep="\n")
-    if arguments.json:
-        document = {
-            "benchmark": "racing",
-            "machine": fingerprint().model_dump(mode="json"),
-            "figures": found,
-        }
-        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
 
 
 if __name__ == "__main__":

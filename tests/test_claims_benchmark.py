@@ -1,28 +1,15 @@
 """The rule of `benchmarks/claims.py`: which claims agree with long trainings, and what is put to the test."""
 
-import importlib.util
 import json
 import math
-import sys
 from pathlib import Path
 
+import claims
 import pytest
 from simulated_runs import faster_by, quick_tune, simulated_trials
 
 from autotune.measure.intervals import log_interval
 from autotune.recipe.recipe import BestCandidate, Estimate
-
-
-@pytest.fixture(scope="module")
-def claims():
-    """The benchmark, imported from its file."""
-    file = Path(__file__).resolve().parent.parent / "benchmarks" / "claims.py"
-    spec = importlib.util.spec_from_file_location("claims_benchmark", file)
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, spec.name, module)
-        spec.loader.exec_module(module)
-        yield module
 
 
 @pytest.fixture(scope="module")
@@ -44,20 +31,20 @@ def recipe(tmp_path_factory):
         ((2.0, 0.0, 9.0), (2.0, 1.94, 2.06), False),  # a claim without a bound says nothing
     ],
 )
-def test_a_claim_agrees_where_chance_explains_the_difference(claims, claimed, measured, agrees):
+def test_a_claim_agrees_where_chance_explains_the_difference(claimed, measured, agrees):
     """The difference may be as large as the root of both half-widths' squares, either way."""
     compared = claims.Comparison(claim=log_interval(*claimed), long=log_interval(*measured))
     assert compared.agrees is agrees
 
 
-def test_the_miss_is_the_same_both_ways(claims):
+def test_the_miss_is_the_same_both_ways():
     """A claim of 2.2 for 2 misses by 10%, as one of 2 for 2.2 does."""
     low, high = log_interval(2.0, 1.9, 2.1), log_interval(2.2, 2.1, 2.3)
     assert claims.Comparison(claim=low, long=high).miss == pytest.approx(0.1)
     assert claims.Comparison(claim=high, long=low).miss == pytest.approx(0.1)
 
 
-def test_a_failed_workload_is_a_disagreement_and_one_without_a_claim_is_left_out(claims):
+def test_a_failed_workload_is_a_disagreement_and_one_without_a_claim_is_left_out():
     """Of an agreeing one, a failed one and one that claims nothing, half of two agree."""
     same = log_interval(2.0, 1.9, 2.1)
     found = claims.figures(
@@ -76,7 +63,7 @@ def test_a_failed_workload_is_a_disagreement_and_one_without_a_claim_is_left_out
     assert found["agrees, silent"]["value"] is None
 
 
-def test_what_came_closest_is_tested_where_the_recipe_is_the_baseline(claims, recipe):
+def test_what_came_closest_is_tested_where_the_recipe_is_the_baseline(recipe):
     """The baseline's ×1 claims nothing; a confirmed candidate does, and without one there is nothing to test."""
     tested, comparison = claims.claim_of(recipe)
     assert tested.configuration == recipe.configuration
@@ -98,7 +85,7 @@ def test_what_came_closest_is_tested_where_the_recipe_is_the_baseline(claims, re
         assert (comparison.claim is not None) is counts
 
 
-def test_trainings_take_turns_in_abba_order(claims, recipe, tmp_path, monkeypatch):
+def test_trainings_take_turns_in_abba_order(recipe, tmp_path, monkeypatch):
     """Baseline, recipe, recipe, baseline: steady drift cancels out; a ratio is the recipe's over the baseline's."""
     order = []
 
@@ -114,7 +101,7 @@ def test_trainings_take_turns_in_abba_order(claims, recipe, tmp_path, monkeypatc
     assert ratios == pytest.approx([math.log(3)] * 4)
 
 
-def test_a_training_that_fails_says_its_last_words(claims):
+def test_a_training_that_fails_says_its_last_words():
     """They become the workload's remark; the other workloads go on."""
     with pytest.raises(claims.Failed, match=r"exit code 1: .*no workload here"):
         claims.run(["-c", "raise SystemExit('no workload here')"])
