@@ -16,6 +16,7 @@ from autotune.measure.disturbance import (
     LEAST_LOAD,
     Disturbance,
     Timing,
+    departures,
     disturbances,
     kept,
     load_of,
@@ -400,6 +401,16 @@ def test_a_search_trials_disturbed_pairs_do_not_count(tmp_path):
             assert math.log(each.speedup.value) == pytest.approx(statistics.fmean(ratios))
     ends = [pair.candidate.at for each in searched for pair in each.pairs]
     assert all(0 < at < 600.0 for at in ends)
+
+
+@given(st.lists(st.floats(-1, 1), min_size=2, max_size=40), st.randoms(use_true_random=False))
+def test_what_is_usual_is_what_is_near_in_time_in_whatever_order_it_is_told(values, rng):
+    """Slices that bracket others do not come in the order of time; what each departs by is the same."""
+    times = [1.5 * place for place in range(len(values))]
+    places = rng.sample(range(len(values)), len(values))
+    in_order = departures(values, times)
+    shuffled = departures([values[place] for place in places], [times[place] for place in places])
+    assert shuffled == [in_order[place] for place in places]
 
 
 def test_a_restored_trial_has_the_marks_of_its_record(tmp_path):

@@ -147,18 +147,20 @@ def _slow_together(pairs: Sequence[tuple[Timing, Timing]]) -> list[bool]:
 
 
 def departures(values: Sequence[float], times: Sequence[float]) -> list[float]:
-    """How far each value is from the median of its neighbours and itself.
+    """How far each value is from the median of its neighbours in time and itself.
 
     Args:
-        values: In the order of time.
+        values: In any order; what brackets something else is not in the order of time.
         times: Of each, in seconds.
     """
-    found = []
-    for place, value in enumerate(values):
-        first = bisect.bisect_left(times, times[place] - NEIGHBOUR_SECONDS)
-        last = bisect.bisect_right(times, times[place] + NEIGHBOUR_SECONDS)
-        around = values[max(0, min(first, place - NEIGHBOURS)) : max(last, place + NEIGHBOURS + 1)]
-        found.append(value - statistics.median(around))
+    order = sorted(range(len(values)), key=lambda place: times[place])
+    at, in_order = [times[place] for place in order], [values[place] for place in order]
+    found = [0.0] * len(values)
+    for rank, place in enumerate(order):
+        first = bisect.bisect_left(at, times[place] - NEIGHBOUR_SECONDS)
+        last = bisect.bisect_right(at, times[place] + NEIGHBOUR_SECONDS)
+        around = in_order[max(0, min(first, rank - NEIGHBOURS)) : max(last, rank + NEIGHBOURS + 1)]
+        found[place] = values[place] - statistics.median(around)
     return found
 
 
