@@ -10,6 +10,7 @@ import random
 from pathlib import Path
 
 from autotune.machine import Machine
+from autotune.measure.throughput import overall_log_ratios
 from autotune.run_directory import RunDirectory, RunRecord
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
@@ -180,7 +181,16 @@ def with_run(directory):
 
 
 def tune_simulated(
-    trials, directory, /, *, space=SMALL_SPACE, observe=silent, machine=MACHINE, earlier=None, **options
+    trials,
+    directory,
+    /,
+    *,
+    space=SMALL_SPACE,
+    observe=silent,
+    machine=MACHINE,
+    earlier=None,
+    spent_before=0.0,
+    **options,
 ):
     """One whole run on simulated trials and their clock; returns its recipe."""
     return tune_with(
@@ -194,6 +204,7 @@ def tune_simulated(
         clock=trials.clock,
         observe=observe,
         earlier=earlier,
+        spent_before=spent_before,
     )
 
 
@@ -283,6 +294,18 @@ def a_record(configuration=BASELINE, *, speedup=None, spread=0.02, **fields):
             **fields,
         }
     )
+
+
+def log_ratios_of(pairs):
+    """What an interval is made of: each pair's influence, around the ratio of all examples over all the time."""
+    return overall_log_ratios(
+        *([(each.examples / each.seconds, each.examples) for each in side] for side in sides_of(pairs))
+    )
+
+
+def sides_of(pairs):
+    """The baseline's slices, and the candidate's."""
+    return [pair.baseline for pair in pairs], [pair.candidate for pair in pairs]
 
 
 def a_pair(speedup=1.0, **fields):

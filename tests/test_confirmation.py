@@ -5,7 +5,17 @@ import itertools
 import math
 
 import pytest
-from simulated_runs import BASELINE, LIMITS, Watcher, a_plan, a_record, faster_by, run_on, simulated_trials
+from simulated_runs import (
+    BASELINE,
+    LIMITS,
+    Watcher,
+    a_plan,
+    a_record,
+    faster_by,
+    log_ratios_of,
+    run_on,
+    simulated_trials,
+)
 
 from autotune.measure.deciding import Shortfall, Verdict
 from autotune.measure.intervals import instance_interval
@@ -118,11 +128,8 @@ def test_the_interval_is_the_one_over_instances(tmp_path):
     for each in result.confirmed:
         by_instance = {}
         for pair in each.record.pairs:
-            ratio = (pair.candidate.examples / pair.candidate.seconds) / (
-                pair.baseline.examples / pair.baseline.seconds
-            )
-            by_instance.setdefault(pair.instance, []).append(math.log(ratio))
-        expected = instance_interval(list(by_instance.values()), comparisons=2)
+            by_instance.setdefault(pair.instance, []).append(pair)
+        expected = instance_interval([*map(log_ratios_of, by_instance.values())], comparisons=2)
         assert each.ratio.value == pytest.approx(expected.value)
         assert each.ratio.low == pytest.approx(expected.low)
         assert each.record.speedup.low == pytest.approx(math.exp(expected.low))
@@ -579,11 +586,10 @@ def test_plain_is_no_contender(tmp_path):
     ).confirm(COMPILED.replace(batch_size=64))
     assert found.winner.configuration == COMPILED.replace(batch_size=64)
     assert len(found.confirmed) == 1
-    ratios = {}
+    pairs = {}
     for pair in found.winner.record.pairs:
-        speeds = [each.examples / each.seconds for each in (pair.candidate, pair.baseline)]
-        ratios.setdefault(pair.instance, []).append(math.log(speeds[0] / speeds[1]))
-    expected = instance_interval(list(ratios.values()), comparisons=1)
+        pairs.setdefault(pair.instance, []).append(pair)
+    expected = instance_interval([*map(log_ratios_of, pairs.values())], comparisons=1)
     assert found.winner.ratio.value == pytest.approx(expected.value)
     assert found.winner.ratio.low == pytest.approx(expected.low)
     nothing = beside_plain(tmp_path / "b", speed=faster_by(jit_compile=0.5), noise=0.02).confirm(FASTER)

@@ -8,7 +8,7 @@ import statistics
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_runs import BASELINE, a_pair, faster_by, quick_tune, simulated_trials
+from simulated_runs import BASELINE, a_pair, faster_by, log_ratios_of, quick_tune, simulated_trials
 from test_confirmation import Bench
 
 from autotune.measure.disturbance import (
@@ -341,17 +341,8 @@ def test_what_the_claim_rests_on_can_be_read_from_the_record(tmp_path):
     means = []
     for pairs in instances.values():
         keep = kept([pair.disturbed is not None for pair in pairs])
-        means.append(
-            statistics.fmean(
-                math.log(
-                    pair.candidate.examples
-                    / pair.candidate.seconds
-                    / (pair.baseline.examples / pair.baseline.seconds)
-                )
-                for pair, counts in zip(pairs, keep, strict=True)
-                if counts
-            )
-        )
+        counted = [pair for pair, counts in zip(pairs, keep, strict=True) if counts]
+        means.append(statistics.fmean(log_ratios_of(counted)))
     assert found.ratio.value == pytest.approx(statistics.fmean(means))
 
 
@@ -392,11 +383,7 @@ def test_a_search_trials_disturbed_pairs_do_not_count(tmp_path):
     assert disturbed
     for each in disturbed:
         instances = {pair.instance for pair in each.pairs}
-        ratios = [
-            math.log(p.candidate.examples / p.candidate.seconds / (p.baseline.examples / p.baseline.seconds))
-            for p in each.pairs
-            if p.disturbed is None
-        ]
+        ratios = log_ratios_of([pair for pair in each.pairs if pair.disturbed is None])
         if len(instances) == 1:
             assert math.log(each.speedup.value) == pytest.approx(statistics.fmean(ratios))
     ends = [pair.candidate.at for each in searched for pair in each.pairs]

@@ -175,6 +175,16 @@ def test_a_pause_is_not_the_runs_time(tmp_path):
     assert read_earlier(directory).spent_seconds == 24.0
 
 
+def test_slices_go_on_in_the_runs_time(tmp_path):
+    """With a budget of its own, an invocation's slices still come after those of the one before."""
+    directory = stop_at(tmp_path / "run", 4)
+    before = [pair.candidate.at for each in searched(directory).values() for pair in each.pairs]
+    go_on(directory, budget=100.0, spent_before=max(before))
+    ends = [pair.candidate.at for each in directory.read_trials() for pair in each.pairs]
+    assert len(ends) == len(set(ends)) > len(before)
+    assert sorted(ends)[: len(before)] == sorted(before)
+
+
 def test_a_resumption_is_written_down(tmp_path):
     """With the moment and the seconds before it; all else in run.json stays."""
     directory = stop_at(tmp_path / "run", 2)

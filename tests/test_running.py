@@ -1,11 +1,12 @@
 """What a trial's slices say of its speed."""
 
 import pytest
+from simulated_runs import a_slice
 
 from autotune.space.configuration import Configuration
 from autotune.study.running import Trial, throughput_interval
 from autotune.trial.messages import Finished
-from autotune.trial.record import Phase
+from autotune.trial.record import Pair, Phase
 
 
 def test_throughput_is_all_examples_over_all_the_time():
@@ -23,6 +24,17 @@ def test_the_interval_of_a_throughput_holds_it_and_narrows_with_more_slices():
     for each in (few, many):
         assert each.low < each.value < each.high
     assert many.high - many.low < few.high - few.low
+
+
+def test_a_speed_up_is_that_of_a_long_training():
+    """A trial that stalls in every other slice is credited with what is left over all its time, as its rate is."""
+    trial = Trial(1, Phase.SEARCH, Configuration({}))
+    trial.instances = 1
+    for rate in (8000.0, 4000.0) * 3:
+        seconds = 2000 / rate
+        pair = Pair(baseline_first=True, baseline=a_slice(), candidate=a_slice(rate, seconds=seconds))
+        trial.restore_pair(pair, baseline_rate=4000.0, candidate_rate=rate)
+    assert trial.speedup.value == pytest.approx(16000 / 3 / 4000)
 
 
 def test_one_slice_has_no_interval_of_its_own():

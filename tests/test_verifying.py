@@ -82,7 +82,7 @@ def test_what_the_batch_gives_now_decides(recipe, tmp_path, speed, expected):
 
 def test_where_noise_hides_all_nothing_is_claimed(recipe, tmp_path):
     """No gain and the claim both fit what was measured: undecided, and more time is the advice."""
-    verification = found(recipe, tmp_path, noise=1.0)
+    verification = found(recipe, tmp_path, noise=2.0)
     assert verification.finding is Finding.UNDECIDED
     assert "larger budget" in verification.reason
 

@@ -81,14 +81,7 @@ class _Contender:
 
     def over(self, other: _Contender | None) -> list[list[float]]:
         """The log-ratios of its instances to another contender, from rounds that both were in."""
-        beside = (
-            {} if other is None else {id(pair.baseline): ratio for pair, ratio in other.trial.undisturbed()}
-        )
-        found: dict[int, list[float]] = {}
-        for pair, ratio in self.trial.undisturbed():
-            if id(pair.baseline) in beside:
-                found.setdefault(pair.instance, []).append(ratio - beside[id(pair.baseline)])
-        return list(found.values())
+        return [] if other is None else self.trial.log_ratios_over(other.trial)
 
     def note_instance(self) -> None:
         """The present process was measured; if it gave pairs, it is one more instance."""

@@ -71,8 +71,12 @@ def tune_with(
     clock: Clock,
     observe: Observer,
     earlier: Earlier | None = None,
+    spent_before: float = 0.0,
 ) -> Recipe:
-    """The run itself, on real, simulated or recorded trials. Raises as `tune` does."""
+    """The run itself, on real, simulated or recorded trials. Raises as `tune` does.
+
+    `clock` has the seconds that count for the budget, `spent_before` those of earlier invocations that do not.
+    """
     known = [] if earlier is None else earlier.trials()
     with _interruptions(observe) as interruptions:
         facts, import_seconds = _open(trials, clock, observe, earlier)
@@ -86,6 +90,7 @@ def tune_with(
             baseline=baseline_of(facts, reference, Device.GPU if machine.gpus else Device.CPU, observe),
             records={} if earlier is None else dict(earlier.records),
             numbers=itertools.count(0 if earlier is None else earlier.next_number),
+            spent_before=spent_before,
         )
         beside = SideBySide(run, bracketed=options.pairing == "bracketed")
         warm = beside.start_baseline(baseline_timeout(options.budget), known[0] if known else None)

@@ -22,7 +22,8 @@ class Run:
     Args:
         directory: Where everything is written.
         trials: Where trials come from.
-        clock: Seconds since the run began.
+        clock: Seconds that count for the budget.
+        spent_before: Seconds of earlier invocations that do not count for it.
         observe: Is told what happens.
         interruptions: How often the user has asked to stop.
         rng: Shuffles the order of slices; seeded.
@@ -42,6 +43,7 @@ class Run:
     baseline: Configuration
     records: dict[int, TrialRecord] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=itertools.count)
+    spent_before: float = 0.0
 
     def interrupted(self) -> bool:
         """Whether the user has asked to stop."""
@@ -71,7 +73,7 @@ class Run:
 
     def stamped(self, each: Slice) -> Slice:
         """A slice that ended just now, with the second of the run at which it did."""
-        return each.model_copy(update={"at": self.clock()})
+        return each.model_copy(update={"at": self.spent_before + self.clock()})
 
     def measured(self, trial: Trial) -> None:
         """Tell the observer of the estimate so far."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
 from autotune.measure.disturbance import Disturbance, Timing, disturbances, kept, load_of
 from autotune.measure.intervals import LogInterval, mean_interval
-from autotune.measure.throughput import long_run_rate
+from autotune.measure.throughput import Measured, long_run_rate, overall_log_ratios, overall_rate
 from autotune.space.configuration import Configuration
 from autotune.trial.live import LiveTrial, TrialFailed, WarmUp
 from autotune.trial.messages import Finished
@@ -139,21 +138,50 @@ class Trial:
     def log_ratios_by_instance(self) -> dict[int, list[float]]:
         """The same, by instance: one that has too few pairs without the disturbed ones keeps them all."""
         return {
-            instance: [
-                self._timings[place][1].log_rate - self._timings[place][0].log_rate
-                for place, keep in zip(places, kept(self._disturbed(places)), strict=True)
-                if keep
-            ]
+            instance: self._log_ratios(
+                [
+                    self._sides(place)
+                    for place, keep in zip(places, kept(self._disturbed(places)), strict=True)
+                    if keep
+                ]
+            )
             for instance, places in self._places().items()
         }
 
-    def undisturbed(self) -> list[tuple[Pair, float]]:
-        """The pairs that are not disturbed, each with its log-ratio."""
-        return [
-            (pair, candidate.log_rate - baseline.log_rate)
-            for pair, (baseline, candidate) in zip(self.pairs, self._timings, strict=True)
+    def log_ratios_over(self, other: Trial) -> list[list[float]]:
+        """Logarithms of its speed-ups over another trial, by instance, from the same slices of the baseline.
+
+        Only pairs count that are not disturbed, of either.
+        """
+        beside = {
+            id(pair.baseline): other._sides(place)[1]
+            for place, pair in enumerate(other.pairs)
             if pair.disturbed is None
-        ]
+        }
+        sides: dict[int, list[tuple[Measured, Measured]]] = {}
+        for place, pair in enumerate(self.pairs):
+            if pair.disturbed is None and id(pair.baseline) in beside:
+                both = (beside[id(pair.baseline)], self._sides(place)[1])
+                sides.setdefault(pair.instance, []).append(both)
+        return [self._log_ratios(each) for each in sides.values()]
+
+    def _log_ratios(self, sides: Sequence[tuple[Measured, Measured]]) -> list[float]:
+        """Of baseline's and candidate's slices.
+
+        Those of a bracket are of different moments: a drift that makes the first faster than the last cancels out
+        between each two of them, and not in their sums.
+        """
+        if self.pairing is Pairing.BRACKETED:
+            return [math.log(own / other) for (other, _), (own, _) in sides]
+        return overall_log_ratios(*zip(*sides, strict=True))
+
+    def _sides(self, place: int) -> tuple[Measured, Measured]:
+        """Baseline's and candidate's rate and examples in a pair."""
+        pair, (baseline, candidate) = self.pairs[place], self._timings[place]
+        return (
+            (math.exp(baseline.log_rate), pair.baseline.examples),
+            (math.exp(candidate.log_rate), pair.candidate.examples),
+        )
 
     def repeats(self) -> int:
         """How many more pairs the present instance may have, for those that foreign load disturbed.
@@ -261,7 +289,7 @@ def throughput_interval(rates: Sequence[float], examples: Sequence[int] | None =
         rates: Of single slices.
         examples: Trained on in each; equally many where None.
     """
-    value = statistics.harmonic_mean(rates, weights=examples)
+    value = overall_rate(rates, examples or [1] * len(rates))
     width = mean_interval([math.log(each) for each in rates]).half_width
     factor = math.exp(width) if math.isfinite(width) else 1.0
     return Interval(value=value, low=value / factor, high=value * factor)

@@ -171,16 +171,18 @@ def _resume(
                 f"{name} is {value!r}, and the run to be resumed has {getattr(options, name)!r}",
                 hint=f"Leave {name} out: a resumed run is done as it was begun.",
             )
+    spent_before = 0.0
     if budget is None:
         began -= earlier.spent_seconds
     else:
+        spent_before = earlier.spent_seconds
         options = replace(options, budget=seconds_of("budget", budget))
     written = None if options.space is None else find_search_space(options.space)
     with directory.reopened():
         machine = fingerprint()
         refuse_another_machine(earlier, machine)
         note_resumption(directory, earlier)
-        return _run(directory, machine, reference, written, options, began, observe, earlier)
+        return _run(directory, machine, reference, written, options, began, observe, earlier, spent_before)
 
 
 def _run(
@@ -192,6 +194,7 @@ def _run(
     began: float,
     observe: Observer,
     earlier: Earlier | None = None,
+    spent_before: float = 0.0,
 ) -> Recipe:
     spent = time.monotonic() - began
     observe(
@@ -212,6 +215,7 @@ def _run(
             clock=lambda: time.monotonic() - began,
             observe=observe,
             earlier=earlier,
+            spent_before=spent_before,
         )
 
 
