@@ -15,6 +15,7 @@ from pathlib import Path
 
 from confirming import Confirmations
 
+from autotune.measure.throughput import Measured
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
 from autotune.study.confirmation import FEWEST_ROUNDS
@@ -110,10 +111,15 @@ class Stretch:
 
     def ratio(self, index: int) -> float:
         """The other side's rate over that of the first."""
+        (own, _), (other, _) = self.sides(index)
+        return other / own
+
+    def sides(self, index: int) -> tuple[Measured, Measured]:
+        """Rate and examples of the first side's slice, and of the other's."""
         (examples, seconds), (others, other_seconds) = (
             self._pair(index)[side] for side in (self._side, 1 - self._side)
         )
-        return (others / other_seconds) / (examples / seconds)
+        return (examples / seconds, examples), (others / other_seconds, others)
 
     def _pair(self, index: int) -> tuple[Timed, Timed]:
         return self._pairs[(self._start + index) % len(self._pairs)]
