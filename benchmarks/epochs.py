@@ -1,10 +1,14 @@
 """Whether a trial shows what plain `model.fit` does over whole epochs, boundaries and validation included.
 
-    python benchmarks/epochs.py [--quick] [--json FILE]
+    python benchmarks/epochs.py [--quick] [--json FILE] [--tuned]
 
 Prints one table: throughput as a trial shows it over that of `model.fit` in a process of its own (`plain_fit.py`), for
 three sizes of data set, three batch sizes, with and without validation. Both take turns, a tenth of a second each or an
 epoch, one always frozen; what is counted of plain `fit` is whole epochs, from the end of one to the end of another.
+
+`tf.data`'s own tuning is off in both: the thread that it tunes with sleeps for 10, 20, 40, … ms and often sleeps on when
+its iterator ends, which the training waits for. How often differs from process to process, so that of the same training two
+processes are up to twice as fast as one another, and nothing could be told within percents. `--tuned` leaves it on.
 """
 
 import math
@@ -46,6 +50,8 @@ WARMUP_SECONDS = 0.5
 """Of plain `fit`, after its first epoch. An epoch that ends in it is not counted."""
 TURN_SECONDS = 0.1
 """Both are the same training, so that what pauses cost or give cancels; and the shorter the turns, the less noise."""
+TUNING = "TILED_TF_DATA_TUNING"
+"""What `tiled.py` reads; importing that would import TensorFlow."""
 MOST_OFF = 0.03
 WITHIN = {"min": 1 - MOST_OFF, "max": 1 + MOST_OFF}
 PATIENCE_SECONDS = 120.0
@@ -195,7 +201,10 @@ def figures(cases: Sequence[Case], instances: int) -> dict[str, Figure]:
 
 def main() -> None:
     """Measure, print, and write."""
-    arguments = parser(__doc__).parse_args()
+    made = parser(__doc__)
+    made.add_argument("--tuned", action="store_true", help="with tf.data's own tuning, as TensorFlow has it")
+    arguments = made.parse_args()
+    os.environ[TUNING] = "1" if arguments.tuned else "0"
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # trials and plain fit on the same device
     found = figures(QUICK_CASES, INSTANCES_QUICK) if arguments.quick else figures(CASES, INSTANCES)
     report("epochs", found, arguments.json)

@@ -101,7 +101,7 @@ class Bench:
 
     def alternating(self, rng: random.Random) -> Found:
         """The paired way, and the same slices unpaired."""
-        trial = Trial(1, Phase.CONFIRM, self._configuration)
+        trial = Trial(1, Phase.SEARCH, self._configuration)  # log-ratios, as of the other ways
         with self.live() as (first, trial.warm), self.live() as (second, warm):
             for _ in range(self._pairs):
                 taken = {

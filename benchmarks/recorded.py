@@ -8,6 +8,7 @@ the true ratio of a replay is exactly 1, or the gain that is planted by multiply
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -166,11 +167,14 @@ class RecordedTrial:
         examples, spent = self._baseline.slice(self._measured)
         ratio = 1.0 if self._own is None else self._trials.gain * self._own.ratio(self._measured)
         self._measured += 1
-        self._trials.clock.advance(spent)
+        self._trials.clock.advance(spent)  # as it went
+        # Half of the ratio each, for that favours neither side: of ratios that vary about 1, overall rates would be
+        # above it were all in the examples, and below it were all in the seconds.
+        scaled = max(1, round(examples * math.sqrt(ratio)))
         return Slice(
-            seconds=spent / ratio,  # the examples stay whole numbers; the clock goes as it went
-            steps=max(1, examples // BATCH_SIZE),
-            examples=examples,
+            seconds=scaled * spent / (examples * ratio),
+            steps=max(1, scaled // BATCH_SIZE),
+            examples=scaled,
             epochs=0,
             cpu_seconds=spent,
             step_seconds=StepSeconds(p50=spent, p90=spent, p99=spent, max=spent),

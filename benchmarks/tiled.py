@@ -13,6 +13,8 @@ from sklearn.datasets import load_digits
 
 import autotune
 
+TUNING = "TILED_TF_DATA_TUNING"
+"""Environment variable: `1` for what TensorFlow does by itself, which makes some epochs end in a stall."""
 SHUFFLED = 10_000
 """What a shuffle buffer holds, as tutorials have it: all of a small data set, part of a large one."""
 
@@ -21,9 +23,12 @@ def examples(count: int) -> tf.data.Dataset:
     """`count` digits, in order."""
     images, labels = load_digits(return_X_y=True)
     rows = np.resize(np.arange(len(images)), count)
-    return tf.data.Dataset.from_tensor_slices(
+    dataset = tf.data.Dataset.from_tensor_slices(
         ((images[rows] / 16).astype("float32"), labels[rows].astype("int32"))
     )
+    options = tf.data.Options()
+    options.autotune.enabled = os.environ.get(TUNING) == "1"
+    return dataset.with_options(options)
 
 
 def shuffled(count: int) -> tf.data.Dataset:

@@ -6,7 +6,7 @@ from simulated_runs import a_slice
 from autotune.space.configuration import Configuration
 from autotune.study.running import Trial, throughput_interval
 from autotune.trial.messages import Finished
-from autotune.trial.record import Pair, Phase
+from autotune.trial.record import Pair, Pairing, Phase
 
 
 def test_throughput_is_all_examples_over_all_the_time():
@@ -28,13 +28,45 @@ def test_the_interval_of_a_throughput_holds_it_and_narrows_with_more_slices():
 
 def test_a_speed_up_is_that_of_a_long_training():
     """A trial that stalls in every other slice is credited with what is left over all its time, as its rate is."""
-    trial = Trial(1, Phase.SEARCH, Configuration({}))
-    trial.instances = 1
-    for rate in (8000.0, 4000.0) * 3:
-        seconds = 2000 / rate
-        pair = Pair(baseline_first=True, baseline=a_slice(), candidate=a_slice(rate, seconds=seconds))
-        trial.restore_pair(pair, baseline_rate=4000.0, candidate_rate=rate)
+    trial = restless_trial(Phase.CONFIRM)
     assert trial.speedup.value == pytest.approx(16000 / 3 / 4000)
+
+
+def restless_trial(phase, *, pairing=Pairing.ALTERNATING, epochs=0, baseline_rates=(4000.0, 4000.0)):
+    """Every other slice of its own is half as fast as the others, and takes twice as long."""
+    trial = Trial(1, phase, Configuration({}))
+    trial.instances, trial.pairing = 1, pairing
+    for rate, baseline_rate in zip((8000.0, 4000.0) * 3, baseline_rates * 3, strict=True):
+        baseline = a_slice(baseline_rate)
+        pair = Pair(
+            baseline_first=True,
+            baseline=baseline,
+            candidate=a_slice(rate, seconds=2000 / rate, epochs=epochs),
+        )
+        trial.restore_pair(pair, baseline_rate=baseline_rate, candidate_rate=rate)
+    return trial
+
+
+@pytest.mark.parametrize(
+    "trial",
+    [
+        restless_trial(Phase.CONFIRM, epochs=2, baseline_rates=(8000.0, 4000.0)),
+        restless_trial(Phase.CONFIRM, pairing=Pairing.BRACKETED, baseline_rates=(8000.0, 4000.0)),
+        restless_trial(Phase.SEARCH, baseline_rates=(8000.0, 4000.0)),
+    ],
+    ids=["epochs beside steps", "bracketed", "search"],
+)
+def test_a_machine_that_halves_its_speed_cancels_out_where_sides_are_timed_differently(trial):
+    """Slices of equal work take longer, those of equal time do less: only between neighbours is that the same."""
+    assert trial.speedup.value == pytest.approx(1.0)
+
+
+def test_instances_keep_the_pairing_they_were_measured_in():
+    """A contender that has to make room for others is bracketed from then on; what it showed before stands."""
+    trial = restless_trial(Phase.CONFIRM)
+    before = trial.log_ratios_by_instance()[0]
+    trial.pairing = Pairing.BRACKETED
+    assert trial.log_ratios_by_instance()[0] == before
 
 
 def test_one_slice_has_no_interval_of_its_own():

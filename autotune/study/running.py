@@ -9,7 +9,7 @@ from typing import Literal
 
 from autotune.measure.disturbance import Disturbance, Timing, disturbances, kept, load_of
 from autotune.measure.intervals import LogInterval, mean_interval
-from autotune.measure.throughput import Measured, long_run_rate, overall_log_ratios, overall_rate
+from autotune.measure.throughput import long_run_rate, overall_log_ratios, overall_rate
 from autotune.space.configuration import Configuration
 from autotune.trial.live import LiveTrial, TrialFailed, WarmUp
 from autotune.trial.messages import Finished
@@ -17,6 +17,10 @@ from autotune.trial.record import Interval, Leg, Outcome, Pair, Pairing, Phase, 
 
 MOST_REPEATS, MOST_REPEAT_SECONDS = 4, 4.0
 """Pairs of an instance that are taken again because foreign load disturbed them: so many, or more if they are short."""
+
+
+_Side = tuple[float, int, bool]
+"""A slice: samples per second, examples, and whether it is of whole epochs."""
 
 
 def now_utc() -> str:
@@ -91,6 +95,7 @@ class Trial:
         self.slices: list[Slice] = []
         self.legs: list[Leg] = []
         self._timings: list[tuple[Timing, Timing]] = []
+        self._bracketed: set[int] = set()
         self.finished: Finished | None = None
 
     def add_pair(self, *, baseline_first: bool, baseline: Slice, candidate: Slice, reference: WarmUp) -> None:
@@ -113,6 +118,8 @@ class Trial:
     def restore_pair(self, pair: Pair, *, baseline_rate: float, candidate_rate: float) -> None:
         """Keep a pair as it is; its rates are in samples per second of a long training."""
         self.pairs.append(pair)
+        if self.pairing is Pairing.BRACKETED:
+            self._bracketed.add(pair.instance)
         self._timings.append((_timing(pair.baseline, baseline_rate), _timing(pair.candidate, candidate_rate)))
 
     def note_closing(self, finished: Finished) -> None:
@@ -139,11 +146,12 @@ class Trial:
         """The same, by instance: one that has too few pairs without the disturbed ones keeps them all."""
         return {
             instance: self._log_ratios(
+                instance,
                 [
                     self._sides(place)
                     for place, keep in zip(places, kept(self._disturbed(places)), strict=True)
                     if keep
-                ]
+                ],
             )
             for instance, places in self._places().items()
         }
@@ -158,29 +166,32 @@ class Trial:
             for place, pair in enumerate(other.pairs)
             if pair.disturbed is None
         }
-        sides: dict[int, list[tuple[Measured, Measured]]] = {}
+        sides: dict[int, list[tuple[_Side, _Side]]] = {}
         for place, pair in enumerate(self.pairs):
             if pair.disturbed is None and id(pair.baseline) in beside:
                 both = (beside[id(pair.baseline)], self._sides(place)[1])
                 sides.setdefault(pair.instance, []).append(both)
-        return [self._log_ratios(each) for each in sides.values()]
+        return [self._log_ratios(instance, each) for instance, each in sides.items()]
 
-    def _log_ratios(self, sides: Sequence[tuple[Measured, Measured]]) -> list[float]:
-        """Of baseline's and candidate's slices.
+    def _log_ratios(self, instance: int, sides: Sequence[tuple[_Side, _Side]]) -> list[float]:
+        """Values whose mean is the logarithm of an instance's speed-up: that of overall rates, for a claim.
 
-        Those of a bracket are of different moments: a drift that makes the first faster than the last cancels out
-        between each two of them, and not in their sums.
+        The pairs' own log-ratios where those would be no fair comparison: in a bracket, whose slices are not of the
+        same moments, or where one side is timed in whole epochs and the other by steps. A machine that drifts
+        makes slices of equal work take longer, and slices of equal time do less: it cancels out in pairs only. And
+        in the search, where a few pairs decide, and one slice that stalls should not.
         """
-        if self.pairing is Pairing.BRACKETED:
-            return [math.log(own / other) for (other, _), (own, _) in sides]
-        return overall_log_ratios(*zip(*sides, strict=True))
+        alike = len({by_epochs for both in sides for *_, by_epochs in both}) == 1
+        if self.phase is not Phase.CONFIRM or instance in self._bracketed or not alike:
+            return [math.log(own / other) for (other, *_), (own, *_) in sides]
+        return overall_log_ratios(*([each[:2] for each in side] for side in zip(*sides, strict=True)))
 
-    def _sides(self, place: int) -> tuple[Measured, Measured]:
-        """Baseline's and candidate's rate and examples in a pair."""
+    def _sides(self, place: int) -> tuple[_Side, _Side]:
+        """Baseline's and candidate's slice of a pair."""
         pair, (baseline, candidate) = self.pairs[place], self._timings[place]
         return (
-            (math.exp(baseline.log_rate), pair.baseline.examples),
-            (math.exp(candidate.log_rate), pair.candidate.examples),
+            (math.exp(baseline.log_rate), pair.baseline.examples, bool(pair.baseline.epochs)),
+            (math.exp(candidate.log_rate), pair.candidate.examples, bool(pair.candidate.epochs)),
         )
 
     def repeats(self) -> int:
