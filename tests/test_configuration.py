@@ -201,6 +201,7 @@ def test_the_baseline_has_tensorflows_defaults_and_the_workloads_batch_size():
         "num_parallel_calls": 0,
         "data_threads": 0,
         "deterministic": True,
+        "data_autotune": True,
         "intra_op_threads": 0,
         "inter_op_threads": 0,
         "onednn": True,

@@ -41,6 +41,7 @@ KNOB_DTYPES = {
     "num_parallel_calls": "string",
     "data_threads": "Int64",
     "deterministic": "boolean",
+    "data_autotune": "boolean",
     "intra_op_threads": "Int64",
     "inter_op_threads": "Int64",
     "onednn": "boolean",
@@ -115,6 +116,7 @@ EVERY_KNOB = {
     **BASELINE,
     "steps_per_execution": 1,
     "data_threads": 0,
+    "data_autotune": True,
     "intra_op_threads": 0,
     "inter_op_threads": 0,
 }

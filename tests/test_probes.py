@@ -42,6 +42,7 @@ def test_the_shipped_space_is_probed_in_this_order():
     assert changes(probes(shipped("quick"))) == [
         {"batch_size": 128},
         {"steps_per_execution": 8},
+        {"data_autotune": False},
         {"jit_compile": True},
         {"precision": "mixed_bfloat16"},
         {"num_parallel_calls": 16, "data_threads": 16},

@@ -234,8 +234,11 @@ def pipeline(
     if not batched:
         dataset = dataset.batch(configuration.batch_size, drop_remainder=drop_remainder)
     unordered, threads = not configuration.get("deterministic", True), configuration.get("data_threads", 0)
-    if unordered or threads:  # options that say nothing cost each epoch something all the same
+    untuned = not configuration.get("data_autotune", True)
+    if unordered or threads or untuned:  # options that say nothing cost each epoch something all the same
         options = tf.data.Options()
+        if untuned:
+            options.autotune.enabled = False
         if unordered:
             options.deterministic = False
         if threads:

@@ -186,6 +186,13 @@ _TABLE = (
         changes_numerics=True,
     ),
     Knob(
+        name="data_autotune",
+        summary="tf.data tunes its own buffers and parallel calls; an epoch may end in a stall of that",
+        domain=Domain(booleans=True),
+        default=True,
+        stage=Stage.PIPELINE,
+    ),
+    Knob(
         name="intra_op_threads",
         summary="threads inside one operation; 0 is TensorFlow's choice",
         domain=Domain(integers=(0, 4096)),

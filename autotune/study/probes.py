@@ -12,6 +12,7 @@ from autotune.space.search_space import ResolvedSpace
 _WISHES: tuple[dict[str, KnobValue | float], ...] = (
     {"batch_size": 4.0},
     {"steps_per_execution": 8},
+    {"data_autotune": False},
     {"jit_compile": True},
     {"precision": "mixed_bfloat16"},
     {"num_parallel_calls": 16, "data_threads": 16},

@@ -25,6 +25,7 @@ def test_the_defaults_leave_tensorflow_alone(launch):
         "prefetch": None,
         "data_threads": None,
         "deterministic": None,
+        "data_autotune": None,
         "last": "BatchDataset",
         "compute_dtype": "float32",
         "variable_dtype": "float32",
@@ -42,6 +43,7 @@ def test_every_knob_of_the_fork_acts_at_once(launch):
         prefetch=6,
         data_threads=7,
         deterministic=False,
+        data_autotune=False,
         jit_compile=False,
     )
     trial.warm_up()
@@ -49,7 +51,8 @@ def test_every_knob_of_the_fork_acts_at_once(launch):
     assert (said["intra_op_threads"], said["inter_op_threads"]) == (3, 5)
     assert (said["compute_dtype"], said["variable_dtype"]) == ("bfloat16", "float32")
     assert (said["steps_per_execution"], said["jit_compile"]) == (4, False)
-    assert (said["prefetch"], said["data_threads"], said["deterministic"]) == (6, 7, False)
+    assert (said["prefetch"], said["data_threads"]) == (6, 7)
+    assert (said["deterministic"], said["data_autotune"]) == (False, False)
 
 
 @pytest.mark.parametrize(("batch_size", "steps"), [(50, 2), (25, 4)])

@@ -20,6 +20,7 @@ CHANGES = {
     "prefetch": 4,
     "data_threads": 3,
     "deterministic": False,
+    "data_autotune": False,
     "intra_op_threads": 3,
     "inter_op_threads": 5,
 }
@@ -81,6 +82,7 @@ def test_an_applied_recipe_acts_at_every_stage(train):
             "prefetch": int(data._buffer_size),
             "data_threads": options.threading.private_threadpool_size,
             "deterministic": options.deterministic,
+            "data_autotune": options.autotune.enabled,
         }))
         """,
         onednn=False,
@@ -96,6 +98,7 @@ def test_an_applied_recipe_acts_at_every_stage(train):
         "prefetch": 4,
         "data_threads": 3,
         "deterministic": False,
+        "data_autotune": False,
     }
 
 

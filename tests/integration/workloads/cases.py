@@ -376,6 +376,7 @@ class TellingModel(keras.Model):
             prefetch=None if "Prefetch" not in type(x).__name__ else int(buffer),
             data_threads=options.threading.private_threadpool_size,
             deterministic=options.deterministic,
+            data_autotune=options.autotune.enabled,
             last=type(x).__name__.strip("_"),
         )
         return super().fit(x, **arguments)
