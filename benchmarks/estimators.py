@@ -9,8 +9,8 @@ time, which the mean of log-ratios is not.
 
 Student's interval of the instances' means comes nearest to 95% where both sides are alike. Ours, the one of the claim,
 covers as much or more and is some percent wider: beside those means it looks at the slices, and so is not narrow where
-few instances agree by chance. The ways that pool all pairs are narrower, and miss the truth too often as soon as pairs of
-an instance have something in common. Of the restless candidate, only overall rates have the training's own speed-up.
+few instances agree by chance. The ways that pool all pairs are narrower, and miss the truth too often as soon as pairs
+of an instance have something in common. Of the restless candidate, only overall rates have the training's own speed-up.
 """
 
 import math

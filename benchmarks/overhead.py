@@ -2,8 +2,8 @@
 
     python benchmarks/overhead.py [--quick] [--json FILE]
 
-Prints one table, of medians, each with the interval of the mean. Template and fresh interpreter start the same workload's baseline in turn, within one run of
-this script; the other figures come from one real run of the tuner.
+Prints one table, of medians, each with the interval of the mean. Template and fresh interpreter start the same
+workload's baseline in turn, within one run of this script; the other figures come from one real run of the tuner.
 """
 
 import statistics
