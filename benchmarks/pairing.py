@@ -40,7 +40,7 @@ WORKLOADS = {
     "equal steps": f"{HERE / 'equal_steps.py'}:equal",
     "short epochs": str(HERE.parent / "examples" / "digits_mlp.py"),
 }
-REPEATS: dict[str, int] = {"equal steps": 6, "short epochs": 2}
+REPEATS: dict[str, int] = {"equal steps": 6, "short epochs": 1}
 REPEATS_QUICK: dict[str, int] = {"equal steps": 1}
 PAIRS, PAIRS_QUICK = 16, 8
 PROCESSES = 4

@@ -533,23 +533,23 @@ def test_the_time_of_an_epoch_is_the_median_of_those_after_the_first(cap, epochs
     simulation.run()
     lengths = [STEPS * steps / 256 + 1 / 8 for steps in pace]
     assert simulation.ready.epoch_seconds == statistics.median(lengths[:epochs])
-    assert simulation.calls == (1 + epochs) * STEPS
+    assert simulation.calls == (1 + epochs) * STEPS + 1  # it freezes after the first call of the next
 
 
 def test_a_cap_below_one_epoch_leaves_two_epochs_after_the_first():
     """Even an impatient tuner gets a warm-up beyond the epoch that compiles."""
     simulation = Simulation(step_seconds=1 / 256, warmup_seconds=0.25)
     simulation.run()
-    assert simulation.calls == 3 * STEPS
+    assert simulation.calls == 3 * STEPS + 1
     assert not simulation.ready.settled
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 5])
 def test_what_is_discarded_as_warm_up_is_reported(steps_per_call):
-    """All steps up to the first slice's: with the slices' own they are all that was trained."""
+    """All steps up to the first freeze: with the slices' own and their run-ins they are all that was trained."""
     simulation = Simulation(Measure(seconds=0.1), Measure(seconds=2.0), steps_per_call=steps_per_call)
     slices = simulation.run()
-    assert simulation.ready.warmup_steps == simulation.steps - sum(each.steps for each in slices)
+    assert simulation.ready.warmup_steps == simulation.steps - sum(each.steps + STEPS for each in slices)
 
 
 # ------------------------------------------------------------------------------------------- odd trainings
@@ -625,9 +625,9 @@ def test_a_loss_that_is_not_finite_ends_the_trial_at_the_first_step(loss):
 def test_a_loss_that_becomes_nan_while_measured_ends_the_trial():
     """The slice in which it did is not reported."""
     simulation = Simulation(
-        Measure(seconds=0.1), Measure(seconds=0.1), loss=lambda call: 0.5 if call < 360 else math.nan
+        Measure(seconds=0.1), Measure(seconds=0.1), loss=lambda call: 0.5 if call < 450 else math.nan
     )
-    with pytest.raises(TrainingFailed, match="the training loss became nan by step 405") as failed:
+    with pytest.raises(TrainingFailed, match="the training loss became nan by step 496") as failed:
         simulation.fit()
     assert failed.value.outcome == Outcome.NONFINITE
     assert len([message for message in simulation.sent if isinstance(message, SliceDone)]) == 1
@@ -1025,7 +1025,9 @@ def test_retraces_are_counted_from_the_warm_up_on(shape):
     commands = [Measure(seconds=1.0)] * 3
     always = Simulation(*commands, traces=lambda call: True, **shape)
     slices = always.run(overhead=0.0)
-    assert [part.retraces for part in slices] == [pytest.approx(part.steps, abs=1) for part in slices]
+    run_in = STEPS if always.ready.timed_by == "epochs" else 0
+    traced = [pytest.approx(part.steps + run_in, abs=1) for part in slices]
+    assert [part.retraces for part in slices] == traced
     assert [part.retraces for part in Simulation(*commands, **shape).run(overhead=0.0)] == [0, 0, 0]
     unseen = Simulation(*commands, traces=None, **shape)
     assert [part.retraces for part in unseen.run(overhead=0.0)] == [None, None, None]

@@ -4,14 +4,13 @@ The clock wraps the model's train function, so `fit` itself stays as the user's:
 *call* is one call of the train function: `steps_per_execution` steps. While it warms up the clock looks on;
 then it reports, freezes the process, and obeys: each `Measure` is one slice, or several without a pause.
 
-Short epochs, and those of very few calls, are timed boundary to boundary: a slice is a number of whole epochs.
-At the boundary Keras holds an iterator that it is about to throw away; after a freeze there, ending what
-`tf.data` has begun in it takes up to 80 ms longer, which no training pays. Where an epoch is so short that this
-counts, the process freezes after an epoch's first call instead, and a slice is a number of *laps*, each from the
-end of an epoch's first call to that of the next one's. The first lap after a freeze is not counted: what was on its
-way when it was frozen would be a gift. Where an epoch is longer than the tuner allows, `LongEpoch` leaves `fit`
-once, and a second `fit` is timed by steps: the stretch from the last call of an epoch to the first call of the next is
-not counted, because its cost is measured apart (`profiling.boundary`).
+Short epochs are timed in *laps*, each from the end of an epoch's first call to that of the next one's, and the
+process freezes after a first call: a slice is a number of whole epochs. The first lap after a freeze is not counted.
+What was on its way when it was frozen would be a gift; and to end what `tf.data` has begun in an iterator takes
+longer after a pause, which no training pays. Epochs that are longer than the tuner allows, and of very few calls, are
+timed boundary to boundary. Where an epoch is longer and has more calls, `LongEpoch` leaves `fit` once, and a second
+`fit` is timed by steps: the stretch from the last call of an epoch to the first call of the next is not counted,
+because its cost is measured apart (`profiling.boundary`).
 
 This module knows no TensorFlow: what it needs of it is handed in.
 """
@@ -30,8 +29,6 @@ from autotune.trial.messages import Finish, FirstStep, Measure, Ready, SliceDone
 from autotune.trial.record import Outcome, Slice, StepSeconds
 from autotune.trial.telemetry import Counters, between, host_bytes, part_of, read_counters
 
-LONGEST_LAP_SECONDS = 0.3
-"""Epochs up to this long are timed in laps, with one run-in lap after each freeze."""
 ENDLESS_EPOCH_SECONDS = 0.5
 """How long a first epoch is watched before its length is extrapolated, where it is not known to have no end."""
 WHOLE_EPOCH_CALLS = 3
@@ -154,7 +151,7 @@ class StepClock:
         training: What is timed.
         tuner: Where reports go and commands come from.
         warmup_seconds: Cap on the warm-up after the first step.
-        epoch_seconds: Longest epoch that is timed boundary to boundary.
+        epoch_seconds: Longest epoch that is timed whole, unless it has very few calls.
         freeze: Stops the process; comes back when the tuner lets it go on.
         clock: Seconds, monotonic.
         counters: Reads what the machine counts; before and after a slice, outside of what is timed.
@@ -438,7 +435,7 @@ class StepClock:
         self._epoch_times.append(seconds)
         self._settled = is_steady(self._epoch_times)
         if self._settled or (self._elapsed(now) >= self._warmup_seconds and len(self._epoch_times) >= 2):
-            self._in_laps = _median(self._epoch_times) <= LONGEST_LAP_SECONDS
+            self._in_laps = _median(self._epoch_times) <= self._epoch_seconds
             if not self._in_laps:
                 self._hold_ready(self._settled, now)
 
