@@ -88,7 +88,7 @@ class TrialRequest(_Message):
         endless: Whether the dataset is known to have no end.
         count_seconds: How long counting may take.
         warmup_seconds: Cap on the warm-up after the first step.
-        epoch_seconds: Epochs up to this long are timed boundary to boundary.
+        epoch_seconds: Epochs up to this long are timed whole.
         losses: Nothing is timed; these trainings are run instead.
     """
 

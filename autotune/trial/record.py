@@ -173,7 +173,7 @@ class TrialRecord(_Data):
         warmup_seconds: From the first step to the steady state.
         warmup_steps: Steps up to then: they compile, or are not at the usual pace yet, and count in no slice.
         settled: Whether the steady state was reached before the cap.
-        timed_by: `epochs` (boundary to boundary) or `steps` (boundary cost added in proportion).
+        timed_by: `epochs` (whole ones) or `steps` (boundary cost added in proportion).
         epoch_overhead_seconds: What an epoch costs beyond its steps.
         examples_per_epoch: None when endless or unknown.
         pairs: Slices beside the baseline's.
