@@ -288,6 +288,24 @@ def test_every_knob_of_the_device_is_there(recipe, part, knob):
     assert refusal(json.dumps(document)).message.endswith(f"{part}: has no {knob}")
 
 
+def test_a_recipe_from_before_a_knob_existed_means_tensorflows_own(recipe):
+    """It is read, and is the same as one that says so everywhere."""
+    document = document_of(recipe)
+    for part in (document["evidence"]["best_candidate"], document["evidence"]["plain"]):
+        if part is not None:
+            del part["configuration"]["data_autotune"]
+    for part in ("configuration", "baseline"):
+        del document[part]["data_autotune"]
+    assert Recipe.parse(json.dumps(document), source="my.json") == recipe
+
+
+@pytest.mark.parametrize("name", ["digits_mlp_two_cores", "digits_mlp_with_soak"])
+def test_recorded_recipes_are_read(name):
+    """What an earlier version wrote, this one loads."""
+    recorded = Path(__file__).resolve().parent.parent / "results" / name / "recipe.json"
+    assert Recipe.load(recorded).configuration["data_autotune"] is True
+
+
 def test_the_knobs_of_a_gpu_are_as_good_as_those_of_a_cpu(recipe):
     """Each device has its own; configuration and baseline are of the same one."""
     document = document_of(recipe)

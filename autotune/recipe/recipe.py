@@ -65,6 +65,35 @@ def _checked_knobs(values: dict[str, KnobValue]) -> dict[str, KnobValue]:
     return dict(configuration)
 
 
+def _with_later_knobs(document: object) -> str | None:
+    """The JSON of a recipe from before a knob existed, with TensorFlow's own value of it; None for any other.
+
+    Such a one has it nowhere. Where it is only left out of one configuration, the file was damaged.
+    """
+    evidence = _member(document, "evidence")
+    parts = (document, document, _member(evidence, "best_candidate"), _member(evidence, "plain"))
+    names = ("configuration", "baseline", "configuration", "configuration")
+    configurations = [
+        found
+        for part, name in zip(parts, names, strict=True)
+        if isinstance(found := _member(part, name), dict)
+    ]
+    missing = {
+        each.name: each.default
+        for each in KNOBS.values()
+        if each.later and not any(each.name in one for one in configurations)
+    }
+    if not missing or not configurations:
+        return None
+    for each in configurations:
+        each.update(missing)
+    return json.dumps(document)
+
+
+def _member(part: object, name: str) -> object:
+    return part.get(name) if isinstance(part, dict) else None
+
+
 def _lacking(configuration: Configuration, device: Device) -> list[str]:
     return [each.name for each in knobs_on(device) if each.name not in configuration]
 
@@ -448,7 +477,7 @@ class Recipe(_Part):
                 hint="Upgrade autotune: pip install --upgrade autotune.",
             )
         try:
-            return cls.model_validate_json(text)
+            return cls.model_validate_json(_with_later_knobs(document) or text)
         except ValidationError as error:
             where, mistake = first_mistake(error)
             what = _one_line(f"{where or 'the file'}: {mistake.removeprefix('Value error, ')}")

@@ -97,6 +97,7 @@ class Knob:
         devices: Where it exists.
         hungrier_upwards: Whether a larger value needs more memory, all else equal.
         needs_dataset_config: Whether it reaches the pipeline only through `dataset(config)`.
+        later: Whether there were recipes before it: where one lacks it, TensorFlow's own value is meant.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Knob:
     devices: frozenset[Device] = EVERYWHERE
     hungrier_upwards: bool = False
     needs_dataset_config: bool = False
+    later: bool = False
 
 
 _TABLE = (
@@ -191,6 +193,7 @@ _TABLE = (
         domain=Domain(booleans=True),
         default=True,
         stage=Stage.PIPELINE,
+        later=True,
     ),
     Knob(
         name="intra_op_threads",
