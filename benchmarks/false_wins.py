@@ -132,6 +132,7 @@ def main() -> None:
     """Measure, replay, print, and write."""
     arguments = parser(__doc__)
     arguments.add_argument("--replay-only", action="store_true", help="measure nothing")
+    arguments.add_argument("--replays", type=int, help=f"of each kind; {REPLAYS:,} by default")
     arguments.add_argument("--recording", type=Path, default=recorded.DEFAULT, help="what is replayed")
     arguments.add_argument("--record", type=Path, help="keep what is measured in this file, and replay that")
     given = arguments.parse_args()
@@ -141,7 +142,7 @@ def main() -> None:
         if given.record:
             recording.save(given.record)
     recording = Recording.load(given.record or given.recording)
-    found |= replayed(recording, REPLAYS_QUICK if given.quick else REPLAYS)
+    found |= replayed(recording, given.replays or (REPLAYS_QUICK if given.quick else REPLAYS))
     report("false_wins", found, given.json)
 
 

@@ -79,13 +79,15 @@ def main() -> None:
     """Measure, replay, print, and write."""
     arguments = parser(__doc__)
     arguments.add_argument("--replay-only", action="store_true", help="measure nothing")
+    arguments.add_argument("--replays", type=int, help=f"of each kind; {REPLAYS:,} by default")
     arguments.add_argument("--recording", type=Path, default=recorded.DEFAULT, help="what is replayed")
     given = arguments.parse_args()
     found: dict[str, Figure] = {}
     if not given.replay_only:
         for gain in REAL_GAINS_QUICK if given.quick else REAL_GAINS:
             found |= measured(gain, given.quick)
-    found |= replayed(Recording.load(given.recording), REPLAYS_QUICK if given.quick else REPLAYS)
+    replays = given.replays or (REPLAYS_QUICK if given.quick else REPLAYS)
+    found |= replayed(Recording.load(given.recording), replays)
     report("power", found, given.json)
 
 

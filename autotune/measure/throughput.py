@@ -41,7 +41,8 @@ def overall_rate(rates: Sequence[float], examples: Sequence[int]) -> float:
         rates: Of single slices, in samples per second.
         examples: Trained on in each.
     """
-    return statistics.harmonic_mean(rates, weights=examples)
+    seconds = math.fsum(count / rate for rate, count in zip(rates, examples, strict=True))
+    return math.fsum(examples) / seconds
 
 
 def overall_log_ratios(baseline: Sequence[Measured], candidate: Sequence[Measured]) -> list[float]:
