@@ -255,7 +255,7 @@ def a_slice(rate=4000.0, *, seconds=0.5, epochs=0, loss=2.0):
     )
 
 
-def a_warm_up(*, examples=1437, call_seconds=0.01, epoch_seconds=0.36, overhead=None):
+def a_warm_up(*, examples=1437, call_seconds=0.01, epoch_seconds=0.36, overhead=None, run_in=0.0):
     """The warm-up of a trial that is timed by epochs, or by steps with `epoch_seconds=None`."""
     return WarmUp(
         started=Started(
@@ -269,6 +269,7 @@ def a_warm_up(*, examples=1437, call_seconds=0.01, epoch_seconds=0.36, overhead=
             epoch_overhead_seconds=overhead,
             call_seconds=call_seconds,
             epoch_seconds=epoch_seconds,
+            run_in_seconds=run_in,
         ),
         launch_seconds=0.01,
         first_step_seconds=1.5,

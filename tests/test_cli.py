@@ -212,7 +212,7 @@ def test_space_shows_the_choices_and_their_number(capsys):
     code, out, _ = run(capsys, "space", "quick", "--examples", 1437, "--cores", 2)
     assert code == 0
     assert "16 32 64 128 256" in out
-    assert "4,800 configurations" in out
+    assert "9,600 configurations" in out
 
 
 def test_space_can_be_asked_about_another_machine(capsys):

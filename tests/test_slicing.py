@@ -10,8 +10,11 @@ from autotune.study.slicing import (
     SHORT_SLICE_SECONDS,
     SLICE_SECONDS,
     SLICES_IN_A_TRIAL,
+    counted_seconds,
     most_waiting,
+    shortest_taken,
     slice_seconds,
+    taken_seconds,
     wanted_seconds,
 )
 from autotune.trial.record import Outcome, Phase, Slice, StepSeconds, TrialRecord
@@ -35,6 +38,18 @@ def test_a_slice_holds_a_whole_epoch_where_epochs_are_timed():
     """However little time there is: most of an epoch is asked for, which is one whole epoch and never two."""
     length = slice_seconds(a_warm_up(epoch_seconds=1.4), measured=3.0)
     assert 1.4 / 2 < length < 1.4
+
+
+def test_what_a_slice_takes_has_its_run_in():
+    """Whole epochs or calls, and after a pause one epoch that does not count: waits and plans are for all of it."""
+    in_laps = a_warm_up(epoch_seconds=1.4, run_in=1.4)
+    assert taken_seconds(1.12, in_laps) == pytest.approx(2.8)
+    assert taken_seconds(1.5, in_laps) == pytest.approx(4.2)
+    assert counted_seconds(1.12, in_laps) == pytest.approx(1.4)
+    assert shortest_taken(in_laps, measured=3.0) == pytest.approx(2.8)
+    by_steps = a_warm_up(call_seconds=0.3, epoch_seconds=None)
+    assert taken_seconds(0.5, by_steps) == pytest.approx(0.6)
+    assert shortest_taken(by_steps, measured=60.0) == slice_seconds(by_steps, measured=60.0)
 
 
 def seen(*, busy=None, input_wait=None, cores=2):

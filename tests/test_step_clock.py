@@ -504,6 +504,22 @@ def test_laps_of_a_continuous_run_follow_on_one_another():
     assert simulation.frozen_after[1] - simulation.frozen_after[0] == counted + STEPS
 
 
+def test_the_run_in_is_told_and_its_calls_are_not_the_slices():
+    """The tuner plans for it; how long its calls took after the pause says nothing of the training's."""
+
+    def step_seconds(call):
+        frozen = simulation.frozen_after
+        return (64 if frozen and call < frozen[-1] + 5 else 1) / 512
+
+    simulation = Simulation(Measure(seconds=0.5), **SHORT | {"step_seconds": step_seconds})
+    (measured,) = simulation.run()
+    assert simulation.ready.run_in_seconds == simulation.ready.epoch_seconds > 0
+    assert measured.step_seconds.max < 64 / 512
+    by_steps = Simulation(Measure(seconds=0.5), **BY_STEPS)
+    by_steps.run(overhead=0.0)
+    assert by_steps.ready.run_in_seconds == 0
+
+
 def test_steps_that_the_run_in_skipped_are_not_the_slices():
     """A loss scale that skips steps right after a freeze skips none of those that count."""
     simulation = Simulation(

@@ -42,7 +42,7 @@ from autotune.study.side_by_side import (
     PATIENCE_SECONDS,
     SLICE_PATIENCE_SECONDS,
 )
-from autotune.study.slicing import SLICE_SECONDS, slice_seconds, wanted_seconds
+from autotune.study.slicing import SLICE_SECONDS, slice_seconds, taken_seconds, wanted_seconds
 from autotune.study.soak import Soak
 from autotune.study.waiting import GENEROUS, Deadline, TimeIsUp
 from autotune.trial.live import TrialFailed
@@ -530,8 +530,9 @@ class Confirmer:
     def _slice(self, trial: Trial, length: float) -> Slice:
         assert trial.live is not None
         began = self._run.clock()
+        usual = length if trial.warm is None else taken_seconds(length, trial.warm)
         try:
-            with self._deadline.wait(length, at_most=3 * length + PATIENCE_SECONDS) as timeout:
+            with self._deadline.wait(usual, at_most=3 * length + PATIENCE_SECONDS) as timeout:
                 return self._run.stamped(trial.live.measure(length, timeout))
         except TimeIsUp as over:
             if over.begun:

@@ -40,7 +40,7 @@ from autotune.study.run import Run
 from autotune.study.sampler import Sampler
 from autotune.study.search import Search
 from autotune.study.side_by_side import SideBySide
-from autotune.study.slicing import slice_seconds
+from autotune.study.slicing import shortest_taken
 from autotune.study.surroundings import as_imported, instabilities, oddities, refuse_knobs_that_cannot_act
 from autotune.study.trainings import Trainings
 from autotune.trial.live import Clock, Trials, WarmUp
@@ -189,7 +189,7 @@ def _planned(run: Run, warm: WarmUp, space: ResolvedSpace, import_seconds: float
         first_step=warm.first_step_seconds,
         ready=warm.ready_seconds,
         import_seconds=import_seconds if forked else 0.0,  # else each start has its own
-        slice_seconds=max(slice_seconds(warm, measured=LEAST_MEASURED), warm.ready.epoch_seconds or 0.0),
+        slice_seconds=shortest_taken(warm, measured=LEAST_MEASURED),
         bracketed=options.pairing == "bracketed",
         numerics=varies_what_is_learned(space),
         trial_timeout=options.trial_timeout,

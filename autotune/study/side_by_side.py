@@ -20,7 +20,7 @@ from autotune.space.knobs import Device
 from autotune.study.plan import Plan
 from autotune.study.run import Run
 from autotune.study.running import Trial
-from autotune.study.slicing import SLICE_SECONDS, SLICES_IN_A_TRIAL, slice_seconds
+from autotune.study.slicing import SLICE_SECONDS, SLICES_IN_A_TRIAL, slice_seconds, taken_seconds
 from autotune.study.waiting import Deadline, TimeIsUp
 from autotune.trial.live import Data, LiveTrial, TrialFailed, WarmUp
 from autotune.trial.record import Outcome, Pairing, Phase, Slice, TrialRecord
@@ -149,7 +149,8 @@ class SideBySide:
             live = self._live_baseline(beside=beside)
             patience = length * 20 + PATIENCE_SECONDS
             try:
-                with self._deadline.wait(length, at_most=patience, generous=math.inf) as timeout:
+                usual = length if self.baseline.warm is None else taken_seconds(length, self.baseline.warm)
+                with self._deadline.wait(usual, at_most=patience, generous=math.inf) as timeout:
                     return self._run.stamped(live.measure(length, timeout))
             except TimeIsUp as over:
                 if over.begun:
@@ -314,7 +315,8 @@ class SideBySide:
             return self._launch(trial, timeout)
 
     def _own_slice(self, trial: Trial, length: float, at_most: float) -> Slice:
-        with self._deadline.wait(length, at_most=at_most) as timeout:
+        usual = length if trial.warm is None else taken_seconds(length, trial.warm)
+        with self._deadline.wait(usual, at_most=at_most) as timeout:
             return self._run.stamped(_live(trial).measure(length, timeout))
 
     def _finish(self, trial: Trial) -> None:

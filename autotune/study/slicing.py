@@ -9,6 +9,8 @@ surely does not wait.
 
 from __future__ import annotations
 
+import math
+
 from autotune.trial.live import WarmUp
 from autotune.trial.record import TrialRecord
 
@@ -37,6 +39,28 @@ def slice_seconds(*warm: WarmUp, measured: float, wanted: float = SLICE_SECONDS)
     longest_epoch = max(each.ready.epoch_seconds or 0.0 for each in warm)
     wanted = max(wanted, CALLS_IN_A_SLICE * longest_call)
     return max(min(wanted, measured / SLICES_IN_A_TRIAL), longest_call, ALMOST_AN_EPOCH * longest_epoch)
+
+
+def taken_seconds(length: float, warm: WarmUp) -> float:
+    """How long a slice takes that is asked for: whole epochs or calls, and the run-in after a pause."""
+    return counted_seconds(length, warm) + warm.ready.run_in_seconds
+
+
+def counted_seconds(length: float, warm: WarmUp) -> float:
+    """The same without the run-in: what a slice has that follows on another without a pause."""
+    unit = warm.ready.epoch_seconds or warm.ready.call_seconds
+    return max(1, math.ceil(length / unit - 1e-6)) * unit
+
+
+def shortest_taken(warm: WarmUp, *, measured: float) -> float:
+    """The least that a slice of a trial takes, for plans.
+
+    Args:
+        warm: The trial.
+        measured: Seconds for all the slices of a trial and its partner.
+    """
+    counted = max(slice_seconds(warm, measured=measured), warm.ready.epoch_seconds or 0.0)
+    return counted + warm.ready.run_in_seconds
 
 
 def wanted_seconds(*seen: TrialRecord) -> float:

@@ -13,9 +13,9 @@ from autotune.measure.continuous import FEWEST_LEGS, FEWEST_SLICES, Soaked, soak
 from autotune.study.run import Run
 from autotune.study.running import Trial
 from autotune.study.side_by_side import PATIENCE_SECONDS
-from autotune.study.slicing import slice_seconds
+from autotune.study.slicing import counted_seconds, slice_seconds
 from autotune.study.waiting import Deadline, TimeIsUp
-from autotune.trial.live import TrialFailed, WarmUp
+from autotune.trial.live import TrialFailed
 from autotune.trial.record import Leg
 
 LEAST_LEG_SECONDS, MOST_LEG_SECONDS = 1.5, 5.0
@@ -125,7 +125,10 @@ class Soak:
         warm = [each.warm for each in (reference, trial) if each.warm is not None]
         length = slice_seconds(*warm, measured=math.inf, wanted=wanted)
         began = self._run.clock()
-        longest = max(_real_seconds(length, each) for each in warm)
+        # The run-in is only before the first of a leg.
+        longest = max(
+            counted_seconds(length, each) + each.ready.run_in_seconds / FEWEST_SLICES for each in warm
+        )
         count, slices = plan_legs(self._ends - began, slice_length=longest, start=starts)
         if not count:
             self._ends = self._last
@@ -159,9 +162,3 @@ class Soak:
         with self._deadline.wait(seconds, at_most=3 * seconds + PATIENCE_SECONDS) as timeout:
             parts = trial.live.measure_continuously(length, slices, timeout)
         trial.legs.append(Leg(instance=max(0, trial.instances - 1), slices=parts))
-
-
-def _real_seconds(length: float, warm: WarmUp) -> float:
-    """How long a slice becomes that is asked to be of this length: it holds whole epochs, or whole calls."""
-    unit = warm.ready.epoch_seconds or warm.ready.call_seconds
-    return max(1, math.ceil(length / unit - 1e-6)) * unit

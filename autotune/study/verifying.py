@@ -27,7 +27,7 @@ from autotune.study.progress import Notice, Observer, PhaseBegan, silent
 from autotune.study.run import Run
 from autotune.study.running import now_utc
 from autotune.study.side_by_side import SideBySide
-from autotune.study.slicing import slice_seconds
+from autotune.study.slicing import shortest_taken
 from autotune.study.tune import limits_of, reference_to
 from autotune.trial.live import Clock, Trials, WarmUp
 from autotune.trial.process import TrialProcesses
@@ -192,7 +192,7 @@ def _plan(budget: float, warm: WarmUp, import_seconds: float, recipe: Recipe) ->
         measured=LEAST_MEASURED,
         finalists=1,
         import_seconds=import_seconds,
-        slice_seconds=max(slice_seconds(warm, measured=LEAST_MEASURED), warm.ready.epoch_seconds or 0.0),
+        slice_seconds=shortest_taken(warm, measured=LEAST_MEASURED),
         soak=CONTINUOUS_SHARE * budget if continuous is not None and continuous.replaces_slices else 0.0,
     )
 

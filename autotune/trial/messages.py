@@ -232,6 +232,7 @@ class Ready(_Message):
     Args:
         settled: Whether the steady state was reached, not only the cap.
         warmup_steps: Steps of training that count in no slice, those that show a boundary's cost left out.
+        run_in_seconds: What it trains after each freeze before a slice begins.
     """
 
     kind: Literal["trial_ready"] = "trial_ready"
@@ -243,6 +244,7 @@ class Ready(_Message):
     call_seconds: Annotated[FiniteFloat, Field(gt=0)]
     epoch_seconds: FiniteFloat | None
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
+    run_in_seconds: Annotated[FiniteFloat, Field(ge=0)] = 0.0
 
 
 class SliceDone(_Message):

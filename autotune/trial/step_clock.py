@@ -473,6 +473,7 @@ class StepClock:
                 call_seconds=self.call_seconds,
                 epoch_seconds=epoch_seconds,
                 warmup_steps=self._total_calls * self._training.steps_per_call,
+                run_in_seconds=epoch_seconds or 0.0 if self._in_laps else 0.0,
             )
         )
         self._ready = True
@@ -533,6 +534,7 @@ class StepClock:
         elif began is None:
             self._training.synchronise()
             self._skipped_steps()  # those of the run-in are nobody's
+            self._open.call_seconds.clear()
             self._begin_lap()
         else:
             self._count_epoch(now, now - began)
