@@ -890,6 +890,15 @@ def test_runs_that_differ_in_what_matters_are_not_comparable(tmp_path, fields, e
     assert other.trials == len(TRIALS)
 
 
+def test_a_run_from_before_a_knob_existed_stays_comparable(tmp_path):
+    """It ran with TensorFlow's own value, as the other one says of itself; another value is another baseline."""
+    assert "data_autotune" not in BASELINE
+    same = compared_with_first(tmp_path / "a", baseline={**BASELINE, "data_autotune": True})
+    assert same.comparable_with_first
+    other = compared_with_first(tmp_path / "b", baseline={**BASELINE, "data_autotune": False})
+    assert other.why_not == "another baseline"
+
+
 def test_a_run_that_ended_before_its_baseline_stays_comparable(tmp_path):
     """A run whose baseline is not known is not said to have another one."""
     assert compared_with_first(tmp_path, baseline=None).comparable_with_first

@@ -37,7 +37,7 @@ from autotune.mistakes import first_mistake
 from autotune.printable import one_line
 from autotune.recipe import apply
 from autotune.space.configuration import Configuration
-from autotune.space.knobs import KNOBS, Device, KnobValue, Value, knobs_on
+from autotune.space.knobs import KNOBS, LATER, Device, KnobValue, Value, knobs_on
 from autotune.workload import DatasetConfig
 
 if TYPE_CHECKING:
@@ -79,9 +79,9 @@ def _with_later_knobs(document: object) -> str | None:
         if isinstance(found := _member(part, name), dict)
     ]
     missing = {
-        each.name: each.default
-        for each in KNOBS.values()
-        if each.later and not any(each.name in one for one in configurations)
+        name: value
+        for name, value in LATER.items()
+        if not any(name in configuration for configuration in configurations)
     }
     if not missing or not configurations:
         return None

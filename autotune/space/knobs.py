@@ -223,6 +223,11 @@ _TABLE = (
 KNOBS: dict[str, Knob] = {knob.name: knob for knob in _TABLE}
 """Every knob by name, in the order in which tables show them."""
 
+LATER: dict[str, KnobValue] = {
+    each.name: each.default for each in _TABLE if each.later and each.default is not None
+}
+"""What configurations from before these knobs existed mean."""
+
 
 def knob(name: str, *, where: str) -> Knob:
     """The knob called `name`.
