@@ -299,13 +299,6 @@ def test_a_recipe_from_before_a_knob_existed_means_tensorflows_own(recipe):
     assert Recipe.parse(json.dumps(document), source="my.json") == recipe
 
 
-@pytest.mark.parametrize("name", ["digits_mlp_two_cores", "digits_mlp_with_soak"])
-def test_recorded_recipes_are_read(name):
-    """What an earlier version wrote, this one loads."""
-    recorded = Path(__file__).resolve().parent.parent / "results" / name / "recipe.json"
-    assert Recipe.load(recorded).configuration["data_autotune"] is True
-
-
 def test_the_knobs_of_a_gpu_are_as_good_as_those_of_a_cpu(recipe):
     """Each device has its own; configuration and baseline are of the same one."""
     document = document_of(recipe)
