@@ -6,10 +6,8 @@ Prints one table: throughput as a trial shows it over that of `model.fit` in a p
 three sizes of data set, three batch sizes, with and without validation. Both take turns, a tenth of a second each or an
 epoch, one always frozen; what is counted of plain `fit` is whole epochs, from the end of one to the end of another.
 
-`tf.data`'s own tuning is off in both: the thread that it tunes with sleeps for 10, 20, 40, … ms and often sleeps on
-when its iterator ends, which the training waits for. How often differs from process to process, so that of the same
-training two processes may be twice as fast as one another, and nothing could be told within percents. `--tuned`
-leaves it on.
+`tf.data`'s own tuning is off in both: with it, some epochs end in a stall that may last as long as the epoch (see
+`docs/architecture.md`), which hides differences of percents. `--tuned` leaves it on, as TensorFlow and users have it.
 """
 
 import math
