@@ -671,7 +671,7 @@ def test_a_failure_of_plain_harms_nothing(tmp_path, outcome, later):
     bench.trials.failure = after(bench.trials.clock() + later, bench.trials, crash(BASELINE, outcome))
     result = bench.confirm(FASTER)
     assert result.winner.configuration == FASTER
-    assert result.instances >= 8
+    assert result.instances >= 7
     assert result.plain.left_out == "as planned"
     assert result.plain.record.outcome is outcome
     assert bench.trials.clock() <= bench.plan.ends + OVERRUN_SHARE * bench.plan.budget

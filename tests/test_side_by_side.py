@@ -154,7 +154,7 @@ def test_a_baseline_that_does_not_come_back_ends_the_run(tmp_path):
 def test_a_candidate_is_set_against_the_baseline(tmp_path):
     """Without noise the speed-up is the planted one, and measuring stops as soon as it is known."""
     run, beside = started(tmp_path, simulated_trials(TWICE))
-    _, record = measure(run, beside)
+    _, record = measure(run, beside, measured=20.0)
     assert (record.outcome, record.stopped_by, record.pairing) == (Outcome.OK, "narrow", "alternating")
     assert record.speedup.value == pytest.approx(2.0)
     assert record.throughput.value == pytest.approx(8000.0)

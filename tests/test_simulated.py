@@ -1,5 +1,6 @@
 """Trials without processes."""
 
+import itertools
 import math
 import statistics
 
@@ -39,7 +40,7 @@ def test_opening_takes_an_import_and_tells_the_facts():
 
 def test_the_formula_is_the_speed():
     """Without noise a slice has the speed that the formula gives, and the clock moves by its length."""
-    trials = simulated_trials(faster_by(batch_size=2.0))
+    trials = simulated_trials(faster_by(batch_size=2.0), examples=None)
     trial = warm(trials, BASELINE.replace(batch_size=64))
     before = trials.clock()
     measured = trial.measure(0.5, 100.0)
@@ -55,6 +56,24 @@ def test_short_epochs_are_timed_whole():
     assert trial.warm_up(100.0).ready.timed_by == "epochs"
     measured = trial.measure(0.5, 100.0)
     assert (measured.epochs, measured.examples, measured.steps) == (2, 2 * 1437, 2 * 45)
+
+
+def test_what_an_epoch_runs_in_with_is_not_counted():
+    """Short epochs are timed in laps: one passes after each pause, and none between slices without one."""
+    trials = simulated_trials(examples=1437)
+    trial = launch(trials)
+    ready = trial.warm_up(100.0).ready
+    assert ready.run_in_seconds == ready.epoch_seconds > 0.0
+    before = trials.clock()
+    paused = trial.measure(0.5, 100.0)
+    assert trials.clock() - before == pytest.approx(paused.seconds + ready.run_in_seconds)
+    before = trials.clock()
+    slices = trial.measure_continuously(0.5, 3, 100.0)
+    assert trials.clock() - before == pytest.approx(
+        sum(each.seconds for each in slices) + ready.run_in_seconds
+    )
+    trained = [each.trained_examples for each in (paused, *slices)]
+    assert [later - earlier for earlier, later in itertools.pairwise(trained)] == [3 * 1437, 2 * 1437, 2 * 1437]
 
 
 def test_warming_up_takes_the_time_it_tells():

@@ -1,5 +1,7 @@
 """The soak at the end of a confirmation, on simulated trials."""
 
+import itertools
+
 import pytest
 from simulated_runs import (
     BASELINE,
@@ -26,6 +28,13 @@ def soaked(tmp_path, trials, *finalists, soak=SOAK, pairing=Pairing.ALTERNATING,
     """A confirmation with a soak; its result and bench."""
     bench = Bench(tmp_path, trials, soak=soak, limits=limits, **plan)
     return bench.confirm(*(finalists or (FAST,)), pairing=pairing), bench
+
+
+def in_the_soak(tmp_path, failure, *, of):
+    """`failure`, but only for the process of the soak: the one after as many instances as there are without it."""
+    instances = soaked(tmp_path / "without", simulated_trials(SPEED, noise=0.02))[0].instances
+    starts = itertools.count(1)
+    return lambda each: failure(each) if each == of and next(starts) > instances else None
 
 
 @pytest.mark.parametrize("pairing", list(Pairing))
@@ -110,9 +119,8 @@ def test_a_winner_that_dies_in_the_soak_is_not_recommended(tmp_path):
     """It ran out of memory after a while: that is its failure, and the baseline's record stands."""
     trials = simulated_trials(SPEED, noise=0.02)
     bench = Bench(tmp_path, trials, soak=SOAK)
-    began = bench.plan.ends - SOAK
-    trials.failure = lambda each: (
-        TrialFailed(Outcome.OOM, "as planned") if each == FAST and trials.clock() > began - 1 else None
+    trials.failure = in_the_soak(
+        tmp_path, lambda each: TrialFailed(Outcome.OOM, "as planned") if each == FAST else None, of=FAST
     )
     result = bench.confirm(FAST)
     assert result.winner is None
@@ -124,9 +132,7 @@ def test_a_baseline_that_dies_in_the_soak_takes_nothing_away(tmp_path):
     """The claim stands as the slices gave it, and the recipe will say that no continuous run was had."""
     trials = simulated_trials(SPEED, noise=0.02)
     bench = Bench(tmp_path, trials, soak=SOAK)
-    began = bench.plan.ends - SOAK
-    fails = crash(BASELINE)
-    trials.failure = lambda each: fails(each) if trials.clock() > began - 1 else None
+    trials.failure = in_the_soak(tmp_path, crash(BASELINE), of=BASELINE)
     result = bench.confirm(FAST)
     assert result.winner.soaked is None
     assert not result.winner.replaced

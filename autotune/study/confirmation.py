@@ -27,6 +27,7 @@ from autotune.study.confirmed import Confirmed, Limits, Plain, Result, checks_of
 from autotune.study.plan import (
     ENOUGH_INSTANCES,
     FEWEST_INSTANCES,
+    FEWEST_ROUNDS,
     LEAST_INSTANCE_SECONDS,
     MOST_INSTANCES,
     OVERRUN_SHARE,
@@ -50,7 +51,6 @@ from autotune.trial.record import Outcome, Pairing, Phase, Slice, TrialRecord
 
 GROUPS = (1, 2)
 """Template groups that the instances come from in turn; the search's is 0."""
-FEWEST_ROUNDS = 3
 BRACKET_ROUNDS = 3
 MOST_ASKED = 2
 """Processes of a configuration that are asked how long they wait for input: the second where the first did not tell."""
@@ -137,6 +137,7 @@ class Confirmer:
         self._prepared = False
         self._times_asked: Counter[int] = Counter()
         self._asking_took = 0.0
+        self._turns_took = 0.0
         self._asked_seconds = INPUT_WAIT_SECONDS
         self._in_twos = False
         self._comparisons = 1
@@ -266,7 +267,7 @@ class Confirmer:
         self._prepare(contenders)  # plain is a fork of the baseline's
         start = self._instance_start(records)
         seconds = self._planned(records, start)[1]
-        self._asked_seconds = min(INPUT_WAIT_SECONDS, ASKED_SHARE * self._left())
+        self._asked_seconds = self._most_asked()
         done = failures = 0
         while done < MOST_INSTANCES and failures < FEWEST_INSTANCES:
             active = [each for each in contenders if each.failure is None]
@@ -276,7 +277,7 @@ class Confirmer:
             needed = start + seconds if done else start
             if not active or self._stopped() or self._left() < 0.8 * needed:
                 return
-            began, asking_before = run.clock(), self._asking_took
+            began, asking_before, turns_before = run.clock(), self._asking_took, self._turns_took
             instance = _Instance(
                 group=GROUPS[(done + failures) % len(GROUPS)],
                 seconds=seconds,
@@ -296,7 +297,8 @@ class Confirmer:
             all_stayed = len(records) == len(self._with_plain(contenders))
             if done == 1 and all_stayed:  # else it took what plain's failure took
                 asking_took = self._asking_took - asking_before  # which later ones do not take
-                start = max(1.0, run.clock() - began - seconds - asking_took)
+                turns_took = self._turns_took - turns_before
+                start = max(1.0, run.clock() - began - (turns_took or seconds) - asking_took)
                 seconds = self._planned(records, start, done=done)[1]
 
     def _prepare(self, contenders: Sequence[_Contender]) -> None:
@@ -318,14 +320,19 @@ class Confirmer:
         return self._left() >= self._imports() + FEWEST_INSTANCES * (self._instance_start(records) + least)
 
     def _shortest_slice(self, records: Sequence[TrialRecord]) -> float:
-        """Seconds below which a slice of the baseline or of one of the finalists cannot be, by the search's slices."""
-        own = [min(pair.candidate.seconds for pair in each.pairs) for each in records if each.pairs]
+        """Seconds that a slice of the baseline or of one of the finalists takes at least, by the search's slices."""
+        own = [
+            min(pair.candidate.seconds for pair in each.pairs) + (each.run_in_seconds or 0.0)
+            for each in records
+            if each.pairs
+        ]
         return max(self._plan.slice_seconds, *own, 0.0)
 
     def _planned(self, records: Sequence[TrialRecord], start: float, done: int = 0) -> tuple[int, float]:
         """How many more instances of these finalists the time left holds, and seconds for the slices of each."""
+        asking = 0.0 if done else self._most_asked() * (1 + len(records))
         return plan_instances(
-            self._left() - self._imports(),
+            self._left() - self._imports() - asking,
             start=start,
             finalists=len(records),
             slice_seconds=self._shortest_slice(records),
@@ -453,6 +460,7 @@ class Confirmer:
             except TimeIsUp:
                 break
             rounds += 1
+        self._turns_took += run.clock() - began
         for each in contenders:
             each.note_instance()
 
@@ -498,8 +506,9 @@ class Confirmer:
         """Baseline, contender, baseline again, each in a process of its own, never two alive."""
         trial = contender.trial
         shortest = self._shortest_slice([contender.in_search])
-        length = max(instance.seconds / (4 * BRACKET_ROUNDS), shortest)
-        rounds = max(1, min(BRACKET_ROUNDS, int(instance.seconds / (4 * length))))
+        taken = max(instance.seconds / (4 * BRACKET_ROUNDS), shortest)
+        rounds = max(1, min(BRACKET_ROUNDS, int(instance.seconds / (4 * taken))))
+        length = max(0.0, taken - (contender.in_search.run_in_seconds or 0.0))
         usual, own_usual = self._usual_start(self._run.records[0]), self._usual_start(contender.in_search)
         before = self._alone(reference, instance.group, rounds, length, usual)
         with self._failing(contender):
@@ -559,6 +568,10 @@ class Confirmer:
         """Whether its input wait is not known; what did not answer twice is not asked again."""
         known = trial.finished is not None and trial.finished.input_wait_fraction is not None
         return not known and self._times_asked[trial.number] < MOST_ASKED
+
+    def _most_asked(self) -> float:
+        """Seconds that the input wait of one process may take."""
+        return min(INPUT_WAIT_SECONDS, ASKED_SHARE * self._left())
 
     def _asking(self, reference: Trial, contenders: Sequence[_Contender]) -> float:
         """Seconds that the input wait of those who were not asked yet will take."""

@@ -181,10 +181,10 @@ def _memory_of(
 
 
 def _samples(slices: Sequence[Slice]) -> list[tuple[float, float]]:
-    trained = itertools.accumulate(each.examples for each in slices)
+    counted = itertools.accumulate(each.examples for each in slices)
     return [
-        (float(examples), float(each.host_bytes))
-        for examples, each in zip(trained, slices, strict=True)
+        (float(examples if each.trained_examples is None else each.trained_examples), float(each.host_bytes))
+        for examples, each in zip(counted, slices, strict=True)
         if each.host_bytes is not None
     ]
 

@@ -40,8 +40,10 @@ LEAST_INSTANCE_SECONDS, MOST_INSTANCE_SECONDS = 4.0, 12.0
 """Slices of one instance with one finalist, the baseline's turns included."""
 MOST_INSTANCES = 12
 FEWEST_INSTANCES = 2
+FEWEST_ROUNDS = 3
+"""In an instance that has the time for it."""
 FEWEST_PAIRS_OF_SLICES = 2
-"""In a trial or an instance, where a slice cannot be short because an epoch is long."""
+"""At least, in a trial or an instance, where a slice cannot be short because an epoch is long."""
 OVERRUN_SHARE = 0.03
 """Of the budget: how far the search may run into the confirmation's time where that has some to spare, and waits of
 the confirmation beyond its end."""
@@ -209,8 +211,8 @@ def plan_instances(
         slice_seconds: The shortest slice that they can be timed in.
         done: How many instances have been measured; the available seconds are for the rest.
     """
-    shortest = max(LEAST_INSTANCE_SECONDS / 2, FEWEST_PAIRS_OF_SLICES * slice_seconds)
-    longest = max(MOST_INSTANCE_SECONDS / 2, FEWEST_PAIRS_OF_SLICES * slice_seconds)
+    shortest = max(LEAST_INSTANCE_SECONDS / 2, FEWEST_ROUNDS * slice_seconds)
+    longest = max(MOST_INSTANCE_SECONDS / 2, FEWEST_ROUNDS * slice_seconds)
     count = int(available / (start + shortest * (1 + finalists)))
     count = max(1, FEWEST_INSTANCES - done, min(MOST_INSTANCES - done, count))
     seconds = max(0.0, available / count - start)

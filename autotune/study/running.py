@@ -259,6 +259,7 @@ class Trial:
             warmup_seconds=None if ready is None else ready.warmup_seconds,
             warmup_steps=None if ready is None else ready.warmup_steps,
             settled=None if ready is None else ready.settled,
+            run_in_seconds=None if ready is None else ready.run_in_seconds,
             timed_by=None if ready is None else ready.timed_by,
             epoch_overhead_seconds=None if ready is None else ready.epoch_overhead_seconds,
             examples_per_epoch=None if self.warm is None else self.warm.started.examples,

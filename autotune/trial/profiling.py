@@ -178,9 +178,7 @@ def _steps_in_shuffle_buffer(train: tf.data.Dataset, batch_size: int) -> float |
 def _kept_call_seconds(model: keras.Model, train: tf.data.Dataset) -> float:
     """What a call takes on a batch that is kept in memory."""
     kept = iter(train.take(1).cache().repeat())
-    for _ in range(
-        2
-    ):  # the second finds the end of what is kept, and takes down the pipeline: that may take long
+    for _ in range(2):  # the second ends what was kept, and takes its pipeline down: that may take long
         model.train_function(kept)
     calls: list[float] = []
     function = _timing(model.train_function, calls)

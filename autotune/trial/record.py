@@ -96,6 +96,8 @@ class Slice(_Data):
         steal_seconds: What the host of this virtual machine gave to others meanwhile.
         throttled_seconds: How long quotas held the process's control groups back meanwhile, summed over cores.
         cpu_megahertz: Mean clock rate of the cores at its end.
+        trained_examples: What its process had trained on by its end, warm-up and what counts in no slice included;
+            None in records from before that was counted.
         retraces: How often the train function was traced or compiled again since the trial was warm or the slice
             before had ended; None where that could not be seen.
         skipped_steps: In how many steps a loss scale left the weights alone, because gradients had overflowed; None
@@ -116,6 +118,7 @@ class Slice(_Data):
     steal_seconds: Seconds | None = None
     throttled_seconds: Seconds | None = None
     cpu_megahertz: Annotated[FiniteFloat, Field(ge=0)] | None = None
+    trained_examples: Count | None = None
     retraces: Count | None = None
     skipped_steps: Count | None = None
 
@@ -173,6 +176,7 @@ class TrialRecord(_Data):
         warmup_seconds: From the first step to the steady state.
         warmup_steps: Steps up to then: they compile, or are not at the usual pace yet, and count in no slice.
         settled: Whether the steady state was reached before the cap.
+        run_in_seconds: What it trains after each pause before a slice begins; None in records from before that was known.
         timed_by: `epochs` (whole ones) or `steps` (boundary cost added in proportion).
         epoch_overhead_seconds: What an epoch costs beyond its steps.
         examples_per_epoch: None when endless or unknown.
@@ -210,6 +214,7 @@ class TrialRecord(_Data):
     warmup_seconds: Seconds | None = None
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
     settled: bool | None = None
+    run_in_seconds: Seconds | None = None
     timed_by: Literal["epochs", "steps"] | None = None
     epoch_overhead_seconds: Seconds | None = None
     examples_per_epoch: int | None = None

@@ -138,6 +138,7 @@ class SimulatedTrial:
                 epoch_overhead_seconds=None if by_epochs or trials.examples is None else 0.0,
                 call_seconds=call_seconds,
                 epoch_seconds=epoch_seconds if by_epochs else None,
+                run_in_seconds=self._run_in_seconds(pace),
             ),
             launch_seconds=LAUNCH_SECONDS,
             first_step_seconds=first_step_seconds,
@@ -147,15 +148,30 @@ class SimulatedTrial:
 
     def measure(self, seconds: float, timeout_seconds: float) -> Slice:
         """See `live.LiveTrial`: whole epochs where those are short, whole calls elsewhere."""
-        return self._slice(seconds, self._trials.clock() + timeout_seconds, gain=self._trials.freeze_gain)
+        deadline = self._trials.clock() + timeout_seconds
+        self._run_in(deadline)
+        return self._slice(seconds, deadline, gain=self._trials.freeze_gain)
 
     def measure_continuously(self, seconds: float, count: int, timeout_seconds: float) -> tuple[Slice, ...]:
         """See `live.LiveTrial`: the first slice is the only one that a freeze went before."""
         deadline = self._trials.clock() + timeout_seconds
+        self._run_in(deadline)
         return tuple(
             self._slice(seconds, deadline, gain=self._trials.freeze_gain if index == 0 else _no_gain)
             for index in range(count)
         )
+
+    def _run_in(self, deadline: float) -> None:
+        """Train after a freeze what counts in no slice."""
+        self._require(_State.WARM)
+        seconds = self._run_in_seconds(self._pace())
+        self._pass(seconds, deadline)
+        self._trained += round(seconds * self._pace())
+
+    def _run_in_seconds(self, pace: float) -> float:
+        """An epoch, where epochs are timed in laps."""
+        by_epochs, _, epoch_seconds = self._shape(pace)
+        return epoch_seconds if by_epochs and epoch_seconds <= _EPOCH_SECONDS else 0.0
 
     def _slice(self, seconds: float, deadline: float, *, gain: Callable[[Configuration], float]) -> Slice:
         self._require(_State.WARM)
@@ -180,6 +196,7 @@ class SimulatedTrial:
             host_bytes=self._host_bytes(),
             cores=CORES,
             foreign_cpu_seconds=load * spent * CORES if self._trials.load_shows else None,
+            trained_examples=self._trained,
             retraces=self._trials.retraces(self.configuration),
             skipped_steps=None if skipped is None else round(skipped * steps),
         )

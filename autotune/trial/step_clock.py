@@ -194,6 +194,7 @@ class StepClock:
         self._smaller_batch_traced = False
         self._expected_traces = 0
         self._steps_of_ended_epochs = 0
+        self._ended_epochs = 0
         self._skipped_before = 0
         self._begin_fit()
 
@@ -235,6 +236,7 @@ class StepClock:
         self._smaller_batch_traced = True
         if self._training.steps_per_epoch is None:  # nobody knows how many of its steps the last call had
             self._steps_of_ended_epochs -= self._training.steps_per_call - 1
+        self._ended_epochs += 1
         self._calls_of_epoch = self._calls
         self._epoch_logs = self._logs
         now = self._clock()
@@ -349,6 +351,11 @@ class StepClock:
         """Batches trained on so far, whether they changed the weights or not; at least so many, if in doubt."""
         steps, known = self._calls * self._training.steps_per_call, self._training.steps_per_epoch
         return self._steps_of_ended_epochs + (steps if known is None else min(steps, known))
+
+    def _examples_trained(self) -> int:
+        """Examples trained on so far; one epoch's smaller last step may be counted as a whole one."""
+        missing = self._ended_epochs * self._training.examples_missing_from_last_step
+        return max(0, self._steps_trained() * self._training.batch_size - missing)
 
     def _iterations_if_unknown(self) -> int:
         """Where the steps of an epoch are known, they need not be read, which takes a tenth of a millisecond."""
@@ -594,6 +601,7 @@ class StepClock:
                     loss=loss,
                     host_bytes=host_bytes(),
                     **between(current.counters, after, seconds=current.seconds),
+                    trained_examples=self._examples_trained(),
                     retraces=self._retraces(),
                     skipped_steps=self._skipped_steps(),
                 )
