@@ -19,8 +19,8 @@ from confirming import Confirmations
 from autotune.measure.throughput import Measured
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
-from autotune.study.confirmation import FEWEST_ROUNDS
 from autotune.study.confirmed import Result
+from autotune.study.plan import FEWEST_ROUNDS
 from autotune.trial.live import Data, WarmUp
 from autotune.trial.messages import Finished, LossCurves, LossRuns, Ready, Started
 from autotune.trial.record import Slice, StepSeconds, TrialRecord

@@ -19,9 +19,15 @@ from simulated_runs import (
 
 from autotune.measure.deciding import Shortfall, Verdict
 from autotune.measure.intervals import instance_interval
-from autotune.study.confirmation import FEWEST_ROUNDS, GROUPS, Confirmer
+from autotune.study.confirmation import GROUPS, Confirmer
 from autotune.study.confirmed import Limits
-from autotune.study.plan import CONFIRMATION_SHARE, MOST_INSTANCES, OVERRUN_SHARE
+from autotune.study.plan import (
+    CONFIRMATION_SHARE,
+    ENOUGH_INSTANCES,
+    FEWEST_ROUNDS,
+    MOST_INSTANCES,
+    OVERRUN_SHARE,
+)
 from autotune.study.progress import Notice, TrialBegan, TrialMeasured
 from autotune.study.side_by_side import SideBySide
 from autotune.study.slicing import SHORT_SLICE_SECONDS, SLICE_SECONDS
@@ -31,6 +37,7 @@ from autotune.trial.simulated import SimulatedTrial
 
 FAST = BASELINE.replace(jit_compile=True)
 LARGE = BASELINE.replace(batch_size=64)
+LARGER = BASELINE.replace(batch_size=128)
 BUSY = BASELINE.replace(steps_per_execution=8)
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2, steps_per_execution=1.1)
 
@@ -111,6 +118,29 @@ def test_a_faster_finalist_is_confirmed(tmp_path):
     assert {check.name for check in winner.checks} == rules
     assert result.baseline.throughput.value == pytest.approx(4000.0, rel=0.05)
     assert winner.record.throughput.value == pytest.approx(6000.0, rel=0.05)
+
+
+@pytest.mark.parametrize("left", [14.0 + 0.4 * step for step in range(12)])
+def test_an_epoch_that_runs_in_is_waited_for(tmp_path, left):
+    """Whenever the time is over, a slice that cannot end in it is no failure of the finalist."""
+    speed = faster_by(jit_compile=1.05)
+    bench = Bench(tmp_path, simulated_trials(speed, examples=5600, noise=0.02), left=left)
+    (found,) = bench.confirm(FAST).confirmed
+    assert found.record.outcome in (Outcome.OK, Outcome.INTERRUPTED)
+
+
+def test_fewer_are_confirmed_where_slices_take_long(tmp_path):
+    """Time that holds four processes of each of three finalists does not where an epoch runs in before one counts."""
+
+    def confirmed(name, examples, slice_seconds):
+        trials = simulated_trials(SPEED, examples=examples)
+        bench = Bench(tmp_path / name, trials, finalists=3, left=80.0, slice_seconds=slice_seconds)
+        return bench.confirm(FAST, LARGE, LARGER)
+
+    many, few = confirmed("steps", None, 0.5), confirmed("laps", 4000, 2.0)
+    assert len(many.confirmed) == 3
+    assert len(few.confirmed) < 3
+    assert min(many.instances, few.instances) >= ENOUGH_INSTANCES
 
 
 def test_nothing_of_the_search_enters_the_claim(tmp_path):

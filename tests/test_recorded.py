@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 import random
+import statistics
 import time
 
 import false_wins
@@ -68,6 +69,15 @@ def test_a_stretch_is_one_instance_in_its_order():
         played = [math.log(stretch.ratio(index)) for index in range(5)]
         assert any(played == pytest.approx(each) for each in rounds)
         assert stretch.ratio(7) == stretch.ratio(2), "round again"
+
+
+def test_noise_that_is_in_the_times_favours_neither_side():
+    """Slices of equally many examples vary in seconds: over many replays the overall rates are equal."""
+    recording = a_recording(noise=0.4)
+    found = [replay(recording, "quiet", seed=seed, seconds=60.0).confirmed[0].ratio for seed in range(200)]
+    values = [each.value for each in found if each is not None]
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    assert abs(statistics.fmean(values)) < 3 * error < 0.04
 
 
 def test_all_instances_and_both_sides_are_drawn():

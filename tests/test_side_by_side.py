@@ -1,5 +1,6 @@
 """Candidates beside the live baseline."""
 
+import contextlib
 import math
 
 import pytest
@@ -161,6 +162,17 @@ def test_a_candidate_is_set_against_the_baseline(tmp_path):
     assert record.peak_host_bytes > 0
     assert record.seconds > record.measured_seconds
     assert [each.configuration for each in run.trials.alive] == [BASELINE]
+
+
+@pytest.mark.parametrize("left", [4.0 + 0.4 * step for step in range(12)])
+def test_an_epoch_that_runs_in_is_waited_for(tmp_path, left):
+    """Whenever the search's time is over, a slice that cannot end in it is no failure of the candidate."""
+    epochs_of_more_than_a_second = simulated_trials(faster_by(jit_compile=1.05), examples=5600, noise=0.02)
+    run, beside = started(tmp_path, epochs_of_more_than_a_second)
+    trial = run.new_trial(Phase.SEARCH, FAST)
+    with contextlib.suppress(TimeIsUp):
+        beside.measure(trial, a_plan(measured=60.0, search_last=run.clock() + left), incumbent_low=None)
+    assert run.records[trial.number].outcome in (Outcome.OK, Outcome.INTERRUPTED)
 
 
 def test_who_goes_first_is_drawn(tmp_path):

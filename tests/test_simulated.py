@@ -73,7 +73,11 @@ def test_what_an_epoch_runs_in_with_is_not_counted():
         sum(each.seconds for each in slices) + ready.run_in_seconds
     )
     trained = [each.trained_examples for each in (paused, *slices)]
-    assert [later - earlier for earlier, later in itertools.pairwise(trained)] == [3 * 1437, 2 * 1437, 2 * 1437]
+    assert [later - earlier for earlier, later in itertools.pairwise(trained)] == [
+        3 * 1437,
+        2 * 1437,
+        2 * 1437,
+    ]
 
 
 def test_warming_up_takes_the_time_it_tells():

@@ -115,6 +115,15 @@ def test_a_leak_of_the_workloads_own_refuses_nobody(tmp_path, pairing):
     assert "the workload that leaks" in growth.detail
 
 
+def test_growth_is_by_every_example_that_was_trained_on(tmp_path):
+    """Those that count in no slice leak as well: half of all here, where an epoch runs in before each slice of one."""
+    trials = simulated_trials(SPEED, noise=0.02, leak=lambda each: 2000.0, examples=4000)
+    result, _ = soaked(tmp_path, trials, soak=60.0, left=200.0)
+    growth = next(each for each in result.winner.checks if each.name == "host_memory_growth")
+    a_day = 24 * 3600 * result.winner.record.throughput.value
+    assert growth.value == pytest.approx(2000.0 * a_day, rel=0.02)
+
+
 def test_a_winner_that_dies_in_the_soak_is_not_recommended(tmp_path):
     """It ran out of memory after a while: that is its failure, and the baseline's record stands."""
     trials = simulated_trials(SPEED, noise=0.02)

@@ -114,7 +114,7 @@ def test_a_killed_run_keeps_what_it_finished(tmp_path):
         "tune",
         str(WORKLOAD),
         "--budget",
-        "60s",
+        "120s",
         "--out",
         str(tmp_path / "run"),
     ]
