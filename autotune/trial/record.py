@@ -176,7 +176,7 @@ class TrialRecord(_Data):
         warmup_seconds: From the first step to the steady state.
         warmup_steps: Steps up to then: they compile, or are not at the usual pace yet, and count in no slice.
         settled: Whether the steady state was reached before the cap.
-        run_in_seconds: What it trains after each pause before a slice begins; None in records from before that was known.
+        run_in_seconds: What it trains after each pause before a slice begins; None in older records.
         timed_by: `epochs` (whole ones) or `steps` (boundary cost added in proportion).
         epoch_overhead_seconds: What an epoch costs beyond its steps.
         examples_per_epoch: None when endless or unknown.
