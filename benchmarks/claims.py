@@ -144,11 +144,13 @@ def run(arguments: list[str], patience_seconds: float | None = None) -> str:
     return ended.stdout
 
 
-def tuned(name: str, folder: Path, budget: str) -> Recipe:
+def tuned(name: str, folder: Path, budget: str, trials: int | None) -> Recipe:
     """The recipe of a run that is in the folder already, or of one that is made now."""
     if not (folder / "recipe.json").exists():
         progress(f"{name}: tuning for {budget}")
-        run(["-m", "autotune", "tune", str(workload_file(name)), "--budget", budget, "--out", str(folder)])
+        options = ["--budget", budget, "--out", str(folder)]
+        options += [] if trials is None else ["--trials", str(trials)]
+        run(["-m", "autotune", "tune", str(workload_file(name)), *options])
     return Recipe.load(folder / "recipe.json")
 
 
@@ -191,7 +193,7 @@ def compared(name: str, arguments: argparse.Namespace, recipes: Path, scratch: P
     """Tune one workload and hold its claim against long trainings; a failure is a comparison that says so."""
     claim = None
     try:
-        recipe, comparison = claim_of(tuned(name, recipes / name, arguments.budget))
+        recipe, comparison = claim_of(tuned(name, recipes / name, arguments.budget, arguments.trials))
         claim = comparison.claim
         if claim is None:
             progress(f"{name}: {comparison.remark}")
@@ -239,6 +241,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"all of {', '.join(WORKLOADS)} by default")
     parser.add_argument("--budget", help=f"of each run of the tuner; {BUDGET} by default")
+    parser.add_argument(
+        "--trials", type=int, help="most trials of each search: the fewer, the more time has the confirmation"
+    )
     parser.add_argument("--rounds", type=int, help=f"trainings of each kind; {ROUNDS} by default")
     parser.add_argument(
         "--seconds", type=float, help=f"shortest timed stretch of a training; {SECONDS:g} by default"
