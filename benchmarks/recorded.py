@@ -22,7 +22,7 @@ from autotune.space.configuration import Configuration
 from autotune.study.confirmed import Result
 from autotune.study.plan import FEWEST_ROUNDS
 from autotune.trial.live import Data, WarmUp
-from autotune.trial.messages import Finished, LossCurves, LossRuns, Ready, Started
+from autotune.trial.messages import EPOCH_SECONDS, Finished, LossCurves, LossRuns, Ready, Started
 from autotune.trial.record import Slice, StepSeconds, TrialRecord
 from autotune.trial.simulated import SimulatedClock
 from autotune.workload import WorkloadFacts
@@ -237,6 +237,7 @@ class RecordedTrials:
         log: str,
         data: Data | None,
         group: int = 0,
+        epoch_seconds: float = EPOCH_SECONDS,
         losses: LossRuns | None = None,
     ) -> RecordedTrial:
         """See `live.Trials`: the first to be launched is the baseline, which begins an instance each time."""

@@ -143,6 +143,17 @@ def test_fewer_are_confirmed_where_slices_take_long(tmp_path):
     assert min(many.instances, few.instances) >= ENOUGH_INSTANCES
 
 
+def test_the_confirmation_times_longer_epochs_whole(tmp_path):
+    """Epochs of two seconds, which the search times by steps: their ends are in the claim, and in the plan."""
+    bench = Bench(tmp_path, simulated_trials(SPEED, examples=8000), finalists=3, left=170.0)
+    assert bench.run.records[0].timed_by == "steps"
+    result = bench.confirm(FAST, LARGE, LARGER)
+    assert {each.record.timed_by for each in result.confirmed} == {result.baseline.timed_by} == {"epochs"}
+    assert all(each.epochs >= 1 for each in result.baseline.slices)
+    assert len(result.confirmed) < 3
+    assert result.instances >= ENOUGH_INSTANCES
+
+
 def test_nothing_of_the_search_enters_the_claim(tmp_path):
     """The search saw 1.5 where there is nothing: the confirmation says what it measured itself."""
     result = Bench(tmp_path, simulated_trials(noise=0.05)).confirm(FAST)

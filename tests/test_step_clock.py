@@ -473,6 +473,18 @@ def test_a_training_of_short_epochs_is_not_frozen_between_them(examples, steps, 
         assert measured.seconds == measured.epochs * (steps / 512 + 1 / 16)
 
 
+def test_an_epoch_that_stalls_at_its_end_is_timed_whole():
+    """Its steps say whether it is long: an end that may stall must be in what is timed, or not be there."""
+    stalls = Simulation(Measure(seconds=1.0), step_seconds=1 / 64, boundary_seconds=1.0, epoch_seconds=1.5)
+    (measured,) = stalls.run()
+    assert stalls.ready.timed_by == "epochs"
+    assert stalls.ready.run_in_seconds == measured.seconds == STEPS / 64 + 1.0
+    for longer in ({"step_seconds": 1 / 16}, {"boundary_seconds": 4.0}):
+        by_steps = Simulation(Measure(seconds=1.0), epoch_seconds=1.5, **longer)
+        by_steps.run(overhead=0.125)
+        assert by_steps.ready.timed_by == "steps"
+
+
 def test_the_first_lap_after_a_freeze_is_not_counted():
     """What was on its way when it was frozen has arrived: that epoch is another than the training's."""
 

@@ -131,6 +131,22 @@ def test_the_baseline_is_what_tensorflow_makes_of_it(directory):
     assert recipe.evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN
 
 
+def test_what_the_dataset_sets_itself_is_the_baselines_and_stays(directory):
+    """The tuning of tf.data was turned off by the user: that is said, kept in the recipe, and never varied."""
+    space = SMALL_SPACE + '[knobs.data_autotune]\nkind = "categorical"\nchoices = [true, false]\n'
+    watcher = Watcher()
+    recipe = tune_simulated(
+        simulated_trials(SPEED, noise=0.02, set_by_dataset={"data_autotune": False}),
+        directory,
+        space=space,
+        observe=watcher,
+    )
+    assert recipe.baseline["data_autotune"] is False
+    assert {each.configuration["data_autotune"] for each in records_of(directory)} == {False}
+    assert any("dataset() sets data_autotune=false itself" in each.text for each in watcher.of(Notice))
+    assert "data_autotune" in directory.read_run().search_space.left_out
+
+
 def test_what_tensorflow_gives_by_itself_is_held_against_plain(directory):
     """XLA, unasked, gives 1.5 and batches of 512 give 1.6 more: the one over plain, the other over both."""
     speed = faster_by(jit_compile=1.5, batch_size=1.6)

@@ -250,6 +250,25 @@ def pipeline(
     return dataset
 
 
+def set_by_dataset(dataset: tf.data.Dataset, configuration: Mapping[str, KnobValue]) -> dict[str, bool | int]:
+    """Pipeline knobs that a dataset has set itself, with its values: what it has and the configuration did not ask for.
+
+    Args:
+        dataset: As `pipeline` has made it.
+        configuration: By which it was made.
+    """
+    options = dataset.options()
+    found: dict[str, bool | int] = {}
+    if options.autotune.enabled is False and configuration.get("data_autotune", True):
+        found["data_autotune"] = False
+    if options.deterministic is False and configuration.get("deterministic", True):
+        found["deterministic"] = False
+    threads = options.threading.private_threadpool_size or 0
+    if threads in KNOBS["data_threads"].domain and threads != configuration.get("data_threads", 0):
+        found["data_threads"] = threads
+    return found
+
+
 def batch_ranks(dataset: tf.data.Dataset) -> tuple[int | None, ...]:
     """How many axes each tensor of an element has; None where that is not known."""
     import tensorflow as tf

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
@@ -233,6 +233,7 @@ class SearchSpace:
         dataset_takes_config: bool,
         largest_batch: int | None = None,
         fixed_batch: bool = False,
+        set_by_dataset: Container[str] = (),
     ) -> ResolvedSpace:
         """The choices of every knob, for one workload on one machine.
 
@@ -247,6 +248,7 @@ class SearchSpace:
             dataset_takes_config: Whether the workload's `dataset` accepts a config.
             largest_batch: No batch size above this one is tried; None for no bound but the file's.
             fixed_batch: The batch size does not vary.
+            set_by_dataset: Knobs that the workload's dataset has set itself; the baseline has its values.
 
         Raises:
             SearchSpaceError: A range is empty on this machine, or nothing is left to vary.
@@ -259,6 +261,8 @@ class SearchSpace:
                 left_out[name] = f"does not exist on a {device}"
             elif definition.needs_dataset_config and not dataset_takes_config:
                 left_out[name] = "the workload's dataset() takes no config"
+            elif name in set_by_dataset:
+                left_out[name] = "the workload's dataset() sets it itself"
             elif name == "batch_size" and fixed_batch:
                 left_out[name] = "kept by --fixed-batch"
             else:

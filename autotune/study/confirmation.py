@@ -56,6 +56,9 @@ MOST_ASKED = 2
 """Processes of a configuration that are asked how long they wait for input: the second where the first did not tell."""
 ASKED_SHARE = 0.02
 """Of the confirmation's time: for the input wait of each configuration, at most."""
+LONGEST_EPOCH_SECONDS = 3.0
+"""Epochs up to this long are timed whole: their ends may stall as long as they take, which steps do not show."""
+WARM_UP_EPOCHS = 3
 FIRST_SOAK_SHARE = 0.6
 """Of the soak's time, for the first of several that could win: the rest is for the next, should that be refuted."""
 
@@ -321,12 +324,7 @@ class Confirmer:
 
     def _shortest_slice(self, records: Sequence[TrialRecord]) -> float:
         """Seconds that a slice of the baseline or of one of the finalists takes at least, by the search's slices."""
-        own = [
-            min(pair.candidate.seconds for pair in each.pairs) + (each.run_in_seconds or 0.0)
-            for each in records
-            if each.pairs
-        ]
-        return max(self._plan.slice_seconds, *own, 0.0)
+        return max(self._plan.slice_seconds, *map(_slice_taken, (self._run.records[0], *records)))
 
     def _planned(self, records: Sequence[TrialRecord], start: float, done: int = 0) -> tuple[int, float]:
         """How many more instances of these finalists the time left holds, and seconds for the slices of each."""
@@ -367,7 +365,7 @@ class Confirmer:
 
     def _usual_start(self, record: TrialRecord) -> float:
         first = record.first_step_seconds or 1.0
-        return first + (record.warmup_seconds or 1.0) + 0.3
+        return first + max(record.warmup_seconds or 1.0, WARM_UP_EPOCHS * _now_whole(record)) + 0.3
 
     def _left(self) -> float:
         return max(0.0, self._ends - self._run.clock())
@@ -426,7 +424,13 @@ class Confirmer:
         began = run.clock()
         at_most = max(self._plan.trial_timeout, GENEROUS * usual) + SLICE_PATIENCE_SECONDS
         with self._deadline.wait(usual, at_most=at_most) as timeout:
-            live = run.trials.launch(trial.configuration, log=run.log_of(trial), data=run.data, group=group)
+            live = run.trials.launch(
+                trial.configuration,
+                log=run.log_of(trial),
+                data=run.data,
+                group=group,
+                epoch_seconds=LONGEST_EPOCH_SECONDS,
+            )
             stack.callback(live.kill)
             trial.live = live
             trial.instances += 1
@@ -508,7 +512,7 @@ class Confirmer:
         shortest = self._shortest_slice([contender.in_search])
         taken = max(instance.seconds / (4 * BRACKET_ROUNDS), shortest)
         rounds = max(1, min(BRACKET_ROUNDS, int(instance.seconds / (4 * taken))))
-        length = max(0.0, taken - (contender.in_search.run_in_seconds or 0.0))
+        length = max(0.0, taken - _run_in(contender.in_search))
         usual, own_usual = self._usual_start(self._run.records[0]), self._usual_start(contender.in_search)
         before = self._alone(reference, instance.group, rounds, length, usual)
         with self._failing(contender):
@@ -702,3 +706,23 @@ class Confirmer:
         record = ended(trial, failure)
         # The claim's interval is the one over instances, not the one over all slices.
         return record.model_copy(update={"speedup": None if ratio is None else ratio_interval(ratio)})
+
+
+def _now_whole(record: TrialRecord) -> float:
+    """Seconds of an epoch that the search has timed by steps and the confirmation times whole; 0 for all others."""
+    if record.timed_by != "steps" or record.examples_per_epoch is None or record.throughput is None:
+        return 0.0
+    seconds = record.examples_per_epoch / record.throughput.value
+    return seconds if seconds <= LONGEST_EPOCH_SECONDS else 0.0
+
+
+def _run_in(record: TrialRecord) -> float:
+    """Seconds that it trains before a slice begins."""
+    return record.run_in_seconds or _now_whole(record)
+
+
+def _slice_taken(record: TrialRecord) -> float:
+    """Seconds that a slice takes at least, by those of the search: of several epochs, one would do."""
+    slices = [*record.slices, *(pair.candidate for pair in record.pairs)]
+    shortest = min((each.seconds / max(1, each.epochs) for each in slices), default=0.0)
+    return max(shortest, _now_whole(record)) + _run_in(record)

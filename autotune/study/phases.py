@@ -178,6 +178,7 @@ def _resolved(
         dataset_takes_config=facts.dataset_takes_config,
         largest_batch=options.max_batch,
         fixed_batch=options.fixed_batch,
+        set_by_dataset=warm.started.set_by_dataset,
     )
 
 

@@ -86,7 +86,10 @@ class SideBySide:
             warm = self._launch(trial, timeout)
             run.data = Data(examples=warm.started.examples, endless=warm.started.endless)
             device = Device.GPU if warm.started.gpus else Device.CPU
-            run.baseline = on_device(run.baseline, device).replace(jit_compile=warm.started.jit_compile)
+            started = warm.started
+            run.baseline = on_device(run.baseline, device).replace(
+                jit_compile=started.jit_compile, **started.set_by_dataset
+            )
             trial.configuration = run.baseline
             length = slice_seconds(warm, measured=SLICE_SECONDS * SLICES_IN_A_TRIAL)
             patience = min(length * 20 + PATIENCE_SECONDS, max(timeout, 2 * length))

@@ -83,6 +83,11 @@ def oddities(facts: WorkloadFacts, warm: WarmUp, device: Device) -> Iterator[str
     for name in facts.baseline:
         if name not in exist:
             yield f"Workload(baseline=…) names {name}, which does nothing on the {device}: left out"
+    for name, value in warm.started.set_by_dataset.items():
+        yield (
+            f"the workload's dataset() sets {name}={format_value(value)} itself, so the baseline has it too, and it "
+            "is not varied; take that line out to have it tuned"
+        )
     if warm.started.endless and facts.validates:
         yield (
             "the training data has no end, so there are no epochs, and what validation costs is left out: a "

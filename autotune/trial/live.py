@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from autotune.space.configuration import Configuration
-from autotune.trial.messages import Finished, LossCurves, LossRuns, Ready, Started
+from autotune.trial.messages import EPOCH_SECONDS, Finished, LossCurves, LossRuns, Ready, Started
 from autotune.trial.record import Outcome, Slice
 from autotune.workload import WorkloadFacts
 
@@ -114,11 +114,13 @@ class Trials(Protocol):
         log: str,
         data: Data | None,
         group: int = 0,
+        epoch_seconds: float = EPOCH_SECONDS,
         losses: LossRuns | None = None,
     ) -> LiveTrial:
         """Start a trial; trials of different groups come from different template processes.
 
-        With `losses` nothing is timed: its answer is `loss_curves`.
+        Epochs whose steps take up to `epoch_seconds` are timed whole. With `losses` nothing is timed: its answer is
+        `loss_curves`.
         """
 
     def prepare(self, group: int, configurations: Sequence[Configuration]) -> None:

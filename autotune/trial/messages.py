@@ -77,6 +77,10 @@ class LossRuns(_Message):
     seconds: FiniteFloat
 
 
+EPOCH_SECONDS = 1.5
+"""Epochs whose steps take longer are timed by steps in the search: two of them per slice would leave few slices."""
+
+
 class TrialRequest(_Message):
     """What a trial process needs to know.
 
@@ -88,7 +92,7 @@ class TrialRequest(_Message):
         endless: Whether the dataset is known to have no end.
         count_seconds: How long counting may take.
         warmup_seconds: Cap on the warm-up after the first step.
-        epoch_seconds: Epochs up to this long are timed whole.
+        epoch_seconds: Epochs whose steps take up to this long are timed whole.
         losses: Nothing is timed; these trainings are run instead.
     """
 
@@ -100,7 +104,7 @@ class TrialRequest(_Message):
     endless: bool = False
     count_seconds: FiniteFloat = 5.0
     warmup_seconds: FiniteFloat = 3.0
-    epoch_seconds: FiniteFloat = 1.5
+    epoch_seconds: FiniteFloat = EPOCH_SECONDS
     losses: LossRuns | None = None
 
 
@@ -201,6 +205,7 @@ class Started(_Message):
         parameters: Trainable and other weights, as a count.
         gpus: Names of the GPUs that TensorFlow sees.
         build: CUDA and cuDNN versions that TensorFlow was built with, where it was.
+        set_by_dataset: Pipeline knobs that the workload's dataset has set itself, with what it has set.
     """
 
     kind: Literal["started"] = "started"
@@ -212,6 +217,7 @@ class Started(_Message):
     batch_ranks: Annotated[tuple[int | None, ...], Field(fail_fast=True)] = ()
     gpus: Annotated[tuple[str, ...], Field(fail_fast=True)] = ()
     build: dict[str, str] = {}
+    set_by_dataset: dict[str, bool | Annotated[int, Field(ge=1)]] = {}
 
 
 class FirstStep(_Message):

@@ -351,6 +351,7 @@ class TrialProcesses:
         log: str,
         data: Data | None,
         group: int = 0,
+        epoch_seconds: float = messages.EPOCH_SECONDS,
         losses: messages.LossRuns | None = None,
     ) -> TrialProcess:
         """Fork a trial from the group's template, which is restarted if it died."""
@@ -360,6 +361,7 @@ class TrialProcesses:
             examine=data is None,
             examples=None if data is None else data.examples,
             endless=data is not None and data.endless,
+            epoch_seconds=epoch_seconds,
             losses=losses,
         )
         variables = environment(configuration) if self._preload else {}

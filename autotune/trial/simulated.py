@@ -12,13 +12,21 @@ from __future__ import annotations
 import enum
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from autotune.measure.steady_state import SMALLEST_WINDOW, WINDOW_SECONDS
 from autotune.recipe.apply import environment
 from autotune.space.configuration import Configuration
 from autotune.trial.live import Data, TrialFailed, WarmUp
-from autotune.trial.messages import Finished, LossCurves, LossRuns, Ready, Started, TrialRequest
+from autotune.trial.messages import (
+    EPOCH_SECONDS,
+    Finished,
+    LossCurves,
+    LossRuns,
+    Ready,
+    Started,
+    TrialRequest,
+)
 from autotune.trial.record import Outcome, Slice, StepSeconds
 from autotune.trial.step_clock import WHOLE_EPOCH_CALLS, Training
 from autotune.workload import WorkloadFacts
@@ -33,7 +41,6 @@ SEED_SPREAD = 0.02
 HOST_BYTES, HOST_BYTES_PER_EXAMPLE = 512 << 20, 1 << 16
 DEVICE_BYTES, DEVICE_BYTES_PER_EXAMPLE = 256 << 20, 1 << 20
 _WARMUP_SECONDS = float(TrialRequest.model_fields["warmup_seconds"].default)
-_EPOCH_SECONDS = float(TrialRequest.model_fields["epoch_seconds"].default)
 
 
 def _no_gain(configuration: Configuration) -> float:
@@ -72,6 +79,7 @@ class SimulatedTrial:
         configuration: What it runs, `jit_compile` resolved.
         group: Of the template that it was forked from.
         luck: How much faster than the formula this very process is, as a factor.
+        epoch_seconds: Epochs up to this long are timed whole.
         losses: What to train for the losses alone; None for a trial that is timed.
     """
 
@@ -82,9 +90,11 @@ class SimulatedTrial:
         *,
         group: int,
         luck: float,
+        epoch_seconds: float = EPOCH_SECONDS,
         losses: LossRuns | None = None,
     ) -> None:
         self.configuration = configuration
+        self._epoch_seconds = epoch_seconds
         self.group = group
         self._trials = trials
         self._luck = luck
@@ -171,7 +181,7 @@ class SimulatedTrial:
     def _run_in_seconds(self, pace: float) -> float:
         """An epoch, where epochs are timed in laps."""
         by_epochs, _, epoch_seconds = self._shape(pace)
-        return epoch_seconds if by_epochs and epoch_seconds <= _EPOCH_SECONDS else 0.0
+        return epoch_seconds if by_epochs and epoch_seconds <= self._epoch_seconds else 0.0
 
     def _slice(self, seconds: float, deadline: float, *, gain: Callable[[Configuration], float]) -> Slice:
         self._require(_State.WARM)
@@ -297,7 +307,7 @@ class SimulatedTrial:
             return False, call, math.inf
         epoch = training.examples_in_epoch(max(1, steps)) / pace
         few_calls = steps <= WHOLE_EPOCH_CALLS * training.steps_per_call
-        return few_calls or epoch <= _EPOCH_SECONDS, min(call, epoch), epoch
+        return few_calls or epoch <= self._epoch_seconds, min(call, epoch), epoch
 
     def _stretch(self, wanted: float, *, by_epochs: bool) -> tuple[int, int, int]:
         """Steps, examples and epochs of the shortest slice that holds the wanted number of examples."""
@@ -326,6 +336,7 @@ class SimulatedTrial:
             element="simulated",
             parameters=1000,
             gpus=self._trials.gpus,
+            set_by_dataset=self._trials.set_by_dataset,
         )
 
 
@@ -349,6 +360,7 @@ class SimulatedTrials:
         seed: Of all noise.
         jit_resolves_to: What `jit_compile="auto"` comes to here.
         gpus: Names of the GPUs that TensorFlow would see.
+        set_by_dataset: Pipeline knobs that the workload's dataset sets itself.
         examples: Per epoch; None for a dataset without an end.
         fits_together: Whether the configurations that are alive at once fit in memory; always, when None.
         learns: Whether a configuration's loss falls; always, when None.
@@ -379,6 +391,7 @@ class SimulatedTrials:
         seed: int = 0,
         jit_resolves_to: bool = False,
         gpus: tuple[str, ...] = (),
+        set_by_dataset: Mapping[str, bool | int] | None = None,
         examples: int | None = 1437,
         fits_together: Callable[[Sequence[Configuration]], bool] | None = None,
         learns: Callable[[Configuration], bool] | None = None,
@@ -400,6 +413,7 @@ class SimulatedTrials:
         self.import_seconds = import_seconds
         self.jit_resolves_to = jit_resolves_to
         self.gpus = gpus
+        self.set_by_dataset = dict(set_by_dataset or {})
         self.examples = examples
         self.fits_together = fits_together or (lambda configurations: True)
         self.learns = learns or (lambda configuration: True)
@@ -434,6 +448,7 @@ class SimulatedTrials:
         log: str,
         data: Data | None,
         group: int = 0,
+        epoch_seconds: float = EPOCH_SECONDS,
         losses: LossRuns | None = None,
     ) -> SimulatedTrial:
         """See `live.Trials`; no log is written."""
@@ -444,7 +459,9 @@ class SimulatedTrials:
         resolved = configuration
         if configuration["jit_compile"] == "auto":
             resolved = configuration.replace(jit_compile=self.jit_resolves_to)
-        trial = SimulatedTrial(self, resolved, group=group, luck=luck, losses=losses)
+        trial = SimulatedTrial(
+            self, resolved, group=group, luck=luck, epoch_seconds=epoch_seconds, losses=losses
+        )
         self.launched.append(trial)
         return trial
 

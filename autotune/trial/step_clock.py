@@ -35,6 +35,10 @@ WHOLE_EPOCH_CALLS = 3
 """An epoch of so few calls is timed whole, however long: by steps, its first call would not count."""
 
 
+LONGEST_END = 2.0
+"""An epoch that takes so many times as long as its steps may is too long, whatever it does at its end."""
+
+
 class LongEpoch(Exception):
     """An epoch takes longer than slices may: time by steps instead."""
 
@@ -151,7 +155,7 @@ class StepClock:
         training: What is timed.
         tuner: Where reports go and commands come from.
         warmup_seconds: Cap on the warm-up after the first step.
-        epoch_seconds: Longest epoch that is timed whole, unless it has very few calls.
+        epoch_seconds: Epochs whose steps take longer are not timed whole, unless they have very few calls.
         freeze: Stops the process; comes back when the tuner lets it go on.
         clock: Seconds, monotonic.
         counters: Reads what the machine counts; before and after a slice, outside of what is timed.
@@ -436,15 +440,22 @@ class StepClock:
             self._call_times.clear()
             return
         seconds = now - self._epoch_began_at
-        if seconds > self._epoch_seconds and self._calls > WHOLE_EPOCH_CALLS:
+        if self._calls > WHOLE_EPOCH_CALLS and self._is_long(seconds):
             self._note_compile_seconds()
             raise LongEpoch
         self._epoch_times.append(seconds)
         self._settled = is_steady(self._epoch_times)
         if self._settled or (self._elapsed(now) >= self._warmup_seconds and len(self._epoch_times) >= 2):
-            self._in_laps = _median(self._epoch_times) <= self._epoch_seconds
+            self._in_laps = (
+                self._calls > WHOLE_EPOCH_CALLS or _median(self._epoch_times) <= self._epoch_seconds
+            )
             if not self._in_laps:
                 self._hold_ready(self._settled, now)
+
+    def _is_long(self, seconds: float) -> bool:
+        """Whether an epoch is too long to be timed whole: by its steps, for its end may stall now and then."""
+        in_steps = self._calls * _median(self._call_times) if self._call_times else seconds
+        return in_steps > self._epoch_seconds or seconds > LONGEST_END * self._epoch_seconds
 
     def _warm_up_by_steps(self, now: float) -> None:
         settled = is_steady(self._call_times)

@@ -110,7 +110,7 @@ def _train(
     examples, endless = request.examples, request.endless
     if request.examine:
         examples, endless = building.count_examples(workload, configuration, request.count_seconds)
-    channel.send(_started(model, train, examples, endless))
+    channel.send(_started(model, train, configuration, examples, endless))
     retracing = Retracing(Path(request.log), xla=bool(model.jit_compile) and not model.run_eagerly)
     training = Training(
         steps_per_call=int(configuration["steps_per_execution"]),
@@ -144,7 +144,11 @@ def _train(
 
 
 def _started(
-    model: keras.Model, train: tf.data.Dataset, examples: int | None, endless: bool
+    model: keras.Model,
+    train: tf.data.Dataset,
+    configuration: Configuration,
+    examples: int | None,
+    endless: bool,
 ) -> messages.Started:
     """What building pipeline and model has shown."""
     return messages.Started(
@@ -156,6 +160,7 @@ def _started(
         parameters=int(model.count_params()) if model.built else 0,
         gpus=profiling.gpu_names(),
         build=profiling.build_versions(),
+        set_by_dataset=apply.set_by_dataset(train, configuration),
     )
 
 

@@ -59,6 +59,15 @@ def test_the_dataset_is_told_the_parallel_calls(launch, knob, told):
     assert (said["batch_size"], said["ordered"]) == (20, False)
 
 
+def test_what_the_dataset_sets_itself_is_told(launch):
+    """Its own threads, order and tuning are the user's; what a configuration asks for is not."""
+    own = {"data_threads": 3, "deterministic": False, "data_autotune": False}
+    trial = launch("with_options")
+    assert trial.warm_up().started.set_by_dataset == own
+    trial = launch("pairs", data_threads=2, deterministic=False, data_autotune=False)
+    assert trial.warm_up().started.set_by_dataset == {}
+
+
 def test_an_endless_dataset_is_timed_by_steps(launch):
     """`repeat()` has no epochs, so no boundary costs anything: every step counts a full batch."""
     trial = launch("endless")

@@ -102,6 +102,15 @@ def told(config):
     return pairs().map(lambda x, y: (x, y), num_parallel_calls=config.num_parallel_calls)
 
 
+def with_options(config):
+    """Its own threads, order and tuning."""
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = 3
+    options.deterministic = False
+    options.autotune.enabled = False
+    return pairs().with_options(options)
+
+
 def endless(config):
     """No end."""
     return pairs().repeat()
@@ -633,6 +642,7 @@ CASES = {
     "batches": {"dataset": batches},
     "wrong_batches": {"dataset": wrong_batches},
     "told": {"dataset": told},
+    "with_options": {"dataset": with_options},
     "endless": {"dataset": endless},
     "generated": {"dataset": generated},
     "hoarding": {"dataset": hoarding},
