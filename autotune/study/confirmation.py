@@ -12,6 +12,7 @@ held against. It is no contender, and makes way for them wherever time or memory
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -47,6 +48,7 @@ from autotune.study.slicing import SLICE_SECONDS, slice_seconds, taken_seconds, 
 from autotune.study.soak import Soak
 from autotune.study.waiting import GENEROUS, Deadline, TimeIsUp
 from autotune.trial.live import TrialFailed
+from autotune.trial.messages import EPOCH_SECONDS
 from autotune.trial.record import Outcome, Pairing, Phase, Slice, TrialRecord
 
 GROUPS = (1, 2)
@@ -145,6 +147,9 @@ class Confirmer:
         self._in_twos = False
         self._comparisons = 1
         self._pauses_deceive = False
+        # Both sides alike: where the baseline is timed by steps, so are the others.
+        longer = _epoch_seconds(run.records[0]) <= LONGEST_EPOCH_SECONDS
+        self._whole_up_to = LONGEST_EPOCH_SECONDS if longer else EPOCH_SECONDS
         self._interruptions_before = run.interruptions()
         self._baseline_failure: TrialFailed | None = None
 
@@ -324,7 +329,23 @@ class Confirmer:
 
     def _shortest_slice(self, records: Sequence[TrialRecord]) -> float:
         """Seconds that a slice of the baseline or of one of the finalists takes at least, by the search's slices."""
-        return max(self._plan.slice_seconds, *map(_slice_taken, (self._run.records[0], *records)))
+        own = (self._slice_taken(each) for each in (self._run.records[0], *records))
+        return max(self._plan.slice_seconds, *own)
+
+    def _slice_taken(self, record: TrialRecord) -> float:
+        """The same of one of them: of several epochs in a slice, one would do."""
+        slices = [*record.slices, *(pair.candidate for pair in record.pairs)]
+        shortest = min((each.seconds / max(1, each.epochs) for each in slices), default=0.0)
+        return max(shortest, self._now_whole(record)) + self._run_in(record)
+
+    def _run_in(self, record: TrialRecord) -> float:
+        """Seconds that it trains before a slice begins."""
+        return record.run_in_seconds or self._now_whole(record)
+
+    def _now_whole(self, record: TrialRecord) -> float:
+        """Seconds of an epoch that the search has timed by steps and the confirmation times whole; 0 for all others."""
+        seconds = _epoch_seconds(record)
+        return seconds if record.timed_by == "steps" and seconds <= self._whole_up_to else 0.0
 
     def _planned(self, records: Sequence[TrialRecord], start: float, done: int = 0) -> tuple[int, float]:
         """How many more instances of these finalists the time left holds, and seconds for the slices of each."""
@@ -365,7 +386,7 @@ class Confirmer:
 
     def _usual_start(self, record: TrialRecord) -> float:
         first = record.first_step_seconds or 1.0
-        return first + max(record.warmup_seconds or 1.0, WARM_UP_EPOCHS * _now_whole(record)) + 0.3
+        return first + max(record.warmup_seconds or 1.0, WARM_UP_EPOCHS * self._now_whole(record)) + 0.3
 
     def _left(self) -> float:
         return max(0.0, self._ends - self._run.clock())
@@ -429,7 +450,7 @@ class Confirmer:
                 log=run.log_of(trial),
                 data=run.data,
                 group=group,
-                epoch_seconds=LONGEST_EPOCH_SECONDS,
+                epoch_seconds=self._whole_up_to,
             )
             stack.callback(live.kill)
             trial.live = live
@@ -512,7 +533,7 @@ class Confirmer:
         shortest = self._shortest_slice([contender.in_search])
         taken = max(instance.seconds / (4 * BRACKET_ROUNDS), shortest)
         rounds = max(1, min(BRACKET_ROUNDS, int(instance.seconds / (4 * taken))))
-        length = max(0.0, taken - _run_in(contender.in_search))
+        length = max(0.0, taken - self._run_in(contender.in_search))
         usual, own_usual = self._usual_start(self._run.records[0]), self._usual_start(contender.in_search)
         before = self._alone(reference, instance.group, rounds, length, usual)
         with self._failing(contender):
@@ -708,21 +729,8 @@ class Confirmer:
         return record.model_copy(update={"speedup": None if ratio is None else ratio_interval(ratio)})
 
 
-def _now_whole(record: TrialRecord) -> float:
-    """Seconds of an epoch that the search has timed by steps and the confirmation times whole; 0 for all others."""
-    if record.timed_by != "steps" or record.examples_per_epoch is None or record.throughput is None:
-        return 0.0
-    seconds = record.examples_per_epoch / record.throughput.value
-    return seconds if seconds <= LONGEST_EPOCH_SECONDS else 0.0
-
-
-def _run_in(record: TrialRecord) -> float:
-    """Seconds that it trains before a slice begins."""
-    return record.run_in_seconds or _now_whole(record)
-
-
-def _slice_taken(record: TrialRecord) -> float:
-    """Seconds that a slice takes at least, by those of the search: of several epochs, one would do."""
-    slices = [*record.slices, *(pair.candidate for pair in record.pairs)]
-    shortest = min((each.seconds / max(1, each.epochs) for each in slices), default=0.0)
-    return max(shortest, _now_whole(record)) + _run_in(record)
+def _epoch_seconds(record: TrialRecord) -> float:
+    """What an epoch takes; infinite where that is not known."""
+    if record.examples_per_epoch is None or record.throughput is None:
+        return math.inf
+    return record.examples_per_epoch / record.throughput.value

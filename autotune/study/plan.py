@@ -191,7 +191,7 @@ def budget_to_confirm(plan: Plan, *, start: float, instances: int, slice_seconds
         instances: How many.
         slice_seconds: The shortest slice that it can be timed in.
     """
-    each = least_instance(start, slice_seconds=slice_seconds)
+    each = start + max(LEAST_INSTANCE_SECONDS, 2 * FEWEST_ROUNDS * slice_seconds)
     confirmation = plan.import_seconds + instances * each + CLOSING_SECONDS
     needed = max(plan.budget, confirmation / CONFIRMATION_SHARE)
     return math.ceil(needed * ADVICE_MARGIN / 10) * 10.0
