@@ -41,7 +41,7 @@ def trials(seed=0, **settings):
     return simulated_trials(SPEED, noise=0.05, instance_noise=0.01, seed=seed, **settings)
 
 
-def stop_at(path, number, *, failure=None, **options):
+def stop_at(path, number, *, failure=None, machine_of_its_own=None, **options):
     """A run that ends when its trial `number` is announced."""
 
     def react(event):
@@ -49,15 +49,22 @@ def stop_at(path, number, *, failure=None, **options):
             raise Stopped
 
     with on_disk(path) as directory, pytest.raises(Stopped):
-        tune_simulated(trials(failure=failure), directory, observe=Watcher(react), **options)
+        tune_simulated(
+            trials(failure=failure, **(machine_of_its_own or {})),
+            directory,
+            observe=Watcher(react),
+            **options,
+        )
     return RunDirectory(path)
 
 
-def go_on(directory, *, seed=1, **options):
+def go_on(directory, *, seed=1, machine_of_its_own=None, **options):
     """The second invocation; returns its recipe."""
     earlier = read_earlier(directory)
     with directory.reopened():
-        return tune_simulated(trials(seed), directory, earlier=earlier, **options)
+        return tune_simulated(
+            trials(seed, **(machine_of_its_own or {})), directory, earlier=earlier, **options
+        )
 
 
 def searched(directory):
@@ -86,6 +93,14 @@ def test_finished_trials_are_not_run_again(tmp_path):
     assert_each_was_run_once(directory)
     assert recipe.evidence.verdict == "faster"
     assert directory.recipe_file.exists()
+
+
+def test_what_the_dataset_sets_itself_is_found_again(tmp_path):
+    """The baseline that is started again has it in its configuration already: it is the same question all the same."""
+    own = {"set_by_dataset": {"data_autotune": False}}
+    directory = stop_at(tmp_path / "run", 3, machine_of_its_own=own)
+    go_on(directory, machine_of_its_own=own)
+    assert {each.configuration["data_autotune"] for each in directory.read_trials()} == {False}
 
 
 def test_the_baseline_is_added_to(tmp_path):

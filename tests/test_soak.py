@@ -156,7 +156,7 @@ def test_what_is_not_faster_is_not_soaked(tmp_path):
 
 def test_the_recipe_says_what_the_soak_was(tmp_path):
     """Seconds, both figures, and nothing about long runs among what was not checked."""
-    recipe, _ = quick_tune(simulated_trials(SPEED, noise=0.02), tmp_path / "run", budget=300.0)
+    recipe, _ = quick_tune(simulated_trials(SPEED, noise=0.01), tmp_path / "run", budget=300.0)
     continuous = recipe.evidence.continuous
     assert continuous.seconds > 5
     assert continuous.tells

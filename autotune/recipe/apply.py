@@ -10,7 +10,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from autotune.errors import ApplyError
 from autotune.space.configuration import Configuration
@@ -233,8 +233,11 @@ def pipeline(
 
     if not batched:
         dataset = dataset.batch(configuration.batch_size, drop_remainder=drop_remainder)
-    unordered, threads = not configuration.get("deterministic", True), configuration.get("data_threads", 0)
-    untuned = not configuration.get("data_autotune", True)
+    own = set_by_dataset(dataset)
+    unordered = not configuration.get("deterministic", True) and "deterministic" not in own
+    untuned = not configuration.get("data_autotune", True) and "data_autotune" not in own
+    threads = configuration.get("data_threads", 0)
+    threads = 0 if threads == own.get("data_threads") else threads
     if unordered or threads or untuned:  # options that say nothing cost each epoch something all the same
         options = tf.data.Options()
         if untuned:
@@ -250,21 +253,23 @@ def pipeline(
     return dataset
 
 
-def set_by_dataset(dataset: tf.data.Dataset, configuration: Mapping[str, KnobValue]) -> dict[str, bool | int]:
-    """Pipeline knobs that a dataset has set itself, with its values: what it has and the configuration did not ask for.
+SetByDataset = dict[Literal["data_autotune", "deterministic", "data_threads"], bool | int]
+
+
+def set_by_dataset(dataset: tf.data.Dataset) -> SetByDataset:
+    """Pipeline knobs that a user's dataset has set itself, otherwise than TensorFlow does, with its values.
 
     Args:
-        dataset: As `pipeline` has made it.
-        configuration: By which it was made.
+        dataset: Before `pipeline` has put its own options on it.
     """
     options = dataset.options()
-    found: dict[str, bool | int] = {}
-    if options.autotune.enabled is False and configuration.get("data_autotune", True):
+    found: SetByDataset = {}
+    if options.autotune.enabled is False:
         found["data_autotune"] = False
-    if options.deterministic is False and configuration.get("deterministic", True):
+    if options.deterministic is False:
         found["deterministic"] = False
-    threads = options.threading.private_threadpool_size or 0
-    if threads in KNOBS["data_threads"].domain and threads != configuration.get("data_threads", 0):
+    threads = options.threading.private_threadpool_size
+    if threads and threads in KNOBS["data_threads"].domain:
         found["data_threads"] = threads
     return found
 

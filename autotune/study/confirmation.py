@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from autotune.measure.continuous import Soaked
+from autotune.measure.continuous import FEWEST_SLICES, Soaked
 from autotune.measure.deciding import Shortfall, Verdict, verdict
 from autotune.measure.disturbance import NOTABLE_SHARE
 from autotune.measure.intervals import LogInterval, instance_interval
@@ -44,8 +44,8 @@ from autotune.study.side_by_side import (
     PATIENCE_SECONDS,
     SLICE_PATIENCE_SECONDS,
 )
-from autotune.study.slicing import SLICE_SECONDS, slice_seconds, taken_seconds, wanted_seconds
-from autotune.study.soak import Soak
+from autotune.study.slicing import SLICE_SECONDS, asked_seconds, slice_seconds, taken_seconds, wanted_seconds
+from autotune.study.soak import Soak, plan_legs
 from autotune.study.waiting import GENEROUS, Deadline, TimeIsUp
 from autotune.trial.live import TrialFailed
 from autotune.trial.messages import EPOCH_SECONDS
@@ -58,8 +58,12 @@ MOST_ASKED = 2
 """Processes of a configuration that are asked how long they wait for input: the second where the first did not tell."""
 ASKED_SHARE = 0.02
 """Of the confirmation's time: for the input wait of each configuration, at most."""
-LONGEST_EPOCH_SECONDS = 3.0
-"""Epochs up to this long are timed whole: their ends may stall as long as they take, which steps do not show."""
+LONGEST_EPOCH_SECONDS = 2.5
+"""The baseline's epoch by the search: up to there all are timed whole, where that leaves enough instances. An epoch's
+end may stall for as long as the epoch takes, which steps do not show."""
+WITH_A_STALL = 2.0
+INSTANCES_BY_EPOCHS = 3
+"""Fresh processes of one finalist that there must be time for, to have longer epochs timed whole."""
 WARM_UP_EPOCHS = 3
 FIRST_SOAK_SHARE = 0.6
 """Of the soak's time, for the first of several that could win: the rest is for the next, should that be refuted."""
@@ -143,13 +147,12 @@ class Confirmer:
         self._times_asked: Counter[int] = Counter()
         self._asking_took = 0.0
         self._turns_took = 0.0
+        self._slice_took = 0.0
         self._asked_seconds = INPUT_WAIT_SECONDS
         self._in_twos = False
         self._comparisons = 1
         self._pauses_deceive = False
-        # Both sides alike: where the baseline is timed by steps, so are the others.
-        longer = _epoch_seconds(run.records[0]) <= LONGEST_EPOCH_SECONDS
-        self._whole_up_to = LONGEST_EPOCH_SECONDS if longer else EPOCH_SECONDS
+        self._whole_up_to = EPOCH_SECONDS
         self._interruptions_before = run.interruptions()
         self._baseline_failure: TrialFailed | None = None
 
@@ -165,7 +168,8 @@ class Confirmer:
             PhaseBegan(phase=Phase.CONFIRM, ends=plan.ends, detail="fresh processes against the baseline")
         )
         reference = run.new_trial(Phase.CONFIRM, run.baseline)
-        if not any(self._fits([each]) for each in finalists):
+        self._whole_up_to = self._times_whole(finalists[0])
+        if not any(self._fits([each]) for each in finalists) or not self._holds_a_soak(finalists[0]):
             self._ends = plan.ends  # rather a claim without a continuous run than none
         waiting = sorted(finalists, key=lambda each: not self._fits([each]))  # those that time allows, first
         entered: list[_Contender] = []
@@ -330,7 +334,7 @@ class Confirmer:
     def _shortest_slice(self, records: Sequence[TrialRecord]) -> float:
         """Seconds that a slice of the baseline or of one of the finalists takes at least, by the search's slices."""
         own = (self._slice_taken(each) for each in (self._run.records[0], *records))
-        return max(self._plan.slice_seconds, *own)
+        return max(self._plan.slice_seconds, self._slice_took, *own)
 
     def _slice_taken(self, record: TrialRecord) -> float:
         """The same of one of them: of several epochs in a slice, one would do."""
@@ -340,7 +344,8 @@ class Confirmer:
 
     def _run_in(self, record: TrialRecord) -> float:
         """Seconds that it trains before a slice begins."""
-        return record.run_in_seconds or self._now_whole(record)
+        seconds = _epoch_seconds(record)
+        return record.run_in_seconds or (seconds if seconds <= self._whole_up_to else 0.0)
 
     def _now_whole(self, record: TrialRecord) -> float:
         """Seconds of an epoch that the search has timed by steps and the confirmation times whole; 0 for all others."""
@@ -383,6 +388,25 @@ class Confirmer:
             if self._planned(records[:size], start)[0] >= ENOUGH_INSTANCES:
                 return size
         return 1
+
+    def _times_whole(self, first: TrialRecord) -> float:
+        """Up to which length epochs are timed whole: both sides alike, and as time allows.
+
+        Args:
+            first: The most promising finalist.
+        """
+        if _epoch_seconds(self._run.records[0]) > LONGEST_EPOCH_SECONDS:
+            return EPOCH_SECONDS
+        self._whole_up_to = WITH_A_STALL * LONGEST_EPOCH_SECONDS
+        count, _ = self._planned([first], self._instance_start([first]))
+        return self._whole_up_to if count >= INSTANCES_BY_EPOCHS else EPOCH_SECONDS
+
+    def _holds_a_soak(self, first: TrialRecord) -> bool:
+        """Whether the time kept for a continuous run holds the fewest turns of one; else it is the instances'."""
+        both = (self._run.records[0], first)
+        left = self._plan.soak - sum(self._usual_start(each) for each in both)
+        longest = max(self._slice_taken(each) - self._run_in(each) * (1 - 1 / FEWEST_SLICES) for each in both)
+        return first.pairing is Pairing.BRACKETED or plan_legs(left, slice_length=longest)[0] > 0
 
     def _usual_start(self, record: TrialRecord) -> float:
         first = record.first_step_seconds or 1.0
@@ -485,7 +509,10 @@ class Confirmer:
             except TimeIsUp:
                 break
             rounds += 1
-        self._turns_took += run.clock() - began
+        took = run.clock() - began
+        self._turns_took += took
+        if rounds:
+            self._slice_took = max(self._slice_took, took / rounds / (1 + len(contenders)))
         for each in contenders:
             each.note_instance()
 
@@ -533,14 +560,13 @@ class Confirmer:
         shortest = self._shortest_slice([contender.in_search])
         taken = max(instance.seconds / (4 * BRACKET_ROUNDS), shortest)
         rounds = max(1, min(BRACKET_ROUNDS, int(instance.seconds / (4 * taken))))
-        length = max(0.0, taken - self._run_in(contender.in_search))
         usual, own_usual = self._usual_start(self._run.records[0]), self._usual_start(contender.in_search)
-        before = self._alone(reference, instance.group, rounds, length, usual)
+        before = self._alone(reference, instance.group, rounds, taken, usual)
         with self._failing(contender):
-            own = self._alone(trial, instance.group, 2 * rounds, length, own_usual)
+            own = self._alone(trial, instance.group, 2 * rounds, taken, own_usual)
         if contender.failure is not None:
             return
-        after = self._alone(reference, instance.group, rounds, length, usual)
+        after = self._alone(reference, instance.group, rounds, taken, usual)
         reference.slices += [*before, *after]
         assert reference.warm is not None
         for index, candidate in enumerate(own):
@@ -552,12 +578,14 @@ class Confirmer:
             )
         contender.note_instance()
 
-    def _alone(self, trial: Trial, group: int, count: int, seconds: float, usual: float) -> list[Slice]:
+    def _alone(self, trial: Trial, group: int, count: int, taken: float, usual: float) -> list[Slice]:
         with contextlib.ExitStack() as stack:
             self._start(trial, group, stack, usual=usual)
             assert trial.warm is not None and trial.live is not None
-            length = max(seconds, slice_seconds(trial.warm, measured=0.0))
+            length = max(asked_seconds(taken, trial.warm), slice_seconds(trial.warm, measured=0.0))
+            began = self._run.clock()
             slices = [self._slice(trial, length) for _ in range(count)]
+            self._turns_took += self._run.clock() - began
             self._close(trial)
         return slices
 

@@ -52,6 +52,14 @@ def counted_seconds(length: float, warm: WarmUp) -> float:
     return max(1, math.ceil(length / unit - 1e-6)) * unit
 
 
+def asked_seconds(taken: float, warm: WarmUp) -> float:
+    """How long a slice is to be asked for that is to take so long, run-in and all: of as many epochs as that holds."""
+    spare, epoch = taken - warm.ready.run_in_seconds, warm.ready.epoch_seconds
+    if epoch is None:
+        return max(spare, warm.ready.call_seconds)
+    return (max(1, math.floor(spare / epoch + 1e-6)) - (1 - ALMOST_AN_EPOCH)) * epoch
+
+
 def shortest_taken(warm: WarmUp, *, measured: float) -> float:
     """The least that a slice of a trial takes, for plans.
 

@@ -158,7 +158,8 @@ class Soak:
     def _leg(self, trial: Trial, length: float, slices: int) -> None:
         assert trial.live is not None
         self._busy = trial
-        seconds = length * slices
+        assert trial.warm is not None
+        seconds = slices * counted_seconds(length, trial.warm) + trial.warm.ready.run_in_seconds
         with self._deadline.wait(seconds, at_most=3 * seconds + PATIENCE_SECONDS) as timeout:
             parts = trial.live.measure_continuously(length, slices, timeout)
         trial.legs.append(Leg(instance=max(0, trial.instances - 1), slices=parts))

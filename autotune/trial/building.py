@@ -46,8 +46,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def datasets(
     workload: Workload, configuration: Configuration, *, examine: bool
-) -> tuple[tf.data.Dataset, tf.data.Dataset | None]:
-    """The batched pipelines of training and validation (None without one).
+) -> tuple[tf.data.Dataset, tf.data.Dataset | None, apply.SetByDataset]:
+    """The batched pipelines of training and validation (None without one), and what the user's dataset set itself.
 
     Args:
         workload: Whose.
@@ -72,6 +72,7 @@ def datasets(
             drop_remainder=workload.drop_remainder,
         ),
         validation,
+        apply.set_by_dataset(train),
     )
 
 

@@ -119,7 +119,7 @@ class Trials(Protocol):
     ) -> LiveTrial:
         """Start a trial; trials of different groups come from different template processes.
 
-        Epochs whose steps take up to `epoch_seconds` are timed whole. With `losses` nothing is timed: its answer is
+        Epochs of up to `epoch_seconds` are timed whole. With `losses` nothing is timed: its answer is
         `loss_curves`.
         """
 

@@ -95,7 +95,7 @@ def _recorded(
     import tensorflow as tf
 
     if not Path(runs.folder).exists():
-        train, _ = building.datasets(workload, configuration, examine=False)
+        train, *_ = building.datasets(workload, configuration, examine=False)
         whole = max(1, examples // configuration.batch_size) if examples else runs.most_steps
         size = max(1, sum(_bytes(leaf) for leaf in tf.nest.flatten(next(iter(train)))))
         count = max(1, min(runs.most_steps, whole, LARGEST_RECORDING_BYTES // size))

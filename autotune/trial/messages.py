@@ -78,7 +78,7 @@ class LossRuns(_Message):
 
 
 EPOCH_SECONDS = 1.5
-"""Epochs whose steps take longer are timed by steps in the search: two of them per slice would leave few slices."""
+"""Longer epochs are timed by steps in the search: two of them per slice would leave few slices."""
 
 
 class TrialRequest(_Message):
@@ -92,7 +92,7 @@ class TrialRequest(_Message):
         endless: Whether the dataset is known to have no end.
         count_seconds: How long counting may take.
         warmup_seconds: Cap on the warm-up after the first step.
-        epoch_seconds: Epochs whose steps take up to this long are timed whole.
+        epoch_seconds: Epochs up to this long are timed whole.
         losses: Nothing is timed; these trainings are run instead.
     """
 
@@ -217,7 +217,9 @@ class Started(_Message):
     batch_ranks: Annotated[tuple[int | None, ...], Field(fail_fast=True)] = ()
     gpus: Annotated[tuple[str, ...], Field(fail_fast=True)] = ()
     build: dict[str, str] = {}
-    set_by_dataset: dict[str, bool | Annotated[int, Field(ge=1)]] = {}
+    set_by_dataset: dict[
+        Literal["data_autotune", "deterministic", "data_threads"], bool | Annotated[int, Field(ge=1)]
+    ] = {}
 
 
 class FirstStep(_Message):

@@ -97,7 +97,7 @@ class Slice(_Data):
         throttled_seconds: How long quotas held the process's control groups back meanwhile, summed over cores.
         cpu_megahertz: Mean clock rate of the cores at its end.
         trained_examples: What its process had trained on by its end, warm-up and what counts in no slice included;
-            None in records from before that was counted.
+            None where an epoch's length is unknown, and in older records.
         retraces: How often the train function was traced or compiled again since the trial was warm or the slice
             before had ended; None where that could not be seen.
         skipped_steps: In how many steps a loss scale left the weights alone, because gradients had overflowed; None

@@ -31,12 +31,10 @@ from autotune.trial.telemetry import Counters, between, host_bytes, part_of, rea
 
 ENDLESS_EPOCH_SECONDS = 0.5
 """How long a first epoch is watched before its length is extrapolated, where it is not known to have no end."""
+FEWEST_CALLS_TO_EXTRAPOLATE = 3
+"""From the second call on: their median tells what an epoch takes; the first ones may take a hundred times as long."""
 WHOLE_EPOCH_CALLS = 3
 """An epoch of so few calls is timed whole, however long: by steps, its first call would not count."""
-
-
-LONGEST_END = 2.0
-"""An epoch that takes so many times as long as its steps may is too long, whatever it does at its end."""
 
 
 class LongEpoch(Exception):
@@ -155,7 +153,7 @@ class StepClock:
         training: What is timed.
         tuner: Where reports go and commands come from.
         warmup_seconds: Cap on the warm-up after the first step.
-        epoch_seconds: Epochs whose steps take longer are not timed whole, unless they have very few calls.
+        epoch_seconds: Longest epoch that is timed whole, unless it has very few calls.
         freeze: Stops the process; comes back when the tuner lets it go on.
         clock: Seconds, monotonic.
         counters: Reads what the machine counts; before and after a slice, outside of what is timed.
@@ -356,8 +354,13 @@ class StepClock:
         steps, known = self._calls * self._training.steps_per_call, self._training.steps_per_epoch
         return self._steps_of_ended_epochs + (steps if known is None else min(steps, known))
 
-    def _examples_trained(self) -> int:
-        """Examples trained on so far; one epoch's smaller last step may be counted as a whole one."""
+    def _examples_trained(self) -> int | None:
+        """Examples trained on so far, an epoch's smaller last step counted as a whole one until it ends.
+
+        None where nobody knows how many steps the last call of an epoch had.
+        """
+        if self._training.steps_per_epoch is None and not self._training.endless:
+            return None
         missing = self._ended_epochs * self._training.examples_missing_from_last_step
         return max(0, self._steps_trained() * self._training.batch_size - missing)
 
@@ -424,10 +427,13 @@ class StepClock:
         if elapsed < ENDLESS_EPOCH_SECONDS:
             return
         steps = self._training.steps_per_epoch
-        done = self._calls * self._training.steps_per_call
-        expected = elapsed * steps / done if steps is not None else math.inf
-        too_long = steps is not None and expected > 2 * self._warmup_seconds
-        if too_long or elapsed > self._warmup_seconds:
+        watched = max(self._warmup_seconds, self._epoch_seconds)
+        too_long = False
+        if (
+            steps is not None and len(self._call_times) >= FEWEST_CALLS_TO_EXTRAPOLATE
+        ):  # the first ones may be slow
+            too_long = _median(self._call_times) * steps / self._training.steps_per_call > 2 * watched
+        if too_long or elapsed > watched:
             self._note_compile_seconds()
             raise LongEpoch
 
@@ -440,7 +446,7 @@ class StepClock:
             self._call_times.clear()
             return
         seconds = now - self._epoch_began_at
-        if self._calls > WHOLE_EPOCH_CALLS and self._is_long(seconds):
+        if seconds > self._epoch_seconds and self._calls > WHOLE_EPOCH_CALLS:
             self._note_compile_seconds()
             raise LongEpoch
         self._epoch_times.append(seconds)
@@ -451,11 +457,6 @@ class StepClock:
             )
             if not self._in_laps:
                 self._hold_ready(self._settled, now)
-
-    def _is_long(self, seconds: float) -> bool:
-        """Whether an epoch is too long to be timed whole: by its steps, for its end may stall now and then."""
-        in_steps = self._calls * _median(self._call_times) if self._call_times else seconds
-        return in_steps > self._epoch_seconds or seconds > LONGEST_END * self._epoch_seconds
 
     def _warm_up_by_steps(self, now: float) -> None:
         settled = is_steady(self._call_times)

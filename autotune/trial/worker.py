@@ -105,12 +105,12 @@ def _train(
         return 0
     import tensorflow as tf
 
-    train, validation = building.datasets(workload, configuration, examine=request.examine)
+    train, validation, own_options = building.datasets(workload, configuration, examine=request.examine)
     model = building.compiled_model(workload, configuration, train)
     examples, endless = request.examples, request.endless
     if request.examine:
         examples, endless = building.count_examples(workload, configuration, request.count_seconds)
-    channel.send(_started(model, train, configuration, examples, endless))
+    channel.send(_started(model, train, own_options, examples, endless))
     retracing = Retracing(Path(request.log), xla=bool(model.jit_compile) and not model.run_eagerly)
     training = Training(
         steps_per_call=int(configuration["steps_per_execution"]),
@@ -146,7 +146,7 @@ def _train(
 def _started(
     model: keras.Model,
     train: tf.data.Dataset,
-    configuration: Configuration,
+    own_options: apply.SetByDataset,
     examples: int | None,
     endless: bool,
 ) -> messages.Started:
@@ -160,7 +160,7 @@ def _started(
         parameters=int(model.count_params()) if model.built else 0,
         gpus=profiling.gpu_names(),
         build=profiling.build_versions(),
-        set_by_dataset=apply.set_by_dataset(train, configuration),
+        set_by_dataset=own_options,
     )
 
 
