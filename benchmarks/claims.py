@@ -1,6 +1,6 @@
 """Whether claims hold: each recipe's speed-up against long, continuous, ordinary trainings of baseline and recipe.
 
-    python benchmarks/claims.py [NAME...] [--quick] [--json FILE] [--recipes DIR] [--budget 100s] …
+    python benchmarks/claims.py [NAME...] [--quick] [--json FILE] [--recipes DIR] [--budget 100s] [--untuned] …
 
 Prints one table. For each workload of `examples/` a real `autotune tune` makes a recipe. Then `plain_training.py`
 trains with the baseline and with the recipe, each time in a fresh process, in ABBA order. A round is one training of
@@ -14,6 +14,10 @@ intervals agree easily: the table shows both, and the *miss* (the difference its
 Where the recipe is the baseline, its ×1 claims nothing. Then what came closest, as the confirmation measured it, is the
 claim that is put to the test; without such a one the workload is left out, and the table says so. A workload
 that fails, in tuning or in training, counts as a claim that does not agree.
+
+With `--untuned` the baselines run without `tf.data`'s own tuning, as their author could have written them: with it some
+epochs end in stalls, or hardly any do, by differences of milliseconds (docs/architecture.md), in trials and in
+ordinary trainings alike.
 """
 
 import argparse
@@ -45,6 +49,15 @@ SECONDS, SECONDS_QUICK = 7.0, 2.0
 PATIENCE_SECONDS = 900.0
 """After so long a training has failed."""
 SHARE_BAR, MISS_BAR = 0.9, 0.03
+UNTUNED = """
+import dataclasses, importlib.util, sys
+spec = importlib.util.spec_from_file_location("example", {file!r})
+example = sys.modules["example"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(example)
+baseline = {{**example.workload.baseline, "data_autotune": False}}
+workload = dataclasses.replace(example.workload, baseline=baseline)
+"""
+"""A workload file: an example whose author has turned the tuning off."""
 
 
 class Failed(Exception):
@@ -144,19 +157,24 @@ def run(arguments: list[str], patience_seconds: float | None = None) -> str:
     return ended.stdout
 
 
-def tuned(name: str, folder: Path, budget: str, trials: int | None) -> Recipe:
+def tuned(file: Path, folder: Path, budget: str, trials: int | None) -> Recipe:
     """The recipe of a run that is in the folder already, or of one that is made now."""
     if not (folder / "recipe.json").exists():
-        progress(f"{name}: tuning for {budget}")
+        progress(f"{file.stem}: tuning for {budget}")
         options = ["--budget", budget, "--out", str(folder)]
         options += [] if trials is None else ["--trials", str(trials)]
-        run(["-m", "autotune", "tune", str(workload_file(name)), *options])
+        run(["-m", "autotune", "tune", str(file), *options])
     return Recipe.load(folder / "recipe.json")
 
 
-def workload_file(name: str) -> Path:
-    """Where an example is."""
-    return ROOT / "examples" / f"{name}.py"
+def workload_file(name: str, folder: Path, *, untuned: bool) -> Path:
+    """Where an example is, or one in the folder that has it without `tf.data`'s own tuning."""
+    example = ROOT / "examples" / f"{name}.py"
+    if not untuned:
+        return example
+    file = folder / f"{name}.py"
+    file.write_text(UNTUNED.format(file=str(example)), encoding="utf-8")
+    return file
 
 
 def claim_of(recipe: Recipe) -> tuple[Recipe, Comparison]:
@@ -172,15 +190,16 @@ def claim_of(recipe: Recipe) -> tuple[Recipe, Comparison]:
     return candidate, Comparison(claim=claim, remark="no gain claimed: what came closest")
 
 
-def log_ratios(name: str, recipe: Recipe, folder: Path, rounds: int, seconds: float) -> Iterator[float]:
+def log_ratios(file: Path, recipe: Recipe, folder: Path, rounds: int, seconds: float) -> Iterator[float]:
     """One log-ratio of rates per round: recipe over baseline, each in a fresh process, in ABBA order."""
+    name = file.stem
     files = {"baseline": folder / f"{name}-baseline.json", "recipe": folder / f"{name}-recipe.json"}
     recipe.model_copy(update={"configuration": recipe.baseline}).save(files["baseline"])
     recipe.save(files["recipe"])
     for number in range(rounds):
         rates = {}
         for which in ("baseline", "recipe") if number % 2 == 0 else ("recipe", "baseline"):
-            arguments = [str(TRAINING), str(workload_file(name)), str(files[which]), str(seconds)]
+            arguments = [str(TRAINING), str(file), str(files[which]), str(seconds)]
             timed = json.loads(run(arguments, PATIENCE_SECONDS).splitlines()[-1])
             rates[which] = timed["samples"] / timed["seconds"]
         ratio = rates["recipe"] / rates["baseline"]
@@ -193,13 +212,14 @@ def compared(name: str, arguments: argparse.Namespace, recipes: Path, scratch: P
     """Tune one workload and hold its claim against long trainings; a failure is a comparison that says so."""
     claim = None
     try:
-        recipe, comparison = claim_of(tuned(name, recipes / name, arguments.budget, arguments.trials))
+        file = workload_file(name, scratch, untuned=arguments.untuned)
+        recipe, comparison = claim_of(tuned(file, recipes / name, arguments.budget, arguments.trials))
         claim = comparison.claim
         if claim is None:
             progress(f"{name}: {comparison.remark}")
             return comparison
         progress(f"{name}: claimed {shown(claim)} {comparison.remark}")
-        ratios = list(log_ratios(name, recipe, scratch, arguments.rounds, arguments.seconds))
+        ratios = list(log_ratios(file, recipe, scratch, arguments.rounds, arguments.seconds))
         return Comparison(claim=claim, long=mean_interval(ratios), remark=comparison.remark)
     except (Failed, AutotuneError, OSError, ValueError) as error:
         progress(f"{name}: failed: {error}")
@@ -253,6 +273,9 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--quick", action="store_true", help="ends within a minute or so: one workload, says less"
+    )
+    parser.add_argument(
+        "--untuned", action="store_true", help="baselines without tf.data's own tuning, which is restless"
     )
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()

@@ -2,6 +2,8 @@
 
 import json
 import math
+import runpy
+import sys
 from pathlib import Path
 
 import claims
@@ -96,9 +98,26 @@ def test_trainings_take_turns_in_abba_order(recipe, tmp_path, monkeypatch):
         return "noise of a library\n" + json.dumps({"samples": samples, "seconds": 0.5, "epochs": 1}) + "\n"
 
     monkeypatch.setattr(claims, "run", train)
-    ratios = list(claims.log_ratios("digits_mlp", recipe, tmp_path, rounds=4, seconds=1.0))
+    ratios = list(claims.log_ratios(Path("digits_mlp.py"), recipe, tmp_path, rounds=4, seconds=1.0))
     assert "".join(order) == "ABBAABBA"
     assert ratios == pytest.approx([math.log(3)] * 4)
+
+
+def test_an_example_without_tuning_is_the_example_otherwise(tmp_path, monkeypatch):
+    """Its baseline has what it had, and no tuning of tf.data; what it trains is the example's own."""
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "train.py").write_text(
+        "import autotune\n"
+        "workload = autotune.Workload(\n"
+        "    model=print, dataset=print, compile=dict, batch_size=8, baseline={'prefetch': 2}\n"
+        ")\n"
+    )
+    monkeypatch.setattr(claims, "ROOT", tmp_path)
+    monkeypatch.setitem(sys.modules, "example", None)
+    file = claims.workload_file("train", tmp_path, untuned=True)
+    workload = runpy.run_path(str(file))["workload"]
+    assert workload.baseline == {"prefetch": 2, "data_autotune": False}
+    assert (workload.model, workload.batch_size) == (print, 8)
 
 
 def test_a_training_that_fails_says_its_last_words():
