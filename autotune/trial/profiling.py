@@ -219,8 +219,8 @@ def input_wait_fraction(
     Args:
         model: Compiled, and trained already.
         train: The training pipeline, batched.
-        seconds: How long all of it may take, once both have begun. Calls that take more than a tenth of it are timed
-            once each.
+        seconds: How long all of it may take, once both have begun. Where calls take more than a tenth of it, the one
+            on what is kept is timed once, the one on the pipeline as often as the seconds hold.
         patience_seconds: How long the pipeline's first batch may take.
 
     Returns:
@@ -247,6 +247,9 @@ def input_wait_fraction(
     real_call, kept_call = timed(real, 1), timed(kept, 1)
     one = max(real_call, kept_call)
     if one > LONG_CALL_SHARE * seconds:
+        more = int((seconds - real_call - kept_call) / one)  # a single one may have found full buffers
+        if more > 0:
+            real_call = (real_call + timed(real, more)) / (1 + more)
         return max(0.0, 1.0 - kept_call / real_call)
     calls = max(1, min(200, int(min(STRETCH_SECONDS, seconds / 10) / one)))
 
