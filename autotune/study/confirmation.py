@@ -12,7 +12,6 @@ held against. It is no contender, and makes way for them wherever time or memory
 from __future__ import annotations
 
 import contextlib
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from autotune.measure.stability import Check
 from autotune.printable import first_line
 from autotune.space.configuration import Configuration
 from autotune.study.confirmed import Confirmed, Limits, Plain, Result, checks_of, ended
+from autotune.study.expected import Expected, epoch_seconds
 from autotune.study.plan import (
     ENOUGH_INSTANCES,
     FEWEST_INSTANCES,
@@ -62,9 +62,9 @@ LONGEST_EPOCH_SECONDS = 2.5
 """The baseline's epoch by the search: up to there all are timed whole, where that leaves enough instances. An epoch's
 end may stall for as long as the epoch takes, which steps do not show."""
 WITH_A_STALL = 2.0
+"""Times as long an epoch may take that ends in a stall; it is timed whole all the same."""
 INSTANCES_BY_EPOCHS = 3
 """Fresh processes of one finalist that there must be time for, to have longer epochs timed whole."""
-WARM_UP_EPOCHS = 3
 FIRST_SOAK_SHARE = 0.6
 """Of the soak's time, for the first of several that could win: the rest is for the next, should that be refuted."""
 
@@ -143,16 +143,15 @@ class Confirmer:
         self._plain_left_out = ""
         self._deadline = Deadline(clock=run.clock, at=plan.ends + OVERRUN_SHARE * plan.budget)
         self._ends = plan.ends - plan.soak
+        self._expected = Expected(run.records[0], slice_seconds=plan.slice_seconds)
         self._prepared = False
         self._times_asked: Counter[int] = Counter()
         self._asking_took = 0.0
         self._turns_took = 0.0
-        self._slice_took = 0.0
         self._asked_seconds = INPUT_WAIT_SECONDS
         self._in_twos = False
         self._comparisons = 1
         self._pauses_deceive = False
-        self._whole_up_to = EPOCH_SECONDS
         self._interruptions_before = run.interruptions()
         self._baseline_failure: TrialFailed | None = None
 
@@ -168,7 +167,7 @@ class Confirmer:
             PhaseBegan(phase=Phase.CONFIRM, ends=plan.ends, detail="fresh processes against the baseline")
         )
         reference = run.new_trial(Phase.CONFIRM, run.baseline)
-        self._whole_up_to = self._times_whole(finalists[0])
+        self._expected.whole_up_to = self._times_whole(finalists[0])
         if not any(self._fits([each]) for each in finalists) or not self._holds_a_soak(finalists[0]):
             self._ends = plan.ends  # rather a claim without a continuous run than none
         waiting = sorted(finalists, key=lambda each: not self._fits([each]))  # those that time allows, first
@@ -277,7 +276,7 @@ class Confirmer:
         self._admit_plain(contenders)
         records = [each.in_search for each in self._with_plain(contenders)]
         self._prepare(contenders)  # plain is a fork of the baseline's
-        start = self._instance_start(records)
+        start = self._expected.instance_start(records)
         seconds = self._planned(records, start)[1]
         self._asked_seconds = self._most_asked()
         done = failures = 0
@@ -328,29 +327,10 @@ class Confirmer:
 
     def _fits(self, records: Sequence[TrialRecord]) -> bool:
         """Whether the time left holds the fewest instances of these finalists; with less, none is begun."""
-        least = max(LEAST_INSTANCE_SECONDS / 2, 2 * self._shortest_slice(records))
-        return self._left() >= self._imports() + FEWEST_INSTANCES * (self._instance_start(records) + least)
-
-    def _shortest_slice(self, records: Sequence[TrialRecord]) -> float:
-        """Seconds that a slice of the baseline or of one of the finalists takes at least, by the search's slices."""
-        own = (self._slice_taken(each) for each in (self._run.records[0], *records))
-        return max(self._plan.slice_seconds, self._slice_took, *own)
-
-    def _slice_taken(self, record: TrialRecord) -> float:
-        """The same of one of them: of several epochs in a slice, one would do."""
-        slices = [*record.slices, *(pair.candidate for pair in record.pairs)]
-        shortest = min((each.seconds / max(1, each.epochs) for each in slices), default=0.0)
-        return max(shortest, self._now_whole(record)) + self._run_in(record)
-
-    def _run_in(self, record: TrialRecord) -> float:
-        """Seconds that it trains before a slice begins."""
-        seconds = _epoch_seconds(record)
-        return record.run_in_seconds or (seconds if seconds <= self._whole_up_to else 0.0)
-
-    def _now_whole(self, record: TrialRecord) -> float:
-        """Seconds of an epoch that the search has timed by steps and the confirmation times whole; 0 for all others."""
-        seconds = _epoch_seconds(record)
-        return seconds if record.timed_by == "steps" and seconds <= self._whole_up_to else 0.0
+        least = max(LEAST_INSTANCE_SECONDS / 2, 2 * self._expected.shortest_slice(records))
+        return self._left() >= self._imports() + FEWEST_INSTANCES * (
+            self._expected.instance_start(records) + least
+        )
 
     def _planned(self, records: Sequence[TrialRecord], start: float, done: int = 0) -> tuple[int, float]:
         """How many more instances of these finalists the time left holds, and seconds for the slices of each."""
@@ -359,7 +339,7 @@ class Confirmer:
             self._left() - self._imports() - asking,
             start=start,
             finalists=len(records),
-            slice_seconds=self._shortest_slice(records),
+            slice_seconds=self._expected.shortest_slice(records),
             done=done,
         )
 
@@ -374,17 +354,10 @@ class Confirmer:
         trial.pairing = pairing
         return _Contender(trial=trial, pairing=pairing, in_search=record)
 
-    def _instance_start(self, records: Sequence[TrialRecord]) -> float:
-        """Seconds to start all processes of one instance: one baseline for all who stand beside it, two to bracket."""
-        apart = sum(each.pairing is Pairing.BRACKETED for each in records)
-        baselines = 2 * apart + (1 if apart < len(records) else 0)
-        own = sum(self._usual_start(each) for each in records)
-        return baselines * self._usual_start(self._run.records[0]) + own
-
     def _field_size(self, records: Sequence[TrialRecord]) -> int:
         """How many to confirm side by side: fewer where starting them all would leave too few instances."""
         for size in range(min(self._plan.finalists, len(records)), 1, -1):
-            start = self._instance_start(records[:size])
+            start = self._expected.instance_start(records[:size])
             if self._planned(records[:size], start)[0] >= ENOUGH_INSTANCES:
                 return size
         return 1
@@ -395,22 +368,19 @@ class Confirmer:
         Args:
             first: The most promising finalist.
         """
-        if _epoch_seconds(self._run.records[0]) > LONGEST_EPOCH_SECONDS:
+        if epoch_seconds(self._run.records[0]) > LONGEST_EPOCH_SECONDS:
             return EPOCH_SECONDS
-        self._whole_up_to = WITH_A_STALL * LONGEST_EPOCH_SECONDS
-        count, _ = self._planned([first], self._instance_start([first]))
-        return self._whole_up_to if count >= INSTANCES_BY_EPOCHS else EPOCH_SECONDS
+        self._expected.whole_up_to = WITH_A_STALL * LONGEST_EPOCH_SECONDS
+        count, _ = self._planned([first], self._expected.instance_start([first]))
+        return self._expected.whole_up_to if count >= INSTANCES_BY_EPOCHS else EPOCH_SECONDS
 
     def _holds_a_soak(self, first: TrialRecord) -> bool:
         """Whether the time kept for a continuous run holds the fewest turns of one; else it is the instances'."""
         both = (self._run.records[0], first)
-        left = self._plan.soak - sum(self._usual_start(each) for each in both)
-        longest = max(self._slice_taken(each) - self._run_in(each) * (1 - 1 / FEWEST_SLICES) for each in both)
+        left = self._plan.soak - sum(self._expected.start(each) for each in both)
+        spared = 1 - 1 / FEWEST_SLICES  # it runs in once, not before each slice
+        longest = max(self._expected.slice_of(each) - spared * self._expected.run_in(each) for each in both)
         return first.pairing is Pairing.BRACKETED or plan_legs(left, slice_length=longest)[0] > 0
-
-    def _usual_start(self, record: TrialRecord) -> float:
-        first = record.first_step_seconds or 1.0
-        return first + max(record.warmup_seconds or 1.0, WARM_UP_EPOCHS * self._now_whole(record)) + 0.3
 
     def _left(self) -> float:
         return max(0.0, self._ends - self._run.clock())
@@ -431,11 +401,11 @@ class Confirmer:
 
     def _alternate(self, reference: Trial, contenders: Sequence[_Contender], instance: _Instance) -> None:
         with contextlib.ExitStack() as stack:
-            usual = self._usual_start(self._run.records[0])
+            usual = self._expected.start(self._run.records[0])
             self._start(reference, instance.group, stack, usual=usual)
             for each in contenders:
                 with self._failing(each):
-                    usual = self._usual_start(each.in_search)
+                    usual = self._expected.start(each.in_search)
                     self._start(each.trial, instance.group, stack, usual=usual)
             alive = [each for each in contenders if each.failure is None]
             if alive:
@@ -474,7 +444,7 @@ class Confirmer:
                 log=run.log_of(trial),
                 data=run.data,
                 group=group,
-                epoch_seconds=self._whole_up_to,
+                epoch_seconds=self._expected.whole_up_to,
             )
             stack.callback(live.kill)
             trial.live = live
@@ -512,7 +482,7 @@ class Confirmer:
         took = run.clock() - began
         self._turns_took += took
         if rounds:
-            self._slice_took = max(self._slice_took, took / rounds / (1 + len(contenders)))
+            self._expected.note_slice(took / rounds / (1 + len(contenders)))
         for each in contenders:
             each.note_instance()
 
@@ -557,10 +527,11 @@ class Confirmer:
     def _bracket(self, reference: Trial, contender: _Contender, instance: _Instance) -> None:
         """Baseline, contender, baseline again, each in a process of its own, never two alive."""
         trial = contender.trial
-        shortest = self._shortest_slice([contender.in_search])
+        shortest = self._expected.shortest_slice([contender.in_search])
         taken = max(instance.seconds / (4 * BRACKET_ROUNDS), shortest)
         rounds = max(1, min(BRACKET_ROUNDS, int(instance.seconds / (4 * taken))))
-        usual, own_usual = self._usual_start(self._run.records[0]), self._usual_start(contender.in_search)
+        usual = self._expected.start(self._run.records[0])
+        own_usual = self._expected.start(contender.in_search)
         before = self._alone(reference, instance.group, rounds, taken, usual)
         with self._failing(contender):
             own = self._alone(trial, instance.group, 2 * rounds, taken, own_usual)
@@ -641,7 +612,7 @@ class Confirmer:
         records = [*(each.in_search for each in contenders), like_baseline]
         if any(each.pairing is Pairing.BRACKETED for each in contenders):
             self._plain_left_out = "memory does not hold everything at once"
-        elif self._planned(records, self._instance_start(records))[0] < ENOUGH_INSTANCES:
+        elif self._planned(records, self._expected.instance_start(records))[0] < ENOUGH_INSTANCES:
             self._plain_left_out = (
                 f"with it, the time would not have held {ENOUGH_INSTANCES} fresh processes of each"
             )
@@ -745,8 +716,8 @@ class Confirmer:
         records = [sound[0].in_search]
         return budget_to_confirm(
             self._plan,
-            start=self._instance_start(records),
-            slice_seconds=self._shortest_slice(records),
+            start=self._expected.instance_start(records),
+            slice_seconds=self._expected.shortest_slice(records),
             instances=ENOUGH_INSTANCES,
         )
 
@@ -755,10 +726,3 @@ class Confirmer:
         record = ended(trial, failure)
         # The claim's interval is the one over instances, not the one over all slices.
         return record.model_copy(update={"speedup": None if ratio is None else ratio_interval(ratio)})
-
-
-def _epoch_seconds(record: TrialRecord) -> float:
-    """What an epoch takes; infinite where that is not known."""
-    if record.examples_per_epoch is None or record.throughput is None:
-        return math.inf
-    return record.examples_per_epoch / record.throughput.value
