@@ -24,7 +24,8 @@ def training(steps, steps_per_call):
 )
 def test_calls_that_count_are_enough_to_end_a_slice(monkeypatch, steps, per_call, buffered, counted):
     """Of a single one that counts nothing would be timed: an epoch's first call is no part of a slice."""
-    monkeypatch.setattr(profiling, "_short_epochs", lambda *_: (1.0, 0.5, 0.25))
+    short = profiling._ShortEpochs(start=1.0, call=0.5, validating=0.25)
+    monkeypatch.setattr(profiling, "_short_epochs", lambda *_: short)
     monkeypatch.setattr(profiling, "_steps_in_shuffle_buffer", lambda *_: buffered)
     monkeypatch.setattr(profiling, "_kept_call_seconds", lambda *_: 0.25)
     found = profiling.boundary(None, None, None, training(steps, per_call), call_seconds=0.5)

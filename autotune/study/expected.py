@@ -11,7 +11,7 @@ from autotune.trial.record import Pairing, TrialRecord
 WARM_UP_EPOCHS = 3
 """Of the longer epochs that are timed whole, before a process is warm."""
 BETWEEN_SECONDS = 0.3
-"""Allowed for between a process and the next: forking it, and what they and the tuner have to tell each other."""
+"""Added to each start. Never measured by itself: an allowance for the fork and for what is said on the pipes."""
 
 
 class Expected:
@@ -19,43 +19,46 @@ class Expected:
 
     Args:
         baseline: The search's record of it.
-        slice_seconds: The shortest slice that it can be timed in.
+        slice_seconds: The shortest slice that it can be timed in, by the plan.
 
     Attributes:
-        whole_up_to: Up to which length epochs are timed whole.
+        whole_up_to: Up to which length epochs are timed whole: what is expected follows from it.
+        baseline: The search's record of it.
     """
 
     def __init__(self, baseline: TrialRecord, *, slice_seconds: float) -> None:
         self.whole_up_to = EPOCH_SECONDS
-        self._baseline = baseline
-        self._longest_seen = slice_seconds
+        self.baseline = baseline
+        self._slice_seconds = slice_seconds
 
     def note_slice(self, took: float) -> None:
-        """A slice took so long, run-in and all: others will not be expected to take less."""
-        self._longest_seen = max(self._longest_seen, took)
+        """Slices took so long on average, run-in and all: none will be expected to take less."""
+        self._slice_seconds = max(self._slice_seconds, took)
 
-    def start(self, record: TrialRecord) -> float:
+    def start_seconds(self, record: TrialRecord) -> float:
         """To start and warm up one process of a configuration."""
         warm_up = max(record.warmup_seconds or 1.0, WARM_UP_EPOCHS * self._now_whole(record))
         return (record.first_step_seconds or 1.0) + warm_up + BETWEEN_SECONDS
 
-    def instance_start(self, finalists: Sequence[TrialRecord]) -> float:
+    def instance_start_seconds(self, records: Sequence[TrialRecord]) -> float:
         """To start all processes of one instance: one baseline for all who stand beside it, two to bracket."""
-        apart = sum(each.pairing is Pairing.BRACKETED for each in finalists)
-        baselines = 2 * apart + (1 if apart < len(finalists) else 0)
-        return baselines * self.start(self._baseline) + sum(self.start(each) for each in finalists)
+        apart = sum(each.pairing is Pairing.BRACKETED for each in records)
+        baselines = 2 * apart + (1 if apart < len(records) else 0)
+        return baselines * self.start_seconds(self.baseline) + sum(
+            self.start_seconds(each) for each in records
+        )
 
-    def shortest_slice(self, finalists: Sequence[TrialRecord]) -> float:
-        """The least that suits the baseline and these finalists."""
-        return max(self._longest_seen, *(self.slice_of(each) for each in (self._baseline, *finalists)))
+    def shortest_slice_seconds(self, records: Sequence[TrialRecord]) -> float:
+        """What a slice takes, run-in and all, that is as short as the baseline and all of these allow."""
+        return max(self._slice_seconds, *(self.slice_seconds(each) for each in (self.baseline, *records)))
 
-    def slice_of(self, record: TrialRecord) -> float:
+    def slice_seconds(self, record: TrialRecord) -> float:
         """The shortest slice of one of them, by the search's: of several epochs in a slice, one would do."""
         slices = [*record.slices, *(pair.candidate for pair in record.pairs)]
         shortest = min((each.seconds / max(1, each.epochs) for each in slices), default=0.0)
-        return max(shortest, self._now_whole(record)) + self.run_in(record)
+        return max(shortest, self._now_whole(record)) + self.run_in_seconds(record)
 
-    def run_in(self, record: TrialRecord) -> float:
+    def run_in_seconds(self, record: TrialRecord) -> float:
         """What it trains before a slice begins."""
         seconds = epoch_seconds(record)
         return record.run_in_seconds or (seconds if seconds <= self.whole_up_to else 0.0)

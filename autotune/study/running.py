@@ -262,6 +262,7 @@ class Trial:
             run_in_seconds=None if ready is None else ready.run_in_seconds,
             timed_by=None if ready is None else ready.timed_by,
             epoch_overhead_seconds=None if ready is None else ready.epoch_overhead_seconds,
+            stalled_ends=None if ready is None else ready.stalled_ends,
             examples_per_epoch=None if self.warm is None else self.warm.started.examples,
             pairing=self.pairing if self.pairs else None,
             pairs=tuple(self.pairs),

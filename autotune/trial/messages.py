@@ -241,6 +241,8 @@ class Ready(_Message):
         settled: Whether the steady state was reached, not only the cap.
         warmup_steps: Steps of training that count in no slice, those that show a boundary's cost left out.
         run_in_seconds: What it trains after each freeze before a slice begins.
+        stalled_ends: Share of epochs that end in a stall, in `epoch_overhead_seconds` with their length; None where
+            epochs are timed whole or nothing was seen of it.
     """
 
     kind: Literal["trial_ready"] = "trial_ready"
@@ -253,6 +255,7 @@ class Ready(_Message):
     epoch_seconds: FiniteFloat | None
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
     run_in_seconds: Annotated[FiniteFloat, Field(ge=0)] = 0.0
+    stalled_ends: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
 
 
 class SliceDone(_Message):

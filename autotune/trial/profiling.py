@@ -10,9 +10,11 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from autotune.trial.epoch_ends import TELLING_EPOCH_SECONDS, EpochEnd, mean_stall, stalled
 
 if TYPE_CHECKING:
     import keras
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 MOST_BOUNDARY_CALLS, FEWEST_BOUNDARY_CALLS = 6, 2
 """Calls of the train function in each of the short epochs that show what a boundary costs."""
 BOUNDARY_EPOCH_SECONDS = 0.5
-BOUNDARY_EPOCHS = 4
+BOUNDARY_EPOCHS, TUNED_BOUNDARY_EPOCHS = 4, 16
+"""Short epochs: as many as show what a boundary costs, or how often one ends in a stall where `tf.data` tunes."""
 BOUNDARY_SECONDS = 2.0
 """No further short epoch is begun after so long, once one boundary was seen."""
 WORTH_MENDING = 0.01
@@ -55,10 +58,30 @@ class Boundary:
         seconds: What an epoch costs beyond its steps, at the pace of those that count.
         counted_calls: So many calls of an epoch count, from its beginning; None for all. The rest is quicker than
             the usual pace: a shuffle buffer is emptied that nothing refills. That is in `seconds`.
+        stalled_ends: Share of epochs that end in a stall (`trial/epoch_ends.py`); None where nothing was seen of that.
+            The stalls of so many long epochs are in `seconds`.
     """
 
     seconds: float
     counted_calls: int | None = None
+    stalled_ends: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ShortEpochs:
+    """What short epochs showed.
+
+    Args:
+        start: Seconds of one beyond its calls, its validation and its stalls.
+        call: Seconds of a call within one, the first left out.
+        validating: Seconds of a whole validation.
+        stalled_ends: Share of its ends that were a stall, of those of which it could be told; None without any.
+    """
+
+    start: float
+    call: float
+    validating: float
+    stalled_ends: float | None = None
 
 
 def boundary(
@@ -76,6 +99,9 @@ def boundary(
     the buffer, and w seconds that a step waits for input, it is min(p, w) for each step that the full buffer feeds:
     all of it in a pipeline that takes turns with its training, nothing where it keeps ahead of it.
 
+    Where `tf.data` tunes the pipeline, some epochs end in a stall whose length follows from the epoch's: short ones
+    show how often.
+
     Args:
         model: Compiled, and trained already.
         train: The training pipeline, batched.
@@ -86,22 +112,21 @@ def boundary(
     Returns:
         The mean of several, for a long training pays for its stalls too.
     """
-    start, usual_call, validating = _short_epochs(model, train, validation, training, call_seconds)
-    whole = Boundary(seconds=max(0.0, start + validating))
+    short = _short_epochs(model, train, validation, training, call_seconds)
+    start, counted_calls = short.start, None
     buffered, steps = _steps_in_shuffle_buffer(train, training.batch_size), training.steps_per_epoch
-    if buffered is None or steps is None or not 0 < buffered <= steps / 2:
-        return whole  # from a buffer that holds most of an epoch, most steps are fed without production
     per_call = training.steps_per_call
-    if start < WORTH_MENDING * steps / per_call * usual_call:
-        return whole
-    counted_calls = int((steps - buffered) / per_call)
-    if counted_calls < FEWEST_COUNTED_CALLS:
-        return whole
-    waited = max(0.0, usual_call - _kept_call_seconds(model, train))
-    return Boundary(
-        seconds=max(0.0, start - min(start, waited * buffered / per_call) + validating),
-        counted_calls=counted_calls,
-    )
+    # From a buffer that holds most of an epoch, most steps are fed without production.
+    if buffered is not None and steps is not None and 0 < buffered <= steps / 2:
+        counted = int((steps - buffered) / per_call)
+        if start >= WORTH_MENDING * steps / per_call * short.call and counted >= FEWEST_COUNTED_CALLS:
+            waited = max(0.0, short.call - _kept_call_seconds(model, train))
+            start -= min(start, waited * buffered / per_call)
+            counted_calls = counted
+    seconds = max(0.0, start + short.validating)
+    if short.stalled_ends and steps is not None:
+        seconds += short.stalled_ends * mean_stall(steps / per_call * short.call + seconds)
+    return Boundary(seconds=seconds, counted_calls=counted_calls, stalled_ends=short.stalled_ends)
 
 
 def _short_epochs(
@@ -110,16 +135,19 @@ def _short_epochs(
     validation: tf.data.Dataset | None,
     training: Training,
     call_seconds: float,
-) -> tuple[float, float, float]:
-    """Seconds of an epoch beyond its calls and validation, of a call within one, and of a whole validation."""
+) -> _ShortEpochs:
     import keras
 
+    begins: list[float] = []
     edges: list[float] = []
-    calls: list[float] = []
+    calls: list[_Call] = []
     validations: list[float] = []
 
     class Edges(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
-        """Notes when epochs and validations end, and ends it all when enough was seen."""
+        """Notes when epochs begin, and they and validations end, and ends it all when enough was seen."""
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            begins.append(time.perf_counter())
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             edges.append(time.perf_counter())
@@ -136,7 +164,11 @@ def _short_epochs(
     model.train_function = _timing(usual, calls)
     wanted = BOUNDARY_EPOCH_SECONDS / max(call_seconds, 1e-9)
     calls_each = int(min(MOST_BOUNDARY_CALLS, max(FEWEST_BOUNDARY_CALLS, wanted)))
-    arguments: dict[str, Any] = {"epochs": BOUNDARY_EPOCHS, "verbose": 0, "shuffle": False}
+    tuned, epochs = train.options().autotune.enabled is not False, BOUNDARY_EPOCHS
+    if tuned:
+        epochs = TUNED_BOUNDARY_EPOCHS
+        calls_each = max(calls_each, math.ceil(TELLING_EPOCH_SECONDS / max(call_seconds, 1e-9)))
+    arguments: dict[str, Any] = {"epochs": epochs, "verbose": 0, "shuffle": False}
     short, whole = validation, 1.0
     if validation is not None:
         short, whole = _shortened(validation, training.steps_per_call)
@@ -148,12 +180,38 @@ def _short_epochs(
         model.train_function = usual
     calls_each = max(1, len(calls) // len(edges))  # a dataset that has run dry is told of by the next fit
     usual_call = statistics.fmean(
-        [seconds for index, seconds in enumerate(calls) if index % calls_each] or calls
+        [each.seconds for index, each in enumerate(calls) if index % calls_each]
+        or [each.seconds for each in calls]
     )
+    first_calls = [each.began for each in calls[::calls_each]]
+    stalls = _stalls(begins, first_calls) if tuned else []
     spent = [late - early for early, late in itertools.pairwise(edges)]
     checked = validations[1:] or [0.0] * len(spent)
-    start = statistics.fmean(spent) - statistics.fmean(checked) - calls_each * usual_call
-    return start, usual_call, statistics.fmean(checked) * whole
+    in_stalls = math.fsum(stalls) / len(spent)
+    start = statistics.fmean(spent) - statistics.fmean(checked) - calls_each * usual_call - in_stalls
+    return _ShortEpochs(
+        start=start,
+        call=usual_call,
+        validating=statistics.fmean(checked) * whole,
+        stalled_ends=sum(each > 0 for each in stalls) / len(stalls) if stalls else None,
+    )
+
+
+def _stalls(begins: Sequence[float], first_calls: Sequence[float]) -> list[float]:
+    """Seconds of the stall at each epoch's end, 0 where there was none, of those of which it could be told.
+
+    Args:
+        begins: When the epochs began; the first of them after no other, so that no iterator had to go.
+        first_calls: When their first calls did.
+    """
+    gaps = [called - began for began, called in zip(begins, first_calls, strict=False)]
+    usual = min(gaps)
+    found = []
+    for called, began, gap in zip(first_calls, begins[1:], gaps[1:], strict=False):
+        in_a_stall = stalled(EpochEnd(age=began - called, gap=gap), usual)
+        if in_a_stall is not None:
+            found.append(gap - usual if in_a_stall else 0.0)
+    return found
 
 
 def _steps_in_shuffle_buffer(train: tf.data.Dataset, batch_size: int) -> float | None:
@@ -180,11 +238,11 @@ def _kept_call_seconds(model: keras.Model, train: tf.data.Dataset) -> float:
     kept = iter(train.take(1).cache().repeat())
     for _ in range(2):  # the second ends what was kept, and takes its pipeline down: that may take long
         model.train_function(kept)
-    calls: list[float] = []
+    calls: list[_Call] = []
     function = _timing(model.train_function, calls)
-    while sum(calls) < KEPT_SECONDS:
+    while sum(each.seconds for each in calls) < KEPT_SECONDS:
         function(kept)
-    return statistics.fmean(calls)
+    return statistics.fmean(each.seconds for each in calls)
 
 
 def _shortened(validation: tf.data.Dataset, steps_per_call: int) -> tuple[tf.data.Dataset, float]:
@@ -196,11 +254,19 @@ def _shortened(validation: tf.data.Dataset, steps_per_call: int) -> tuple[tf.dat
     return validation.take(batches), max(1.0, cardinality / batches)
 
 
-def _timing(function: Callable[[Any], Any], into: list[float]) -> Callable[[Any], Any]:
+@dataclass(frozen=True)
+class _Call:
+    """A call of the train function: when it began, and how long it took."""
+
+    began: float
+    seconds: float
+
+
+def _timing(function: Callable[[Any], Any], into: list[_Call]) -> Callable[[Any], Any]:
     def timed(iterator: Any) -> Any:
         began = time.perf_counter()
         result = function(iterator)
-        into.append(time.perf_counter() - began)
+        into.append(_Call(began, time.perf_counter() - began))
         return result
 
     return timed

@@ -179,6 +179,7 @@ class StepClock:
         self._counters = counters
         self._by_epochs = True
         self._overhead: float | None = None
+        self._stalled_ends: float | None = None
         self._counted_calls = math.inf
         self._open: _OpenSlice | None = None
         self._slices_left = 0
@@ -213,16 +214,22 @@ class StepClock:
         return timed
 
     def time_by_steps(
-        self, epoch_overhead_seconds: float | None, *, counted_calls: int | None = None
+        self,
+        epoch_overhead_seconds: float | None,
+        *,
+        counted_calls: int | None = None,
+        stalled_ends: float | None = None,
     ) -> None:
         """From the next `fit` on, time by steps.
 
         Args:
             epoch_overhead_seconds: What an epoch costs beyond its steps, measured apart.
             counted_calls: After so many calls of an epoch the rest of it is not counted: the overhead speaks of it.
+            stalled_ends: Share of epochs that end in a stall, to be told.
         """
         self._by_epochs = False
         self._overhead = epoch_overhead_seconds
+        self._stalled_ends = stalled_ends
         self._counted_calls = math.inf if counted_calls is None else counted_calls
         self._begin_fit()
 
@@ -493,6 +500,7 @@ class StepClock:
                 epoch_seconds=epoch_seconds,
                 warmup_steps=self._total_calls * self._training.steps_per_call,
                 run_in_seconds=epoch_seconds or 0.0 if self._in_laps else 0.0,
+                stalled_ends=self._stalled_ends,
             )
         )
         self._ready = True

@@ -241,7 +241,11 @@ def _fit(
             if between is None:
                 clock.time_by_steps(None)
             else:
-                clock.time_by_steps(between.seconds, counted_calls=between.counted_calls)
+                clock.time_by_steps(
+                    between.seconds,
+                    counted_calls=between.counted_calls,
+                    stalled_ends=between.stalled_ends,
+                )
             model.fit(train, **arguments)
     except TrainingEnded as ended:
         return ended.finish

@@ -103,6 +103,13 @@ def test_a_long_epoch_is_timed_by_steps_and_its_boundary_apart(launch, workload)
         assert (trial.log.parent / "validations").stat().st_size >= 2
 
 
+@pytest.mark.parametrize("tuned", [True, False])
+def test_short_epochs_show_how_often_long_ones_end_in_a_stall(launch, tuned):
+    """Where `tf.data` tunes the pipeline some ends may be stalls; where it does not, nobody looks for any."""
+    ready = launch("long_epoch", 8, data_autotune=tuned).warm_up().ready
+    assert (ready.stalled_ends is not None) is tuned
+
+
 def test_a_shuffle_buffer_that_the_epochs_end_pays_back_is_not_charged(launch):
     """Where steps wait for each example, those that fill the buffer are not waited for again when it is emptied.
 
@@ -110,7 +117,7 @@ def test_a_shuffle_buffer_that_the_epochs_end_pays_back_is_not_charged(launch):
     """
 
     def charged():
-        trial = launch("refills")
+        trial = launch("refills", data_autotune=False)
         warm, part = trial.warm_up(), trial.measure()
         trial.trial.kill()
         return warm.ready.epoch_overhead_seconds / (400 * part.seconds / part.examples)
@@ -120,7 +127,7 @@ def test_a_shuffle_buffer_that_the_epochs_end_pays_back_is_not_charged(launch):
 
 def test_a_shuffle_buffer_is_charged_where_the_pipeline_keeps_ahead(launch):
     """Where steps wait for nothing, the epoch's end is no quicker, and filling the buffer costs what it takes."""
-    trial = launch("keeps_ahead", prefetch=2)
+    trial = launch("keeps_ahead", prefetch=2, data_autotune=False)
     assert trial.warm_up().ready.epoch_overhead_seconds > 0.5 * 400 * 0.002
 
 
