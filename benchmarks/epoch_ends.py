@@ -31,7 +31,7 @@ ELEMENT_SECONDS = 0.01
 """What the pipeline sleeps for each element; a step takes one."""
 SHORT_SECONDS = 0.1
 LONG_SECONDS = (0.9, 3.5)
-EPOCHS = {0.1: 80, 0.9: 40, 3.5: 10}
+EPOCHS = {0.1: 80, 0.9: 40, 3.5: 8}
 EPOCHS_QUICK = {0.1: 20, 0.9: 8, 3.5: 2}
 UNTUNED_EPOCHS = 20
 KINDS = ("serial", "threads")

@@ -51,9 +51,10 @@ def test_the_mean_stall_is_over_lengths_that_differ_a_little(length):
         (0.10, 0.052, 0.002, True),  # until 0.15
         (0.10, 0.080, 0.002, True),  # tuning took its time, too
         (0.10, 0.004, 0.002, False),
-        (0.10, 0.030, 0.025, False),
+        (0.10, 0.022, 0.015, False),
         (0.10, 0.150, 0.002, None),  # too long for the stall: something else
-        (0.14, 0.012, 0.002, None),  # too short to be told
+        (0.10, 0.042, 0.002, True),  # it began with the iterator, before the first call
+        (0.13, 0.019, 0.002, None),  # too short to be told
         (0.09, 0.060, 0.050, None),
     ],
 )
@@ -79,7 +80,7 @@ def test_the_share_of_stalls_is_recovered(share):
         first_calls.append(now + gap)
         now = first_calls[-1] + draw.uniform(0.08, 0.13)
     found = profiling._stalls(begins, first_calls)
-    assert len(found) > 300
+    assert len(found) > 200
     assert sum(each > 0 for each in found) / len(found) == pytest.approx(sum(wanted) / len(wanted), abs=0.05)
 
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 FIRST_SLEEP_SECONDS = 0.01
 LONGEST_SLEEP_SECONDS = 60.0
-TELLING_SECONDS = 0.02
+TELLING_SECONDS = 0.03
 """A stall that would be shorter than this is not told from the rest of a gap."""
-EARLY_SECONDS, LATE_SECONDS = 0.005, 0.05
-"""How far from the awakening a gap may end that was a stall: between sleeps, tuning takes a little time. One that ends
-later had other causes."""
+EARLY_SECONDS, LATE_SECONDS = 0.015, 0.05
+"""How far from the awakening a gap may end that was a stall. The thread begins a few milliseconds before the first call,
+and between sleeps tuning takes a little time. A gap that ends later had other causes."""
 SPREAD = 0.1
 """How far, relatively, epochs' lengths are apart: a length that lies close to an awakening is on either side of it."""
 AGES = 40
