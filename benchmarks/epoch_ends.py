@@ -1,40 +1,46 @@
-"""How epochs end while `tf.data` tunes a pipeline: how many in a stall, and how long that lasts.
+"""How epochs end while `tf.data` tunes a pipeline: how many in a stall, when that ends, and what trials tell of it.
 
     python benchmarks/epoch_ends.py [--quick] [--json FILE]
 
-Prints one table. A tiny network trains, by plain `model.fit`, on pipelines that mostly sleep, so that epochs are as
-long as they are meant to be. Of each epoch two times are noted: how old its iterator was when the next epoch began,
-and when that one's first call did. In between an iterator goes.
+Prints one table, for pipelines that sleep, so that epochs are as long as they are meant to be whatever the machine does
+(one serial, one with threads), and for the one of `examples/photos_jpeg.py`. Long epochs are trained by plain
+`model.fit`; of each, two times are noted: how old its iterator was when the next epoch began, and when that one's
+first call did. In between an iterator goes.
 
-A trial takes two things for granted when it charges long epochs for stalls (`autotune/trial/epoch_ends.py`). When a
-stall ends: the table has the age at which stalls ended over the one that is expected. And that long epochs stall as
-often as short ones: the table has the shares of each, for a pipeline that runs serially and for one with threads.
-Without tuning there should be no stall; those are its last rows.
+Trials take three things for granted when they charge long epochs for stalls (`autotune/measure/epoch_ends.py`). When a
+stall ends: the age at which stalls ended over the one that is expected. That long epochs stall as often as the short
+ones that a trial trains: the shares of both. And that without tuning there is none: what trials would make of that.
 """
 
 import itertools
 import logging
 import math
 import os
+import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 import keras
 import numpy as np
 import tensorflow as tf
-from figures import Figure, factor, parser, report, share
+from figures import Figure, factor, mean, parser, report, share
 
-from autotune.trial.epoch_ends import EpochEnd, awakening, stalled
+from autotune.measure.epoch_ends import EpochEnd, stall_seconds
+from autotune.trial import profiling
+from autotune.trial.step_clock import Training
 
 ELEMENT_SECONDS = 0.01
-"""What the pipeline sleeps for each element; a step takes one."""
-SHORT_SECONDS = 0.1
-LONG_SECONDS = (0.9, 3.5)
-EPOCHS = {0.1: 80, 0.9: 40, 3.5: 8}
-EPOCHS_QUICK = {0.1: 20, 0.9: 8, 3.5: 2}
-UNTUNED_EPOCHS = 20
-KINDS = ("serial", "threads")
+"""What a sleeping pipeline sleeps for each element; a step takes one."""
+LONG_SECONDS = 0.9
+LONG_EPOCHS, LONG_EPOCHS_QUICK = 40, 8
+REPEATS, REPEATS_QUICK = 8, 2
+"""How often trials' short epochs are trained: each time gives one share."""
+TELLING_SECONDS = 0.05
+"""An end whose stall would be shorter is left out of the long epochs' share."""
+BATCH = 32
 
 
 def slept(element: np.ndarray) -> np.ndarray:
@@ -43,21 +49,36 @@ def slept(element: np.ndarray) -> np.ndarray:
     return element
 
 
-def pipeline(kind: str, seconds: float, *, tuned: bool) -> tf.data.Dataset:
-    """One that takes about so long."""
-    steps = round(seconds / ELEMENT_SECONDS)
-    calls = 2 if kind == "threads" else None
-    dataset = tf.data.Dataset.from_tensor_slices(np.zeros((steps * (calls or 1), 8), "float32"))
+def sleeping(calls: int | None) -> tuple[tf.data.Dataset, keras.Model]:
+    """A pipeline that sleeps, serially or in so many threads, and what is trained on it."""
+    steps = round(LONG_SECONDS / (1.2 * ELEMENT_SECONDS))
 
     def late(row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.ensure_shape(tf.numpy_function(slept, [row], tf.float32), (8,)), tf.zeros(1)
 
-    dataset = dataset.map(late, num_parallel_calls=calls).batch(1)
-    if kind == "threads":
-        dataset = dataset.prefetch(2)
-    options = tf.data.Options()
-    options.autotune.enabled = tuned
-    return dataset.with_options(options)
+    rows = tf.data.Dataset.from_tensor_slices(np.zeros((steps * (calls or 1), 8), "float32"))
+    dataset = rows.map(late, num_parallel_calls=calls).batch(1)
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return dataset if calls is None else dataset.prefetch(2), model
+
+
+def photographs() -> tuple[tf.data.Dataset, keras.Model]:
+    """The example's pipeline and network."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+    import photos_jpeg
+
+    images = tf.data.Dataset.from_tensor_slices(photos_jpeg.patches()).shuffle(photos_jpeg.PATCHES)
+    model = photos_jpeg.network()
+    model.compile(**photos_jpeg.compile_arguments())
+    return images.map(photos_jpeg.seen).batch(BATCH), model
+
+
+KINDS: dict[str, Callable[[], tuple[tf.data.Dataset, keras.Model]]] = {
+    "serial": lambda: sleeping(None),
+    "threads": lambda: sleeping(2),
+    "photos_jpeg": photographs,
+}
 
 
 class Times(keras.callbacks.Callback):
@@ -78,12 +99,10 @@ class Times(keras.callbacks.Callback):
             self.called.append(time.perf_counter())
 
 
-def ends(kind: str, seconds: float, epochs: int, *, tuned: bool = True) -> tuple[list[EpochEnd], float]:
-    """How epochs ended, and the usual gap between two."""
-    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
+def long_ends(dataset: tf.data.Dataset, model: keras.Model, epochs: int) -> tuple[list[EpochEnd], float]:
+    """How whole epochs ended, and the shortest gap between two."""
     times = Times()
-    model.fit(pipeline(kind, seconds, tuned=tuned), epochs=epochs + 2, verbose=0, callbacks=[times])
+    model.fit(dataset, epochs=epochs + 2, verbose=0, shuffle=False, callbacks=[times])
     gaps = [called - began for began, called in zip(times.began, times.called, strict=True)]
     seen = [
         EpochEnd(age=began - called, gap=gap)
@@ -92,32 +111,52 @@ def ends(kind: str, seconds: float, epochs: int, *, tuned: bool = True) -> tuple
     return seen[1:], min(gaps)  # the first epoch compiles
 
 
+def told_by_trials(dataset: tf.data.Dataset, model: keras.Model, *, tuned: bool) -> float | None:
+    """The share that a trial has from its short epochs; of a pipeline that is not tuned, if it took it for one."""
+    steps = int(dataset.cardinality().numpy())
+    training = Training(
+        steps_per_call=1,
+        batch_size=1,
+        examples=steps,
+        drop_remainder=False,
+        iterations=None,
+        synchronise=tf.test.experimental.sync_devices,
+    )
+    short = profiling._short_epochs(model, dataset, None, training, ELEMENT_SECONDS)
+    pipeline = dataset if tuned else profiling._untuned(dataset)
+    return profiling._share_of_stalls(model, pipeline, training, short)
+
+
+def figures(kind: str, epochs: int, repeats: int) -> dict[str, Figure]:
+    """One pipeline's."""
+    dataset, model = KINDS[kind]()
+    seen, usual = long_ends(dataset, model, epochs)
+    telling = [each for each in seen if stall_seconds(each.age + usual) >= TELLING_SECONDS]
+    stalls = [each for each in telling if each.gap - usual > stall_seconds(each.age + usual) / 2]
+    found: dict[str, Figure] = {}
+    if telling:
+        found["whole epochs that end in a stall, plain fit"] = share(len(stalls), len(telling))
+    if len(stalls) > 1:
+        late = [
+            math.log((each.age + each.gap) / (each.age + usual + stall_seconds(each.age + usual)))
+            for each in stalls
+        ]
+        found["iterator's age when stalls ended, over expected"] = factor(late)
+    for tuned, name in ((True, "by trials' short epochs"), (False, "by those, without tuning")):
+        told = [told_by_trials(dataset, model, tuned=tuned) for _ in range(repeats)]
+        known = [each for each in told if each is not None]
+        if known:
+            found[f"share {name}"] = mean(known)
+    return {f"{kind}: {name}": figure for name, figure in found.items()}
+
+
 def main() -> None:
     """Train, print, and write."""
     arguments = parser(__doc__).parse_args()
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
-    found: dict[str, Figure] = {}
-    for kind, (seconds, epochs) in itertools.product(
-        KINDS, (EPOCHS_QUICK if arguments.quick else EPOCHS).items()
-    ):
-        seen, usual = ends(kind, seconds, epochs)
-        told = [(each, stalled(each, usual)) for each in seen]
-        stalls = [each for each, is_one in told if is_one]
-        clear = sum(is_one is not None for _, is_one in told)
-        name = f"{kind}, epochs of {seconds:g} s"
-        found[f"{name}: ends in a stall"] = (
-            share(len(stalls), clear) if clear else {"value": None, "ci95": None, "bar": None, "count": 0}
-        )
-        if len(stalls) > 1:
-            late = [math.log((each.age + each.gap) / awakening(each.age + usual)) for each in stalls]
-            found[f"{name}: age at its end over the expected"] = factor(late)
-    for kind in KINDS:
-        seen, usual = ends(kind, LONG_SECONDS[0], UNTUNED_EPOCHS, tuned=False)
-        told = [stalled(each, usual) for each in seen]
-        found[f"{kind}, without tuning: ends in a stall"] = share(
-            sum(each is True for each in told), sum(each is not None for each in told)
-        )
-    report("epoch_ends", found, arguments.json)
+    epochs, repeats = (LONG_EPOCHS_QUICK, REPEATS_QUICK) if arguments.quick else (LONG_EPOCHS, REPEATS)
+    found = itertools.chain.from_iterable(figures(kind, epochs, repeats).items() for kind in KINDS)
+    report("epoch_ends", dict(found), arguments.json)
 
 
 if __name__ == "__main__":

@@ -148,9 +148,14 @@ def log_ratio(processes: TrialProcesses, server: subprocess.Popen[bytes], case: 
 
 def shown(parts: list[Slice], warm: WarmUp) -> float:
     """Samples per second, as a trial's record has them."""
-    overhead = warm.ready.epoch_overhead_seconds
+    ready = warm.ready
     rates = [
-        rate(each, examples_per_epoch=warm.started.examples, epoch_overhead_seconds=overhead)
+        rate(
+            each,
+            examples_per_epoch=warm.started.examples,
+            epoch_overhead_seconds=ready.epoch_overhead_seconds,
+            stalled_ends=ready.stalled_ends,
+        )
         for each in parts
     ]
     return throughput_interval(rates, [each.examples for each in parts]).value

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from simulated_runs import BASELINE, a_record
+from simulated_runs import BASELINE, a_record, a_slice
 
 from autotune.study.expected import BETWEEN_SECONDS, WARM_UP_EPOCHS, Expected, epoch_seconds
 from autotune.trial.record import Interval, Pairing
@@ -62,3 +62,16 @@ def test_no_slice_is_expected_to_take_less_than_those_before():
     expected.note_slice(2.0)
     expected.note_slice(1.0)
     assert expected.shortest_slice_seconds([record()]) == 2.0
+
+
+def test_stalls_do_not_make_an_epoch_too_long_to_be_timed_whole():
+    """Two seconds of steps and a boundary of half a second: what stalls add in some epochs, timing them whole shows."""
+    often = record(
+        timed_by="steps",
+        examples_per_epoch=200,
+        throughput=rate(40.0),
+        slices=(a_slice(100.0), a_slice(100.0)),
+        epoch_overhead_seconds=0.5,
+        stalled_ends=1.0,
+    )
+    assert epoch_seconds(often) == 2.5

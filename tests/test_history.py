@@ -63,6 +63,7 @@ DTYPES = {
     "measured_seconds": "Float64",
     "first_step_seconds": "Float64",
     "epoch_overhead_seconds": "Float64",
+    "stalled_ends": "Float64",
     "peak_host_bytes": "Int64",
     "peak_device_bytes": "Int64",
     "input_wait_fraction": "Float64",
@@ -153,6 +154,7 @@ FULL = {
     "warmup_steps": 45,
     "settled": False,
     "epoch_overhead_seconds": 0.05,
+    "stalled_ends": 0.25,
     "throughput": interval(2000.0),
     "speedup": interval(2.0),
     "peak_host_bytes": 3 << 30,
@@ -291,6 +293,7 @@ def test_figures_stand_under_their_names(run):
     assert (row["warmup_steps"], row["settled"]) == (45, False)
     assert row["first_step_seconds"] == 1.5
     assert row["epoch_overhead_seconds"] == 0.05
+    assert row["stalled_ends"] == 0.25
     assert row["peak_host_bytes"] == 3 << 30
     assert row["peak_device_bytes"] == 1 << 40
     assert row["input_wait_fraction"] == 0.25
@@ -323,7 +326,7 @@ def test_what_was_not_measured_is_na(run):
     """A trial that ran out of memory has NA for every figure, and no zeros that could be averaged."""
     row = load_history(run).loc[3]
     figures = list(DTYPES)[list(DTYPES).index("throughput") : list(DTYPES).index("started_at")]
-    assert len(figures) == 16
+    assert len(figures) == 17
     assert all(row[name] is pd.NA for name in figures)
 
 
@@ -615,7 +618,7 @@ def test_csv_has_one_header_and_a_line_per_trial(run, tmp_path):
     lines = (tmp_path / "history.csv").read_text().split("\n")
     assert lines[0] == ",".join(DTYPES)
     assert [line.partition(",2026-")[0] for line in lines[4:5]] == [
-        "run-a,3,search,oom,256,float32,,true,,autotune,0,,true,,,,true" + "," * 16
+        "run-a,3,search,oom,256,float32,,true,,autotune,0,,true,,,,true" + "," * 17
     ]
     assert len(lines) == 1 + len(TRIALS) + 1
 

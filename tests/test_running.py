@@ -3,10 +3,12 @@
 import pytest
 from simulated_runs import a_slice
 
+from autotune.measure.epoch_ends import mean_stall_seconds
 from autotune.space.configuration import Configuration
 from autotune.study.running import Trial, throughput_interval
-from autotune.trial.messages import Finished
-from autotune.trial.record import Pair, Pairing, Phase
+from autotune.trial.live import WarmUp
+from autotune.trial.messages import Finished, Ready, Started
+from autotune.trial.record import Outcome, Pair, Pairing, Phase
 
 
 def test_throughput_is_all_examples_over_all_the_time():
@@ -85,3 +87,59 @@ def test_closing_figures_of_several_processes_are_put_together():
     assert trial.finished == Finished(
         peak_host_bytes=5, peak_device_bytes=9, input_wait_fraction=0.3, loss=1.0
     )
+
+
+def warm(overhead, stalled_ends):
+    """What a process told whose epochs of a thousand examples are timed by steps."""
+    return WarmUp(
+        started=Started(jit_compile=False, examples=1000, endless=False, element="", parameters=1),
+        ready=Ready(
+            timed_by="steps",
+            settled=True,
+            warmup_seconds=1.0,
+            compile_seconds=0.0,
+            epoch_overhead_seconds=overhead,
+            call_seconds=0.1,
+            epoch_seconds=None,
+            stalled_ends=stalled_ends,
+        ),
+        launch_seconds=0.0,
+        first_step_seconds=1.0,
+        ready_seconds=2.0,
+        first_loss=None,
+    )
+
+
+def test_what_processes_saw_of_boundaries_is_averaged():
+    """Each has seen a few: the record has their mean, and a throughput that goes with it."""
+    trial = Trial(1, Phase.CONFIRM, Configuration({}))
+    for overhead, share in [(1.0, 0.0), (3.0, 0.5), (2.0, None)]:
+        trial.note_warm(warm(overhead, share))
+    trial.slices = [a_slice(100, seconds=1.0, epochs=0)]
+    record = trial.record(Outcome.OK)
+    assert (record.epoch_overhead_seconds, record.stalled_ends) == (2.0, 0.25)
+    assert record.throughput.value == pytest.approx(1000 / (12.0 + 0.25 * mean_stall_seconds(12.0)))
+
+
+def test_what_no_process_told_is_not_in_the_record():
+    """Neither before the first is warm, nor where nothing was seen of boundaries."""
+    trial = Trial(1, Phase.CONFIRM, Configuration({}))
+    assert trial.record(Outcome.CRASHED).epoch_overhead_seconds is None
+    trial.note_warm(warm(None, None))
+    assert trial.record(Outcome.OK).stalled_ends is None
+
+
+def test_what_one_side_does_not_know_of_stalls_it_has_from_the_other():
+    """Steps too slow to see any beside ones that saw some: only of the baseline they would make a gain."""
+    slow, quick = warm(0.0, None), warm(0.0, 0.5)
+    for own, reference in [(slow, quick), (quick, slow)]:
+        trial = Trial(1, Phase.SEARCH, Configuration({}))
+        trial.note_warm(own)
+        trial.add_pair(
+            baseline_first=True, baseline=a_slice(100), candidate=a_slice(100), reference=reference
+        )
+        assert trial.log_ratios == [0.0]
+    trial.add_pair(
+        baseline_first=True, baseline=a_slice(100), candidate=a_slice(100), reference=warm(0.0, 0.0)
+    )
+    assert trial.log_ratios[-1] < -0.1, "that an untuned pipeline has none is known"

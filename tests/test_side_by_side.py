@@ -393,7 +393,7 @@ def test_a_second_look_that_cannot_start_in_time_leaves_the_record(tmp_path):
     """Of a trial that an earlier invocation measured nothing but its record is known: no figure of it is lost."""
     run, beside = started(tmp_path, simulated_trials(TWICE))
     trial, record = measure(run, beside)
-    trial.warm = None  # as in a run that is resumed
+    trial._warm.clear()  # as in a run that is resumed
     with pytest.raises(TimeIsUp):
         measure(run, beside, trial=trial, **last_moment(run, 1.0))
     assert run.records[trial.number] == record

@@ -169,7 +169,7 @@ class Instances:
             stack.callback(live.kill)
             trial.live = live
             trial.instances += 1
-            trial.warm = live.warm_up(timeout)
+            trial.note_warm(live.warm_up(timeout))
         trial.seconds += run.clock() - began
 
     def close(self, trial: Trial) -> None:

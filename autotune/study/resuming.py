@@ -210,4 +210,5 @@ def _rate(each: Slice, record: TrialRecord) -> float:
         each,
         examples_per_epoch=record.examples_per_epoch,
         epoch_overhead_seconds=record.epoch_overhead_seconds,
+        stalled_ends=record.stalled_ends,
     )

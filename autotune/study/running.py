@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Literal
@@ -28,13 +29,20 @@ def now_utc() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def rate(each: Slice, *, examples_per_epoch: int | None, epoch_overhead_seconds: float | None) -> float:
+def rate(
+    each: Slice,
+    *,
+    examples_per_epoch: int | None,
+    epoch_overhead_seconds: float | None,
+    stalled_ends: float | None,
+) -> float:
     """Samples per second that a long training would have at this slice's pace.
 
     Args:
         each: The slice.
         examples_per_epoch: None when endless or unknown.
         epoch_overhead_seconds: What an epoch costs beyond its steps, where the slice leaves it out.
+        stalled_ends: Share of epochs that end in a stall on top of that; None where nothing is known of it.
     """
     if each.epochs:
         return long_run_rate(each.examples, each.seconds)
@@ -43,14 +51,18 @@ def rate(each: Slice, *, examples_per_epoch: int | None, epoch_overhead_seconds:
         each.seconds,
         examples_per_epoch=examples_per_epoch,
         epoch_overhead_seconds=epoch_overhead_seconds,
+        stalled_ends=stalled_ends,
     )
 
 
-def _rate(each: Slice, warm: WarmUp) -> float:
+def _rate(each: Slice, warm: WarmUp, beside: WarmUp | None = None) -> float:
+    """What a process does not know of its epochs' ends it has from the one beside it, so that neither looks better."""
+    known = [one.ready.stalled_ends for one in (warm, beside) if one is not None]
     return rate(
         each,
         examples_per_epoch=warm.started.examples,
         epoch_overhead_seconds=warm.ready.epoch_overhead_seconds,
+        stalled_ends=next((share for share in known if share is not None), None),
     )
 
 
@@ -86,7 +98,7 @@ class Trial:
         self.configuration = configuration
         self.started_at = now_utc()
         self.live: LiveTrial | None = None
-        self.warm: WarmUp | None = None
+        self._warm: list[WarmUp] = []
         self.pairing: Pairing | None = None
         self.stopped_by: str | None = None
         self.instances = 0
@@ -98,6 +110,15 @@ class Trial:
         self._bracketed: set[int] = set()
         self.finished: Finished | None = None
 
+    @property
+    def warm(self) -> WarmUp | None:
+        """What the present process told once it was warm, or the last one did; None before the first."""
+        return self._warm[-1] if self._warm else None
+
+    def note_warm(self, warm: WarmUp) -> None:
+        """Keep what a process has told."""
+        self._warm.append(warm)
+
     def add_pair(self, *, baseline_first: bool, baseline: Slice, candidate: Slice, reference: WarmUp) -> None:
         """Keep two neighbouring slices; `reference` is the baseline's warm-up."""
         assert self.warm is not None
@@ -108,7 +129,9 @@ class Trial:
             candidate=candidate,
         )
         self.restore_pair(
-            pair, baseline_rate=_rate(baseline, reference), candidate_rate=_rate(candidate, self.warm)
+            pair,
+            baseline_rate=_rate(baseline, reference, self.warm),
+            candidate_rate=_rate(candidate, self.warm, reference),
         )
         # All are judged anew: a burst shows by what comes after it, too.
         for place, disturbed in enumerate(disturbances(self._timings)):
@@ -261,8 +284,8 @@ class Trial:
             settled=None if ready is None else ready.settled,
             run_in_seconds=None if ready is None else ready.run_in_seconds,
             timed_by=None if ready is None else ready.timed_by,
-            epoch_overhead_seconds=None if ready is None else ready.epoch_overhead_seconds,
-            stalled_ends=None if ready is None else ready.stalled_ends,
+            epoch_overhead_seconds=self._epoch_overhead_seconds(),
+            stalled_ends=self._stalled_ends(),
             examples_per_epoch=None if self.warm is None else self.warm.started.examples,
             pairing=self.pairing if self.pairs else None,
             pairs=tuple(self.pairs),
@@ -285,7 +308,23 @@ class Trial:
     def _throughput(self, own: Sequence[Slice]) -> Interval | None:
         if self.warm is None or not own:
             return None
-        return throughput_interval([_rate(each, self.warm) for each in own], [each.examples for each in own])
+        rates = [
+            rate(
+                each,
+                examples_per_epoch=self.warm.started.examples,
+                epoch_overhead_seconds=self._epoch_overhead_seconds(),
+                stalled_ends=self._stalled_ends(),
+            )
+            for each in own
+        ]
+        return throughput_interval(rates, [each.examples for each in own])
+
+    def _epoch_overhead_seconds(self) -> float | None:
+        """What an epoch costs beyond its steps, by all processes: each has seen a few boundaries."""
+        return _mean(each.ready.epoch_overhead_seconds for each in self._warm)
+
+    def _stalled_ends(self) -> float | None:
+        return _mean(each.ready.stalled_ends for each in self._warm)
 
     def failed(self, failure: TrialFailed) -> TrialRecord:
         """The record of a trial that failed."""
@@ -311,6 +350,12 @@ def throughput_interval(rates: Sequence[float], examples: Sequence[int] | None =
 def _highest(*counts: int | None) -> int | None:
     """The highest of those that are known."""
     return max((each for each in counts if each is not None), default=None)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """The mean of those that are known."""
+    known = [each for each in values if each is not None]
+    return statistics.fmean(known) if known else None
 
 
 def _total(counts: Iterable[int | None]) -> int | None:

@@ -192,8 +192,9 @@ class SideBySide:
         trial.live = run.trials.launch(trial.configuration, log=run.log_of(trial), data=run.data)
         self._imported.add(_variables(trial.configuration))
         trial.instances += 1
-        trial.warm = trial.live.warm_up(timeout)
-        return trial.warm
+        warm = trial.live.warm_up(timeout)
+        trial.note_warm(warm)
+        return warm
 
     # ----------------------------------------------------------------------------------------- candidates
 

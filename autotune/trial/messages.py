@@ -241,8 +241,8 @@ class Ready(_Message):
         settled: Whether the steady state was reached, not only the cap.
         warmup_steps: Steps of training that count in no slice, those that show a boundary's cost left out.
         run_in_seconds: What it trains after each freeze before a slice begins.
-        stalled_ends: Share of epochs that end in a stall, in `epoch_overhead_seconds` with their length; None where
-            epochs are timed whole or nothing was seen of it.
+        stalled_ends: Share of epochs that end in a stall, on top of `epoch_overhead_seconds`; 0 where `tf.data` does
+            not tune the pipeline, None where epochs are timed whole or too little was seen of it.
     """
 
     kind: Literal["trial_ready"] = "trial_ready"

@@ -10,11 +10,11 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from autotune.trial.epoch_ends import TELLING_EPOCH_SECONDS, EpochEnd, mean_stall, stalled
+from autotune.measure.epoch_ends import FEWEST_ENDS, EpochEnd, mean_stall_seconds, share_of_stalls
 
 if TYPE_CHECKING:
     import keras
@@ -25,10 +25,18 @@ if TYPE_CHECKING:
 MOST_BOUNDARY_CALLS, FEWEST_BOUNDARY_CALLS = 6, 2
 """Calls of the train function in each of the short epochs that show what a boundary costs."""
 BOUNDARY_EPOCH_SECONDS = 0.5
-BOUNDARY_EPOCHS, TUNED_BOUNDARY_EPOCHS = 4, 16
-"""Short epochs: as many as show what a boundary costs, or how often one ends in a stall where `tf.data` tunes."""
+BOUNDARY_EPOCHS = 4
 BOUNDARY_SECONDS = 2.0
 """No further short epoch is begun after so long, once one boundary was seen."""
+TELLING_SECONDS = (0.16, 0.22)
+"""Lengths of epochs that show how often one ends in a stall: such stalls take 0.14 and 0.08 s. Two, because a pipeline
+that takes its time at an epoch's start makes them longer: one of them is far from an awakening."""
+TELLING_EPOCHS = 4
+"""Of each length."""
+TELLING_MOST_SECONDS = 2.0
+"""No further one of these is begun after so long, once three ends were seen."""
+SLOW_CALL_SECONDS = 1.0
+"""Where a call takes longer, they would take too long to be trained."""
 WORTH_MENDING = 0.01
 """Share of an epoch that a boundary must cost before it is asked how much of that the epoch's end pays back."""
 FEWEST_COUNTED_CALLS = 2
@@ -58,8 +66,8 @@ class Boundary:
         seconds: What an epoch costs beyond its steps, at the pace of those that count.
         counted_calls: So many calls of an epoch count, from its beginning; None for all. The rest is quicker than
             the usual pace: a shuffle buffer is emptied that nothing refills. That is in `seconds`.
-        stalled_ends: Share of epochs that end in a stall (`trial/epoch_ends.py`); None where nothing was seen of that.
-            The stalls of so many long epochs are in `seconds`.
+        stalled_ends: Share of epochs that end in a stall on top of that (`measure/epoch_ends.py`): 0 where `tf.data`
+            does not tune the pipeline, None where too little was seen.
     """
 
     seconds: float
@@ -72,16 +80,16 @@ class _ShortEpochs:
     """What short epochs showed.
 
     Args:
-        start: Seconds of one beyond its calls, its validation and its stalls.
+        start: Seconds of one beyond its calls and its validation.
         call: Seconds of a call within one, the first left out.
         validating: Seconds of a whole validation.
-        stalled_ends: Share of its ends that were a stall, of those of which it could be told; None without any.
+        gap: Seconds from its beginning to its first call, usually.
     """
 
     start: float
     call: float
     validating: float
-    stalled_ends: float | None = None
+    gap: float
 
 
 def boundary(
@@ -99,8 +107,8 @@ def boundary(
     the buffer, and w seconds that a step waits for input, it is min(p, w) for each step that the full buffer feeds:
     all of it in a pipeline that takes turns with its training, nothing where it keeps ahead of it.
 
-    Where `tf.data` tunes the pipeline, some epochs end in a stall whose length follows from the epoch's: short ones
-    show how often.
+    These short epochs are trained without `tf.data`'s own tuning, with which some would end in a stall. How often,
+    others show, with it; how long that takes follows from a long epoch's length, which only its slices tell.
 
     Args:
         model: Compiled, and trained already.
@@ -123,10 +131,13 @@ def boundary(
             waited = max(0.0, short.call - _kept_call_seconds(model, train))
             start -= min(start, waited * buffered / per_call)
             counted_calls = counted
+    stalled_ends: float | None = 0.0
+    if train.options().autotune.enabled is not False:
+        stalled_ends = _share_of_stalls(model, train, training, short)
     seconds = max(0.0, start + short.validating)
-    if short.stalled_ends and steps is not None:
-        seconds += short.stalled_ends * mean_stall(steps / per_call * short.call + seconds)
-    return Boundary(seconds=seconds, counted_calls=counted_calls, stalled_ends=short.stalled_ends)
+    if stalled_ends and validation is not None:
+        seconds += stalled_ends * mean_stall_seconds(short.validating)
+    return Boundary(seconds=seconds, counted_calls=counted_calls, stalled_ends=stalled_ends)
 
 
 def _short_epochs(
@@ -136,22 +147,116 @@ def _short_epochs(
     training: Training,
     call_seconds: float,
 ) -> _ShortEpochs:
+    wanted = BOUNDARY_EPOCH_SECONDS / max(call_seconds, 1e-9)
+    calls_each = int(min(MOST_BOUNDARY_CALLS, max(FEWEST_BOUNDARY_CALLS, wanted)))
+    short, whole = None, 1.0
+    if validation is not None:
+        short, whole = _shortened(_untuned(validation), training.steps_per_call)
+    few = _untuned(train).take(calls_each * training.steps_per_call)
+    seen = _train(model, few, short, BOUNDARY_EPOCHS, fewest_ends=1, most_seconds=BOUNDARY_SECONDS)
+    calls_each = max(1, len(seen.calls) // len(seen.ended))  # one that has run dry is told of by the next fit
+    usual_call = statistics.fmean(
+        [each.seconds for index, each in enumerate(seen.calls) if index % calls_each]
+        or [each.seconds for each in seen.calls]
+    )
+    spent = [late - early for early, late in itertools.pairwise(seen.ended)]
+    checked = seen.validations[1:] or [0.0] * len(spent)
+    return _ShortEpochs(
+        start=statistics.fmean(spent) - statistics.fmean(checked) - calls_each * usual_call,
+        call=usual_call,
+        validating=statistics.fmean(checked) * whole,
+        gap=statistics.median(each.gap for each in seen.ends),
+    )
+
+
+def _share_of_stalls(
+    model: keras.Model, train: tf.data.Dataset, training: Training, short: _ShortEpochs
+) -> float | None:
+    """Share of epochs that end in a stall, by some short ones of the pipeline as it is; None if that does not tell.
+
+    Args:
+        model: Compiled, and trained already.
+        train: The training pipeline, batched, which `tf.data` tunes.
+        training: The training's sizes.
+        short: What epochs without that tuning showed.
+    """
+    if short.call > SLOW_CALL_SECONDS:
+        return None
+    ends: list[EpochEnd] = []
+    left = TELLING_MOST_SECONDS
+    for seconds in TELLING_SECONDS:
+        calls = max(1, round(seconds / short.call))
+        began = time.perf_counter()
+        fewest = max(1, FEWEST_ENDS - len(ends))
+        few = train.take(calls * training.steps_per_call)
+        ends += _train(model, few, None, TELLING_EPOCHS, fewest_ends=fewest, most_seconds=left).ends
+        left -= time.perf_counter() - began
+        if left < 0 and len(ends) >= FEWEST_ENDS:
+            break
+    return share_of_stalls(ends, short.gap)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of the train function: when it began, and how long it took."""
+
+    began: float
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Seen:
+    """What some epochs showed.
+
+    Args:
+        calls: Of the train function.
+        ended: When epochs ended, validation included.
+        validations: Seconds of each.
+        ends: Of all epochs but the last.
+    """
+
+    calls: list[_Call]
+    ended: list[float]
+    validations: list[float]
+    ends: list[EpochEnd]
+
+
+def _train(
+    model: keras.Model,
+    train: tf.data.Dataset,
+    validation: tf.data.Dataset | None,
+    epochs: int,
+    *,
+    fewest_ends: int,
+    most_seconds: float,
+) -> _Seen:
+    """Train some epochs, fewer where they take long.
+
+    Args:
+        model: Compiled, and trained already.
+        train: What an epoch is.
+        validation: What follows on each, or None.
+        epochs: How many.
+        fewest_ends: Ends of epochs with another one after them that are waited for, however long it takes.
+        most_seconds: No further epoch is begun after so long.
+    """
     import keras
 
-    begins: list[float] = []
-    edges: list[float] = []
     calls: list[_Call] = []
+    began_at: list[float] = []
+    first_calls: list[float] = []
+    ended: list[float] = []
     validations: list[float] = []
 
     class Edges(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
-        """Notes when epochs begin, and they and validations end, and ends it all when enough was seen."""
+        """Notes when epochs and validations begin and end, and ends it all when enough was seen."""
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            begins.append(time.perf_counter())
+            began_at.append(time.perf_counter())
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            edges.append(time.perf_counter())
-            if len(edges) > 1 and edges[-1] - began > BOUNDARY_SECONDS:
+            ended.append(time.perf_counter())
+            if len(ended) > fewest_ends and ended[-1] - began > most_seconds:
                 self.model.stop_training = True
 
         def on_test_begin(self, logs: Any = None) -> None:
@@ -160,58 +265,40 @@ def _short_epochs(
         def on_test_end(self, logs: Any = None) -> None:
             validations[-1] += time.perf_counter()
 
+    def timed(iterator: Any) -> Any:
+        if len(first_calls) < len(began_at):
+            first_calls.append(time.perf_counter())
+        return function(iterator)
+
     usual = model.train_function
-    model.train_function = _timing(usual, calls)
-    wanted = BOUNDARY_EPOCH_SECONDS / max(call_seconds, 1e-9)
-    calls_each = int(min(MOST_BOUNDARY_CALLS, max(FEWEST_BOUNDARY_CALLS, wanted)))
-    tuned, epochs = train.options().autotune.enabled is not False, BOUNDARY_EPOCHS
-    if tuned:
-        epochs = TUNED_BOUNDARY_EPOCHS
-        calls_each = max(calls_each, math.ceil(TELLING_EPOCH_SECONDS / max(call_seconds, 1e-9)))
-    arguments: dict[str, Any] = {"epochs": epochs, "verbose": 0, "shuffle": False}
-    short, whole = validation, 1.0
-    if validation is not None:
-        short, whole = _shortened(validation, training.steps_per_call)
+    function = _timing(usual, calls)
+    model.train_function = timed
     began = time.perf_counter()
     try:
-        few = train.take(calls_each * training.steps_per_call)
-        model.fit(few, validation_data=short, callbacks=[Edges()], **arguments)
+        model.fit(
+            train,
+            validation_data=validation,
+            callbacks=[Edges()],
+            epochs=max(epochs, fewest_ends + 1),
+            verbose=0,
+            shuffle=False,
+        )
     finally:
         model.train_function = usual
-    calls_each = max(1, len(calls) // len(edges))  # a dataset that has run dry is told of by the next fit
-    usual_call = statistics.fmean(
-        [each.seconds for index, each in enumerate(calls) if index % calls_each]
-        or [each.seconds for each in calls]
-    )
-    first_calls = [each.began for each in calls[::calls_each]]
-    stalls = _stalls(begins, first_calls) if tuned else []
-    spent = [late - early for early, late in itertools.pairwise(edges)]
-    checked = validations[1:] or [0.0] * len(spent)
-    in_stalls = math.fsum(stalls) / len(spent)
-    start = statistics.fmean(spent) - statistics.fmean(checked) - calls_each * usual_call - in_stalls
-    return _ShortEpochs(
-        start=start,
-        call=usual_call,
-        validating=statistics.fmean(checked) * whole,
-        stalled_ends=sum(each > 0 for each in stalls) / len(stalls) if stalls else None,
-    )
+    ends = [
+        EpochEnd(age=next_began - called, gap=next_called - next_began)
+        for called, next_began, next_called in zip(first_calls, began_at[1:], first_calls[1:], strict=False)
+    ]
+    return _Seen(calls=calls, ended=ended, validations=validations, ends=ends)
 
 
-def _stalls(begins: Sequence[float], first_calls: Sequence[float]) -> list[float]:
-    """Seconds of the stall at each epoch's end, 0 where there was none, of those of which it could be told.
+def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The same without `tf.data`'s own tuning."""
+    import tensorflow as tf
 
-    Args:
-        begins: When the epochs began; the first of them after no other, so that no iterator had to go.
-        first_calls: When their first calls did.
-    """
-    gaps = [called - began for began, called in zip(begins, first_calls, strict=False)]
-    usual = min(gaps)
-    found = []
-    for called, began, gap in zip(first_calls, begins[1:], gaps[1:], strict=False):
-        in_a_stall = stalled(EpochEnd(age=began - called, gap=gap), usual)
-        if in_a_stall is not None:
-            found.append(gap - usual if in_a_stall else 0.0)
-    return found
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
 
 
 def _steps_in_shuffle_buffer(train: tf.data.Dataset, batch_size: int) -> float | None:
@@ -252,14 +339,6 @@ def _shortened(validation: tf.data.Dataset, steps_per_call: int) -> tuple[tf.dat
     if 0 <= cardinality <= batches:
         return validation, 1.0
     return validation.take(batches), max(1.0, cardinality / batches)
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A call of the train function: when it began, and how long it took."""
-
-    began: float
-    seconds: float
 
 
 def _timing(function: Callable[[Any], Any], into: list[_Call]) -> Callable[[Any], Any]:

@@ -179,8 +179,8 @@ class TrialRecord(_Data):
         run_in_seconds: What it trains after each pause before a slice begins; None in older records.
         timed_by: `epochs` (whole ones) or `steps` (boundary cost added in proportion).
         epoch_overhead_seconds: What an epoch costs beyond its steps.
-        stalled_ends: Share of epochs that end in a stall because `tf.data` tunes their pipeline; that is in
-            `epoch_overhead_seconds`. None where epochs are timed whole, or nothing was seen of it.
+        stalled_ends: Share of epochs that end in a stall because `tf.data` tunes their pipeline, on top of
+            `epoch_overhead_seconds`; 0 where it does not. None where epochs are timed whole, or too little was seen.
         examples_per_epoch: None when endless or unknown.
         pairs: Slices beside the baseline's.
         disturbed_pairs: What became of the pairs that were disturbed: `left_out` of the speed-up, or `used` where

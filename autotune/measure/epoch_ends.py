@@ -1,0 +1,70 @@
+"""How epochs end while `tf.data` tunes a pipeline: some in a stall. Pure: seconds in, seconds out.
+
+The thread that tunes an iterator's pipeline sleeps for 20 ms, then for twice as long, and so on, up to a minute. When
+the iterator goes the thread is woken, looks whether it was cancelled, and may find that it was not yet: then it sleeps
+on, and the training waits until it has slept. Whether that happens is a race, whose odds short epochs show; how long
+the wait is follows from the iterator's age (`benchmarks/epoch_ends.py`). So it is in TensorFlow 2.21; by published
+sources of other versions `Model::OptimizeLoop` sleeps, and `CancellationManager::StartCancel` wakes it before it sets
+the flag.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+FIRST_SLEEP_SECONDS = 0.02
+LONGEST_SLEEP_SECONDS = 60.0
+SPREAD = 0.1
+"""How far, relatively, epochs' lengths are apart: a length that lies close to an awakening is on either side of it."""
+AGES = 40
+FEWEST_ENDS = 3
+"""Of short epochs: fewer do not tell how often one stalls."""
+LEAST_STALLS_SECONDS = 0.05
+"""What those would have taken had each stalled; with less, gaps differ by as much without a stall."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochEnd:
+    """What was seen when an epoch's iterator went, at the beginning of the next epoch.
+
+    Args:
+        age: Seconds that the iterator had been in use when that epoch began.
+        gap: Seconds from then to that epoch's first call.
+    """
+
+    age: float
+    gap: float
+
+
+def stall_seconds(age: float) -> float:
+    """How long a stall takes at the end of an iterator of this age, in seconds: until its thread awakes."""
+    awake, sleep = 0.0, FIRST_SLEEP_SECONDS
+    while awake <= age:
+        awake += sleep
+        sleep = min(2 * sleep, LONGEST_SLEEP_SECONDS)
+    return awake - age
+
+
+def mean_stall_seconds(length: float) -> float:
+    """What a stall takes on average at the ends of epochs that are about this long, in seconds."""
+    ages = [length * (1 + SPREAD * ((2 * index + 1) / AGES - 1)) for index in range(AGES)]
+    return statistics.fmean(map(stall_seconds, ages))
+
+
+def share_of_stalls(ends: Sequence[EpochEnd], usual_gap: float) -> float | None:
+    """Which share of epochs ends in a stall: the time that these took too long, of what stalls would have taken.
+
+    Args:
+        ends: Of short epochs whose pipeline is tuned.
+        usual_gap: Seconds from an epoch's beginning to its first call where the same pipeline is not tuned.
+
+    Returns:
+        From 0 to 1; None where there are too few ends, or stalls would have been too short to show.
+    """
+    stalls = [stall_seconds(each.age + usual_gap) for each in ends]
+    if len(ends) < FEWEST_ENDS or sum(stalls) < LEAST_STALLS_SECONDS:
+        return None
+    late = sum(min(each.gap - usual_gap, stall) for each, stall in zip(ends, stalls, strict=True))
+    return min(1.0, max(0.0, late / sum(stalls)))
