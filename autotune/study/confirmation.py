@@ -51,7 +51,7 @@ ASKED_SHARE = 0.02
 """Of the confirmation's time: for the input wait of each configuration, at most."""
 LONGEST_EPOCH_SECONDS = 2.5
 """The baseline's epoch by the search: up to there all are timed whole, where that leaves enough instances. An epoch's
-end may stall for as long as the epoch takes, which steps do not show."""
+end may stall for as long as the epoch takes, which steps do not show and short epochs only estimate."""
 WITH_A_STALL = 2.0
 """An epoch that ends in a stall may take so many times as long, and is timed whole all the same."""
 INSTANCES_BY_EPOCHS = 3
