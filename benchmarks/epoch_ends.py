@@ -12,6 +12,7 @@ stall ends: the age at which stalls ended over the one that is expected. That lo
 ones that a trial trains: the shares of both. And that without tuning there is none: what trials would make of that.
 """
 
+import dataclasses
 import itertools
 import logging
 import math
@@ -100,7 +101,7 @@ class Times(keras.callbacks.Callback):
 
 
 def long_ends(dataset: tf.data.Dataset, model: keras.Model, epochs: int) -> tuple[list[EpochEnd], float]:
-    """How whole epochs ended, and the shortest gap between two."""
+    """How whole epochs ended, and the shortest gap."""
     times = Times()
     model.fit(dataset, epochs=epochs + 2, verbose=0, shuffle=False, callbacks=[times])
     gaps = [called - began for began, called in zip(times.began, times.called, strict=True)]
@@ -108,7 +109,7 @@ def long_ends(dataset: tf.data.Dataset, model: keras.Model, epochs: int) -> tupl
         EpochEnd(age=began - called, gap=gap)
         for called, began, gap in zip(times.called, times.began[1:], gaps[1:], strict=False)
     ]
-    return seen[1:], min(gaps)  # the first epoch compiles
+    return seen[1:], min(gaps[1:])  # the first epoch compiles, and before it no iterator goes
 
 
 def told_by_trials(dataset: tf.data.Dataset, model: keras.Model, *, tuned: bool) -> float | None:
@@ -123,8 +124,10 @@ def told_by_trials(dataset: tf.data.Dataset, model: keras.Model, *, tuned: bool)
         synchronise=tf.test.experimental.sync_devices,
     )
     short = profiling._short_epochs(model, dataset, None, training, ELEMENT_SECONDS)
-    pipeline = dataset if tuned else profiling._untuned(dataset)
-    return profiling._share_of_stalls(model, pipeline, training, short)
+    if tuned:
+        return profiling._share_of_stalls(model, dataset, training, short, ELEMENT_SECONDS)
+    short = dataclasses.replace(short, ends=[])
+    return profiling._share_of_stalls(model, profiling._untuned(dataset), training, short, ELEMENT_SECONDS)
 
 
 def figures(kind: str, epochs: int, repeats: int) -> dict[str, Figure]:

@@ -1,7 +1,6 @@
 """How epochs end while `tf.data` tunes a pipeline: what is told of stalls, and what they cost a long epoch."""
 
 import random
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -9,8 +8,6 @@ from hypothesis import strategies as st
 
 from autotune.measure.epoch_ends import EpochEnd, mean_stall_seconds, share_of_stalls, stall_seconds
 from autotune.measure.throughput import long_run_rate
-from autotune.trial import profiling
-from autotune.trial.step_clock import Training
 
 
 @pytest.mark.parametrize(
@@ -101,29 +98,13 @@ def test_a_share_of_long_epochs_takes_as_much_longer_as_a_stall_at_their_end(sha
     assert found == pytest.approx(1000 / (8.0 + stalls * mean_stall_seconds(8.0)))
 
 
-def pipeline(tuned):
-    """A dataset, as far as it is asked whether `tf.data` tunes it."""
-    return SimpleNamespace(options=lambda: SimpleNamespace(autotune=SimpleNamespace(enabled=tuned)))
+def test_more_to_take_down_in_a_tuned_pipeline_is_no_stall():
+    """Ten milliseconds more at each end are its usual gap: of a long epoch they would make seconds."""
+    assert share_of_stalls([EpochEnd(age=0.2, gap=0.013)] * 9, 0.003) == 0.0
+    some = [EpochEnd(age=0.2, gap=0.013)] * 6 + [EpochEnd(age=0.2, gap=0.104)] * 3
+    assert share_of_stalls(some, 0.003) == pytest.approx(1 / 3, abs=0.02)
 
 
-def test_the_end_of_a_validation_may_stall_as_well(monkeypatch):
-    """Its iterator goes too, when it is as old as the validation: so much more costs a boundary, as often."""
-    short = profiling._ShortEpochs(start=0.5, call=0.07, validating=2.0, gap=0.001)
-    monkeypatch.setattr(profiling, "_short_epochs", lambda *_: short)
-    monkeypatch.setattr(profiling, "_share_of_stalls", lambda *_: 0.5)
-    monkeypatch.setattr(profiling, "_steps_in_shuffle_buffer", lambda *_: None)
-    training = Training(
-        steps_per_call=1,
-        batch_size=32,
-        examples=3200,
-        drop_remainder=False,
-        iterations=None,
-        synchronise=lambda: None,
-    )
-    found = profiling.boundary(None, pipeline(None), object(), training, call_seconds=0.07)
-    assert found.stalled_ends == 0.5
-    assert found.seconds == pytest.approx(2.5 + 0.5 * mean_stall_seconds(2.0))
-    found = profiling.boundary(None, pipeline(None), None, training, call_seconds=0.07)
-    assert found.seconds == 2.5
-    found = profiling.boundary(None, pipeline(False), object(), training, call_seconds=0.07)
-    assert (found.stalled_ends, found.seconds) == (0.0, 2.5)
+def test_of_a_week_a_stall_is_told_at_once():
+    """Beyond a minute all sleeps are alike: awake at 81.9 s and each minute after it."""
+    assert stall_seconds(81.9 + 60.0 * 10**6 + 15.0) == pytest.approx(45.0)

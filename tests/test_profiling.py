@@ -1,9 +1,14 @@
 """What a boundary between long epochs costs, from what was timed of short ones; nothing here is trained."""
 
+import itertools
+import math
+import random
+import statistics
 from types import SimpleNamespace
 
 import pytest
 
+from autotune.measure.epoch_ends import stall_seconds
 from autotune.trial import profiling
 from autotune.trial.step_clock import Training
 
@@ -31,7 +36,7 @@ def training(steps, steps_per_call):
 )
 def test_calls_that_count_are_enough_to_end_a_slice(monkeypatch, steps, per_call, buffered, counted):
     """Of a single one that counts nothing would be timed: an epoch's first call is no part of a slice."""
-    short = profiling._ShortEpochs(start=1.0, call=0.5, validating=0.25, gap=0.001)
+    short = profiling._ShortEpochs(start=1.0, call=0.5, validating=0.25, ends=[], usual_gap=math.inf)
     monkeypatch.setattr(profiling, "_short_epochs", lambda *_: short)
     monkeypatch.setattr(profiling, "_steps_in_shuffle_buffer", lambda *_: buffered)
     monkeypatch.setattr(profiling, "_kept_call_seconds", lambda *_: 0.25)
@@ -39,3 +44,113 @@ def test_calls_that_count_are_enough_to_end_a_slice(monkeypatch, steps, per_call
     assert found.counted_calls == counted
     if counted is None:
         assert found.seconds == 1.25
+
+
+class Pipeline:
+    """A dataset that takes so long to start, and whose iterators go at once, or when their threads awake."""
+
+    def __init__(self, *, start_seconds=0.0, stalls=(), steps=100, tuned=True):
+        self.start_seconds, self.stalls, self.steps, self.tuned = start_seconds, stalls, steps, tuned
+
+    def options(self):
+        """Whether `tf.data` tunes it."""
+        return SimpleNamespace(autotune=SimpleNamespace(enabled=None if self.tuned else False))
+
+    def take(self, steps):
+        """Fewer steps of it."""
+        return Pipeline(start_seconds=self.start_seconds, stalls=self.stalls, steps=steps, tuned=self.tuned)
+
+
+class Model:
+    """One whose `fit` goes by a clock of its own: a call takes 10 ms, making an iterator 2, of a tuned one 5."""
+
+    def __init__(self, clock, *, call_seconds=0.01):
+        self.now, self.call_seconds, self.epochs = clock, call_seconds, 0
+        self.stop_training = False
+        self.train_function = lambda start_seconds: self.wait(start_seconds + self.call_seconds)
+
+    def wait(self, seconds):
+        """Time passes."""
+        self.now[0] += seconds
+
+    def fit(self, dataset, *, validation_data, callbacks, epochs, **_):
+        """Calls back as Keras does; the old iterator goes before an epoch's first call."""
+        (edges,), self.stop_training, used = callbacks, False, None
+        edges.set_model(self)
+        for epoch in range(epochs):
+            edges.on_epoch_begin(epoch)
+            self.wait(0.005 if dataset.tuned else 0.002)
+            if used is not None and dataset.tuned and next(dataset.stalls):
+                self.wait(stall_seconds(self.now[0] - used))
+            used = self.now[0]
+            for step in range(dataset.steps):
+                self.train_function(0.0 if step else dataset.start_seconds)
+            if validation_data is not None:
+                edges.on_test_begin()
+                self.wait(0.25)
+                edges.on_test_end()
+            edges.on_epoch_end(epoch)
+            self.epochs += 1
+            if self.stop_training:
+                break
+
+
+@pytest.fixture
+def model(monkeypatch):
+    """One on a clock of its own."""
+    now = [0.0]
+    monkeypatch.setattr(profiling.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(
+        profiling, "_untuned", lambda data: Pipeline(start_seconds=data.start_seconds, tuned=False)
+    )
+    monkeypatch.setattr(profiling, "_shortened", lambda validation, steps: (validation, 4.0))
+    monkeypatch.setattr(profiling, "_steps_in_shuffle_buffer", lambda *_: None)
+    return Model(now)
+
+
+def some(share):
+    """So many of all ends stall, by chance."""
+    draw = random.Random(2)
+    return (draw.random() < share for _ in itertools.count())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("start_seconds", [0.0, 0.05, 0.13])
+def test_the_share_of_stalls_is_what_short_epochs_have_on_average(model, share, start_seconds):
+    """Whatever their ages are; and what a boundary costs beyond its steps holds none of them."""
+    data = Pipeline(start_seconds=start_seconds, stalls=some(share))
+    found = [profiling.boundary(model, data, None, training(100, 1), call_seconds=0.01) for _ in range(60)]
+    assert statistics.fmean(each.stalled_ends for each in found) == pytest.approx(share, abs=0.06)
+    # Making a tuned iterator takes 5 ms, of which the usual gap of an untuned one is 2.
+    assert all(each.seconds == pytest.approx(start_seconds + 0.002, abs=0.0031) for each in found)
+
+
+def test_a_pipeline_that_is_not_tuned_has_no_stalls(model):
+    """And nobody trains epochs to see them: only those that show what a boundary costs."""
+    found = profiling.boundary(model, Pipeline(tuned=False), None, training(100, 1), call_seconds=0.01)
+    assert (found.stalled_ends, model.epochs) == (0.0, profiling.BOUNDARY_EPOCHS)
+
+
+def test_a_validation_is_charged_whole(model):
+    """Four times what a quarter of it took."""
+    data = Pipeline(stalls=some(0.0))
+    with_one = profiling.boundary(model, data, object(), training(100, 1), call_seconds=0.01)
+    without = profiling.boundary(model, data, None, training(100, 1), call_seconds=0.01)
+    assert with_one.seconds - without.seconds == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("slow", ["steps", "start"])
+def test_where_epochs_of_one_call_are_slow_nothing_is_said_of_stalls(model, slow):
+    """They would take a trial's time: no more are trained than for the boundary."""
+    model.call_seconds = 3.0 if slow == "steps" else 0.01
+    data = Pipeline(start_seconds=3.0 if slow == "start" else 0.0, stalls=some(1.0))
+    found = profiling.boundary(model, data, None, training(100, 1), call_seconds=model.call_seconds)
+    assert found.stalled_ends is None
+    assert model.epochs <= profiling.BOUNDARY_EPOCHS
+
+
+def test_looking_for_stalls_ends_in_time(model):
+    """Epochs of three quarters of a second: each length is given up after two seconds, not after four epochs."""
+    data = Pipeline(start_seconds=0.75, stalls=some(0.0))
+    profiling.boundary(model, data, None, training(100, 1), call_seconds=0.01)
+    assert model.now[0] < 13.0

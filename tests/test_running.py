@@ -129,17 +129,14 @@ def test_what_no_process_told_is_not_in_the_record():
     assert trial.record(Outcome.OK).stalled_ends is None
 
 
-def test_what_one_side_does_not_know_of_stalls_it_has_from_the_other():
-    """Steps too slow to see any beside ones that saw some: only of the baseline they would make a gain."""
-    slow, quick = warm(0.0, None), warm(0.0, 0.5)
-    for own, reference in [(slow, quick), (quick, slow)]:
-        trial = Trial(1, Phase.SEARCH, Configuration({}))
+def test_stalls_that_only_one_side_knows_of_count_on_neither():
+    """Steps too slow to see any beside ones that saw some: charged on one side only they would make a gain."""
+    slow, quick, untuned = warm(0.0, None), warm(0.0, 0.5), warm(0.0, 0.0)
+    trial = Trial(1, Phase.SEARCH, Configuration({}))
+    for own, reference in [(slow, quick), (quick, slow), (slow, slow), (quick, quick), (quick, untuned)]:
         trial.note_warm(own)
         trial.add_pair(
             baseline_first=True, baseline=a_slice(100), candidate=a_slice(100), reference=reference
         )
-        assert trial.log_ratios == [0.0]
-    trial.add_pair(
-        baseline_first=True, baseline=a_slice(100), candidate=a_slice(100), reference=warm(0.0, 0.0)
-    )
+    assert trial.log_ratios[:4] == [0.0] * 4
     assert trial.log_ratios[-1] < -0.1, "that an untuned pipeline has none is known"

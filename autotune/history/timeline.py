@@ -15,7 +15,7 @@ from autotune.history.runs import check_configuration, find_runs
 from autotune.measure.disturbance import Disturbance, load_of
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
-from autotune.study.running import rate
+from autotune.study.running import charged_stalls, rate
 from autotune.trial.record import Pair, Phase, Slice, TrialRecord
 
 
@@ -113,7 +113,7 @@ def _ratios(directory: RunDirectory, record: TrialRecord, records: Sequence[Tria
             loads = (_load(pair.baseline), _load(pair.candidate))
             yield Point(
                 at=at,
-                value=_rate(pair.candidate, record) / _rate(pair.baseline, baseline),
+                value=_rate(pair.candidate, record, baseline) / _rate(pair.baseline, baseline, record),
                 trial=record.trial,
                 phase=record.phase,
                 configuration=_changes(directory, record, baseline),
@@ -133,7 +133,7 @@ def _reference(
         if each.at is not None:
             yield Point(
                 at=each.at,
-                value=_rate(each, baseline),
+                value=_rate(each, baseline, baseline),
                 trial=record.trial,
                 phase=record.phase,
                 configuration=_changes(directory, record, baseline),
@@ -178,12 +178,12 @@ def _end_of(pair: Pair) -> float | None:
     return max(known, default=None)
 
 
-def _rate(each: Slice, record: TrialRecord) -> float:
+def _rate(each: Slice, record: TrialRecord, beside: TrialRecord) -> float:
     return rate(
         each,
         examples_per_epoch=record.examples_per_epoch,
         epoch_overhead_seconds=record.epoch_overhead_seconds,
-        stalled_ends=record.stalled_ends,
+        stalled_ends=charged_stalls(record, beside),
     )
 
 

@@ -21,8 +21,8 @@ SPREAD = 0.1
 AGES = 40
 FEWEST_ENDS = 3
 """Of short epochs: fewer do not tell how often one stalls."""
-LEAST_STALLS_SECONDS = 0.05
-"""What those would have taken had each stalled; with less, gaps differ by as much without a stall."""
+LEAST_STALL_SECONDS = 0.03
+"""What stalls at their ages would take on average; where that is less, gaps differ by as much without a stall."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,10 @@ def stall_seconds(age: float) -> float:
     """How long a stall takes at the end of an iterator of this age, in seconds: until its thread awakes."""
     awake, sleep = 0.0, FIRST_SLEEP_SECONDS
     while awake <= age:
+        if sleep >= LONGEST_SLEEP_SECONDS:
+            return LONGEST_SLEEP_SECONDS - (age - awake) % LONGEST_SLEEP_SECONDS
         awake += sleep
-        sleep = min(2 * sleep, LONGEST_SLEEP_SECONDS)
+        sleep *= 2
     return awake - age
 
 
@@ -56,6 +58,9 @@ def mean_stall_seconds(length: float) -> float:
 def share_of_stalls(ends: Sequence[EpochEnd], usual_gap: float) -> float | None:
     """Which share of epochs ends in a stall: the time that these took too long, of what stalls would have taken.
 
+    A tuned pipeline takes longer to be made and taken down, for it has more in it: its usual gap is that of the ends
+    that are clearly no stall, where that is longer.
+
     Args:
         ends: Of short epochs whose pipeline is tuned.
         usual_gap: Seconds from an epoch's beginning to its first call where the same pipeline is not tuned.
@@ -63,8 +68,10 @@ def share_of_stalls(ends: Sequence[EpochEnd], usual_gap: float) -> float | None:
     Returns:
         From 0 to 1; None where there are too few ends, or stalls would have been too short to show.
     """
-    stalls = [stall_seconds(each.age + usual_gap) for each in ends]
-    if len(ends) < FEWEST_ENDS or sum(stalls) < LEAST_STALLS_SECONDS:
+    clear = [each.gap for each in ends if each.gap < stall_seconds(each.age + usual_gap) / 2]
+    usual = max(usual_gap, statistics.median(clear)) if clear else usual_gap
+    stalls = [stall_seconds(each.age + usual) for each in ends]
+    if len(ends) < FEWEST_ENDS or statistics.fmean(stalls) < LEAST_STALL_SECONDS:
         return None
-    late = sum(min(each.gap - usual_gap, stall) for each, stall in zip(ends, stalls, strict=True))
+    late = sum(min(each.gap - usual, stall) for each, stall in zip(ends, stalls, strict=True))
     return min(1.0, max(0.0, late / sum(stalls)))

@@ -73,7 +73,8 @@ def epoch_seconds(record: TrialRecord) -> float:
     """What an epoch of a configuration takes, stalls that slices leave out not counted; infinite where not known."""
     if record.examples_per_epoch is None or record.throughput is None:
         return math.inf
-    own = [*record.slices, *(pair.candidate for pair in record.pairs)]
+    slices = [*record.slices, *(pair.candidate for pair in record.pairs)]
+    own = [each for each in slices if not each.epochs]
     if record.stalled_ends and own:
         pace = sum(each.seconds for each in own) / sum(each.examples for each in own)
         return record.examples_per_epoch * pace + (record.epoch_overhead_seconds or 0.0)

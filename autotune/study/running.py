@@ -13,7 +13,7 @@ from autotune.measure.intervals import LogInterval, mean_interval
 from autotune.measure.throughput import long_run_rate, overall_log_ratios, overall_rate
 from autotune.space.configuration import Configuration
 from autotune.trial.live import LiveTrial, TrialFailed, WarmUp
-from autotune.trial.messages import Finished
+from autotune.trial.messages import Finished, Ready
 from autotune.trial.record import Interval, Leg, Outcome, Pair, Pairing, Phase, Slice, TrialRecord
 
 MOST_REPEATS, MOST_REPEAT_SECONDS = 4, 4.0
@@ -55,14 +55,23 @@ def rate(
     )
 
 
-def _rate(each: Slice, warm: WarmUp, beside: WarmUp | None = None) -> float:
-    """What a process does not know of its epochs' ends it has from the one beside it, so that neither looks better."""
-    known = [one.ready.stalled_ends for one in (warm, beside) if one is not None]
+def charged_stalls(own: Ready | TrialRecord, beside: Ready | TrialRecord) -> float | None:
+    """The share of epochs whose stalls count where two are set against each other: none where one side's is not known.
+
+    Args:
+        own: What is known of the side that is asked for.
+        beside: The same of the other; epochs that are timed whole hold their stalls.
+    """
+    unknown = beside.timed_by == "steps" and beside.stalled_ends is None
+    return None if unknown else own.stalled_ends
+
+
+def _rate(each: Slice, warm: WarmUp, beside: WarmUp) -> float:
     return rate(
         each,
         examples_per_epoch=warm.started.examples,
         epoch_overhead_seconds=warm.ready.epoch_overhead_seconds,
-        stalled_ends=next((share for share in known if share is not None), None),
+        stalled_ends=charged_stalls(warm.ready, beside.ready),
     )
 
 
@@ -249,7 +258,7 @@ class Trial:
     def rate(self, each: Slice) -> float:
         """Samples per second of a long training at the pace of one of its slices."""
         assert self.warm is not None
-        return _rate(each, self.warm)
+        return _rate(each, self.warm, self.warm)
 
     @property
     def estimate(self) -> LogInterval | None:
@@ -320,8 +329,11 @@ class Trial:
         return throughput_interval(rates, [each.examples for each in own])
 
     def _epoch_overhead_seconds(self) -> float | None:
-        """What an epoch costs beyond its steps, by all processes: each has seen a few boundaries."""
-        return _mean(each.ready.epoch_overhead_seconds for each in self._warm)
+        """What an epoch costs beyond its steps: the mean of all processes that were timed so, which saw a few each."""
+        by_steps = [each.ready for each in self._warm if each.ready.timed_by == "steps"]
+        if self.warm is not None and self.warm.ready.timed_by == "epochs":
+            by_steps = [self.warm.ready]
+        return _mean(each.epoch_overhead_seconds for each in by_steps)
 
     def _stalled_ends(self) -> float | None:
         return _mean(each.ready.stalled_ends for each in self._warm)

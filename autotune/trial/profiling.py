@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from autotune.measure.epoch_ends import FEWEST_ENDS, EpochEnd, mean_stall_seconds, share_of_stalls
+from autotune.measure.epoch_ends import FEWEST_ENDS, EpochEnd, share_of_stalls
 
 if TYPE_CHECKING:
     import keras
@@ -32,11 +32,11 @@ TELLING_SECONDS = (0.16, 0.22)
 """Lengths of epochs that show how often one ends in a stall: such stalls take 0.14 and 0.08 s. Two, because a pipeline
 that takes its time at an epoch's start makes them longer: one of them is far from an awakening."""
 TELLING_EPOCHS = 4
-"""Of each length."""
+"""Of each length, and without tuning."""
 TELLING_MOST_SECONDS = 2.0
-"""No further one of these is begun after so long, once three ends were seen."""
-SLOW_CALL_SECONDS = 1.0
-"""Where a call takes longer, they would take too long to be trained."""
+"""No further one of these is begun after so long."""
+SLOW_EPOCH_SECONDS = 1.0
+"""Where an epoch of one call takes longer, they would take too long to be trained."""
 WORTH_MENDING = 0.01
 """Share of an epoch that a boundary must cost before it is asked how much of that the epoch's end pays back."""
 FEWEST_COUNTED_CALLS = 2
@@ -80,16 +80,19 @@ class _ShortEpochs:
     """What short epochs showed.
 
     Args:
-        start: Seconds of one beyond its calls and its validation.
+        start: Seconds of one beyond its calls, its validation and its stalls.
         call: Seconds of a call within one, the first left out.
         validating: Seconds of a whole validation.
-        gap: Seconds from its beginning to its first call, usually.
+        ends: How they ended.
+        usual_gap: Seconds from an epoch's beginning to its first call where no stall can be; infinite where nobody
+            looked, because the pipeline is not tuned, or is too slow.
     """
 
     start: float
     call: float
     validating: float
-    gap: float
+    ends: list[EpochEnd]
+    usual_gap: float
 
 
 def boundary(
@@ -107,8 +110,8 @@ def boundary(
     the buffer, and w seconds that a step waits for input, it is min(p, w) for each step that the full buffer feeds:
     all of it in a pipeline that takes turns with its training, nothing where it keeps ahead of it.
 
-    These short epochs are trained without `tf.data`'s own tuning, with which some would end in a stall. How often,
-    others show, with it; how long that takes follows from a long epoch's length, which only its slices tell.
+    Where `tf.data` tunes the pipeline, some short epochs end in a stall, which is left out. How often, they and some
+    more show; how long that takes follows from a long epoch's length, which only its slices tell.
 
     Args:
         model: Compiled, and trained already.
@@ -133,11 +136,10 @@ def boundary(
             counted_calls = counted
     stalled_ends: float | None = 0.0
     if train.options().autotune.enabled is not False:
-        stalled_ends = _share_of_stalls(model, train, training, short)
-    seconds = max(0.0, start + short.validating)
-    if stalled_ends and validation is not None:
-        seconds += stalled_ends * mean_stall_seconds(short.validating)
-    return Boundary(seconds=seconds, counted_calls=counted_calls, stalled_ends=stalled_ends)
+        stalled_ends = _share_of_stalls(model, train, training, short, call_seconds)
+    return Boundary(
+        seconds=max(0.0, start + short.validating), counted_calls=counted_calls, stalled_ends=stalled_ends
+    )
 
 
 def _short_epochs(
@@ -151,9 +153,9 @@ def _short_epochs(
     calls_each = int(min(MOST_BOUNDARY_CALLS, max(FEWEST_BOUNDARY_CALLS, wanted)))
     short, whole = None, 1.0
     if validation is not None:
-        short, whole = _shortened(_untuned(validation), training.steps_per_call)
-    few = _untuned(train).take(calls_each * training.steps_per_call)
-    seen = _train(model, few, short, BOUNDARY_EPOCHS, fewest_ends=1, most_seconds=BOUNDARY_SECONDS)
+        short, whole = _shortened(validation, training.steps_per_call)
+    few = train.take(calls_each * training.steps_per_call)
+    seen = _train(model, few, short, BOUNDARY_EPOCHS, most_seconds=BOUNDARY_SECONDS)
     calls_each = max(1, len(seen.calls) // len(seen.ended))  # one that has run dry is told of by the next fit
     usual_call = statistics.fmean(
         [each.seconds for index, each in enumerate(seen.calls) if index % calls_each]
@@ -161,16 +163,24 @@ def _short_epochs(
     )
     spent = [late - early for early, late in itertools.pairwise(seen.ended)]
     checked = seen.validations[1:] or [0.0] * len(spent)
+    start = statistics.fmean(spent) - statistics.fmean(checked) - calls_each * usual_call
+    usual_gap = math.inf
+    if train.options().autotune.enabled is not False and start + usual_call <= SLOW_EPOCH_SECONDS:
+        one = _untuned(train).take(training.steps_per_call)
+        untuned = _train(model, one, None, TELLING_EPOCHS, most_seconds=TELLING_MOST_SECONDS)
+        usual_gap = statistics.median(each.gap for each in untuned.ends)
+        start -= sum(max(0.0, each.gap - usual_gap) for each in seen.ends) / len(spent)
     return _ShortEpochs(
-        start=statistics.fmean(spent) - statistics.fmean(checked) - calls_each * usual_call,
+        start=start,
         call=usual_call,
         validating=statistics.fmean(checked) * whole,
-        gap=statistics.median(each.gap for each in seen.ends),
+        ends=seen.ends,
+        usual_gap=usual_gap,
     )
 
 
 def _share_of_stalls(
-    model: keras.Model, train: tf.data.Dataset, training: Training, short: _ShortEpochs
+    model: keras.Model, train: tf.data.Dataset, training: Training, short: _ShortEpochs, call_seconds: float
 ) -> float | None:
     """Share of epochs that end in a stall, by some short ones of the pipeline as it is; None if that does not tell.
 
@@ -178,22 +188,22 @@ def _share_of_stalls(
         model: Compiled, and trained already.
         train: The training pipeline, batched, which `tf.data` tunes.
         training: The training's sizes.
-        short: What epochs without that tuning showed.
+        short: What short epochs have shown already.
+        call_seconds: What a call of the train function usually takes.
     """
-    if short.call > SLOW_CALL_SECONDS:
+    call = max(short.call, call_seconds)
+    if math.isinf(short.usual_gap) or call > SLOW_EPOCH_SECONDS:
         return None
-    ends: list[EpochEnd] = []
-    left = TELLING_MOST_SECONDS
+    ends, calls, left = list(short.ends), 0, TELLING_MOST_SECONDS
     for seconds in TELLING_SECONDS:
-        calls = max(1, round(seconds / short.call))
+        calls = max(calls + 1, round(seconds / call))
         began = time.perf_counter()
-        fewest = max(1, FEWEST_ENDS - len(ends))
         few = train.take(calls * training.steps_per_call)
-        ends += _train(model, few, None, TELLING_EPOCHS, fewest_ends=fewest, most_seconds=left).ends
+        ends += _train(model, few, None, TELLING_EPOCHS, most_seconds=left).ends
         left -= time.perf_counter() - began
         if left < 0 and len(ends) >= FEWEST_ENDS:
             break
-    return share_of_stalls(ends, short.gap)
+    return share_of_stalls(ends, short.usual_gap)
 
 
 @dataclass(frozen=True)
@@ -227,7 +237,6 @@ def _train(
     validation: tf.data.Dataset | None,
     epochs: int,
     *,
-    fewest_ends: int,
     most_seconds: float,
 ) -> _Seen:
     """Train some epochs, fewer where they take long.
@@ -237,8 +246,7 @@ def _train(
         train: What an epoch is.
         validation: What follows on each, or None.
         epochs: How many.
-        fewest_ends: Ends of epochs with another one after them that are waited for, however long it takes.
-        most_seconds: No further epoch is begun after so long.
+        most_seconds: No further epoch is begun after so long, once one has followed on another.
     """
     import keras
 
@@ -256,7 +264,7 @@ def _train(
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             ended.append(time.perf_counter())
-            if len(ended) > fewest_ends and ended[-1] - began > most_seconds:
+            if len(ended) > 1 and ended[-1] - began > most_seconds:
                 self.model.stop_training = True
 
         def on_test_begin(self, logs: Any = None) -> None:
@@ -279,7 +287,7 @@ def _train(
             train,
             validation_data=validation,
             callbacks=[Edges()],
-            epochs=max(epochs, fewest_ends + 1),
+            epochs=epochs,
             verbose=0,
             shuffle=False,
         )
