@@ -30,7 +30,7 @@ import tensorflow as tf
 from figures import Figure, factor, mean, parser, report, share
 
 from autotune.measure.epoch_ends import EpochEnd, stall_seconds
-from autotune.trial import profiling
+from autotune.trial import boundary
 from autotune.trial.step_clock import Training
 
 ELEMENT_SECONDS = 0.01
@@ -123,11 +123,11 @@ def told_by_trials(dataset: tf.data.Dataset, model: keras.Model, *, tuned: bool)
         iterations=None,
         synchronise=tf.test.experimental.sync_devices,
     )
-    short = profiling._short_epochs(model, dataset, None, training, ELEMENT_SECONDS)
+    short = boundary._short_epochs(model, dataset, None, training, ELEMENT_SECONDS)
     if tuned:
-        return profiling._share_of_stalls(model, dataset, training, short, ELEMENT_SECONDS)
+        return boundary._share_of_stalls(model, dataset, training, short, ELEMENT_SECONDS)
     short = dataclasses.replace(short, ends=[])
-    return profiling._share_of_stalls(model, profiling._untuned(dataset), training, short, ELEMENT_SECONDS)
+    return boundary._share_of_stalls(model, boundary._untuned(dataset), training, short, ELEMENT_SECONDS)
 
 
 def figures(kind: str, epochs: int, repeats: int) -> dict[str, Figure]:

@@ -10,7 +10,7 @@ What was on its way when it was frozen would be a gift; and to end what `tf.data
 longer after a pause, which no training pays. Epochs that are longer than the tuner allows, and of very few calls, are
 timed boundary to boundary. Where an epoch is longer and has more calls, `LongEpoch` leaves `fit` once, and a second
 `fit` is timed by steps: the stretch from the last call of an epoch to the first call of the next is not counted,
-because its cost is measured apart (`profiling.boundary`).
+because its cost is measured apart (`trial/boundary.py`).
 
 This module knows no TensorFlow: what it needs of it is handed in.
 """

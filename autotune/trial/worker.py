@@ -15,6 +15,7 @@ from autotune.errors import ApplyError, AutotuneError, WorkloadError
 from autotune.recipe import apply
 from autotune.space.configuration import Configuration
 from autotune.trial import building, loss_curves, messages, profiling, telemetry
+from autotune.trial.boundary import boundary
 from autotune.trial.log import printable
 from autotune.trial.record import Outcome
 from autotune.trial.retracing import Retracing
@@ -232,11 +233,7 @@ def _fit(
             model.fit(train, validation_data=None if endless else validation, **arguments)
         except LongEpoch:
             model.train_function = usual
-            between = (
-                None
-                if endless
-                else profiling.boundary(model, train, validation, training, clock.call_seconds)
-            )
+            between = None if endless else boundary(model, train, validation, training, clock.call_seconds)
             model.train_function = timed
             if between is None:
                 clock.time_by_steps(None)

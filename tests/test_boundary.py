@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.measure.epoch_ends import stall_seconds
-from autotune.trial import profiling
+from autotune.trial import boundary
 from autotune.trial.step_clock import Training
 
 
@@ -36,11 +36,11 @@ def training(steps, steps_per_call):
 )
 def test_calls_that_count_are_enough_to_end_a_slice(monkeypatch, steps, per_call, buffered, counted):
     """Of a single one that counts nothing would be timed: an epoch's first call is no part of a slice."""
-    short = profiling._ShortEpochs(start=1.0, call=0.5, validating=0.25, ends=[], usual_gap=math.inf)
-    monkeypatch.setattr(profiling, "_short_epochs", lambda *_: short)
-    monkeypatch.setattr(profiling, "_steps_in_shuffle_buffer", lambda *_: buffered)
-    monkeypatch.setattr(profiling, "_kept_call_seconds", lambda *_: 0.25)
-    found = profiling.boundary(None, untuned(), None, training(steps, per_call), call_seconds=0.5)
+    short = boundary._ShortEpochs(start=1.0, call=0.5, validating=0.25, ends=[], usual_gap=math.inf)
+    monkeypatch.setattr(boundary, "_short_epochs", lambda *_: short)
+    monkeypatch.setattr(boundary, "_steps_in_shuffle_buffer", lambda *_: buffered)
+    monkeypatch.setattr(boundary, "_kept_call_seconds", lambda *_: 0.25)
+    found = boundary.boundary(None, untuned(), None, training(steps, per_call), call_seconds=0.5)
     assert found.counted_calls == counted
     if counted is None:
         assert found.seconds == 1.25
@@ -99,12 +99,12 @@ class Model:
 def model(monkeypatch):
     """One on a clock of its own."""
     now = [0.0]
-    monkeypatch.setattr(profiling.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(boundary.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(
-        profiling, "_untuned", lambda data: Pipeline(start_seconds=data.start_seconds, tuned=False)
+        boundary, "_untuned", lambda data: Pipeline(start_seconds=data.start_seconds, tuned=False)
     )
-    monkeypatch.setattr(profiling, "_shortened", lambda validation, steps: (validation, 4.0))
-    monkeypatch.setattr(profiling, "_steps_in_shuffle_buffer", lambda *_: None)
+    monkeypatch.setattr(boundary, "_shortened", lambda validation, steps: (validation, 4.0))
+    monkeypatch.setattr(boundary, "_steps_in_shuffle_buffer", lambda *_: None)
     return Model(now)
 
 
@@ -119,7 +119,7 @@ def some(share):
 def test_the_share_of_stalls_is_what_short_epochs_have_on_average(model, share, start_seconds):
     """Whatever their ages are; and what a boundary costs beyond its steps holds none of them."""
     data = Pipeline(start_seconds=start_seconds, stalls=some(share))
-    found = [profiling.boundary(model, data, None, training(100, 1), call_seconds=0.01) for _ in range(60)]
+    found = [boundary.boundary(model, data, None, training(100, 1), call_seconds=0.01) for _ in range(60)]
     assert statistics.fmean(each.stalled_ends for each in found) == pytest.approx(share, abs=0.06)
     # Making a tuned iterator takes 5 ms, of which the usual gap of an untuned one is 2.
     assert all(each.seconds == pytest.approx(start_seconds + 0.002, abs=0.0031) for each in found)
@@ -127,15 +127,15 @@ def test_the_share_of_stalls_is_what_short_epochs_have_on_average(model, share, 
 
 def test_a_pipeline_that_is_not_tuned_has_no_stalls(model):
     """And nobody trains epochs to see them: only those that show what a boundary costs."""
-    found = profiling.boundary(model, Pipeline(tuned=False), None, training(100, 1), call_seconds=0.01)
-    assert (found.stalled_ends, model.epochs) == (0.0, profiling.BOUNDARY_EPOCHS)
+    found = boundary.boundary(model, Pipeline(tuned=False), None, training(100, 1), call_seconds=0.01)
+    assert (found.stalled_ends, model.epochs) == (0.0, boundary.BOUNDARY_EPOCHS)
 
 
 def test_a_validation_is_charged_whole(model):
     """Four times what a quarter of it took."""
     data = Pipeline(stalls=some(0.0))
-    with_one = profiling.boundary(model, data, object(), training(100, 1), call_seconds=0.01)
-    without = profiling.boundary(model, data, None, training(100, 1), call_seconds=0.01)
+    with_one = boundary.boundary(model, data, object(), training(100, 1), call_seconds=0.01)
+    without = boundary.boundary(model, data, None, training(100, 1), call_seconds=0.01)
     assert with_one.seconds - without.seconds == pytest.approx(1.0)
 
 
@@ -144,13 +144,13 @@ def test_where_epochs_of_one_call_are_slow_nothing_is_said_of_stalls(model, slow
     """They would take a trial's time: no more are trained than for the boundary."""
     model.call_seconds = 3.0 if slow == "steps" else 0.01
     data = Pipeline(start_seconds=3.0 if slow == "start" else 0.0, stalls=some(1.0))
-    found = profiling.boundary(model, data, None, training(100, 1), call_seconds=model.call_seconds)
+    found = boundary.boundary(model, data, None, training(100, 1), call_seconds=model.call_seconds)
     assert found.stalled_ends is None
-    assert model.epochs <= profiling.BOUNDARY_EPOCHS
+    assert model.epochs <= boundary.BOUNDARY_EPOCHS
 
 
 def test_looking_for_stalls_ends_in_time(model):
     """Epochs of three quarters of a second: each length is given up after two seconds, not after four epochs."""
     data = Pipeline(start_seconds=0.75, stalls=some(0.0))
-    profiling.boundary(model, data, None, training(100, 1), call_seconds=0.01)
+    boundary.boundary(model, data, None, training(100, 1), call_seconds=0.01)
     assert model.now[0] < 13.0

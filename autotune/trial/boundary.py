@@ -1,0 +1,338 @@
+"""What lies between two long epochs, for a training that is timed by steps: what it costs, and how often it is a stall.
+
+Runs in the trial process, on the model's own compiled functions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from autotune.measure.epoch_ends import FEWEST_ENDS, EpochEnd, share_of_stalls
+
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+
+    from autotune.trial.step_clock import Training
+
+MOST_BOUNDARY_CALLS, FEWEST_BOUNDARY_CALLS = 6, 2
+"""Calls of the train function in each of the short epochs that show what a boundary costs."""
+BOUNDARY_EPOCH_SECONDS = 0.5
+BOUNDARY_EPOCHS = 4
+BOUNDARY_SECONDS = 2.0
+"""No further short epoch is begun after so long, once one boundary was seen."""
+TELLING_SECONDS = (0.16, 0.22)
+"""Lengths of epochs that show how often one ends in a stall: such stalls take 0.14 and 0.08 s. Two, because a pipeline
+that takes its time at an epoch's start makes them longer: one of them is far from an awakening."""
+TELLING_EPOCHS = 4
+"""Of each length, and without tuning."""
+TELLING_MOST_SECONDS = 2.0
+"""No further one of these is begun after so long."""
+SLOW_EPOCH_SECONDS = 1.0
+"""Where an epoch of one call takes longer, they would take too long to be trained."""
+WORTH_MENDING = 0.01
+"""Share of an epoch that a boundary must cost before it is asked how much of that the epoch's end pays back."""
+FEWEST_COUNTED_CALLS = 2
+"""Of an epoch: its first call is no part of a slice, so with fewer no slice would ever end."""
+KEPT_SECONDS = 0.3
+"""How long the step is timed on a batch kept in memory."""
+VALIDATION_CALLS = 20
+"""Calls of the test function from which a longer validation's time is extrapolated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boundary:
+    """What lies between two long epochs, for a training that is timed by steps.
+
+    Args:
+        seconds: What an epoch costs beyond its steps, at the pace of those that count.
+        counted_calls: So many calls of an epoch count, from its beginning; None for all. The rest is quicker than
+            the usual pace: a shuffle buffer is emptied that nothing refills. That is in `seconds`.
+        stalled_ends: Share of epochs that end in a stall on top of that (`measure/epoch_ends.py`): 0 where `tf.data`
+            does not tune the pipeline, None where too little was seen.
+    """
+
+    seconds: float
+    counted_calls: int | None = None
+    stalled_ends: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ShortEpochs:
+    """What short epochs showed.
+
+    Args:
+        start: Seconds of one beyond its calls, its validation and its stalls.
+        call: Seconds of a call within one, the first left out.
+        validating: Seconds of a whole validation.
+        ends: How they ended.
+        usual_gap: Seconds from an epoch's beginning to its first call where no stall can be; infinite where nobody
+            looked, because the pipeline is not tuned, or is too slow.
+    """
+
+    start: float
+    call: float
+    validating: float
+    ends: list[EpochEnd]
+    usual_gap: float
+
+
+def boundary(
+    model: keras.Model,
+    train: tf.data.Dataset,
+    validation: tf.data.Dataset | None,
+    training: Training,
+    call_seconds: float,
+) -> Boundary:
+    """What an epoch costs beyond its steps: a new iterator, a refilled shuffle buffer, validation.
+
+    Trains a few short epochs of the same pipeline and takes the time of their steps away. What fills a shuffle
+    buffer at an epoch's start need not be produced at its end, which short epochs never reach: so much
+    less is charged as the steps wait for that production. With p seconds to produce what a step takes from
+    the buffer, and w seconds that a step waits for input, it is min(p, w) for each step that the full buffer feeds:
+    all of it in a pipeline that takes turns with its training, nothing where it keeps ahead of it.
+
+    Where `tf.data` tunes the pipeline, some short epochs end in a stall, which is left out. How often, they and some
+    more show; how long that takes follows from a long epoch's length, which only its slices tell.
+
+    Args:
+        model: Compiled, and trained already.
+        train: The training pipeline, batched.
+        validation: What is validated after each epoch, or None.
+        training: The training's sizes.
+        call_seconds: What a call of the train function usually takes.
+
+    Returns:
+        The mean of several, for a long training pays for its stalls too.
+    """
+    short = _short_epochs(model, train, validation, training, call_seconds)
+    start, counted_calls = short.start, None
+    buffered, steps = _steps_in_shuffle_buffer(train, training.batch_size), training.steps_per_epoch
+    per_call = training.steps_per_call
+    # From a buffer that holds most of an epoch, most steps are fed without production.
+    if buffered is not None and steps is not None and 0 < buffered <= steps / 2:
+        counted = int((steps - buffered) / per_call)
+        if start >= WORTH_MENDING * steps / per_call * short.call and counted >= FEWEST_COUNTED_CALLS:
+            waited = max(0.0, short.call - _kept_call_seconds(model, train))
+            start -= min(start, waited * buffered / per_call)
+            counted_calls = counted
+    stalled_ends: float | None = 0.0
+    if train.options().autotune.enabled is not False:
+        stalled_ends = _share_of_stalls(model, train, training, short, call_seconds)
+    return Boundary(
+        seconds=max(0.0, start + short.validating), counted_calls=counted_calls, stalled_ends=stalled_ends
+    )
+
+
+def _short_epochs(
+    model: keras.Model,
+    train: tf.data.Dataset,
+    validation: tf.data.Dataset | None,
+    training: Training,
+    call_seconds: float,
+) -> _ShortEpochs:
+    wanted = BOUNDARY_EPOCH_SECONDS / max(call_seconds, 1e-9)
+    calls_each = int(min(MOST_BOUNDARY_CALLS, max(FEWEST_BOUNDARY_CALLS, wanted)))
+    short, whole = None, 1.0
+    if validation is not None:
+        short, whole = _shortened(validation, training.steps_per_call)
+    few = train.take(calls_each * training.steps_per_call)
+    seen = _train(model, few, short, BOUNDARY_EPOCHS, most_seconds=BOUNDARY_SECONDS)
+    calls_each = max(1, len(seen.calls) // len(seen.ended))  # one that has run dry is told of by the next fit
+    usual_call = statistics.fmean(
+        [seconds for index, seconds in enumerate(seen.calls) if index % calls_each] or seen.calls
+    )
+    spent = [late - early for early, late in itertools.pairwise(seen.ended)]
+    checked = seen.validations[1:] or [0.0] * len(spent)
+    start = statistics.fmean(spent) - statistics.fmean(checked) - calls_each * usual_call
+    usual_gap = math.inf
+    if train.options().autotune.enabled is not False and start + usual_call <= SLOW_EPOCH_SECONDS:
+        one = _untuned(train).take(training.steps_per_call)
+        untuned = _train(model, one, None, TELLING_EPOCHS, most_seconds=TELLING_MOST_SECONDS)
+        usual_gap = statistics.median(each.gap for each in untuned.ends)
+        start -= sum(max(0.0, each.gap - usual_gap) for each in seen.ends) / len(spent)
+    return _ShortEpochs(
+        start=start,
+        call=usual_call,
+        validating=statistics.fmean(checked) * whole,
+        ends=seen.ends,
+        usual_gap=usual_gap,
+    )
+
+
+def _share_of_stalls(
+    model: keras.Model, train: tf.data.Dataset, training: Training, short: _ShortEpochs, call_seconds: float
+) -> float | None:
+    """Share of epochs that end in a stall, by some short ones of the pipeline as it is; None if that does not tell.
+
+    Args:
+        model: Compiled, and trained already.
+        train: The training pipeline, batched, which `tf.data` tunes.
+        training: The training's sizes.
+        short: What short epochs have shown already.
+        call_seconds: What a call of the train function usually takes.
+    """
+    call = max(short.call, call_seconds)
+    if math.isinf(short.usual_gap) or call > SLOW_EPOCH_SECONDS:
+        return None
+    ends, calls, left = list(short.ends), 0, TELLING_MOST_SECONDS
+    for seconds in TELLING_SECONDS:
+        calls = max(calls + 1, round(seconds / call))
+        began = time.perf_counter()
+        few = train.take(calls * training.steps_per_call)
+        ends += _train(model, few, None, TELLING_EPOCHS, most_seconds=left).ends
+        left -= time.perf_counter() - began
+        if left < 0 and len(ends) >= FEWEST_ENDS:
+            break
+    return share_of_stalls(ends, short.usual_gap)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Seen:
+    """What some epochs showed.
+
+    Args:
+        calls: Seconds of each call of the train function.
+        ended: When epochs ended, validation included.
+        validations: Seconds of each.
+        ends: Of all epochs but the last.
+    """
+
+    calls: list[float]
+    ended: list[float]
+    validations: list[float]
+    ends: list[EpochEnd]
+
+
+def _train(
+    model: keras.Model,
+    train: tf.data.Dataset,
+    validation: tf.data.Dataset | None,
+    epochs: int,
+    *,
+    most_seconds: float,
+) -> _Seen:
+    """Train some epochs, fewer where they take long.
+
+    Args:
+        model: Compiled, and trained already.
+        train: What an epoch is.
+        validation: What follows on each, or None.
+        epochs: How many.
+        most_seconds: No further epoch is begun after so long, once one has followed on another.
+    """
+    import keras
+
+    calls: list[float] = []
+    began_at: list[float] = []
+    first_calls: list[float] = []
+    ended: list[float] = []
+    validations: list[float] = []
+
+    class Edges(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
+        """Notes when epochs and validations begin and end, and ends it all when enough was seen."""
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            began_at.append(time.perf_counter())
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            ended.append(time.perf_counter())
+            if len(ended) > 1 and ended[-1] - began > most_seconds:
+                self.model.stop_training = True
+
+        def on_test_begin(self, logs: Any = None) -> None:
+            validations.append(-time.perf_counter())
+
+        def on_test_end(self, logs: Any = None) -> None:
+            validations[-1] += time.perf_counter()
+
+    def timed(iterator: Any) -> Any:
+        if len(first_calls) < len(began_at):
+            first_calls.append(time.perf_counter())
+        return function(iterator)
+
+    usual = model.train_function
+    function = _timing(usual, calls)
+    model.train_function = timed
+    began = time.perf_counter()
+    try:
+        model.fit(
+            train,
+            validation_data=validation,
+            callbacks=[Edges()],
+            epochs=epochs,
+            verbose=0,
+            shuffle=False,
+        )
+    finally:
+        model.train_function = usual
+    ends = [
+        EpochEnd(age=next_began - called, gap=next_called - next_began)
+        for called, next_began, next_called in zip(first_calls, began_at[1:], first_calls[1:], strict=False)
+    ]
+    return _Seen(calls=calls, ended=ended, validations=validations, ends=ends)
+
+
+def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The same without `tf.data`'s own tuning."""
+    import tensorflow as tf
+
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
+def _steps_in_shuffle_buffer(train: tf.data.Dataset, batch_size: int) -> float | None:
+    """How many steps' worth of examples the pipeline's shuffle buffer holds; None where there is none.
+
+    Looks back from the end of the pipeline over what hands on element by element. What lies further up, such as a
+    shuffle of file names, is not taken for one of examples.
+    """
+    hands_on = ("Options", "Prefetch", "Map", "ParallelMap", "Batch", "ParallelBatch")
+    steps_per_element, dataset = 1.0, train
+    while True:
+        kind = type(dataset).__name__.strip("_").removesuffix("Dataset")
+        if kind == "Shuffle":
+            return float(getattr(dataset, "_buffer_size", math.nan)) * steps_per_element
+        if kind not in hands_on:
+            return None
+        if kind.endswith("Batch"):
+            steps_per_element = 1 / batch_size
+        (dataset,) = dataset._inputs()
+
+
+def _kept_call_seconds(model: keras.Model, train: tf.data.Dataset) -> float:
+    """What a call takes on a batch that is kept in memory."""
+    kept = iter(train.take(1).cache().repeat())
+    for _ in range(2):  # the second ends what was kept, and takes its pipeline down: that may take long
+        model.train_function(kept)
+    calls: list[float] = []
+    function = _timing(model.train_function, calls)
+    while sum(calls) < KEPT_SECONDS:
+        function(kept)
+    return statistics.fmean(calls)
+
+
+def _shortened(validation: tf.data.Dataset, steps_per_call: int) -> tuple[tf.data.Dataset, float]:
+    """At most `VALIDATION_CALLS` calls' worth of a validation set, and how often that is the whole."""
+    batches = VALIDATION_CALLS * steps_per_call
+    cardinality = int(validation.cardinality().numpy())
+    if 0 <= cardinality <= batches:
+        return validation, 1.0
+    return validation.take(batches), max(1.0, cardinality / batches)
+
+
+def _timing(function: Callable[[Any], Any], into: list[float]) -> Callable[[Any], Any]:
+    def timed(iterator: Any) -> Any:
+        began = time.perf_counter()
+        result = function(iterator)
+        into.append(time.perf_counter() - began)
+        return result
+
+    return timed
