@@ -5,7 +5,7 @@ from simulated_runs import a_slice
 
 from autotune.measure.epoch_ends import mean_stall_seconds
 from autotune.space.configuration import Configuration
-from autotune.study.running import Trial, throughput_interval
+from autotune.study.running import Trial, recorded_rate, throughput_interval
 from autotune.trial.live import WarmUp
 from autotune.trial.messages import Finished, Ready, Started
 from autotune.trial.record import Outcome, Pair, Pairing, Phase
@@ -140,3 +140,15 @@ def test_stalls_that_only_one_side_knows_of_count_on_neither():
         )
     assert trial.log_ratios[:4] == [0.0] * 4
     assert trial.log_ratios[-1] < -0.1, "that an untuned pipeline has none is known"
+
+
+def test_a_recorded_slice_has_the_rate_that_it_had_when_it_was_measured():
+    """A pair that is restored, or drawn, says what it said: with the stalls that were charged, or without."""
+    trial, beside = (Trial(number, Phase.SEARCH, Configuration({})) for number in (1, 0))
+    trial.note_warm(warm(2.0, 0.5))
+    beside.note_warm(warm(1.0, None))
+    each = a_slice(100)
+    own, other = (one.record(Outcome.OK) for one in (trial, beside))
+    assert recorded_rate(each, own, own) == trial.rate(each) < 1000 / 12.0
+    assert recorded_rate(each, own, other) == pytest.approx(1000 / 12.0), "neither side is charged"
+    assert recorded_rate(each, other, own) == pytest.approx(1000 / 11.0)

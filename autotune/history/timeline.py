@@ -15,7 +15,7 @@ from autotune.history.runs import check_configuration, find_runs
 from autotune.measure.disturbance import Disturbance, load_of
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
-from autotune.study.running import charged_stalls, rate
+from autotune.study.running import recorded_rate
 from autotune.trial.record import Pair, Phase, Slice, TrialRecord
 
 
@@ -113,7 +113,8 @@ def _ratios(directory: RunDirectory, record: TrialRecord, records: Sequence[Tria
             loads = (_load(pair.baseline), _load(pair.candidate))
             yield Point(
                 at=at,
-                value=_rate(pair.candidate, record, baseline) / _rate(pair.baseline, baseline, record),
+                value=recorded_rate(pair.candidate, record, baseline)
+                / recorded_rate(pair.baseline, baseline, record),
                 trial=record.trial,
                 phase=record.phase,
                 configuration=_changes(directory, record, baseline),
@@ -133,7 +134,7 @@ def _reference(
         if each.at is not None:
             yield Point(
                 at=each.at,
-                value=_rate(each, baseline, baseline),
+                value=recorded_rate(each, baseline, baseline),
                 trial=record.trial,
                 phase=record.phase,
                 configuration=_changes(directory, record, baseline),
@@ -176,15 +177,6 @@ def _changes(directory: RunDirectory, record: TrialRecord, baseline: TrialRecord
 def _end_of(pair: Pair) -> float | None:
     known = [each.at for each in (pair.baseline, pair.candidate) if each.at is not None]
     return max(known, default=None)
-
-
-def _rate(each: Slice, record: TrialRecord, beside: TrialRecord) -> float:
-    return rate(
-        each,
-        examples_per_epoch=record.examples_per_epoch,
-        epoch_overhead_seconds=record.epoch_overhead_seconds,
-        stalled_ends=charged_stalls(record, beside),
-    )
 
 
 def _load(each: Slice) -> float | None:

@@ -17,9 +17,9 @@ from autotune.run_directory import Resumption, RunDirectory, RunRecord
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KnobValue
 from autotune.study.options import Options
-from autotune.study.running import Trial, charged_stalls, now_utc, rate
+from autotune.study.running import Trial, now_utc, recorded_rate
 from autotune.trial.messages import Finished
-from autotune.trial.record import Outcome, Phase, Slice, TrialRecord
+from autotune.trial.record import Outcome, Phase, TrialRecord
 
 _START_ANEW = "Start a new run, with another --out."
 
@@ -192,8 +192,8 @@ def _restored(record: TrialRecord, baseline: TrialRecord) -> Trial:
     for pair in record.pairs:
         trial.restore_pair(
             pair,
-            baseline_rate=_rate(pair.baseline, baseline, record),
-            candidate_rate=_rate(pair.candidate, record, baseline),
+            baseline_rate=recorded_rate(pair.baseline, baseline, record),
+            candidate_rate=recorded_rate(pair.candidate, record, baseline),
         )
     if record.peak_host_bytes is not None:
         trial.finished = Finished(
@@ -203,12 +203,3 @@ def _restored(record: TrialRecord, baseline: TrialRecord) -> Trial:
             loss=record.last_loss,
         )
     return trial
-
-
-def _rate(each: Slice, record: TrialRecord, beside: TrialRecord) -> float:
-    return rate(
-        each,
-        examples_per_epoch=record.examples_per_epoch,
-        epoch_overhead_seconds=record.epoch_overhead_seconds,
-        stalled_ends=charged_stalls(record, beside),
-    )

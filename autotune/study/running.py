@@ -66,6 +66,16 @@ def charged_stalls(own: Ready | TrialRecord, beside: Ready | TrialRecord) -> flo
     return None if unknown else own.stalled_ends
 
 
+def recorded_rate(each: Slice, record: TrialRecord, beside: TrialRecord) -> float:
+    """The same of a slice that a record holds, set against what another one holds."""
+    return rate(
+        each,
+        examples_per_epoch=record.examples_per_epoch,
+        epoch_overhead_seconds=record.epoch_overhead_seconds,
+        stalled_ends=charged_stalls(record, beside),
+    )
+
+
 def _rate(each: Slice, warm: WarmUp, beside: WarmUp) -> float:
     return rate(
         each,
