@@ -3,8 +3,10 @@
     python benchmarks/claims.py [NAME...] [--quick] [--json FILE] [--recipes DIR] [--budget 100s] [--untuned] …
 
 Prints one table. For each workload of `examples/` a real `autotune tune` makes a recipe. Then `plain_training.py`
-trains with the baseline and with the recipe, each time in a fresh process, in ABBA order. A round is one training of
-each, and gives one log-ratio of their samples per second over whole epochs.
+trains with the baseline and with the recipe. A round is a fresh process of each, which take turns in ABBA order, each
+turn one `fit` of many whole epochs; the other one has nothing to do meanwhile, and no iterator. A round gives one
+log-ratio of samples per second, over all turns of either. Shorter rounds of more processes would spend most of the time
+on importing and compiling, and longer turns would be further apart: this machine's speed wanders.
 
 A claim *agrees* where it differs from the mean of the rounds by no more than chance explains:
 |log(claim) - log(long)| <= 1.96 * sqrt(se_claim² + se_long²). 1.96 * se is half the width of a 95% interval: the
@@ -23,16 +25,21 @@ ordinary trainings alike.
 import argparse
 import json
 import math
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from figures import write
+from plain_training import READY
 from scipy.stats import binomtest
 
 from autotune.errors import AutotuneError
@@ -44,10 +51,11 @@ TRAINING = Path(__file__).with_name("plain_training.py")
 WORKLOADS = ("digits_mlp", "digits_cnn", "photos_jpeg", "source_transformer", "tabular_wide_deep")
 BUDGET, BUDGET_QUICK = "100s", "35s"
 ROUNDS, ROUNDS_QUICK = 4, 2
-SECONDS, SECONDS_QUICK = 7.0, 2.0
-"""Shortest timed stretch of a training; it ends with the epoch in which they are over."""
+TURNS, TURNS_QUICK = 4, 2
+SECONDS, SECONDS_QUICK = 10.0, 2.0
+"""Shortest timed stretch of a turn; it ends with the epoch in which they are over."""
 PATIENCE_SECONDS = 900.0
-"""After so long a training has failed."""
+"""After so long without a word a training has failed."""
 SHARE_BAR, MISS_BAR = 0.9, 0.03
 UNTUNED = """
 import dataclasses, importlib.util, sys
@@ -71,12 +79,14 @@ class Comparison:
     Args:
         claim: Logarithm of the claimed speed-up, with its interval; None where there is none.
         long: Mean of the rounds' log-ratios, with its interval; None where none was measured.
+        rounds: Samples per second of baseline and recipe, of each round.
         remark: What came in the way, or what the claim is where it is not the recipe's.
         counts: False where nothing is claimed, so that nothing can be wrong.
     """
 
     claim: LogInterval | None = None
     long: LogInterval | None = None
+    rounds: Sequence[tuple[float, float]] = ()
     remark: str = ""
     counts: bool = True
 
@@ -118,7 +128,7 @@ def figures(comparisons: dict[str, Comparison]) -> dict[str, dict[str, Any]]:
     }
     for name, each in comparisons.items():
         found[f"claimed speed-up, {name}"] = _speedup(each.claim)
-        found[f"long speed-up, {name}"] = _speedup(each.long)
+        found[f"long speed-up, {name}"] = _speedup(each.long) | {"rounds": each.rounds}
         found[f"miss, {name}"] = {"value": each.miss, "ci95": None, "bar": None, "remark": each.remark}
         found[f"agrees, {name}"] = {
             "value": float(each.agrees) if each.counts else None,
@@ -138,23 +148,18 @@ def _speedup(interval: LogInterval | None) -> dict[str, Any]:
 # ----------------------------------------------------------------------------------- tuning and training
 
 
-def run(arguments: list[str], patience_seconds: float | None = None) -> str:
-    """What a Python process of its own prints; its last words are the reason where it fails."""
-    try:
-        ended = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=patience_seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise Failed(f"{Path(arguments[0]).name} ran for more than {patience_seconds:g} s") from error
+def last_words(code: int, said: str) -> str:
+    """Why a process failed, in one line."""
+    return f"exit code {code}: {' '.join(said.strip().splitlines()[-2:])}"
+
+
+def run(arguments: list[str]) -> None:
+    """Run a Python process of its own; its last words are the reason where it fails."""
+    ended = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     if ended.returncode:
-        said = (ended.stderr or ended.stdout).strip().splitlines()
-        raise Failed(f"exit code {ended.returncode}: {' '.join(said[-2:])}")
-    return ended.stdout
+        raise Failed(last_words(ended.returncode, ended.stderr or ended.stdout))
 
 
 def tuned(file: Path, folder: Path, budget: str, trials: int | None) -> Recipe:
@@ -190,22 +195,99 @@ def claim_of(recipe: Recipe) -> tuple[Recipe, Comparison]:
     return candidate, Comparison(claim=claim, remark="no gain claimed: what came closest")
 
 
-def log_ratios(file: Path, recipe: Recipe, folder: Path, rounds: int, seconds: float) -> Iterator[float]:
-    """One log-ratio of rates per round: recipe over baseline, each in a fresh process, in ABBA order."""
+class Training:
+    """One ordinary training, in a fresh process that has imported everything and waits for its turns.
+
+    Args:
+        arguments: What `plain_training.py` takes.
+    """
+
+    def __init__(self, *arguments: str) -> None:
+        self.samples = 0
+        self.seconds = 0.0
+        self._errors = tempfile.TemporaryFile(mode="w+", errors="replace")
+        self._process = subprocess.Popen(
+            [sys.executable, str(TRAINING), *arguments],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+    @property
+    def rate(self) -> float:
+        """Samples per second over all turns."""
+        return self.samples / self.seconds
+
+    def await_import(self) -> None:
+        """Return when everything is imported."""
+        self._said(lambda line: line.strip() == READY)
+
+    def turn(self, seconds: float) -> None:
+        """Train for so long, and some warm-up.
+
+        Raises:
+            Failed: It did not end well, or not in time.
+        """
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it ended: its last words say more
+            self._process.stdin.write(f"{seconds}\n")
+            self._process.stdin.flush()
+        timed = json.loads(self._said(lambda line: line.startswith("{")))
+        self.samples += timed["samples"]
+        self.seconds += timed["seconds"]
+
+    def _said(self, wanted: Callable[[str], bool]) -> str:
+        """The next line of its output that is wanted; others are a library's."""
+        assert self._process.stdout is not None
+        late = threading.Timer(PATIENCE_SECONDS, self._process.kill)
+        late.start()
+        try:
+            for line in self._process.stdout:
+                if wanted(line):
+                    return line
+        finally:
+            late.cancel()
+        code = self._process.wait()
+        if late.finished.is_set() and code == -signal.SIGKILL:
+            raise Failed(f"{TRAINING.name} said nothing for {PATIENCE_SECONDS:g} s")
+        self._errors.seek(0)
+        raise Failed(last_words(code, self._errors.read()))
+
+
+def trained_rounds(
+    file: Path, recipe: Recipe, folder: Path, *, rounds: int, turns: int, seconds: float
+) -> Iterator[tuple[float, float]]:
+    """Samples per second of baseline and recipe, round by round, each round of two fresh processes."""
     name = file.stem
     files = {"baseline": folder / f"{name}-baseline.json", "recipe": folder / f"{name}-recipe.json"}
     recipe.model_copy(update={"configuration": recipe.baseline}).save(files["baseline"])
     recipe.save(files["recipe"])
     for number in range(rounds):
-        rates = {}
-        for which in ("baseline", "recipe") if number % 2 == 0 else ("recipe", "baseline"):
-            arguments = [str(TRAINING), str(file), str(files[which]), str(seconds)]
-            timed = json.loads(run(arguments, PATIENCE_SECONDS).splitlines()[-1])
-            rates[which] = timed["samples"] / timed["seconds"]
-        ratio = rates["recipe"] / rates["baseline"]
-        both = f"{rates['baseline']:,.0f} and {rates['recipe']:,.0f} samples/s"
-        progress(f"{name}: round {number + 1} of {rounds}: {both}, ×{ratio:.3f}")
-        yield math.log(ratio)
+        with ExitStack() as both:
+            baseline, changed = (
+                both.enter_context(Training(str(file), str(each))) for each in files.values()
+            )
+            for training in (baseline, changed):
+                training.await_import()
+            for turn in range(number, number + turns):  # the next round begins with the other one
+                for training in (baseline, changed) if turn % 2 == 0 else (changed, baseline):
+                    training.turn(seconds)
+            rates = baseline.rate, changed.rate
+        both_rates = f"{rates[0]:,.0f} and {rates[1]:,.0f} samples/s"
+        progress(f"{name}: round {number + 1} of {rounds}: {both_rates}, ×{rates[1] / rates[0]:.3f}")
+        yield rates
 
 
 def compared(name: str, arguments: argparse.Namespace, recipes: Path, scratch: Path) -> Comparison:
@@ -219,8 +301,10 @@ def compared(name: str, arguments: argparse.Namespace, recipes: Path, scratch: P
             progress(f"{name}: {comparison.remark}")
             return comparison
         progress(f"{name}: claimed {shown(claim)} {comparison.remark}")
-        ratios = list(log_ratios(file, recipe, scratch, arguments.rounds, arguments.seconds))
-        return Comparison(claim=claim, long=mean_interval(ratios), remark=comparison.remark)
+        settings = {name: getattr(arguments, name) for name in ("rounds", "turns", "seconds")}
+        rounds = list(trained_rounds(file, recipe, scratch, **settings))
+        long = mean_interval([math.log(changed / before) for before, changed in rounds])
+        return Comparison(claim=claim, long=long, rounds=rounds, remark=comparison.remark)
     except (Failed, AutotuneError, OSError, ValueError) as error:
         progress(f"{name}: failed: {error}")
         return Comparison(claim=claim, remark=f"failed: {error}")
@@ -264,9 +348,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--trials", type=int, help="most trials of each search: the fewer, the more time has the confirmation"
     )
-    parser.add_argument("--rounds", type=int, help=f"trainings of each kind; {ROUNDS} by default")
+    parser.add_argument("--rounds", type=int, help=f"fresh processes of each kind; {ROUNDS} by default")
+    parser.add_argument("--turns", type=int, help=f"of each process; {TURNS} by default")
     parser.add_argument(
-        "--seconds", type=float, help=f"shortest timed stretch of a training; {SECONDS:g} by default"
+        "--seconds", type=float, help=f"shortest timed stretch of a turn; {SECONDS:g} by default"
     )
     parser.add_argument(
         "--recipes", type=Path, help="takes NAME/recipe.json from here, and leaves new runs here"
@@ -283,6 +368,7 @@ def parse_arguments() -> argparse.Namespace:
     arguments.names = arguments.names or list(WORKLOADS[:1] if quick else WORKLOADS)
     arguments.budget = arguments.budget or (BUDGET_QUICK if quick else BUDGET)
     arguments.rounds = arguments.rounds or (ROUNDS_QUICK if quick else ROUNDS)
+    arguments.turns = arguments.turns or (TURNS_QUICK if quick else TURNS)
     arguments.seconds = arguments.seconds or (SECONDS_QUICK if quick else SECONDS)
     unknown = set(arguments.names) - set(WORKLOADS)
     if unknown or arguments.rounds < 2:

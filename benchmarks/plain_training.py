@@ -1,9 +1,11 @@
 """Ordinary training code with a recipe, for `benchmarks/claims.py`: no trial, no slices, nothing that is ever frozen.
 
-    python benchmarks/plain_training.py WORKLOAD.py RECIPE.json SECONDS
+    python benchmarks/plain_training.py WORKLOAD.py RECIPE.json
 
-Times whole epochs of one `model.fit`, validation and epoch boundaries included, until at least SECONDS are over; what
-comes before is warm-up. Prints one line of JSON: samples, seconds, epochs.
+Imports, prints a line, and waits for its turns, so that several can import at once and then train one by one. A turn
+is a line of standard input: SECONDS. It is one `model.fit`, whose whole epochs, validation and epoch boundaries
+included, are timed until at least SECONDS are over; what comes before is warm-up. Each turn prints one line of JSON:
+samples, seconds, epochs. No more lines end it.
 """
 
 import importlib
@@ -16,14 +18,17 @@ from typing import Any
 import autotune
 from autotune.workload import takes_config
 
-WARMUP_SECONDS = 4.0
-"""Warm-up ends with the epoch in which these are over: tracing, compiling, and some steps more. XLA compiles
-for an epoch's smaller last batch as well, so a whole epoch is the least."""
+READY = "ready to train"
+"""The line that is printed when everything is imported and nothing of a model or a dataset exists yet."""
+WARMUP_SECONDS, WARMUP_SECONDS_LATER = 4.0, 1.0
+"""Warm-up ends with the epoch in which these are over: in the first turn tracing, compiling, and some steps more. XLA
+compiles for an epoch's smaller last batch as well, so a whole epoch is the least. Later turns have nothing to compile,
+only an epoch's boundary to begin from."""
 ENDLESS = 1 << 30
 """Epochs that `fit` is asked for: the callback ends it."""
 
 
-def trained(model: Any, batches: Any, validation: Any, seconds: float) -> list[float]:
+def trained(model: Any, batches: Any, validation: Any, *, warmup: float, seconds: float) -> list[float]:
     """Train; the times at which warm-up ended and each timed epoch did."""
     import keras
 
@@ -31,7 +36,7 @@ def trained(model: Any, batches: Any, validation: Any, seconds: float) -> list[f
         """Notes when each epoch ends, and ends training after the first that ends late enough."""
 
         def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
-            self.warm_at = time.perf_counter() + WARMUP_SECONDS
+            self.warm_at = time.perf_counter() + warmup
             self.ends: list[float] = []
 
         def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
@@ -45,8 +50,8 @@ def trained(model: Any, batches: Any, validation: Any, seconds: float) -> list[f
     return times.ends
 
 
-def main(file: str, recipe_file: str, seconds: str) -> None:
-    """Train as the README shows."""
+def main(file: str, recipe_file: str) -> None:
+    """Train as the README shows, turn by turn."""
     recipe = autotune.Recipe.load(recipe_file)
     recipe.apply(on_mismatch="error")  # before TensorFlow starts: threads, precision, environment variables
 
@@ -56,14 +61,23 @@ def main(file: str, recipe_file: str, seconds: str) -> None:
     def examples(function: Any) -> Any:
         return function(recipe.dataset_config) if takes_config(function) else function()
 
-    model = workload.model()
-    model.compile(**workload.compile(), **recipe.compile_args())
-    batches = recipe.batch(examples(workload.dataset))
-    validation = workload.validation and recipe.batch(examples(workload.validation), drop_remainder=False)
-    ends = trained(model, batches, validation, float(seconds))
-    assert recipe.workload.examples is not None  # these workloads have epochs
-    samples = (len(ends) - 1) * recipe.workload.examples
-    print(json.dumps({"samples": samples, "seconds": ends[-1] - ends[0], "epochs": len(ends) - 1}))
+    print(READY, flush=True)
+    model = None
+    for line in sys.stdin:
+        warmup = WARMUP_SECONDS_LATER
+        if model is None:
+            warmup = WARMUP_SECONDS
+            model = workload.model()
+            model.compile(**workload.compile(), **recipe.compile_args())
+            batches = recipe.batch(examples(workload.dataset))
+            validation = workload.validation and recipe.batch(
+                examples(workload.validation), drop_remainder=False
+            )
+        ends = trained(model, batches, validation, warmup=warmup, seconds=float(line))
+        assert recipe.workload.examples is not None  # these workloads have epochs
+        samples = (len(ends) - 1) * recipe.workload.examples
+        turn = {"samples": samples, "seconds": ends[-1] - ends[0], "epochs": len(ends) - 1}
+        print(json.dumps(turn), flush=True)
 
 
 if __name__ == "__main__":
