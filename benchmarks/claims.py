@@ -25,18 +25,17 @@ ordinary trainings alike.
 import argparse
 import json
 import math
-import signal
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any
 
 from figures import write
 from plain_training import READY
@@ -199,31 +198,16 @@ class Training:
     """One ordinary training, in a fresh process that has imported everything and waits for its turns.
 
     Args:
-        arguments: What `plain_training.py` takes.
+        process: It, with pipes for input and output.
+        errors: What it writes to stderr.
     """
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, process: subprocess.Popen[str], errors: IO[str]) -> None:
         self.samples = 0
         self.seconds = 0.0
-        self._errors = tempfile.TemporaryFile(mode="w+", errors="replace")
-        self._process = subprocess.Popen(
-            [sys.executable, str(TRAINING), *arguments],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self._process.kill()
-        self._process.communicate()
-        self._errors.close()
+        self._process = process
+        self._errors = errors
+        self._given_up = False
 
     @property
     def rate(self) -> float:
@@ -242,8 +226,7 @@ class Training:
         """
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # it ended: its last words say more
-            self._process.stdin.write(f"{seconds}\n")
-            self._process.stdin.flush()
+            os.write(self._process.stdin.fileno(), f"{seconds}\n".encode())
         timed = json.loads(self._said(lambda line: line.startswith("{")))
         self.samples += timed["samples"]
         self.seconds += timed["seconds"]
@@ -251,7 +234,7 @@ class Training:
     def _said(self, wanted: Callable[[str], bool]) -> str:
         """The next line of its output that is wanted; others are a library's."""
         assert self._process.stdout is not None
-        late = threading.Timer(PATIENCE_SECONDS, self._process.kill)
+        late = threading.Timer(PATIENCE_SECONDS, self._give_up)
         late.start()
         try:
             for line in self._process.stdout:
@@ -260,10 +243,34 @@ class Training:
         finally:
             late.cancel()
         code = self._process.wait()
-        if late.finished.is_set() and code == -signal.SIGKILL:
+        if self._given_up:
             raise Failed(f"{TRAINING.name} said nothing for {PATIENCE_SECONDS:g} s")
         self._errors.seek(0)
         raise Failed(last_words(code, self._errors.read()))
+
+    def _give_up(self) -> None:
+        self._given_up = True
+        self._process.kill()
+
+
+@contextmanager
+def training(*arguments: str) -> Iterator[Training]:
+    """A process of `plain_training.py` with these arguments, which is killed in the end."""
+    with (
+        tempfile.TemporaryFile(mode="w+", errors="replace") as errors,
+        subprocess.Popen(
+            [sys.executable, str(TRAINING), *arguments],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
+        try:
+            yield Training(process, errors)
+        finally:
+            process.kill()
 
 
 def trained_rounds(
@@ -277,13 +284,13 @@ def trained_rounds(
     for number in range(rounds):
         with ExitStack() as both:
             baseline, changed = (
-                both.enter_context(Training(str(file), str(each))) for each in files.values()
+                both.enter_context(training(str(file), str(each))) for each in files.values()
             )
-            for training in (baseline, changed):
-                training.await_import()
+            for each in (baseline, changed):
+                each.await_import()
             for turn in range(number, number + turns):  # the next round begins with the other one
-                for training in (baseline, changed) if turn % 2 == 0 else (changed, baseline):
-                    training.turn(seconds)
+                for each in (baseline, changed) if turn % 2 == 0 else (changed, baseline):
+                    each.turn(seconds)
             rates = baseline.rate, changed.rate
         both_rates = f"{rates[0]:,.0f} and {rates[1]:,.0f} samples/s"
         progress(f"{name}: round {number + 1} of {rounds}: {both_rates}, ×{rates[1] / rates[0]:.3f}")

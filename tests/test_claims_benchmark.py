@@ -1,6 +1,5 @@
 """The rule of `benchmarks/claims.py`: which claims agree with long trainings, and what is put to the test."""
 
-import json
 import math
 import runpy
 import sys
@@ -87,20 +86,68 @@ def test_what_came_closest_is_tested_where_the_recipe_is_the_baseline(recipe):
         assert (comparison.claim is not None) is counts
 
 
-def test_trainings_take_turns_in_abba_order(recipe, tmp_path, monkeypatch):
-    """Baseline, recipe, recipe, baseline: steady drift cancels out; a ratio is the recipe's over the baseline's."""
-    order = []
+TRAINING = """
+import json, sys
+from pathlib import Path
 
-    def train(arguments, patience_seconds):
-        configuration = json.loads(Path(arguments[2]).read_text())["configuration"]
-        order.append("A" if configuration == recipe.baseline else "B")
-        samples = 100 if order[-1] == "A" else 300
-        return "noise of a library\n" + json.dumps({"samples": samples, "seconds": 0.5, "epochs": 1}) + "\n"
+print("noise of a library")
+configuration = json.loads(Path(sys.argv[2]).read_text())["configuration"]
+order = Path("order")
+which = "A" if Path(sys.argv[2]).name.endswith("baseline.json") else "B"
+print("ready to train", flush=True)
+for line in sys.stdin:
+    order.write_text(order.read_text() + which)
+    print("more noise", flush=True)
+    print(json.dumps({"samples": 100 * (configuration["batch_size"] // 8), "seconds": float(line)}), flush=True)
+"""
 
-    monkeypatch.setattr(claims, "run", train)
-    ratios = list(claims.log_ratios(Path("digits_mlp.py"), recipe, tmp_path, rounds=4, seconds=1.0))
-    assert "".join(order) == "ABBAABBA"
-    assert ratios == pytest.approx([math.log(3)] * 4)
+
+@pytest.fixture
+def train_with(tmp_path, monkeypatch):
+    """Runs rounds with a program in the place of `plain_training.py`."""
+    monkeypatch.setattr(claims, "ROOT", tmp_path)
+    monkeypatch.setattr(claims, "TRAINING", tmp_path / "training.py")
+    (tmp_path / "order").write_text("")
+
+    def run(program, recipe, **settings):
+        claims.TRAINING.write_text(program)
+        settings = {"rounds": 2, "turns": 3, "seconds": 2.0} | settings
+        return list(claims.trained_rounds(Path("digits_mlp.py"), recipe, tmp_path, **settings))
+
+    return run
+
+
+def test_trainings_take_turns_in_abba_order(recipe, train_with, tmp_path):
+    """Steady drift cancels out, and rounds begin in turn; a rate is of all turns, examples over seconds."""
+    changed = recipe.model_copy(update={"configuration": {**recipe.baseline, "batch_size": 24}})
+    changed = changed.model_copy(update={"baseline": {**recipe.baseline, "batch_size": 8}})
+    rounds = train_with(TRAINING, changed)
+    assert (tmp_path / "order").read_text() == "ABBAAB" + "BAABBA"
+    assert rounds == [(50.0, 150.0)] * 2
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("raise SystemExit('no workload here')", "exit code 1: no workload here"),
+        ("print('ready to train', flush=True); raise SystemExit('too late')", "exit code 1: too late"),
+        (
+            "print('ready to train', flush=True); input(); import os; os.kill(os.getpid(), 9)",
+            "exit code -9",
+        ),
+    ],
+)
+def test_a_training_that_ends_early_says_its_last_words(recipe, train_with, program, reason):
+    """While importing, before its turn or in it: the workload's remark says why, and nothing waits for it."""
+    with pytest.raises(claims.Failed, match=reason):
+        train_with(program, recipe)
+
+
+def test_a_training_that_says_nothing_any_more_is_given_up(recipe, train_with, monkeypatch):
+    """A hang is no exit code."""
+    monkeypatch.setattr(claims, "PATIENCE_SECONDS", 0.2)
+    with pytest.raises(claims.Failed, match=r"said nothing for 0\.2 s"):
+        train_with("import signal; signal.pause()", recipe)
 
 
 def test_an_example_without_tuning_is_the_example_otherwise(tmp_path, monkeypatch):
@@ -120,7 +167,7 @@ def test_an_example_without_tuning_is_the_example_otherwise(tmp_path, monkeypatc
     assert (workload.model, workload.batch_size) == (print, 8)
 
 
-def test_a_training_that_fails_says_its_last_words():
+def test_a_tuning_that_fails_says_its_last_words():
     """They become the workload's remark; the other workloads go on."""
     with pytest.raises(claims.Failed, match=r"exit code 1: .*no workload here"):
         claims.run(["-c", "raise SystemExit('no workload here')"])
