@@ -121,7 +121,9 @@ def tune(
 
 
 @app.command
-def verify(recipe: Path, workload: str, /, *, budget: str = "100s", seed: int = 0) -> int:
+def verify(
+    recipe: Path, workload: str, /, *, budget: str = "100s", seed: int = 0, memory_margin: float = 0.1
+) -> int:
     """Measure a recipe against its baseline again, here and now: does its claim hold?
 
     Exit code 0 when it holds, 1 when it does not.
@@ -136,6 +138,8 @@ def verify(recipe: Path, workload: str, /, *, budget: str = "100s", seed: int = 
         Wall-clock time for everything.
     seed
         Of the order in which slices are taken.
+    memory_margin
+        As for `autotune tune`: the share of memory that must stay free.
     """
     from autotune import console
     from autotune.measure.deciding import Finding
@@ -143,7 +147,9 @@ def verify(recipe: Path, workload: str, /, *, budget: str = "100s", seed: int = 
     from autotune.study.verifying import verify as run
 
     with console.Progress(budget=seconds_of("budget", budget)) as progress:
-        verification = run(recipe, workload, budget=budget, seed=seed, observe=progress)
+        verification = run(
+            recipe, workload, budget=budget, seed=seed, memory_margin=memory_margin, observe=progress
+        )
     console.show_verification(verification)
     return 0 if verification.finding is Finding.HOLDS else 1
 

@@ -24,6 +24,7 @@ from rich.text import Text
 from autotune.errors import AutotuneError
 from autotune.measure.deciding import Finding, Shortfall, Verdict
 from autotune.printable import first_line, one_line
+from autotune.recipe.apply import environment
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS
 from autotune.study.progress import (
@@ -414,9 +415,12 @@ def show_usage(recipe: Recipe, path: Path, console: RichConsole | None = None) -
     if not recipe.changes:
         console.print(Text("The recipe is the baseline: nothing needs to change in your training code."))
         return
+    before = (
+        "import tensorflow" if environment(recipe.configuration) else "the first tensor, dataset or model"
+    )
     lines = [
         f"recipe = autotune.Recipe.load({_in_python(path)})",
-        "recipe.apply()                                   # before the first tensor, dataset or model",
+        f"recipe.apply()                                   # before {before}",
         "model.compile(optimizer, loss, **recipe.compile_args())",
         "model.fit(recipe.batch(dataset), epochs=…)",
     ]

@@ -285,7 +285,14 @@ def _read(file: Path, kind: type[Record], run: Path, most_bytes: int) -> Record:
             raise RunDirectoryError(
                 f"{file}: written by another version of autotune", hint="Upgrade autotune to read it."
             ) from error
-        raise RunDirectoryError(f"{file} is damaged: {where or 'the file'}: {mistake}") from error
+        raise damaged(file, f"{where or 'the file'}: {mistake}") from error
+
+
+def damaged(file: Path, what: str) -> RunDirectoryError:
+    """The error of a file that holds what no run has written."""
+    return RunDirectoryError(
+        f"{file} is damaged: {what}", hint="Take the run's directory away, or name the other runs only."
+    )
 
 
 def new_run_directory(results: Path, workload: str) -> RunDirectory:

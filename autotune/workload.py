@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
-MODULE_NAME = "__autotune_workload__"
 LARGEST_SOURCE_BYTES = 16 << 20
+MODULE_NAME = "__autotune_workload__"
 """The `__name__` under which a user's file is loaded, so that its `__main__` block stays asleep."""
 
 _loading_workload = False
@@ -117,7 +117,10 @@ class Workload:
         ):
             value = getattr(self, part)
             if not isinstance(value, kind):
-                raise WorkloadError(f"Workload({part}=…) is a {type(value).__name__}, expected {expected}")
+                raise WorkloadError(
+                    f"Workload({part}=…) is a {type(value).__name__}, expected {expected}",
+                    hint="`help(autotune.Workload)` describes every argument.",
+                )
         try:
             check_value("batch_size", self.batch_size, where="Workload(batch_size=…)")
             for name, value in self.baseline.items():
@@ -279,7 +282,9 @@ def _read(file: Path, shown: str) -> bytes:
         ) from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise WorkloadError(f"cannot read {shown}: {reason}") from error
+        raise WorkloadError(
+            f"cannot read {shown}: {reason}", hint="Give the path of a Python file that you may read."
+        ) from error
 
 
 def reference_of(workload: Workload) -> WorkloadReference:

@@ -51,7 +51,7 @@ def first_steps(count: int, scratch: Path) -> dict[str, list[float]]:
                 warm = trial.warm_up(300)
                 trial.kill()
                 seconds[name].append(warm.first_step_seconds)
-                data = Data(examples=warm.started.examples, endless=warm.started.endless)
+                data = Data.found_by(warm.started)
     return seconds
 
 

@@ -94,7 +94,7 @@ class Bench:
         trial = self._processes.launch(self._configuration, log=log, data=self._data)
         try:
             warm = trial.warm_up(PATIENCE_SECONDS)
-            self._data = Data(examples=warm.started.examples, endless=warm.started.endless)
+            self._data = Data.found_by(warm.started)
             yield trial, warm
         finally:
             trial.kill()

@@ -184,7 +184,7 @@ class RecordedTrial:
         """See `live.LiveTrial`."""
         self._trials.clock.advance(CLOSING_SECONDS + INPUT_WAIT_FACTOR * input_wait_seconds)
         waits = 0.0 if input_wait_seconds else None
-        return Finished(peak_host_bytes=1 << 20, peak_device_bytes=None, input_wait_fraction=waits, loss=None)
+        return Finished(peak_host_bytes=1 << 20, peak_device_bytes=None, input_wait_fraction=waits)
 
     def loss_curves(self, timeout_seconds: float) -> LossCurves:
         """See `live.LiveTrial`: no losses were recorded."""

@@ -103,7 +103,7 @@ def model(monkeypatch):
     monkeypatch.setattr(
         boundary, "_untuned", lambda data: Pipeline(start_seconds=data.start_seconds, tuned=False)
     )
-    monkeypatch.setattr(boundary, "_shortened", lambda validation, steps: (validation, 4.0))
+    monkeypatch.setattr(boundary, "_shortened", lambda validation, *_: (validation, 4.0))
     monkeypatch.setattr(boundary, "_steps_in_shuffle_buffer", lambda *_: None)
     return Model(now)
 
@@ -137,6 +137,37 @@ def test_a_validation_is_charged_whole(model):
     with_one = boundary.boundary(model, data, object(), training(100, 1), call_seconds=0.01)
     without = boundary.boundary(model, data, None, training(100, 1), call_seconds=0.01)
     assert with_one.seconds - without.seconds == pytest.approx(1.0)
+
+
+class HeldOut:
+    """A dataset that says how many batches it has, or none."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def cardinality(self):
+        """A tensor."""
+        return SimpleNamespace(numpy=lambda: self.batches)
+
+    def take(self, batches):
+        """Fewer of them."""
+        return HeldOut(batches)
+
+
+@pytest.mark.parametrize(
+    ("batches", "examples", "taken", "times"),
+    [
+        (160, None, 40, 4.0),
+        (-2, 160 * 32 - 5, 40, 4.0),  # it does not say, and was counted; the last batch is smaller
+        (30, None, 30, 1.0),
+        (-2, 30 * 32, -2, 1.0),  # all of it
+        (-2, None, 40, 1.0),  # nobody knows: no more than what was seen
+    ],
+)
+def test_of_a_long_validation_a_part_is_run_and_the_whole_is_charged(batches, examples, taken, times):
+    """Twenty calls of two steps, as often as the data holds them, whether it says how much it is or was counted."""
+    held_out, whole = boundary._shortened(HeldOut(batches), training(100, 2), examples)
+    assert (held_out.batches, whole) == (taken, times)
 
 
 @pytest.mark.parametrize("slow", ["steps", "start"])

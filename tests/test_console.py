@@ -162,6 +162,14 @@ def shown(recipe):
     return output.getvalue()
 
 
+@pytest.mark.parametrize(("onednn", "before"), [(True, "the first tensor"), (False, "import tensorflow")])
+def test_training_code_is_told_what_apply_must_precede(monkeypatch, onednn, before):
+    """An environment variable that TensorFlow reads while it is imported is set before that."""
+    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
+    text = shown(recipe_of(confirmed(BASELINE.replace(onednn=onednn, batch_size=128))))
+    assert re.search(rf"recipe\.apply\(\) +# before {before}", text)
+
+
 def test_what_had_no_time_is_called_unconfirmed():
     """Not "no gain": what looked faster, that this is no claim, and the budget to run again with."""
     looked = Interval(value=2.4, low=2.2, high=2.6)

@@ -61,6 +61,7 @@ DTYPES = {
     "warmup_steps": "Int64",
     "settled": "boolean",
     "measured_seconds": "Float64",
+    "stopped_by": "category",
     "first_step_seconds": "Float64",
     "epoch_overhead_seconds": "Float64",
     "stalled_ends": "Float64",
@@ -155,6 +156,7 @@ FULL = {
     "settled": False,
     "epoch_overhead_seconds": 0.05,
     "stalled_ends": 0.25,
+    "stopped_by": "behind",
     "throughput": interval(2000.0),
     "speedup": interval(2.0),
     "peak_host_bytes": 3 << 30,
@@ -294,6 +296,7 @@ def test_figures_stand_under_their_names(run):
     assert row["first_step_seconds"] == 1.5
     assert row["epoch_overhead_seconds"] == 0.05
     assert row["stalled_ends"] == 0.25
+    assert row["stopped_by"] == "behind"
     assert row["peak_host_bytes"] == 3 << 30
     assert row["peak_device_bytes"] == 1 << 40
     assert row["input_wait_fraction"] == 0.25
@@ -326,8 +329,8 @@ def test_what_was_not_measured_is_na(run):
     """A trial that ran out of memory has NA for every figure, and no zeros that could be averaged."""
     row = load_history(run).loc[3]
     figures = list(DTYPES)[list(DTYPES).index("throughput") : list(DTYPES).index("started_at")]
-    assert len(figures) == 17
-    assert all(row[name] is pd.NA for name in figures)
+    assert len(figures) == 18
+    assert all(pd.isna(row[name]) for name in figures)
 
 
 def test_bottleneck_is_na_for_now(run):
@@ -618,7 +621,7 @@ def test_csv_has_one_header_and_a_line_per_trial(run, tmp_path):
     lines = (tmp_path / "history.csv").read_text().split("\n")
     assert lines[0] == ",".join(DTYPES)
     assert [line.partition(",2026-")[0] for line in lines[4:5]] == [
-        "run-a,3,search,oom,256,float32,,true,,autotune,0,,true,,,,true" + "," * 17
+        "run-a,3,search,oom,256,float32,,true,,autotune,0,,true,,,,true" + "," * 18
     ]
     assert len(lines) == 1 + len(TRIALS) + 1
 

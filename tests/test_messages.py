@@ -66,8 +66,8 @@ EVERY_MESSAGE = [
     (messages.to_template, messages.Sweep(pid=4711)),
     (messages.from_trial, messages.LossCurves(curves=((2.5, 1.25, None), (2.0, 1.0, 0.5)))),
     (messages.from_trial, messages.LossCurves(curves=())),
-    (messages.from_template, messages.TemplateReady(workload=FACTS, started="cuda", seconds=9.25)),
-    (messages.from_template, messages.TemplateReady(workload=None, seconds=0.0)),
+    (messages.from_template, messages.TemplateReady(workload=FACTS, started="cuda")),
+    (messages.from_template, messages.TemplateReady(workload=None)),
     (messages.from_template, messages.TemplateFailed(message="no", hint="mend", detail="a\nb", users=False)),
     (messages.from_template, messages.Forked(pid=4711)),
     (messages.from_template, messages.Exited(pid=4711, code=0)),
@@ -114,9 +114,7 @@ EVERY_MESSAGE = [
     (messages.from_trial, messages.SliceDone(slice=SLICE)),
     (
         messages.from_trial,
-        messages.Finished(
-            peak_host_bytes=1 << 40, peak_device_bytes=None, input_wait_fraction=0.5, loss=None
-        ),
+        messages.Finished(peak_host_bytes=1 << 40, peak_device_bytes=None, input_wait_fraction=0.5),
     ),
     (messages.from_trial, messages.Failed(outcome=Outcome.OOM, reason="too large", input_error=True)),
 ]

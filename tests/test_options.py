@@ -65,6 +65,19 @@ def test_durations_are_seconds_or_text(given, seconds):
     assert seconds_of("budget", given) == seconds
 
 
+@pytest.mark.parametrize("given", [0, "0", "0s", "0m"])
+def test_a_soak_may_be_left_out(given):
+    """None at all is what a continuous run of no seconds is; a budget or a limit of none is a mistake."""
+    assert seconds_of("soak", given) == 0.0
+
+
+@pytest.mark.parametrize("text", ["", "0", "0s", "soon"])
+def test_what_is_no_duration_is_refused_by_name(text):
+    """Of several arguments that are durations, the message says which."""
+    with pytest.raises(ArgumentError, match=f"^trial_timeout: '{text}' is not a duration"):
+        seconds_of("trial_timeout", text)
+
+
 @pytest.mark.parametrize("given", [[1], {}, None, True, b"10m"])
 def test_what_is_no_duration(given):
     """The argument and its type are named."""

@@ -220,11 +220,13 @@ def test_the_baseline_may_not_take_the_whole_budget():
     finalists=st.integers(1, FINALISTS),
 )
 def test_planned_instances_fit_in_the_time_there_is(available, start, finalists):
-    """Two to eight instances, which end in time unless even two cannot."""
+    """As many as may be, which end in time; two where not even those can."""
     count, seconds = plan_instances(available, start=start, finalists=finalists)
     assert FEWEST_INSTANCES <= count <= MOST_INSTANCES
-    assert seconds >= 0
-    if seconds:
+    if seconds == 0.0:
+        assert count == FEWEST_INSTANCES
+        assert available <= count * start * (1 + 1e-9)
+    else:
         assert count * (start + seconds) <= available * (1 + 1e-9)
 
 

@@ -371,6 +371,17 @@ def test_a_leak_of_nobody_knows_whom_is_not_called_a_check(detail, told):
     assert any("leaks memory" in each for each in not_checked) is told
 
 
+@pytest.mark.parametrize(
+    ("timed_by", "examples", "told"),
+    [("steps", None, True), ("steps", 10**6, False), ("epochs", None, False)],
+)
+def test_epochs_of_unknown_length_are_not_called_a_check(timed_by, examples, told):
+    """Steps alone were timed, and what lies between epochs could be charged to none of them."""
+    winner = confirmed(timed_by=timed_by, examples_per_epoch=examples)
+    not_checked = recipe_of(winner).evidence.stability.not_checked
+    assert any("between epochs" in each for each in not_checked) is told
+
+
 def test_rates_that_pauses_have_raised_are_not_in_the_recipe():
     """Where the pauses' gain is taken off the claim, throughputs are those of slices without a pause."""
     winner = dataclasses.replace(

@@ -78,15 +78,13 @@ def test_one_slice_has_no_interval_of_its_own():
 
 
 def test_closing_figures_of_several_processes_are_put_together():
-    """The highest peaks whichever process had them, the last loss, and the input wait of the one that was asked."""
+    """The highest peaks whichever process had them, and the input wait of the one that was asked."""
     trial = Trial(1, Phase.CONFIRM, Configuration({}))
-    for host, device, waits, loss in [(5, None, 0.3, 2.0), (3, 9, None, 1.0), (4, 7, None, None)]:
+    for host, device, waits in [(5, None, 0.3), (3, 9, None), (4, 7, None)]:
         trial.note_closing(
-            Finished(peak_host_bytes=host, peak_device_bytes=device, input_wait_fraction=waits, loss=loss)
+            Finished(peak_host_bytes=host, peak_device_bytes=device, input_wait_fraction=waits)
         )
-    assert trial.finished == Finished(
-        peak_host_bytes=5, peak_device_bytes=9, input_wait_fraction=0.3, loss=1.0
-    )
+    assert trial.finished == Finished(peak_host_bytes=5, peak_device_bytes=9, input_wait_fraction=0.3)
 
 
 def warm(overhead, stalled_ends):

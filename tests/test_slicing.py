@@ -106,5 +106,7 @@ def test_a_confirmation_takes_the_slices_that_its_processes_deserve(tmp_path, ga
     (found,) = Bench(tmp_path, trials).confirm(FAST).confirmed
     later = [pair.baseline.seconds for pair in found.record.pairs if pair.instance]
     first = [pair.baseline.seconds for pair in found.record.pairs if not pair.instance]
+    assert first
+    assert later
     assert first == pytest.approx([SLICE_SECONDS] * len(first), rel=0.2)
     assert later == pytest.approx([expected] * len(later), rel=0.2)

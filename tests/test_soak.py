@@ -74,6 +74,7 @@ def test_slices_of_the_soak_are_as_long_as_those_of_the_claim(tmp_path, waiting,
     claimed = [pair.candidate.seconds for pair in winner.record.pairs if pair.instance]
     legs = [each.seconds for leg in winner.record.legs for each in leg.slices]
     for seconds in (claimed, legs):
+        assert seconds
         assert seconds == pytest.approx([expected] * len(seconds), rel=0.2)
 
 

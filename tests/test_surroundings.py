@@ -1,5 +1,7 @@
 """What the shell and the user's file set by themselves becomes the baseline's, or is refused."""
 
+from dataclasses import replace
+
 import pytest
 from simulated_runs import (
     BASELINE,
@@ -136,6 +138,26 @@ def test_validation_without_epochs_is_said():
     )
     assert list(oddities(facts(), endless, Device.CPU)) == []
     assert list(oddities(facts(validates=True), a_warm_up(), Device.CPU)) == []
+
+
+@pytest.mark.parametrize(
+    ("examples", "validated", "timed_by", "said"),
+    [
+        (None, 100, "steps", "the training data does not say how long it is"),
+        (None, None, "steps", "the training data does not say how long it is"),
+        (1000, None, "steps", "the validation data does not say how long it is"),
+        (1000, 100, "steps", None),
+        (1000, None, "epochs", None),  # a slice holds whole validations
+    ],
+)
+def test_data_of_unknown_length_is_said(examples, validated, timed_by, said):
+    """What lies between long epochs is charged in proportion to them; where it cannot be, the user hears why."""
+    warm = a_warm_up(epoch_seconds=0.36 if timed_by == "epochs" else None)
+    found = {"examples": examples, "validation_examples": validated, "endless": False}
+    warm = replace(warm, started=warm.started.model_copy(update=found))
+    notices = list(oddities(facts(validates=True), warm, Device.CPU))
+    assert len(notices) == (said is not None)
+    assert all(said in each and "assert_cardinality" in each for each in notices)
 
 
 def test_a_run_measures_against_what_the_file_sets(shell, tmp_path):

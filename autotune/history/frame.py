@@ -14,11 +14,11 @@ from pathlib import Path
 import pandas as pd
 from pandas.api.extensions import ExtensionDtype
 
-from autotune.errors import RunDirectoryError
 from autotune.files import write_atomically
 from autotune.history.runs import check_configuration, find_runs, parse_utc
+from autotune.measure.deciding import Stop
 from autotune.printable import one_line
-from autotune.run_directory import RunDirectory
+from autotune.run_directory import RunDirectory, damaged
 from autotune.space.configuration import format_value
 from autotune.space.knobs import KNOBS, Domain, KnobValue
 from autotune.trial.record import Interval, Outcome, Phase, TrialRecord
@@ -51,6 +51,7 @@ COLUMNS: dict[str, ExtensionDtype] = {
     "warmup_steps": _INTEGER,
     "settled": pd.BooleanDtype(),
     "measured_seconds": _FLOAT,
+    "stopped_by": pd.CategoricalDtype([str(stop) for stop in Stop]),
     "first_step_seconds": _FLOAT,
     "epoch_overhead_seconds": _FLOAT,
     "stalled_ends": _FLOAT,
@@ -113,6 +114,7 @@ def _row(record: TrialRecord, directory: RunDirectory) -> dict[str, object]:
         "warmup_steps": record.warmup_steps,
         "settled": record.settled,
         "measured_seconds": record.measured_seconds if record.pairs or record.slices else None,
+        "stopped_by": record.stopped_by,
         "first_step_seconds": record.first_step_seconds,
         "epoch_overhead_seconds": record.epoch_overhead_seconds,
         "stalled_ends": record.stalled_ends,
@@ -130,7 +132,7 @@ def _row(record: TrialRecord, directory: RunDirectory) -> dict[str, object]:
     for name in ("trial", "warmup_steps", "peak_host_bytes", "peak_device_bytes"):
         value = row[name]
         if isinstance(value, int) and value > _LARGEST_INTEGER:
-            raise RunDirectoryError(f"{file} is damaged: {name} does not fit into 64 bits")
+            raise damaged(file, f"{name} does not fit into 64 bits")
     return row
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from autotune.errors import ConfigurationError, RunDirectoryError
 from autotune.printable import short
-from autotune.run_directory import RunDirectory
+from autotune.run_directory import RunDirectory, damaged
 from autotune.space.configuration import Configuration
 
 
@@ -94,4 +94,4 @@ def parse_utc(text: str, file: Path) -> datetime:
         moment = datetime.fromisoformat(text)
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        raise RunDirectoryError(f"{file} is damaged: started_at: {short(text)} is not a time") from error
+        raise damaged(file, f"started_at: {short(text)} is not a time") from error

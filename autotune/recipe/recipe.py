@@ -474,7 +474,7 @@ class Recipe(_Part):
             raise RecipeError(
                 f"{source}: a recipe of schema_version {_one_line(version)}, "
                 f"this autotune reads up to {SCHEMA_VERSION}",
-                hint="Upgrade autotune: pip install --upgrade autotune.",
+                hint="Install the autotune that wrote it, or a later one.",
             )
         try:
             return cls.model_validate_json(_with_later_knobs(document) or text)

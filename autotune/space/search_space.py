@@ -203,7 +203,10 @@ class SearchSpace:
         try:
             document = tomllib.loads(text)
         except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a plain ValueError
-            raise SearchSpaceError(f"{source}: not valid TOML: {error}") from error
+            raise SearchSpaceError(
+                f"{source}: not valid TOML: {error}",
+                hint="`autotune space quick` shows what a search space holds; search_spaces/ has whole ones.",
+            ) from error
         version = document.get("schema_version")
         newer = type(version) is int and version > SCHEMA_VERSION
         if not newer:  # a newer file may hold keys that are not known yet

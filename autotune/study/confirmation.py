@@ -129,11 +129,8 @@ class Confirmer:
             if not self._fits(waiting[:1]):
                 break
             if waiting:
-                run.observe(
-                    Notice(
-                        text="the finalist failed or broke a rule in its confirmation; the next one takes its place"
-                    )
-                )
+                gone = "; ".join(self._why_not(each, reference) for each in contenders)
+                run.observe(Notice(text=f"{gone}; the next finalist takes its place"))
             field_size = 1
         return self._result(reference, entered)
 
@@ -143,6 +140,15 @@ class Confirmer:
             return False
         record, baseline = ended(contender.trial, None), ended(reference, None)
         return all(check.passed for check in self._checks(record, baseline))
+
+    def _why_not(self, contender: Contender, reference: Trial) -> str:
+        """Which finalist cannot win, and why, in a few words."""
+        failure, name = contender.failure, f"trial {contender.trial.number}"
+        if failure is not None:
+            return f"{name} failed in its confirmation ({failure.reason})"
+        record, baseline = ended(contender.trial, None), ended(reference, None)
+        broken = [each.name for each in self._checks(record, baseline) if not each.passed]
+        return f"{name} broke a rule in its confirmation ({', '.join(broken)})"
 
     def _soak(self, reference: Trial, contenders: Sequence[Contender]) -> None:
         """A continuous run of what would be recommended now, beside the baseline, in the time that was kept for it.

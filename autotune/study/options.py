@@ -64,9 +64,9 @@ class Options:
 
 
 def seconds_of(name: str, value: object) -> float:
-    """A duration that was given as seconds or as text."""
+    """A duration that was given as seconds or as text; of a soak it may be none."""
     if isinstance(value, str):
-        return parse_duration(value)
+        return parse_duration(value, name=name, **({"least": 0.0} if name == "soak" else {}))
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ArgumentError(
             f"{name} is a {type(value).__name__}: {value!r}", hint="Give seconds, or text such as '10m'."

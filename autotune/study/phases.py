@@ -232,7 +232,7 @@ def _completed(machine: Machine, warm: WarmUp, device: Device, observe: Observer
         observe(
             Notice(
                 text=f"there is a GPU ({machine.gpus[0].name}), but TensorFlow does not see it, so the CPU is "
-                "tuned; pip install 'autotune[gpu]' brings the CUDA libraries"
+                "tuned; pip install 'tensorflow[and-cuda]' brings the CUDA libraries"
             )
         )
     if device is Device.CPU:

@@ -44,6 +44,7 @@ LONG_RUN_NOT_CHECKED = "a continuous run"
 PAUSES_NOT_CHECKED = "what pauses between slices gave the speed-up (the continuous run was too short to tell)"
 THROTTLING_NOT_CHECKED = "thermal throttling of the device"
 GROWTH_NOT_CHECKED = "whether it is this configuration that leaks memory, or the workload"
+EPOCHS_NOT_CHECKED = "what lies between epochs (nobody knows how long one is)"
 RETRACING_NOT_CHECKED = "retracing after the warm-up (the log does not tell of XLA's compilations)"
 """What a user must not take for granted; the recipe says so."""
 
@@ -218,6 +219,8 @@ def _not_checked(winner: Confirmed, baseline: Configuration, measured: bool) -> 
         missing.append(LONG_RUN_NOT_CHECKED)
     elif not winner.soaked.tells and not winner.replaced:
         missing.append(PAUSES_NOT_CHECKED)
+    if winner.record.timed_by == "steps" and winner.record.examples_per_epoch is None:
+        missing.append(EPOCHS_NOT_CHECKED)
     if winner.record.peak_device_bytes is not None:
         missing.append(THROTTLING_NOT_CHECKED)
     grown = next((check for check in winner.checks if check.name == growth.NAME), None)

@@ -200,6 +200,5 @@ def _restored(record: TrialRecord, baseline: TrialRecord) -> Trial:
             peak_host_bytes=record.peak_host_bytes,
             peak_device_bytes=record.peak_device_bytes,
             input_wait_fraction=record.input_wait_fraction,
-            loss=record.last_loss,
         )
     return trial

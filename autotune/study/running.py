@@ -176,7 +176,6 @@ class Trial:
             input_wait_fraction=before.input_wait_fraction
             if finished.input_wait_fraction is None
             else finished.input_wait_fraction,
-            loss=before.loss if finished.loss is None else finished.loss,
         )
 
     @property

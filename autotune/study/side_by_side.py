@@ -84,7 +84,7 @@ class SideBySide:
         began = run.clock()
         try:
             warm = self._launch(trial, timeout)
-            run.data = Data(examples=warm.started.examples, endless=warm.started.endless)
+            run.data = Data.found_by(warm.started)
             device = Device.GPU if warm.started.gpus else Device.CPU
             started = warm.started
             run.baseline = on_device(run.baseline, device).replace(

@@ -17,6 +17,9 @@ from autotune.trial.live import WarmUp
 from autotune.trial.record import Slice
 from autotune.workload import WorkloadFacts
 
+SAY_HOW_LONG = "Let it say so: dataset.apply(tf.data.experimental.assert_cardinality(N))"
+"""The usual way where a dataset is read from records or made by a generator; N elements."""
+
 
 def as_imported(
     baseline: Configuration, facts: WorkloadFacts, *, where: str
@@ -92,6 +95,18 @@ def oddities(facts: WorkloadFacts, warm: WarmUp, device: Device) -> Iterator[str
         yield (
             "the training data has no end, so there are no epochs, and what validation costs is left out: a "
             "training with few steps_per_epoch will gain less than is claimed"
+        )
+    if warm.started.endless or warm.ready.timed_by == "epochs":
+        return
+    if warm.started.examples is None:
+        yield (
+            "the training data does not say how long it is, and counting took too long, so what lies between epochs is "
+            f"left out, validation too: a training with short epochs will gain less than is claimed. {SAY_HOW_LONG}"
+        )
+    elif facts.validates and warm.started.validation_examples is None:
+        yield (
+            "the validation data does not say how long it is, and counting took too long, so only its beginning is "
+            f"charged. {SAY_HOW_LONG}"
         )
 
 

@@ -127,7 +127,7 @@ def tune(
         "max_batch": max_batch,
         "fixed_batch": fixed_batch,
         "memory_margin": memory_margin,
-        "soak": None if soak is None else 0.0 if soak in (0, "0") else seconds_of("soak", soak),
+        "soak": None if soak is None else seconds_of("soak", soak),
     }
     if resume is not None:
         if chosen is not None:

@@ -13,6 +13,7 @@ from autotune.errors import RecipeError
 from autotune.machine import Machine, fingerprint, require_linux
 from autotune.measure.deciding import MIN_GAIN, Finding, Shortfall, finding
 from autotune.measure.intervals import LogInterval, log_interval
+from autotune.measure.stability import MEMORY_MARGIN
 from autotune.printable import first_line
 from autotune.recipe.recipe import Recipe
 from autotune.run_directory import RunDirectory
@@ -64,6 +65,7 @@ def verify(
     *,
     budget: float | str = DEFAULT_BUDGET,
     seed: int = 0,
+    memory_margin: float = MEMORY_MARGIN,
     observe: Observer = silent,
 ) -> Verification:
     """Measure a recipe against its baseline again, on this machine, and say whether its claim holds.
@@ -73,6 +75,7 @@ def verify(
         workload: What is trained, as for `autotune.tune`.
         budget: Wall-clock time for everything, in seconds or as text.
         seed: Of the order in which slices are taken.
+        memory_margin: As for `autotune.tune`: the share of memory that must stay free.
         observe: Is told what happens.
 
     Returns:
@@ -86,7 +89,7 @@ def verify(
     refuse_while_loading()
     require_linux()
     loaded = recipe if isinstance(recipe, Recipe) else Recipe.load(Path(recipe))
-    seconds = Options(budget=seconds_of("budget", budget), seed=seed).budget
+    options = Options(budget=seconds_of("budget", budget), seed=seed, memory_margin=memory_margin)
     reference = reference_to(workload)
     if not loaded.changes:
         return Verification(
@@ -107,10 +110,10 @@ def verify(
                     loaded,
                     directory=directory,
                     machine=machine,
-                    limits=limits_of(machine),
+                    limits=limits_of(machine, options.memory_margin),
                     reference=reference,
-                    budget=seconds,
-                    seed=seed,
+                    budget=options.budget,
+                    seed=options.seed,
                     clock=lambda: time.monotonic() - began,
                     observe=observe,
                 )
@@ -140,7 +143,12 @@ def verify_with(
     import_seconds = clock() - opening
     tell_isolation(trials, observe)
     if facts.fingerprint != recipe.workload.fingerprint:
-        observe(Notice(text="the workload's file is not the one that the recipe was made for"))
+        observe(
+            Notice(
+                text=f"{reference}: not as it was when the recipe was made; where the training itself has changed, run "
+                "`autotune tune` again"
+            )
+        )
     run = Run(
         directory=directory,
         trials=trials,

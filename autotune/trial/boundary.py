@@ -70,7 +70,7 @@ class _ShortEpochs:
     Args:
         start: Seconds of one beyond its calls, its validation and its stalls.
         call: Seconds of a call within one, the first left out.
-        validating: Seconds of a whole validation.
+        validating: Seconds of a validation.
         ends: How they ended.
         usual_gap: Seconds from an epoch's beginning to its first call where no stall can be; infinite where nobody
             looked, because the pipeline is not tuned, or is too slow.
@@ -89,6 +89,8 @@ def boundary(
     validation: tf.data.Dataset | None,
     training: Training,
     call_seconds: float,
+    *,
+    validation_examples: int | None = None,
 ) -> Boundary:
     """What an epoch costs beyond its steps: a new iterator, a refilled shuffle buffer, validation.
 
@@ -107,11 +109,15 @@ def boundary(
         validation: What is validated after each epoch, or None.
         training: The training's sizes.
         call_seconds: What a call of the train function usually takes.
+        validation_examples: How many are validated; None where nobody knows.
 
     Returns:
         The mean of several, for a long training pays for its stalls too.
     """
-    short = _short_epochs(model, train, validation, training, call_seconds)
+    held_out, whole = None, 1.0
+    if validation is not None:
+        held_out, whole = _shortened(validation, training, validation_examples)
+    short = _short_epochs(model, train, held_out, training, call_seconds)
     start, counted_calls = short.start, None
     buffered, steps = _steps_in_shuffle_buffer(train, training.batch_size), training.steps_per_epoch
     per_call = training.steps_per_call
@@ -126,7 +132,9 @@ def boundary(
     if train.options().autotune.enabled is not False:
         stalled_ends = _share_of_stalls(model, train, training, short, call_seconds)
     return Boundary(
-        seconds=max(0.0, start + short.validating), counted_calls=counted_calls, stalled_ends=stalled_ends
+        seconds=max(0.0, start + whole * short.validating),
+        counted_calls=counted_calls,
+        stalled_ends=stalled_ends,
     )
 
 
@@ -139,11 +147,8 @@ def _short_epochs(
 ) -> _ShortEpochs:
     wanted = BOUNDARY_EPOCH_SECONDS / max(call_seconds, 1e-9)
     calls_each = int(min(MOST_BOUNDARY_CALLS, max(FEWEST_BOUNDARY_CALLS, wanted)))
-    short, whole = None, 1.0
-    if validation is not None:
-        short, whole = _shortened(validation, training.steps_per_call)
     few = train.take(calls_each * training.steps_per_call)
-    seen = _train(model, few, short, BOUNDARY_EPOCHS, most_seconds=BOUNDARY_SECONDS)
+    seen = _train(model, few, validation, BOUNDARY_EPOCHS, most_seconds=BOUNDARY_SECONDS)
     calls_each = max(1, len(seen.calls) // len(seen.ended))  # one that has run dry is told of by the next fit
     usual_call = statistics.fmean(
         [seconds for index, seconds in enumerate(seen.calls) if index % calls_each] or seen.calls
@@ -160,7 +165,7 @@ def _short_epochs(
     return _ShortEpochs(
         start=start,
         call=usual_call,
-        validating=statistics.fmean(checked) * whole,
+        validating=statistics.fmean(checked),
         ends=seen.ends,
         usual_gap=usual_gap,
     )
@@ -319,13 +324,20 @@ def _kept_call_seconds(model: keras.Model, train: tf.data.Dataset) -> float:
     return statistics.fmean(calls)
 
 
-def _shortened(validation: tf.data.Dataset, steps_per_call: int) -> tuple[tf.data.Dataset, float]:
-    """At most `VALIDATION_CALLS` calls' worth of a validation set, and how often that is the whole."""
-    batches = VALIDATION_CALLS * steps_per_call
-    cardinality = int(validation.cardinality().numpy())
-    if 0 <= cardinality <= batches:
+def _shortened(
+    validation: tf.data.Dataset, training: Training, examples: int | None
+) -> tuple[tf.data.Dataset, float]:
+    """At most `VALIDATION_CALLS` calls' worth of a validation set, and how many of those are the whole.
+
+    Where nobody knows how much there is, no more than these can be charged.
+    """
+    few = VALIDATION_CALLS * training.steps_per_call
+    batches = int(validation.cardinality().numpy())
+    if batches < 0 and examples is not None:
+        batches = math.ceil(examples / training.batch_size)
+    if 0 <= batches <= few:
         return validation, 1.0
-    return validation.take(batches), max(1.0, cardinality / batches)
+    return validation.take(few), max(1.0, batches / few)
 
 
 def _timing(function: Callable[[Any], Any], into: list[float]) -> Callable[[Any], Any]:

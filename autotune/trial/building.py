@@ -136,7 +136,10 @@ def compiled_model(workload: Workload, configuration: Configuration, train: tf.d
 
     model = _call_user("model", workload.model)
     if not isinstance(model, keras.Model):
-        raise WorkloadError(f"model() returned a {type(model).__name__}, expected a keras.Model")
+        raise WorkloadError(
+            f"model() returned a {type(model).__name__}, expected a keras.Model",
+            hint="Return the model itself, not compiled; a training loop of one's own cannot be tuned.",
+        )
     if model.compiled:
         raise WorkloadError(
             "model() returned a model that is compiled already",
@@ -147,7 +150,8 @@ def compiled_model(workload: Workload, configuration: Configuration, train: tf.d
     arguments = _call_user("compile", workload.compile)
     if not isinstance(arguments, dict):
         raise WorkloadError(
-            f"compile() returned a {type(arguments).__name__}, expected the arguments of model.compile as a dict"
+            f"compile() returned a {type(arguments).__name__}, expected the arguments of model.compile as a dict",
+            hint='Such as {"optimizer": "adam", "loss": "mse"}; model.compile itself is called by the trial.',
         )
     knobs = apply.compile_arguments(configuration)
     for name in knobs:
@@ -217,26 +221,49 @@ def _flat_shapes(shapes: Any) -> list[tuple[int | None, ...]]:
     return [tuple(shapes)] if isinstance(shapes, (list, tuple)) else []
 
 
+_ENDLESS = -1
+"""`tf.data.INFINITE_CARDINALITY`."""
+
+
 def count_examples(
     workload: Workload, configuration: Configuration, seconds: float
 ) -> tuple[int | None, bool]:
     """Examples per epoch, None when endless or not counted in time; and whether the dataset is endless."""
+    dataset = _checked_dataset(workload.dataset, "dataset", configuration)
+    return _count(dataset, "dataset", workload, seconds), _elements(dataset) == _ENDLESS
+
+
+def count_validation_examples(workload: Workload, configuration: Configuration, seconds: float) -> int | None:
+    """Examples of the validation data, None when there is none, or it is endless or not counted in time."""
+    if workload.validation is None:
+        return None
+    dataset = _checked_dataset(workload.validation, "validation", configuration)
+    return _count(dataset, "validation", workload, seconds)
+
+
+def _elements(dataset: tf.data.Dataset) -> int:
+    """How many the dataset says it has, negative where it does not say."""
+    return int(dataset.cardinality().numpy())
+
+
+def _count(dataset: tf.data.Dataset, part: str, workload: Workload, seconds: float) -> int | None:
+    """A dataset's examples; by the size of its first batches where there is no time for all of them."""
     import keras
 
-    dataset = _checked_dataset(workload.dataset, "dataset", configuration)
-    cardinality = int(dataset.cardinality().numpy())
-    if cardinality == -1:  # tf.data.INFINITE_CARDINALITY
-        return None, True
-    if cardinality >= 0 and not workload.batched:
-        return cardinality, False
+    elements = _elements(dataset)
+    if elements == _ENDLESS:
+        return None
+    if elements >= 0 and not workload.batched:
+        return elements
     deadline = time.perf_counter() + seconds
 
     def count() -> int | None:
         total = 0
-        for element in dataset:
+        for seen, element in enumerate(dataset, start=1):
             total += int(keras.tree.flatten(element)[0].shape[0]) if workload.batched else 1
             if time.perf_counter() > deadline:
-                return None
+                return round(total / seen * elements) if elements >= 0 else None
         return total
 
-    return _call_user("dataset", count), False
+    counted: int | None = _call_user(part, count)
+    return counted

@@ -94,11 +94,22 @@ class Data:
 
     Args:
         examples: Per epoch; None when endless or unknown.
+        validation_examples: The same of the validation data; None as well where there is none.
         endless: Whether the dataset has no end.
     """
 
     examples: int | None
+    validation_examples: int | None = None
     endless: bool
+
+    @classmethod
+    def found_by(cls, started: Started) -> Data:
+        """What a trial has found."""
+        return cls(
+            examples=started.examples,
+            validation_examples=started.validation_examples,
+            endless=started.endless,
+        )
 
 
 class Trials(Protocol):

@@ -89,8 +89,9 @@ class TrialRequest(_Message):
         log: Absolute path of the file that takes the trial's stdout and stderr.
         examine: Check the dataset's elements and count them; later trials are told the count instead.
         examples: Examples per epoch where known from an earlier trial; None when endless or unknown.
+        validation_examples: The same of the validation data.
         endless: Whether the dataset is known to have no end.
-        count_seconds: How long counting may take.
+        count_seconds: How long counting may take, of either.
         warmup_seconds: Cap on the warm-up after the first step.
         epoch_seconds: Epochs up to this long are timed whole.
         losses: Nothing is timed; these trainings are run instead.
@@ -101,6 +102,7 @@ class TrialRequest(_Message):
     log: str
     examine: bool = True
     examples: int | None = None
+    validation_examples: int | None = None
     endless: bool = False
     count_seconds: FiniteFloat = 5.0
     warmup_seconds: FiniteFloat = 3.0
@@ -124,13 +126,11 @@ class TemplateReady(_Message):
     Args:
         workload: What it found; None when it imports afresh in each trial.
         started: What the user's module woke by being imported (`runtime`, `cuda`), or None.
-        seconds: How long the imports took.
     """
 
     kind: Literal["ready"] = "ready"
     workload: WorkloadFacts | None
     started: str | None = None
-    seconds: FiniteFloat
 
 
 class TemplateFailed(_Message):
@@ -199,6 +199,7 @@ class Started(_Message):
     Args:
         jit_compile: What the knob resolved to.
         examples: Examples per epoch; None when endless or not counted in time.
+        validation_examples: The same of the validation data; None as well where there is none.
         endless: Whether the dataset has no end.
         element: The dataset's element, in words.
         batch_ranks: How many axes each tensor of it has.
@@ -211,6 +212,7 @@ class Started(_Message):
     kind: Literal["started"] = "started"
     jit_compile: bool
     examples: int | None
+    validation_examples: int | None = None
     endless: bool
     element: str
     parameters: int
@@ -284,7 +286,6 @@ class Finished(_Message):
     peak_host_bytes: int
     peak_device_bytes: int | None
     input_wait_fraction: FiniteFloat | None
-    loss: FiniteFloat | None
 
 
 class Failed(_Message):

@@ -360,6 +360,7 @@ class TrialProcesses:
             log=log,
             examine=data is None,
             examples=None if data is None else data.examples,
+            validation_examples=None if data is None else data.validation_examples,
             endless=data is not None and data.endless,
             epoch_seconds=epoch_seconds,
             losses=losses,

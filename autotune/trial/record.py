@@ -169,7 +169,7 @@ class TrialRecord(_Data):
         log_tail: The last lines of its log, where it failed.
         started_at: UTC, ISO 8601.
         seconds: From asking for the process to its end, all instances together, the partner's turns included;
-            of a confirmation's trials only what starting them took.
+            of a confirmation's trials what starting them and their own slices took.
         launch_seconds: From asking for the process to the fork having happened.
         first_step_seconds: From asking for the process to the end of the first train step.
         compile_seconds: Trace and compile: what the first calls took beyond steady ones.

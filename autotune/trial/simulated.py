@@ -225,7 +225,6 @@ class SimulatedTrial:
             peak_host_bytes=self._host_bytes(),
             peak_device_bytes=device,
             input_wait_fraction=waits if input_wait_seconds > 0 else None,
-            loss=self._loss(),
         )
 
     def loss_curves(self, timeout_seconds: float) -> LossCurves:
@@ -452,7 +451,7 @@ class SimulatedTrials:
         losses: LossRuns | None = None,
     ) -> SimulatedTrial:
         """See `live.Trials`; no log is written."""
-        known = data is None or (data.examples, data.endless) == (self.examples, self.examples is None)
+        known = data in (None, Data(examples=self.examples, endless=self.examples is None))
         assert known, f"the trial was told wrong things of its dataset: {data}"
         self._wait_until(self._start_template(group, environment(configuration)))
         luck = math.exp(self.random.gauss(0.0, self.instance_noise))

@@ -21,7 +21,6 @@ import select
 import signal
 import socket
 import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any, NoReturn
@@ -42,7 +41,6 @@ def main(arguments: list[str]) -> int:
     control = messages.Channel(socket.socket(fileno=int(descriptor)), messages.to_template)
     reference = WorkloadReference.model_validate_json(reference_json)
     ask_runtime_to_tell()
-    began = time.monotonic()
     workload = None
     try:
         facts, started = None, None
@@ -69,7 +67,7 @@ def main(arguments: list[str]) -> int:
         return 1
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and so copying, every page in each fork
-    control.send(messages.TemplateReady(workload=facts, started=started, seconds=time.monotonic() - began))
+    control.send(messages.TemplateReady(workload=facts, started=started))
     try:
         with contextlib.suppress(messages.ChannelClosed):
             _Server(control, workload, reference).serve()

@@ -16,6 +16,7 @@ from autotune.recipe import apply
 from autotune.space.configuration import Configuration
 from autotune.trial import building, loss_curves, messages, profiling, telemetry
 from autotune.trial.boundary import boundary
+from autotune.trial.live import Data
 from autotune.trial.log import printable
 from autotune.trial.record import Outcome
 from autotune.trial.retracing import Retracing
@@ -108,17 +109,21 @@ def _train(
 
     train, validation, own_options = building.datasets(workload, configuration, examine=request.examine)
     model = building.compiled_model(workload, configuration, train)
-    examples, endless = request.examples, request.endless
+    data = Data(
+        examples=request.examples, validation_examples=request.validation_examples, endless=request.endless
+    )
     if request.examine:
         examples, endless = building.count_examples(workload, configuration, request.count_seconds)
-    channel.send(_started(model, train, own_options, examples, endless))
+        held_out = building.count_validation_examples(workload, configuration, request.count_seconds)
+        data = Data(examples=examples, validation_examples=held_out, endless=endless)
+    channel.send(_started(model, train, own_options, data))
     retracing = Retracing(Path(request.log), xla=bool(model.jit_compile) and not model.run_eagerly)
     training = Training(
         steps_per_call=int(configuration["steps_per_execution"]),
         batch_size=configuration.batch_size,
-        examples=examples,
+        examples=data.examples,
         drop_remainder=workload.drop_remainder,
-        endless=endless,
+        endless=data.endless,
         iterations=_iterations_of(model),
         synchronise=tf.test.experimental.sync_devices,
         retraces=retracing.since_last_asked,
@@ -130,12 +135,11 @@ def _train(
         warmup_seconds=request.warmup_seconds,
         epoch_seconds=request.epoch_seconds,
     )
-    finish = _fit(model, train, validation, clock, retracing, training, endless)
+    finish = _fit(model, train, validation, clock, retracing, training, data)
     channel.send(
         messages.Finished(
             peak_host_bytes=telemetry.peak_host_bytes(),
             peak_device_bytes=profiling.peak_device_bytes(),
-            loss=clock.last_loss,
             input_wait_fraction=profiling.input_wait_fraction(model, train, finish.input_wait_seconds)
             if finish.input_wait_seconds > 0
             else None,
@@ -148,14 +152,14 @@ def _started(
     model: keras.Model,
     train: tf.data.Dataset,
     own_options: apply.SetByDataset,
-    examples: int | None,
-    endless: bool,
+    data: Data,
 ) -> messages.Started:
     """What building pipeline and model has shown."""
     return messages.Started(
         jit_compile=bool(model.jit_compile),
-        examples=examples,
-        endless=endless,
+        examples=data.examples,
+        validation_examples=data.validation_examples,
+        endless=data.endless,
         element=str(train.element_spec)[:2000],
         batch_ranks=apply.batch_ranks(train),
         parameters=int(model.count_params()) if model.built else 0,
@@ -209,7 +213,7 @@ def _fit(
     clock: StepClock,
     retracing: Retracing,
     training: Training,
-    endless: bool,
+    data: Data,
 ) -> messages.Finish:
     """Train until the tuner asks for the closing figures, whose message is returned."""
     import keras
@@ -230,10 +234,19 @@ def _fit(
     arguments = {"epochs": ENDLESS, "verbose": 0, "shuffle": False, "callbacks": [EpochEdges()]}
     try:
         try:
-            model.fit(train, validation_data=None if endless else validation, **arguments)
+            model.fit(train, validation_data=None if data.endless else validation, **arguments)
         except LongEpoch:
             model.train_function = usual
-            between = None if endless else boundary(model, train, validation, training, clock.call_seconds)
+            between = None
+            if not data.endless:
+                between = boundary(
+                    model,
+                    train,
+                    validation,
+                    training,
+                    clock.call_seconds,
+                    validation_examples=data.validation_examples,
+                )
             model.train_function = timed
             if between is None:
                 clock.time_by_steps(None)

@@ -79,7 +79,7 @@ def templates_of(tuner: int) -> list[psutil.Process]:
 
 def assert_complete(run: Path) -> autotune.Recipe:
     """A run directory has all its files, each readable by what it is for; its recipe."""
-    assert not list(run.rglob("*.tmp*"))
+    assert not [each for each in run.rglob(".*") if each.name != ".lock"], "temporary files are left"
     recipe = autotune.Recipe.load(run / "recipe.json")
     record = json.loads((run / "run.json").read_text())
     assert record["schema_version"] == 1

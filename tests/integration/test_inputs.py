@@ -99,8 +99,22 @@ def test_a_long_epoch_is_timed_by_steps_and_its_boundary_apart(launch, workload)
     assert warm.ready.epoch_overhead_seconds is not None
     assert part.epochs == 0
     assert part.examples == part.steps * 8
-    if workload == "validated":  # which is part of what a boundary costs
-        assert (trial.log.parent / "validations").stat().st_size >= 2
+    if workload == "validated":  # which is part of what a boundary costs; one pass has counted it
+        assert warm.started.validation_examples == 8
+        assert (trial.log.parent / "validations").stat().st_size >= 3
+
+
+def test_an_epoch_that_cannot_be_counted_in_time_is_timed_by_steps(launch):
+    """Its length stays unknown, which is no lack of an end; what lies between two is measured and charged to nobody."""
+    warm = launch("slow_generator").warm_up()
+    assert (warm.started.examples, warm.started.endless) == (None, False)
+    assert warm.ready.timed_by == "steps"
+
+
+def test_batches_that_cannot_be_counted_in_time_are_as_large_as_the_first(launch):
+    """A dataset that batches by itself says how many batches it has, not how many examples."""
+    warm = launch("slow_batches", workload="batched").warm_up()
+    assert (warm.started.examples, warm.started.endless) == (16 * 5_000, False)
 
 
 @pytest.mark.parametrize("tuned", [True, False])

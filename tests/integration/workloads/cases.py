@@ -181,6 +181,20 @@ def mark() -> None:
         file.write(".")
 
 
+def slow_batches(config):
+    """5,000 batches that take 5 ms each to come by."""
+
+    def arrive(i):
+        threading.Event().wait(0.005)
+        return np.ones((config.batch_size, 4), "float32")
+
+    def batch(i):
+        x = tf.ensure_shape(tf.numpy_function(arrive, [i], tf.float32), (config.batch_size, 4))
+        return x, tf.zeros((config.batch_size, 1))
+
+    return tf.data.Dataset.range(5_000).map(batch)
+
+
 def slow_generator(config):
     """Marks its elements, some 50 a second, for ever."""
 
@@ -651,6 +665,7 @@ CASES = {
     "refills": {"dataset": slowly_shuffled},
     "keeps_ahead": {"dataset": slowly_shuffled, "compile": slow_steps},
     "slow_generator": {"dataset": slow_generator},
+    "slow_batches": {"dataset": slow_batches},
     "decodes": {"dataset": decodes},
     "waits": {"dataset": waits},
     "waits_and_works": {"dataset": waits, "compile": slow_steps},
