@@ -371,6 +371,12 @@ def test_a_leak_of_nobody_knows_whom_is_not_called_a_check(detail, told):
     assert any("leaks memory" in each for each in not_checked) is told
 
 
+def test_a_larger_batch_of_which_no_loss_was_measured_is_said():
+    """There was no time for it: then the training loss is as unknown as the held-out one."""
+    not_checked = recipe_of(confirmed(LARGE)).evidence.stability.not_checked
+    assert any(each.startswith("training and held-out loss after") for each in not_checked)
+
+
 @pytest.mark.parametrize(
     ("timed_by", "examples", "told"),
     [("steps", None, True), ("steps", 10**6, False), ("epochs", None, False)],

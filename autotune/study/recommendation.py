@@ -39,7 +39,7 @@ from autotune.trial.record import Interval, Outcome, TrialRecord
 from autotune.version import __version__
 
 NUMERICS_NOT_CHECKED = "numerics parity with float32 without XLA"
-BATCH_NOT_CHECKED = "held-out loss after equal numbers of examples at the recommended batch size"
+BATCH_NOT_CHECKED = "{} loss after equal numbers of examples at the recommended batch size"
 LONG_RUN_NOT_CHECKED = "a continuous run"
 PAUSES_NOT_CHECKED = "what pauses between slices gave the speed-up (the continuous run was too short to tell)"
 THROTTLING_NOT_CHECKED = "thermal throttling of the device"
@@ -214,7 +214,7 @@ def _not_checked(winner: Confirmed, baseline: Configuration, measured: bool) -> 
     elif not numerics.tells(parity):
         missing.append(f"{NUMERICS_NOT_CHECKED} ({parity.detail})")
     if winner.configuration.batch_size != baseline.batch_size:
-        missing.append(f"{BATCH_NOT_CHECKED} (training loss only)" if measured else BATCH_NOT_CHECKED)
+        missing.append(BATCH_NOT_CHECKED.format("held-out" if measured else "training and held-out"))
     if winner.soaked is None:
         missing.append(LONG_RUN_NOT_CHECKED)
     elif not winner.soaked.tells and not winner.replaced:
