@@ -33,7 +33,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -54,7 +54,7 @@ TURNS, TURNS_QUICK = 4, 2
 SECONDS, SECONDS_QUICK = 10.0, 2.0
 """Shortest timed stretch of a turn; it ends with the epoch in which they are over."""
 PATIENCE_SECONDS = 900.0
-"""After so long without a word a training has failed."""
+"""A training has failed whose imports, or one of whose turns, take longer."""
 SHARE_BAR, MISS_BAR = 0.9, 0.03
 UNTUNED = """
 import dataclasses, importlib.util, sys
@@ -72,20 +72,35 @@ class Failed(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Round:
+    """What two trainings took turns for: samples per second, and epochs, of all turns together."""
+
+    baseline: float
+    recipe: float
+    baseline_epochs: int
+    recipe_epochs: int
+
+    @property
+    def speedup(self) -> float:
+        """The recipe's speed over the baseline's."""
+        return self.recipe / self.baseline
+
+
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """One workload's claim beside its long trainings.
 
     Args:
         claim: Logarithm of the claimed speed-up, with its interval; None where there is none.
         long: Mean of the rounds' log-ratios, with its interval; None where none was measured.
-        rounds: Samples per second of baseline and recipe, of each round.
+        rounds: What each round found.
         remark: What came in the way, or what the claim is where it is not the recipe's.
         counts: False where nothing is claimed, so that nothing can be wrong.
     """
 
     claim: LogInterval | None = None
     long: LogInterval | None = None
-    rounds: Sequence[tuple[float, float]] = ()
+    rounds: Sequence[Round] = ()
     remark: str = ""
     counts: bool = True
 
@@ -127,7 +142,9 @@ def figures(comparisons: dict[str, Comparison]) -> dict[str, dict[str, Any]]:
     }
     for name, each in comparisons.items():
         found[f"claimed speed-up, {name}"] = _speedup(each.claim)
-        found[f"long speed-up, {name}"] = _speedup(each.long) | {"rounds": each.rounds}
+        found[f"long speed-up, {name}"] = _speedup(each.long) | {
+            "rounds": [asdict(one) for one in each.rounds]
+        }
         found[f"miss, {name}"] = {"value": each.miss, "ci95": None, "bar": None, "remark": each.remark}
         found[f"agrees, {name}"] = {
             "value": float(each.agrees) if each.counts else None,
@@ -203,7 +220,7 @@ class Training:
     """
 
     def __init__(self, process: subprocess.Popen[str], errors: IO[str]) -> None:
-        self.samples = 0
+        self.epochs = self.samples = 0
         self.seconds = 0.0
         self._process = process
         self._errors = errors
@@ -227,7 +244,8 @@ class Training:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # it ended: its last words say more
             os.write(self._process.stdin.fileno(), f"{seconds}\n".encode())
-        timed = json.loads(self._said(lambda line: line.startswith("{")))
+        timed = json.loads(self._said(lambda line: line.startswith('{"samples"')))
+        self.epochs += timed["epochs"]
         self.samples += timed["samples"]
         self.seconds += timed["seconds"]
 
@@ -275,31 +293,37 @@ def training(*arguments: str) -> Iterator[Training]:
 
 def trained_rounds(
     file: Path, recipe: Recipe, folder: Path, *, rounds: int, turns: int, seconds: float
-) -> Iterator[tuple[float, float]]:
-    """Samples per second of baseline and recipe, round by round, each round of two fresh processes."""
+) -> Iterator[Round]:
+    """Round by round, each of two fresh processes."""
     name = file.stem
     files = {"baseline": folder / f"{name}-baseline.json", "recipe": folder / f"{name}-recipe.json"}
     recipe.model_copy(update={"configuration": recipe.baseline}).save(files["baseline"])
     recipe.save(files["recipe"])
     for number in range(rounds):
-        with ExitStack() as both:
+        with ExitStack() as stack:
             baseline, changed = (
-                both.enter_context(training(str(file), str(each))) for each in files.values()
+                stack.enter_context(training(str(file), str(each))) for each in files.values()
             )
             for each in (baseline, changed):
                 each.await_import()
             for turn in range(number, number + turns):  # the next round begins with the other one
                 for each in (baseline, changed) if turn % 2 == 0 else (changed, baseline):
                     each.turn(seconds)
-            rates = baseline.rate, changed.rate
-        both_rates = f"{rates[0]:,.0f} and {rates[1]:,.0f} samples/s"
-        progress(f"{name}: round {number + 1} of {rounds}: {both_rates}, ×{rates[1] / rates[0]:.3f}")
-        yield rates
+            found = Round(
+                baseline=baseline.rate,
+                recipe=changed.rate,
+                baseline_epochs=baseline.epochs,
+                recipe_epochs=changed.epochs,
+            )
+        both = f"{found.baseline:,.0f} and {found.recipe:,.0f} samples/s"
+        epochs = f"{found.baseline_epochs} and {found.recipe_epochs} epochs"
+        progress(f"{name}: round {number + 1} of {rounds}: {both}, {epochs}, ×{found.speedup:.3f}")
+        yield found
 
 
 def compared(name: str, arguments: argparse.Namespace, recipes: Path, scratch: Path) -> Comparison:
     """Tune one workload and hold its claim against long trainings; a failure is a comparison that says so."""
-    claim = None
+    claim, rounds = None, list[Round]()
     try:
         file = workload_file(name, scratch, untuned=arguments.untuned)
         recipe, comparison = claim_of(tuned(file, recipes / name, arguments.budget, arguments.trials))
@@ -309,12 +333,12 @@ def compared(name: str, arguments: argparse.Namespace, recipes: Path, scratch: P
             return comparison
         progress(f"{name}: claimed {shown(claim)} {comparison.remark}")
         settings = {name: getattr(arguments, name) for name in ("rounds", "turns", "seconds")}
-        rounds = list(trained_rounds(file, recipe, scratch, **settings))
-        long = mean_interval([math.log(changed / before) for before, changed in rounds])
+        rounds.extend(trained_rounds(file, recipe, scratch, **settings))
+        long = mean_interval([math.log(each.speedup) for each in rounds])
         return Comparison(claim=claim, long=long, rounds=rounds, remark=comparison.remark)
     except (Failed, AutotuneError, OSError, ValueError) as error:
         progress(f"{name}: failed: {error}")
-        return Comparison(claim=claim, remark=f"failed: {error}")
+        return Comparison(claim=claim, rounds=rounds, remark=f"failed: {error}")
 
 
 # --------------------------------------------------------------------------------------------- printing
@@ -378,10 +402,10 @@ def parse_arguments() -> argparse.Namespace:
     arguments.turns = arguments.turns or (TURNS_QUICK if quick else TURNS)
     arguments.seconds = arguments.seconds or (SECONDS_QUICK if quick else SECONDS)
     unknown = set(arguments.names) - set(WORKLOADS)
-    if unknown or arguments.rounds < 2:
-        parser.error(
-            f"no such workload: {', '.join(sorted(unknown))}" if unknown else "--rounds must be 2 or more"
-        )
+    if unknown:
+        parser.error(f"no such workload: {', '.join(sorted(unknown))}")
+    if arguments.rounds < 2 or arguments.turns < 1:
+        parser.error("--rounds must be 2 or more, --turns 1 or more")
     return arguments
 
 

@@ -158,14 +158,20 @@ class HeldOut:
     ("batches", "examples", "taken", "times"),
     [
         (160, None, 40, 4.0),
-        (-2, 160 * 32 - 5, 40, 4.0),  # it does not say, and was counted; the last batch is smaller
+        (-2, 160 * 64 - 5, 40, 4.0),  # it does not say, and was counted; the last batch is smaller
         (30, None, 30, 1.0),
-        (-2, 30 * 32, -2, 1.0),  # all of it
+        (-2, 30 * 64, -2, 1.0),  # all of it
         (-2, None, 40, 1.0),  # nobody knows: no more than what was seen
     ],
 )
-def test_of_a_long_validation_a_part_is_run_and_the_whole_is_charged(batches, examples, taken, times):
-    """Twenty calls of two steps, as often as the data holds them, whether it says how much it is or was counted."""
+def test_of_a_long_validation_a_part_is_run_and_the_whole_is_charged(
+    monkeypatch, batches, examples, taken, times
+):
+    """Twenty calls of two steps, as often as the data holds them, whether it says how much it is or was counted.
+
+    Its batches are its own: they need not be the training's.
+    """
+    monkeypatch.setattr(boundary, "_examples_per_batch", lambda validation: 64)
     held_out, whole = boundary._shortened(HeldOut(batches), training(100, 2), examples)
     assert (held_out.batches, whole) == (taken, times)
 

@@ -97,8 +97,9 @@ which = "A" if Path(sys.argv[2]).name.endswith("baseline.json") else "B"
 print("ready to train", flush=True)
 for line in sys.stdin:
     order.write_text(order.read_text() + which)
-    print("more noise", flush=True)
-    print(json.dumps({"samples": 100 * (configuration["batch_size"] // 8), "seconds": float(line)}), flush=True)
+    print("{more noise", flush=True)
+    samples = 100 * (configuration["batch_size"] // 8)
+    print(json.dumps({"samples": samples, "seconds": float(line), "epochs": 2}), flush=True)
 """
 
 
@@ -123,7 +124,7 @@ def test_trainings_take_turns_in_abba_order(recipe, train_with, tmp_path):
     changed = changed.model_copy(update={"baseline": {**recipe.baseline, "batch_size": 8}})
     rounds = train_with(TRAINING, changed)
     assert (tmp_path / "order").read_text() == "ABBAAB" + "BAABBA"
-    assert rounds == [(50.0, 150.0)] * 2
+    assert rounds == [claims.Round(baseline=50.0, recipe=150.0, baseline_epochs=6, recipe_epochs=6)] * 2
 
 
 @pytest.mark.parametrize(

@@ -141,19 +141,19 @@ def test_validation_without_epochs_is_said():
 
 
 @pytest.mark.parametrize(
-    ("examples", "validated", "timed_by", "said"),
+    ("examples", "uncounted", "timed_by", "said"),
     [
-        (None, 100, "steps", "the training data does not say how long it is"),
-        (None, None, "steps", "the training data does not say how long it is"),
-        (1000, None, "steps", "the validation data does not say how long it is"),
-        (1000, 100, "steps", None),
-        (1000, None, "epochs", None),  # a slice holds whole validations
+        (None, False, "steps", "the training data does not say how long it is"),
+        (None, True, "steps", "the training data does not say how long it is"),
+        (1000, True, "steps", "the validation data does not say how long it is"),
+        (1000, False, "steps", None),
+        (1000, True, "epochs", None),  # a slice holds whole validations
     ],
 )
-def test_data_of_unknown_length_is_said(examples, validated, timed_by, said):
+def test_data_of_unknown_length_is_said(examples, uncounted, timed_by, said):
     """What lies between long epochs is charged in proportion to them; where it cannot be, the user hears why."""
     warm = a_warm_up(epoch_seconds=0.36 if timed_by == "epochs" else None)
-    found = {"examples": examples, "validation_examples": validated, "endless": False}
+    found = {"examples": examples, "validation_uncounted": uncounted, "endless": False}
     warm = replace(warm, started=warm.started.model_copy(update=found))
     notices = list(oddities(facts(validates=True), warm, Device.CPU))
     assert len(notices) == (said is not None)

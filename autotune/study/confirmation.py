@@ -145,7 +145,7 @@ class Confirmer:
         """Which finalist cannot win, and why, in a few words."""
         failure, name = contender.failure, f"trial {contender.trial.number}"
         if failure is not None:
-            return f"{name} failed in its confirmation ({failure.reason})"
+            return f"{name} failed in its confirmation ({first_line(failure.reason) or failure.outcome})"
         record, baseline = ended(contender.trial, None), ended(reference, None)
         broken = [each.name for each in self._checks(record, baseline) if not each.passed]
         return f"{name} broke a rule in its confirmation ({', '.join(broken)})"

@@ -103,10 +103,10 @@ def oddities(facts: WorkloadFacts, warm: WarmUp, device: Device) -> Iterator[str
             "the training data does not say how long it is, and counting took too long, so what lies between epochs is "
             f"left out, validation too: a training with short epochs will gain less than is claimed. {SAY_HOW_LONG}"
         )
-    elif facts.validates and warm.started.validation_examples is None:
+    elif warm.started.validation_uncounted:
         yield (
-            "the validation data does not say how long it is, and counting took too long, so only its beginning is "
-            f"charged. {SAY_HOW_LONG}"
+            "the validation data does not say how long it is, and counting took too long: where epochs are timed by "
+            f"steps, only its beginning is charged. {SAY_HOW_LONG}"
         )
 
 

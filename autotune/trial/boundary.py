@@ -109,7 +109,7 @@ def boundary(
         validation: What is validated after each epoch, or None.
         training: The training's sizes.
         call_seconds: What a call of the train function usually takes.
-        validation_examples: How many are validated; None where nobody knows.
+        validation_examples: How many are validated, where the dataset does not say; None where nobody knows.
 
     Returns:
         The mean of several, for a long training pays for its stalls too.
@@ -334,10 +334,17 @@ def _shortened(
     few = VALIDATION_CALLS * training.steps_per_call
     batches = int(validation.cardinality().numpy())
     if batches < 0 and examples is not None:
-        batches = math.ceil(examples / training.batch_size)
+        batches = math.ceil(examples / _examples_per_batch(validation))
     if 0 <= batches <= few:
         return validation, 1.0
     return validation.take(few), max(1.0, batches / few)
+
+
+def _examples_per_batch(dataset: tf.data.Dataset) -> int:
+    """Of a dataset that batches by itself, that need not be the training's batch size."""
+    import keras
+
+    return max((int(keras.tree.flatten(each)[0].shape[0]) for each in dataset.take(1)), default=1)
 
 
 def _timing(function: Callable[[Any], Any], into: list[float]) -> Callable[[Any], Any]:

@@ -59,11 +59,13 @@ def datasets(
         _refuse_unusable_elements(train, workload, configuration)
     validation = None
     if workload.validation is not None:
-        validation = apply.pipeline(
-            _checked_dataset(workload.validation, "validation", configuration),
-            configuration,
-            batched=workload.batched,
-        )
+        held_out = _checked_dataset(workload.validation, "validation", configuration)
+        if _elements(held_out) == _ENDLESS and _elements(train) != _ENDLESS:
+            raise WorkloadError(
+                "validation() has no end, so the first epoch's validation has none either",
+                hint="Take as much of it as is validated: dataset.take(N).",
+            )
+        validation = apply.pipeline(held_out, configuration, batched=workload.batched)
     return (
         apply.pipeline(
             train,
@@ -230,15 +232,18 @@ def count_examples(
 ) -> tuple[int | None, bool]:
     """Examples per epoch, None when endless or not counted in time; and whether the dataset is endless."""
     dataset = _checked_dataset(workload.dataset, "dataset", configuration)
-    return _count(dataset, "dataset", workload, seconds), _elements(dataset) == _ENDLESS
+    return _count(dataset, workload, seconds), _elements(dataset) == _ENDLESS
 
 
-def count_validation_examples(workload: Workload, configuration: Configuration, seconds: float) -> int | None:
-    """Examples of the validation data, None when there is none, or it is endless or not counted in time."""
-    if workload.validation is None:
-        return None
-    dataset = _checked_dataset(workload.validation, "validation", configuration)
-    return _count(dataset, "validation", workload, seconds)
+def says_its_length(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset knows how many elements it has."""
+    return _elements(dataset) >= 0
+
+
+def count_validation_examples(validation: tf.data.Dataset, seconds: float) -> int | None:
+    """Examples in the batches of validation data that does not say how long it is; None if not counted in time."""
+    _, examples, all_of_it = _call_user("validation", lambda: _counted(validation, seconds, batched=True))
+    return examples if all_of_it else None
 
 
 def _elements(dataset: tf.data.Dataset) -> int:
@@ -246,24 +251,30 @@ def _elements(dataset: tf.data.Dataset) -> int:
     return int(dataset.cardinality().numpy())
 
 
-def _count(dataset: tf.data.Dataset, part: str, workload: Workload, seconds: float) -> int | None:
+def _count(dataset: tf.data.Dataset, workload: Workload, seconds: float) -> int | None:
     """A dataset's examples; by the size of its first batches where there is no time for all of them."""
-    import keras
-
     elements = _elements(dataset)
     if elements == _ENDLESS:
         return None
     if elements >= 0 and not workload.batched:
         return elements
+    seen, examples, all_of_it = _call_user(
+        "dataset", lambda: _counted(dataset, seconds, batched=workload.batched)
+    )
+    if all_of_it:
+        return int(examples)
+    return None if elements < 0 else round(examples / seen * elements)
+
+
+def _counted(dataset: tf.data.Dataset, seconds: float, *, batched: bool) -> tuple[int, int, bool]:
+    """Elements and examples that come in so many seconds, and whether that is all of them."""
+    import keras
+
     deadline = time.perf_counter() + seconds
-
-    def count() -> int | None:
-        total = 0
-        for seen, element in enumerate(dataset, start=1):
-            total += int(keras.tree.flatten(element)[0].shape[0]) if workload.batched else 1
-            if time.perf_counter() > deadline:
-                return round(total / seen * elements) if elements >= 0 else None
-        return total
-
-    counted: int | None = _call_user(part, count)
-    return counted
+    elements = examples = 0
+    for element in dataset:
+        elements += 1
+        examples += int(keras.tree.flatten(element)[0].shape[0]) if batched else 1
+        if time.perf_counter() > deadline:
+            return elements, examples, False
+    return elements, examples, True

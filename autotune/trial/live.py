@@ -53,8 +53,8 @@ class WarmUp:
 
     Args:
         launch_seconds: From the request to the fork.
-        first_step_seconds: From the request to the end of the first train step.
-        ready_seconds: From the request to the steady state.
+        first_step_seconds: From the request to the end of the first train step, without what counting took.
+        ready_seconds: From the request to the steady state, without that as well.
         first_loss: Training loss after the first call.
     """
 
@@ -94,7 +94,7 @@ class Data:
 
     Args:
         examples: Per epoch; None when endless or unknown.
-        validation_examples: The same of the validation data; None as well where there is none.
+        validation_examples: The same of validation data that does not say how long it is.
         endless: Whether the dataset has no end.
     """
 

@@ -89,7 +89,7 @@ class TrialRequest(_Message):
         log: Absolute path of the file that takes the trial's stdout and stderr.
         examine: Check the dataset's elements and count them; later trials are told the count instead.
         examples: Examples per epoch where known from an earlier trial; None when endless or unknown.
-        validation_examples: The same of the validation data.
+        validation_examples: The same of validation data that does not say how long it is.
         endless: Whether the dataset is known to have no end.
         count_seconds: How long counting may take, of either.
         warmup_seconds: Cap on the warm-up after the first step.
@@ -199,8 +199,10 @@ class Started(_Message):
     Args:
         jit_compile: What the knob resolved to.
         examples: Examples per epoch; None when endless or not counted in time.
-        validation_examples: The same of the validation data; None as well where there is none.
+        validation_examples: Of validation data that does not say how long it is; None when not counted in time.
+        validation_uncounted: Whether that is so.
         endless: Whether the dataset has no end.
+        counting_seconds: What counting took; later trials are told the counts.
         element: The dataset's element, in words.
         batch_ranks: How many axes each tensor of it has.
         parameters: Trainable and other weights, as a count.
@@ -213,7 +215,9 @@ class Started(_Message):
     jit_compile: bool
     examples: int | None
     validation_examples: int | None = None
+    validation_uncounted: bool = False
     endless: bool
+    counting_seconds: Annotated[FiniteFloat, Field(ge=0)] = 0.0
     element: str
     parameters: int
     batch_ranks: Annotated[tuple[int | None, ...], Field(fail_fast=True)] = ()

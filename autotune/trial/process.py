@@ -81,8 +81,10 @@ class TrialProcess:
                 }
             ),
             launch_seconds=self._launch_seconds,
-            first_step_seconds=first.at - self._requested - before_first - in_first,
-            ready_seconds=self._now() - self._requested,
+            first_step_seconds=max(
+                0.0, first.at - self._requested - before_first - in_first - started.counting_seconds
+            ),
+            ready_seconds=max(0.0, self._now() - self._requested - started.counting_seconds),
             first_loss=first.loss,
         )
 

@@ -7,6 +7,7 @@ itself). Never imports Optuna or pandas. Reports go over the pipe, as data; stdo
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -112,11 +113,17 @@ def _train(
     data = Data(
         examples=request.examples, validation_examples=request.validation_examples, endless=request.endless
     )
+    began, uncounted = time.monotonic(), False
     if request.examine:
         examples, endless = building.count_examples(workload, configuration, request.count_seconds)
-        held_out = building.count_validation_examples(workload, configuration, request.count_seconds)
+        held_out = None
+        if validation is not None and not endless and not building.says_its_length(validation):
+            held_out = building.count_validation_examples(validation, request.count_seconds)
+            uncounted = held_out is None
         data = Data(examples=examples, validation_examples=held_out, endless=endless)
-    channel.send(_started(model, train, own_options, data))
+    started = _started(model, train, own_options, data)
+    counted = {"counting_seconds": time.monotonic() - began, "validation_uncounted": uncounted}
+    channel.send(started.model_copy(update=counted))
     retracing = Retracing(Path(request.log), xla=bool(model.jit_compile) and not model.run_eagerly)
     training = Training(
         steps_per_call=int(configuration["steps_per_execution"]),

@@ -75,6 +75,14 @@ def test_fewer_examples_than_one_batch_with_drop_remainder(launch):
     assert "smaller than one batch with drop_remainder" in failure.reason
 
 
+def test_a_validation_without_an_end_is_refused(launch):
+    """The training would never see its second epoch; beside training data without an end it is never run."""
+    failure = launch("pairs", workload="validated_for_ever").failure()
+    assert failure.reason == "validation() has no end, so the first epoch's validation has none either"
+    assert failure.input_error
+    launch("endless", workload="validated_for_ever").warm_up()
+
+
 @pytest.mark.parametrize("part", ["model", "dataset", "compile"])
 def test_an_exception_in_the_users_code_shows_their_frames(launch, part):
     """The detail is a traceback of their file alone: none of autotune's, Keras's or Python's frames."""

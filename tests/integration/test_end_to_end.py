@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import optuna
@@ -19,8 +20,8 @@ pytestmark = pytest.mark.slow
 
 DIGITS = REPOSITORY / "examples" / "digits_mlp.py"
 WAIT_SECONDS = 300.0
-BUDGET = 120
-"""Seconds for a run that must not be refused as too short: on a busy machine an import alone takes more than 20."""
+BUDGET = 60
+"""Seconds for a run. On a busy machine, where an import alone takes more than 20, it is refused as too short."""
 
 TINY = """
 import keras
@@ -67,6 +68,17 @@ def run(tmp_path, environment):
     return start
 
 
+def with_enough_time(
+    start: Callable[[int], subprocess.CompletedProcess[str]],
+) -> subprocess.CompletedProcess[str]:
+    """A run of the usual budget in seconds, or of what its refusal advises: as a user would go on."""
+    ended = start(BUDGET)
+    enough = re.search(r"--budget (\d+)s or more", ended.stderr)
+    if enough or "Give a larger --budget" in ended.stderr:
+        return start(int(enough[1]) if enough else 3 * BUDGET)
+    return ended
+
+
 def templates_of(tuner: int) -> list[psutil.Process]:
     """Templates and trials of a tuner, which stands in their command lines."""
     found = []
@@ -109,12 +121,12 @@ def test_tune_from_python_leaves_a_complete_run(run, tmp_path):
     """On real digits: a recipe, a run, a study, a history; and the tuner never imports TensorFlow."""
     script = f"""
         import sys, autotune
-        recipe = autotune.tune({str(DIGITS)!r}, budget={BUDGET}, trials=3, out="run")
+        recipe = autotune.tune({str(DIGITS)!r}, budget=sys.argv[1], trials=3, out="run")
         assert "tensorflow" not in sys.modules
         assert "keras" not in sys.modules
         assert recipe == autotune.Recipe.load("run/recipe.json")
     """
-    ended = run("-c", textwrap.dedent(script))
+    ended = with_enough_time(lambda budget: run("-c", textwrap.dedent(script), str(budget)))
     assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
     recipe = assert_complete(tmp_path / "run")
     assert recipe.workload.name == "digits_mlp"
@@ -126,8 +138,8 @@ def test_tune_from_python_leaves_a_complete_run(run, tmp_path):
 
 def test_tune_from_the_command_line(run, tmp_path):
     """Plain lines without control codes, the table, the recipe's path, exit code 0."""
-    command = ("tune", str(DIGITS), "--budget", f"{BUDGET}s", "--trials", "2", "--out", "run")
-    ended = run("-m", "autotune", *command)
+    command = ("-m", "autotune", "tune", str(DIGITS), "--trials", "2", "--out", "run", "--budget")
+    ended = with_enough_time(lambda budget: run(*command, f"{budget}s"))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stderr == ""
     assert_complete(tmp_path / "run")
@@ -142,14 +154,16 @@ def test_a_script_may_tune_the_workload_that_it_holds(run, tmp_path):
     (tmp_path / "train.py").write_text(
         TINY
         + textwrap.dedent(
-            f"""
+            """
             if __name__ == "__main__":
-                recipe = autotune.tune(workload, budget={BUDGET}, trials=1, out="run")
+                import sys
+
+                recipe = autotune.tune(workload, budget=sys.argv[1], trials=1, out="run")
                 print("verdict", recipe.evidence.verdict)
             """
         )
     )
-    ended = run("train.py")
+    ended = with_enough_time(lambda budget: run("train.py", str(budget)))
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("verdict ")
     assert assert_complete(tmp_path / "run").workload.name == "train"
@@ -256,7 +270,7 @@ def test_a_killed_tuner_leaves_no_process_and_its_run_can_be_resumed(tmp_path, e
     """SIGKILL in the search: its whole family goes, and `--resume` goes on without running a trial again."""
     (tmp_path / "train.py").write_text(TINY)
     with subprocess.Popen(
-        [sys.executable, "-m", "autotune", "tune", "train.py", "--budget", f"{BUDGET}s", "--out", "run"],
+        [sys.executable, "-m", "autotune", "tune", "train.py", "--budget", "120s", "--out", "run"],
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
@@ -271,7 +285,8 @@ def test_a_killed_tuner_leaves_no_process_and_its_run_can_be_resumed(tmp_path, e
     assert family
     until(lambda: not any(each.is_running() for each in family), "the killed tuner's family to be gone")
     before, ended_at = autotune.load_history(tmp_path / "run"), ends_of_slices(tmp_path / "run")
-    ended = run("-m", "autotune", "tune", "train.py", "--resume", "run", "--budget", f"{BUDGET}s")
+    command = ("-m", "autotune", "tune", "train.py", "--resume", "run", "--budget")
+    ended = with_enough_time(lambda budget: run(*command, f"{budget}s"))
     assert ended.returncode == 0, ended.stderr
     assert "resumed: " in ended.stdout
     after = autotune.load_history(tmp_path / "run")

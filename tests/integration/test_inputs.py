@@ -1,8 +1,11 @@
 """Every kind of input that a workload may have is trained on, and its examples are counted exactly."""
 
+import time
+
 import pytest
 
 from autotune.trial.live import Data
+from autotune.trial.messages import TrialRequest
 
 pytestmark = pytest.mark.slow
 
@@ -99,7 +102,7 @@ def test_a_long_epoch_is_timed_by_steps_and_its_boundary_apart(launch, workload)
     assert warm.ready.epoch_overhead_seconds is not None
     assert part.epochs == 0
     assert part.examples == part.steps * 8
-    if workload == "validated":  # which is part of what a boundary costs; one pass has counted it
+    if workload == "validated":  # which is part of what a boundary costs
         assert warm.started.validation_examples == 8
         assert (trial.log.parent / "validations").stat().st_size >= 3
 
@@ -109,6 +112,15 @@ def test_an_epoch_that_cannot_be_counted_in_time_is_timed_by_steps(launch):
     warm = launch("slow_generator").warm_up()
     assert (warm.started.examples, warm.started.endless) == (None, False)
     assert warm.ready.timed_by == "steps"
+    assert warm.started.counting_seconds >= TrialRequest.model_fields["count_seconds"].default
+
+
+def test_how_long_a_trial_takes_to_start_is_told_without_counting(launch):
+    """The first one counts, for all others, and plans are made from its figures: the two are told apart."""
+    began = time.monotonic()
+    warm = launch("slow_generator").warm_up()
+    took = time.monotonic() - began
+    assert warm.first_step_seconds < warm.ready_seconds <= took - warm.started.counting_seconds
 
 
 def test_batches_that_cannot_be_counted_in_time_are_as_large_as_the_first(launch):
@@ -194,7 +206,7 @@ def known_data(started):
 
 
 def test_the_closing_figures(launch):
-    """`finish` brings peak memory, the share of the step that waits for input and the loss; the process ends."""
+    """`finish` brings peak memory and the share of the step that waits for input; the process ends."""
     trial = launch("pairs")
     trial.warm_up()
     trial.measure()
@@ -202,7 +214,6 @@ def test_the_closing_figures(launch):
     assert finished.peak_host_bytes > 50 << 20
     assert finished.peak_device_bytes is None
     assert 0 <= finished.input_wait_fraction <= 1
-    assert finished.loss is not None
     trial.trial.kill()  # once more does nothing
 
 
