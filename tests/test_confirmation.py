@@ -356,8 +356,10 @@ def test_a_finalist_that_fails_makes_way_for_the_next(tmp_path):
     result = bench.confirm(FAST, LARGE)
     assert result.winner.configuration == LARGE
     assert {each.record.outcome for each in result.confirmed} == {Outcome.OK, Outcome.CRASHED}
-    assert "next one takes its place" in bench.watcher.of(Notice)[0].text
     (failed,) = (each for each in result.confirmed if each.configuration == FAST)
+    said = bench.watcher.of(Notice)[0].text
+    assert said.startswith(f"trial {failed.record.trial} failed in its confirmation (")
+    assert said.endswith("; the next finalist takes its place")
     assert failed.speedup is None
     assert not failed.stable
 
@@ -447,7 +449,8 @@ def test_an_unstable_finalist_hands_over_to_the_next(tmp_path, behaviour, rule, 
     assert refused.verdict is Verdict.FASTER
     assert [check.name for check in refused.checks if not check.passed] == [rule]
     assert (refused.record.outcome, refused.record.reason[: len(rule)]) == (Outcome.UNSTABLE, rule)
-    assert "next one takes its place" in bench.watcher.of(Notice)[0].text
+    said = f"trial {refused.record.trial} broke a rule in its confirmation ({rule}); the next finalist takes its place"
+    assert bench.watcher.of(Notice)[0].text == said
 
 
 @pytest.mark.parametrize(
@@ -594,7 +597,7 @@ def test_a_finalist_that_breaks_a_rule_hands_over(tmp_path):
     assert by_configuration[LARGE].record.outcome is Outcome.UNSTABLE
     assert result.winner is not None
     assert result.winner.configuration == FAST
-    assert "the next one takes its place" in bench.watcher.of(Notice)[0].text
+    assert "broke a rule in its confirmation (host_memory)" in bench.watcher.of(Notice)[0].text
 
 
 # ---------------------------------------------------------------------------------------------------- plain

@@ -213,7 +213,7 @@ def test_auto_is_resolved():
 
 
 def test_closing_figures():
-    """Memory grows with the batch; there is device memory only with a GPU; loss falls with training."""
+    """Memory grows with the batch; there is device memory only with a GPU."""
     small = warm(simulated_trials()).finish(0.1, 10.0)
     large = warm(simulated_trials(gpus=("H200",)), BASELINE.replace(batch_size=512)).finish(0.0, 10.0)
     assert large.peak_host_bytes > small.peak_host_bytes
@@ -221,7 +221,6 @@ def test_closing_figures():
     assert large.peak_device_bytes is not None
     assert small.input_wait_fraction == 0.0
     assert large.input_wait_fraction is None
-    assert small.loss < FIRST_LOSS
 
 
 # ------------------------------------------------------------------------------------------------ templates

@@ -45,8 +45,6 @@ PAUSES_NOT_CHECKED = "what pauses between slices gave the speed-up (the continuo
 THROTTLING_NOT_CHECKED = "thermal throttling of the device"
 GROWTH_NOT_CHECKED = "whether it is this configuration that leaks memory, or the workload"
 EPOCHS_NOT_CHECKED = "what lies between epochs (steps alone were timed)"
-    "what lies between epochs (steps alone were timed, for how long an epoch is is not known)"
-)
 RETRACING_NOT_CHECKED = "retracing after the warm-up (the log does not tell of XLA's compilations)"
 """What a user must not take for granted; the recipe says so."""
 
