@@ -17,6 +17,8 @@ from simulated_runs import (
 from autotune.errors import ArgumentError, RecipeError
 from autotune.measure.deciding import Finding, finding
 from autotune.measure.intervals import LogInterval
+from autotune.measure.stability import MEMORY_MARGIN
+from autotune.study import verifying
 from autotune.study.progress import Notice
 from autotune.study.verifying import verify, verify_with
 from autotune.trial.live import TrialFailed
@@ -126,6 +128,16 @@ def test_options_are_checked(recipe, tmp_path, options):
     """As those of a run are."""
     with pytest.raises(ArgumentError, match=f"{next(iter(options))} is "):
         verify(recipe, str(tmp_path / "train.py"), **options)
+
+
+def test_the_memory_that_must_stay_free_is_the_users(recipe, tmp_path, monkeypatch):
+    """A recipe that was tuned with another margin can be verified with it."""
+    (tmp_path / "train.py").write_text("workload = None\n")
+    limits = []
+    monkeypatch.setattr(verifying, "verify_with", lambda *_, **settings: limits.append(settings["limits"]))
+    for options in ({"memory_margin": 0.02}, {}):
+        verify(recipe, f"{tmp_path / 'train.py'}:workload", **options)
+    assert [each.margin for each in limits] == [0.02, MEMORY_MARGIN]
 
 
 def test_another_baseline_is_refused(recipe, tmp_path):

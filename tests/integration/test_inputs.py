@@ -104,6 +104,8 @@ def test_a_long_epoch_is_timed_by_steps_and_its_boundary_apart(launch, workload)
     assert part.examples == part.steps * 8
     if workload == "validated":  # which is part of what a boundary costs
         assert warm.started.validation_examples == 8
+        told = launch("long_epoch", 8, workload=workload, data=Data.found_by(warm.started)).warm_up().started
+        assert told.validation_examples == 8, "later trials do not count again"
         assert (trial.log.parent / "validations").stat().st_size >= 3
 
 
