@@ -102,7 +102,8 @@ class Bench:
     def alternating(self, rng: random.Random) -> Found:
         """The paired way, and the same slices unpaired."""
         trial = Trial(1, Phase.SEARCH, self._configuration)  # log-ratios, as of the other ways
-        with self.live() as (first, trial.warm), self.live() as (second, warm):
+        with self.live() as (first, own), self.live() as (second, warm):
+            trial.note_warm(own)
             for _ in range(self._pairs):
                 taken = {
                     each: each.measure(SHORT_SLICE_SECONDS, PATIENCE_SECONDS)
