@@ -68,7 +68,7 @@ def test_durations_are_seconds_or_text(given, seconds):
 @pytest.mark.parametrize("given", [0, "0", "0s", "0m"])
 def test_a_soak_may_be_left_out(given):
     """None at all is what a continuous run of no seconds is; a budget or a limit of none is a mistake."""
-    assert seconds_of("soak", given) == 0.0
+    assert seconds_of("soak", given, may_be_none=True) == 0.0
 
 
 @pytest.mark.parametrize("text", ["", "0", "0s", "soon"])

@@ -55,7 +55,7 @@ def plan(budget, *, ready_at=8.0, first_step=2.0, trial_timeout=None):
 )
 def test_durations_are_read_in_seconds(text, seconds):
     """Hours, minutes and seconds add up; a bare number is seconds; case and surrounding blanks do not count."""
-    assert parse_duration(text) == seconds
+    assert parse_duration(text, name="budget") == seconds
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_durations_are_read_in_seconds(text, seconds):
 def test_what_is_no_duration_is_refused(text):
     """Anything else is an argument error that shows what durations look like."""
     with pytest.raises(ArgumentError, match="not a duration") as caught:
-        parse_duration(text)
+        parse_duration(text, name="budget")
     assert "90s" in caught.value.hint
 
 

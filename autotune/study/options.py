@@ -63,10 +63,19 @@ class Options:
             raise ArgumentError(f"fixed_batch is {self.fixed_batch!r}", hint="It is True or False.")
 
 
-def seconds_of(name: str, value: object) -> float:
-    """A duration that was given as seconds or as text; of a soak it may be none."""
+def seconds_of(name: str, value: object, *, may_be_none: bool = False) -> float:
+    """A duration that was given as seconds or as text.
+
+    Args:
+        name: The argument, for messages.
+        value: What was given.
+        may_be_none: Whether text may say no time at all; numbers are checked by `Options`.
+
+    Raises:
+        ArgumentError: It is no duration.
+    """
     if isinstance(value, str):
-        return parse_duration(value, name=name, **({"least": 0.0} if name == "soak" else {}))
+        return parse_duration(value, name=name, may_be_none=may_be_none)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ArgumentError(
             f"{name} is a {type(value).__name__}: {value!r}", hint="Give seconds, or text such as '10m'."

@@ -219,16 +219,16 @@ def plan_instances(
     return count, min(seconds, longest * (1 + finalists))
 
 
-def parse_duration(text: str, *, name: str = "", least: float = math.ulp(0.0)) -> float:
+def parse_duration(text: str, *, name: str, may_be_none: bool = False) -> float:
     """Seconds in `90`, `90s`, `10m`, `1.5h` or `1h30m`.
 
     Args:
         text: What was given.
         name: The argument, for messages.
-        least: Shortest duration that may be given; none is 0.
+        may_be_none: Whether it may be no time at all.
 
     Raises:
-        ArgumentError: The text is none of these, or too short.
+        ArgumentError: The text is none of these, or no time where there must be some.
     """
     match = re.fullmatch(
         r"(?:(?P<h>\d{1,6}(?:\.\d{1,6})?)h)?(?:(?P<m>\d{1,6}(?:\.\d{1,6})?)m)?(?:(?P<s>\d{1,8}(?:\.\d{1,6})?)s?)?",
@@ -237,9 +237,8 @@ def parse_duration(text: str, *, name: str = "", least: float = math.ulp(0.0)) -
     seconds = -1.0
     if match and match[0]:
         seconds = sum(float(match[unit] or 0) * scale for unit, scale in (("h", 3600), ("m", 60), ("s", 1)))
-    if seconds < least:
+    if seconds < 0 or (seconds == 0 and not may_be_none):
         raise ArgumentError(
-            f"{name}: {text!r} is not a duration" if name else f"{text!r} is not a duration",
-            hint="Durations look like 90s, 10m, 1.5h or 1h30m.",
+            f"{name}: {text!r} is not a duration", hint="Durations look like 90s, 10m, 1.5h or 1h30m."
         )
     return seconds

@@ -127,7 +127,7 @@ def tune(
         "max_batch": max_batch,
         "fixed_batch": fixed_batch,
         "memory_margin": memory_margin,
-        "soak": None if soak is None else seconds_of("soak", soak),
+        "soak": None if soak is None else seconds_of("soak", soak, may_be_none=True),
     }
     if resume is not None:
         if chosen is not None:
