@@ -110,20 +110,14 @@ def _train(
 
     train, validation, own_options = building.datasets(workload, configuration, examine=request.examine)
     model = building.compiled_model(workload, configuration, train)
-    data = Data(
-        examples=request.examples, validation_examples=request.validation_examples, endless=request.endless
+    began = time.monotonic()
+    data, uncounted = _data(request, workload, configuration, validation)
+    counting_seconds = time.monotonic() - began
+    channel.send(
+        _started(
+            model, train, own_options, data, counting_seconds=counting_seconds, validation_uncounted=uncounted
+        )
     )
-    began, uncounted = time.monotonic(), False
-    if request.examine:
-        examples, endless = building.count_examples(workload, configuration, request.count_seconds)
-        held_out = None
-        if validation is not None and not endless and not building.says_its_length(validation):
-            held_out = building.count_validation_examples(validation, request.count_seconds)
-            uncounted = held_out is None
-        data = Data(examples=examples, validation_examples=held_out, endless=endless)
-    started = _started(model, train, own_options, data)
-    counted = {"counting_seconds": time.monotonic() - began, "validation_uncounted": uncounted}
-    channel.send(started.model_copy(update=counted))
     retracing = Retracing(Path(request.log), xla=bool(model.jit_compile) and not model.run_eagerly)
     training = Training(
         steps_per_call=int(configuration["steps_per_execution"]),
@@ -155,18 +149,43 @@ def _train(
     return 0
 
 
+def _data(
+    request: messages.TrialRequest,
+    workload: Workload,
+    configuration: Configuration,
+    validation: tf.data.Dataset | None,
+) -> tuple[Data, bool]:
+    """What the trial was told of the dataset, or has counted; and whether validation data defied counting."""
+    if not request.examine:
+        return Data(
+            examples=request.examples,
+            validation_examples=request.validation_examples,
+            endless=request.endless,
+        ), False
+    examples, endless = building.count_examples(workload, configuration, request.count_seconds)
+    if validation is None or endless or building.says_its_length(validation):
+        return Data(examples=examples, endless=endless), False
+    held_out = building.count_validation_examples(validation, request.count_seconds)
+    return Data(examples=examples, validation_examples=held_out, endless=endless), held_out is None
+
+
 def _started(
     model: keras.Model,
     train: tf.data.Dataset,
     own_options: apply.SetByDataset,
     data: Data,
+    *,
+    counting_seconds: float,
+    validation_uncounted: bool,
 ) -> messages.Started:
     """What building pipeline and model has shown."""
     return messages.Started(
         jit_compile=bool(model.jit_compile),
         examples=data.examples,
         validation_examples=data.validation_examples,
+        validation_uncounted=validation_uncounted,
         endless=data.endless,
+        counting_seconds=counting_seconds,
         element=str(train.element_spec)[:2000],
         batch_ranks=apply.batch_ranks(train),
         parameters=int(model.count_params()) if model.built else 0,
