@@ -119,6 +119,7 @@ def test_an_epoch_that_cannot_be_counted_in_time_is_timed_by_steps(launch):
 
 def test_how_long_a_trial_takes_to_start_is_told_without_counting(launch):
     """The first one counts, for all others, and plans are made from its figures: the two are told apart."""
+    launch("pairs").warm_up()  # its template has imported everything
     began = time.monotonic()
     warm = launch("slow_generator").warm_up()
     took = time.monotonic() - began
