@@ -23,7 +23,7 @@ from recorded import Pool, Recording, instances_of, replay
 
 from autotune.measure.deciding import Verdict
 from autotune.study.confirmed import Result
-from autotune.study.plan import CONFIRMATION_SHARE, FEWEST_INSTANCES, FINALISTS, LONG_BUDGET
+from autotune.study.plan import CONFIRMATION_SHARE, FEWEST_INSTANCES, FINALISTS
 
 MOST_FALSE = 0.05
 """Share of confirmations that may claim a gain."""
@@ -34,7 +34,8 @@ POOL_CONFIRMATIONS, POOL_SECONDS = 2, 120.0
 REAL_SECONDS, REAL_SECONDS_QUICK = 25.0, 20.0
 REPLAYS, REPLAYS_QUICK = 2000, 50
 LONG_SECONDS = 90.0
-SEVERAL_SECONDS = CONFIRMATION_SHARE * LONG_BUDGET
+SEVERAL_SECONDS = CONFIRMATION_SHARE * 600.0
+"""What a run of the usual budget leaves several finalists."""
 BURNING_SECONDS = (0.3, 3.0)
 """Bounds of the time for which the disturbing process works, and of that for which it sleeps."""
 

@@ -25,6 +25,7 @@ from autotune.study.plan import (
     CONFIRMATION_SHARE,
     ENOUGH_INSTANCES,
     FEWEST_ROUNDS,
+    INSTANCES_OF_SEVERAL,
     MOST_INSTANCES,
     OVERRUN_SHARE,
 )
@@ -130,17 +131,17 @@ def test_an_epoch_that_runs_in_is_waited_for(tmp_path, left):
 
 
 def test_fewer_are_confirmed_where_slices_take_long(tmp_path):
-    """Time that holds four processes of each of three finalists does not where an epoch runs in before one counts."""
+    """Time that holds enough processes of each of three finalists does not where an epoch runs in before one counts."""
 
     def confirmed(name, examples, slice_seconds):
         trials = simulated_trials(SPEED, examples=examples)
-        bench = Bench(tmp_path / name, trials, finalists=3, left=80.0, slice_seconds=slice_seconds)
+        bench = Bench(tmp_path / name, trials, finalists=3, left=200.0, slice_seconds=slice_seconds)
         return bench.confirm(FAST, LARGE, LARGER)
 
     many, few = confirmed("steps", None, 0.5), confirmed("laps", 4000, 2.0)
     assert len(many.confirmed) == 3
     assert len(few.confirmed) < 3
-    assert min(many.instances, few.instances) >= ENOUGH_INSTANCES
+    assert min(many.instances, few.instances) >= INSTANCES_OF_SEVERAL
 
 
 def test_the_confirmation_times_longer_epochs_whole(tmp_path):
@@ -181,7 +182,7 @@ def test_nothing_of_the_search_enters_the_claim(tmp_path):
 def test_the_interval_is_the_one_over_instances(tmp_path):
     """It is what the instances' pairs give together, widened for the number of finalists."""
     trials = simulated_trials(SPEED, noise=0.1, instance_noise=0.05)
-    result = Bench(tmp_path, trials, finalists=2).confirm(FAST, LARGE)
+    result = Bench(tmp_path, trials, finalists=2, left=150.0).confirm(FAST, LARGE)
     for each in result.confirmed:
         by_instance = {}
         for pair in each.record.pairs:
@@ -265,7 +266,7 @@ def test_an_instance_that_cannot_end_in_time_is_not_begun(tmp_path, pairing):
 
 def test_several_finalists_take_turns_in_one_round(tmp_path):
     """Every instance has one process of each, and the fastest comes first in the result."""
-    bench = Bench(tmp_path, simulated_trials(SPEED, noise=0.02), finalists=3)
+    bench = Bench(tmp_path, simulated_trials(SPEED, noise=0.02), finalists=3, left=200.0)
     result = bench.confirm(BUSY, LARGE, FAST)
     assert [each.configuration for each in result.confirmed] == [FAST, LARGE, BUSY]
     assert len({each.record.instances for each in result.confirmed}) == 1

@@ -10,6 +10,7 @@ from autotune.errors import ArgumentError, BudgetError
 from autotune.study.plan import (
     CLOSING_SECONDS,
     CONFIRMATION_SHARE,
+    ENOUGH_INSTANCES,
     FEWEST_INSTANCES,
     FINALISTS,
     LEAST_INSTANCE_SECONDS,
@@ -182,13 +183,14 @@ def test_a_small_budget_gives_the_confirmation_what_two_instances_need():
     assert made.ends - made.search_ends == pytest.approx(10.0 + 2 * (2 * 2.0 + LEAST_INSTANCE_SECONDS))
 
 
-@given(start=st.floats(0.1, 300.0), instances=st.integers(FEWEST_INSTANCES, 8))
-def test_the_budget_to_confirm_holds_the_instances(start, instances):
-    """The share that a confirmation has of the advised budget is planned as so many instances or more."""
+@given(start=st.floats(0.1, 300.0), slice_seconds=st.floats(0.0, 30.0))
+def test_the_budget_to_confirm_holds_enough_instances(start, slice_seconds):
+    """The share that a confirmation has of the advised budget is planned as enough instances, or more."""
     made = plan(60.0)
-    budget = budget_to_confirm(made, start=start, instances=instances)
+    budget = budget_to_confirm(made, start=start, slice_seconds=slice_seconds)
     assert budget > made.budget
-    assert plan_instances(CONFIRMATION_SHARE * budget - CLOSING_SECONDS, start=start)[0] >= instances
+    available = CONFIRMATION_SHARE * budget - CLOSING_SECONDS
+    assert plan_instances(available, start=start, slice_seconds=slice_seconds)[0] >= ENOUGH_INSTANCES
 
 
 @given(
@@ -238,6 +240,25 @@ def test_more_time_means_more_instances_and_then_longer_ones():
     assert few < more < most == MOST_INSTANCES
     assert longer > short
     assert plan_instances(1e6, start=2.0) == (MOST_INSTANCES, MOST_INSTANCE_SECONDS)
+
+
+@given(start=st.floats(0.1, 100.0), finalists=st.integers(1, FINALISTS), slice_seconds=st.floats(0.0, 10.0))
+def test_slices_take_as_long_as_the_start_before_them(start, finalists, slice_seconds):
+    """Where there is time for enough instances: with a third of an instance in slices, chance in slices rules."""
+    sides = {"finalists": finalists, "slice_seconds": slice_seconds}
+    for count in range(ENOUGH_INSTANCES, MOST_INSTANCES + 4):
+        available = count * 2 * start
+        planned, seconds = plan_instances(available, start=start, **sides)
+        if planned > ENOUGH_INSTANCES:
+            assert seconds >= start * (1 - 1e-9)
+
+
+def test_processes_that_start_slowly_are_enough_before_their_slices_are_long():
+    """Of 120 s, where two processes take 18 s to start: four instances of 12 s, not three of 22; of 400 s, eleven."""
+    slowly = {"start": 18.0, "slice_seconds": 1.1}
+    assert plan_instances(120.0, **slowly) == (ENOUGH_INSTANCES, pytest.approx(12.0))
+    count, seconds = plan_instances(400.0, **slowly)
+    assert (count, seconds) == (11, 18.0)
 
 
 def test_what_was_measured_is_not_planned_again():

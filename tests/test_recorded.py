@@ -185,7 +185,7 @@ def test_confirmations_that_decided_nothing_are_no_evidence():
 
 def test_several_finalists_are_drawn_apart():
     """Each has ratios of its own, and the one with the best bound comes first."""
-    result = replay(a_recording(), "quiet", seed=0, seconds=105.0, finalists=FINALISTS)
+    result = replay(a_recording(), "quiet", seed=0, seconds=210.0, finalists=FINALISTS)
     values = {each.ratio.value for each in result.confirmed}
     assert len(values) == FINALISTS
     assert result.confirmed[0].ratio.low == max(each.ratio.low for each in result.confirmed)

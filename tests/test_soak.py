@@ -68,7 +68,7 @@ def test_slices_of_the_soak_are_as_long_as_those_of_the_claim(tmp_path, waiting,
     trials = simulated_trials(
         SPEED, noise=0.02, examples=None, freeze_gain=lambda each: 1.2 if each == waiting else 1.0
     )
-    result, _ = soaked(tmp_path, trials, FAST, LARGE, finalists=2, left=120.0)
+    result, _ = soaked(tmp_path, trials, FAST, LARGE, finalists=2, left=170.0)
     winner = result.winner
     assert winner.configuration == FAST
     claimed = [pair.candidate.seconds for pair in winner.record.pairs if pair.instance]
@@ -90,7 +90,7 @@ def test_a_gain_that_is_nothing_but_pauses_is_no_gain(tmp_path):
 def test_a_finalist_that_could_not_be_soaked_does_not_win_after_one_was_refuted(tmp_path):
     """Three finalists that all live of the pauses: none is recommended, soaked or not."""
     trials = simulated_trials(noise=0.02, freeze_gain=lambda each: 1.0 + 0.3 * bool(each["jit_compile"]))
-    recipe, _ = quick_tune(trials, tmp_path / "run", budget=600.0)
+    recipe, _ = quick_tune(trials, tmp_path / "run", budget=900.0)
     assert recipe.evidence.confirmation.finalists > 1, "the case is another one"
     assert recipe.evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN
     assert recipe.evidence.shortfall is Shortfall.NO_TIME

@@ -28,6 +28,7 @@ from autotune.study.instances import Contender, Instance, Instances
 from autotune.study.plan import (
     ENOUGH_INSTANCES,
     FEWEST_INSTANCES,
+    INSTANCES_OF_SEVERAL,
     LEAST_INSTANCE_SECONDS,
     MOST_INSTANCES,
     OVERRUN_SHARE,
@@ -307,7 +308,7 @@ class Confirmer:
         """How many to confirm side by side: fewer where starting them all would leave too few instances."""
         for size in range(min(self._plan.finalists, len(records)), 1, -1):
             start = self._expected.instance_start_seconds(records[:size])
-            if self._planned(records[:size], start)[0] >= ENOUGH_INSTANCES:
+            if self._planned(records[:size], start)[0] >= INSTANCES_OF_SEVERAL:
                 return size
         return 1
 
@@ -444,7 +445,6 @@ class Confirmer:
             self._plan,
             start=self._expected.instance_start_seconds(records),
             slice_seconds=self._expected.shortest_slice_seconds(records),
-            instances=ENOUGH_INSTANCES,
         )
 
     def _record(self, contender: Contender, ratio: LogInterval | None) -> TrialRecord:

@@ -29,6 +29,8 @@ LEAST_SOAK_SECONDS = 6.0
 """Below this, starting its processes not counted, a soak says nothing."""
 ENOUGH_INSTANCES = 4
 """What the soak leaves the confirmation time for."""
+INSTANCES_OF_SEVERAL = 8
+"""What several finalists side by side must leave time for: one claim to bet on is worth more than three loose ones."""
 LONG_BUDGET = 300.0
 """From this budget on, more than one finalist is confirmed."""
 FINALISTS = 3
@@ -182,17 +184,16 @@ def least_instance(start: float, *, slice_seconds: float) -> float:
     return start + max(LEAST_INSTANCE_SECONDS, 2 * FEWEST_PAIRS_OF_SLICES * slice_seconds)
 
 
-def budget_to_confirm(plan: Plan, *, start: float, instances: int, slice_seconds: float = 0.0) -> float:
-    """Seconds for a run whose confirmation has time for so many instances, which its share has to hold.
+def budget_to_confirm(plan: Plan, *, start: float, slice_seconds: float = 0.0) -> float:
+    """Seconds for a run whose confirmation has time for enough instances, which its share has to hold.
 
     Args:
         plan: Of the run that had not enough.
         start: Seconds to start all the processes of one instance.
-        instances: How many.
         slice_seconds: The shortest slice that it can be timed in.
     """
     each = start + max(LEAST_INSTANCE_SECONDS, 2 * FEWEST_ROUNDS * slice_seconds)
-    confirmation = plan.import_seconds + instances * each + CLOSING_SECONDS
+    confirmation = plan.import_seconds + ENOUGH_INSTANCES * each + CLOSING_SECONDS
     needed = max(plan.budget, confirmation / CONFIRMATION_SHARE)
     return math.ceil(needed * ADVICE_MARGIN / 10) * 10.0
 
@@ -202,7 +203,9 @@ def plan_instances(
 ) -> tuple[int, float]:
     """How many more instances a confirmation has, and how long the slices of each may take.
 
-    Many short instances say more than few long ones, down to where starting them eats the time.
+    Many short instances say more than few long ones, down to where starting them eats the time: slices take as long as
+    the start before them, or longer. Whether processes differ or slices do, no split of the time would give half the
+    variance of that one. Only where the time would not hold `ENOUGH_INSTANCES` so are there shorter ones.
 
     Args:
         available: Seconds for all of it.
@@ -211,12 +214,15 @@ def plan_instances(
         slice_seconds: The shortest slice that they can be timed in.
         done: How many instances have been measured; the available seconds are for the rest.
     """
-    shortest = max(LEAST_INSTANCE_SECONDS / 2, FEWEST_ROUNDS * slice_seconds)
-    longest = max(MOST_INSTANCE_SECONDS / 2, FEWEST_ROUNDS * slice_seconds)
-    count = int(available / (start + shortest * (1 + finalists)))
+    sides = 1 + finalists
+    shortest = sides * max(LEAST_INSTANCE_SECONDS / 2, FEWEST_ROUNDS * slice_seconds)
+    balanced = max(start, shortest)
+    longest = max(balanced, sides * MOST_INSTANCE_SECONDS / 2)
+    count = int(available / (start + balanced))
+    if done + count < ENOUGH_INSTANCES:
+        count = min(ENOUGH_INSTANCES - done, int(available / (start + shortest)))
     count = max(1, FEWEST_INSTANCES - done, min(MOST_INSTANCES - done, count))
-    seconds = max(0.0, available / count - start)
-    return count, min(seconds, longest * (1 + finalists))
+    return count, min(max(0.0, available / count - start), longest)
 
 
 def parse_duration(text: str, *, name: str, may_be_none: bool = False) -> float:
