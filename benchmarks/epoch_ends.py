@@ -82,7 +82,7 @@ KINDS: dict[str, Callable[[], tuple[tf.data.Dataset, keras.Model]]] = {
 }
 
 
-class Times(keras.callbacks.Callback):
+class Times(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
     """When epochs and their first calls began."""
 
     def on_train_begin(self, logs: object = None) -> None:

@@ -5,6 +5,7 @@ they differ in, `deterministic`, does nothing else here: no call of this pipelin
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -18,7 +19,7 @@ WIDTH = 128
 EXAMPLES = 1024
 
 
-class Products(keras.Model):
+class Products(keras.Model):  # type: ignore[misc]  # Keras ships no types
     """A small classifier on top of so many matrix products in a row, which are not trained."""
 
     def __init__(self) -> None:
@@ -37,7 +38,7 @@ class Products(keras.Model):
         return self.out(tf.stop_gradient(y))
 
 
-def learning() -> dict:
+def learning() -> dict[str, Any]:
     """Plain gradient descent on the cross-entropy."""
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     return {"optimizer": keras.optimizers.SGD(0.01), "loss": loss}

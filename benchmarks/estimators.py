@@ -129,10 +129,11 @@ def alike(log_ratios: Sequence[float]) -> list[Sides]:
 
 def restless(rng: random.Random, pairs: int) -> list[Sides]:
     """One synthetic instance whose candidate is less steady than its baseline, in slices of equal work."""
-    return [
-        tuple((math.exp(rng.gauss(0.0, each)), EXAMPLES) for each in (DEVIATION, RESTLESS))
-        for _ in range(pairs)
-    ]
+
+    def side(deviation: float) -> tuple[float, int]:
+        return math.exp(rng.gauss(0.0, deviation)), EXAMPLES
+
+    return [(side(DEVIATION), side(RESTLESS)) for _ in range(pairs)]
 
 
 RESTLESS_TRUTH = (DEVIATION**2 - RESTLESS**2) / 2

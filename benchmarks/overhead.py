@@ -60,6 +60,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.began: float | None = None
+        self.last = 0
         self.whole: dict[int, float] = {}
 
     def __call__(self, event: Event) -> None:

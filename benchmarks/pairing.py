@@ -121,8 +121,8 @@ class Bench:
         ]
         return {"paired": mean_interval(trial.log_ratios), "unpaired": two_groups(*groups)}
 
-    def sequential(self, _: random.Random) -> Found:
-        """The same number of slices, by processes that run alone, one after another."""
+    def sequential(self, rng: random.Random) -> Found:
+        """The same number of slices, by processes that run alone, one after another: nothing to draw."""
         stretches: tuple[list[list[float]], list[list[float]]] = ([], [])
         for _ in range(PROCESSES):
             for configuration in stretches:

@@ -2,6 +2,7 @@
 
 import time
 from importlib.resources import files
+from typing import Any
 
 import keras
 import numpy as np
@@ -67,7 +68,7 @@ def network(inputs: int) -> keras.Model:
     )
 
 
-def compile_arguments() -> dict:
+def compile_arguments() -> dict[str, Any]:
     """Adam on the cross-entropy."""
     return {"optimizer": "adam", "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
 

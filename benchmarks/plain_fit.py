@@ -16,7 +16,7 @@ import tiled
 from autotune.trial.lifeline import die_with_parent
 
 
-class EpochEnds(keras.callbacks.Callback):
+class EpochEnds(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
     """Prints when an epoch ends, validation included."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

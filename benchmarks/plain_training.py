@@ -32,7 +32,7 @@ def trained(model: Any, batches: Any, validation: Any, *, warmup: float, seconds
     """Train; the times at which warm-up ended and each timed epoch did."""
     import keras
 
-    class EpochTimes(keras.callbacks.Callback):
+    class EpochTimes(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
         """Notes when each epoch ends, and ends training after the first that ends late enough."""
 
         def on_train_begin(self, logs: dict[str, float] | None = None) -> None:

@@ -1,5 +1,7 @@
 """Workloads for `benchmarks/numerics.py`: one that learns in any precision, and two that are planted not to."""
 
+from typing import Any
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -27,7 +29,7 @@ def network() -> keras.Model:
     )
 
 
-class Stalling(keras.Model):
+class Stalling(keras.Model):  # type: ignore[misc]  # Keras ships no types
     """Learns, but not in bfloat16 under XLA: as if a gradient were miscompiled."""
 
     def __init__(self) -> None:
@@ -42,13 +44,13 @@ class Stalling(keras.Model):
         return tf.stop_gradient(y) + 0.0 * y if stalls else y
 
 
-def learning() -> dict:
+def learning() -> dict[str, Any]:
     """Adam on the cross-entropy."""
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     return {"optimizer": keras.optimizers.Adam(1e-3), "loss": loss}
 
 
-def underflowing() -> dict:
+def underflowing() -> dict[str, Any]:
     """The same loss a million times smaller, and no loss scaling: in half precision its gradients are nothing."""
     usual = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 

@@ -248,7 +248,8 @@ class Machine:
             trial.kill()
         means = ratios.cumsum(axis=1) / np.arange(1, pairs + 1)
         truths = np.array([*(self.speed(each) for each in sampled), 0.0])
-        return truths.max() - truths[means.argmax(axis=0)]
+        regrets: np.ndarray = truths.max() - truths[means.argmax(axis=0)]
+        return regrets
 
 
 def quick_space() -> ResolvedSpace:
@@ -304,7 +305,8 @@ def study(kind: Kind, table: Table, seed: int) -> Study:
 
 def fixed_curve(studies: Sequence[Study]) -> np.ndarray:
     """Mean regret without racing, by number of pairs less one; made to fall, as it does in the long run."""
-    return isotonic_regression(np.mean([each.fixed for each in studies], axis=0), increasing=False).x
+    means = np.mean([each.fixed for each in studies], axis=0)
+    return np.asarray(isotonic_regression(means, increasing=False).x)
 
 
 def equal_pairs(studies: Sequence[Study]) -> float:

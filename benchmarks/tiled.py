@@ -5,6 +5,7 @@ How many is in the name of the trial's log file (`300-…`), so that one import 
 
 import os
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -53,7 +54,7 @@ def network() -> keras.Model:
     )
 
 
-def compile_arguments() -> dict:
+def compile_arguments() -> dict[str, Any]:
     """Adam on the cross-entropy."""
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     return {"optimizer": keras.optimizers.Adam(1e-3), "loss": loss, "metrics": ["accuracy"]}
