@@ -40,9 +40,10 @@ WORKLOADS = {
     "equal steps": f"{HERE / 'equal_steps.py'}:equal",
     "short epochs": str(HERE.parent / "examples" / "digits_mlp.py"),
 }
-REPEATS: dict[str, int] = {"equal steps": 6, "short epochs": 1}
+REPEATS: dict[str, int] = {"equal steps": 5, "short epochs": 3}
 REPEATS_QUICK: dict[str, int] = {"equal steps": 1}
-PAIRS, PAIRS_QUICK = 16, 8
+PAIRS, PAIRS_QUICK = 48, 8
+"""Half of what a confirmation of 90 seconds has."""
 PROCESSES = 4
 """Of each configuration, in the sequential way."""
 PATIENCE_SECONDS = 120.0

@@ -158,6 +158,13 @@ def test_another_file_and_another_machine_are_said(recipe, tmp_path):
     assert any("not as it was when the recipe was made" in each for each in notices)
 
 
+def test_what_is_odd_about_the_baseline_is_said(recipe, tmp_path):
+    """As `tune` does: whoever verifies may not have seen that run."""
+    watcher = Watcher()
+    found(recipe, tmp_path, observe=watcher, retraces=lambda configuration: 3)
+    assert any("the workload retraces" in each.text for each in watcher.of(Notice))
+
+
 def test_a_recipe_that_claims_nothing_holds(recipe, tmp_path):
     """The baseline is the baseline: nothing is measured."""
     (tmp_path / "train.py").write_text("workload = 1\n")

@@ -44,7 +44,7 @@ from autotune.study.slicing import shortest_taken
 from autotune.study.surroundings import as_imported, instabilities, oddities, refuse_knobs_that_cannot_act
 from autotune.study.trainings import Trainings
 from autotune.trial.live import Clock, Trials, WarmUp
-from autotune.trial.record import Phase, TrialRecord
+from autotune.trial.record import Phase, Slice, TrialRecord
 from autotune.workload import WorkloadFacts, WorkloadReference
 
 
@@ -95,8 +95,7 @@ def tune_with(
         beside = SideBySide(run, bracketed=options.pairing == "bracketed")
         warm = beside.start_baseline(baseline_timeout(options.budget), known[0] if known else None)
         device = Device.GPU if warm.started.gpus else Device.CPU
-        for text in (*oddities(facts, warm, device), *instabilities(beside.baseline.slices)):
-            observe(Notice(text=text))
+        tell_what_is_odd(facts, warm, device, beside.baseline.slices, observe)
         written = written or find_search_space(DEFAULT_SPACE[device])
         space = _resolved(written, run.baseline, device, warm, facts, options)
         if earlier is not None:
@@ -211,6 +210,14 @@ def baseline_of(
     for text in notices:
         observe(Notice(text=text))
     return baseline
+
+
+def tell_what_is_odd(
+    facts: WorkloadFacts, warm: WarmUp, device: Device, slices: Sequence[Slice], observe: Observer
+) -> None:
+    """A word for each thing of the baseline that the timing leaves out, or that makes it unstable."""
+    for text in (*oddities(facts, warm, device), *instabilities(slices)):
+        observe(Notice(text=text))
 
 
 def tell_isolation(trials: Trials, observe: Observer) -> None:

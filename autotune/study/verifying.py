@@ -22,7 +22,7 @@ from autotune.space.knobs import Device
 from autotune.study.confirmation import Confirmer
 from autotune.study.confirmed import Confirmed, Limits
 from autotune.study.options import Options, seconds_of
-from autotune.study.phases import baseline_of, tell_isolation
+from autotune.study.phases import baseline_of, tell_isolation, tell_what_is_odd
 from autotune.study.plan import CLOSING_SECONDS, LEAST_MEASURED, Plan, baseline_timeout
 from autotune.study.progress import Notice, Observer, PhaseBegan, silent
 from autotune.study.run import Run
@@ -160,6 +160,8 @@ def verify_with(
     )
     beside = SideBySide(run)
     warm = beside.start_baseline(baseline_timeout(budget))
+    device = Device.GPU if warm.started.gpus else Device.CPU
+    tell_what_is_odd(facts, warm, device, beside.baseline.slices, observe)
     _refuse_another_baseline(recipe, run.baseline)
     beside.end_baseline()
     trials.retire(0)
