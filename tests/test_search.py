@@ -127,6 +127,19 @@ def test_no_configuration_gets_two_trials(tmp_path):
     assert max(each.instances for each in found.records[1:]) > 1
 
 
+def test_a_second_look_goes_to_the_one_that_is_less_known(tmp_path):
+    """Two of which either may be the faster are measured alike: the leader is not looked at again and again."""
+
+    def speed(configuration):
+        gains = {(True, 1): 1.5, (False, 8): 1.35}
+        return 4000.0 * gains.get((configuration["jit_compile"], configuration["steps_per_execution"]), 1.0)
+
+    found = Searched(tmp_path, simulated_trials(speed, noise=0.1), space=TINY_SPACE)
+    first, second = (each for each in found.records if (each.speedup and each.speedup.value > 1.3))
+    assert first.instances + second.instances > 6
+    assert abs(len(first.pairs) - len(second.pairs)) <= max(len(first.pairs), len(second.pairs)) / 3
+
+
 def test_a_small_space_ends_the_search_early(tmp_path):
     """When nothing new comes, the time that is left goes to the confirmation."""
     found = Searched(tmp_path, simulated_trials(), space=TINY_SPACE)

@@ -143,7 +143,7 @@ class Search:
             leaders = self._leaders()
             if len(leaders) < 2 or not self._time_for_another(self._plan.search_ends, new=False):
                 return
-            self._look_again(leaders[0])
+            self._look_again(_less_known(leaders))
 
     def _look_again(self, trial: Trial) -> TrialRecord:
         self._run.announce(trial)
@@ -259,3 +259,17 @@ class Search:
         faster = [t for t in self._measured() if statistics.fmean(t.log_ratios) > 0]
         ranked = sorted(faster, key=lambda t: leads[t.configuration], reverse=True)
         return [self._run.records[trial.number] for trial in ranked]
+
+
+def _less_known(leaders: Sequence[Trial]) -> Trial:
+    """Of the fastest and the one that may most likely be faster still, the one that was measured less.
+
+    What has the highest upper bound would be the leader itself, again and again, while another that two slices
+    speak of stays in doubt (LUCB: Kalyanakrishnan et al., 2012).
+
+    Args:
+        leaders: Two or more, the one with the highest upper bound first.
+    """
+    fastest = max(leaders, key=lambda trial: statistics.fmean(trial.log_ratios))
+    challenger = next(trial for trial in leaders if trial is not fastest)
+    return min(challenger, fastest, key=lambda trial: len(trial.log_ratios))
