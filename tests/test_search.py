@@ -140,6 +140,16 @@ def test_a_second_look_goes_to_the_one_that_is_less_known(tmp_path):
     assert abs(len(first.pairs) - len(second.pairs)) <= max(len(first.pairs), len(second.pairs)) / 3
 
 
+@pytest.mark.parametrize("share", [30.0, 60.0])
+def test_second_looks_take_no_more_than_their_share(tmp_path, share):
+    """Where the user's limit ends the sampling early, what they leave is the confirmation's."""
+    plan = a_plan(probes_end=300.0, sampling_ends=700.0 - share, search_ends=700.0)
+    found = Searched(tmp_path, simulated_trials(noise=0.1), space=TINY_SPACE, plan=plan, most_trials=2)
+    looks = [each for each in found.watcher.of(TrialBegan)][2:]
+    assert looks
+    assert found.run.clock() < share + 25.0
+
+
 def test_a_small_space_ends_the_search_early(tmp_path):
     """When nothing new comes, the time that is left goes to the confirmation."""
     found = Searched(tmp_path, simulated_trials(), space=TINY_SPACE)

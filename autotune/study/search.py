@@ -138,10 +138,15 @@ class Search:
             fastest, configuration = max(fastest, speed), higher
 
     def _second_looks(self) -> None:
-        """More slices for the leaders, so that luck decides less which of them is confirmed."""
+        """More slices for the leaders, so that luck decides less which of them is confirmed.
+
+        Where the search has ended early they take no more than their share: the rest is the confirmation's.
+        """
+        plan = self._plan
+        ends = min(plan.search_ends, self._run.clock() + plan.search_ends - plan.sampling_ends)
         for _ in range(MOST_SECOND_LOOKS):
             leaders = self._leaders()
-            if len(leaders) < 2 or not self._time_for_another(self._plan.search_ends, new=False):
+            if len(leaders) < 2 or not self._time_for_another(ends, new=False):
                 return
             self._look_again(_less_known(leaders))
 
