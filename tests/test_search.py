@@ -145,8 +145,7 @@ def test_second_looks_take_no_more_than_their_share(tmp_path, share):
     """Where the user's limit ends the sampling early, what they leave is the confirmation's."""
     plan = a_plan(probes_end=300.0, sampling_ends=700.0 - share, search_ends=700.0)
     found = Searched(tmp_path, simulated_trials(noise=0.1), space=TINY_SPACE, plan=plan, most_trials=2)
-    looks = [each for each in found.watcher.of(TrialBegan)][2:]
-    assert looks
+    assert len(found.watcher.of(TrialBegan)) > 3, "the case is another one: no second look"
     assert found.run.clock() < share + 25.0
 
 
