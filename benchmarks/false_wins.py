@@ -4,8 +4,8 @@
 
 Prints one table. Real confirmations of 25 s run on a quiet machine, and while another process burns one core on and
 off. Their slices, and those of longer ones, recorded, are replayed thousands of times through the same code: one
-finalist in the time that a short run's confirmation has and in that of a long one, three finalists in the time from
-which on so many are confirmed.
+finalist in the time that a short run's confirmation has and in that of a long one, three finalists in the time that a
+run of ten minutes has.
 `--replay-only` replays what `--recording` holds, `--record` keeps what was measured.
 """
 
@@ -35,7 +35,7 @@ REAL_SECONDS, REAL_SECONDS_QUICK = 25.0, 20.0
 REPLAYS, REPLAYS_QUICK = 2000, 50
 LONG_SECONDS = 90.0
 SEVERAL_SECONDS = CONFIRMATION_SHARE * 600.0
-"""What a run of the usual budget leaves several finalists."""
+"""What a run of ten minutes has for them and a continuous run, which replays leave out."""
 BURNING_SECONDS = (0.3, 3.0)
 """Bounds of the time for which the disturbing process works, and of that for which it sleeps."""
 

@@ -1,5 +1,6 @@
 """The confirmation, on simulated trials."""
 
+import collections
 import dataclasses
 import itertools
 import math
@@ -281,6 +282,35 @@ def test_a_finalist_that_the_time_does_not_hold_is_passed_by(tmp_path):
     assert [each.configuration for each in result.confirmed] == [LARGE]
     enough = Bench(tmp_path, simulated_trials(SPEED, noise=0.02), left=400.0)
     assert enough.confirm(FAST, LARGE, slow_to_start=FAST).winner.configuration == FAST
+
+
+def pairs_where_starts_take(path, usual, later, *, left):
+    """The pairs of each instance where processes take `usual` seconds more to start, and those of the third `later`."""
+    trials = simulated_trials(SPEED, noise=0.02)
+    launch, numbers = trials.launch, itertools.count()
+
+    def slowly(*arguments, **settings):
+        trials.clock.advance(later if next(numbers) in (4, 5) else usual)
+        return launch(*arguments, **settings)
+
+    trials.launch = slowly
+    (found,) = Bench(path, trials, left=left).confirm(FAST).confirmed
+    return list(collections.Counter(pair.instance for pair in found.record.pairs).values())
+
+
+def test_a_process_that_starts_late_does_not_cost_an_instance(tmp_path):
+    """Four of which the last has fewer slices say more than three: Student's t is 3.2 instead of 4.3."""
+    *whole, last = pairs_where_starts_take(tmp_path, 8.0, 14.0, left=150.0)
+    assert len(whole) == ENOUGH_INSTANCES - 1
+    assert FEWEST_ROUNDS <= last < max(whole)
+
+
+@pytest.mark.parametrize("later", [1.0, 4.0, 7.0, 10.0])
+def test_beyond_enough_instances_none_is_begun_that_is_too_short(tmp_path, later):
+    """All count alike, so one of few slices would add its noise to the claim."""
+    *whole, last = pairs_where_starts_take(tmp_path, 1.0, later, left=90.0)
+    assert len(whole) >= ENOUGH_INSTANCES
+    assert last >= 0.4 * max(whole)
 
 
 def test_what_is_found_does_not_change_how_much_is_measured(tmp_path):
@@ -682,7 +712,7 @@ def test_plain_makes_way_where_time_is_short(tmp_path):
 def test_plain_makes_way_where_memory_is_short(tmp_path, finalists):
     """Where one process less fits, the finalists stay side by side and are confirmed; plain is left out."""
     bench = beside_plain(
-        tmp_path, finalists=finalists, fits_together=lambda alive: len(alive) <= finalists + 1
+        tmp_path, left=250.0, finalists=finalists, fits_together=lambda alive: len(alive) <= finalists + 1
     )
     larger = COMPILED.replace(batch_size=64)
     result = bench.confirm(FASTER, larger)

@@ -79,7 +79,7 @@ def test_the_confirmation_keeps_its_share_of_the_budget():
 
 
 def test_several_finalists_only_when_there_is_time():
-    """One finalist below five minutes, several from there on."""
+    """One finalist below five minutes, several at most from there on."""
     assert LONG_BUDGET == 5 * 60
     assert plan(LONG_BUDGET - 1).finalists == 1
     assert plan(LONG_BUDGET).finalists == FINALISTS > 1

@@ -35,6 +35,7 @@ from autotune.study.plan import (
     Plan,
     budget_to_confirm,
     plan_instances,
+    shortest_instance,
 )
 from autotune.study.progress import Notice, PhaseBegan
 from autotune.study.run import Run
@@ -57,6 +58,8 @@ WITH_A_STALL = 2.0
 """An epoch that ends in a stall may take so many times as long, and is timed whole all the same."""
 INSTANCES_BY_EPOCHS = 3
 """Fresh processes of one finalist that there must be time for, to have longer epochs timed whole."""
+NEARLY = 0.8
+"""Share of what a part should take that it is begun with: expectations err."""
 FIRST_SOAK_SHARE = 0.6
 """Of the soak's time, for the first of several that could win: the rest is for the next, should that be refuted."""
 
@@ -245,8 +248,11 @@ class Confirmer:
             asking = self._instances.asking(reference, active)
             if done >= FEWEST_INSTANCES:  # what has broken a rule leaves its time to the next
                 active = [each for each in active if self._may_win(each, reference)]
-            needed = start + seconds if done else start
-            if not active or self._stopped() or self._left() < 0.8 * needed:
+            if (
+                not active
+                or self._stopped()
+                or self._left() < self._needed(records, start, seconds, done=done)
+            ):
                 return
             began = run.clock()
             instance = Instance(
@@ -270,6 +276,18 @@ class Confirmer:
                 start = run.clock() - began - (took.slices or seconds) - took.asking  # later ones do not ask
                 start = max(1.0, start)
                 seconds = self._planned(records, start, done=done)[1]
+
+    def _needed(self, records: Sequence[TrialRecord], start: float, seconds: float, *, done: int) -> float:
+        """Seconds that must be left for another instance, of fewer slices than planned where others took longer.
+
+        Until there are enough the fewest slices will do; then one of less than half the others' would add more noise
+        than it takes away.
+        """
+        if done >= ENOUGH_INSTANCES:
+            return start + seconds / 2
+        slice_length = self._expected.shortest_slice_seconds(records)
+        slices = min(seconds, shortest_instance(len(records), slice_seconds=slice_length)) if done else 0.0
+        return NEARLY * (start + slices)
 
     def _prepare(self, contenders: Sequence[Contender]) -> None:
         """Have the templates of all groups import, side by side: importing takes one core."""
@@ -349,12 +367,11 @@ class Confirmer:
             return
         like_baseline = self._run.records[0].model_copy(update={"configuration": dict(self._asked_for)})
         records = [*(each.in_search for each in contenders), like_baseline]
+        wanted = ENOUGH_INSTANCES if len(contenders) == 1 else INSTANCES_OF_SEVERAL
         if any(each.pairing is Pairing.BRACKETED for each in contenders):
             self._plain_left_out = "memory does not hold everything at once"
-        elif self._planned(records, self._expected.instance_start_seconds(records))[0] < ENOUGH_INSTANCES:
-            self._plain_left_out = (
-                f"with it, the time would not have held {ENOUGH_INSTANCES} fresh processes of each"
-            )
+        elif self._planned(records, self._expected.instance_start_seconds(records))[0] < wanted:
+            self._plain_left_out = f"with it, the time would not have held {wanted} fresh processes of each"
         else:
             self._instances.plain = self._contender(like_baseline)
 

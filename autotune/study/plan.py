@@ -28,11 +28,11 @@ SOAK_SHARE, MOST_SOAK_SECONDS = 0.10, 300.0
 LEAST_SOAK_SECONDS = 6.0
 """Below this, starting its processes not counted, a soak says nothing."""
 ENOUGH_INSTANCES = 4
-"""What the soak leaves the confirmation time for."""
+"""What a confirmation has wherever they fit, and keeps time for: a soak and plain float32 get what that leaves."""
 INSTANCES_OF_SEVERAL = 8
 """What several finalists side by side must leave time for: one claim to bet on is worth more than three loose ones."""
 LONG_BUDGET = 300.0
-"""From this budget on, more than one finalist is confirmed."""
+"""Below this budget, one finalist is confirmed; from it on, as many as time allows."""
 FINALISTS = 3
 CLOSING_SECONDS = 1.0
 """For ending the processes and writing the recipe."""
@@ -69,7 +69,7 @@ class Plan:
         ends: When the confirmation must have ended.
         trial_timeout: One search trial, from request to end.
         measured: Slices of one search trial, the baseline's turns included.
-        finalists: How many configurations are confirmed.
+        finalists: How many configurations are confirmed side by side, at most.
         import_seconds: What a fresh template takes to import everything.
         slice_seconds: The shortest slice that the baseline can be timed in.
         least_trial: The shortest search trial, from request to end.
@@ -198,14 +198,20 @@ def budget_to_confirm(plan: Plan, *, start: float, slice_seconds: float = 0.0) -
     return math.ceil(needed * ADVICE_MARGIN / 10) * 10.0
 
 
+def shortest_instance(finalists: int, *, slice_seconds: float) -> float:
+    """Seconds that the slices of an instance take at least, the baseline's included."""
+    return (1 + finalists) * max(LEAST_INSTANCE_SECONDS / 2, FEWEST_ROUNDS * slice_seconds)
+
+
 def plan_instances(
     available: float, *, start: float, finalists: int = 1, slice_seconds: float = 0.0, done: int = 0
 ) -> tuple[int, float]:
     """How many more instances a confirmation has, and how long the slices of each may take.
 
     Many short instances say more than few long ones, down to where starting them eats the time: slices take as long as
-    the start before them, or longer. Whether processes differ or slices do, no split of the time would give half the
-    variance of that one. Only where the time would not hold `ENOUGH_INSTANCES` so are there shorter ones.
+    the start before them, or longer. Whether processes differ or slices do, no split of the time would give the mean
+    half the variance of that one. Only where the time would not hold `ENOUGH_INSTANCES` so are there shorter ones:
+    few instances have a wide interval, whatever their variance.
 
     Args:
         available: Seconds for all of it.
@@ -215,7 +221,7 @@ def plan_instances(
         done: How many instances have been measured; the available seconds are for the rest.
     """
     sides = 1 + finalists
-    shortest = sides * max(LEAST_INSTANCE_SECONDS / 2, FEWEST_ROUNDS * slice_seconds)
+    shortest = shortest_instance(finalists, slice_seconds=slice_seconds)
     balanced = max(start, shortest)
     longest = max(balanced, sides * MOST_INSTANCE_SECONDS / 2)
     count = int(available / (start + balanced))
