@@ -367,11 +367,12 @@ class Confirmer:
             return
         like_baseline = self._run.records[0].model_copy(update={"configuration": dict(self._asked_for)})
         records = [*(each.in_search for each in contenders), like_baseline]
-        wanted = ENOUGH_INSTANCES if len(contenders) == 1 else INSTANCES_OF_SEVERAL
         if any(each.pairing is Pairing.BRACKETED for each in contenders):
             self._plain_left_out = "memory does not hold everything at once"
-        elif self._planned(records, self._expected.instance_start_seconds(records))[0] < wanted:
-            self._plain_left_out = f"with it, the time would not have held {wanted} fresh processes of each"
+        elif self._planned(records, self._expected.instance_start_seconds(records))[0] < ENOUGH_INSTANCES:
+            self._plain_left_out = (
+                f"with it, the time would not have held {ENOUGH_INSTANCES} fresh processes of each"
+            )
         else:
             self._instances.plain = self._contender(like_baseline)
 
