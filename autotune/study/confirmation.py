@@ -34,8 +34,8 @@ from autotune.study.plan import (
     OVERRUN_SHARE,
     Plan,
     budget_to_confirm,
+    least_slices,
     plan_instances,
-    shortest_instance,
 )
 from autotune.study.progress import Notice, PhaseBegan
 from autotune.study.run import Run
@@ -286,7 +286,7 @@ class Confirmer:
         if done >= ENOUGH_INSTANCES:
             return start + seconds / 2
         slice_length = self._expected.shortest_slice_seconds(records)
-        slices = min(seconds, shortest_instance(len(records), slice_seconds=slice_length)) if done else 0.0
+        slices = min(seconds, least_slices(len(records), slice_seconds=slice_length)) if done else 0.0
         return NEARLY * (start + slices)
 
     def _prepare(self, contenders: Sequence[Contender]) -> None:

@@ -192,14 +192,14 @@ def budget_to_confirm(plan: Plan, *, start: float, slice_seconds: float = 0.0) -
         start: Seconds to start all the processes of one instance.
         slice_seconds: The shortest slice that it can be timed in.
     """
-    each = start + max(LEAST_INSTANCE_SECONDS, 2 * FEWEST_ROUNDS * slice_seconds)
+    each = start + least_slices(1, slice_seconds=slice_seconds)
     confirmation = plan.import_seconds + ENOUGH_INSTANCES * each + CLOSING_SECONDS
     needed = max(plan.budget, confirmation / CONFIRMATION_SHARE)
     return math.ceil(needed * ADVICE_MARGIN / 10) * 10.0
 
 
-def shortest_instance(finalists: int, *, slice_seconds: float) -> float:
-    """Seconds that the slices of an instance take at least, the baseline's included."""
+def least_slices(finalists: int, *, slice_seconds: float) -> float:
+    """Seconds that the slices of an instance are to have at least, the baseline's included."""
     return (1 + finalists) * max(LEAST_INSTANCE_SECONDS / 2, FEWEST_ROUNDS * slice_seconds)
 
 
@@ -221,7 +221,7 @@ def plan_instances(
         done: How many instances have been measured; the available seconds are for the rest.
     """
     sides = 1 + finalists
-    shortest = shortest_instance(finalists, slice_seconds=slice_seconds)
+    shortest = least_slices(finalists, slice_seconds=slice_seconds)
     balanced = max(start, shortest)
     longest = max(balanced, sides * MOST_INSTANCE_SECONDS / 2)
     count = int(available / (start + balanced))
