@@ -259,6 +259,7 @@ def test_processes_that_start_slowly_are_enough_before_their_slices_are_long():
     assert plan_instances(120.0, **slowly) == (ENOUGH_INSTANCES, pytest.approx(12.0))
     count, seconds = plan_instances(400.0, **slowly)
     assert (count, seconds) == (11, 18.0)
+    assert plan_instances(80.0, **slowly, done=8) == (2, 18.0)
 
 
 def test_what_was_measured_is_not_planned_again():
