@@ -15,6 +15,7 @@ from autotune.study.side_by_side import (
     Interrupted,
     SideBySide,
 )
+from autotune.study.slicing import SLICE_SECONDS
 from autotune.study.waiting import TimeIsUp
 from autotune.trial.live import TrialFailed
 from autotune.trial.record import Outcome, Pairing, Phase
@@ -102,7 +103,7 @@ def test_a_baseline_that_is_never_warm_asks_for_more_time(tmp_path):
     hangs = simulated_trials(failure=failing(Outcome.TIMEOUT))
     hangs.open()
     opened = hangs.clock()
-    with pytest.raises(BudgetError, match="did not warm up"):
+    with pytest.raises(BudgetError, match="was not warm and timed"):
         SideBySide(run_on(hangs, tmp_path)).start_baseline(60.0)
     assert hangs.clock() == pytest.approx(opened + 60.0)
     stalls = simulated_trials()
@@ -111,6 +112,19 @@ def test_a_baseline_that_is_never_warm_asks_for_more_time(tmp_path):
     stalls.failure = failing(Outcome.TIMEOUT, jit_compile=False)
     with pytest.raises(NoStableConfigurationError):
         measure(run, beside)
+
+
+@pytest.mark.parametrize(("timeout", "told"), [(3.0, BudgetError), (60.0, NoStableConfigurationError)])
+def test_a_baseline_that_stands_still_in_a_small_budget_asks_for_more_time(tmp_path, timeout, told):
+    """A slice that the budget left less time than it may take is a question of the budget; else it is a failure."""
+    trials = simulated_trials()
+    trials.open()
+    warm = trials.clock() + trials.start_seconds
+    trials.foreign_load = lambda seconds: 0.999 if seconds > warm + 2 * SLICE_SECONDS else 0.0
+    beside = SideBySide(run_on(trials, tmp_path))
+    with pytest.raises(told):
+        beside.start_baseline(timeout)
+    assert beside.baseline.slices
 
 
 def test_the_baselines_closing_figures_are_kept_quietly(tmp_path):

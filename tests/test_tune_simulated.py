@@ -253,7 +253,7 @@ def test_a_failing_baseline_ends_the_run(directory):
 def test_a_baseline_that_hangs_does_not_take_the_whole_budget(directory):
     """It is given up after its share of the budget."""
     trials = simulated_trials(failure=lambda each: TrialFailed(Outcome.TIMEOUT, "hangs"))
-    with pytest.raises(BudgetError, match="did not warm up"):
+    with pytest.raises(BudgetError, match="was not warm and timed"):
         tune_simulated(trials, directory, budget=600.0)
     assert trials.clock() < 600.0 * 0.5
     assert records_of(directory)[0].outcome is Outcome.TIMEOUT

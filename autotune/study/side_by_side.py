@@ -81,7 +81,7 @@ class SideBySide:
         self.baseline = trial = earlier or run.new_trial(Phase.BASELINE, run.baseline)
         if earlier is not None:
             run.announce(trial)
-        began = run.clock()
+        began, hurried = run.clock(), True
         try:
             warm = self._launch(trial, timeout)
             run.data = Data.found_by(warm.started)
@@ -92,14 +92,16 @@ class SideBySide:
             )
             trial.configuration = run.baseline
             length = slice_seconds(warm, measured=SLICE_SECONDS * SLICES_IN_A_TRIAL)
-            patience = min(length * 20 + PATIENCE_SECONDS, max(timeout, 2 * length))
+            patience = length * 20 + PATIENCE_SECONDS
+            if hurried := timeout < patience:
+                patience = min(patience, max(timeout, 2 * length))
             for _ in range(_within(BASELINE_SLICES, BASELINE_SLICES_SECONDS / length)):
                 trial.slices.append(run.stamped(_live(trial).measure(length, patience)))
         except TrialFailed as failure:
             trial.seconds += run.clock() - began
             if earlier is None:  # else what it gave then stands
                 run.keep(trial.failed(failure))
-            raise self._baseline_error(failure) from failure
+            raise self._baseline_error(failure, hurried=hurried) from failure
         trial.seconds += run.clock() - began
         if earlier is None:
             self.keep_baseline()
@@ -109,11 +111,12 @@ class SideBySide:
         """Write the baseline's record, and announce it."""
         self._run.keep(self.baseline.record(Outcome.OK))
 
-    def _baseline_error(self, failure: TrialFailed) -> Exception:
+    def _baseline_error(self, failure: TrialFailed, *, hurried: bool = False) -> Exception:
+        """What to tell of a baseline that failed, `hurried` where the budget left it less time than it may take."""
         detail = failure.detail or failure.log_tail
-        if failure.outcome is Outcome.TIMEOUT and not self.baseline.slices:
+        if failure.outcome is Outcome.TIMEOUT and (hurried or not self.baseline.slices):
             return BudgetError(
-                f"the baseline did not warm up in the share of the budget that it has: {failure.reason}",
+                f"the baseline was not warm and timed in the share of the budget that it has: {failure.reason}",
                 hint="Give a larger --budget. If it never trains at all, try it on its own with model.fit first.",
             )
         if failure.input_error:
