@@ -12,6 +12,9 @@ A claim *agrees* where it differs from the mean of the rounds by no more than ch
 |log(claim) - log(long)| <= 1.96 * sqrt(se_claim² + se_long²). 1.96 * se is half the width of a 95% interval: the
 claim's own, as the recipe has it, and Student's t over the rounds, so few rounds allow for more, not for less. Wide
 intervals agree easily: the table shows both, and the *miss* (the difference itself, in percent) has a bar of its own.
+Beside it stands what chance alone would have the median miss be, by the standard errors of claims and rounds (a claim's
+half-width over Student's t of its processes, which is the least that it can mean): above it, claims are worse than
+they say, and a median far below it was luck.
 
 Where the recipe is the baseline, its ×1 claims nothing. Then what came closest, as the confirmation measured it, is the
 claim that is put to the test; without such a one the workload is left out, and the table says so. A workload
@@ -33,16 +36,17 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 from figures import write
 from plain_training import READY
+from scipy.optimize import brentq
 from scipy.stats import binomtest
 
 from autotune.errors import AutotuneError
-from autotune.measure.intervals import LogInterval, log_interval, mean_interval
+from autotune.measure.intervals import CONFIDENCE, LogInterval, log_interval, mean_interval, t_quantile
 from autotune.recipe.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -93,6 +97,8 @@ class Comparison:
     Args:
         claim: Logarithm of the claimed speed-up, with its interval; None where there is none.
         long: Mean of the rounds' log-ratios, with its interval; None where none was measured.
+        processes: Fresh processes of either side that the claim rests on, and how many finalists it was chosen from;
+            None where that is not known.
         rounds: What each round found.
         remark: What came in the way, or what the claim is where it is not the recipe's.
         counts: False where nothing is claimed, so that nothing can be wrong.
@@ -100,6 +106,7 @@ class Comparison:
 
     claim: LogInterval | None = None
     long: LogInterval | None = None
+    processes: tuple[int, int] | None = None
     rounds: Sequence[Round] = ()
     remark: str = ""
     counts: bool = True
@@ -118,6 +125,30 @@ class Comparison:
             return False
         allowed = math.hypot(self.claim.half_width, self.long.half_width)
         return abs(self.claim.value - self.long.value) <= allowed
+
+    @property
+    def error(self) -> float | None:
+        """Standard error of the difference of both logarithms, at least; None where it is not known."""
+        if self.claim is None or self.long is None or self.processes is None:
+            return None
+        count, chosen_from = self.processes
+        own = self.claim.half_width / t_quantile(1 - (1 - CONFIDENCE) / chosen_from, count - 1)
+        return math.hypot(own, self.long.half_width / t_quantile(CONFIDENCE, self.long.count - 1))
+
+
+def median_by_chance(errors: Sequence[float]) -> float | None:
+    """The miss that half of such comparisons would stay below, were chance all: of normal errors; None without any.
+
+    Args:
+        errors: The standard error of each.
+    """
+    if not errors or not all(0 < each < math.inf for each in errors):
+        return None
+
+    def beyond_half(miss: float) -> float:
+        return statistics.fmean(math.erf(miss / error / math.sqrt(2)) for error in errors) - 0.5
+
+    return math.expm1(brentq(beyond_half, 0.0, max(errors)))
 
 
 def figures(comparisons: dict[str, Comparison]) -> dict[str, dict[str, Any]]:
@@ -139,13 +170,20 @@ def figures(comparisons: dict[str, Comparison]) -> dict[str, dict[str, Any]]:
             "bar": {"max": MISS_BAR},
             "count": len(misses),
         },
+        "median miss by chance": {
+            "value": median_by_chance([each.error for each in counted if each.error is not None]),
+            "ci95": None,
+            "bar": None,
+        },
     }
     for name, each in comparisons.items():
         found[f"claimed speed-up, {name}"] = _speedup(each.claim)
         found[f"long speed-up, {name}"] = _speedup(each.long) | {
             "rounds": [asdict(one) for one in each.rounds]
         }
-        found[f"miss, {name}"] = {"value": each.miss, "ci95": None, "bar": None, "remark": each.remark}
+        found[f"miss, {name}"] = {"value": each.miss, "ci95": None, "bar": None, "remark": each.remark} | (
+            {} if each.processes is None else {"processes": each.processes[0]}
+        )
         found[f"agrees, {name}"] = {
             "value": float(each.agrees) if each.counts else None,
             "ci95": None,
@@ -202,13 +240,21 @@ def claim_of(recipe: Recipe) -> tuple[Recipe, Comparison]:
     """What is put to the test: the recipe, or what came closest, with its claim."""
     if recipe.changes:
         claimed = recipe.evidence.speedup
-        return recipe, Comparison(claim=log_interval(claimed.value, *claimed.ci95))
+        claim = log_interval(claimed.value, *claimed.ci95)
+        return recipe, Comparison(claim=claim, processes=processes_of(recipe))
     best = recipe.evidence.best_candidate
     if best is None or best.speedup is None:
         return recipe, Comparison(remark="no gain claimed, nothing confirmed", counts=False)
     candidate = recipe.model_copy(update={"configuration": best.configuration})
     claim = log_interval(best.speedup.value, *best.speedup.ci95)
-    return candidate, Comparison(claim=claim, remark="no gain claimed: what came closest")
+    remark = "no gain claimed: what came closest"
+    return candidate, Comparison(claim=claim, processes=processes_of(recipe), remark=remark)
+
+
+def processes_of(recipe: Recipe) -> tuple[int, int] | None:
+    """Fresh processes of either side in its confirmation, and its finalists."""
+    confirmation = recipe.evidence.confirmation
+    return confirmation and (confirmation.instances, confirmation.finalists)
 
 
 class Training:
@@ -335,7 +381,7 @@ def compared(name: str, arguments: argparse.Namespace, recipes: Path, scratch: P
         settings = {name: getattr(arguments, name) for name in ("rounds", "turns", "seconds")}
         rounds.extend(trained_rounds(file, recipe, scratch, **settings))
         long = mean_interval([math.log(each.speedup) for each in rounds])
-        return Comparison(claim=claim, long=long, rounds=rounds, remark=comparison.remark)
+        return replace(comparison, long=long, rounds=rounds)
     except (Failed, AutotuneError, OSError, ValueError) as error:
         progress(f"{name}: failed: {error}")
         return Comparison(claim=claim, rounds=rounds, remark=f"failed: {error}")
@@ -358,17 +404,19 @@ def shown(interval: LogInterval | None) -> str:
 
 def show(comparisons: dict[str, Comparison], found: dict[str, dict[str, Any]]) -> None:
     """One table; what has a bar below it."""
-    print(f"{'workload':<20} {'claimed':<26} {'long':<26} {'miss':>6}  agrees")
+    print(f"{'workload':<20} {'claimed':<26} {'long':<26} {'miss':>6}  {'processes':>9}  agrees")
     for name, each in comparisons.items():
         miss = "–" if each.miss is None else f"{each.miss:.1%}"
         agrees = ("yes" if each.agrees else "no") if each.counts else "–"
+        processes = "–" if each.processes is None else each.processes[0]
         print(
-            f"{name:<20} {shown(each.claim):<26} {shown(each.long):<26} {miss:>6}  {agrees:<6} {each.remark}"
+            f"{name:<20} {shown(each.claim):<26} {shown(each.long):<26} {miss:>6}  {processes:>9}  {agrees:<6} "
+            + each.remark
         )
-    for name in ("share of claims that agree", "median miss"):
-        value, bar = found[name]["value"], found[name]["bar"]
-        limits = " ".join(f"{kind} {limit:g}" for kind, limit in bar.items())
-        print(f"{name}: {'–' if value is None else format(value, '.3f')} (bar: {limits})")
+    for name in ("share of claims that agree", "median miss", "median miss by chance"):
+        value, bar = found[name]["value"], found[name]["bar"] or {}
+        limits = " ".join(f" (bar: {kind} {limit:g})" for kind, limit in bar.items())
+        print(f"{name}: {'–' if value is None else format(value, '.3f')}{limits}")
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -9,7 +9,7 @@ import claims
 import pytest
 from simulated_runs import faster_by, quick_tune, simulated_trials
 
-from autotune.measure.intervals import log_interval
+from autotune.measure.intervals import LogInterval, log_interval
 from autotune.recipe.recipe import BestCandidate, Estimate
 
 
@@ -64,11 +64,28 @@ def test_a_failed_workload_is_a_disagreement_and_one_without_a_claim_is_left_out
     assert found["agrees, silent"]["value"] is None
 
 
+def test_the_median_miss_that_chance_gives():
+    """Half of normal errors stay below it: 0.67 standard errors of equal ones, between both of unequal ones."""
+    assert claims.median_by_chance([0.04, 0.04]) == pytest.approx(math.expm1(0.6745 * 0.04), rel=1e-3)
+    assert 0.6745 * 0.01 < math.log1p(claims.median_by_chance([0.01, 0.08])) < 0.6745 * 0.08
+    assert claims.median_by_chance([]) is claims.median_by_chance([0.04, math.nan]) is None
+
+
+def test_a_differences_error_is_of_both_sides():
+    """Half-widths over Student's t of the processes and of the rounds; the finalists' correction is taken off."""
+    claim = LogInterval(value=0.7, low=0.7 - 3.1824 * 0.03, high=0.7 + 3.1824 * 0.03, count=0)
+    long = LogInterval(value=0.7, low=0.7 - 2.7764 * 0.04, high=0.7 + 2.7764 * 0.04, count=5)
+    assert claims.Comparison(claim=claim, long=long).error is None
+    assert claims.Comparison(claim=claim, long=long, processes=(4, 1)).error == pytest.approx(0.05, rel=1e-3)
+    assert claims.Comparison(claim=claim, long=long, processes=(4, 3)).error < 0.05
+
+
 def test_what_came_closest_is_tested_where_the_recipe_is_the_baseline(recipe):
     """The baseline's ×1 claims nothing; a confirmed candidate does, and without one there is nothing to test."""
     tested, comparison = claims.claim_of(recipe)
     assert tested.configuration == recipe.configuration
     assert math.exp(comparison.claim.value) == pytest.approx(recipe.evidence.speedup.value)
+    assert comparison.processes == (recipe.evidence.confirmation.instances, 1)
 
     best = BestCandidate(
         configuration=recipe.configuration,
