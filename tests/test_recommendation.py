@@ -388,6 +388,14 @@ def test_epochs_of_unknown_length_are_not_called_a_check(timed_by, examples, tol
     assert any("between epochs" in each for each in not_checked) is told
 
 
+@pytest.mark.parametrize(("timed_by", "told"), [("steps", True), ("epochs", False)])
+def test_validation_of_unknown_length_is_not_called_a_check(timed_by, told):
+    """Its beginning alone is charged where epochs are timed by steps; whole epochs hold it all."""
+    winner = confirmed(timed_by=timed_by, examples_per_epoch=10**6, validation_uncounted=True)
+    not_checked = recipe_of(winner).evidence.stability.not_checked
+    assert any("validation costs" in each for each in not_checked) is told
+
+
 def test_rates_that_pauses_have_raised_are_not_in_the_recipe():
     """Where the pauses' gain is taken off the claim, throughputs are those of slices without a pause."""
     winner = dataclasses.replace(

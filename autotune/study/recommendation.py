@@ -45,6 +45,7 @@ PAUSES_NOT_CHECKED = "what pauses between slices gave the speed-up (the continuo
 THROTTLING_NOT_CHECKED = "thermal throttling of the device"
 GROWTH_NOT_CHECKED = "whether it is this configuration that leaks memory, or the workload"
 EPOCHS_NOT_CHECKED = "what lies between epochs (steps alone were timed)"
+VALIDATION_NOT_CHECKED = "what validation costs beyond its beginning (its data does not say how long it is)"
 RETRACING_NOT_CHECKED = "retracing after the warm-up (the log does not tell of XLA's compilations)"
 """What a user must not take for granted; the recipe says so."""
 
@@ -221,6 +222,8 @@ def _not_checked(winner: Confirmed, baseline: Configuration, measured: bool) -> 
         missing.append(PAUSES_NOT_CHECKED)
     if winner.record.timed_by == "steps" and winner.record.examples_per_epoch is None:
         missing.append(EPOCHS_NOT_CHECKED)
+    elif winner.record.timed_by == "steps" and winner.record.validation_uncounted:
+        missing.append(VALIDATION_NOT_CHECKED)
     if winner.record.peak_device_bytes is not None:
         missing.append(THROTTLING_NOT_CHECKED)
     grown = next((check for check in winner.checks if check.name == growth.NAME), None)

@@ -305,6 +305,7 @@ class Trial:
             epoch_overhead_seconds=self._epoch_overhead_seconds(),
             stalled_ends=self._stalled_ends(),
             examples_per_epoch=None if self.warm is None else self.warm.started.examples,
+            validation_uncounted=None if self.warm is None else self.warm.started.validation_uncounted,
             pairing=self.pairing if self.pairs else None,
             pairs=tuple(self.pairs),
             disturbed_pairs=self._disturbed_pairs(),

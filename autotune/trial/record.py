@@ -182,6 +182,8 @@ class TrialRecord(_Data):
         stalled_ends: Share of epochs that end in a stall because `tf.data` tunes their pipeline, on top of
             `epoch_overhead_seconds`; 0 where it does not. None where epochs are timed whole, or too little was seen.
         examples_per_epoch: None when endless or unknown.
+        validation_uncounted: Whether the validation data does not say how long it is and counting took too long: where
+            epochs are timed by steps, only its beginning is in `epoch_overhead_seconds`. None in older records.
         pairs: Slices beside the baseline's.
         disturbed_pairs: What became of the pairs that were disturbed: `left_out` of the speed-up, or `used` where
             too few others remained in an instance; None where there are none.
@@ -221,6 +223,7 @@ class TrialRecord(_Data):
     epoch_overhead_seconds: Seconds | None = None
     stalled_ends: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
     examples_per_epoch: int | None = None
+    validation_uncounted: bool | None = None
     pairing: Pairing | None = None
     pairs: Annotated[tuple[Pair, ...], Field(fail_fast=True)] = ()
     disturbed_pairs: Literal["left_out", "used"] | None = None
