@@ -171,7 +171,9 @@ def figures(comparisons: dict[str, Comparison]) -> dict[str, dict[str, Any]]:
             "count": len(misses),
         },
         "median miss by chance": {
-            "value": median_by_chance([each.error for each in counted if each.error is not None]),
+            "value": median_by_chance(
+                [e for e in (each.error for each in counted) if e is not None and math.isfinite(e)]
+            ),
             "ci95": None,
             "bar": None,
         },
@@ -252,7 +254,7 @@ def claim_of(recipe: Recipe) -> tuple[Recipe, Comparison]:
 
 
 def processes_of(recipe: Recipe) -> tuple[int, int] | None:
-    """Fresh processes of either side in its confirmation, and its finalists."""
+    """Fresh processes of either side in its confirmation, at most of any finalist, and how many of those there were."""
     confirmation = recipe.evidence.confirmation
     return confirmation and (confirmation.instances, confirmation.finalists)
 

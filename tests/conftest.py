@@ -1,6 +1,12 @@
 """Order of the suite, and the surroundings that all tests share."""
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile(
+    "without a clock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("without a clock")  # a machine that is busy breaks no property
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,6 +6,7 @@ import subprocess
 
 import psutil
 import pytest
+from real_trials import is_gone
 
 from autotune.trial.lifeline import kill_family, mark_of
 
@@ -39,7 +40,7 @@ def start():
 
 def alive(*pids):
     """Those that have not ended; zombies have."""
-    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+    return [pid for pid in pids if not is_gone(pid)]
 
 
 def test_a_family_is_killed_wherever_its_members_are(start):

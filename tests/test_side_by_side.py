@@ -99,7 +99,7 @@ def test_a_workload_at_fault_is_the_users_to_mend(tmp_path):
 
 
 def test_a_baseline_that_is_never_warm_asks_for_more_time(tmp_path):
-    """A timeout before the first slice is a question of the budget; one after it is a failure."""
+    """A timeout before the first slice is a question of the budget; one of a baseline started again is a failure."""
     hangs = simulated_trials(failure=failing(Outcome.TIMEOUT))
     hangs.open()
     opened = hangs.clock()

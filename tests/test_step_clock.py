@@ -796,6 +796,18 @@ def test_an_epoch_somewhat_too_long_is_left_at_its_end():
     assert simulation.calls == 2 * STEPS
 
 
+def test_one_epoch_in_which_the_machine_stalls_is_not_a_long_one():
+    """Two seconds in the third of many short epochs: all are timed whole, as without it."""
+    stalled = 2 * STEPS + 7
+    simulation = Simulation(
+        Measure(seconds=0.1),
+        step_seconds=lambda call: 2.0 if call == stalled else 1 / 512,
+        warmup_seconds=3.0,
+    )
+    simulation.run()
+    assert simulation.ready.timed_by == "epochs"
+
+
 def test_once_it_is_warm_no_epoch_is_too_long():
     """A machine that slows down while measured does not change the way of timing."""
     simulation = Simulation(

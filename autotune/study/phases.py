@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.errors import TuningInterruptedError
+from autotune.errors import BudgetError, TuningInterruptedError
 from autotune.machine import Machine, available_cores
 from autotune.measure.numerics import BatchLosses
 from autotune.measure.stability import Check
@@ -78,7 +78,7 @@ def tune_with(
     `clock` has the seconds that count for the budget, `spent_before` those of earlier invocations that do not.
     """
     known = [] if earlier is None else earlier.trials()
-    with _interruptions(observe) as interruptions:
+    with _interruptions(observe) as interruptions, _stopped_rather_than_refused(interruptions, directory):
         facts, import_seconds = _open(trials, clock, observe, earlier)
         run = Run(
             directory=directory,
@@ -116,6 +116,20 @@ def tune_with(
         recipe = _recipe(result, searched, learning, run, record, options)
         recipe.save(directory.recipe_file)
         return recipe
+
+
+@contextlib.contextmanager
+def _stopped_rather_than_refused(interruptions: Callable[[], int], directory: RunDirectory) -> Iterator[None]:
+    """Who has asked to stop is not told that the budget is too small for going on."""
+    try:
+        yield
+    except BudgetError as refused:
+        if interruptions() > 0:
+            raise TuningInterruptedError(
+                "interrupted before the search began",
+                hint=f"--resume {directory.path} goes on with it. Its budget was too small as well: {refused.hint}",
+            ) from refused
+        raise
 
 
 def _open(

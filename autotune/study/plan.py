@@ -34,6 +34,8 @@ INSTANCES_OF_SEVERAL = 8
 LONG_BUDGET = 300.0
 """Below this budget, one finalist is confirmed; from it on, as many as time allows."""
 FINALISTS = 3
+SETTING_UP_SECONDS = 2.0
+"""From the plan to the first trial of the search: the run's files, the sampler's study."""
 CLOSING_SECONDS = 1.0
 """For ending the processes and writing the recipe."""
 TRIALS_WORTH_HAVING = 40
@@ -50,7 +52,7 @@ OVERRUN_SHARE = 0.03
 """Of the budget: how far the search may run into the confirmation's time where that has some to spare, and waits of
 the confirmation beyond its end."""
 BASELINE_SHARE = 0.35
-"""Of the budget: what the baseline may take to warm up."""
+"""Of the budget: what the baseline may take to warm up, and each of its first slices."""
 ADVICE_MARGIN = 1.2
 """An advised budget is this much more than was needed this time: no two runs take the same."""
 
@@ -131,6 +133,7 @@ def plan_run(
     """
     start = max(first_step, ready)
     shortest_trial = least_trial(start, slice_seconds=slice_seconds, bracketed=bracketed)
+    first_trial = SETTING_UP_SECONDS + shortest_trial
     instance = least_instance((3 if bracketed else 2) * start, slice_seconds=slice_seconds)
     confirmation = import_seconds + FEWEST_INSTANCES * instance + CLOSING_SECONDS
     if soak:
@@ -142,8 +145,8 @@ def plan_run(
         soak = min(SOAK_SHARE * budget, MOST_SOAK_SECONDS, unneeded)
         soak = soak if soak >= LEAST_SOAK_SECONDS + 2 * start else 0.0
     search_ends = budget - max(CONFIRMATION_SHARE * budget, confirmation)
-    if search_ends - ready_at < shortest_trial:
-        searched = ready_at + shortest_trial
+    if search_ends - ready_at < first_trial:
+        searched = ready_at + first_trial
         needed = max(searched / (1 - CONFIRMATION_SHARE), searched + confirmation)
         raise BudgetError(
             f"a budget of {budget:.0f} s is too small: the baseline was warm after {ready_at:.1f} s, one trial takes "
@@ -153,7 +156,7 @@ def plan_run(
     numerics_ends = search_ends
     if numerics:
         share = min(NUMERICS_SHARE * budget, NUMERICS_SHARE_OF_SEARCH * (search_ends - ready_at))
-        search_ends = max(search_ends - share, ready_at + shortest_trial)
+        search_ends = max(search_ends - share, ready_at + first_trial)
     limit = max(SMALLEST_TRIAL_TIMEOUT, FIRST_STEP_FACTOR * first_step, READY_FACTOR * ready)
     return Plan(
         budget=budget,
@@ -176,7 +179,12 @@ def plan_run(
 def least_trial(start: float, *, slice_seconds: float, bracketed: bool) -> float:
     """Seconds that the shortest search trial takes; a bracketed one starts the baseline again, too."""
     slices = max(LEAST_MEASURED, 2 * FEWEST_PAIRS_OF_SLICES * slice_seconds)
-    return (2 if bracketed else 1) * start + slices + 2.0
+    return max((2 if bracketed else 1) * start + slices + 2.0, usual_trial(LEAST_MEASURED))
+
+
+def usual_trial(measured: float) -> float:
+    """Seconds that a trial with so many of slices is expected to take while none has been run."""
+    return measured + 3.0
 
 
 def least_instance(start: float, *, slice_seconds: float) -> float:

@@ -12,7 +12,7 @@ from autotune.measure.intervals import Spread, pooled_spread
 from autotune.space.configuration import Configuration
 from autotune.space.search_space import ResolvedSpace
 from autotune.study.feasibility import known_to_fail
-from autotune.study.plan import Plan
+from autotune.study.plan import Plan, usual_trial
 from autotune.study.probes import combination, doublings, probes, pushed
 from autotune.study.progress import PhaseBegan
 from autotune.study.run import Run
@@ -207,7 +207,7 @@ class Search:
             raise Interrupted
         if new and self._most_trials is not None and len(self._run.records) - 1 >= self._most_trials:
             return False
-        first = max(self._plan.measured + 3.0, self._plan.least_trial)
+        first = max(usual_trial(self._plan.measured), self._plan.least_trial)
         usual = statistics.median(self._durations) if self._durations else first
         return self._run.clock() + usual <= ends
 

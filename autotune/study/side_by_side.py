@@ -68,13 +68,13 @@ class SideBySide:
         """Run trial 0 until it is warm, learn from it what the workload is, and time it alone.
 
         Args:
-            timeout: Seconds until it must be warm.
+            timeout: Seconds until it must be warm; where slices may take longer than that, seconds for each of them.
             earlier: What an earlier invocation measured of it, to be added to; its record stays as it is until
                 `keep_baseline`, for this may turn out to be another training.
 
         Raises:
             WorkloadError: The workload itself is at fault.
-            BudgetError: It does not warm up in time.
+            BudgetError: It does not warm up in time, or the budget leaves no time for its slices.
             NoStableConfigurationError: The baseline fails.
         """
         run = self._run
@@ -118,6 +118,7 @@ class SideBySide:
             return BudgetError(
                 f"the baseline was not warm and timed in the share of the budget that it has: {failure.reason}",
                 hint="Give a larger --budget. If it never trains at all, try it on its own with model.fit first.",
+                detail=detail,
             )
         if failure.input_error:
             return WorkloadError(failure.reason, hint=failure.hint, detail=failure.detail)

@@ -1,12 +1,11 @@
 """However a trial goes wrong, its outcome says so, the next trial runs, and nothing of it is left."""
 
 import os
-import time
 
 import psutil
 import pytest
 from fault_table import FAULTS, witness
-from real_trials import PATIENCE_SECONDS, is_gone, until
+from real_trials import PATIENCE_SECONDS, Awake, is_gone, until
 
 from autotune.trial.live import TrialFailed
 from autotune.trial.log import HEAD_BYTES, LARGEST_LOG_BYTES
@@ -54,10 +53,9 @@ def test_a_trial_that_hangs_is_killed_at_its_limit(launch, fault):
     trial = launch(fault.name)
     if fault.late:
         trial.warm_up()
-    began = time.monotonic()
-    with pytest.raises(TrialFailed) as caught:
+    with Awake() as awake, pytest.raises(TrialFailed) as caught:
         trial.trial.measure(0.2, fault.seconds) if fault.late else trial.trial.warm_up(fault.seconds)
-    late = time.monotonic() - began - fault.seconds
+    late = awake.seconds - fault.seconds
     assert caught.value.outcome is Outcome.TIMEOUT
     assert fault.words in caught.value.reason
     entered = witness(trial.log)

@@ -92,19 +92,24 @@ def _no_longer_than(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def run_one(check, data: bytes, *, traced: bool = True) -> tuple[set[object], str]:
-    """What one input reached, and how it broke the property; an empty text where it did not."""
+def run_one(check, data: bytes, *, traced: bool = True, again: bool = True) -> tuple[set[object], str]:
+    """What one input reached, and how it broke the property; an empty text where it did not.
+
+    What hangs is run once more: perhaps it was the machine that did.
+    """
     lines: set[tuple[str, int]] = set()
     began = time.process_time()
     try:
         with _no_longer_than(HANG_SECONDS), _traced(lines) if traced else contextlib.nullcontext():
             answer = check(data)
-    except (Exception, Hang) as error:
+    except Hang as error:
+        return run_one(check, data, traced=traced, again=False) if again else (set(), f"Hang: {error}")
+    except Exception as error:
         return set(), f"{type(error).__name__}: {error}"
     spent = time.process_time() - began
     if spent > LONGEST_CPU_SECONDS:
         # Tracing slows everything down: judge by what it takes without.
-        return run_one(check, data, traced=False) if traced else (set(), f"took {spent:.1f} s")
+        return run_one(check, data, traced=False, again=again) if traced else (set(), f"took {spent:.1f} s")
     return {*lines, answer}, ""
 
 

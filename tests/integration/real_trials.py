@@ -4,10 +4,11 @@ The tests' own process never imports TensorFlow, as the tuner's does not.
 """
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import pytest
@@ -16,22 +17,51 @@ from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.trial.live import TrialFailed, WarmUp
 from autotune.trial.process import TrialProcess, TrialProcesses
+from autotune.trial.standstill import LOOK_SECONDS, Standstill
 from autotune.workload import WorkloadReference
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WORKLOADS = Path(__file__).parent / "workloads"
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 150.0
 """How long something that must happen may take on a slow machine; none of it is asserted."""
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
-    """Wait for `condition()` to be true, and return its value; fail after a minute."""
+    """Wait for `condition()` to be true, and return its value; fail where that takes too long."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not (value := condition()):
         if time.monotonic() > deadline:
             pytest.fail(f"waited {PATIENCE_SECONDS:.0f} s for {what}")
         time.sleep(0.01)
     return value
+
+
+class Awake:
+    """Counts seconds, without those in which this machine stood still, from `with` on."""
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        self._standstill, self._still = Standstill(), 0.0
+        self._over = threading.Event()
+        self._began = time.monotonic()
+        self._looking = threading.Thread(target=self._look, daemon=True)
+        self._looking.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Look no more."""
+        self._over.set()
+        self._looking.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(LOOK_SECONDS):
+            self._still += self._standstill.look()
+        self._still += self._standstill.look()
+
+    @property
+    def seconds(self) -> float:
+        """So far."""
+        return time.monotonic() - self._began - self._still
 
 
 def is_gone(pid: int) -> bool:

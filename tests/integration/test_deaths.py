@@ -117,8 +117,12 @@ def test_closing_ends_every_process(processes_of, tmp_path):
     processes.prepare(1, [configuration()])
     trial = processes.launch(configuration(), log=str(tmp_path / "pairs.log"), data=None)
     trial.warm_up(PATIENCE_SECONDS)
-    family = set(psutil.Process().children(recursive=True)) - before
-    assert len(family) == 5  # two keepers, two templates, a trial
+
+    def started():
+        return set(psutil.Process().children(recursive=True)) - before
+
+    until(lambda: len(started()) == 5, "two keepers, two templates and a trial")
+    family = started()
     processes.close()
     trial.kill()
     assert all(is_gone(each.pid) for each in family)

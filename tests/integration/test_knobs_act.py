@@ -119,7 +119,8 @@ import autotune
 STARTED = tf.constant(1.0) + 1  # starts the runtime
 
 def model():
-    print("threads", tf.config.threading.get_intra_op_parallelism_threads(), os.environ.get("TF_ENABLE_ONEDNN_OPTS"))
+    threads = tf.config.threading.get_intra_op_parallelism_threads()
+    print("threads", threads, os.environ.get("TF_ENABLE_ONEDNN_OPTS"), flush=True)
     return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
 
 def dataset():
@@ -158,7 +159,7 @@ tf.config.threading.set_intra_op_parallelism_threads(1)
 
 def model():
     dense = keras.layers.Dense(1)
-    print(dense.compute_dtype, tf.config.threading.get_intra_op_parallelism_threads())
+    print(dense.compute_dtype, tf.config.threading.get_intra_op_parallelism_threads(), flush=True)
     return keras.Sequential([keras.Input((4,)), dense])
 
 def dataset():

@@ -17,7 +17,7 @@ def slices(trial, count=4, seconds=0.5):
 
 @pytest.mark.parametrize("jit_compile", [True, False])
 def test_new_lengths_are_compiled_for_by_xla_alone(launch, jit_compile):
-    """With 64 lengths XLA goes on compiling after the warm-up, without a new trace; a graph takes any length."""
+    """With 256 lengths XLA goes on compiling after the warm-up, without a new trace; a graph takes any length."""
     trial = launch("ragged", workload="batched", jit_compile=jit_compile)
     warm = trial.warm_up()
     assert warm.started.jit_compile is jit_compile

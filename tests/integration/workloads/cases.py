@@ -260,8 +260,8 @@ def validation(config):
 
 
 def ragged(config):
-    """64 batches of texts, each of a length of its own."""
-    lengths = np.random.default_rng(0).permutation(np.arange(3, 3 + 64))
+    """256 batches of texts, each of a length of its own."""
+    lengths = np.random.default_rng(0).permutation(np.arange(3, 3 + 256))
 
     def batches_of_texts():
         for length in lengths:
