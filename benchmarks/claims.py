@@ -256,7 +256,7 @@ def claim_of(recipe: Recipe) -> tuple[Recipe, Comparison]:
 def processes_of(recipe: Recipe) -> tuple[int, int] | None:
     """Fresh processes of either side in its confirmation, at most of any finalist, and how many of those there were."""
     confirmation = recipe.evidence.confirmation
-    return confirmation and (confirmation.instances, confirmation.finalists)
+    return None if confirmation is None else (confirmation.instances, confirmation.finalists)
 
 
 class Training:
