@@ -253,10 +253,10 @@ def claim_of(recipe: Recipe) -> tuple[Recipe, Comparison]:
     return candidate, Comparison(claim=claim, processes=processes_of(recipe), remark=remark)
 
 
-def processes_of(recipe: Recipe) -> tuple[int, int] | None:
+def processes_of(recipe: Recipe) -> tuple[int, int]:
     """Fresh processes of either side in its confirmation, at most of any finalist, and how many of those there were."""
     confirmation = recipe.evidence.confirmation
-    return None if confirmation is None else (confirmation.instances, confirmation.finalists)
+    return confirmation.instances, confirmation.finalists
 
 
 class Training:
