@@ -95,6 +95,51 @@ def test_growth_that_dies_down_is_no_leak():
     assert check([slow]).passed
 
 
+TRANSFORMER = [
+    (448, 5772, 19, 538, 2, 558),
+    (896, 9868, 11, 571, 11, 573),
+    (512, 8908, 15, 559, 11, 585),
+    (832, 7724, 11, 562, 6, 633),
+    (480, 5772, 18, 564, 1, 643),
+]
+"""Of each process: examples at first and last slice, slices that held so many MiB, and those that held more after."""
+
+
+def test_one_step_up_in_each_process_is_no_leak():
+    """As recorded of a transformer under XLA: each process held more once an epoch's smaller last batch had come."""
+    processes = [
+        [
+            (first + (last - first) * n / (low + high - 1), (level if n < low else more) * MIB)
+            for n in range(low + high)
+        ]
+        for first, last, low, level, high, more in TRANSFORMER
+    ]
+    found = host_memory_growth(
+        processes,
+        [samples(0.0)],
+        examples_per_second=600.0,
+        held_bytes=640 * MIB,
+        limit_bytes=LIMIT,
+    )
+    assert found.passed, found.detail
+
+
+@given(st.integers(FEWEST_SLICES, 60), st.data())
+def test_one_step_is_no_leak_wherever_it_comes(count, data):
+    """However high, and in however many processes."""
+    at = data.draw(st.lists(st.integers(0, count), min_size=1, max_size=4))
+    high = data.draw(st.floats(1.0, 4096.0))
+    stepped = [[(2000.0 * n, (500 + high * (n > each)) * MIB) for n in range(count)] for each in at]
+    assert not growth(stepped).goes_on
+
+
+@pytest.mark.parametrize("every", [2, 3, 5])
+def test_a_leak_that_comes_in_steps_is_one(every):
+    """Thirty MiB more every few slices: what an allocator takes at once is no less lost."""
+    found = check([[(2000.0 * n, (500 + 30 * (n // every)) * MIB) for n in range(1, 41)]])
+    assert not found.passed
+
+
 def test_a_leak_that_a_day_of_training_survives_passes_with_its_figure():
     """2 KiB per example do no harm where memory is large enough for a day of it."""
     found = check([samples(2048)], limit=1 << 40)

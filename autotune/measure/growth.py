@@ -1,11 +1,14 @@
 """Does memory grow for as long as the training goes on? A rule on what is held at the ends of slices. Pure functions.
 
 Allocators and caches fill at the beginning; a leak goes on. What counts is therefore growth that is seen in the later
-part of a process's life, does not die down within it, and would reach the limit within a long training.
+part of a process's life, does not die down within it, is more than one step up in each process (XLA compiles for the
+smaller last batch of an epoch when that comes, and holds some tens of MiB more from then on), and would reach the limit
+within a long training.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -24,7 +27,7 @@ LEAST_GROWTH_BYTES = 16 << 20
 GROWTH_CONFIDENCE = 0.99
 """Of the interval whose lower bound must lie above no growth."""
 LASTING_SHARE = 0.5
-"""Of its pace overall: what the growth must keep in the second half."""
+"""Of its pace overall: what the growth must keep in the second half, and without the largest step of each process."""
 LONG_TRAINING_SECONDS = 24 * 3600.0
 """A training that long must fit into memory."""
 AS_MUCH = 0.5
@@ -46,7 +49,8 @@ class Growth:
         low: Lower bound.
         seen: Bytes by which the process grew that was watched longest.
         examples: How many that process trained on while it was watched.
-        lasts: Whether the second half grows nearly as fast as the whole.
+        lasts: Whether the second half grows nearly as fast as the whole, and so does what is left without the largest
+            step of each process.
     """
 
     slope: float
@@ -83,6 +87,7 @@ def growth(processes: Sequence[Samples]) -> Growth | None:
     slope, error, degrees = _common_slope(settled)
     late = [each[len(each) // 2 :] for each in settled]
     later = _common_slope([each for each in late if len(each) > 1])[0]
+    elsewhere = _common_slope([_without_largest_step(each) for each in settled])[0]
     longest = max(settled, key=lambda each: each[-1][0] - each[0][0])
     examples = longest[-1][0] - longest[0][0]
     return Growth(
@@ -90,13 +95,20 @@ def growth(processes: Sequence[Samples]) -> Growth | None:
         low=slope - t_quantile(GROWTH_CONFIDENCE, degrees) * error if degrees > 0 else -math.inf,
         seen=slope * examples,
         examples=examples,
-        lasts=later >= LASTING_SHARE * slope,
+        lasts=min(later, elsewhere) >= LASTING_SHARE * slope,
     )
 
 
 def tells(check: Check) -> bool:
     """Whether the rule could say whose leak it is, where there is one."""
     return not check.detail.endswith(NOT_TOLD)
+
+
+def _without_largest_step(samples: Samples) -> Samples:
+    """The same process as if its largest step up, from one sample to the next, had not been."""
+    steps = [after - before for (_, before), (_, after) in itertools.pairwise(samples)]
+    largest = max(range(len(steps)), key=steps.__getitem__)
+    return [(x, y - steps[largest] if index > largest else y) for index, (x, y) in enumerate(samples)]
 
 
 def _common_slope(processes: Sequence[Samples]) -> tuple[float, float, int]:
