@@ -94,7 +94,7 @@ class SideBySide:
             length = slice_seconds(warm, measured=SLICE_SECONDS * SLICES_IN_A_TRIAL)
             patience = length * 20 + PATIENCE_SECONDS
             if hurried := timeout < patience:
-                patience = min(patience, max(timeout, 2 * length))
+                patience = max(timeout, 2 * length)
             for _ in range(_within(BASELINE_SLICES, BASELINE_SLICES_SECONDS / length)):
                 trial.slices.append(run.stamped(_live(trial).measure(length, patience)))
         except TrialFailed as failure:
