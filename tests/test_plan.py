@@ -174,6 +174,29 @@ def test_an_accepted_budget_holds_a_trial_and_two_instances(budget, times):
     assert made.search_ends - times["ready_at"] >= (SETTING_UP_SECONDS + trial) * (1 - 1e-9)
 
 
+@pytest.mark.parametrize("numerics", [False, True])
+@pytest.mark.parametrize("ready", [0.2, 3.0])
+def test_the_least_budget_that_is_accepted_begins_a_trial(ready, numerics):
+    """Right above the refusal, losses to be compared or not: the search has its first trial, and time to set it up."""
+    for tenths in range(100, 1200):
+        try:
+            made = plan_run(
+                tenths / 10,
+                ready_at=12.0,
+                first_step=0.1,
+                ready=ready,
+                import_seconds=8.0,
+                numerics=numerics,
+                trial_timeout=None,
+            )
+        except BudgetError:
+            continue
+        first = max(ready + LEAST_MEASURED + 2.0, usual_trial(made.measured))
+        assert made.search_ends - 12.0 >= (SETTING_UP_SECONDS + first) * (1 - 1e-9)
+        return
+    pytest.fail("two minutes were refused")
+
+
 def test_a_minute_is_enough_on_a_usual_machine():
     """Three seconds of import, one to the first step, two until ready: 60 s are searched and confirmed."""
     made = plan_run(60.0, ready_at=6.5, first_step=1.0, ready=2.0, import_seconds=3.0, trial_timeout=None)
