@@ -453,9 +453,8 @@ class StepClock:
             self._call_times.clear()
             return
         seconds = now - self._epoch_began_at
-        usual = sorted([*self._epoch_times, seconds])[
-            len(self._epoch_times) // 2
-        ]  # a later one may have stalled
+        so_far = sorted([*self._epoch_times, seconds])
+        usual = so_far[(len(so_far) - 1) // 2]  # one that comes later may have stalled
         if usual > self._epoch_seconds and self._calls > WHOLE_EPOCH_CALLS:
             self._note_compile_seconds()
             raise LongEpoch
