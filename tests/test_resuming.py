@@ -1,8 +1,10 @@
 """A run that was stopped goes on: nothing finished is lost or run again. Killed for real, on simulated trials."""
 
+import json
 import os
 import random
 import signal
+from datetime import datetime, timedelta
 
 import optuna
 import pytest
@@ -13,6 +15,7 @@ from simulated_runs import (
     a_record,
     faster_by,
     on_disk,
+    run_on,
     simulated_trials,
     tune_simulated,
     with_run,
@@ -30,6 +33,10 @@ SPEED = faster_by(jit_compile=1.5, batch_size=1.2, steps_per_execution=1.1)
 MOMENTS = 50
 EVENTS = 60
 """About as many events as a whole run has before its confirmation ends."""
+BEGAN = datetime.fromisoformat("2026-11-20T19:10:01.250+00:00")
+"""What the run.json of a simulated run says."""
+A_WHILE = 10.0
+"""Seconds: by then the baseline is warm, and no candidate has ended."""
 
 
 class Stopped(BaseException):
@@ -41,8 +48,8 @@ def trials(seed=0, **settings):
     return simulated_trials(SPEED, noise=0.05, instance_noise=0.01, seed=seed, **settings)
 
 
-def stop_at(path, number, *, failure=None, machine_of_its_own=None, **options):
-    """A run that ends when its trial `number` is announced."""
+def stop_at(path, number, *, failure=None, machine_of_its_own=None, on=None, **options):
+    """A run that ends when its trial `number` is announced; `on` are its trials."""
 
     def react(event):
         if isinstance(event, TrialBegan) and event.trial == number:
@@ -50,7 +57,7 @@ def stop_at(path, number, *, failure=None, machine_of_its_own=None, **options):
 
     with on_disk(path) as directory, pytest.raises(Stopped):
         tune_simulated(
-            trials(failure=failure, **(machine_of_its_own or {})),
+            on or trials(failure=failure, **(machine_of_its_own or {})),
             directory,
             observe=Watcher(react),
             **options,
@@ -175,8 +182,81 @@ def test_another_question_is_refused(tmp_path, options, words):
     assert searched(directory) == before  # the baseline, too, which had to run again to tell
 
 
+def wall_clock(monkeypatch, clock, *, set_by=0.0):
+    """What the date of a trial is read from: set anew, by so many seconds, a while after the run has begun."""
+
+    def now():
+        moved = set_by if clock() > A_WHILE else 0.0
+        return (BEGAN + timedelta(seconds=clock() + moved)).isoformat(timespec="milliseconds")
+
+    monkeypatch.setattr("autotune.study.running.now_utc", now)
+
+
+@pytest.mark.parametrize("set_by", [3600.0, -3600.0], ids=["forward", "back"])
+def test_a_wall_clock_that_is_set_changes_nothing_of_what_is_spent(tmp_path, monkeypatch, set_by):
+    """Set forward an hour it uses up no budget, and set back it gives none again: the run's own clock counts."""
+    machine = trials()
+    wall_clock(monkeypatch, machine.clock, set_by=set_by)
+    directory = stop_at(tmp_path / "run", 5, on=machine)
+    assert machine.clock() > 2 * A_WHILE
+    starts = [datetime.fromisoformat(each.started_at) for each in directory.read_trials()]
+    assert max(starts) - min(starts) >= timedelta(seconds=3600 - A_WHILE)
+    assert read_earlier(directory).spent_seconds == machine.clock()
+
+
+def test_what_is_spent_adds_up_over_invocations(tmp_path):
+    """Gone on with, with a budget of its own, and stopped again: all that both took."""
+    directory = stop_at(tmp_path / "run", 3)
+    before = read_earlier(directory).spent_seconds
+    second, earlier = trials(1), read_earlier(directory)
+
+    def react(event):
+        if isinstance(event, TrialBegan) and event.trial == 6:
+            raise Stopped
+
+    with directory.reopened(), pytest.raises(Stopped):
+        tune_simulated(second, directory, earlier=earlier, spent_before=before, observe=Watcher(react))
+    assert read_earlier(directory).spent_seconds == before + second.clock() > before > 0.0
+
+
+def test_a_record_that_stands_keeps_the_moment_at_which_its_trial_ended(tmp_path):
+    """Kept once more, because nothing came on top or it is judged anew, it ended when it did."""
+    run = run_on(trials(), tmp_path)
+    run.clock.advance(3.0)
+    first = run.keep(a_record(trial=1))
+    run.clock.advance(4.0)
+    again = run.keep(first.model_copy(update={"outcome": Outcome.UNSTABLE}))
+    assert (first.ended_at_seconds, again.ended_at_seconds) == (3.0, 3.0)
+    assert run.directory.trials[1] == run.records[1] == again
+
+
+def test_a_run_of_an_older_version_goes_on(tmp_path, monkeypatch):
+    """Its records do not say when they ended: their dates do, and the run ends with a recipe."""
+    machine = trials()
+    wall_clock(monkeypatch, machine.clock)
+    directory = stop_at(tmp_path / "run", 5, on=machine)
+    for each in searched(directory).values():
+        of_then = each.model_dump(mode="json", exclude={"ended_at_seconds"})
+        (directory.trial_directory(each.trial) / "result.json").write_text(json.dumps(of_then))
+    assert {each.ended_at_seconds for each in searched(directory).values()} == {None}
+    assert read_earlier(directory).spent_seconds == pytest.approx(machine.clock(), abs=0.5)
+    assert go_on(directory).evidence.verdict == "faster"
+
+
+def test_dates_are_not_asked_where_a_record_says_when_it_ended(tmp_path):
+    """One that a later invocation has kept counts in what older records came to, whatever their dates say now."""
+    directory = RunDirectory(tmp_path / "run")
+    directory.create()
+    with_run(directory)
+    of_a_clock_set_back_since = "2026-11-20T23:59:00.000+00:00"
+    directory.write_trial(a_record(trial=0, ended_at_seconds=40.0))
+    directory.write_trial(a_record(trial=1, started_at=of_a_clock_set_back_since, seconds=5.0))
+    directory.write_trial(a_record(trial=2, ended_at_seconds=31.0))
+    assert read_earlier(directory).spent_seconds == 40.0
+
+
 def test_a_pause_is_not_the_runs_time(tmp_path):
-    """Stopped, gone on with a day later, and stopped again: what is spent is what was tuned."""
+    """Stopped, gone on with a day later, and stopped again: by dates, too, what is spent is what was tuned."""
     directory = RunDirectory(tmp_path / "run")
     directory.create()
     with_run(directory)  # begun on the 20th at 19:10:01.250
@@ -198,6 +278,16 @@ def test_slices_go_on_in_the_runs_time(tmp_path):
     ends = [pair.candidate.at for each in directory.read_trials() for pair in each.pairs]
     assert len(ends) == len(set(ends)) > len(before)
     assert sorted(ends)[: len(before)] == sorted(before)
+
+
+def test_a_damaged_date_is_an_error_where_dates_are_asked(tmp_path):
+    """The run and what is wrong with it are named."""
+    directory = RunDirectory(tmp_path / "run")
+    directory.create()
+    with_run(directory)
+    directory.write_trial(a_record(trial=0, started_at="yesterday"))
+    with pytest.raises(RunDirectoryError, match=r"run: a time is damaged: .*yesterday"):
+        _ = read_earlier(directory).spent_seconds
 
 
 def test_a_resumption_is_written_down(tmp_path):

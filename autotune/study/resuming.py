@@ -58,9 +58,15 @@ class Earlier:
     def spent_seconds(self) -> float:
         """Seconds that the run took up to the end of its last finished trial; not those in which it stood still.
 
+        They are what the run's own clock said when trials ended. The wall clock, which may have been set since, is
+        asked only where no record has them, as those of older versions.
+
         Raises:
             RunDirectoryError: A time is damaged.
         """
+        told = [each.ended_at_seconds for each in self.records.values() if each.ended_at_seconds is not None]
+        if told:  # the latest counts in what older records came to
+            return max(told)
         try:
             began = [(datetime.fromisoformat(self.run.started_at), 0.0)]
             began += [(datetime.fromisoformat(each.at), each.spent_seconds) for each in self.run.resumed]
@@ -107,7 +113,7 @@ def read_earlier(directory: RunDirectory) -> Earlier:
 
 
 def _spent_by_the_end_of(record: TrialRecord, began: Sequence[tuple[datetime, float]]) -> float:
-    """Seconds that a run had taken when a trial ended.
+    """Seconds that a run had taken when a trial ended, by the wall clock.
 
     Args:
         record: The trial's.

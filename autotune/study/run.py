@@ -73,14 +73,20 @@ class Run:
 
     def stamped(self, each: Slice) -> Slice:
         """A slice that ended just now, with the second of the run at which it did."""
-        return each.model_copy(update={"at": self.spent_before + self.clock()})
+        return each.model_copy(update={"at": self.now()})
+
+    def now(self) -> float:
+        """This moment, in seconds of the run: those of earlier invocations included, pauses between them not."""
+        return self.spent_before + self.clock()
 
     def measured(self, trial: Trial) -> None:
         """Tell the observer of the estimate so far."""
         self.observe(TrialMeasured(trial=trial.number, speedup=trial.speedup, pairs=len(trial.log_ratios)))
 
     def keep(self, record: TrialRecord, *, announce: bool = True) -> TrialRecord:
-        """Write a record, and tell the observer that the trial ended."""
+        """Write a record, and tell the observer that the trial ended; returns it with the moment at which it did."""
+        if record.ended_at_seconds is None:  # else it ended before, and its record stands or is judged anew
+            record = record.model_copy(update={"ended_at_seconds": self.now()})
         self.records[record.trial] = record
         self.directory.write_trial(record)
         if announce:

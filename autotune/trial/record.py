@@ -170,12 +170,15 @@ class TrialRecord(_Data):
         started_at: UTC, ISO 8601.
         seconds: From asking for the process to its end, all instances together, the partner's turns included;
             of a confirmation's trials what starting them and their own slices took.
+        ended_at_seconds: When it ended, in seconds of the run: what all its invocations had taken by then, by a clock
+            that nobody can set. None in older records.
         launch_seconds: From asking for the process to the fork having happened.
         first_step_seconds: From asking for the process to the end of the first train step.
         compile_seconds: Trace and compile: what the first calls took beyond steady ones.
         warmup_seconds: From the first step to the steady state.
         warmup_steps: Steps up to then: they compile, or are not at the usual pace yet, and count in no slice.
-        settled: Whether the steady state was reached before the cap.
+        settled: Whether all its processes had reached the steady state when they were measured; None where no process
+            had not, but some ran too few steps to tell, and in records of trials that were not warm.
         run_in_seconds: What it trains after each pause before a slice begins; None in older records.
         timed_by: `epochs` (whole ones) or `steps` (boundary cost added in proportion).
         epoch_overhead_seconds: What an epoch costs beyond its steps.
@@ -211,6 +214,7 @@ class TrialRecord(_Data):
     log_tail: str = ""
     started_at: str
     seconds: Seconds
+    ended_at_seconds: Seconds | None = None
     instances: Annotated[int, Field(ge=0)] = 1
     launch_seconds: Seconds | None = None
     first_step_seconds: Seconds | None = None
