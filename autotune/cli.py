@@ -126,7 +126,12 @@ def verify(
 ) -> int:
     """Measure a recipe against its baseline again, here and now: does its claim hold?
 
-    Exit code 0 when it holds, 1 when it does not.
+    It holds (exit code 0), or else (exit code 1) is weaker: faster, but surely by less than is claimed; gone: not
+    surely faster, and surely gaining less than is claimed; unstable: it failed, or broke a stability rule; undecided:
+    what was measured cannot tell, and the reason says what could.
+
+    Other exit codes: 2 wrong arguments or input, such as a recipe of another workload; 3 the baseline itself fails;
+    4 internal error; 130 interrupted.
 
     Parameters
     ----------

@@ -71,7 +71,7 @@ class ConfigurationError(InputError):
 
 
 class RecipeError(InputError):
-    """A recipe file is missing, damaged, or written by a newer version."""
+    """A recipe file is missing, damaged, written by a newer version, or of another workload or baseline."""
 
 
 class RunDirectoryError(InputError):

@@ -14,6 +14,10 @@ from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
 
 from autotune import cli
 from autotune.cli import app
+from autotune.measure.deciding import Finding
+from autotune.study import verifying
+from autotune.study.verifying import Verification
+from autotune.trial.record import Interval
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -62,6 +66,14 @@ WRONG = {
     ),
     "an unknown search space": (["tune", EXAMPLE, "--space", "qick"], "Did you mean 'quick'?"),
     "a missing recipe": (["show", "nowhere.json"], "cannot read the recipe nowhere.json"),
+    "a missing recipe to verify": (
+        ["verify", "nowhere.json", EXAMPLE],
+        "cannot read the recipe nowhere.json",
+    ),
+    "a verification that takes forever": (
+        ["verify", "nowhere.json", EXAMPLE, "--budget", "soon"],
+        "budget: 'soon' is not a duration",
+    ),
     "a directory that is no run": (["show", ROOT / "docs"], "is not a run directory"),
     "a history of nothing": (["history", ROOT / "docs"], "docs"),
 }
@@ -267,3 +279,47 @@ def test_show_names_the_file_whose_knob_does_not_exist(capsys, finished, tmp_pat
     assert code == 2
     assert f"{path / place}: " in err
     assert "'warp'" in err
+
+
+CLAIMED, MEASURED = Interval(value=1.5, low=1.4, high=1.61), Interval(value=1.2, low=1.15, high=1.26)
+
+
+@pytest.mark.parametrize("found", Finding)
+@pytest.mark.parametrize("measured", [MEASURED, None])
+def test_verify_says_what_it_found_and_leaves_with_0_only_if_the_claim_holds(
+    capsys, monkeypatch, found, measured
+):
+    """Each finding is told with both figures and its reason; scripts tell by the exit code, 0 or 1."""
+    given = []
+
+    def verify(*arguments, **options):
+        given.append((arguments, options))
+        instances = 0 if measured is None else 6
+        return Verification(
+            finding=found, claimed=CLAIMED, measured=measured, instances=instances, reason="so it is"
+        )
+
+    monkeypatch.setattr(verifying, "verify", verify)
+    options = ("--budget", "80s", "--seed", 3, "--memory-margin", 0.2)
+    code, out, err = run(capsys, "verify", "recipe.json", "train.py", *options)
+    assert code == (0 if found is Finding.HOLDS else 1)
+    assert err == ""
+    assert f"{found}: so it is." in out.splitlines()
+    assert "claimed   ×1.50 (1.40 to 1.61)" in out.splitlines()
+    shown = "–" if measured is None else "×1.20 (1.15 to 1.26) in 6 fresh processes of each"
+    assert f"measured  {shown}" in out.splitlines()
+    ((arguments, settings),) = given
+    assert arguments == (Path("recipe.json"), "train.py")
+    assert (settings["budget"], settings["seed"], settings["memory_margin"]) == ("80s", 3, 0.2)
+
+
+def test_the_help_of_verify_names_every_finding_and_exit_code(capsys):
+    """Who scripts it need not read the source."""
+    _, out, _ = run(capsys, "verify", "--help")
+    told = " ".join(out.split())
+    assert "holds (exit code 0)" in told
+    assert "(exit code 1)" in told
+    for found in Finding:
+        assert f" {found}" in told
+    for code in (2, 3, 4, 130):
+        assert re.search(rf" {code} \w", told[told.index("Other exit codes") :])

@@ -10,8 +10,10 @@ from autotune.measure.deciding import (
     FEWEST_PAIRS_TO_PRUNE,
     MIN_GAIN,
     NARROW,
+    Finding,
     Stop,
     Verdict,
+    finding,
     stop_measuring,
     verdict,
 )
@@ -120,3 +122,17 @@ def test_an_unbounded_ratio_is_no_gain():
     """One instance gives no lower bound, so no claim."""
     ratio = LogInterval(value=2.0, low=-math.inf, high=math.inf, count=1)
     assert verdict(ratio, min_gain=0.0) is Verdict.NO_SIGNIFICANT_GAIN
+
+
+@pytest.mark.parametrize(
+    ("now", "min_gain", "expected"),
+    [
+        (around(0.30, 0.01), 0.02, Finding.WEAKER),
+        (around(0.30, 0.01), 0.15, Finding.HOLDS),
+        (around(-0.01, 0.02), 0.02, Finding.GONE),
+        (around(-0.01, 0.02), 0.60, Finding.UNDECIDED),
+    ],
+)
+def test_what_a_claim_lacks_must_count(now, min_gain, expected):
+    """Less than the smallest gain that counts, however surely it is missing, is not held against a claim."""
+    assert finding(around(0.40, 0.01), now, min_gain=min_gain) is expected

@@ -1,6 +1,11 @@
 """A recipe's claim, measured again on simulated trials: it holds, is weaker, is gone, or cannot be told."""
 
+import contextlib
 import math
+import re
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from simulated_runs import (
@@ -8,21 +13,28 @@ from simulated_runs import (
     MACHINE,
     REFERENCE,
     Watcher,
+    a_record,
     faster_by,
     on_disk,
     quick_tune,
     simulated_trials,
 )
 
-from autotune.errors import ArgumentError, RecipeError
-from autotune.measure.deciding import Finding, finding
+from autotune.errors import ArgumentError, NoStableConfigurationError, RecipeError
+from autotune.measure.continuous import TELLING, Soaked
+from autotune.measure.deciding import MIN_GAIN, Finding, finding, verdict
 from autotune.measure.intervals import LogInterval
 from autotune.measure.stability import MEMORY_MARGIN
+from autotune.recipe.recipe import ContinuousRun, Estimate, Factor
+from autotune.space.configuration import Configuration
 from autotune.study import verifying
-from autotune.study.progress import Notice
-from autotune.study.verifying import verify, verify_with
+from autotune.study.confirmed import Confirmed, Result
+from autotune.study.progress import Notice, TrialBegan
+from autotune.study.running import ratio_interval
+from autotune.study.verifying import Verification, verify, verify_with
 from autotune.trial.live import TrialFailed
 from autotune.trial.record import Outcome
+from autotune.workload import Workload
 
 SPACE = """
 schema_version = 1
@@ -42,7 +54,7 @@ def recipe(tmp_path_factory):
     return made
 
 
-def found(recipe, path, *, speed=1.5, budget=100.0, observe=None, **settings):
+def found(recipe, path, *, speed=1.5, budget=100.0, observe=None, found_by_object=False, **settings):
     """The verification on a machine where the batch gives this."""
     trials = simulated_trials(faster_by(batch_size=speed), **{"noise": 0.03, "seed": 8, **settings})
     with on_disk(path / "run") as directory:
@@ -57,6 +69,7 @@ def found(recipe, path, *, speed=1.5, budget=100.0, observe=None, **settings):
             seed=0,
             clock=trials.clock,
             observe=observe or Watcher(),
+            found_by_object=found_by_object,
         )
     assert trials.alive == []
     assert trials.clock() <= 1.1 * budget
@@ -83,28 +96,47 @@ def test_what_the_batch_gives_now_decides(recipe, tmp_path, speed, expected):
 
 
 def test_where_noise_hides_all_nothing_is_claimed(recipe, tmp_path):
-    """No gain and the claim both fit what was measured: undecided, and more time is the advice."""
-    verification = found(recipe, tmp_path, noise=2.0)
+    """No gain and the claim both fit what was measured: undecided, and twice the time is the advice."""
+    verification = found(recipe, tmp_path, noise=2.0, budget=200.0)
     assert verification.finding is Finding.UNDECIDED
-    assert "larger budget" in verification.reason
+    assert verification.reason.endswith("nor surely below the claim; give --budget 400s")
 
 
-def test_a_budget_without_two_instances_decides_nothing(recipe, tmp_path):
-    """It says so, rather than gone."""
-    verification = found(recipe, tmp_path, budget=14.0)
+def test_a_budget_without_two_instances_decides_nothing_and_one_that_does_is_named(recipe, tmp_path):
+    """It says so, rather than gone; with what it advises, there is a finding."""
+    verification = found(recipe, tmp_path / "short", budget=14.0)
     assert verification.finding is Finding.UNDECIDED
     assert verification.measured is None
+    enough = float(re.search(r"give --budget (\d+)s$", verification.reason)[1])
+    assert found(recipe, tmp_path / "long", budget=enough).finding is Finding.HOLDS
 
 
-def test_a_configuration_that_fails_is_unstable(recipe, tmp_path):
-    """Whatever it gave when it was tuned."""
+def out_of_memory(configuration):
+    """The batch of 128 does not fit."""
+    return TrialFailed(Outcome.OOM, "out of memory") if configuration["batch_size"] == 128 else None
 
-    def failure(configuration):
-        return TrialFailed(Outcome.OOM, "out of memory") if configuration["batch_size"] == 128 else None
 
-    verification = found(recipe, tmp_path, failure=failure)
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"failure": out_of_memory}, "it failed (oom): out of memory"),
+        (
+            {"retraces": lambda configuration: 5 if configuration["batch_size"] == 128 else 0},
+            "it broke a stability rule: retracing: ",
+        ),
+    ],
+)
+def test_a_configuration_that_fails_or_breaks_a_rule_is_unstable(recipe, tmp_path, settings, expected):
+    """Whatever it gave when it was tuned; where its files are is said."""
+    verification = found(recipe, tmp_path, **settings)
     assert verification.finding is Finding.UNSTABLE
-    assert "out of memory" in verification.reason
+    assert verification.reason.startswith(expected)
+    assert (place_in(verification.reason) / "result.json").is_file()
+
+
+def place_in(text):
+    """The directory that a reason sends the reader to."""
+    return Path(re.search(r"\(see (.+)\)$", text)[1])
 
 
 def test_a_baseline_that_fails_beside_it_is_not_want_of_time(recipe, tmp_path):
@@ -118,7 +150,8 @@ def test_a_baseline_that_fails_beside_it_is_not_want_of_time(recipe, tmp_path):
 
     verification = found(recipe, tmp_path, failure=failure)
     assert verification.finding is Finding.UNDECIDED
-    assert verification.reason == "the baseline kept failing beside it in fresh processes"
+    assert verification.reason.startswith("the baseline failed beside it in a fresh process (see ")
+    assert (place_in(verification.reason) / "result.json").is_file()
 
 
 @pytest.mark.parametrize(
@@ -133,11 +166,23 @@ def test_options_are_checked(recipe, tmp_path, options):
 def test_the_memory_that_must_stay_free_is_the_users(recipe, tmp_path, monkeypatch):
     """A recipe that was tuned with another margin can be verified with it."""
     (tmp_path / "train.py").write_text("workload = None\n")
-    limits = []
-    monkeypatch.setattr(verifying, "verify_with", lambda *_, **settings: limits.append(settings["limits"]))
+    given = settings_of_verify_with(monkeypatch)
     for options in ({"memory_margin": 0.02}, {}):
         verify(recipe, f"{tmp_path / 'train.py'}:workload", **options)
-    assert [each.margin for each in limits] == [0.02, MEMORY_MARGIN]
+    assert [each["limits"].margin for each in given] == [0.02, MEMORY_MARGIN]
+
+
+def settings_of_verify_with(monkeypatch):
+    """A list of what `verify` hands over from now on, one entry for each time; nothing is measured."""
+    given = []
+    nothing = Verification(finding=Finding.UNDECIDED, claimed=None, measured=None, instances=0, reason="")
+
+    def verify_with_nothing(*_, **settings):
+        given.append(settings)
+        return nothing
+
+    monkeypatch.setattr(verifying, "verify_with", verify_with_nothing)
+    return given
 
 
 def test_another_baseline_is_refused(recipe, tmp_path):
@@ -145,6 +190,58 @@ def test_another_baseline_is_refused(recipe, tmp_path):
     other = recipe.model_copy(update={"baseline": {**recipe.baseline, "prefetch": 2}})
     with pytest.raises(RecipeError, match="against another baseline: prefetch=2 there, prefetch=0 here"):
         found(other, tmp_path)
+
+
+def of_workload(recipe, **changes):
+    """The recipe, of a workload of another name or source."""
+    return recipe.model_copy(update={"workload": recipe.workload.model_copy(update=changes)})
+
+
+def test_another_workload_is_refused(recipe, tmp_path):
+    """By name and by source: both are named, and what to do; nothing is measured."""
+    other = of_workload(recipe, name="digits", fingerprint="sha256:11")
+    watcher = Watcher()
+    with pytest.raises(RecipeError) as refused:
+        found(other, tmp_path, observe=watcher)
+    assert refused.value.exit_code == 2
+    assert f"{REFERENCE} is 'simulated'" in refused.value.message
+    assert refused.value.message.endswith("another workload than the recipe's, which is 'digits'")
+    assert "Give the workload that the recipe was made for" in refused.value.hint
+    assert "Workload(name='digits')" in refused.value.hint
+    assert watcher.of(TrialBegan) == []
+
+
+def test_a_workload_that_was_only_renamed_is_the_same(recipe, tmp_path):
+    """The same source under another file's name needs no word."""
+    watcher = Watcher()
+    assert found(of_workload(recipe, name="digits"), tmp_path, observe=watcher).finding is Finding.HOLDS
+    assert not [each for each in watcher.of(Notice) if "recipe" in each.text]
+
+
+def test_an_object_that_a_script_has_imported_is_not_refused(recipe, tmp_path):
+    """Its name and source are that script's, which tell nothing: a word, and it is measured."""
+    other = of_workload(recipe, name="digits", fingerprint="sha256:11")
+    watcher = Watcher()
+    verification = found(other, tmp_path, observe=watcher, found_by_object=True)
+    assert verification.finding is Finding.HOLDS
+    assert any("the recipe is of 'digits'" in each.text for each in watcher.of(Notice))
+
+
+FUNCTIONS = {"model": lambda: None, "dataset": lambda: None, "compile": dict, "batch_size": 32}
+UNNAMED = Workload(**FUNCTIONS)
+NAMED = Workload(**FUNCTIONS, name="digits")
+
+
+@pytest.mark.parametrize(
+    ("workload", "expected"), [(UNNAMED, True), (NAMED, False), (f"{Path(__file__)}:NAMED", False)]
+)
+def test_only_an_object_without_a_name_is_known_by_where_it_was_found(
+    recipe, monkeypatch, workload, expected
+):
+    """Whoever names a workload, or says where it is, is taken at their word."""
+    given = settings_of_verify_with(monkeypatch)
+    verify(recipe, workload)
+    assert [each["found_by_object"] for each in given] == [expected]
 
 
 def test_another_file_and_another_machine_are_said(recipe, tmp_path):
@@ -195,22 +292,258 @@ def around(value, half_width):
 )
 def test_two_intervals_are_held_against_each_other(claim, now, expected):
     """Both errors count; only less than was claimed is against it."""
-    assert finding(claim, now) is expected
+    assert finding(claim, now, min_gain=MIN_GAIN) is expected
 
 
-def test_a_claim_from_a_continuous_run_is_not_held_against_slices(tmp_path):
-    """Where the time did not hold such a run, nothing is decided: pauses might make slices say what is claimed."""
+# -------------------------------------------------------------------------- what a confirmation may have found
+
+
+def claiming(recipe, value, half_width, *, min_gain=MIN_GAIN, pauses=None):
+    """The recipe with another claim: from a continuous run, if slices had been faster by the factor `pauses`."""
+    claim = ratio_interval(around(value, half_width))
+    continuous = None
+    if pauses is not None:
+        continuous = ContinuousRun(
+            seconds=20.0,
+            pauses=Factor(value=pauses, ci95=(pauses / 1.05, pauses * 1.05)),
+            slices=None,
+            tells=True,
+            replaces_slices=True,
+        )
+    changes = {
+        "speedup": Estimate(value=claim.value, ci95=(claim.low, claim.high)),
+        "min_gain": min_gain,
+        "continuous": continuous,
+    }
+    return recipe.model_copy(update={"evidence": recipe.evidence.model_copy(update=changes)})
+
+
+def a_soak(pauses, half_width):
+    """A continuous run by which pauses give this factor."""
+    return Soaked(pauses=around(pauses, half_width), rates=(1.0,), baseline_rates=(1.0,), seconds=9.0)
+
+
+@pytest.fixture
+def judged(monkeypatch, tmp_path):
+    """`judged(recipe, now)`: the verification where the confirmation finds `now`, and what it was to do."""
+
+    def verification(recipe, now, *, soaked=None, sufficient=None, budget=100.0):
+        confirmed = Confirmed(
+            configuration=Configuration(recipe.configuration),
+            ratio=now,
+            verdict=verdict(now, min_gain=recipe.evidence.min_gain),
+            checks=(),
+            record=a_record(recipe.configuration),
+            soaked=soaked,
+        )
+        result = Result(
+            confirmed=(confirmed,), baseline=a_record(), instances=5, sufficient_budget=sufficient
+        )
+        asked = {}
+
+        def confirmer(run, plan, limits, **settings):
+            asked.update(settings, plan=plan)
+            return SimpleNamespace(confirm=lambda finalists: result)
+
+        monkeypatch.setattr(verifying, "Confirmer", confirmer)
+        return found(recipe, tmp_path, budget=budget), asked
+
+    return verification
+
+
+@pytest.mark.parametrize(("min_gain", "expected"), [(0.2, Finding.HOLDS), (0.02, Finding.WEAKER)])
+def test_the_smallest_gain_that_counts_is_the_recipes(recipe, judged, min_gain, expected):
+    """A claim of ×1.5 that lacks 13% holds where less than 20% does not count, and is weaker where 2% do."""
+    verification, asked = judged(claiming(recipe, 1.5, 0.01, min_gain=min_gain), around(1.3, 0.01))
+    assert verification.finding is expected
+    assert asked["min_gain"] == min_gain
+
+
+@pytest.mark.parametrize(
+    ("claim", "now", "min_gain", "expected"),
+    [
+        ((1.1, 0.02), (1.05, 0.10), 0.02, "nor surely below the claim; give --budget 200s"),
+        (
+            (1.05, 0.045),
+            (1.0, 0.02),
+            0.02,
+            "the claim itself is too uncertain to be refuted: its interval is the wider one; "
+            "tune again with a larger budget",
+        ),
+        (
+            (1.12, 0.01),
+            (1.03, 0.04),
+            0.1,
+            "what it lacks of the claim is less than the 10% that count; give --budget 200s",
+        ),
+    ],
+)
+def test_undecided_says_what_it_lacks(recipe, judged, claim, now, min_gain, expected):
+    """More time is advised where what was measured now is the uncertain part, and another run where the claim is."""
+    verification, _ = judged(claiming(recipe, *claim, min_gain=min_gain), around(*now))
+    assert verification.finding is Finding.UNDECIDED
+    assert verification.reason.startswith("it is not surely faster than the baseline here, ")
+    assert verification.reason.endswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (around(1.45, 0.05), "by what is claimed or more, within the errors or the 2% that count"),
+        (around(1.3, 0.05), "but surely by less than is claimed"),
+        (around(1.02, 0.05), "it is not surely faster than the baseline here, and surely gains less"),
+    ],
+)
+def test_each_finding_says_what_it_rests_on(recipe, judged, now, expected):
+    """Faster or not, and what that is beside the claim."""
+    verification, _ = judged(claiming(recipe, 1.5, 0.05), now)
+    assert expected in verification.reason
+    assert verification.measured == ratio_interval(now)
+
+
+NOTHING_KNOWN = LogInterval(value=0.4, low=-math.inf, high=math.inf, count=1)
+
+
+@pytest.mark.parametrize(
+    ("now", "sufficient", "expected"),
+    [
+        (around(1.3, 0.5), 320.0, 320),
+        (around(1.3, 0.5), 120.0, 200),
+        (around(1.3, 0.5), None, 200),
+        (NOTHING_KNOWN, 320.0, 320),
+        (NOTHING_KNOWN, 120.0, 120),
+        (NOTHING_KNOWN, None, 200),
+    ],
+)
+def test_a_budget_is_advised_in_figures(recipe, judged, now, sufficient, expected):
+    """What a confirmation needs where it lacked processes; at least twice the budget where those told too little."""
+    verification, _ = judged(claiming(recipe, 1.5, 0.02), now, sufficient=sufficient)
+    assert verification.finding is Finding.UNDECIDED
+    assert verification.reason.endswith(f"give --budget {expected}s")
+
+
+UNTOLD = a_soak(1.0, 1.5 * TELLING)
+TOLD = a_soak(1.0, TELLING / 2)
+CONTRADICTING = a_soak(1.3, 1.5 * TELLING)
+
+
+@pytest.mark.parametrize(
+    ("pauses", "now", "soaked", "expected", "reason"),
+    [
+        (1.2, around(0.9, 0.05), None, Finding.GONE, "even in slices"),
+        (1.2, around(1.2, 0.05), None, Finding.WEAKER, "even in slices"),
+        (1.2, around(1.2, 0.05), UNTOLD, Finding.WEAKER, "even in slices"),
+        (1.2, around(1.5, 0.05), None, Finding.UNDECIDED, "none came to its end here; give --budget 200s"),
+        (1.2, around(1.5, 0.05), UNTOLD, Finding.UNDECIDED, "too short to tell what pauses give; give --bud"),
+        (1.2, around(1.5, 0.05), TOLD, Finding.HOLDS, "by what is claimed"),
+        (1.2, around(1.5, 0.05), CONTRADICTING, Finding.HOLDS, "by what is claimed"),
+        (1.2, around(1.2, 0.05), CONTRADICTING, Finding.WEAKER, "by less than is claimed"),
+        (1.2, around(1.3, 0.30), None, Finding.UNDECIDED, "nor surely below the claim; give --budget 200s"),
+        (0.8, around(0.9, 0.05), None, Finding.UNDECIDED, "faster in slices, by 2% or more, has here; tune"),
+        (0.8, around(1.2, 0.05), None, Finding.UNDECIDED, "none came to its end here; give --budget 200s"),
+        (None, around(1.5, 0.05), None, Finding.HOLDS, "by what is claimed"),
+        (None, around(1.5, 0.05), UNTOLD, Finding.HOLDS, "by what is claimed"),
+        (None, around(0.9, 0.05), None, Finding.GONE, "surely gains less than is claimed"),
+    ],
+)
+def test_slices_alone_do_not_tell_that_a_claim_without_pauses_holds(
+    recipe, judged, pauses, now, soaked, expected, reason
+):
+    """Where pauses made it look faster, what falls short even so is settled; all else needs a continuous run."""
+    verification, asked = judged(claiming(recipe, 1.5, 0.05, pauses=pauses), now, soaked=soaked)
+    assert verification.finding is expected
+    assert reason in verification.reason
+    assert ("slices" in verification.reason) == ("slices" in reason)
+    assert (asked["plan"].soak > 0) == (pauses is not None)
+
+
+def test_a_claim_from_a_continuous_run_is_held_against_one(tmp_path):
+    """It holds where one agrees, is gone without one where not even slices are faster, and else is undecided."""
 
     def gain(configuration):
         return 1.3 if configuration["batch_size"] == 128 else 1.0
 
-    made, _ = quick_tune(
-        simulated_trials(faster_by(batch_size=1.5), noise=0.02, freeze_gain=gain),
-        tmp_path / "made",
-        space=SPACE,
-    )
+    noise = {"noise": 0.02, "freeze_gain": gain}
+    made, _ = quick_tune(simulated_trials(faster_by(batch_size=1.5), **noise), tmp_path / "made", space=SPACE)
     assert made.evidence.continuous.replaces_slices
-    short = found(made, tmp_path / "short", budget=33.0, noise=0.02, freeze_gain=gain)
-    assert short.finding is Finding.UNDECIDED
-    assert "continuous run" in short.reason
-    assert found(made, tmp_path / "long", budget=150.0, noise=0.02, freeze_gain=gain).finding is Finding.HOLDS
+    assert found(made, tmp_path / "short", budget=40.0, **noise).finding is Finding.UNDECIDED
+    assert found(made, tmp_path / "long", budget=150.0, **noise).finding is Finding.HOLDS
+    assert found(made, tmp_path / "slow", speed=0.6, budget=150.0, **noise).finding is Finding.GONE
+
+
+# ------------------------------------------------------------------------------------- the temporary directory
+
+
+@pytest.fixture
+def verify_simulated(recipe, monkeypatch, tmp_path):
+    """`verify_simulated(…)`: `verify` itself on simulated trials, and the folder of its temporary files."""
+    (tmp_path / "train.py").write_text("workload = None\n")
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(verifying, "fingerprint", lambda: MACHINE)
+
+    def verified(made=recipe, **settings):
+        trials = simulated_trials(faster_by(batch_size=1.5), **{"noise": 0.03, **settings})
+        monkeypatch.setattr(verifying, "TrialProcesses", lambda *_, **__: contextlib.nullcontext(trials))
+        monkeypatch.setattr(verifying, "time", SimpleNamespace(monotonic=trials.clock))
+        return verify(made, str(tmp_path / "train.py"))
+
+    return verified, temporary
+
+
+def test_nothing_is_left_of_a_finding_that_names_no_log(verify_simulated):
+    """The temporary directory goes."""
+    verified, temporary = verify_simulated
+    assert verified().finding is Finding.HOLDS
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_log_of_what_is_unstable_stays(verify_simulated):
+    """What the reason names is there to be read."""
+    verified, temporary = verify_simulated
+    verification = verified(failure=out_of_memory)
+    assert verification.finding is Finding.UNSTABLE
+    assert (place_in(verification.reason) / "result.json").is_file()
+    assert place_in(verification.reason).is_relative_to(temporary)
+
+
+def test_the_log_of_a_baseline_that_fails_stays(verify_simulated):
+    """What the error names is there to be read."""
+    verified, temporary = verify_simulated
+    with pytest.raises(NoStableConfigurationError) as failed:
+        verified(failure=lambda configuration: TrialFailed(Outcome.CRASHED, "gone"))
+    log = Path(re.search(r"Its log is (.+)\.$", failed.value.hint)[1])
+    assert log.parent.is_dir()
+    assert log.is_relative_to(temporary)
+
+
+def interrupted(configuration):
+    """Ctrl-C while the baseline warms up."""
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("error", "settings"),
+    [
+        (KeyboardInterrupt, {"failure": interrupted}),
+        (
+            NoStableConfigurationError,
+            {"failure": lambda _: TrialFailed(Outcome.OOM, "full", hint="Buy more.")},
+        ),
+    ],
+)
+def test_nothing_is_left_of_an_end_that_names_no_log(verify_simulated, error, settings):
+    """Neither of Ctrl-C, nor of a failure that says what to do instead."""
+    verified, temporary = verify_simulated
+    with pytest.raises(error):
+        verified(**settings)
+    assert list(temporary.iterdir()) == []
+
+
+def test_nothing_is_left_of_a_refusal(verify_simulated, recipe):
+    """A recipe of another workload."""
+    verified, temporary = verify_simulated
+    with pytest.raises(RecipeError):
+        verified(of_workload(recipe, name="digits", fingerprint="sha256:11"))
+    assert list(temporary.iterdir()) == []

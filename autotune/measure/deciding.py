@@ -106,10 +106,10 @@ class Finding(enum.StrEnum):
     UNSTABLE = "unstable"
     """It failed, or broke a stability rule."""
     UNDECIDED = "undecided"
-    """Too little was measured to tell the claim from no gain."""
+    """What was measured shows neither that the claim holds nor that it does not."""
 
 
-def finding(claim: LogInterval, now: LogInterval) -> Finding:
+def finding(claim: LogInterval, now: LogInterval, *, min_gain: float) -> Finding:
     """Whether a claimed speed-up is what is measured now.
 
     Both have errors of their own: the two differ where the distance is more than the root of the sum of their
@@ -118,9 +118,10 @@ def finding(claim: LogInterval, now: LogInterval) -> Finding:
     Args:
         claim: Logarithm of the claimed speed-up.
         now: Logarithm of the one measured now.
+        min_gain: Smallest gain that counts, as a share.
     """
     error = math.hypot(claim.half_width, now.half_width)
-    short = claim.value - now.value > max(error, math.log1p(MIN_GAIN))
+    short = claim.value - now.value > max(error, math.log1p(min_gain))
     if now.low > 0:
         return Finding.WEAKER if short else Finding.HOLDS
     return Finding.GONE if short else Finding.UNDECIDED

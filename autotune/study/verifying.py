@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import random
+import shutil
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
-from autotune.errors import RecipeError
+from autotune.errors import NoStableConfigurationError, RecipeError, TrialProcessError
 from autotune.machine import Machine, fingerprint, require_linux
-from autotune.measure.deciding import MIN_GAIN, Finding, Shortfall, finding
+from autotune.measure.deciding import Finding, Shortfall, Verdict, finding
 from autotune.measure.intervals import LogInterval, log_interval
 from autotune.measure.stability import MEMORY_MARGIN
 from autotune.printable import first_line
-from autotune.recipe.recipe import Recipe
+from autotune.recipe.recipe import Evidence, Recipe
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import Device
 from autotune.study.confirmation import Confirmer
-from autotune.study.confirmed import Confirmed, Limits
+from autotune.study.confirmed import Confirmed, Limits, Result
 from autotune.study.options import Options, seconds_of
 from autotune.study.phases import baseline_of, tell_isolation, tell_what_is_odd
 from autotune.study.plan import CLOSING_SECONDS, LEAST_MEASURED, Plan, baseline_timeout
@@ -33,11 +36,13 @@ from autotune.study.tune import limits_of, reference_to
 from autotune.trial.live import Clock, Trials, WarmUp
 from autotune.trial.process import TrialProcesses
 from autotune.trial.record import Interval, Outcome, Pairing, Phase, TrialRecord
-from autotune.workload import Workload, WorkloadReference, refuse_while_loading
+from autotune.workload import Workload, WorkloadFacts, WorkloadReference, refuse_while_loading
 
 DEFAULT_BUDGET = "100s"
 CONTINUOUS_SHARE = 0.25
 """Of the budget: for a continuous run, where the claim comes from one."""
+LARGER = 2.0
+"""A budget that is advised where nothing tells how much would do: so many times the one that did not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +84,8 @@ def verify(
         observe: Is told what happens.
 
     Returns:
-        The finding. Nothing is written but to a temporary directory.
+        The finding. Nothing is written but to a temporary directory, which stays only where the finding's reason, or
+        an error, names a place in it.
 
     Raises:
         InputError: Recipe or workload cannot be used, or do not belong together.
@@ -100,25 +106,42 @@ def verify(
             reason="the recipe is the baseline, and claims nothing",
         )
     machine = fingerprint()
-    with tempfile.TemporaryDirectory(prefix="autotune-verify-") as folder:
-        directory = RunDirectory(Path(folder) / "run")
+
+    def verified(directory: RunDirectory) -> Verification:
+        with TrialProcesses(reference, logs=directory.log_directory) as trials:
+            return verify_with(
+                trials,
+                loaded,
+                directory=directory,
+                machine=machine,
+                limits=limits_of(machine, options.memory_margin),
+                reference=reference,
+                found_by_object=isinstance(workload, Workload) and workload.name is None,
+                budget=options.budget,
+                seed=options.seed,
+                clock=lambda: time.monotonic() - began,
+                observe=observe,
+            )
+
+    return _in_temporary_directory(verified)
+
+
+def _in_temporary_directory(verified: Callable[[RunDirectory], Verification]) -> Verification:
+    """What comes of a directory that is gone afterwards, unless the user was told of a log in it."""
+    folder = Path(tempfile.mkdtemp(prefix="autotune-verify-")).resolve()
+    directory, told = RunDirectory(folder), ""
+    try:
         directory.create()
-        try:
-            with TrialProcesses(reference, logs=directory.log_directory) as trials:
-                return verify_with(
-                    trials,
-                    loaded,
-                    directory=directory,
-                    machine=machine,
-                    limits=limits_of(machine, options.memory_margin),
-                    reference=reference,
-                    budget=options.budget,
-                    seed=options.seed,
-                    clock=lambda: time.monotonic() - began,
-                    observe=observe,
-                )
-        finally:
-            directory.release()
+        verification = verified(directory)
+        told = verification.reason
+        return verification
+    except (NoStableConfigurationError, TrialProcessError) as error:
+        told = str(error)
+        raise
+    finally:
+        directory.release()
+        if str(folder) not in told:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def verify_with(
@@ -133,8 +156,13 @@ def verify_with(
     seed: int,
     clock: Clock,
     observe: Observer,
+    found_by_object: bool = False,
 ) -> Verification:
-    """The same on real or simulated trials."""
+    """The same on real or simulated trials.
+
+    `found_by_object` says that the workload was handed over as an object without a name of its own: name and source
+    are those of the module that it was found in first, which may have imported it from the recipe's.
+    """
     for difference in recipe.machine.differences(machine):
         observe(Notice(text=f"the recipe was measured on another machine: {difference}"))
     observe(PhaseBegan(phase=Phase.BASELINE, ends=None, detail="importing the workload"))
@@ -142,13 +170,7 @@ def verify_with(
     facts = trials.open()
     import_seconds = clock() - opening
     tell_isolation(trials, observe)
-    if facts.fingerprint != recipe.workload.fingerprint:
-        observe(
-            Notice(
-                text=f"{reference}: not as it was when the recipe was made; where the training itself has changed, run "
-                "`autotune tune` again"
-            )
-        )
+    _compare_workloads(recipe, facts, reference, observe, may_be_imported=found_by_object)
     run = Run(
         directory=directory,
         trials=trials,
@@ -166,16 +188,42 @@ def verify_with(
     beside.end_baseline()
     trials.retire(0)
     plan = _plan(budget, warm, import_seconds, recipe)
-    confirmer = Confirmer(run, plan, limits, min_gain=MIN_GAIN)
-    result = confirmer.confirm([_as_if_searched(recipe, warm)])
-    confirmed = result.confirmed[0]
-    if plan.soak and confirmed.soaked is None and confirmed.stable:
-        return replace(
-            _verification(recipe, confirmed, result.cut_short),
-            finding=Finding.UNDECIDED,
-            reason="the claim comes from a continuous run, for which the budget left no time; give more",
+    confirmer = Confirmer(run, plan, limits, min_gain=recipe.evidence.min_gain)
+    return _verification(recipe, confirmer.confirm([_as_if_searched(recipe, warm)]), budget, directory)
+
+
+def _compare_workloads(
+    recipe: Recipe,
+    facts: WorkloadFacts,
+    reference: WorkloadReference,
+    observe: Observer,
+    *,
+    may_be_imported: bool,
+) -> None:
+    """A word where the workload is not as it was.
+
+    Raises:
+        RecipeError: It is another one: neither its name nor its source is the recipe's.
+    """
+    made_for = recipe.workload
+    if facts.fingerprint == made_for.fingerprint:
+        return
+    if facts.name == made_for.name:
+        changed = "not as it was when the recipe was made"
+    elif may_be_imported:
+        changed = f"{facts.name!r} by the module that it was found in, and the recipe is of {made_for.name!r}"
+    else:
+        raise RecipeError(
+            f"{reference} is {facts.name!r}, by name and by source another workload than the recipe's, which is "
+            f"{made_for.name!r}",
+            hint=f"Give the workload that the recipe was made for. Where this is the same training under another name, "
+            f"say Workload(name={made_for.name!r}).",
         )
-    return _verification(recipe, confirmed, result.cut_short)
+    observe(
+        Notice(
+            text=f"{reference}: {changed}; where the training itself has changed, run `autotune tune` again"
+        )
+    )
 
 
 def _refuse_another_baseline(recipe: Recipe, baseline: Configuration) -> None:
@@ -224,35 +272,116 @@ def _as_if_searched(recipe: Recipe, warm: WarmUp) -> TrialRecord:
     )
 
 
-def _verification(recipe: Recipe, confirmed: Confirmed, cut_short: Shortfall) -> Verification:
+def _verification(recipe: Recipe, result: Result, budget: float, directory: RunDirectory) -> Verification:
+    (confirmed,) = result.confirmed
     estimate = recipe.evidence.speedup
     low, high = estimate.ci95
-    claimed = Interval(value=estimate.value, low=low, high=high)
-    found, reason = _judged(confirmed, log_interval(estimate.value, low, high), cut_short)
+    if failed := _failed(confirmed, result):
+        found, what, trial = failed
+        reason = f"{what} (see {directory.trial_directory(trial)})"
+    else:
+        found, reason = _judged(recipe, confirmed, result, budget)
     return Verification(
         finding=found,
-        claimed=claimed,
+        claimed=Interval(value=estimate.value, low=low, high=high),
         measured=confirmed.speedup,
         instances=0 if confirmed.ratio is None else confirmed.ratio.count,
         reason=reason,
     )
 
 
-def _judged(confirmed: Confirmed, claim: LogInterval, cut_short: Shortfall) -> tuple[Finding, str]:
-    if not confirmed.stable and confirmed.record.outcome is not Outcome.INTERRUPTED:
-        reason = first_line(confirmed.record.reason)
-        return Finding.UNSTABLE, f"{confirmed.record.outcome}: {reason}"
-    if confirmed.speedup is None and cut_short is Shortfall.BASELINE_FAILED:
-        return Finding.UNDECIDED, "the baseline kept failing beside it in fresh processes"
-    if confirmed.ratio is None or confirmed.speedup is None:
-        return Finding.UNDECIDED, "the budget ended before it was measured in two fresh processes; give more"
-    found = finding(claim, confirmed.ratio)
-    return found, _REASONS[found]
+def _failed(confirmed: Confirmed, result: Result) -> tuple[Finding, str, int] | None:
+    """What failed, and the number of its trial; None where the speed-up decides."""
+    record = confirmed.record
+    if not confirmed.stable and record.outcome is not Outcome.INTERRUPTED:
+        broke = record.outcome is Outcome.UNSTABLE
+        what = "it broke a stability rule" if broke else f"it failed ({record.outcome})"
+        why = first_line(record.reason)
+        return Finding.UNSTABLE, f"{what}: {why}" if why else what, record.trial
+    if confirmed.speedup is None and result.cut_short is Shortfall.BASELINE_FAILED:
+        return Finding.UNDECIDED, "the baseline failed beside it in a fresh process", result.baseline.trial
+    return None
 
 
-_REASONS = {
-    Finding.HOLDS: "it is faster than the baseline here, by about what is claimed or more",
-    Finding.WEAKER: "it is faster than the baseline here, but by less than is claimed",
-    Finding.GONE: "it is not faster than the baseline here, and what is claimed lies outside what was measured",
-    Finding.UNDECIDED: "what was measured includes both no gain and the claim; give a larger budget",
-}
+def _judged(recipe: Recipe, confirmed: Confirmed, result: Result, budget: float) -> tuple[Finding, str]:
+    """What the speed-up says of the claim, and why."""
+    evidence, now = recipe.evidence, confirmed.ratio
+    if now is None or confirmed.speedup is None:
+        more = _option(result.sufficient_budget or LARGER * budget)
+        return (
+            Finding.UNDECIDED,
+            f"the budget ended before it was measured in two fresh processes; give {more}",
+        )
+    claim = log_interval(evidence.speedup.value, *evidence.speedup.ci95)
+    found = finding(claim, now, min_gain=evidence.min_gain)
+    more = _option(max(result.sufficient_budget or 0.0, LARGER * budget))
+    if found is Finding.UNDECIDED:
+        return found, _why_undecided(claim, now, evidence.min_gain, more)
+    if not _in_slices_only(evidence, confirmed):
+        return found, _why(found, evidence.min_gain)
+    if found is not Finding.HOLDS and _flattered(evidence):
+        return found, f"{_why(found, evidence.min_gain)}, even in slices, which pauses have made look faster"
+    return Finding.UNDECIDED, _why_not_continuous(confirmed, evidence.min_gain, more)
+
+
+def _why(found: Finding, min_gain: float) -> str:
+    """Of a finding that is none of want of knowledge."""
+    if found is Finding.HOLDS:
+        return (
+            "it is faster than the baseline here, by what is claimed or more, within the errors or the "
+            f"{_percent(min_gain)} that count"
+        )
+    if found is Finding.WEAKER:
+        return "it is faster than the baseline here, but surely by less than is claimed"
+    return "it is not surely faster than the baseline here, and surely gains less than is claimed"
+
+
+def _in_slices_only(evidence: Evidence, confirmed: Confirmed) -> bool:
+    """Whether the claim is free of what pauses between slices give, and nothing tells how much that is here."""
+    if evidence.continuous is None or not evidence.continuous.replaces_slices:
+        return False
+    soaked = confirmed.soaked
+    return soaked is None or not (soaked.tells or soaked.contradicts)
+
+
+def _flattered(evidence: Evidence) -> bool:
+    """Whether pauses made it look faster than it was: without them it would be slower still."""
+    return evidence.continuous is not None and evidence.continuous.pauses.value > 1
+
+
+def _why_not_continuous(confirmed: Confirmed, min_gain: float, more: str) -> str:
+    if confirmed.soaked is not None:
+        return (
+            "the claim comes from a continuous run, and the one here was too short to tell what pauses give; "
+            f"give {more}"
+        )
+    if confirmed.verdict is Verdict.FASTER:
+        return f"the claim comes from a continuous run, and none came to its end here; give {more}"
+    return (
+        f"the claim comes from a continuous run, which only what is surely faster in slices, by {_percent(min_gain)} "
+        "or more, has here; tune again"
+    )
+
+
+def _why_undecided(claim: LogInterval, now: LogInterval, min_gain: float, more: str) -> str:
+    """Why what is not surely faster is not gone either, and what would tell."""
+    if claim.value - now.value > math.hypot(claim.half_width, now.half_width):
+        return (
+            "it is not surely faster than the baseline here, but what it lacks of the claim is less than the "
+            f"{_percent(min_gain)} that count; give {more}"
+        )
+    if claim.half_width > now.half_width:
+        return (
+            "it is not surely faster than the baseline here, but the claim itself is too uncertain to be refuted: "
+            "its interval is the wider one; tune again with a larger budget"
+        )
+    return f"it is not surely faster than the baseline here, nor surely below the claim; give {more}"
+
+
+def _option(seconds: float) -> str:
+    """A budget as it is given, in whole tens of seconds."""
+    return f"--budget {math.ceil(seconds / 10) * 10}s"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:g}%"

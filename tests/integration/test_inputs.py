@@ -1,9 +1,13 @@
 """Every kind of input that a workload may have is trained on, and its examples are counted exactly."""
 
+import subprocess
+import sys
 import time
 
 import pytest
+from real_trials import PATIENCE_SECONDS
 
+from autotune.study.slicing import SLICE_SECONDS
 from autotune.trial.live import Data
 from autotune.trial.messages import TrialRequest
 
@@ -197,6 +201,109 @@ def test_steps_per_execution_on_an_endless_dataset(launch):
     part = trial.measure()
     assert part.steps % 8 == 0
     assert part.examples == part.steps * 16
+
+
+def steps_of(trial):
+    """The turns of the steps that a case of `slow_steps` has taken so far."""
+    marks = trial.log.parent / "steps"
+    return [int(each) for each in marks.read_text()] if marks.exists() else []
+
+
+def measure_beside_marks(trial, seconds, *, run_in=0):
+    """A slice, the turns of its steps without those that run in, and the seconds that it was waited for."""
+    before, began = len(steps_of(trial)), time.monotonic()
+    part = trial.measure(seconds)
+    return part, steps_of(trial)[before + run_in :], time.monotonic() - began
+
+
+def test_a_step_that_takes_longer_than_a_slice_is_timed_whole(launch):
+    """A slice holds one step, from its beginning to its end, where less was asked for than that takes."""
+    trial = launch("slow_steps")
+    assert trial.warm_up().ready.timed_by == "steps"
+    for _ in range(2):
+        part, turns, waited = measure_beside_marks(trial, SLICE_SECONDS)
+        assert SLICE_SECONDS < 0.7 <= part.seconds <= waited
+        assert (part.steps, part.examples, len(turns)) == (1, 16, 1)
+
+
+@pytest.mark.parametrize(("case", "run_in"), [("uneven_steps", 0), ("uneven_epochs", STEPS_PER_EPOCH)])
+def test_of_steps_that_are_fast_and_slow_in_turn_both_are_counted(launch, case, run_in):
+    """The rate is all examples over all the time that they took: no step is taken for an exception and left out."""
+    trial = launch(case)
+    trial.warm_up()
+    kinds = set()
+    for _ in range(2):
+        part, turns, waited = measure_beside_marks(trial, 1.0, run_in=run_in)
+        pauses = [(0.01, 0.06)[turn] for turn in turns]
+        kinds |= set(turns)
+        assert part.steps == len(turns) > 1
+        assert part.examples == (part.epochs * 100 if run_in else part.steps * 16)
+        assert sum(pauses) <= part.seconds <= waited
+        assert part.step_seconds.p50 >= min(pauses)
+        assert part.step_seconds.max >= max(pauses)
+    assert kinds == {0, 1}
+
+
+def test_epochs_of_three_steps_are_timed_whole(launch):
+    """A training may be as short as that where its data begins afresh."""
+    trial = launch("three_steps")
+    assert_whole_epochs(trial.warm_up(), trial.measure(), examples=48, steps=3)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [None, Data(examples=48, endless=False), Data(examples=None, endless=False)],
+    ids=["counted", "told", "unknown"],
+)
+def test_a_training_of_three_steps_in_all_is_refused(launch, data):
+    """However much is known of its length: the reason says that its second pass got nothing, the hint what to do."""
+    trial = launch("three_steps_ever", data=data)
+    failure = trial.failure()
+    assert failure.input_error
+    assert failure.reason == "the dataset was exhausted by its first pass: the second got nothing"
+    assert "starts afresh each epoch" in failure.hint
+    assert len(steps_of(trial)) == 3
+
+
+THREE_STEPS = """
+import autotune
+import keras
+import numpy as np
+import tensorflow as tf
+
+ONCE = zip(np.ones((48, 4), "float32"), np.ones((48, 1), "float32"))
+
+def model():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+
+def dataset():
+    element = (tf.TensorSpec((4,)), tf.TensorSpec((1,)))
+    return tf.data.Dataset.from_generator(lambda: ONCE, output_signature=element)
+
+workload = autotune.Workload(
+    model=model, dataset=dataset, compile=lambda: {"optimizer": "sgd", "loss": "mse"}, batch_size=16
+)
+"""
+
+
+def test_tuning_a_training_of_three_steps_says_what_to_do(tmp_path, environment):
+    """Exit code 2, what was found, what to do, and no run directory."""
+    (tmp_path / "train.py").write_text(THREE_STEPS)
+    ended = subprocess.run(
+        [sys.executable, "-m", "autotune", "tune", "train.py", "--budget", "10m", "--out", "run"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 2, ended.stderr
+    found, what_to_do, *more = ended.stderr.splitlines()
+    assert found == "autotune: the dataset was exhausted by its first pass: the second got nothing"
+    assert what_to_do.startswith("dataset() must return a Dataset that starts afresh each epoch")
+    assert more == []
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_the_first_trial_learned_need_not_be_found_out_again(launch):

@@ -5,6 +5,7 @@ Which case a trial runs is the name of its log file. What a case sees of its sur
 
 import ctypes
 import functools
+import itertools
 import json
 import os
 import signal
@@ -161,18 +162,26 @@ def slowly_shuffled(config):
     return tf.data.Dataset.range(4_000).map(example).shuffle(400).map(lambda x, y: (x, y))
 
 
-def slow_steps() -> dict:
-    """A loss that takes 70 ms to compute."""
+def slow_steps(*seconds):
+    """A loss that takes so many seconds to compute, one step after the other in turn; each step marks its turn."""
 
-    def pause(p):
-        threading.Event().wait(0.07)
-        return np.float32(0)
+    def arguments() -> dict:
+        turns = itertools.cycle(range(len(seconds)))
 
-    def loss(y, p):
-        paused = tf.ensure_shape(tf.numpy_function(pause, [tf.stop_gradient(p)], tf.float32), ())
-        return tf.reduce_mean((y - p) ** 2) + paused
+        def pause(p):
+            turn = next(turns)
+            with (log().parent / "steps").open("a") as file:
+                file.write(str(turn))
+            threading.Event().wait(seconds[turn])
+            return np.float32(0)
 
-    return {"optimizer": "sgd", "loss": loss}
+        def loss(y, p):
+            paused = tf.ensure_shape(tf.numpy_function(pause, [tf.stop_gradient(p)], tf.float32), ())
+            return tf.reduce_mean((y - p) ** 2) + paused
+
+        return {"optimizer": "sgd", "loss": loss}
+
+    return arguments
 
 
 def mark() -> None:
@@ -533,6 +542,19 @@ def one_pass(config):
     )
 
 
+def three_batches(config):
+    """Three batches of 16, and every epoch the same ones."""
+    return pairs(48)
+
+
+def three_batches_ever(config):
+    """The same from a generator that can be consumed once."""
+    once = zip(numbers(48), numbers(48, 1), strict=True)
+    return tf.data.Dataset.from_generator(
+        lambda: once, output_signature=(tf.TensorSpec((4,)), tf.TensorSpec((1,)))
+    )
+
+
 def one_pass_ever(config):
     """A generator that can be consumed once, made when the file was imported."""
     return tf.data.Dataset.from_generator(
@@ -663,12 +685,17 @@ CASES = {
     "filtered": {"dataset": filtered},
     "long_epoch": {"dataset": long_epoch},
     "refills": {"dataset": slowly_shuffled},
-    "keeps_ahead": {"dataset": slowly_shuffled, "compile": slow_steps},
+    "keeps_ahead": {"dataset": slowly_shuffled, "compile": slow_steps(0.07)},
     "slow_generator": {"dataset": slow_generator},
     "slow_batches": {"dataset": slow_batches},
     "decodes": {"dataset": decodes},
     "waits": {"dataset": waits},
-    "waits_and_works": {"dataset": waits, "compile": slow_steps},
+    "waits_and_works": {"dataset": waits, "compile": slow_steps(0.07)},
+    "slow_steps": {"dataset": endless, "compile": slow_steps(0.7)},
+    "uneven_steps": {"dataset": endless, "compile": slow_steps(0.01, 0.06)},
+    "uneven_epochs": {"compile": slow_steps(0.01, 0.06)},
+    "three_steps": {"dataset": three_batches, "compile": slow_steps(0.0)},
+    "three_steps_ever": {"dataset": three_batches_ever, "compile": slow_steps(0.0)},
     "crowded": {"dataset": crowded},
     "telling": {"model": telling},
     "learns": {"dataset": learnable, "model": small_network, "compile": classifying},

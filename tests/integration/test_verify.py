@@ -1,0 +1,147 @@
+"""`autotune verify` as a user runs it, on a recipe written by hand: its answer, its exit code, and what it leaves."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from real_trials import configuration
+from test_end_to_end import TINY, WAIT_SECONDS, templates_of, with_enough_time
+
+from autotune.machine import fingerprint
+from autotune.measure.deciding import Verdict
+from autotune.recipe.recipe import (
+    Confirmation,
+    CreatedBy,
+    Estimate,
+    Evidence,
+    PeakMemory,
+    Recipe,
+    RecipeWorkload,
+    Stability,
+    Throughput,
+)
+
+pytestmark = pytest.mark.slow
+
+SOURCE = TINY.replace("batch_size=16", 'batch_size=16, baseline={"jit_compile": False}')
+RATE = Throughput(value=1.0, ci95=(1.0, 1.0))
+MEMORY = PeakMemory(host=None, device=None)
+RECIPE = Recipe(
+    configuration=dict(configuration(128, jit_compile=False)),
+    baseline=dict(configuration(16, jit_compile=False)),
+    evidence=Evidence(
+        verdict=Verdict.FASTER,
+        min_gain=0.02,
+        speedup=Estimate(value=1.5, ci95=(1.4, 1.6)),
+        throughput=RATE,
+        baseline_throughput=RATE,
+        compile_seconds=None,
+        baseline_compile_seconds=None,
+        break_even_samples=None,
+        peak_memory_bytes=MEMORY,
+        baseline_peak_memory_bytes=MEMORY,
+        input_wait_fraction=None,
+        stability=Stability(checks=(), not_checked=()),
+        confirmation=Confirmation(
+            instances=4, templates=2, pairs=20, finalists=1, pairing="alternating", trials=()
+        ),
+    ),
+    learning_rate=None,
+    machine=fingerprint(),
+    workload=RecipeWorkload(name="train", fingerprint="sha256:00"),
+    created_by=CreatedBy(
+        autotune="0.1.0",
+        run="by hand",
+        created_at="2026-11-20T19:10:01.250+00:00",
+        search_space="quick.toml",
+        trials=0,
+        seed=0,
+        budget_seconds=60.0,
+        spent_seconds=60.0,
+    ),
+)
+
+
+@pytest.fixture
+def verify(tmp_path, environment):
+    """Runs `autotune verify` with enough time, and sees that no process is left; `tmp_path / "tmp"` has its files."""
+    (tmp_path / "tmp").mkdir()
+    RECIPE.save(tmp_path / "recipe.json")
+
+    def start(*arguments: str) -> subprocess.CompletedProcess[str]:
+        with subprocess.Popen(
+            [sys.executable, "-m", "autotune", "verify", "recipe.json", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**environment, "TMPDIR": str(tmp_path / "tmp")},
+            cwd=tmp_path,
+        ) as process:
+            try:
+                out, err = process.communicate(timeout=WAIT_SECONDS)
+            finally:
+                process.kill()
+        assert templates_of(process.pid) == []
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    def verified(source: str, workload: str = "train.py") -> subprocess.CompletedProcess[str]:
+        (tmp_path / "train.py").write_text(source)
+        return with_enough_time(lambda budget: start(workload, "--budget", f"{budget}s"))
+
+    return verified
+
+
+def found(ended: subprocess.CompletedProcess[str]) -> str:
+    """The finding that was printed."""
+    assert ended.stderr == ""
+    return ended.stdout.splitlines()[-1].partition(":")[0]
+
+
+def left(tmp_path: Path) -> list[str]:
+    """What there is in the directory for temporary files."""
+    return [each.name for each in (tmp_path / "tmp").iterdir()]
+
+
+def test_a_claim_is_measured_again(verify, tmp_path):
+    """A finding with both figures and its exit code, whatever this machine gives; nothing is left of it."""
+    ended = verify(SOURCE)
+    finding = found(ended)
+    assert finding in {"holds", "weaker", "gone", "undecided"}
+    assert ended.returncode == (0 if finding == "holds" else 1)
+    assert "claimed   ×1.50 (1.40 to 1.60)" in ended.stdout.splitlines()
+    measured = r"^measured  (–|×\d+\.\d\d \(\d+\.\d\d to \d+\.\d\d\) in \d+ fresh processes of each)$"
+    assert re.search(measured, ended.stdout, re.MULTILINE)
+    assert left(tmp_path) == []
+
+
+def test_the_log_of_what_crashes_can_be_read(verify, tmp_path):
+    """The recipe's batch size ends the process: unstable, and where it logged is there when the reader looks."""
+    crash = "def dataset(config):\n    assert config.batch_size == 16 or __import__('os')._exit(9)\n"
+    ended = verify(SOURCE.replace("def dataset():\n", crash))
+    assert found(ended) == "unstable", ended.stdout
+    assert ended.returncode == 1
+    assert "it failed (crashed): ended with exit status 9" in ended.stdout
+    named = Path(re.search(r"\(see (.+)\)\.$", ended.stdout)[1])
+    assert (named / "log.txt").is_file()
+    assert len(left(tmp_path)) == 1
+
+
+def test_the_log_of_a_baseline_that_crashes_can_be_read(verify, tmp_path):
+    """Exit code 3, and the log that the message names is there when the reader looks."""
+    ended = verify(SOURCE.replace("def model():", "def model():\n    __import__('os')._exit(9)"))
+    assert ended.returncode == 3
+    log = Path(re.search(r"Its log is (.+)\.$", ended.stderr, re.MULTILINE)[1])
+    assert log.is_file()
+    assert len(left(tmp_path)) == 1
+
+
+def test_another_workload_of_the_same_file_is_refused(verify, tmp_path):
+    """Exit code 2, both named, and nothing is left."""
+    ended = verify(f"{SOURCE}\nsmall = workload\n", "train.py:small")
+    assert ended.returncode == 2
+    assert "'small'" in ended.stderr
+    assert "'train'" in ended.stderr
+    assert "Give the workload that the recipe was made for" in ended.stderr
+    assert left(tmp_path) == []
