@@ -411,6 +411,59 @@ def test_the_others_go_on_when_one_finalist_fails(tmp_path):
     assert failed.record.pairs
 
 
+def test_a_baseline_that_fails_in_one_template_is_tried_again_there(tmp_path):
+    """Else both instances of a short confirmation would be of the other template."""
+    trials = simulated_trials(SPEED)
+    bench = Bench(tmp_path, trials, left=32.0)
+    starts = itertools.count(1)
+    trials.failure = lambda each: (
+        TrialFailed(Outcome.CRASHED, "once") if each == BASELINE and next(starts) == 2 else None
+    )
+    result = bench.confirm(FAST)
+    assert result.winner.templates == len(GROUPS)
+    groups = [each.group for each in bench.launched if each.configuration == BASELINE]
+    assert groups[:3] == [GROUPS[0], GROUPS[1], GROUPS[1]]
+
+
+def test_a_finalist_of_one_process_is_of_one_template(tmp_path):
+    """What failed in the second instance does not count that one's template."""
+    trials = simulated_trials(SPEED)
+    bench = Bench(tmp_path, trials)
+    starts = itertools.count(1)
+    trials.failure = lambda each: (
+        TrialFailed(Outcome.CRASHED, "later") if each == FAST and next(starts) == 2 else None
+    )
+    (found,) = bench.confirm(FAST).confirmed
+    assert (found.ratio.count, found.templates) == (1, 1)
+
+
+@pytest.mark.parametrize("finalists", [(FAST,), (FAST, LARGE)])
+def test_nobody_goes_twice_in_a_row_and_orders_are_balanced(tmp_path, monkeypatch, finalists):
+    """Each slice has a pause before it; every second instance turns round the order of the one before."""
+    taken = []
+
+    def measure(trial, seconds, timeout):
+        taken.append((len(bench.launched), trial))
+        return usual(trial, seconds, timeout)
+
+    usual = SimulatedTrial.measure
+    bench = Bench(tmp_path, simulated_trials(SPEED), finalists=len(finalists), left=200.0)
+    monkeypatch.setattr(SimulatedTrial, "measure", measure)
+    bench.confirm(*finalists)
+    sides = 1 + len(finalists)
+    orders = []
+    for _, group in itertools.groupby(taken, key=lambda each: each[0]):
+        trials = [trial for _, trial in group]
+        assert all(before is not after for before, after in itertools.pairwise(trials))
+        rounds = [trials[at : at + sides] for at in range(0, len(trials), sides)]
+        assert all(set(each) == set(trials) for each in rounds)
+        orders.append([each.configuration for each in trials[:sides]])
+    assert len(orders) >= 4
+    assert all(orders[at + 1] == orders[at][::-1] for at in range(0, len(orders) - 1, 2))
+    if sides > 2:
+        assert len({tuple(map(str, each)) for each in orders}) > 2
+
+
 def test_a_baseline_that_fails_once_costs_one_instance(tmp_path):
     """The finalists are not blamed for it."""
     trials = simulated_trials(SPEED)
@@ -798,3 +851,24 @@ def test_the_next_finalist_is_held_against_plain_too(tmp_path):
     assert math.exp(result.winner.over_plain.value) == pytest.approx(1.8, rel=0.01)
     assert len(result.plain.record.pairs) == len(result.winner.record.pairs)
     assert len(bench.watcher.of(TrialBegan)) == len(bench.run.records), "one trial of plain for all"
+
+
+@pytest.mark.parametrize(
+    ("late", "tuned", "told"), [(0.15, True, True), (0.15, False, False), (0.0, True, False)]
+)
+def test_a_baseline_whose_epochs_stall_is_told_of(tmp_path, late, tuned, told):
+    """Every other slice ends as a stall of `tf.data`'s tuning would: the speed-up hangs on how many do."""
+    nth = itertools.count()
+
+    def slow_calls(configuration):
+        return late * (next(nth) % 2) if configuration["data_autotune"] and configuration == BASELINE else 0.0
+
+    trials = simulated_trials(lambda configuration: 1437 / 0.5, slow_calls=slow_calls)
+    trials.set_by_dataset = {} if tuned else {"data_autotune": False}
+    bench = Bench(tmp_path, trials)
+    bench.confirm(FAST.replace(data_autotune=tuned))
+    notices = [each.text for each in bench.watcher.of(Notice) if "in stalls" in each.text]
+    assert bool(notices) is told
+    if told:
+        assert "slices, for 1" in notices[0]
+        assert "data_autotune=false" in notices[0]

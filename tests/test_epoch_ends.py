@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.measure.epoch_ends import EpochEnd, mean_stall_seconds, share_of_stalls, stall_seconds
+from autotune.measure.epoch_ends import (
+    EpochEnd,
+    WholeEpochs,
+    mean_stall_seconds,
+    share_of_stalls,
+    stall_seconds,
+    stalls_in,
+)
 from autotune.measure.throughput import long_run_rate
 
 
@@ -108,3 +115,53 @@ def test_more_to_take_down_in_a_tuned_pipeline_is_no_stall():
 def test_of_a_week_a_stall_is_told_at_once():
     """Beyond a minute all sleeps are alike: awake at 81.9 s and each minute after it."""
     assert stall_seconds(81.9 + 60.0 * 10**6 + 15.0) == pytest.approx(45.0)
+
+
+RECORDED = (
+    (0.521, 0.083),
+    (0.541, 0.090),
+    (0.535, 0.141),
+    (0.598, 0.090),
+    (1.265, 0.689),
+    (0.617, 0.109),
+    (0.676, 0.109),
+    (0.693, 0.136),
+    (0.550, 0.080),
+    (0.652, 0.103),
+    (0.675, 0.130),
+    (0.615, 0.100),
+    (0.611, 0.128),
+    (1.265, 0.651),
+)
+"""Seconds of epochs of digits_cnn on two shared cores, and of the longest call in each."""
+
+
+def whole(*slices, epochs=1):
+    """Slices of so many epochs, by seconds and longest call."""
+    return [WholeEpochs(seconds=seconds, epochs=epochs, longest=longest) for seconds, longest in slices]
+
+
+def test_stalls_of_whole_epochs_are_told_from_what_steps_take():
+    """Of fourteen recorded epochs two ended at 1.26 s instead of 0.65, and one at 0.61: an eighth of all the time."""
+    found = stalls_in(whole(*RECORDED))
+    assert found.slices == 3
+    late = 0.689 + 0.651 + 0.128 - 3 * 0.080
+    assert found.share == pytest.approx(late / sum(seconds for seconds, _ in RECORDED))
+
+
+@pytest.mark.parametrize(
+    "slices",
+    [
+        [],
+        whole((1.265, 0.689)),
+        whole(*[(2.0, 1.5)] * 5),
+        whole(*[(0.6, 0.1)] * 5, (0.65, 0.15)),
+        whole(*[(0.6, 0.1)] * 5, (2.6, 2.1)),
+        whole(*[(0.5, 0.010)] * 5, (0.518, 0.028)),
+    ],
+    ids=["nothing", "alone", "validation", "hiccup", "seconds", "milliseconds"],
+)
+def test_what_takes_another_time_than_a_stall_is_none(slices):
+    """Ends that always take long, what is shorter or longer than a stall at that age, and what is too short to tell."""
+    assert stalls_in(slices).slices == 0
+    assert stalls_in(slices).share == 0.0

@@ -112,6 +112,13 @@ def test_where_instances_agree_the_slices_are_the_error():
     assert widened.half_width == pytest.approx(t_quantile(0.99, 3) * error)
 
 
+def test_single_slices_that_agree_by_chance_do_not_narrow_the_interval_to_nothing():
+    """Where each instance has one pair there is no spread within: the usual deviation is allowed for all the same."""
+    found = instance_interval([[0.03], [0.0301]])
+    assert found.half_width > t_quantile(0.95, 1) * INSTANCE_DEVIATION / 2
+    assert instance_interval([[0.1]] * 3).low < 0.1
+
+
 def test_instances_that_agree_by_chance_do_not_narrow_the_interval_to_nothing():
     """Equal means of noisy instances are luck: what the slices say keeps the interval open."""
     found = instance_interval([[0.0, 0.2], [-0.1, 0.3], [0.3, -0.1]])

@@ -36,11 +36,13 @@ REFERENCE = a_record(
 PASSED = Check(name="host_memory", passed=True, value=1.0, limit=2.0, detail="fits")
 
 
-def confirmed(configuration=FAST, *, speedup=1.5, verdict=Verdict.FASTER, outcome=Outcome.OK, **fields):
-    """A finalist whose confirmation has ended."""
+def confirmed(
+    configuration=FAST, *, speedup=1.5, verdict=Verdict.FASTER, outcome=Outcome.OK, count=5, **fields
+):
+    """A finalist whose confirmation has ended, after so many fresh processes of two templates."""
     bounds = None
     if speedup is not None:
-        bounds = LogInterval(value=speedup - 1, low=speedup - 1.1, high=speedup - 0.9, count=5)
+        bounds = LogInterval(value=speedup - 1, low=speedup - 1.1, high=speedup - 0.9, count=count)
     record = a_record(
         configuration,
         phase=Phase.CONFIRM,
@@ -51,7 +53,12 @@ def confirmed(configuration=FAST, *, speedup=1.5, verdict=Verdict.FASTER, outcom
         **fields,
     )
     return Confirmed(
-        configuration=configuration, ratio=bounds, verdict=verdict, checks=(PASSED,), record=record
+        configuration=configuration,
+        ratio=bounds,
+        verdict=verdict,
+        checks=(PASSED,),
+        record=record,
+        templates=min(2, count),
     )
 
 
@@ -119,9 +126,37 @@ def test_without_a_winner_the_pairs_of_the_best_are_told():
     assert recipe_of().evidence.confirmation.pairing is None
 
 
-def test_a_single_instance_came_from_one_template():
-    """Two templates are claimed only where there were two instances."""
-    assert recipe_of(confirmed(), instances=1).evidence.confirmation.templates == 1
+def test_the_processes_of_the_confirmation_are_the_winners_own():
+    """A finalist that failed was measured in more of them, of one template: those say nothing of the winner."""
+    failed = confirmed(LARGE, outcome=Outcome.CRASHED, count=9)
+    found = recipe_of(failed, confirmed(count=3), instances=9).evidence.confirmation
+    assert (found.instances, found.templates) == (3, 2)
+    assert recipe_of(confirmed(count=1)).evidence.confirmation.templates == 1
+
+
+@pytest.mark.parametrize(
+    ("settled", "told"), [(True, None), (False, "still getting faster"), (None, "too few steps")]
+)
+@pytest.mark.parametrize("who", ["recommendation", "baseline"])
+def test_a_steady_state_that_was_not_seen_is_not_called_a_check(who, settled, told):
+    """Of either side: what had not settled, or had too few steps to tell, is named."""
+    sides = {"recommendation": True, "baseline": True, who: settled}
+    reference = REFERENCE.model_copy(update={"settled": sides["baseline"]})
+    winner = confirmed(settled=sides["recommendation"])
+    found = [
+        each
+        for each in recipe_of(winner, reference=reference).evidence.stability.not_checked
+        if "steady" in each
+    ]
+    assert len(found) == (told is not None)
+    assert all(told in each and who in each for each in found)
+
+
+@pytest.mark.parametrize(("cut_short", "told"), [(Shortfall.INTERRUPTED, True), (Shortfall.NO_TIME, False)])
+def test_a_confirmation_that_was_stopped_by_hand_says_so(cut_short, told):
+    """Who stopped it when the figures looked well has taken a look that no interval pays for."""
+    not_checked = recipe_of(confirmed(), cut_short=cut_short).evidence.stability.not_checked
+    assert any("the user stopped" in each for each in not_checked) is told
 
 
 def test_the_fastest_that_is_stable_wins():

@@ -1,5 +1,7 @@
 """What a trial's slices say of its speed."""
 
+from dataclasses import replace
+
 import pytest
 from simulated_runs import a_slice
 
@@ -71,6 +73,50 @@ def test_instances_keep_the_pairing_they_were_measured_in():
     assert trial.log_ratios_by_instance()[0] == before
 
 
+def test_processes_that_differ_widen_a_confirmed_throughput():
+    """Two processes a tenth apart, each steady in itself: many slices of each are no reason for a narrow interval."""
+    rates = [3800.0] * 20 + [4200.0] * 20
+    processes = [0] * 20 + [1] * 20
+    found = throughput_interval(rates, [2000] * 40, processes)
+    assert found.value == pytest.approx(throughput_interval(rates, [2000] * 40).value)
+    assert found.high / found.low > 1.2 > throughput_interval(rates, [2000] * 40).high / 4000.0
+
+
+@pytest.mark.parametrize(("phase", "wide"), [(Phase.CONFIRM, True), (Phase.SEARCH, False)])
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_confirmation_tells_its_throughput_over_processes(phase, wide, alone):
+    """The baseline's slices as well as the candidates' of pairs; a search has hardly two processes of any."""
+    trial = Trial(1, phase, Configuration({}))
+    trial.pairing = Pairing.ALTERNATING
+    trial.note_warm(
+        replace(warm(0.0, None), started=warm(0.0, None).started.model_copy(update={"examples": None}))
+    )
+    for speed in (3800.0, 4200.0):
+        trial.instances += 1
+        if alone:
+            trial.add_slices([a_slice(speed)] * 20)
+        for _ in range(0 if alone else 20):
+            trial.add_pair(
+                baseline_first=True, baseline=a_slice(), candidate=a_slice(speed), reference=trial.warm
+            )
+    found = trial.record(Outcome.OK).throughput
+    assert (found.high / found.low > 1.2) is wide
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [((True, True), True), ((True, False), False), ((None, False), False), ((True, None), None), ((), None)],
+)
+def test_a_trial_has_settled_where_all_its_processes_had(told, expected):
+    """One that was still getting faster is in the claim, too; of one with too few steps nobody knows."""
+    trial = Trial(1, Phase.CONFIRM, Configuration({}))
+    for each in told:
+        trial.note_warm(
+            replace(warm(1.0, None), ready=warm(1.0, None).ready.model_copy(update={"settled": each}))
+        )
+    assert trial.record(Outcome.OK).settled is expected
+
+
 def test_one_slice_has_no_interval_of_its_own():
     """Its bounds are the rate itself."""
     found = throughput_interval([4000.0], [2000])
@@ -108,12 +154,22 @@ def warm(overhead, stalled_ends):
     )
 
 
+@pytest.mark.parametrize("uncounted", [False, True])
+def test_a_record_says_whether_its_validation_was_counted(uncounted):
+    """As its process told: the recipe warns of what such a validation costs beyond its beginning."""
+    trial, told = Trial(1, Phase.CONFIRM, Configuration({})), warm(1.0, None)
+    trial.note_warm(
+        replace(told, started=told.started.model_copy(update={"validation_uncounted": uncounted}))
+    )
+    assert trial.record(Outcome.OK).validation_uncounted is uncounted
+
+
 def test_what_processes_saw_of_boundaries_is_averaged():
     """Each has seen a few: the record has their mean, and a throughput that goes with it."""
     trial = Trial(1, Phase.CONFIRM, Configuration({}))
     for overhead, share in [(1.0, 0.0), (3.0, 0.5), (2.0, None)]:
         trial.note_warm(warm(overhead, share))
-    trial.slices = [a_slice(100, seconds=1.0, epochs=0)]
+    trial.add_slices([a_slice(100, seconds=1.0, epochs=0)])
     record = trial.record(Outcome.OK)
     assert (record.epoch_overhead_seconds, record.stalled_ends) == (2.0, 0.25)
     assert record.throughput.value == pytest.approx(1000 / (12.0 + 0.25 * mean_stall_seconds(12.0)))

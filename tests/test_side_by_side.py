@@ -19,6 +19,7 @@ from autotune.study.slicing import SLICE_SECONDS
 from autotune.study.waiting import TimeIsUp
 from autotune.trial.live import TrialFailed
 from autotune.trial.record import Outcome, Pairing, Phase
+from autotune.trial.simulated import SimulatedTrial
 
 FAST = BASELINE.replace(jit_compile=True)
 TWICE = faster_by(jit_compile=2.0)
@@ -103,8 +104,9 @@ def test_a_baseline_that_is_never_warm_asks_for_more_time(tmp_path):
     hangs = simulated_trials(failure=failing(Outcome.TIMEOUT))
     hangs.open()
     opened = hangs.clock()
-    with pytest.raises(BudgetError, match="was not warm and timed"):
+    with pytest.raises(BudgetError, match="was not warm and timed") as caught:
         SideBySide(run_on(hangs, tmp_path)).start_baseline(60.0)
+    assert caught.value.detail == "the log"
     assert hangs.clock() == pytest.approx(opened + 60.0)
     stalls = simulated_trials()
     run, beside = started(tmp_path, stalls)
@@ -320,6 +322,78 @@ def test_a_baseline_that_dies_beside_a_hungry_candidate_is_not_given_up(tmp_path
     _, record = measure(run, beside)
     assert (record.outcome, record.pairing) == (Outcome.OK, Pairing.BRACKETED)
     assert record.speedup.value == pytest.approx(2.0)
+
+
+def lose_slices_of_the_baseline(monkeypatch, trials, outcome, *, since_slices=0):
+    """Each slice of the baseline fails while `FAST` is alive, once that has had so many."""
+    measure, own = SimulatedTrial.measure, []
+
+    def losing(trial, seconds, timeout_seconds):
+        if trial.configuration == FAST:
+            own.append(trial)
+        elif len(own) >= since_slices and FAST in [each.configuration for each in trials.alive]:
+            trial.kill()
+            raise TrialFailed(outcome, "the baseline's last words", log_tail="the log")
+        return measure(trial, seconds, timeout_seconds)
+
+    monkeypatch.setattr(SimulatedTrial, "measure", losing)
+
+
+def test_a_baseline_that_runs_out_of_memory_beside_a_candidate_twice_is_not_given_up(tmp_path, monkeypatch):
+    """In its slices, too, that is the candidate's failure: it is bracketed, and the run goes on."""
+    trials = simulated_trials(TWICE)
+    run, beside = started(tmp_path, trials)
+    lose_slices_of_the_baseline(monkeypatch, trials, Outcome.OOM)
+    _, record = measure(run, beside)
+    assert (record.outcome, record.pairing) == (Outcome.OK, Pairing.BRACKETED)
+    assert len(record.pairs) == 2 * BRACKET_SLICES
+    assert record.speedup.value == pytest.approx(2.0)
+    assert [each.configuration for each in trials.alive] == [BASELINE]
+
+
+def test_a_candidate_that_leaves_the_baseline_no_memory_after_some_pairs_is_out_of_memory(
+    tmp_path, monkeypatch
+):
+    """Its pairs are kept, and the next candidate finds a baseline that has been started again."""
+    trials = simulated_trials(TWICE, noise=0.3)
+    run, beside = started(tmp_path, trials)
+    lose_slices_of_the_baseline(monkeypatch, trials, Outcome.OOM, since_slices=3)
+    trial, record = measure(run, beside, measured=30.0)
+    assert (record.outcome, record.pairing) == (Outcome.OOM, Pairing.ALTERNATING)
+    assert (record.reason, record.log_tail) == ("the baseline's last words", "the log")
+    assert len(record.pairs) >= 2
+    assert trial.live is None
+    assert trials.alive == []
+    _, next_one = measure(run, beside, BASELINE.replace(prefetch=2))
+    assert (next_one.outcome, next_one.pairing) == (Outcome.OK, Pairing.ALTERNATING)
+    assert [each.configuration for each in trials.alive] == [BASELINE]
+
+
+def test_a_baseline_that_crashes_beside_a_candidate_twice_ends_the_run(tmp_path, monkeypatch):
+    """Only want of memory is laid at the candidate's door."""
+    trials = simulated_trials()
+    run, beside = started(tmp_path, trials)
+    lose_slices_of_the_baseline(monkeypatch, trials, Outcome.CRASHED)
+    with pytest.raises(NoStableConfigurationError, match=r"crashed.*the baseline's last words"):
+        measure(run, beside)
+    assert trials.alive == []
+
+
+def test_a_baseline_that_runs_out_of_memory_alone_twice_ends_the_run(tmp_path, monkeypatch):
+    """Without a candidate beside it nobody else is to blame."""
+    trials = simulated_trials()
+    run, beside = started(tmp_path, trials, bracketed=True)
+    asked = []
+
+    def starving(trial, seconds, timeout_seconds):
+        asked.append(trial)
+        trial.kill()
+        raise TrialFailed(Outcome.OOM, "out of memory")
+
+    monkeypatch.setattr(SimulatedTrial, "measure", starving)
+    with pytest.raises(NoStableConfigurationError, match="oom"):
+        measure(run, beside)
+    assert len(asked) == 2
 
 
 def test_a_bracketed_trial_is_measured_again_by_bracketing(tmp_path):

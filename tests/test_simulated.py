@@ -140,6 +140,19 @@ def test_noise_is_of_the_slice_and_luck_of_the_process():
     assert statistics.fmean(centres) == pytest.approx(math.log(4000.0), abs=0.2)
 
 
+def test_a_pause_is_one_only_where_another_has_run_meanwhile():
+    """Being asked again at once is no pause, nor is being asked first after its own warm-up."""
+    trials = simulated_trials(freeze_gain=lambda configuration: 2.0, examples=None)
+    first, second = launch(trials), launch(trials)
+    first.warm_up(100.0)
+    second.warm_up(100.0)
+    speeds = [each.examples / each.seconds for each in second.measure_continuously(0.5, 2, 10.0)]
+    for trial in (second, first, second, second):
+        taken = trial.measure(0.5, 10.0)
+        speeds.append(taken.examples / taken.seconds)
+    assert speeds == pytest.approx([4000.0, 4000.0, 4000.0, 8000.0, 8000.0, 4000.0])
+
+
 def test_drift_hits_everything_alike():
     """The machine's speed over time multiplies every trial's."""
     trials = simulated_trials(drift=lambda seconds: 0.5 if seconds > 50 else 1.0)

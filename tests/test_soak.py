@@ -62,6 +62,31 @@ def test_a_claim_that_lives_of_the_pauses_is_replaced(tmp_path):
     assert found.verdict is Verdict.FASTER
 
 
+def test_each_leg_has_the_others_before_it(tmp_path):
+    """Else every second leg would have no pause to tell of, and half of what pauses give would stay in the claim."""
+    result, _ = soaked(tmp_path, simulated_trials(SPEED, noise=0.02))
+    sides = [
+        (leg.slices[0].at, name)
+        for name, record in (("baseline", result.baseline), ("winner", result.winner.record))
+        for leg in record.legs
+    ]
+    names = [name for _, name in sorted(sides)]
+    assert len(names) >= FEWEST_LEGS
+    assert all(before != after for before, after in itertools.pairwise(names))
+
+
+@pytest.mark.parametrize("pairing", list(Pairing))
+def test_slices_of_the_soak_say_when_they_were_measured(tmp_path, pairing):
+    """Each begins when the one before has ended, and the last one ends with its leg; so the history can plot them."""
+    result, bench = soaked(tmp_path, simulated_trials(SPEED, noise=0.02), pairing=pairing)
+    for leg in result.baseline.legs:
+        for before, after in itertools.pairwise(leg.slices):
+            assert after.at == pytest.approx(before.at + after.seconds)
+        assert leg.slices[-1].at <= bench.trials.clock()
+    begins = [leg.slices[0].at - leg.slices[0].seconds for leg in result.baseline.legs]
+    assert max(pair.candidate.at for pair in result.winner.record.pairs) <= min(begins) < max(begins)
+
+
 @pytest.mark.parametrize(("waiting", "expected"), [(None, SHORT_SLICE_SECONDS), (LARGE, SLICE_SECONDS)])
 def test_slices_of_the_soak_are_as_long_as_those_of_the_claim(tmp_path, waiting, expected):
     """Where another finalist waits, all take turns in long slices, and a pause gives less to each of those."""

@@ -10,14 +10,14 @@ LONG = 0.25
 """Seconds of a step of which the fewest allowed fill a window."""
 
 
-def test_nothing_is_not_steady():
+def test_nothing_tells_nothing():
     """Without any times there is nothing to compare."""
-    assert not is_steady([])
+    assert is_steady([]) is None
 
 
 def test_two_windows_of_the_fewest_steps_are_enough_and_one_step_less_is_not():
-    """Long steps need as many times as two smallest windows hold."""
-    assert not is_steady([LONG] * (2 * SMALLEST_WINDOW - 1))
+    """Long steps need as many times as two smallest windows hold; fewer do not say that it is not steady."""
+    assert is_steady([LONG] * (2 * SMALLEST_WINDOW - 1)) is None
     assert is_steady([LONG] * (2 * SMALLEST_WINDOW))
 
 

@@ -579,7 +579,25 @@ def test_a_cap_below_one_epoch_leaves_two_epochs_after_the_first():
     simulation = Simulation(step_seconds=1 / 256, warmup_seconds=0.25)
     simulation.run()
     assert simulation.calls == 3 * STEPS + 1
-    assert not simulation.ready.settled
+    assert simulation.ready.settled is None
+
+
+@pytest.mark.parametrize(("pace", "settled"), [(1.0, True), (1.1, True), (0.9, False)])
+def test_epochs_of_which_the_cap_holds_few_are_judged_by_their_calls(pace, settled):
+    """Each is faster than the one before, slower, or neither: of four that shows in the calls of the last two."""
+    simulation = Simulation(step_seconds=lambda call: pace ** (call // STEPS) / 64, warmup_seconds=3.0)
+    simulation.run()
+    assert simulation.ready.settled is settled
+    assert simulation.ready.warmup_steps < 6 * STEPS
+
+
+@pytest.mark.parametrize("by_steps", [False, True])
+def test_a_warm_up_of_too_few_steps_does_not_say_that_it_was_not_steady(by_steps):
+    """Steps of 0.8 s, or epochs of a single one: the cap holds four, which neither agree nor differ."""
+    settings = LONG if by_steps else {"examples": 20}
+    simulation = Simulation(**{**settings, "step_seconds": 0.8, "warmup_seconds": 3.0})
+    simulation.run(**{"overhead": 0.0} if by_steps else {})
+    assert simulation.ready.settled is None
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 5])

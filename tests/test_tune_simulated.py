@@ -468,6 +468,15 @@ def test_interrupted_before_anything_was_faster(directory, number):
     assert trials.alive == []
 
 
+def test_who_asked_to_stop_is_not_told_that_the_budget_is_too_small(directory):
+    """Ctrl-C while the baseline starts, in a budget for nothing more: that it was interrupted comes first."""
+    trials = simulated_trials(import_seconds=10.0, start_seconds=5.0)
+    with pytest.raises(TuningInterruptedError, match="before the search began") as caught:
+        tune_simulated(trials, directory, budget=25.0, observe=interrupt_at(0))
+    assert caught.value.exit_code == 130
+    assert all(part in caught.value.hint for part in ("--resume", str(directory.path), "--budget"))
+
+
 def test_the_second_interruption_stops_at_once(directory):
     """Ctrl-C again is the usual KeyboardInterrupt; records that were written stay readable."""
 

@@ -6,6 +6,7 @@ or print.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,7 +129,9 @@ def _reference(
 ) -> Iterator[Point]:
     """The baseline's slices that a record holds; those of pairs, which have marks, come last and replace others."""
     baseline = _baseline_of(record, records)
-    alone = record.slices if record is baseline or record.phase is Phase.BASELINE else ()
+    alone: tuple[Slice, ...] = ()
+    if record is baseline or record.phase is Phase.BASELINE:
+        alone = (*record.slices, *itertools.chain.from_iterable(leg.slices for leg in record.legs))
     slices = [(each, None) for each in alone] + [(pair.baseline, pair.disturbed) for pair in record.pairs]
     for each, disturbed in slices:
         if each.at is not None:

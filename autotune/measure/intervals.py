@@ -120,11 +120,11 @@ def instance_interval(
     if count < 2:
         return LogInterval(value=mean, low=-math.inf, high=math.inf, count=count)
     level = 1 - (1 - confidence) / comparisons
-    between = statistics.variance(means) / count
+    between, floor = statistics.variance(means) / count, INSTANCE_DEVIATION**2 / count
     spread = [each for each in instances if len(each) > 1]
     within = sum(statistics.variance(each) / len(each) for each in spread) / count**2
-    of_slices = math.sqrt(within + INSTANCE_DEVIATION**2 / count)
-    margin = t_quantile(level, sum(len(each) - 1 for each in spread)) * of_slices if spread else 0.0
+    degrees = sum(len(each) - 1 for each in spread) or count - 1
+    margin = t_quantile(level, degrees) * math.sqrt(within + floor)
     if between >= within or count < FEW_INSTANCES:
         margin = max(margin, t_quantile(level, count - 1) * math.sqrt(between))
     return LogInterval(value=mean, low=mean - margin, high=mean + margin, count=count)

@@ -14,19 +14,30 @@ TOLERANCE = 0.05
 """Two windows agree when their medians differ by at most this, as a log-ratio."""
 
 
-def is_steady(times: Sequence[float]) -> bool:
-    """Whether the last two windows of `times` agree.
+def is_steady(times: Sequence[float]) -> bool | None:
+    """Whether the last two windows of `times` agree; None where there are no two.
 
-    A window is the shortest stretch that holds `WINDOW_SECONDS` and `SMALLEST_WINDOW` times. Warm-up makes
-    later steps faster, never slower, so a second window that is slower than the first counts as steady.
+    A window is the shortest stretch that holds `WINDOW_SECONDS` and `SMALLEST_WINDOW` times.
 
     Args:
         times: Seconds of consecutive steps, calls or epochs, oldest first.
     """
     last, rest = _take_window(times)
     before, _ = _take_window(rest)
-    if not last or not before:
-        return False
+    return agree(before, last)
+
+
+def agree(before: Sequence[float], last: Sequence[float]) -> bool | None:
+    """Whether two stretches show the same pace; None where one is smaller than a window.
+
+    Warm-up makes later steps faster, never slower, so a second stretch that is slower than the first counts as steady.
+
+    Args:
+        before: Seconds of the steps, calls or epochs of the earlier one.
+        last: Of the later one.
+    """
+    if any(len(each) < SMALLEST_WINDOW or sum(each) < WINDOW_SECONDS for each in (before, last)):
+        return None
     return statistics.median(before) <= math.exp(TOLERANCE) * statistics.median(last)
 
 

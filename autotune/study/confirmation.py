@@ -22,7 +22,7 @@ from autotune.measure.intervals import LogInterval, instance_interval
 from autotune.measure.stability import Check
 from autotune.printable import first_line
 from autotune.space.configuration import Configuration
-from autotune.study.confirmed import Confirmed, Limits, Plain, Result, checks_of, ended
+from autotune.study.confirmed import Confirmed, Limits, Plain, Result, checks_of, ended, stalls_of_baseline
 from autotune.study.expected import Expected, epoch_seconds
 from autotune.study.instances import Contender, Instance, Instances
 from autotune.study.plan import (
@@ -256,7 +256,7 @@ class Confirmer:
                 return
             began = run.clock()
             instance = Instance(
-                group=GROUPS[(done + failures) % len(GROUPS)],
+                group=GROUPS[done % len(GROUPS)],  # what failed is tried again with the same
                 seconds=seconds,
                 ends=began + (self._left() - asking) / max(1, FEWEST_INSTANCES - done),
             )
@@ -421,12 +421,14 @@ class Confirmer:
                     in_slices=self._in_slices(each) if each.instances else None,
                     soaked=each.soaked,
                     barred=each.barred,
+                    templates=len(each.groups),
                     over_plain=instance_interval(over_plain, comparisons=self._comparisons)
                     if over_plain
                     else None,
                 )
             )
         self._tell_of_disturbances([each.trial for each in contenders])
+        self._tell_of_stalls([each.record for each in confirmed], baseline)
         confirmed.sort(key=lambda each: each.ratio.low if each.ratio else float("-inf"), reverse=True)
         return Result(
             confirmed=tuple(confirmed),
@@ -447,6 +449,21 @@ class Confirmer:
                     text=f"something else kept this machine busy in bursts: {disturbed} of the confirmation's "
                     f"{len(pairs)} pairs of slices were disturbed; end it, or give a larger --budget, for a "
                     "narrower interval"
+                )
+            )
+
+    def _tell_of_stalls(self, finalists: Sequence[TrialRecord], baseline: TrialRecord) -> None:
+        """A word where the baseline's own speed, and so every speed-up over it, hangs on how its epochs end."""
+        longest = max(finalists, key=lambda each: len(each.pairs))
+        stalls, slices = stalls_of_baseline(longest, baseline)
+        if stalls.share > NOTABLE_SHARE:
+            self._run.observe(
+                Notice(
+                    text="`tf.data`'s tuning ended epochs of the baseline in stalls: "
+                    f"in {stalls.slices} of {slices} slices, for {stalls.share:.0%} of their time at least. How many "
+                    "do changes with the machine's speed, and the speed-up with it. "
+                    "options.autotune.enabled = False on its dataset is without them (data_autotune=false), but may "
+                    "be slower otherwise"
                 )
             )
 

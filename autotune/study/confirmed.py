@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from autotune.measure.continuous import Soaked
 from autotune.measure.deciding import Shortfall, Verdict
+from autotune.measure.epoch_ends import Stalls, WholeEpochs, stalls_in
 from autotune.measure.growth import host_memory_growth
 from autotune.measure.intervals import LogInterval
 from autotune.measure.stability import (
@@ -54,6 +55,7 @@ class Confirmed:
         in_slices: Logarithm of its speed-up in frozen slices, over instances; `ratio` where nothing contradicts it.
         soaked: What a continuous run showed; None where it had none.
         barred: Whether it needed one and had none, because another's had contradicted its slices.
+        templates: Of how many freshly started templates its processes are forks.
         over_plain: Logarithm of its speed-up over float32 without XLA, over instances; None where that was not
             measured beside it.
     """
@@ -67,6 +69,7 @@ class Confirmed:
     in_slices: LogInterval | None = None
     soaked: Soaked | None = None
     barred: bool = False
+    templates: int = 0
     over_plain: LogInterval | None = None
 
     @property
@@ -214,6 +217,27 @@ def _checks_of_slices(record: TrialRecord, baseline: TrialRecord) -> list[Check]
             )
         )
     return checks
+
+
+def stalls_of_baseline(beside: TrialRecord, baseline: TrialRecord) -> tuple[Stalls, int]:
+    """What stalls at ends of epochs took of the baseline's undisturbed slices, and how many of those there are.
+
+    Args:
+        beside: The finalist's record, whose pairs hold those slices.
+        baseline: The record of both configurations' other side. Where `tf.data` does not tune its pipeline, or its
+            epochs are not timed whole, there are no slices.
+    """
+    tuned = baseline.configuration["data_autotune"] and baseline.timed_by == "epochs"
+    slices = [
+        WholeEpochs(
+            seconds=pair.baseline.seconds,
+            epochs=pair.baseline.epochs,
+            longest=_call_seconds(pair.baseline, baseline).longest,
+        )
+        for pair in beside.pairs
+        if tuned and pair.disturbed is None and pair.baseline.epochs
+    ]
+    return stalls_in(slices), len(slices)
 
 
 def _call_seconds(each: Slice, record: TrialRecord) -> CallSeconds:

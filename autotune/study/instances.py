@@ -37,7 +37,19 @@ MOST_ASKED = 2
 
 @dataclass
 class Contender:
-    """What is measured against the baseline; `wanted` are the seconds that its slices were to have at last."""
+    """What is measured against the baseline.
+
+    Args:
+        trial: Its trial.
+        pairing: How it is measured beside the baseline.
+        in_search: What the search found of it.
+        soaked: What a continuous run showed; None before, and without one.
+        barred: Whether it cannot be recommended without one.
+        wanted: Seconds that its slices were to have at last.
+        measured: Its processes that gave pairs.
+        groups: The groups of templates that those are forks of.
+        failure: Why it cannot be recommended at all.
+    """
 
     trial: Trial
     pairing: Pairing
@@ -46,6 +58,7 @@ class Contender:
     barred: bool = False
     wanted: float = SLICE_SECONDS
     measured: list[int] = field(default_factory=list)
+    groups: set[int] = field(default_factory=set)
     failure: TrialFailed | None = None
 
     @property
@@ -58,10 +71,11 @@ class Contender:
         """The log-ratios of its instances to another contender, from rounds that both were in."""
         return [] if other is None else self.trial.log_ratios_over(other.trial)
 
-    def note_instance(self) -> None:
-        """The present process was measured; if it gave pairs, it is one more instance."""
+    def note_instance(self, group: int) -> None:
+        """The present process, a fork of this group's, was measured; if it gave pairs, it is one more instance."""
         if self.trial.pairs and self.trial.pairs[-1].instance == self.trial.instances - 1:
             self.measured.append(self.trial.instances - 1)
+            self.groups.add(group)
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
@@ -70,6 +84,10 @@ class Contender:
             yield
         except TrialFailed as failure:
             self.failure = failure
+
+
+_Order = list[Contender | None]
+"""Who takes a slice after whom; None is the baseline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +134,7 @@ class Instances:
         self._trial_timeout = trial_timeout
         self._times_asked: Counter[int] = Counter()
         self._in_twos = False
+        self._to_turn: _Order | None = None
         self._took = Took()
 
     def measure(self, reference: Trial, contenders: Sequence[Contender], instance: Instance) -> Took:
@@ -242,6 +261,7 @@ class Instances:
             reference.warm, *warm, measured=max(seconds, LEAST_INSTANCE_SECONDS), wanted=wanted
         )
         began, rounds = run.clock(), 0
+        order = self._first_order([None, *contenders])
         while True:
             alive = [each for each in contenders if each.failure is None]
             if all(each is self.plain for each in alive):
@@ -252,8 +272,9 @@ class Instances:
             spent = run.clock() - began + one_round
             if rounds and (over or (rounds >= FEWEST_ROUNDS and spent > seconds + longer)):
                 break
+            order = self._next_order(order, alive) if rounds else order
             try:
-                self._one_round(reference, alive, length)
+                self._one_round(reference, order, length)
             except TimeIsUp:
                 break
             rounds += 1
@@ -262,7 +283,7 @@ class Instances:
         if rounds:
             self._expected.note_slice(took / rounds / (1 + len(contenders)))
         for each in contenders:
-            each.note_instance()
+            each.note_instance(instance.group)
 
     def _wanted_seconds(self, reference: Trial, contenders: Sequence[Contender]) -> float:
         """Seconds of a slice that suit them, by their closing figures, or by what is known of them beforehand.
@@ -278,10 +299,25 @@ class Instances:
             *(before if trial.finished is None else ended(trial, None) for trial, before in seen)
         )
 
-    def _one_round(self, reference: Trial, alive: Sequence[Contender], length: float) -> None:
-        """Everyone once, in random order; each contender is set against the baseline's slice of the round."""
-        order: list[Contender | None] = [None, *alive]
-        self._run.rng.shuffle(order)
+    def _first_order(self, sides: _Order) -> _Order:
+        """The order of an instance's first round: drawn, and turned round for the next instance with the same sides."""
+        before, self._to_turn = self._to_turn, None
+        if before is not None and set(map(id, before)) == set(map(id, sides)):
+            return before[::-1]
+        self._to_turn = self._run.rng.sample(sides, len(sides))
+        return self._to_turn
+
+    def _next_order(self, last: _Order, alive: Sequence[Contender]) -> _Order:
+        """The order of a further round: drawn, but nobody goes twice in a row.
+
+        So each slice has a pause before it, and what the soak finds that pauses give is in all of them.
+        """
+        order = self._run.rng.sample([None, *alive], 1 + len(alive))
+        return order[::-1] if order[0] is last[-1] else order
+
+    def _one_round(self, reference: Trial, order: _Order, length: float) -> None:
+        """Everyone once; each contender is set against the baseline's slice of the round."""
+        alive = [each for each in order if each is not None]
         own: dict[int, Slice] = {}
         baseline: Slice | None = None
         for each in order:
@@ -291,7 +327,7 @@ class Instances:
             with each.failing():
                 own[each.trial.number] = self._slice(each.trial, length)
         assert baseline is not None and reference.warm is not None
-        reference.slices.append(baseline)
+        reference.add_slices([baseline])
         before_baseline = order[: order.index(None)]
         for each in alive:
             if each.trial.number in own:
@@ -311,12 +347,13 @@ class Instances:
         usual = self._expected.start_seconds(self._expected.baseline)
         own_usual = self._expected.start_seconds(contender.in_search)
         before = self._alone(reference, instance.group, rounds, taken, usual)
+        reference.add_slices(before)
         with contender.failing():
             own = self._alone(trial, instance.group, 2 * rounds, taken, own_usual)
         if contender.failure is not None:
             return
         after = self._alone(reference, instance.group, rounds, taken, usual)
-        reference.slices += [*before, *after]
+        reference.add_slices(after)
         assert reference.warm is not None
         for index, candidate in enumerate(own):
             trial.add_pair(
@@ -325,7 +362,7 @@ class Instances:
                 candidate=candidate,
                 reference=reference.warm,
             )
-        contender.note_instance()
+        contender.note_instance(instance.group)
 
     def _alone(self, trial: Trial, group: int, count: int, taken: float, usual: float) -> list[Slice]:
         with contextlib.ExitStack() as stack:

@@ -31,7 +31,6 @@ from autotune.recipe.recipe import (
     Throughput,
 )
 from autotune.space.configuration import Configuration
-from autotune.study.confirmation import GROUPS
 from autotune.study.confirmed import Confirmed, Result
 from autotune.study.parity import plain
 from autotune.study.running import now_utc, ratio_interval, throughput_interval
@@ -44,6 +43,11 @@ LONG_RUN_NOT_CHECKED = "a continuous run"
 PAUSES_NOT_CHECKED = "what pauses between slices gave the speed-up (the continuous run was too short to tell)"
 THROTTLING_NOT_CHECKED = "thermal throttling of the device"
 GROWTH_NOT_CHECKED = "whether it is this configuration that leaks memory, or the workload"
+STEADY_NOT_CHECKED = {
+    False: "the steady state (the {} was still getting faster when it was measured)",
+    None: "the steady state (the {}'s warm-up had too few steps to tell)",
+}
+INTERRUPTED_NOT_CHECKED = "further processes (the user stopped the confirmation when these had been measured)"
 EPOCHS_NOT_CHECKED = "what lies between epochs (steps alone were timed)"
 VALIDATION_NOT_CHECKED = "what validation costs beyond its beginning (its data does not say how long it is)"
 RETRACING_NOT_CHECKED = "retracing after the warm-up (the log does not tell of XLA's compilations)"
@@ -133,7 +137,7 @@ def _evidence(
         input_wait_fraction=chosen.input_wait_fraction,
         stability=Stability(
             checks=() if winner is None else tuple(_check(each) for each in winner.checks),
-            not_checked=_not_checked(winner, baseline, measured) if winner is not None else (),
+            not_checked=_not_checked(winner, result, baseline, measured) if winner and result else (),
         ),
         confirmation=_confirmation(result, winner),
         best_candidate=best,
@@ -206,9 +210,18 @@ def _ratio(estimate: LogInterval | None) -> Estimate | None:
     return None if interval is None else _estimate(interval)
 
 
-def _not_checked(winner: Confirmed, baseline: Configuration, measured: bool) -> tuple[str, ...]:
+def _not_checked(
+    winner: Confirmed, result: Result, baseline: Configuration, measured: bool
+) -> tuple[str, ...]:
     """What was not looked at of the winner; `measured` is whether its batch size's training losses were."""
     missing = []
+    if result.cut_short is Shortfall.INTERRUPTED:
+        missing.append(INTERRUPTED_NOT_CHECKED)
+    missing += [
+        STEADY_NOT_CHECKED[record.settled].format(who)
+        for who, record in (("recommendation", winner.record), ("baseline", result.baseline))
+        if not record.settled
+    ]
     parity = next((check for check in winner.checks if check.name == numerics.NAME), None)
     if parity is None:
         missing.append(NUMERICS_NOT_CHECKED)
@@ -285,8 +298,8 @@ def _confirmation(result: Result | None, winner: Confirmed | None) -> Confirmati
         return Confirmation(instances=0, templates=0, pairs=0, finalists=0, pairing=None, trials=())
     shown = winner or (result.confirmed[0] if result.confirmed else None)
     return Confirmation(
-        instances=result.instances,
-        templates=min(len(GROUPS), result.instances),
+        instances=0 if shown is None or shown.ratio is None else shown.ratio.count,
+        templates=0 if shown is None else shown.templates,
         pairs=0 if shown is None else len(shown.record.pairs),
         finalists=len(result.confirmed),
         pairing=None if shown is None or shown.record.pairing is None else shown.record.pairing.value,

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from autotune.measure.disturbance import Disturbance, Timing, disturbances, kept, load_of
-from autotune.measure.intervals import LogInterval, mean_interval
+from autotune.measure.intervals import LogInterval, instance_interval, mean_interval
 from autotune.measure.throughput import long_run_rate, overall_log_ratios, overall_rate
 from autotune.space.configuration import Configuration
 from autotune.trial.live import LiveTrial, TrialFailed, WarmUp
@@ -124,6 +124,7 @@ class Trial:
         self.seconds = 0.0
         self.pairs: list[Pair] = []
         self.slices: list[Slice] = []
+        self._instances_of_slices: list[int] = []
         self.legs: list[Leg] = []
         self._timings: list[tuple[Timing, Timing]] = []
         self._bracketed: set[int] = set()
@@ -156,6 +157,11 @@ class Trial:
         for place, disturbed in enumerate(disturbances(self._timings)):
             if self.pairs[place].disturbed is not disturbed:
                 self.pairs[place] = self.pairs[place].model_copy(update={"disturbed": disturbed})
+
+    def add_slices(self, slices: Sequence[Slice]) -> None:
+        """Keep slices of the present process that are no candidate's."""
+        self.slices += slices
+        self._instances_of_slices += [max(0, self.instances - 1)] * len(slices)
 
     def restore_pair(self, pair: Pair, *, baseline_rate: float, candidate_rate: float) -> None:
         """Keep a pair as it is; its rates are in samples per second of a long training."""
@@ -299,7 +305,7 @@ class Trial:
             compile_seconds=None if ready is None else ready.compile_seconds,
             warmup_seconds=None if ready is None else ready.warmup_seconds,
             warmup_steps=None if ready is None else ready.warmup_steps,
-            settled=None if ready is None else ready.settled,
+            settled=self._settled(),
             run_in_seconds=None if ready is None else ready.run_in_seconds,
             timed_by=None if ready is None else ready.timed_by,
             epoch_overhead_seconds=self._epoch_overhead_seconds(),
@@ -336,7 +342,10 @@ class Trial:
             )
             for each in own
         ]
-        return throughput_interval(rates, [each.examples for each in own])
+        instances = None
+        if self.phase is Phase.CONFIRM:
+            instances = [pair.instance for pair in self.pairs] + self._instances_of_slices
+        return throughput_interval(rates, [each.examples for each in own], instances)
 
     def _epoch_overhead_seconds(self) -> float | None:
         """What an epoch costs beyond its steps: the mean of all processes that were timed so, which saw a few each."""
@@ -344,6 +353,10 @@ class Trial:
         if self.warm is not None and self.warm.ready.timed_by == "epochs":
             by_steps = [self.warm.ready]
         return _mean(each.epoch_overhead_seconds for each in by_steps)
+
+    def _settled(self) -> bool | None:
+        told = {each.ready.settled for each in self._warm}
+        return None if told == set() else False if False in told else None if None in told else True
 
     def _stalled_ends(self) -> float | None:
         return _mean(each.ready.stalled_ends for each in self._warm)
@@ -354,7 +367,9 @@ class Trial:
         return self.record(failure.outcome, reason=reason, log_tail=failure.log_tail)
 
 
-def throughput_interval(rates: Sequence[float], examples: Sequence[int] | None = None) -> Interval:
+def throughput_interval(
+    rates: Sequence[float], examples: Sequence[int] | None = None, instances: Sequence[int] | None = None
+) -> Interval:
     """Samples per second with its interval: all examples over all the time, for a training pays for slow stretches.
 
     With one slice only, the bounds are the value itself.
@@ -362,9 +377,14 @@ def throughput_interval(rates: Sequence[float], examples: Sequence[int] | None =
     Args:
         rates: Of single slices.
         examples: Trained on in each; equally many where None.
+        instances: The process that each is of, where the interval is to be over processes, if there are several.
     """
     value = overall_rate(rates, examples or [1] * len(rates))
-    width = mean_interval([math.log(each) for each in rates]).half_width
+    by_instance: dict[int, list[float]] = {}
+    for instance, each in zip(instances or [0] * len(rates), rates, strict=True):
+        by_instance.setdefault(instance, []).append(math.log(each))
+    groups = list(by_instance.values())
+    width = (instance_interval(groups) if len(groups) > 1 else mean_interval(groups[0])).half_width
     factor = math.exp(width) if math.isfinite(width) else 1.0
     return Interval(value=value, low=value / factor, high=value * factor)
 

@@ -96,7 +96,7 @@ class SideBySide:
             if hurried := timeout < patience:
                 patience = max(timeout, 2 * length)
             for _ in range(_within(BASELINE_SLICES, BASELINE_SLICES_SECONDS / length)):
-                trial.slices.append(run.stamped(_live(trial).measure(length, patience)))
+                trial.add_slices([run.stamped(_live(trial).measure(length, patience))])
         except TrialFailed as failure:
             trial.seconds += run.clock() - began
             if earlier is None:  # else what it gave then stands
@@ -151,7 +151,10 @@ class SideBySide:
             self.baseline.live = None
 
     def _baseline_slice(self, length: float, *, beside: bool = False) -> Slice:
-        """A slice of the baseline, restarted once if it died; for `beside` see `_live_baseline`."""
+        """A slice of the baseline, restarted once if it died.
+
+        For `beside` see `_live_baseline`: so it is, too, where the baseline runs out of memory in the slice once more.
+        """
         for last_try in (False, True):
             live = self._live_baseline(beside=beside)
             patience = length * 20 + PATIENCE_SECONDS
@@ -166,6 +169,8 @@ class SideBySide:
             except TrialFailed as failure:
                 self._stop_baseline()
                 if last_try:
+                    if beside and failure.outcome is Outcome.OOM:
+                        raise
                     raise self._baseline_error(failure) from failure
         raise AssertionError("unreachable")
 
@@ -255,7 +260,7 @@ class SideBySide:
         record = trial.record(outcome, reason=reason, log_tail=log_tail)
         if ended is not None and len(trial.pairs) == pairs_before:
             record = run.records.get(trial.number, record)  # nothing new: what an earlier process gave stands
-        run.keep(record)
+        record = run.keep(record)
         if ended is not None:
             raise ended
         return record

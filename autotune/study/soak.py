@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from autotune.measure.continuous import FEWEST_LEGS, FEWEST_SLICES, Soaked, soaked
 from autotune.study.run import Run
@@ -16,7 +16,7 @@ from autotune.study.side_by_side import PATIENCE_SECONDS
 from autotune.study.slicing import counted_seconds, slice_seconds
 from autotune.study.waiting import Deadline, TimeIsUp
 from autotune.trial.live import TrialFailed
-from autotune.trial.record import Leg
+from autotune.trial.record import Leg, Slice
 
 LEAST_LEG_SECONDS, MOST_LEG_SECONDS = 1.5, 5.0
 """Of one turn. Many short ones tell more of what pauses give than few long ones; memory is watched in both."""
@@ -74,12 +74,15 @@ class Soak:
         self._busy: Trial | None = None
 
     def soak(self, reference: Trial, trial: Trial, *, together: bool, wanted: float) -> Soaked | None:
-        """Let both train in turns: baseline, winner, winner, baseline, and so on, or the other way round.
+        """Let both train in turns, either of them first.
+
+        Where both are alive they alternate, so that each leg has a pause before it, while the other one trains.
+        Else two legs in a row are one process's: then there are no pauses, in the claim's slices either.
 
         Args:
             reference: The baseline.
             trial: The winner.
-            together: Whether both may be alive at once; else two turns in a row have a process of their own.
+            together: Whether both may be alive at once.
             wanted: Seconds of a slice, as in what is to be corrected: a pause gives the more to a shorter one.
 
         Returns:
@@ -117,7 +120,7 @@ class Soak:
         wanted: float,
     ) -> None:
         first, second = self._run.rng.sample([reference, trial], 2)
-        order = [first, second, second, first]
+        order = [first, second] if together else [first, second, second, first]
         starts = 0.0 if together else sum(each.warm.ready_seconds for each in order if each.warm) / 4 / 2
         if together:
             for each in (reference, trial):
@@ -139,7 +142,7 @@ class Soak:
             slower = index >= FEWEST_LEGS and self._run.clock() + one_leg > self._ends
             if slower or self._stopped():
                 break
-            each = order[index % 4]
+            each = order[index % len(order)]
             if not together and last is not each:
                 if last is not None:
                     self._close(last)
@@ -162,4 +165,12 @@ class Soak:
         seconds = slices * counted_seconds(length, trial.warm) + trial.warm.ready.run_in_seconds
         with self._deadline.wait(seconds, at_most=3 * seconds + PATIENCE_SECONDS) as timeout:
             parts = trial.live.measure_continuously(length, slices, timeout)
-        trial.legs.append(Leg(instance=max(0, trial.instances - 1), slices=parts))
+        trial.legs.append(Leg(instance=max(0, trial.instances - 1), slices=self._stamped(parts)))
+
+    def _stamped(self, slices: Sequence[Slice]) -> tuple[Slice, ...]:
+        """The slices of a leg that ended just now: each began when the one before it had ended."""
+        end, stamped = self._run.now(), list[Slice]()
+        for each in reversed(slices):
+            stamped.append(each.model_copy(update={"at": end}))
+            end -= each.seconds
+        return tuple(reversed(stamped))

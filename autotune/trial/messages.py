@@ -244,7 +244,7 @@ class Ready(_Message):
     """The trial has warmed up, and is frozen until told to measure. Times in seconds.
 
     Args:
-        settled: Whether the steady state was reached, not only the cap.
+        settled: Whether the steady state was reached, not only the cap; None where too few steps ran to tell.
         warmup_steps: Steps of training that count in no slice, those that show a boundary's cost left out.
         run_in_seconds: What it trains after each freeze before a slice begins.
         stalled_ends: Share of epochs that end in a stall, on top of `epoch_overhead_seconds`; 0 where `tf.data` does
@@ -253,7 +253,7 @@ class Ready(_Message):
 
     kind: Literal["trial_ready"] = "trial_ready"
     timed_by: Literal["epochs", "steps"]
-    settled: bool
+    settled: bool | None
     warmup_seconds: FiniteFloat
     compile_seconds: Annotated[FiniteFloat, Field(ge=0)]
     epoch_overhead_seconds: Annotated[FiniteFloat, Field(ge=0)] | None

@@ -158,16 +158,15 @@ class SimulatedTrial:
 
     def measure(self, seconds: float, timeout_seconds: float) -> Slice:
         """See `live.LiveTrial`: whole epochs where those are short, whole calls elsewhere."""
-        deadline = self._trials.clock() + timeout_seconds
-        self._run_in(deadline)
-        return self._slice(seconds, deadline, gain=self._trials.freeze_gain)
+        return self.measure_continuously(seconds, 1, timeout_seconds)[0]
 
     def measure_continuously(self, seconds: float, count: int, timeout_seconds: float) -> tuple[Slice, ...]:
-        """See `live.LiveTrial`: the first slice is the only one that a freeze went before."""
-        deadline = self._trials.clock() + timeout_seconds
+        """See `live.LiveTrial`: before the first slice it was frozen, for as long as another trial has run since."""
+        trials = self._trials
+        deadline, paused = trials.clock() + timeout_seconds, trials.at_work is not self
         self._run_in(deadline)
         return tuple(
-            self._slice(seconds, deadline, gain=self._trials.freeze_gain if index == 0 else _no_gain)
+            self._slice(seconds, deadline, gain=trials.freeze_gain if paused and index == 0 else _no_gain)
             for index in range(count)
         )
 
@@ -270,7 +269,7 @@ class SimulatedTrial:
 
     def _pass(self, seconds: float, deadline: float) -> None:
         """Let time pass; a trial that would still be busy at its deadline is killed then."""
-        clock = self._trials.clock
+        clock, self._trials.at_work = self._trials.clock, self
         if clock() + seconds > deadline:
             clock.advance(max(0.0, deadline - clock()))
             raise self._ended(TrialFailed(Outcome.TIMEOUT, "no answer in time"))
@@ -363,8 +362,8 @@ class SimulatedTrials:
         examples: Per epoch; None for a dataset without an end.
         fits_together: Whether the configurations that are alive at once fit in memory; always, when None.
         learns: Whether a configuration's loss falls; always, when None.
-        freeze_gain: How much faster a slice is for the freeze before it, as a factor: what a pipeline that waits
-            for something else gains from a pause. 1 when None.
+        freeze_gain: How much faster a slice is for the freeze before it, while another trial ran, as a factor: what a
+            pipeline that waits for something else gains from a pause. 1 when None.
         leak: Bytes that a configuration loses with each example; 0 when None.
         retraces: How often each slice of a configuration is traced or compiled again; None where that cannot be
             seen. Never, when not given.
@@ -423,6 +422,7 @@ class SimulatedTrials:
         self.slow_calls = slow_calls
         self.random = random.Random(seed)
         self.clock = SimulatedClock()
+        self.at_work: SimulatedTrial | None = None
         self.launched: list[SimulatedTrial] = []
         self.orphaned: set[SimulatedTrial] = set()
         self._ready_at: dict[tuple[int, tuple[tuple[str, str], ...]], float] = {}

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from autotune.measure.steady_state import is_steady
+from autotune.measure.steady_state import agree, is_steady
 from autotune.trial.messages import Finish, FirstStep, Measure, Ready, SliceDone
 from autotune.trial.record import Outcome, Slice, StepSeconds
 from autotune.trial.telemetry import Counters, between, host_bytes, part_of, read_counters
@@ -185,7 +185,7 @@ class StepClock:
         self._slices_left = 0
         self._ready = False
         self._in_laps = False
-        self._settled = False
+        self._settled: bool | None = None
         self._epoch_began_at = 0.0
         self._first_call_at: float | None = None
         self._first_call_seconds = 0.0
@@ -461,11 +461,19 @@ class StepClock:
         self._epoch_times.append(seconds)
         self._settled = is_steady(self._epoch_times)
         if self._settled or (self._elapsed(now) >= self._warmup_seconds and len(self._epoch_times) >= 2):
+            if self._settled is None:  # the cap holds too few epochs to tell
+                self._settled = self._last_epochs_agree()
             self._in_laps = (
                 self._calls > WHOLE_EPOCH_CALLS or _median(self._epoch_times) <= self._epoch_seconds
             )
             if not self._in_laps:
                 self._hold_ready(self._settled, now)
+
+    def _last_epochs_agree(self) -> bool | None:
+        """Whether the last epoch's calls, its first left out, were at the pace of those of the epoch before."""
+        calls = max(0, self._calls_of_epoch - 1)
+        last, earlier = self._call_times[-calls:], self._call_times[:-calls]
+        return agree(earlier[-calls:], last) if calls else None
 
     def _warm_up_by_steps(self, now: float) -> None:
         settled = is_steady(self._call_times)
@@ -485,7 +493,7 @@ class StepClock:
             excess += max(0.0, self._first_epoch_last_call - usual)
         self._compile_seconds = excess
 
-    def _hold_ready(self, settled: bool, now: float) -> None:
+    def _hold_ready(self, settled: bool | None, now: float) -> None:
         self._training.synchronise()
         self._note_compile_seconds()
         epoch_seconds = _median(self._epoch_times) if self._by_epochs else None
