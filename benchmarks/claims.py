@@ -10,8 +10,10 @@ on importing and compiling, and longer turns would be further apart: this machin
 
 A claim *agrees* where it differs from the mean of the rounds by no more than chance explains:
 |log(claim) - log(long)| <= 1.96 * sqrt(se_claim² + se_long²). 1.96 * se is half the width of a 95% interval: the
-claim's own, as the recipe has it, and Student's t over the rounds, so few rounds allow for more, not for less. Wide
-intervals agree easily: the table shows both, and the *miss* (the difference itself, in percent) has a bar of its own.
+claim's own, as the recipe has it, and Student's t over the rounds, so few rounds allow for more, not for less. With
+1.96 bare standard errors instead, which is stricter the fewer there are, the share that agrees is printed as well.
+Wide intervals agree easily: the table shows both, and the *miss* (the difference itself, in percent) has a bar of its
+own.
 Beside it stands what chance alone would have the median miss be, by the standard errors of claims and rounds (a claim's
 half-width over Student's t of its processes, which is the least that it can mean): above it, claims are worse than
 they say, and a median far below it was luck.
@@ -60,6 +62,7 @@ SECONDS, SECONDS_QUICK = 10.0, 2.0
 PATIENCE_SECONDS = 900.0
 """A training has failed whose imports, or one of whose turns, take longer."""
 SHARE_BAR, MISS_BAR = 0.9, 0.03
+NORMAL_QUANTILE = 1.96
 UNTUNED = """
 import dataclasses, importlib.util, sys
 spec = importlib.util.spec_from_file_location("example", {file!r})
@@ -127,6 +130,13 @@ class Comparison:
         return abs(self.claim.value - self.long.value) <= allowed
 
     @property
+    def agrees_barely(self) -> bool:
+        """The same by bare standard errors, as if they were of many processes and rounds."""
+        if self.claim is None or self.long is None or self.error is None or not math.isfinite(self.error):
+            return False
+        return abs(self.claim.value - self.long.value) <= NORMAL_QUANTILE * self.error
+
+    @property
     def error(self) -> float | None:
         """Standard error of the difference of both logarithms, at least; None where it is not known."""
         if self.claim is None or self.long is None or self.processes is None:
@@ -161,6 +171,12 @@ def figures(comparisons: dict[str, Comparison]) -> dict[str, dict[str, Any]]:
         "share of claims that agree": {
             "value": agreeing / len(counted) if counted else None,
             "ci95": interval and [interval.low, interval.high],
+            "bar": {"min": SHARE_BAR},
+            "count": len(counted),
+        },
+        "share that agree by bare standard errors": {
+            "value": sum(each.agrees_barely for each in counted) / len(counted) if counted else None,
+            "ci95": None,
             "bar": {"min": SHARE_BAR},
             "count": len(counted),
         },
@@ -415,7 +431,12 @@ def show(comparisons: dict[str, Comparison], found: dict[str, dict[str, Any]]) -
             f"{name:<20} {shown(each.claim):<26} {shown(each.long):<26} {miss:>6}  {processes:>9}  {agrees:<6} "
             + each.remark
         )
-    for name in ("share of claims that agree", "median miss", "median miss by chance"):
+    for name in (
+        "share of claims that agree",
+        "share that agree by bare standard errors",
+        "median miss",
+        "median miss by chance",
+    ):
         value, bar = found[name]["value"], found[name]["bar"] or {}
         limits = " ".join(f" (bar: {kind} {limit:g})" for kind, limit in bar.items())
         print(f"{name}: {'–' if value is None else format(value, '.3f')}{limits}")

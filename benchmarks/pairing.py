@@ -3,7 +3,7 @@
     python benchmarks/pairing.py [--quick] [--json FILE] [--seed N]
 
 Prints one table. Both configurations are the same, so the true ratio is 1 and every estimate is an error. *Paired*: two
-live processes take turns in slices, in random order, one always frozen; the interval is of the pairs, without those
+live processes take turns in slices, one always frozen; the interval is of the pairs, without those
 that were found to be disturbed. *Unpaired*: the same slices as two groups. *Sequential*: fresh processes A, B, A, B,
 each alone, its slices in one stretch; the interval is of the processes' means, which the bar is for, or of all their
 slices, as if those of one stretch had nothing in common: narrow, and often beside the truth. *Disturbed*: another
@@ -105,11 +105,11 @@ class Bench:
         trial = Trial(1, Phase.SEARCH, self._configuration)  # log-ratios, as of the other ways
         with self.live() as (first, own), self.live() as (second, warm):
             trial.note_warm(own)
+            order = rng.sample(
+                (first, second), 2
+            )  # who begins is drawn; as in a confirmation, nobody goes twice in a row
             for _ in range(self._pairs):
-                taken = {
-                    each: each.measure(SHORT_SLICE_SECONDS, PATIENCE_SECONDS)
-                    for each in rng.sample((first, second), 2)
-                }
+                taken = {each: each.measure(SHORT_SLICE_SECONDS, PATIENCE_SECONDS) for each in order}
                 trial.add_pair(
                     baseline_first=next(iter(taken)) is second,
                     baseline=taken[second],

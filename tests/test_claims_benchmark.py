@@ -1,5 +1,6 @@
 """The rule of `benchmarks/claims.py`: which claims agree with long trainings, and what is put to the test."""
 
+import dataclasses
 import math
 import runpy
 import sys
@@ -36,6 +37,19 @@ def test_a_claim_agrees_where_chance_explains_the_difference(claimed, measured, 
     """The difference may be as large as the root of both half-widths' squares, either way."""
     compared = claims.Comparison(claim=log_interval(*claimed), long=log_interval(*measured))
     assert compared.agrees is agrees
+
+
+@pytest.mark.parametrize(("measured", "bare"), [(2.03, True), (2.2, False), (2.6, False)])
+def test_bare_standard_errors_allow_for_less_than_few_processes_do(measured, bare):
+    """Of two processes and two rounds: Student's t takes differences for chance that 1.96 standard errors do not."""
+    claim = log_interval(2.0, 1.5, 2.0 / 1.5 * 2.0)
+    long = dataclasses.replace(log_interval(measured, 0.75 * measured, measured / 0.75), count=2)
+    compared = claims.Comparison(claim=claim, long=long, processes=(2, 1))
+    assert compared.agrees
+    assert compared.agrees_barely is bare
+    found = claims.figures({"one": compared})
+    assert found["share that agree by bare standard errors"]["value"] == float(bare)
+    assert not claims.Comparison(claim=claim, long=long).agrees_barely
 
 
 def test_the_miss_is_the_same_both_ways():

@@ -10,8 +10,10 @@ from simulated_runs import (
     BASELINE,
     LIMITS,
     Watcher,
+    a_pair,
     a_plan,
     a_record,
+    a_slice,
     faster_by,
     log_ratios_of,
     run_on,
@@ -19,9 +21,10 @@ from simulated_runs import (
 )
 
 from autotune.measure.deciding import Shortfall, Verdict
+from autotune.measure.disturbance import Disturbance
 from autotune.measure.intervals import instance_interval
 from autotune.study.confirmation import GROUPS, Confirmer
-from autotune.study.confirmed import Limits
+from autotune.study.confirmed import Limits, stalls_of_baseline
 from autotune.study.plan import (
     CONFIRMATION_SHARE,
     ENOUGH_INSTANCES,
@@ -853,6 +856,29 @@ def test_the_next_finalist_is_held_against_plain_too(tmp_path):
     assert len(bench.watcher.of(TrialBegan)) == len(bench.run.records), "one trial of plain for all"
 
 
+def test_stalls_are_told_by_undisturbed_slices_of_whole_epochs():
+    """A burst of foreign load holds up an epoch's end as well, and says nothing of `tf.data`."""
+
+    def pair(late, **fields):
+        baseline = a_slice(2874.0, epochs=1)
+        seconds = baseline.step_seconds.model_copy(update={"max": 0.01 + late})
+        return a_pair().model_copy(
+            update={"baseline": baseline.model_copy(update={"step_seconds": seconds}), **fields}
+        )
+
+    steady, late = pair(0.0), pair(0.15)
+    baseline = a_record(timed_by="epochs")
+    for pairs, expected in [
+        ((steady, late), (1, 2)),
+        ((steady, late.model_copy(update={"disturbed": Disturbance.LOAD})), (0, 1)),
+        ((steady, late.model_copy(update={"baseline": a_slice()})), (0, 1)),
+    ]:
+        stalls, slices = stalls_of_baseline(a_record(FAST, pairs=pairs), baseline)
+        assert (stalls.slices, slices) == expected
+    by_steps = a_record(timed_by="steps")
+    assert stalls_of_baseline(a_record(FAST, pairs=(steady, late)), by_steps)[1] == 0
+
+
 @pytest.mark.parametrize(
     ("late", "tuned", "told"), [(0.15, True, True), (0.15, False, False), (0.0, True, False)]
 )
@@ -861,7 +887,7 @@ def test_a_baseline_whose_epochs_stall_is_told_of(tmp_path, late, tuned, told):
     nth = itertools.count()
 
     def slow_calls(configuration):
-        return late * (next(nth) % 2) if configuration["data_autotune"] and configuration == BASELINE else 0.0
+        return 0.0 if configuration["jit_compile"] else late * (next(nth) % 2)
 
     trials = simulated_trials(lambda configuration: 1437 / 0.5, slow_calls=slow_calls)
     trials.set_by_dataset = {} if tuned else {"data_autotune": False}

@@ -76,6 +76,16 @@ def drawn_in(text):
     return traces, layout
 
 
+def test_the_continuous_run_is_in_the_timeline(finished):
+    """The machine's speed is known for its slices as well as for those between pauses."""
+    (timeline,) = timelines(finished)
+    records = [json.loads(file.read_text()) for file in finished.glob("trials/*/result.json")]
+    (legs,) = [each["legs"] for each in records if each["legs"] and not each["pairs"]]
+    ends = {one["at"] for leg in legs for one in leg["slices"]}
+    assert ends
+    assert ends <= {point.at for point in timeline.reference}
+
+
 def test_a_run_has_a_timeline(finished):
     """The baseline's slices once each, the pairs of all trials, phases one after another, all within the run."""
     (timeline,) = timelines(finished)

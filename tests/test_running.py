@@ -105,7 +105,14 @@ def test_a_confirmation_tells_its_throughput_over_processes(phase, wide, alone):
 
 @pytest.mark.parametrize(
     ("told", "expected"),
-    [((True, True), True), ((True, False), False), ((None, False), False), ((True, None), None), ((), None)],
+    [
+        ((True, True), True),
+        ((False, True), False),
+        ((True, False), False),
+        ((None, False), False),
+        ((None, True), None),
+        ((), None),
+    ],
 )
 def test_a_trial_has_settled_where_all_its_processes_had(told, expected):
     """One that was still getting faster is in the claim, too; of one with too few steps nobody knows."""
