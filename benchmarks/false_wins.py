@@ -19,7 +19,7 @@ from pathlib import Path
 import recorded
 from confirming import Confirmations, real_confirmations, without_extra_work
 from figures import Figure, mean, parser, report, share
-from recorded import Pool, Recording, instances_of, replay
+from recorded import Pool, Recording, instances_of, replays
 
 from autotune.measure.deciding import Verdict
 from autotune.study.confirmed import Result
@@ -120,10 +120,7 @@ def replayed(recording: Recording, count: int) -> dict[str, Figure]:
                 f"{condition}: no confirmation held enough slices to replay; the machine is too busy"
             )
         for seconds, finalists in ((REAL_SECONDS, 1), (LONG_SECONDS, 1), (SEVERAL_SECONDS, FINALISTS)):
-            results = [
-                replay(recording, condition, seed=seed, seconds=seconds, finalists=finalists)
-                for seed in range(count)
-            ]
+            results = replays(recording, condition, count, seconds=seconds, finalists=finalists)
             beside = f"{finalists} finalist" + ("s" if finalists > 1 else "")
             found |= claims(f"replayed, {seconds:.0f} s, {condition}, {beside}", results)
     return found

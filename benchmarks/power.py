@@ -12,7 +12,7 @@ from pathlib import Path
 import recorded
 from confirming import real_confirmations, without_extra_work
 from figures import Figure, mean, parser, report, share
-from recorded import Recording, replay
+from recorded import Recording, replays
 
 from autotune.study.confirmed import Result
 
@@ -62,10 +62,7 @@ def replayed(recording: Recording, count: int) -> dict[str, Figure]:
     found: dict[str, Figure] = {}
     for condition in recording.pools:
         for gain in GAINS:
-            results = [
-                replay(recording, condition, seed=seed, seconds=REPLAYED_SECONDS, gain=1 + gain)
-                for seed in range(count)
-            ]
+            results = replays(recording, condition, count, seconds=REPLAYED_SECONDS, gain=1 + gain)
             name = f"replayed, {gain:.0%} gain, {condition}, {REPLAYED_SECONDS:.0f} s"
             bar = BARS.get(gain) if condition == "quiet" else None
             found[f"{name}: found"] = share(sum(map(_found, results)), count, bar)

@@ -7,10 +7,13 @@ the true ratio of a replay is exactly 1, or the gain that is planted by multiply
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import multiprocessing
 import random
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -30,6 +33,8 @@ from autotune.workload import WorkloadFacts
 DEFAULT = Path(__file__).resolve().parent.parent / "results" / "confirmations_two_cores.json"
 CLOSING_SECONDS = 0.05
 """What a replayed process takes for its closing figures, without its input wait: nothing waits there."""
+FEW_REPLAYS = 100
+"""Not worth the start of other processes."""
 INPUT_WAIT_FACTOR = 1.3
 """What measuring the input wait takes, over what it may take once both its sides have begun."""
 BATCH_SIZE = 32
@@ -300,3 +305,26 @@ def replay(
     bench = Confirmations(trials, Nowhere("replay"), trials.clock, seed=seed)
     candidates = [bench.baseline.replace(data_threads=number) for number in range(1, finalists + 1)]
     return bench.confirm(candidates, seconds)
+
+
+def replays(
+    recording: Recording,
+    condition: str,
+    count: int,
+    *,
+    seconds: float,
+    gain: float = 1.0,
+    finalists: int = 1,
+) -> list[Result]:
+    """So many of these, of the seeds from 0 on, in that order, on all cores where they are not few."""
+    one = functools.partial(_with_seed, recording, condition, seconds=seconds, gain=gain, finalists=finalists)
+    if count <= FEW_REPLAYS:
+        return list(map(one, range(count)))
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(one, range(count), chunksize=FEW_REPLAYS // 2))
+
+
+def _with_seed(
+    recording: Recording, condition: str, seed: int, *, seconds: float, gain: float, finalists: int
+) -> Result:
+    return replay(recording, condition, seed=seed, seconds=seconds, gain=gain, finalists=finalists)

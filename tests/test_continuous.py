@@ -42,6 +42,14 @@ def test_what_pauses_give_is_found_and_taken_off():
     assert claim.half_width == pytest.approx(math.hypot(0.03, found.pauses.half_width))
 
 
+def test_so_much_is_taken_off_as_slices_had_pauses():
+    """Of the claim's slices three quarters had one, and half of the baseline's."""
+    legs, beside = [[130.0, 100.0, 100.0]] * 2, [[60.0, 50.0, 50.0]] * 2
+    found = soaked(legs, beside, seconds=1.0, shares=(0.75, 0.5))
+    assert found.pauses.value == pytest.approx(0.75 * math.log(1.3) - 0.5 * math.log(1.2))
+    assert found.rates == (100.0, 100.0)
+
+
 def test_pauses_that_give_both_the_same_leave_the_claim_alone():
     """Both are 30% faster after a pause: the speed-up is what it was."""
     assert not a_soak(pause=1.3, baseline_pause=1.3, noise=0.01).contradicts

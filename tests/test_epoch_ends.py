@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from autotune.measure.epoch_ends import (
     EpochEnd,
-    WholeEpochs,
+    WholeEpoch,
     mean_stall_seconds,
     share_of_stalls,
     stall_seconds,
@@ -136,32 +136,43 @@ RECORDED = (
 """Seconds of epochs of digits_cnn on two shared cores, and of the longest call in each."""
 
 
-def whole(*slices, epochs=1):
-    """Slices of so many epochs, by seconds and longest call."""
-    return [WholeEpochs(seconds=seconds, epochs=epochs, longest=longest) for seconds, longest in slices]
+def whole(*epochs):
+    """Epochs, by seconds and longest call."""
+    return [WholeEpoch(seconds=seconds, longest=longest) for seconds, longest in epochs]
 
 
 def test_stalls_of_whole_epochs_are_told_from_what_steps_take():
     """Of fourteen recorded epochs two ended at 1.26 s instead of 0.65, and one at 0.61: an eighth of all the time."""
     found = stalls_in(whole(*RECORDED))
-    assert found.slices == 3
+    assert found.epochs == 3
     late = 0.689 + 0.651 + 0.128 - 3 * 0.080
     assert found.share == pytest.approx(late / sum(seconds for seconds, _ in RECORDED))
 
 
 @pytest.mark.parametrize(
-    "slices",
+    "epochs",
     [
         [],
         whole((1.265, 0.689)),
         whole(*[(2.0, 1.5)] * 5),
-        whole(*[(0.6, 0.1)] * 5, (0.65, 0.15)),
+        whole(*[(0.6, 0.1)] * 5, (0.70, 0.20)),
         whole(*[(0.6, 0.1)] * 5, (2.6, 2.1)),
         whole(*[(0.5, 0.010)] * 5, (0.518, 0.028)),
+        whole(*[(0.35, 0.010)] * 5, *[(0.55, 0.210)] * 5),
+        whole(*[(1.0, 0.010)] * 5, *[(1.4, 0.410)] * 5),
     ],
-    ids=["nothing", "alone", "validation", "hiccup", "seconds", "milliseconds"],
+    ids=[
+        "nothing",
+        "alone",
+        "validation",
+        "hiccup",
+        "seconds",
+        "milliseconds",
+        "checkpoints",
+        "long checkpoints",
+    ],
 )
-def test_what_takes_another_time_than_a_stall_is_none(slices):
+def test_what_takes_another_time_than_a_stall_is_none(epochs):
     """Ends that always take long, what is shorter or longer than a stall at that age, and what is too short to tell."""
-    assert stalls_in(slices).slices == 0
-    assert stalls_in(slices).share == 0.0
+    assert stalls_in(epochs).epochs == 0
+    assert stalls_in(epochs).share == 0.0

@@ -152,11 +152,11 @@ def test_a_steady_state_that_was_not_seen_is_not_called_a_check(who, settled, to
     assert all(told in each and who in each for each in found)
 
 
-@pytest.mark.parametrize(("cut_short", "told"), [(Shortfall.INTERRUPTED, True), (Shortfall.NO_TIME, False)])
-def test_a_confirmation_that_was_stopped_by_hand_says_so(cut_short, told):
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_confirmation_that_was_stopped_by_hand_says_so(stopped):
     """Who stopped it when the figures looked well has taken a look that no interval pays for."""
-    not_checked = recipe_of(confirmed(), cut_short=cut_short).evidence.stability.not_checked
-    assert any("the user stopped" in each for each in not_checked) is told
+    not_checked = recipe_of(confirmed(), stopped=stopped).evidence.stability.not_checked
+    assert any("the user stopped" in each for each in not_checked) is stopped
 
 
 def test_the_fastest_that_is_stable_wins():

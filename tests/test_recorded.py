@@ -12,7 +12,7 @@ import pytest
 from confirming import Confirmations
 from estimators import WAYS, autocorrelated
 from figures import share
-from recorded import Nowhere, RecordedTrials, Recording, Stretch, instances_of, replay
+from recorded import FEW_REPLAYS, Nowhere, RecordedTrials, Recording, Stretch, instances_of, replay, replays
 from simulated_runs import a_pair, a_record
 
 from autotune.measure.deciding import Verdict
@@ -228,3 +228,14 @@ def test_neighbours_of_the_synthetic_instances_resemble_one_another():
         for each, column in zip(mean, zip(*values, strict=True), strict=True)
     ]
     assert products / math.sqrt(squares[0] * squares[1]) == pytest.approx(0.6, abs=0.05)
+
+
+def test_many_replays_on_all_cores_are_those_of_their_seeds():
+    """Other processes take part, and change neither what is found nor the order."""
+    recording = a_recording()
+    many = replays(recording, "quiet", FEW_REPLAYS + 1, seconds=20.0)
+    few = replays(recording, "quiet", 3, seconds=20.0)
+    assert len(many) == FEW_REPLAYS + 1
+    ratios = [[each.confirmed[0].ratio for each in results[:3]] for results in (many, few)]
+    assert ratios[0] == ratios[1]
+    assert len(set(map(str, ratios[1]))) == 3

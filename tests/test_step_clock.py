@@ -584,11 +584,21 @@ def test_a_cap_below_one_epoch_leaves_two_epochs_after_the_first():
 
 @pytest.mark.parametrize(("pace", "settled"), [(1.0, True), (1.1, True), (0.9, False)])
 def test_epochs_of_which_the_cap_holds_few_are_judged_by_their_calls(pace, settled):
-    """Each is faster than the one before, slower, or neither: of four that shows in the calls of the last two."""
+    """Each is faster than the one before, slower, or neither: of four that shows in the calls of the last three."""
     simulation = Simulation(step_seconds=lambda call: pace ** (call // STEPS) / 64, warmup_seconds=3.0)
     simulation.run()
     assert simulation.ready.settled is settled
     assert simulation.ready.warmup_steps < 6 * STEPS
+
+
+@pytest.mark.parametrize("epoch", [2, 3])
+def test_one_slow_second_is_no_warm_up(epoch):
+    """A single epoch that is slower than the next does not say that it was still getting faster."""
+    simulation = Simulation(
+        step_seconds=lambda call: (1.2 if call // STEPS == epoch else 1.0) / 64, warmup_seconds=3.0
+    )
+    simulation.run()
+    assert simulation.ready.settled is True
 
 
 @pytest.mark.parametrize("by_steps", [False, True])

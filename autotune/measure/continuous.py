@@ -3,7 +3,7 @@
 A pause stops the training, not the world: what a pipeline waits for arrives meanwhile, and a slice after the pause is
 faster than the training is. In a *leg*, slices follow on one another; only the first has a pause before it. How much
 faster it is than the others of its leg, a moment later in the same process, is what the pause gave. The claim, which
-comes from slices with a pause before each, is freed of that.
+comes from slices of which most have a pause before them, is freed of that.
 
 (To set the legs' own speeds against each other says less: they are seconds apart, and two processes' luck is in them.)
 """
@@ -64,7 +64,11 @@ class Soaked:
 
 
 def soaked(
-    legs: Sequence[Sequence[float]], baseline_legs: Sequence[Sequence[float]], *, seconds: float
+    legs: Sequence[Sequence[float]],
+    baseline_legs: Sequence[Sequence[float]],
+    *,
+    seconds: float,
+    shares: tuple[float, float] = (1.0, 1.0),
 ) -> Soaked:
     """What two trainings showed in turns.
 
@@ -73,8 +77,13 @@ def soaked(
             least two legs.
         baseline_legs: The same of the baseline.
         seconds: How long the winner trained.
+        shares: Of the slices that the claim comes from, those with a pause before them, the winner's and the
+            baseline's: so much of what a pause gives is in it.
     """
-    gains = [[_gain(leg) for leg in each] for each in (legs, baseline_legs)]
+    gains = [
+        [share * _gain(leg) for leg in each]
+        for each, share in zip((legs, baseline_legs), shares, strict=True)
+    ]
     value = statistics.fmean(gains[0]) - statistics.fmean(gains[1])
     degrees = sum(len(each) - 1 for each in gains)
     spread = sum(statistics.variance(each) * (len(each) - 1) for each in gains) / degrees

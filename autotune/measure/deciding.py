@@ -113,12 +113,12 @@ def finding(claim: LogInterval, now: LogInterval, *, min_gain: float) -> Finding
     """Whether a claimed speed-up is what is measured now.
 
     Both have errors of their own: the two differ where the distance is more than the root of the sum of their
-    half-widths' squares, and more than the smallest gain that counts.
+    half-widths' squares, and more than a loss that does not count.
 
     Args:
         claim: Logarithm of the claimed speed-up.
         now: Logarithm of the one measured now.
-        min_gain: Smallest gain that counts, as a share.
+        min_gain: What may be lost of the claim in any case, as a share.
     """
     error = math.hypot(claim.half_width, now.half_width)
     short = claim.value - now.value > max(error, math.log1p(min_gain))

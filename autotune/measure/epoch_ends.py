@@ -23,7 +23,7 @@ FEWEST_ENDS = 3
 """Of short epochs: fewer do not tell how often one stalls."""
 LEAST_STALL_SECONDS = 0.03
 """What stalls at their ages would take on average; where that is less, gaps differ by as much without a stall."""
-ABOUT = 2.0
+ABOUT = 1.25
 """What takes so many times as long as a stall would, or so many times less, is something else."""
 
 
@@ -41,30 +41,28 @@ class EpochEnd:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WholeEpochs:
-    """A slice of whole epochs.
+class WholeEpoch:
+    """An epoch, from boundary to boundary.
 
     Args:
-        seconds: Of all of them.
-        epochs: How many.
-        longest: Seconds of the longest call, which an epoch's end is part of.
+        seconds: Of it.
+        longest: Seconds of its longest call, which its end is part of.
     """
 
     seconds: float
-    epochs: int
     longest: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stalls:
-    """What stalls took of whole epochs.
+    """What stalls took of epochs.
 
     Args:
-        slices: How many slices have one.
-        share: Of all slices' time, at least: of several ends of a slice only the longest shows.
+        epochs: How many ended in one.
+        share: Of all the time.
     """
 
-    slices: int
+    epochs: int
     share: float
 
 
@@ -107,18 +105,19 @@ def share_of_stalls(ends: Sequence[EpochEnd], usual_gap: float) -> float | None:
     return min(1.0, max(0.0, late / sum(stalls)))
 
 
-def stalls_in(slices: Sequence[WholeEpochs]) -> Stalls:
-    """What stalls took of slices of whole epochs of a pipeline that is tuned.
+def stalls_in(epochs: Sequence[WholeEpoch]) -> Stalls:
+    """What stalls took of epochs of a pipeline that is tuned.
 
-    An end without a stall is taken for as long as the quickest of all slices' longest calls. What is beyond that is
+    An end without a stall is taken for as long as the quickest of all the longest calls. What is beyond that is
     counted where it is about as long as a stall would be at that age.
     """
-    usual = min((each.longest for each in slices), default=0.0)
-    found = [late for each in slices if _is_a_stall(late := each.longest - usual, each)]
-    seconds = sum(each.seconds for each in slices)
-    return Stalls(slices=len(found), share=sum(found) / seconds if found else 0.0)
+    usual = min((each.longest for each in epochs), default=0.0)
+    found = [late for each in epochs if _is_a_stall(late := each.longest - usual, each)]
+    return Stalls(
+        epochs=len(found), share=sum(found) / sum(each.seconds for each in epochs) if found else 0.0
+    )
 
 
-def _is_a_stall(late: float, within: WholeEpochs) -> bool:
-    stall = stall_seconds(max(0.0, within.seconds - late) / within.epochs)
+def _is_a_stall(late: float, epoch: WholeEpoch) -> bool:
+    stall = stall_seconds(max(0.0, epoch.seconds - late))
     return late >= LEAST_STALL_SECONDS and stall / ABOUT <= late <= ABOUT * stall

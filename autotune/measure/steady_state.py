@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -27,18 +28,18 @@ def is_steady(times: Sequence[float]) -> bool | None:
     return agree(before, last)
 
 
-def agree(before: Sequence[float], last: Sequence[float]) -> bool | None:
-    """Whether two stretches show the same pace; None where one is smaller than a window.
+def agree(*stretches: Sequence[float]) -> bool | None:
+    """Whether any two neighbouring stretches show the same pace; None where one is smaller than a window.
 
-    Warm-up makes later steps faster, never slower, so a second stretch that is slower than the first counts as steady.
+    Warm-up makes later steps faster, never slower, so a stretch that is slower than the one before counts as steady.
 
     Args:
-        before: Seconds of the steps, calls or epochs of the earlier one.
-        last: Of the later one.
+        stretches: Seconds of the steps, calls or epochs of each, the earliest first.
     """
-    if any(len(each) < SMALLEST_WINDOW or sum(each) < WINDOW_SECONDS for each in (before, last)):
+    if any(len(each) < SMALLEST_WINDOW or sum(each) < WINDOW_SECONDS for each in stretches):
         return None
-    return statistics.median(before) <= math.exp(TOLERANCE) * statistics.median(last)
+    medians = map(statistics.median, stretches)
+    return any(before <= math.exp(TOLERANCE) * last for before, last in itertools.pairwise(medians))
 
 
 def _take_window(times: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:

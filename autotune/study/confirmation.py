@@ -97,7 +97,7 @@ class Confirmer:
         self._ends = plan.ends - plan.soak
         self._expected = Expected(run.records[0], slice_seconds=plan.slice_seconds)
         self._instances = Instances(run, self._deadline, self._expected, trial_timeout=plan.trial_timeout)
-        self._prepared = False
+        self._prepared = self._instances_stopped = False
         self._comparisons = 1
         self._pauses_deceive = False
         self._interruptions_before = run.interruptions()
@@ -186,12 +186,15 @@ class Confirmer:
             ends=ends,
             last=self._ends,
         )
+        together = contender.pairing is Pairing.ALTERNATING
+        own, beside = map(self._instances.share_after_pauses, (contender.trial, reference))
         with contender.failing():
             contender.soaked = soak.soak(
                 reference,
                 contender.trial,
-                together=contender.pairing is Pairing.ALTERNATING,
+                together=together,
                 wanted=contender.wanted,
+                shares=(own, beside) if together else (1.0, 1.0),  # a bracket's turns have its slices' pauses
             )
 
     def _deceived(self, contender: Contender) -> bool:
@@ -248,11 +251,10 @@ class Confirmer:
             asking = self._instances.asking(reference, active)
             if done >= FEWEST_INSTANCES:  # what has broken a rule leaves its time to the next
                 active = [each for each in active if self._may_win(each, reference)]
-            if (
-                not active
-                or self._stopped()
-                or self._left() < self._needed(records, start, seconds, done=done)
-            ):
+            if not active or self._left() < self._needed(records, start, seconds, done=done):
+                return
+            if self._stopped():
+                self._instances_stopped = True
                 return
             began = run.clock()
             instance = Instance(
@@ -265,7 +267,7 @@ class Confirmer:
             except TimeIsUp:
                 return
             except TrialFailed as failure:  # the baseline's: a failure of a contender is its own
-                if failure.outcome is Outcome.OOM and self._instances.spare_plain():
+                if failure.outcome is Outcome.OOM and self._instances.make_room(active):
                     continue
                 self._baseline_failure = failure
                 failures += 1
@@ -437,6 +439,7 @@ class Confirmer:
             cut_short=self._cut_short(),
             sufficient_budget=self._sufficient_budget(contenders),
             plain=self._plain_found(),
+            stopped=self._instances_stopped,
         )
 
     def _tell_of_disturbances(self, trials: Sequence[Trial]) -> None:
@@ -455,13 +458,13 @@ class Confirmer:
     def _tell_of_stalls(self, finalists: Sequence[TrialRecord], baseline: TrialRecord) -> None:
         """A word where the baseline's own speed, and so every speed-up over it, hangs on how its epochs end."""
         longest = max(finalists, key=lambda each: len(each.pairs))
-        stalls, slices = stalls_of_baseline(longest, baseline)
+        stalls, epochs = stalls_of_baseline(longest, baseline)
         if stalls.share > NOTABLE_SHARE:
             self._run.observe(
                 Notice(
-                    text="`tf.data`'s tuning ended epochs of the baseline in stalls: "
-                    f"in {stalls.slices} of {slices} slices, for {stalls.share:.0%} of their time at least. How many "
-                    "do changes with the machine's speed, and the speed-up with it. "
+                    text=f"{stalls.epochs} of {epochs} epochs of the baseline ended as stalls of `tf.data`'s tuning "
+                    f"do, for {stalls.share:.0%} of the time. How many do changes with the machine's speed, and the "
+                    "speed-up with it. "
                     "options.autotune.enabled = False on its dataset is without them (data_autotune=false), but may "
                     "be slower otherwise"
                 )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from autotune.measure.continuous import Soaked
 from autotune.measure.deciding import Shortfall, Verdict
-from autotune.measure.epoch_ends import Stalls, WholeEpochs, stalls_in
+from autotune.measure.epoch_ends import Stalls, WholeEpoch, stalls_in
 from autotune.measure.growth import host_memory_growth
 from autotune.measure.intervals import LogInterval
 from autotune.measure.stability import (
@@ -30,6 +30,7 @@ from autotune.space.configuration import Configuration
 from autotune.study.running import Trial, ratio_interval
 from autotune.trial.live import TrialFailed
 from autotune.trial.record import Interval, Outcome, Pair, Pairing, Slice, TrialRecord
+from autotune.trial.step_clock import WHOLE_EPOCH_CALLS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +115,7 @@ class Result:
         cut_short: Why a finalist that did not fail has no interval, where one has none.
         sufficient_budget: Seconds for a run in which there would have been time for enough instances.
         plain: The baseline in float32 without XLA; None where the baseline is that, or nobody asked.
+        stopped: Whether there are fewer instances than the time held because the user stopped it.
     """
 
     confirmed: tuple[Confirmed, ...]
@@ -122,6 +124,7 @@ class Result:
     cut_short: Shortfall = Shortfall.NO_TIME
     sufficient_budget: float | None = None
     plain: Plain | None = None
+    stopped: bool = False
 
     @property
     def winner(self) -> Confirmed | None:
@@ -222,22 +225,23 @@ def _checks_of_slices(record: TrialRecord, baseline: TrialRecord) -> list[Check]
 def stalls_of_baseline(beside: TrialRecord, baseline: TrialRecord) -> tuple[Stalls, int]:
     """What stalls at ends of epochs took of the baseline's undisturbed slices, and how many of those there are.
 
+    Only slices of a single epoch tell which ended in one, and only epochs of more calls than it takes to tell an end
+    from the others.
+
     Args:
         beside: The finalist's record, whose pairs hold those slices.
-        baseline: The record of both configurations' other side. Where `tf.data` does not tune its pipeline, or its
-            epochs are not timed whole, there are no slices.
+        baseline: The record of both configurations' other side. Where `tf.data` does not tune its pipeline, there are
+            no slices.
     """
-    tuned = baseline.configuration["data_autotune"] and baseline.timed_by == "epochs"
-    slices = [
-        WholeEpochs(
-            seconds=pair.baseline.seconds,
-            epochs=pair.baseline.epochs,
-            longest=_call_seconds(pair.baseline, baseline).longest,
-        )
+    calls = WHOLE_EPOCH_CALLS * int(baseline.configuration["steps_per_execution"])
+    epochs = [
+        WholeEpoch(seconds=pair.baseline.seconds, longest=_call_seconds(pair.baseline, baseline).longest)
         for pair in beside.pairs
-        if tuned and pair.disturbed is None and pair.baseline.epochs
+        if pair.disturbed is None and pair.baseline.epochs == 1 and pair.baseline.steps > calls
     ]
-    return stalls_in(slices), len(slices)
+    if not baseline.configuration["data_autotune"]:
+        epochs = []
+    return stalls_in(epochs), len(epochs)
 
 
 def _call_seconds(each: Slice, record: TrialRecord) -> CallSeconds:

@@ -134,8 +134,10 @@ class Instances:
         self._trial_timeout = trial_timeout
         self._times_asked: Counter[int] = Counter()
         self._in_twos = False
-        self._to_turn: _Order | None = None
         self._took = Took()
+        self._trained_last: Trial | None = None
+        self._slices: Counter[int] = Counter()
+        self._after_pauses: Counter[int] = Counter()
 
     def measure(self, reference: Trial, contenders: Sequence[Contender], instance: Instance) -> Took:
         """Fresh processes of the baseline and of each contender, measured against one another.
@@ -189,6 +191,7 @@ class Instances:
             trial.live = live
             trial.instances += 1
             trial.note_warm(live.warm_up(timeout))
+        self._trained_last = trial
         trial.seconds += run.clock() - began
 
     def close(self, trial: Trial) -> None:
@@ -214,6 +217,27 @@ class Instances:
         """These, and float32 without XLA where it takes turns with them: last, so that it starts beside the others."""
         plain = self.plain
         return contenders if plain is None or plain.failure is not None else [*contenders, plain]
+
+    def share_after_pauses(self, trial: Trial) -> float:
+        """Share of a trial's slices before which another one has trained, so that there was a pause."""
+        slices = self._slices[trial.number]
+        return self._after_pauses[trial.number] / slices if slices else 1.0
+
+    def make_room(self, contenders: Sequence[Contender]) -> bool:
+        """Have fewer alive at once from now on, because the baseline ran out of memory beside these.
+
+        Returns:
+            False where none was alive beside it.
+        """
+        together = [each for each in contenders if each.pairing is Pairing.ALTERNATING]
+        if not together or self.spare_plain():
+            return bool(together)
+        if len(together) > 1 and not self._in_twos:
+            self._in_twos = True
+        else:
+            for each in together:
+                each.pairing = each.trial.pairing = Pairing.BRACKETED
+        return True
 
     def spare_plain(self) -> bool:
         """Measure float32 without XLA no more, because others ran out of memory; False where it was not measured."""
@@ -261,7 +285,7 @@ class Instances:
             reference.warm, *warm, measured=max(seconds, LEAST_INSTANCE_SECONDS), wanted=wanted
         )
         began, rounds = run.clock(), 0
-        order = self._first_order([None, *contenders])
+        order: _Order = []
         while True:
             alive = [each for each in contenders if each.failure is None]
             if all(each is self.plain for each in alive):
@@ -272,7 +296,7 @@ class Instances:
             spent = run.clock() - began + one_round
             if rounds and (over or (rounds >= FEWEST_ROUNDS and spent > seconds + longer)):
                 break
-            order = self._next_order(order, alive) if rounds else order
+            order = self._next_order(order, alive, turned=rounds % 2 == 1)
             try:
                 self._one_round(reference, order, length)
             except TimeIsUp:
@@ -299,21 +323,11 @@ class Instances:
             *(before if trial.finished is None else ended(trial, None) for trial, before in seen)
         )
 
-    def _first_order(self, sides: _Order) -> _Order:
-        """The order of an instance's first round: drawn, and turned round for the next instance with the same sides."""
-        before, self._to_turn = self._to_turn, None
-        if before is not None and set(map(id, before)) == set(map(id, sides)):
-            return before[::-1]
-        self._to_turn = self._run.rng.sample(sides, len(sides))
-        return self._to_turn
-
-    def _next_order(self, last: _Order, alive: Sequence[Contender]) -> _Order:
-        """The order of a further round: drawn, but nobody goes twice in a row.
-
-        So each slice has a pause before it, and what the soak finds that pauses give is in all of them.
-        """
-        order = self._run.rng.sample([None, *alive], 1 + len(alive))
-        return order[::-1] if order[0] is last[-1] else order
+    def _next_order(self, last: _Order, alive: Sequence[Contender], *, turned: bool) -> _Order:
+        """The order of a round: drawn, or the last one's turned round, of those that are still there."""
+        if turned:
+            return [each for each in reversed(last) if each is None or each.failure is None]
+        return self._run.rng.sample([None, *alive], 1 + len(alive))
 
     def _one_round(self, reference: Trial, order: _Order, length: float) -> None:
         """Everyone once; each contender is set against the baseline's slice of the round."""
@@ -381,7 +395,11 @@ class Instances:
         usual = length if trial.warm is None else taken_seconds(length, trial.warm)
         try:
             with self._deadline.wait(usual, at_most=3 * length + PATIENCE_SECONDS) as timeout:
-                return self._run.stamped(trial.live.measure(length, timeout))
+                taken = self._run.stamped(trial.live.measure(length, timeout))
+            self._slices[trial.number] += 1
+            self._after_pauses[trial.number] += self._trained_last is not trial
+            self._trained_last = trial
+            return taken
         except TimeIsUp as over:
             if over.begun:
                 trial.live = None

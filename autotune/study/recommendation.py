@@ -215,7 +215,7 @@ def _not_checked(
 ) -> tuple[str, ...]:
     """What was not looked at of the winner; `measured` is whether its batch size's training losses were."""
     missing = []
-    if result.cut_short is Shortfall.INTERRUPTED:
+    if result.stopped:
         missing.append(INTERRUPTED_NOT_CHECKED)
     missing += [
         STEADY_NOT_CHECKED[record.settled].format(who)

@@ -194,7 +194,7 @@ def _restored(record: TrialRecord, baseline: TrialRecord) -> Trial:
     trial.stopped_by = record.stopped_by
     trial.instances = record.instances
     trial.seconds = record.seconds
-    trial.slices = list(record.slices)
+    trial.add_slices(record.slices)
     for pair in record.pairs:
         trial.restore_pair(
             pair,

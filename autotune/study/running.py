@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from autotune.measure.disturbance import Disturbance, Timing, disturbances, kept, load_of
-from autotune.measure.intervals import LogInterval, instance_interval, mean_interval
+from autotune.measure.intervals import FEW_INSTANCES, LogInterval, instance_interval, mean_interval
 from autotune.measure.throughput import long_run_rate, overall_log_ratios, overall_rate
 from autotune.space.configuration import Configuration
 from autotune.trial.live import LiveTrial, TrialFailed, WarmUp
@@ -355,8 +355,8 @@ class Trial:
         return _mean(each.epoch_overhead_seconds for each in by_steps)
 
     def _settled(self) -> bool | None:
-        told = {each.ready.settled for each in self._warm}
-        return None if told == set() else False if False in told else None if None in told else True
+        told = [each.ready.settled for each in self._warm if each.ready.settled is not None]
+        return 2 * sum(told) > len(told) if told else None
 
     def _stalled_ends(self) -> float | None:
         return _mean(each.ready.stalled_ends for each in self._warm)
@@ -377,13 +377,16 @@ def throughput_interval(
     Args:
         rates: Of single slices.
         examples: Trained on in each; equally many where None.
-        instances: The process that each is of, where the interval is to be over processes, if there are several.
+        instances: The process that each is of, where the interval is to be over processes. Of fewer than
+            `FEW_INSTANCES` it would tell nothing, and is over slices.
     """
     value = overall_rate(rates, examples or [1] * len(rates))
     by_instance: dict[int, list[float]] = {}
     for instance, each in zip(instances or [0] * len(rates), rates, strict=True):
         by_instance.setdefault(instance, []).append(math.log(each))
     groups = list(by_instance.values())
+    if len(groups) < FEW_INSTANCES:
+        groups = [[math.log(each) for each in rates]]
     width = (instance_interval(groups) if len(groups) > 1 else mean_interval(groups[0])).half_width
     factor = math.exp(width) if math.isfinite(width) else 1.0
     return Interval(value=value, low=value / factor, high=value * factor)

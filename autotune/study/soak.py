@@ -73,7 +73,15 @@ class Soak:
         self._last = last
         self._busy: Trial | None = None
 
-    def soak(self, reference: Trial, trial: Trial, *, together: bool, wanted: float) -> Soaked | None:
+    def soak(
+        self,
+        reference: Trial,
+        trial: Trial,
+        *,
+        together: bool,
+        wanted: float,
+        shares: tuple[float, float] = (1.0, 1.0),
+    ) -> Soaked | None:
         """Let both train in turns, either of them first.
 
         Where both are alive they alternate, so that each leg has a pause before it, while the other one trains.
@@ -84,6 +92,7 @@ class Soak:
             trial: The winner.
             together: Whether both may be alive at once.
             wanted: Seconds of a slice, as in what is to be corrected: a pause gives the more to a shorter one.
+            shares: Of the winner's and the baseline's slices in what is to be corrected, those with a pause before them.
 
         Returns:
             None where there was too little time, or the baseline failed.
@@ -108,6 +117,7 @@ class Soak:
             [[trial.rate(each) for each in leg.slices] for leg in own],
             [[reference.rate(each) for each in leg.slices] for leg in beside],
             seconds=sum(each.seconds for leg in own for each in leg.slices),
+            shares=shares,
         )
 
     def _take_turns(
@@ -123,7 +133,7 @@ class Soak:
         order = [first, second] if together else [first, second, second, first]
         starts = 0.0 if together else sum(each.warm.ready_seconds for each in order if each.warm) / 4 / 2
         if together:
-            for each in (reference, trial):
+            for each in (first, second):  # or the second one's first leg would follow on its own warm-up
                 self._begin(each, stack)
         warm = [each.warm for each in (reference, trial) if each.warm is not None]
         length = slice_seconds(*warm, measured=math.inf, wanted=wanted)

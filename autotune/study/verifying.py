@@ -14,7 +14,7 @@ from pathlib import Path
 
 from autotune.errors import NoStableConfigurationError, RecipeError, TrialProcessError
 from autotune.machine import Machine, fingerprint, require_linux
-from autotune.measure.deciding import Finding, Shortfall, Verdict, finding
+from autotune.measure.deciding import MIN_GAIN, Finding, Shortfall, Verdict, finding
 from autotune.measure.intervals import LogInterval, log_interval
 from autotune.measure.stability import MEMORY_MARGIN
 from autotune.printable import first_line
@@ -306,6 +306,7 @@ def _failed(confirmed: Confirmed, result: Result) -> tuple[Finding, str, int] | 
 def _judged(recipe: Recipe, confirmed: Confirmed, result: Result, budget: float) -> tuple[Finding, str]:
     """What the speed-up says of the claim, and why."""
     evidence, now = recipe.evidence, confirmed.ratio
+    counts = min(evidence.min_gain, MIN_GAIN)  # of a gain that has to be large, no large part may be lost
     if now is None or confirmed.speedup is None:
         more = _option(result.sufficient_budget or LARGER * budget)
         return (
@@ -313,15 +314,15 @@ def _judged(recipe: Recipe, confirmed: Confirmed, result: Result, budget: float)
             f"the budget ended before it was measured in two fresh processes; give {more}",
         )
     claim = log_interval(evidence.speedup.value, *evidence.speedup.ci95)
-    found = finding(claim, now, min_gain=evidence.min_gain)
+    found = finding(claim, now, min_gain=counts)
     more = _option(max(result.sufficient_budget or 0.0, LARGER * budget))
     if found is Finding.UNDECIDED:
-        return found, _why_undecided(claim, now, evidence.min_gain, more)
+        return found, _why_undecided(claim, now, counts, more)
     if not _in_slices_only(evidence, confirmed):
-        return found, _why(found, evidence.min_gain)
+        return found, _why(found, counts)
     if found is not Finding.HOLDS and _flattered(evidence):
-        return found, f"{_why(found, evidence.min_gain)}, even in slices, which pauses have made look faster"
-    return Finding.UNDECIDED, _why_not_continuous(confirmed, evidence.min_gain, more)
+        return found, f"{_why(found, counts)}, even in slices, which pauses have made look faster"
+    return Finding.UNDECIDED, _why_not_continuous(confirmed, counts, more)
 
 
 def _why(found: Finding, min_gain: float) -> str:

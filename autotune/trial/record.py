@@ -177,8 +177,8 @@ class TrialRecord(_Data):
         compile_seconds: Trace and compile: what the first calls took beyond steady ones.
         warmup_seconds: From the first step to the steady state.
         warmup_steps: Steps up to then: they compile, or are not at the usual pace yet, and count in no slice.
-        settled: Whether all its processes had reached the steady state when they were measured; None where no process
-            had not, but some ran too few steps to tell, and in records of trials that were not warm.
+        settled: Whether most of its processes had reached the steady state when they were measured; None where none
+            was warm, or all ran too few steps to tell.
         run_in_seconds: What it trains after each pause before a slice begins; None in older records.
         timed_by: `epochs` (whole ones) or `steps` (boundary cost added in proportion).
         epoch_overhead_seconds: What an epoch costs beyond its steps.

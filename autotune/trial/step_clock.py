@@ -470,10 +470,15 @@ class StepClock:
                 self._hold_ready(self._settled, now)
 
     def _last_epochs_agree(self) -> bool | None:
-        """Whether the last epoch's calls, its first left out, were at the pace of those of the epoch before."""
-        calls = max(0, self._calls_of_epoch - 1)
-        last, earlier = self._call_times[-calls:], self._call_times[:-calls]
-        return agree(earlier[-calls:], last) if calls else None
+        """Whether the calls of the last three epochs do not say that each was clearly faster than the one before.
+
+        Of two, a machine that is restless for a second would say that too often. First calls do not count.
+        """
+        calls = self._calls_of_epoch - 1
+        if calls < 1 or len(self._call_times) < 3 * calls:
+            return None
+        times = self._call_times[-3 * calls :]
+        return agree(times[:calls], times[calls : 2 * calls], times[2 * calls :])
 
     def _warm_up_by_steps(self, now: float) -> None:
         settled = is_steady(self._call_times)
