@@ -92,7 +92,7 @@ class Soak:
             trial: The winner.
             together: Whether both may be alive at once.
             wanted: Seconds of a slice, as in what is to be corrected: a pause gives the more to a shorter one.
-            shares: Of the winner's and the baseline's slices in what is to be corrected, those with a pause before them.
+            shares: Of both slices in what is to be corrected, those with a pause before them: winner's, baseline's.
 
         Returns:
             None where there was too little time, or the baseline failed.
