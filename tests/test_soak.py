@@ -251,6 +251,7 @@ def test_a_first_interrupt_ends_the_soak_between_legs(tmp_path):
     bench.watcher.react = react
     result = bench.confirm(FAST)
     assert asked
+    assert not result.stopped, "all instances were measured"
     assert result.winner.configuration == FAST
     assert result.winner.soaked is None
     assert trials.clock() < began + 30.0
