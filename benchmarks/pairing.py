@@ -105,10 +105,9 @@ class Bench:
         trial = Trial(1, Phase.SEARCH, self._configuration)  # log-ratios, as of the other ways
         with self.live() as (first, own), self.live() as (second, warm):
             trial.note_warm(own)
-            order = rng.sample(
-                (first, second), 2
-            )  # who begins is drawn; as in a confirmation, nobody goes twice in a row
-            for _ in range(self._pairs):
+            order: list[LiveTrial] = []
+            for number in range(self._pairs):  # drawn, and turned round, as in a confirmation
+                order = order[::-1] if number % 2 else rng.sample((first, second), 2)
                 taken = {each: each.measure(SHORT_SLICE_SECONDS, PATIENCE_SECONDS) for each in order}
                 trial.add_pair(
                     baseline_first=next(iter(taken)) is second,
