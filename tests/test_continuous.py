@@ -6,7 +6,7 @@ import random
 import pytest
 
 from autotune.measure.continuous import TELLING, soaked
-from autotune.measure.intervals import LogInterval
+from autotune.measure.intervals import LogInterval, t_quantile
 
 
 def legs_of(drawn, *, speed, pause=1.0, legs=4, noise=0.03, drift=0.1):
@@ -66,6 +66,24 @@ def test_the_interval_covers_the_truth(legs):
     """Of 600 simulated soaks in which pauses give nothing, about one in twenty has an interval without 0."""
     found = [a_soak(seed, legs=legs).pauses for seed in range(600)]
     assert sum(not each.low < 0 < each.high for each in found) <= 0.075 * 600
+
+
+def test_two_legs_that_agree_by_chance_take_nothing_off():
+    """Legs of a real soak: both gains of each side agreed, while slices without any pause differed by half."""
+    legs = [[798.0, 823.0, 741.0, 688.0], [1066.0, 1072.0, 659.0, 1054.0]]
+    beside = [[295.0, 332.0, 326.0, 328.0], [354.0, 377.0, 357.0, 484.0]]
+    found = soaked(legs, beside, seconds=11.8, shares=(0.65, 0.65))
+    assert not found.contradicts
+    assert not found.tells
+
+
+@pytest.mark.parametrize("shares", [(1.0, 1.0), (0.5, 0.8)])
+def test_what_slices_vary_by_is_in_the_interval(shares):
+    """Where the legs' gains do not differ at all: the spread of slices, Student's t with their degrees of freedom."""
+    leg = [1.0, math.exp(0.1), math.exp(-0.1)]
+    found = soaked([leg] * 2, [leg] * 4, seconds=1.0, shares=shares)
+    variance = 0.02 * 1.5 * (shares[0] ** 2 / 2 + shares[1] ** 2 / 4)
+    assert found.pauses.half_width == pytest.approx(t_quantile(0.95, 6) * math.sqrt(variance))
 
 
 @pytest.mark.parametrize("legs", [2, 4, 8])

@@ -72,6 +72,9 @@ def soaked(
 ) -> Soaked:
     """What two trainings showed in turns.
 
+    The interval is Student's t, by the larger of two spreads: that of the legs' gains, and the one that their slices
+    predict. Legs are few, and the gains of two agree by chance now and then.
+
     Args:
         legs: The rates of the slices of each leg of the winner, in order; at least `FEWEST_SLICES` in each, and at
             least two legs.
@@ -80,14 +83,19 @@ def soaked(
         shares: Of the slices that the claim comes from, those with a pause before them, the winner's and the
             baseline's: so much of what a pause gives is in it.
     """
-    gains = [
-        [share * _gain(leg) for leg in each]
-        for each, share in zip((legs, baseline_legs), shares, strict=True)
-    ]
+    sides = tuple(zip((legs, baseline_legs), shares, strict=True))
+    gains = [[share * _gain(leg) for leg in each] for each, share in sides]
+    of_gains, degrees_of_gains = _pooled(gains)
+    of_slices, degrees_of_slices = _pooled([_logs_without_pause(leg) for each, _ in sides for leg in each])
+    predicted = [[share**2 * of_slices * (1 + 1 / (len(leg) - 1)) for leg in each] for each, share in sides]
+    margin, degrees = max(
+        (t_quantile(CONFIDENCE, count) * math.sqrt(variance), count)
+        for variance, count in (
+            (of_gains * sum(1 / len(each) for each in gains), degrees_of_gains),
+            (sum(sum(each) / len(each) ** 2 for each in predicted), degrees_of_slices),
+        )
+    )
     value = statistics.fmean(gains[0]) - statistics.fmean(gains[1])
-    degrees = sum(len(each) - 1 for each in gains)
-    spread = sum(statistics.variance(each) * (len(each) - 1) for each in gains) / degrees
-    margin = t_quantile(CONFIDENCE, degrees) * math.sqrt(spread * sum(1 / len(each) for each in gains))
     return Soaked(
         pauses=LogInterval(value=value, low=value - margin, high=value + margin, count=degrees),
         rates=tuple(statistics.fmean(leg[1:]) for leg in legs),
@@ -98,4 +106,15 @@ def soaked(
 
 def _gain(leg: Sequence[float]) -> float:
     """Logarithm by which the slice after the pause is faster than those that follow."""
-    return math.log(leg[0]) - statistics.fmean(map(math.log, leg[1:]))
+    return math.log(leg[0]) - statistics.fmean(_logs_without_pause(leg))
+
+
+def _logs_without_pause(leg: Sequence[float]) -> list[float]:
+    """Of the slices that follow."""
+    return [math.log(each) for each in leg[1:]]
+
+
+def _pooled(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
+    """The variance within groups, and its degrees of freedom."""
+    degrees = sum(len(each) - 1 for each in groups)
+    return sum(statistics.variance(each) * (len(each) - 1) for each in groups) / degrees, degrees
