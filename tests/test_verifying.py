@@ -29,11 +29,11 @@ from autotune.recipe.recipe import ContinuousRun, Estimate, Factor
 from autotune.space.configuration import Configuration
 from autotune.study import verifying
 from autotune.study.confirmed import Confirmed, Result
-from autotune.study.progress import Notice, TrialBegan
+from autotune.study.progress import Notice, PhaseBegan, TrialBegan
 from autotune.study.running import ratio_interval
 from autotune.study.verifying import Verification, verify, verify_with
 from autotune.trial.live import TrialFailed
-from autotune.trial.record import Outcome
+from autotune.trial.record import Outcome, Phase
 from autotune.workload import Workload
 
 SPACE = """
@@ -263,13 +263,28 @@ def test_what_is_odd_about_the_baseline_is_said(recipe, tmp_path):
     assert any("the workload retraces" in each.text for each in watcher.of(Notice))
 
 
+def claiming_nothing(recipe, baseline):
+    """A recipe that is this baseline."""
+    return recipe.model_copy(update={"configuration": baseline, "baseline": baseline})
+
+
 def test_a_recipe_that_claims_nothing_holds(recipe, tmp_path):
-    """The baseline is the baseline: nothing is measured."""
-    (tmp_path / "train.py").write_text("workload = 1\n")
-    nothing = recipe.model_copy(update={"configuration": recipe.baseline})
-    verification = verify(nothing, str(tmp_path / "train.py"))
+    """The baseline is the baseline: nothing is confirmed."""
+    watcher = Watcher()
+    verification = found(claiming_nothing(recipe, recipe.baseline), tmp_path, observe=watcher)
     assert verification.finding is Finding.HOLDS
     assert verification.claimed is None
+    assert [each.phase for each in watcher.of(PhaseBegan)] == [Phase.BASELINE]
+
+
+def test_a_recipe_that_claims_nothing_must_be_of_this_workload_too(recipe, tmp_path):
+    """Another workload, or a baseline that is not the recipe's any more, is refused."""
+    nothing = claiming_nothing(recipe, recipe.baseline)
+    with pytest.raises(RecipeError, match="another workload than the recipe's"):
+        found(of_workload(nothing, name="digits", fingerprint="sha256:11"), tmp_path / "other")
+    changed = claiming_nothing(recipe, {**recipe.baseline, "prefetch": 2})
+    with pytest.raises(RecipeError, match="against another baseline"):
+        found(changed, tmp_path / "changed")
 
 
 def around(value, half_width):

@@ -97,14 +97,6 @@ def verify(
     loaded = recipe if isinstance(recipe, Recipe) else Recipe.load(Path(recipe))
     options = Options(budget=seconds_of("budget", budget), seed=seed, memory_margin=memory_margin)
     reference = reference_to(workload)
-    if not loaded.changes:
-        return Verification(
-            finding=Finding.HOLDS,
-            claimed=None,
-            measured=None,
-            instances=0,
-            reason="the recipe is the baseline, and claims nothing",
-        )
     machine = fingerprint()
 
     def verified(directory: RunDirectory) -> Verification:
@@ -187,6 +179,14 @@ def verify_with(
     _refuse_another_baseline(recipe, run.baseline)
     beside.end_baseline()
     trials.retire(0)
+    if not recipe.changes:
+        return Verification(
+            finding=Finding.HOLDS,
+            claimed=None,
+            measured=None,
+            instances=0,
+            reason="the recipe is the baseline, and claims nothing",
+        )
     plan = _plan(budget, warm, import_seconds, recipe)
     confirmer = Confirmer(run, plan, limits, min_gain=recipe.evidence.min_gain)
     return _verification(recipe, confirmer.confirm([_as_if_searched(recipe, warm)]), budget, directory)
