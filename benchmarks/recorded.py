@@ -285,8 +285,8 @@ class Nowhere(RunDirectory):
 def replay(
     recording: Recording,
     condition: str,
-    *,
     seed: int,
+    *,
     seconds: float,
     gain: float = 1.0,
     finalists: int = 1,
@@ -317,14 +317,8 @@ def replays(
     finalists: int = 1,
 ) -> list[Result]:
     """So many of these, of the seeds from 0 on, in that order, on all cores where they are not few."""
-    one = functools.partial(_with_seed, recording, condition, seconds=seconds, gain=gain, finalists=finalists)
+    one = functools.partial(replay, recording, condition, seconds=seconds, gain=gain, finalists=finalists)
     if count <= FEW_REPLAYS:
         return list(map(one, range(count)))
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         return list(pool.map(one, range(count), chunksize=FEW_REPLAYS // 2))
-
-
-def _with_seed(
-    recording: Recording, condition: str, seed: int, *, seconds: float, gain: float, finalists: int
-) -> Result:
-    return replay(recording, condition, seed=seed, seconds=seconds, gain=gain, finalists=finalists)

@@ -50,7 +50,7 @@ def log_ratios_of(recording):
 
 def claims(recording, count, **settings):
     """How many of so many replays of 60 s find the finalist faster."""
-    results = [replay(recording, "quiet", seed=seed, seconds=60.0, **settings) for seed in range(count)]
+    results = [replay(recording, "quiet", seed, seconds=60.0, **settings) for seed in range(count)]
     return sum(each.winner is not None for each in results)
 
 
@@ -74,7 +74,7 @@ def test_a_stretch_is_one_instance_in_its_order():
 def test_noise_that_is_in_the_times_favours_neither_side():
     """Slices of equally many examples vary in seconds: over many replays the overall rates are equal."""
     recording = a_recording(noise=0.4)
-    found = [replay(recording, "quiet", seed=seed, seconds=60.0).confirmed[0].ratio for seed in range(200)]
+    found = [replay(recording, "quiet", seed, seconds=60.0).confirmed[0].ratio for seed in range(200)]
     values = [each.value for each in found if each is not None]
     error = statistics.stdev(values) / math.sqrt(len(values))
     assert abs(statistics.fmean(values)) < 3 * error < 0.04
@@ -127,7 +127,7 @@ def test_a_recording_is_read_as_it_was_written(tmp_path):
     recording = a_recording()
     recording.save(tmp_path / "recording.json")
     again = Recording.load(tmp_path / "recording.json")
-    before, after = (replay(each, "quiet", seed=5, seconds=60.0) for each in (recording, again))
+    before, after = (replay(each, "quiet", 5, seconds=60.0) for each in (recording, again))
     assert before.confirmed[0].ratio == after.confirmed[0].ratio
     assert (tmp_path / "recording.json").stat().st_size < 150 * 40 * 5
 
@@ -138,7 +138,7 @@ def test_a_recording_is_read_as_it_was_written(tmp_path):
 def test_a_replay_takes_no_time_to_speak_of():
     """It keeps to the time that it replays, and takes less than a tenth of it."""
     began = time.perf_counter()
-    result = replay(a_recording(), "quiet", seed=0, seconds=90.0)
+    result = replay(a_recording(), "quiet", 0, seconds=90.0)
     assert time.perf_counter() - began < 0.1 * 90.0
     assert result.instances >= 6
     assert result.baseline.instances == result.instances
@@ -147,10 +147,10 @@ def test_a_replay_takes_no_time_to_speak_of():
 def test_more_time_buys_more_instances():
     """The plan of the confirmation is the tuner's own; what importing takes comes off its time."""
     recording = a_recording()
-    counts = [replay(recording, "quiet", seed=0, seconds=each).instances for each in (20.0, 40.0, 90.0)]
+    counts = [replay(recording, "quiet", 0, seconds=each).instances for each in (20.0, 40.0, 90.0)]
     assert counts[0] < counts[1] < counts[2]
     slow = dataclasses.replace(recording, import_seconds=53.0)
-    assert replay(slow, "quiet", seed=0, seconds=90.0).instances == counts[1]
+    assert replay(slow, "quiet", 0, seconds=90.0).instances == counts[1]
 
 
 def test_a_recording_that_is_not_there_names_the_command_that_makes_one(tmp_path):
@@ -175,8 +175,8 @@ def test_no_gain_is_rarely_found():
 def test_confirmations_that_decided_nothing_are_no_evidence():
     """Neither for nor against false claims: the share is of those that had enough instances."""
     recording = a_recording()
-    nothing = replay(recording, "quiet", seed=0, seconds=5.0)
-    found = replay(recording, "quiet", seed=0, seconds=60.0, gain=1.5)
+    nothing = replay(recording, "quiet", 0, seconds=5.0)
+    found = replay(recording, "quiet", 0, seconds=60.0, gain=1.5)
     figures = false_wins.claims("x", [nothing, found])
     assert (figures["x: claimed faster"]["value"], figures["x: claimed faster"]["count"]) == (1.0, 1)
     assert figures["x: instances"]["value"] == found.instances / 2
@@ -185,7 +185,7 @@ def test_confirmations_that_decided_nothing_are_no_evidence():
 
 def test_several_finalists_are_drawn_apart():
     """Each has ratios of its own, and the one with the best bound comes first."""
-    result = replay(a_recording(), "quiet", seed=0, seconds=210.0, finalists=FINALISTS)
+    result = replay(a_recording(), "quiet", 0, seconds=210.0, finalists=FINALISTS)
     values = {each.ratio.value for each in result.confirmed}
     assert len(values) == FINALISTS
     assert result.confirmed[0].ratio.low == max(each.ratio.low for each in result.confirmed)

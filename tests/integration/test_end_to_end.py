@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import optuna
@@ -52,22 +52,29 @@ def run(tmp_path, environment):
     """Runs Python in an empty directory, waits for it to end, and sees that nothing of it is left."""
 
     def start(*arguments: str) -> subprocess.CompletedProcess[str]:
-        with subprocess.Popen(
-            [sys.executable, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-            cwd=tmp_path,
-        ) as process:
-            try:
-                out, err = process.communicate(timeout=WAIT_SECONDS)
-            finally:
-                process.kill()
-        assert templates_of(process.pid) == []
-        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+        return to_its_end(arguments, environment, tmp_path)
 
     return start
+
+
+def to_its_end(
+    arguments: Sequence[str], environment: Mapping[str, str], directory: Path
+) -> subprocess.CompletedProcess[str]:
+    """What Python gave with these arguments, which has left no process."""
+    with subprocess.Popen(
+        [sys.executable, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        cwd=directory,
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=WAIT_SECONDS)
+        finally:
+            process.kill()
+    assert templates_of(process.pid) == []
+    return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
 
 def with_enough_time(

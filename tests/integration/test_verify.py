@@ -2,12 +2,11 @@
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from real_trials import configuration
-from test_end_to_end import TINY, WAIT_SECONDS, templates_of, with_enough_time
+from test_end_to_end import TINY, to_its_end, with_enough_time
 
 from autotune.machine import fingerprint
 from autotune.measure.deciding import Verdict
@@ -71,20 +70,8 @@ def verify(tmp_path, environment):
     RECIPE.save(tmp_path / "recipe.json")
 
     def start(*arguments: str) -> subprocess.CompletedProcess[str]:
-        with subprocess.Popen(
-            [sys.executable, "-m", "autotune", "verify", "recipe.json", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**environment, "TMPDIR": str(tmp_path / "tmp")},
-            cwd=tmp_path,
-        ) as process:
-            try:
-                out, err = process.communicate(timeout=WAIT_SECONDS)
-            finally:
-                process.kill()
-        assert templates_of(process.pid) == []
-        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+        its_own = {**environment, "TMPDIR": str(tmp_path / "tmp")}
+        return to_its_end(("-m", "autotune", "verify", "recipe.json", *arguments), its_own, tmp_path)
 
     def verified(source: str, workload: str = "train.py") -> subprocess.CompletedProcess[str]:
         (tmp_path / "train.py").write_text(source)
