@@ -20,7 +20,7 @@ GAINS = (0.03, 0.05, 0.10)
 REAL_GAINS, REAL_GAINS_QUICK = (0.05, 0.10), (0.10,)
 BARS = {0.05: {"min": 0.80}, 0.10: {"min": 0.95}}
 """Share of the confirmations on a quiet machine that must find a gain."""
-REAL_SECONDS, REAL_SECONDS_QUICK = 50.0, 25.0
+REAL_SECONDS, REAL_SECONDS_QUICK = 90.0, 25.0
 REAL_REPEATS, REAL_REPEATS_QUICK = 4, 1
 CALIBRATION_SECONDS = 90.0
 REPLAYS, REPLAYS_QUICK = 1000, 60
