@@ -84,6 +84,7 @@ def test_what_slices_vary_by_is_in_the_interval(shares):
     found = soaked([leg] * 2, [leg] * 4, seconds=1.0, shares=shares)
     variance = 0.02 * 1.5 * (shares[0] ** 2 / 2 + shares[1] ** 2 / 4)
     assert found.pauses.half_width == pytest.approx(t_quantile(0.95, 6) * math.sqrt(variance))
+    assert found.pauses.count == 6
 
 
 @pytest.mark.parametrize("legs", [2, 4, 8])
