@@ -2,7 +2,7 @@
 
     python benchmarks/power.py [--quick] [--json FILE] [--replay-only] [--recording FILE]
 
-Prints one table. Real confirmations find real gains, which one long confirmation each measures within the same run.
+Prints one table. Real confirmations find real gains; how large those are, one more in the same run says about.
 Replays take the recorded slices of a quiet and of a disturbed machine (see `false_wins.py`), with the finalist's rates
 multiplied by the gain, at the instances and slices that 90 s hold.
 """

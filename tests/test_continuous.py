@@ -77,14 +77,29 @@ def test_two_legs_that_agree_by_chance_take_nothing_off():
     assert not found.tells
 
 
-@pytest.mark.parametrize("shares", [(1.0, 1.0), (0.5, 0.8)])
-def test_what_slices_vary_by_is_in_the_interval(shares):
-    """Where the legs' gains do not differ at all: the spread of slices, Student's t with their degrees of freedom."""
-    leg = [1.0, math.exp(0.1), math.exp(-0.1)]
-    found = soaked([leg] * 2, [leg] * 4, seconds=1.0, shares=shares)
-    variance = 0.02 * 1.5 * (shares[0] ** 2 / 2 + shares[1] ** 2 / 4)
-    assert found.pauses.half_width == pytest.approx(t_quantile(0.95, 6) * math.sqrt(variance))
+@pytest.mark.parametrize(
+    ("shares", "of_baseline"), [((1.0, 1.0), 0.1), ((0.5, 0.8), 0.1), ((1.0, 0.5), 0.02)]
+)
+def test_what_slices_vary_by_is_in_the_interval(shares, of_baseline):
+    """Where the legs' gains do not differ at all: each side's own spread, in its share, Student's t after Welch."""
+    leg, beside = ([1.0, math.exp(each), math.exp(-each)] for each in (0.1, of_baseline))
+    found = soaked([leg] * 2, [beside] * 4, seconds=1.0, shares=shares)
+    own = shares[0] ** 2 * 2 * 0.1**2 * 1.5 / 2
+    its = shares[1] ** 2 * 2 * of_baseline**2 * 1.5 / 4
+    degrees = (own + its) ** 2 / (own**2 / 2 + its**2 / 4)
+    expected = t_quantile(0.95, degrees) * math.sqrt(own + its)
+    assert found.pauses.half_width == pytest.approx(expected)
     assert found.pauses.count == 6
+
+
+def test_a_claim_is_raised_by_what_is_sure_by_either_spread():
+    """At 99% the gains of two legs tell less than slices do, however close both are at 95%: the wider one counts."""
+    legs = [[82.0, 108.0, 93.0, 100.0], [87.0, 108.0, 93.0, 100.0]]
+    beside = [[119.0, 108.0, 93.0, 100.0], [111.0, 108.0, 93.0, 100.0]]
+    found = soaked(legs, beside, seconds=1.0)
+    assert found.pauses.high < 0 < found.surely.high
+    assert not found.contradicts
+    assert soaked(beside, legs, seconds=1.0).contradicts
 
 
 @pytest.mark.parametrize("legs", [2, 4, 8])

@@ -377,8 +377,13 @@ def test_why_plain_was_not_measured_is_said():
 
 def soaked(*, pauses, half_width):
     """A continuous run of which this is known of what pauses give, as a logarithm."""
+
+    def around(error):
+        return LogInterval(value=pauses, low=pauses - error, high=pauses + error, count=6)
+
     return Soaked(
-        pauses=LogInterval(value=pauses, low=pauses - half_width, high=pauses + half_width, count=6),
+        pauses=around(half_width),
+        surely=around(1.5 * half_width),
         rates=(5000.0, 5000.0),
         baseline_rates=(3900.0, 3900.0),
         seconds=10.0,

@@ -336,7 +336,13 @@ def claiming(recipe, value, half_width, *, min_gain=MIN_GAIN, pauses=None):
 
 def a_soak(pauses, half_width):
     """A continuous run by which pauses give this factor."""
-    return Soaked(pauses=around(pauses, half_width), rates=(1.0,), baseline_rates=(1.0,), seconds=9.0)
+    return Soaked(
+        pauses=around(pauses, half_width),
+        surely=around(pauses, 1.5 * half_width),
+        rates=(1.0,),
+        baseline_rates=(1.0,),
+        seconds=9.0,
+    )
 
 
 @pytest.fixture

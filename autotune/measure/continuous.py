@@ -35,12 +35,14 @@ class Soaked:
 
     Args:
         pauses: Logarithm of the factor by which pauses raise the speed-up that slices show.
+        surely: The same with the wider interval of `SURELY`.
         rates: Samples per second, by leg, of the slices that had no pause before them: the winner's.
         baseline_rates: The baseline's.
         seconds: How long the winner trained.
     """
 
     pauses: LogInterval
+    surely: LogInterval
     rates: tuple[float, ...]
     baseline_rates: tuple[float, ...]
     seconds: float
@@ -53,8 +55,7 @@ class Soaked:
     @property
     def contradicts(self) -> bool:
         """Whether slices surely show another speed-up than the training has."""
-        wider = t_quantile(SURELY, self.pauses.count) / t_quantile(CONFIDENCE, self.pauses.count)
-        return self.pauses.low > 0 or self.pauses.value < -wider * self.pauses.half_width
+        return self.pauses.low > 0 or self.surely.high < 0
 
     def without_pauses(self, claim: LogInterval) -> LogInterval:
         """A claim from slices, freed of what the pauses gave; both errors are in its interval."""
@@ -72,7 +73,7 @@ def soaked(
 ) -> Soaked:
     """What two trainings showed in turns.
 
-    The interval is Student's t, by the larger of two spreads: that of the legs' gains, and the one that their slices
+    Its interval is the wider of two of Student's t: by the spread of the legs' gains, and by the one that their slices
     predict. Legs are few, and the gains of two agree by chance now and then.
 
     Args:
@@ -83,25 +84,45 @@ def soaked(
         shares: Of the slices that the claim comes from, those with a pause before them, the winner's and the
             baseline's: so much of what a pause gives is in it.
     """
-    sides = tuple(zip((legs, baseline_legs), shares, strict=True))
-    gains = [[share * _gain(leg) for leg in each] for each, share in sides]
-    of_gains, degrees_of_gains = _pooled(gains)
-    of_slices, degrees_of_slices = _pooled([_logs_without_pause(leg) for each, _ in sides for leg in each])
-    predicted = [[share**2 * of_slices * (1 + 1 / (len(leg) - 1)) for leg in each] for each, share in sides]
-    margin, degrees = max(
-        (t_quantile(CONFIDENCE, count) * math.sqrt(variance), count)
-        for variance, count in (
-            (of_gains * sum(1 / len(each) for each in gains), degrees_of_gains),
-            (sum(sum(each) / len(each) ** 2 for each in predicted), degrees_of_slices),
-        )
-    )
+    gains = [
+        [share * _gain(leg) for leg in each]
+        for each, share in zip((legs, baseline_legs), shares, strict=True)
+    ]
+    errors = [_error_by_gains(gains), _error_by_slices((legs, baseline_legs), shares)]
     value = statistics.fmean(gains[0]) - statistics.fmean(gains[1])
+
+    def interval(confidence: float) -> LogInterval:
+        margin = max(t_quantile(confidence, degrees) * error for error, degrees in errors)
+        return LogInterval(value=value, low=value - margin, high=value + margin, count=sum(map(len, gains)))
+
     return Soaked(
-        pauses=LogInterval(value=value, low=value - margin, high=value + margin, count=degrees),
+        pauses=interval(CONFIDENCE),
+        surely=interval(SURELY),
         rates=tuple(statistics.fmean(leg[1:]) for leg in legs),
         baseline_rates=tuple(statistics.fmean(leg[1:]) for leg in baseline_legs),
         seconds=seconds,
     )
+
+
+def _error_by_gains(sides: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Standard error of the difference of both sides' means, and its degrees of freedom, by what legs gained."""
+    variance, degrees = _pooled(sides)
+    return math.sqrt(variance * sum(1 / len(each) for each in sides)), degrees
+
+
+def _error_by_slices(
+    sides: Sequence[Sequence[Sequence[float]]], shares: Sequence[float]
+) -> tuple[float, float]:
+    """The same by what slices without a pause vary by, which either side does by itself (Welch)."""
+    parts = []
+    for legs, share in zip(sides, shares, strict=True):
+        variance, degrees = _pooled([_logs_without_pause(leg) for leg in legs])
+        of_mean = variance * sum(1 + 1 / (len(leg) - 1) for leg in legs) / len(legs) ** 2
+        parts.append((share**2 * of_mean, degrees))
+    total = sum(part for part, _ in parts)
+    if not total:
+        return 0.0, 1.0
+    return math.sqrt(total), total**2 / sum(part**2 / degrees for part, degrees in parts)
 
 
 def _gain(leg: Sequence[float]) -> float:
