@@ -31,7 +31,7 @@ CONFIRMATIONS, CONFIRMATIONS_QUICK = 12, 1
 POOL_CONFIRMATIONS, POOL_SECONDS = 2, 120.0
 """Longer real ones, in each condition, of as many instances as there may be: for the recording alone."""
 REAL_SECONDS, REAL_SECONDS_QUICK = 45.0, 20.0
-"""With two imports in it, 45 s hold four to six processes of each side: of two, hardly any interval excludes 1."""
+"""With two imports in it, 45 s hold some five processes of each side: of two, hardly any interval excludes 1."""
 REPLAYS, REPLAYS_QUICK = 2000, 50
 SHORT_SECONDS, LONG_SECONDS = 25.0, 90.0
 SEVERAL_SECONDS = CONFIRMATION_SHARE * 600.0
