@@ -73,8 +73,8 @@ def soaked(
 ) -> Soaked:
     """What two trainings showed in turns.
 
-    Its interval is the wider of two of Student's t: by the spread of the legs' gains, and by the one that their slices
-    predict. Legs are few, and the gains of two agree by chance now and then.
+    What pauses give has the wider of two intervals of Student's t: by the spread of the legs' gains, and by what their
+    slices predict for it. Legs are few, and the gains of two agree by chance now and then.
 
     Args:
         legs: The rates of the slices of each leg of the winner, in order; at least `FEWEST_SLICES` in each, and at
