@@ -50,6 +50,13 @@ def test_so_much_is_taken_off_as_slices_had_pauses():
     assert found.rates == (100.0, 100.0)
 
 
+def test_what_pauses_surely_cost_is_given_back():
+    """Where they slow the winner down by a fifth, slices have told too little."""
+    found = a_soak(pause=0.8, noise=0.01)
+    assert found.contradicts
+    assert found.without_pauses(interval(math.log(1.2), 0.03)).value > math.log(1.4)
+
+
 def test_pauses_that_give_both_the_same_leave_the_claim_alone():
     """Both are 30% faster after a pause: the speed-up is what it was."""
     assert not a_soak(pause=1.3, baseline_pause=1.3, noise=0.01).contradicts
