@@ -42,7 +42,11 @@ CASES: list[Case] = [
 ]
 QUICK_CASES: list[Case] = [(300, 32, True), (3_000, 256, True), (100_000, 1024, True)]
 INSTANCES, INSTANCES_QUICK = 3, 1
-"""Fresh processes of both, for each case."""
+"""Fresh processes of both, for each case; their parents, which import TensorFlow, are fresh for each instance, too.
+
+Two processes that import the same, one after the other, differ in speed by 2 to 3 percent (standard deviation) for as
+long as they live, and so do their forks: with one parent for all instances that would be in every one of them.
+"""
 INSTANCE_SECONDS = 4.0
 """Of plain `fit`, at least, up to the end of an epoch."""
 WARMUP_SECONDS = 0.5
@@ -166,9 +170,8 @@ def trials_of(name: str, logs: Path) -> TrialProcesses:
     return TrialProcesses(parse_reference(f"{HERE / 'tiled.py'}:{name}"), logs=logs)
 
 
-def figures(cases: Sequence[Case], instances: int) -> dict[str, Figure]:
-    """All figures of the table, by name, with their bars."""
-    found: dict[str, Figure] = {}
+def log_ratios(cases: Sequence[Case]) -> list[float]:
+    """One of each case, in order, from a freshly started server of plain fits and fresh templates."""
     plain = [sys.executable, "-W", "ignore", str(HERE / "plain_fit.py")]
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -186,11 +189,18 @@ def figures(cases: Sequence[Case], instances: int) -> dict[str, Figure]:
         for processes, used in ((alone, False), (validated, True)):
             if any(used is validates for *_, validates in cases):
                 processes.open()
-        logs: dict[Case, list[float]] = {case: [] for case in cases}
-        for _ in range(instances):  # of all cases in turn, so that a slow minute is in all of them
-            for case in cases:
-                logs[case].append(log_ratio(validated if case[2] else alone, server, case, Path(folder)))
+        found = [log_ratio(validated if case[2] else alone, server, case, Path(folder)) for case in cases]
         server.kill()
+    return found
+
+
+def figures(cases: Sequence[Case], instances: int) -> dict[str, Figure]:
+    """All figures of the table, by name, with their bars."""
+    found: dict[str, Figure] = {}
+    logs: dict[Case, list[float]] = {case: [] for case in cases}
+    for _ in range(instances):  # of all cases in turn, so that a slow minute is in all of them
+        for case, ratio in zip(cases, log_ratios(cases), strict=True):
+            logs[case].append(ratio)
     for (size, batch, validates), ratios in logs.items():
         name = f"{size:,} examples, batch {batch}{', validation' if validates else ''}"
         found[name] = factor(ratios, WITHIN)

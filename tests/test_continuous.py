@@ -47,7 +47,7 @@ def test_so_much_is_taken_off_as_slices_had_pauses():
     legs, beside = [[130.0, 100.0, 100.0]] * 2, [[60.0, 50.0, 50.0]] * 2
     found = soaked(legs, beside, seconds=1.0, shares=(0.75, 0.5))
     assert found.pauses.value == pytest.approx(0.75 * math.log(1.3) - 0.5 * math.log(1.2))
-    assert found.rates == (100.0, 100.0)
+    assert found.rates == ((100.0, 100.0), (100.0, 100.0))
 
 
 def test_what_pauses_surely_cost_is_given_back():
@@ -133,5 +133,5 @@ def test_a_short_and_noisy_soak_says_that_it_does_not_tell():
 def test_rates_are_those_without_a_pause():
     """Samples per second of the slices that follow, leg by leg."""
     found = soaked([[9.0, 3.0, 3.0]] * 2, [[9.0, 2.0, 2.0]] * 2, seconds=1.0)
-    assert found.rates == (3.0, 3.0)
-    assert found.baseline_rates == (2.0, 2.0)
+    assert found.rates == ((3.0, 3.0), (3.0, 3.0))
+    assert found.baseline_rates == ((2.0, 2.0), (2.0, 2.0))

@@ -384,8 +384,8 @@ def soaked(*, pauses, half_width):
     return Soaked(
         pauses=around(half_width),
         surely=around(1.5 * half_width),
-        rates=(5000.0, 5000.0),
-        baseline_rates=(3900.0, 3900.0),
+        rates=((4900.0, 5100.0), (5000.0, 5000.0)),
+        baseline_rates=((3900.0, 3900.0), (4100.0, 3700.0)),
         seconds=10.0,
     )
 
@@ -437,10 +437,15 @@ def test_validation_of_unknown_length_is_not_called_a_check(timed_by, told):
 
 
 def test_rates_that_pauses_have_raised_are_not_in_the_recipe():
-    """Where the pauses' gain is taken off the claim, throughputs are those of slices without a pause."""
+    """Where the pauses' gain is taken off the claim, throughputs are those of slices without a pause.
+
+    Of two legs' own means an interval would be as wide as nobody can use.
+    """
     winner = dataclasses.replace(
         confirmed(), soaked=soaked(pauses=0.3, half_width=0.05), in_slices=confirmed().ratio
     )
     evidence = recipe_of(winner).evidence
     assert evidence.continuous.replaces_slices
-    assert (evidence.throughput.value, evidence.baseline_throughput.value) == (5000.0, 3900.0)
+    rates = evidence.throughput, evidence.baseline_throughput
+    assert [each.value for each in rates] == pytest.approx([5000.0, 3900.0], rel=0.01)
+    assert all(0.02 < each.ci95[1] / each.ci95[0] - 1 < 0.2 for each in rates)

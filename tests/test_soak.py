@@ -58,7 +58,7 @@ def test_a_claim_that_lives_of_the_pauses_is_replaced(tmp_path):
     assert found.replaced
     assert found.speedup.low < 1.5 < found.speedup.high
     assert found.in_slices.value > found.ratio.value + 0.1
-    assert found.soaked.rates[0] == pytest.approx(6000.0, rel=0.1)
+    assert found.soaked.rates[0][0] == pytest.approx(6000.0, rel=0.1)
     assert found.verdict is Verdict.FASTER
 
 

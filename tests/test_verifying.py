@@ -339,8 +339,8 @@ def a_soak(pauses, half_width):
     return Soaked(
         pauses=around(pauses, half_width),
         surely=around(pauses, 1.5 * half_width),
-        rates=(1.0,),
-        baseline_rates=(1.0,),
+        rates=((1.0,),),
+        baseline_rates=((1.0,),),
         seconds=9.0,
     )
 

@@ -36,15 +36,15 @@ class Soaked:
     Args:
         pauses: Logarithm of the factor by which pauses raise the speed-up that slices show.
         surely: The same with the wider interval of `SURELY`.
-        rates: Samples per second, by leg, of the slices that had no pause before them: the winner's.
+        rates: Samples per second of the slices that had no pause before them, by leg: the winner's.
         baseline_rates: The baseline's.
         seconds: How long the winner trained.
     """
 
     pauses: LogInterval
     surely: LogInterval
-    rates: tuple[float, ...]
-    baseline_rates: tuple[float, ...]
+    rates: tuple[tuple[float, ...], ...]
+    baseline_rates: tuple[tuple[float, ...], ...]
     seconds: float
 
     @property
@@ -98,8 +98,8 @@ def soaked(
     return Soaked(
         pauses=interval(CONFIDENCE),
         surely=interval(SURELY),
-        rates=tuple(statistics.fmean(leg[1:]) for leg in legs),
-        baseline_rates=tuple(statistics.fmean(leg[1:]) for leg in baseline_legs),
+        rates=tuple(tuple(leg[1:]) for leg in legs),
+        baseline_rates=tuple(tuple(leg[1:]) for leg in baseline_legs),
         seconds=seconds,
     )
 

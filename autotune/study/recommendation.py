@@ -112,7 +112,7 @@ def _evidence(
     assert base_rate is not None
     rate = chosen.throughput or base_rate
     if winner is not None and winner.soaked is not None and winner.replaced:  # rates that no pause has raised
-        rate, base_rate = map(throughput_interval, (winner.soaked.rates, winner.soaked.baseline_rates))
+        rate, base_rate = map(_rate_of_legs, (winner.soaked.rates, winner.soaked.baseline_rates))
     speedup = Interval(value=1.0, low=1.0, high=1.0)
     if winner is not None and winner.speedup is not None:
         speedup = winner.speedup
@@ -145,6 +145,14 @@ def _evidence(
         continuous=_continuous(winner),
         sufficient_budget_seconds=result.sufficient_budget if result is not None and lacked_time else None,
         plain=_plain(result, winner, baseline, speedup=speedup, base_rate=base_rate),
+    )
+
+
+def _rate_of_legs(legs: Sequence[Sequence[float]]) -> Interval:
+    """Samples per second of a continuous run; few legs tell nothing of their spread, and their slices do then."""
+    return throughput_interval(
+        [rate for leg in legs for rate in leg],
+        instances=[index for index, leg in enumerate(legs) for _ in leg],
     )
 
 
