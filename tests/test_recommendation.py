@@ -449,3 +449,18 @@ def test_rates_that_pauses_have_raised_are_not_in_the_recipe():
     rates = evidence.throughput, evidence.baseline_throughput
     assert [each.value for each in rates] == pytest.approx([5000.0, 3900.0], rel=0.01)
     assert all(0.02 < each.ci95[1] / each.ci95[0] - 1 < 0.2 for each in rates)
+
+
+def test_more_slices_of_the_same_turns_make_no_narrower_rate():
+    """Four turns tell of their spread: what differs between them is no noise of their slices."""
+    means = 4000.0, 6000.0, 4400.0, 5600.0
+
+    def width(slices):
+        found = dataclasses.replace(
+            soaked(pauses=0.3, half_width=0.05), rates=tuple((mean,) * slices for mean in means)
+        )
+        winner = dataclasses.replace(confirmed(), soaked=found, in_slices=confirmed().ratio)
+        low, high = recipe_of(winner).evidence.throughput.ci95
+        return high / low
+
+    assert width(20) == pytest.approx(width(2), rel=0.05)
