@@ -44,8 +44,8 @@ QUICK_CASES: list[Case] = [(300, 32, True), (3_000, 256, True), (100_000, 1024, 
 INSTANCES, INSTANCES_QUICK = 3, 1
 """Fresh processes of both, for each case; their parents, which import TensorFlow, are fresh for each instance, too.
 
-Two processes that import the same, one after the other, differ in speed by 2 to 3 percent (standard deviation) for as
-long as they live, and so do their forks: with one parent for all instances that would be in every one of them.
+Were two processes that import the same not equally fast, their forks would not be either (`templates.py` asks that):
+with one parent for all instances it would be in every one of them.
 """
 INSTANCE_SECONDS = 4.0
 """Of plain `fit`, at least, up to the end of an epoch."""

@@ -4,7 +4,7 @@
 
 Prints one table. Both configurations are the same, so the true ratio is 1 and every estimate is an error. *Paired*: two
 live processes take turns in slices, one always frozen; the interval is of the pairs, without those
-that were found to be disturbed. *Unpaired*: the same slices as two groups. *Sequential*: fresh processes A, B, A, B,
+that were found to be disturbed. *Unpaired*: all these slices, as two groups. *Sequential*: fresh processes A, B, A, B,
 each alone, its slices in one stretch; the interval is of the processes' means, which the bar is for, or of all their
 slices, as if those of one stretch had nothing in common: narrow, and often beside the truth. *Disturbed*: another
 process burns a core, on and off, in random periods. Each repeat has both conditions and all ways, in random order.
@@ -101,7 +101,7 @@ class Bench:
             trial.kill()
 
     def alternating(self, rng: random.Random) -> Found:
-        """The paired way, and the same slices unpaired."""
+        """The paired way, and all slices unpaired."""
         trial = Trial(1, Phase.SEARCH, self._configuration)  # log-ratios, as of the other ways
         with self.live() as (first, own), self.live() as (second, warm):
             trial.note_warm(own)

@@ -264,6 +264,10 @@ class RecordedTrials:
         """See `live.Trials`."""
         self.clock.advance(max(0.0, self._imported_at - self.clock()))
 
+    def apart(self, one: Configuration, other: Configuration) -> bool:
+        """See `live.Trials`."""
+        return False
+
     def retire(self, group: int) -> None:
         """See `live.Trials`."""
 

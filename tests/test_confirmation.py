@@ -22,7 +22,7 @@ from simulated_runs import (
 
 from autotune.measure.deciding import Shortfall, Verdict
 from autotune.measure.disturbance import Disturbance
-from autotune.measure.intervals import instance_interval
+from autotune.measure.intervals import TEMPLATE_DEVIATION, instance_interval
 from autotune.study.confirmation import GROUPS, Confirmer
 from autotune.study.confirmed import Limits, stalls_of_baseline
 from autotune.study.plan import (
@@ -43,6 +43,7 @@ from autotune.trial.simulated import SimulatedTrial
 FAST = BASELINE.replace(jit_compile=True)
 LARGE = BASELINE.replace(batch_size=64)
 LARGER = BASELINE.replace(batch_size=128)
+APART = BASELINE.replace(onednn=False)
 BUSY = BASELINE.replace(steps_per_execution=8)
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2, steps_per_execution=1.1)
 
@@ -123,6 +124,36 @@ def test_a_faster_finalist_is_confirmed(tmp_path):
     assert {check.name for check in winner.checks} == rules
     assert result.baseline.throughput.value == pytest.approx(4000.0, rel=0.05)
     assert winner.record.throughput.value == pytest.approx(6000.0, rel=0.05)
+
+
+def test_the_luck_of_templates_is_no_gain(tmp_path):
+    """Sides with templates of their own: at least 90% of 60 intervals hold the truth, and at most 3 claim a gain."""
+    found = []
+    for seed in range(60):
+        trials = simulated_trials(SPEED, noise=0.03, template_noise=TEMPLATE_DEVIATION, seed=seed)
+        found.append(Bench(tmp_path / str(seed), trials, left=200.0).confirm(APART).confirmed[0])
+    assert sum(each.ratio.low <= 0 <= each.ratio.high for each in found) >= 54
+    assert sum(each.verdict is Verdict.FASTER for each in found) <= 3
+
+
+def test_the_luck_of_a_template_that_both_sides_share_widens_nothing(tmp_path):
+    """What all forks of a template have in common cancels out, and the interval is the instances'."""
+    trials = simulated_trials(SPEED, noise=0.03, template_noise=0.2)
+    winner = Bench(tmp_path, trials, left=200.0).confirm(FAST).winner
+    assert math.exp(winner.ratio.value) == pytest.approx(1.5, rel=0.02)
+    pairs = collections.defaultdict(list)
+    for pair in winner.record.pairs:
+        pairs[pair.instance].append(pair)
+    assert winner.ratio.high == pytest.approx(instance_interval([*map(log_ratios_of, pairs.values())]).high)
+
+
+def test_the_luck_of_templates_is_allowed_for_over_plain_as_well(tmp_path):
+    """Plain has the baseline's templates: what has its own has a wider interval over either."""
+    bench = beside_plain(tmp_path, noise=0.01, template_noise=0.02, left=200.0)
+    found = bench.confirm(COMPILED.replace(onednn=False)).confirmed[0]
+    least = 1.96 * TEMPLATE_DEVIATION  # of the mean of two templates on either side
+    assert found.ratio.half_width > least
+    assert found.over_plain.half_width > least
 
 
 @pytest.mark.parametrize("left", [14.0 + 0.4 * step for step in range(12)])
@@ -256,6 +287,18 @@ def test_the_time_is_used_and_kept(tmp_path):
     assert counts[-1] >= MOST_INSTANCES
     (record,) = (each for each in bench.run.records.values() if each.pairs)
     assert len(record.pairs) > 2 * FEWEST_ROUNDS * counts[-1]
+
+
+def test_a_baseline_that_failed_once_is_not_why_there_was_too_little_time(tmp_path):
+    """Its first process crashes and those after it do not; that the time then ends is told as such."""
+    bench = Bench(tmp_path, simulated_trials(SPEED, import_seconds=1.0), left=14.0)
+    starts = itertools.count()
+    bench.trials.failure = lambda each: (
+        TrialFailed(Outcome.CRASHED, "once") if each == BASELINE and next(starts) == 0 else None
+    )
+    result = bench.confirm(FAST)
+    assert result.confirmed[0].ratio is not None
+    assert result.cut_short is Shortfall.NO_TIME
 
 
 @pytest.mark.parametrize("pairing", [Pairing.ALTERNATING, Pairing.BRACKETED])
@@ -762,6 +805,24 @@ def test_the_ratio_over_plain_is_of_slices_of_the_same_round(tmp_path):
     winner = bench.confirm(FASTER).confirmed[0]
     assert winner.over_plain.half_width < 0.1 * winner.ratio.half_width
     assert winner.over_plain.value == pytest.approx(math.log(1.65), abs=0.001)
+
+
+def test_an_instance_that_the_claim_drops_is_not_in_the_ratio_over_plain_either(tmp_path):
+    """The baseline dies in an instance, after some rounds: neither figure has that process."""
+    bench = beside_plain(tmp_path, noise=0.02)
+    trials, took = bench.trials, itertools.count()
+    pace = trials.samples_per_second
+
+    def dies_once(each):
+        if each == COMPILED and bench.launched and next(took) == 25:
+            raise TrialFailed(Outcome.CRASHED, "in the midst of its slices")
+        return pace(each)
+
+    trials.samples_per_second = dies_once
+    found = bench.confirm(FASTER).confirmed[0]
+    instances = {pair.instance for pair in found.record.pairs}
+    assert len(instances) == found.ratio.count + 1, "the case is another one"
+    assert found.over_plain.count == found.ratio.count
 
 
 def test_plain_is_no_contender(tmp_path):

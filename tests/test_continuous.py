@@ -5,8 +5,15 @@ import random
 
 import pytest
 
-from autotune.measure.continuous import TELLING, soaked
+from autotune.measure import continuous
+from autotune.measure.continuous import TELLING
 from autotune.measure.intervals import LogInterval, t_quantile
+
+
+def soaked(legs, baseline_legs, **settings):
+    """What legs of these samples per second show, of as many examples in each slice."""
+    sides = ([[(rate, 100) for rate in leg] for leg in each] for each in (legs, baseline_legs))
+    return continuous.soaked(*sides, **settings)
 
 
 def legs_of(drawn, *, speed, pause=1.0, legs=4, noise=0.03, drift=0.1):
@@ -47,7 +54,7 @@ def test_so_much_is_taken_off_as_slices_had_pauses():
     legs, beside = [[130.0, 100.0, 100.0]] * 2, [[60.0, 50.0, 50.0]] * 2
     found = soaked(legs, beside, seconds=1.0, shares=(0.75, 0.5))
     assert found.pauses.value == pytest.approx(0.75 * math.log(1.3) - 0.5 * math.log(1.2))
-    assert found.rates == ((100.0, 100.0), (100.0, 100.0))
+    assert found.slices == (((100.0, 100), (100.0, 100)),) * 2
 
 
 def test_what_pauses_surely_cost_is_given_back():
@@ -133,5 +140,5 @@ def test_a_short_and_noisy_soak_says_that_it_does_not_tell():
 def test_rates_are_those_without_a_pause():
     """Samples per second of the slices that follow, leg by leg."""
     found = soaked([[9.0, 3.0, 3.0]] * 2, [[9.0, 2.0, 2.0]] * 2, seconds=1.0)
-    assert found.rates == ((3.0, 3.0), (3.0, 3.0))
-    assert found.baseline_rates == ((2.0, 2.0), (2.0, 2.0))
+    assert found.slices == (((3.0, 100), (3.0, 100)),) * 2
+    assert found.baseline_slices == (((2.0, 100), (2.0, 100)),) * 2

@@ -2,6 +2,7 @@
 
 import math
 import random
+import statistics
 
 import pytest
 from hypothesis import given
@@ -9,8 +10,11 @@ from hypothesis import strategies as st
 
 from autotune.measure.intervals import (
     INSTANCE_DEVIATION,
+    TEMPLATE_DEGREES,
+    TEMPLATE_DEVIATION,
     LogInterval,
     Spread,
+    between_templates,
     instance_interval,
     mean_interval,
     pooled_spread,
@@ -117,6 +121,29 @@ def test_single_slices_that_agree_by_chance_do_not_narrow_the_interval_to_nothin
     found = instance_interval([[0.03], [0.0301]])
     assert found.half_width > t_quantile(0.95, 1) * INSTANCE_DEVIATION / 2
     assert instance_interval([[0.1]] * 3).low < 0.1
+
+
+def test_an_instance_of_one_pair_has_the_spread_of_the_others():
+    """Its own is not known, and it is the noisiest of all: it counts as one slice of those, not as an exact value."""
+    noisy = [-0.2, 0.2, -0.2, 0.2, 0.0]
+    found = instance_interval([noisy, noisy, noisy, [0.0]])
+    within = statistics.variance(noisy) * (3 / 5 + 1) / 4**2
+    error = math.sqrt(within + INSTANCE_DEVIATION**2 / 4)
+    assert found.half_width == pytest.approx(t_quantile(0.95, 12) * error)
+
+
+def test_templates_of_either_side_widen_an_interval():
+    """By their own deviation, in quadrature; of more of them by less, and for several finalists by more."""
+    narrow = instance_interval([[0.1, 0.1]] * 8)
+    two, four, compared = (
+        between_templates(narrow, templates, comparisons=comparisons).half_width
+        for templates, comparisons in ((2, 1), (4, 1), (2, 3))
+    )
+    luck = t_quantile(0.95, TEMPLATE_DEGREES) * TEMPLATE_DEVIATION
+    assert two == pytest.approx(math.hypot(narrow.half_width, luck))
+    assert narrow.half_width < four < two < compared
+    unknown = between_templates(instance_interval([[0.1]]), 1)
+    assert (unknown.value, unknown.low, unknown.high) == (0.1, -math.inf, math.inf)
 
 
 def test_instances_that_agree_by_chance_do_not_narrow_the_interval_to_nothing():

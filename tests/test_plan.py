@@ -19,6 +19,7 @@ from autotune.study.plan import (
     MOST_INSTANCE_SECONDS,
     MOST_INSTANCES,
     MOST_MEASURED,
+    NUMERICS_SHARE,
     OVERRUN_SHARE,
     PROBE_SHARE,
     SECOND_LOOK_SHARE,
@@ -172,6 +173,23 @@ def test_an_accepted_budget_holds_a_trial_and_two_instances(budget, times):
     assert made.ends - made.search_ends >= confirmation * (1 - 1e-9)
     trial = max(start + max(LEAST_MEASURED, 4 * times["slice_seconds"]), usual_trial(made.measured))
     assert made.search_ends - times["ready_at"] >= (SETTING_UP_SECONDS + trial) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("numerics", [False, True])
+def test_what_was_searched_before_needs_no_time_for_another_trial(numerics):
+    """The baseline is warm again after the search's end: the confirmation has the rest, losses are compared first."""
+    times = {"ready_at": 395.0, "first_step": 4.0, "ready": 8.0, "import_seconds": 6.0, "trial_timeout": None}
+    with pytest.raises(BudgetError):
+        plan_run(600.0, **times, numerics=numerics)
+    made = plan_run(600.0, **times, numerics=numerics, searched=True)
+    assert made.search_ends == made.sampling_ends == made.probes_end == 395.0
+    assert made.numerics_ends == (395.0 + NUMERICS_SHARE * 600.0 if numerics else 395.0)
+    assert made.ends > 590.0
+    assert plan_run(600.0, **{**times, "ready_at": 100.0}, searched=True) == plan_run(
+        600.0, **{**times, "ready_at": 100.0}
+    ), "what has time for a search has one"
+    with pytest.raises(BudgetError):
+        plan_run(600.0, **{**times, "ready_at": 585.0}, numerics=numerics, searched=True)
 
 
 @pytest.mark.parametrize("numerics", [False, True])

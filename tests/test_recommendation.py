@@ -384,8 +384,8 @@ def soaked(*, pauses, half_width):
     return Soaked(
         pauses=around(half_width),
         surely=around(1.5 * half_width),
-        rates=((4900.0, 5100.0), (5000.0, 5000.0)),
-        baseline_rates=((3900.0, 3900.0), (4100.0, 3700.0)),
+        slices=(((4900.0, 490), (5100.0, 510)), ((5000.0, 500), (5000.0, 500))),
+        baseline_slices=(((3900.0, 390), (3900.0, 390)), ((4100.0, 410), (3700.0, 370))),
         seconds=10.0,
     )
 
@@ -436,6 +436,36 @@ def test_validation_of_unknown_length_is_not_called_a_check(timed_by, told):
     assert any("validation costs" in each for each in not_checked) is told
 
 
+@pytest.mark.parametrize("who", ["recommendation", "baseline"])
+@pytest.mark.parametrize(
+    ("timed_by", "stalled", "examples", "told"),
+    [
+        ("steps", None, 10**6, True),
+        ("steps", 0.0, 10**6, False),
+        ("epochs", None, 1437, False),
+        ("steps", None, None, False),
+    ],
+)
+def test_stalls_that_nobody_could_tell_are_not_called_checked(who, timed_by, stalled, examples, told):
+    """Where epochs are timed by steps, and short ones were too slow to show their stalls, neither side is charged."""
+    timing = {"timed_by": timed_by, "stalled_ends": stalled, "examples_per_epoch": examples}
+    winner = confirmed(**(timing if who == "recommendation" else {}))
+    reference = REFERENCE.model_copy(update=timing) if who == "baseline" else REFERENCE
+    not_checked = recipe_of(winner, reference=reference).evidence.stability.not_checked
+    assert (f"stalls at ends of epochs (short epochs did not tell those of the {who})" in not_checked) is told
+
+
+def test_rates_of_a_continuous_run_are_all_examples_over_all_the_time():
+    """Slices of equal time at 200 and 50 samples/s train 125 in a second; equal weights would say 80."""
+    legs = (((200.0, 200), (50.0, 50)),) * 2
+    found = dataclasses.replace(soaked(pauses=0.3, half_width=0.05), slices=legs, baseline_slices=legs)
+    winner = dataclasses.replace(confirmed(), soaked=found, in_slices=confirmed().ratio)
+    evidence = recipe_of(winner).evidence
+    assert evidence.continuous.replaces_slices
+    assert evidence.throughput.value == pytest.approx(125.0)
+    assert evidence.baseline_throughput.value == pytest.approx(125.0)
+
+
 def test_rates_that_pauses_have_raised_are_not_in_the_recipe():
     """Where the pauses' gain is taken off the claim, throughputs are those of slices without a pause.
 
@@ -457,7 +487,7 @@ def test_more_slices_of_the_same_turns_make_no_narrower_rate():
 
     def width(slices):
         found = dataclasses.replace(
-            soaked(pauses=0.3, half_width=0.05), rates=tuple((mean,) * slices for mean in means)
+            soaked(pauses=0.3, half_width=0.05), slices=tuple(((mean, 100),) * slices for mean in means)
         )
         winner = dataclasses.replace(confirmed(), soaked=found, in_slices=confirmed().ratio)
         low, high = recipe_of(winner).evidence.throughput.ci95

@@ -21,7 +21,7 @@ from simulated_runs import (
     with_run,
 )
 
-from autotune.errors import ArgumentError, RunDirectoryError
+from autotune.errors import ArgumentError, BudgetError, RunDirectoryError
 from autotune.run_directory import Resumption, RunDirectory
 from autotune.space.configuration import Configuration
 from autotune.study.progress import TrialBegan
@@ -100,6 +100,30 @@ def test_finished_trials_are_not_run_again(tmp_path):
     assert_each_was_run_once(directory)
     assert recipe.evidence.verdict == "faster"
     assert directory.recipe_file.exists()
+
+
+@pytest.mark.parametrize("spent", [185.0, 230.0])
+def test_a_run_killed_in_its_confirmation_is_confirmed_anew(tmp_path, spent):
+    """The search's time was over: what it found is confirmed in the rest, and nothing is said of a larger budget."""
+    directory = stop_at(tmp_path / "run", 6)
+    earlier, before = read_earlier(directory), searched(directory)
+    machine = trials(1)
+    machine.clock.advance(spent)
+    with directory.reopened():
+        recipe = tune_simulated(machine, directory, earlier=earlier)
+    assert searched(directory).keys() == before.keys()
+    assert recipe.evidence.verdict == "faster"
+    assert recipe.evidence.confirmation.instances >= 2
+    assert machine.clock() <= 300.0
+
+
+def test_a_run_in_which_nothing_was_measured_needs_time_for_it(tmp_path):
+    """With the baseline alone there is nothing to confirm: a budget that holds a trial is asked for."""
+    directory = stop_at(tmp_path / "run", 1)
+    machine = trials(1)
+    machine.clock.advance(185.0)
+    with directory.reopened(), pytest.raises(BudgetError):
+        tune_simulated(machine, directory, earlier=read_earlier(directory))
 
 
 def test_what_the_dataset_sets_itself_is_found_again(tmp_path):

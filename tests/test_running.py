@@ -1,10 +1,12 @@
 """What a trial's slices say of its speed."""
 
+import math
 from dataclasses import replace
 
 import pytest
 from simulated_runs import a_slice
 
+from autotune.measure.disturbance import Disturbance
 from autotune.measure.epoch_ends import mean_stall_seconds
 from autotune.space.configuration import Configuration
 from autotune.study.running import Trial, recorded_rate, throughput_interval
@@ -49,6 +51,32 @@ def restless_trial(phase, *, pairing=Pairing.ALTERNATING, epochs=0, baseline_rat
         )
         trial.restore_pair(pair, baseline_rate=baseline_rate, candidate_rate=rate)
     return trial
+
+
+def beside_another(marks):
+    """A trial and another one in the same rounds of an instance; a pair of the other one is disturbed where marked."""
+    own, other = (Trial(number, Phase.CONFIRM, Configuration({})) for number in (1, 2))
+    for index, marked in enumerate(marks):
+        baseline = a_slice()
+        for trial, rate in ((own, 6000.0 + 600.0 * index), (other, 4000.0)):
+            disturbed = Disturbance.LOAD if marked and trial is other else None
+            pair = Pair(baseline_first=True, baseline=baseline, candidate=a_slice(rate), disturbed=disturbed)
+            trial.restore_pair(pair, baseline_rate=4000.0, candidate_rate=rate)
+    return own, other
+
+
+def test_over_another_trial_disturbed_rounds_are_left_out():
+    """Those of either; the ratio is of what remains."""
+    own, other = beside_another([False, False, True])
+    assert own.log_ratios_over(other)[0] == pytest.approx(
+        [math.log(6300 / 4000) + each for each in (-300 / 6300, 300 / 6300)], abs=1e-3
+    )
+
+
+def test_over_another_trial_what_is_left_must_be_enough():
+    """As in a claim: where less than half is undisturbed, all of the instance counts, and not the one lucky round."""
+    own, other = beside_another([True, False, True, True])
+    assert len(own.log_ratios_over(other)[0]) == 4
 
 
 @pytest.mark.parametrize(

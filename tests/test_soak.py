@@ -1,6 +1,7 @@
 """The soak at the end of a confirmation, on simulated trials."""
 
 import itertools
+import statistics
 
 import pytest
 from simulated_runs import (
@@ -9,7 +10,7 @@ from simulated_runs import (
     quick_tune,
     simulated_trials,
 )
-from test_confirmation import FAST, SPEED, Bench, crash
+from test_confirmation import FAST, SPEED, Bench, after, crash
 
 from autotune.measure.deciding import Shortfall, Verdict
 from autotune.study.confirmed import Limits
@@ -58,7 +59,7 @@ def test_a_claim_that_lives_of_the_pauses_is_replaced(tmp_path):
     assert found.replaced
     assert found.speedup.low < 1.5 < found.speedup.high
     assert found.in_slices.value > found.ratio.value + 0.1
-    assert found.soaked.rates[0][0] == pytest.approx(6000.0, rel=0.1)
+    assert found.soaked.slices[0][0][0] == pytest.approx(6000.0, rel=0.1)
     assert found.verdict is Verdict.FASTER
 
 
@@ -92,8 +93,8 @@ def test_slices_of_the_soak_say_when_they_were_measured(tmp_path, pairing):
     """Each begins when the one before has ended, and the last one ends with its leg; so the history can plot them."""
     result, bench = soaked(tmp_path, simulated_trials(SPEED, noise=0.02), pairing=pairing)
     for leg in result.baseline.legs:
-        for before, after in itertools.pairwise(leg.slices):
-            assert after.at == pytest.approx(before.at + after.seconds)
+        for early, late in itertools.pairwise(leg.slices):
+            assert late.at == pytest.approx(early.at + late.seconds)
         assert leg.slices[-1].at <= bench.trials.clock()
     begins = [leg.slices[0].at - leg.slices[0].seconds for leg in result.baseline.legs]
     assert max(pair.candidate.at for pair in result.winner.record.pairs) <= min(begins) < max(begins)
@@ -113,6 +114,62 @@ def test_slices_of_the_soak_are_as_long_as_those_of_the_claim(tmp_path, waiting,
     for seconds in (claimed, legs):
         assert seconds
         assert seconds == pytest.approx([expected] * len(seconds), rel=0.2)
+
+
+@pytest.mark.parametrize("pairing", list(Pairing))
+def test_slices_of_slow_calls_are_as_long_in_the_soak(tmp_path, pairing):
+    """Calls of half a second: the claim's slices hold as many as an instance has time for, and so do the soak's."""
+    trials = simulated_trials(lambda each: SPEED(each) / 64, noise=0.005, examples=None)
+    result, _ = soaked(tmp_path, trials, FAST, left=150.0, pairing=pairing)
+    winner = result.winner
+    assert winner.soaked is not None
+    claimed = statistics.median(pair.candidate.seconds for pair in winner.record.pairs if pair.instance)
+    legs = [each.seconds for leg in winner.record.legs for each in leg.slices]
+    assert legs == pytest.approx([claimed] * len(legs), rel=0.1)
+
+
+def test_the_one_that_takes_anothers_place_has_a_continuous_run_too(tmp_path):
+    """The first finalist crashes: the time that was kept for a soak is there for the next."""
+    trials = simulated_trials(SPEED, noise=0.02, failure=crash(FAST))
+    result, _ = soaked(tmp_path, trials, FAST, LARGE, left=150.0)
+    assert result.winner.configuration == LARGE
+    assert result.winner.soaked is not None
+
+
+def test_the_one_that_takes_anothers_place_is_confirmed_rather_than_soaked(tmp_path):
+    """Where the time does not hold both, as at the beginning."""
+    trials = simulated_trials(SPEED, noise=0.02)
+    trials.failure = after(20.0, trials, crash(FAST))
+    result, _ = soaked(tmp_path, trials, FAST, LARGE, soak=20.0, left=50.0)
+    assert result.confirmed[0].configuration == LARGE
+    assert result.confirmed[0].ratio.count >= FEWEST_INSTANCES
+    assert result.confirmed[0].soaked is None
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "rule"),
+    [("slow_calls", "step_tail"), ("slow_calls", "hangs"), ("skipped_share", "loss_scale")],
+)
+def test_what_breaks_a_rule_in_the_soak_alone_is_refused(tmp_path, behaviour, rule):
+    """Slices with pauses between them were innocent; the continuous run is looked at as well, and is named."""
+    trials = simulated_trials(SPEED, noise=0.005)
+    bench = Bench(tmp_path, trials, soak=60.0, left=200.0)
+    begins = bench.plan.ends - 55.0
+    calls = itertools.count()
+
+    def odd(each):
+        if each != FAST or trials.clock() < begins:
+            return 0.0
+        if rule == "hangs":
+            return 2.5 if next(calls) % 4 == 0 else 0.0
+        return 0.9 if rule == "step_tail" else 0.2
+
+    setattr(trials, behaviour, odd)
+    result = bench.confirm(FAST)
+    (found,) = result.confirmed
+    assert result.winner is None
+    assert found.record.outcome is Outcome.UNSTABLE
+    assert found.record.reason.startswith(f"{rule}: in the continuous run: ")
 
 
 def test_a_gain_that_is_nothing_but_pauses_is_no_gain(tmp_path):

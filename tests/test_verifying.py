@@ -339,8 +339,8 @@ def a_soak(pauses, half_width):
     return Soaked(
         pauses=around(pauses, half_width),
         surely=around(pauses, 1.5 * half_width),
-        rates=((1.0,),),
-        baseline_rates=((1.0,),),
+        slices=(((1.0, 1),),),
+        baseline_slices=(((1.0, 1),),),
         seconds=9.0,
     )
 
@@ -480,6 +480,14 @@ def test_slices_alone_do_not_tell_that_a_claim_without_pauses_holds(
     assert reason in verification.reason
     assert ("slices" in verification.reason) == ("slices" in reason)
     assert (asked["plan"].soak > 0) == (pauses is not None)
+
+
+def test_who_asked_for_a_large_gain_is_told_of_that(recipe, judged):
+    """What counts as faster, and so has a continuous run, is what the recipe says, and not the usual 2%."""
+    claim = claiming(recipe, 1.15, 0.05, pauses=0.8, min_gain=0.1)
+    verification, _ = judged(claim, around(1.08, 0.05))
+    assert verification.finding is Finding.UNDECIDED
+    assert "which only what is surely faster in slices, by 10% or more, has here" in verification.reason
 
 
 def test_a_claim_from_a_continuous_run_is_held_against_one(tmp_path):

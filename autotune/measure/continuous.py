@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.measure.intervals import CONFIDENCE, LogInterval, t_quantile
+from autotune.measure.throughput import Measured
 
 FEWEST_SLICES = 3
 """In a leg, the first included."""
@@ -36,15 +37,15 @@ class Soaked:
     Args:
         pauses: Logarithm of the factor by which pauses raise the speed-up that slices show.
         surely: The same with the wider interval of `SURELY`.
-        rates: Samples per second of the slices that had no pause before them, by leg: the winner's.
-        baseline_rates: The baseline's.
+        slices: Of the slices that had no pause before them, samples per second and examples, by leg: the winner's.
+        baseline_slices: The baseline's.
         seconds: How long the winner trained.
     """
 
     pauses: LogInterval
     surely: LogInterval
-    rates: tuple[tuple[float, ...], ...]
-    baseline_rates: tuple[tuple[float, ...], ...]
+    slices: tuple[tuple[Measured, ...], ...]
+    baseline_slices: tuple[tuple[Measured, ...], ...]
     seconds: float
 
     @property
@@ -65,8 +66,8 @@ class Soaked:
 
 
 def soaked(
-    legs: Sequence[Sequence[float]],
-    baseline_legs: Sequence[Sequence[float]],
+    measured: Sequence[Sequence[Measured]],
+    baseline_measured: Sequence[Sequence[Measured]],
     *,
     seconds: float,
     shares: tuple[float, float] = (1.0, 1.0),
@@ -77,13 +78,16 @@ def soaked(
     slices predict for it. Legs are few, and the gains of two agree by chance now and then.
 
     Args:
-        legs: The rates of the slices of each leg of the winner, in order; at least `FEWEST_SLICES` in each, and at
-            least two legs.
-        baseline_legs: The same of the baseline.
+        measured: The slices of each leg of the winner, in order; at least `FEWEST_SLICES` in each, and at least two
+            legs.
+        baseline_measured: The same of the baseline.
         seconds: How long the winner trained.
         shares: Of the slices that the claim comes from, those with a pause before them, the winner's and the
             baseline's: so much of what a pause gives is in it.
     """
+    legs, baseline_legs = (
+        [[rate for rate, _ in leg] for leg in each] for each in (measured, baseline_measured)
+    )
     gains = [
         [share * _gain(leg) for leg in each]
         for each, share in zip((legs, baseline_legs), shares, strict=True)
@@ -98,8 +102,8 @@ def soaked(
     return Soaked(
         pauses=interval(CONFIDENCE),
         surely=interval(SURELY),
-        rates=tuple(tuple(leg[1:]) for leg in legs),
-        baseline_rates=tuple(tuple(leg[1:]) for leg in baseline_legs),
+        slices=tuple(tuple(leg[1:]) for leg in measured),
+        baseline_slices=tuple(tuple(leg[1:]) for leg in baseline_measured),
         seconds=seconds,
     )
 

@@ -3,13 +3,14 @@
 A pair is left out for its *cause*, never because its ratio looks odd: that would trim the claim into shape.
 
 **Load.** What others took of the machine during a slice, as a share of what it has, is held against the running
-median of the same process's slices. A pair is disturbed where one of its slices had much more than usual, or its two
+median of that side's slices. A pair is disturbed where one of its slices had much more than usual, or its two
 slices departed from the usual by much different amounts. No speed enters this, so nothing is chosen by its result; and
-what is always there, constant load or kernel threads that work for one of the configurations, is usual. (Throttling by
-a quota is recorded and not used: a configuration with more threads brings it upon itself.)
+what is always there, constant load or kernel threads that work for one of the configurations, is usual. So are bursts
+that come so often that half of the slices depart from the usual by a ninth of the machine: nothing is left out then.
+(Throttling by a quota is recorded and not used: a configuration with more threads brings it upon itself.)
 
-**Pace.** Not every machine shows who disturbs it. The slices' own speeds, against the running median of the same
-process, show a burst as a stretch in which *both* processes were far below: the slow slices are next to each other in
+**Pace.** Not every machine shows who disturbs it. The slices' own speeds, against the running median of their
+side, show a burst as a stretch in which *both* processes were far below: the slow slices are next to each other in
 time and belong to both. All pairs that such a stretch touches go. The rule treats candidate and baseline alike, and
 asks for a common cause, because each simpler one would be wrong:
 

@@ -9,11 +9,16 @@ import functools
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 CONFIDENCE = 0.95
 INSTANCE_DEVIATION = 0.01
 """Log deviation between instances that is allowed for even where the slices show none."""
+TEMPLATE_DEVIATION = 0.02
+"""Log deviation that is allowed for between forks of two templates that import the same, which they would keep for as
+long as they live. `benchmarks/templates.py` found 0 to 0.015, an earlier look at the shortest epochs 0.02 to 0.03."""
+TEMPLATE_DEGREES = 14
+"""Degrees of freedom of that benchmark."""
 BORROWED_DEGREES = 8
 """At most so many values' worth is taken of other trials' spread: a trial that is noisier than the others shows it."""
 FEW_INSTANCES = 4
@@ -104,7 +109,8 @@ def instance_interval(
     """Mean over instances, with an interval that allows for differences between instances.
 
     The standard error is the larger of two: the spread between the instances' means, and what the spread
-    of the slices within them predicts; each with its own degrees of freedom. Where instances differ, a
+    of the slices within them predicts (of a single slice, what the others' spread does); each with its own degrees of
+    freedom. Where instances differ, a
     claim that rests on few of them has a wide interval, however many slices each gave. (Always taking the
     degrees of freedom of the instances covers 99% and more, and needs twice the time for the same width.
     `benchmarks/estimators.py` compares it with other intervals.)
@@ -122,12 +128,34 @@ def instance_interval(
     level = 1 - (1 - confidence) / comparisons
     between, floor = statistics.variance(means) / count, INSTANCE_DEVIATION**2 / count
     spread = [each for each in instances if len(each) > 1]
-    within = sum(statistics.variance(each) / len(each) for each in spread) / count**2
     degrees = sum(len(each) - 1 for each in spread) or count - 1
+    pooled = sum(statistics.variance(each) * (len(each) - 1) for each in spread) / degrees
+    variances = [statistics.variance(each) if len(each) > 1 else pooled for each in instances]
+    within = sum(one / len(each) for one, each in zip(variances, instances, strict=True)) / count**2
     margin = t_quantile(level, degrees) * math.sqrt(within + floor)
     if between >= within or count < FEW_INSTANCES:
         margin = max(margin, t_quantile(level, count - 1) * math.sqrt(between))
     return LogInterval(value=mean, low=mean - margin, high=mean + margin, count=count)
+
+
+def between_templates(
+    interval: LogInterval, templates: int, *, comparisons: int = 1, confidence: float = CONFIDENCE
+) -> LogInterval:
+    """The same for sides that are forks of different templates, whose luck is in every instance alike.
+
+    Where both sides are forks of one template, what it gives to both cancels out. Where each has templates of its own,
+    that stays, and instances that share those few show little of it.
+
+    Args:
+        interval: Over instances.
+        templates: How many each side has.
+        comparisons: As for `instance_interval`.
+        confidence: The same.
+    """
+    level = 1 - (1 - confidence) / comparisons
+    luck = t_quantile(level, TEMPLATE_DEGREES) * TEMPLATE_DEVIATION * math.sqrt(2 / templates)
+    margin = math.hypot(interval.half_width, luck)
+    return replace(interval, low=interval.value - margin, high=interval.value + margin)
 
 
 def pooled_spread(groups: Sequence[Sequence[float]]) -> Spread:

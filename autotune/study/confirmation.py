@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from autotune.measure.continuous import FEWEST_SLICES
 from autotune.measure.deciding import Shortfall, Verdict, verdict
 from autotune.measure.disturbance import NOTABLE_SHARE
-from autotune.measure.intervals import LogInterval, instance_interval
+from autotune.measure.intervals import LogInterval, between_templates, instance_interval
 from autotune.measure.stability import Check
 from autotune.printable import first_line
 from autotune.space.configuration import Configuration
@@ -131,6 +131,8 @@ class Confirmer:
             if any(self._may_win(each, reference) for each in contenders) or self._stopped():
                 break
             if not self._fits(waiting[:1]):
+                self._ends = plan.ends  # as at the beginning: rather no continuous run than no claim
+            if not self._fits(waiting[:1]):
                 break
             if waiting:
                 gone = "; ".join(self._why_not(each, reference) for each in contenders)
@@ -160,10 +162,11 @@ class Confirmer:
         Where that takes its claim away, the next has one in the rest of the time. What has none then cannot be
         recommended: pauses may have made it look fast as well.
         """
-        kept, self._ends = self._plan.ends - self._ends, self._plan.ends
+        kept = self._plan.ends - self._ends
         winners = [each for each in contenders if self._would_win(each, reference)]
         winners.sort(key=lambda each: self._claim(each).low, reverse=True)
         if kept and winners and not self._stopped():
+            self._ends = self._plan.ends
             self._run.observe(
                 PhaseBegan(phase=Phase.CONFIRM, ends=self._ends, detail="a continuous run of the winner")
             )
@@ -193,7 +196,7 @@ class Confirmer:
                 reference,
                 contender.trial,
                 together=together,
-                wanted=contender.wanted,
+                length=self._instances.slice_length(contender.trial),
                 shares=(own, beside) if together else (1.0, 1.0),  # a bracket's turns have its slices' pauses
             )
 
@@ -212,7 +215,22 @@ class Confirmer:
         return verdict(self._claim(contender), min_gain=self._min_gain) is Verdict.FASTER
 
     def _in_slices(self, contender: Contender) -> LogInterval:
-        return instance_interval(contender.instances, comparisons=self._comparisons)
+        return self._over(contender, contender.instances, self._run.baseline)
+
+    def _over(
+        self, contender: Contender, instances: Sequence[Sequence[float]], other: Configuration
+    ) -> LogInterval:
+        """Logarithm of a contender's speed-up over another configuration, over instances.
+
+        Args:
+            contender: Which.
+            instances: For each instance the log-ratios of its pairs.
+            other: What it is held against.
+        """
+        interval = instance_interval(instances, comparisons=self._comparisons)
+        if not self._run.trials.apart(contender.trial.configuration, other):
+            return interval
+        return between_templates(interval, len(contender.groups), comparisons=self._comparisons)
 
     def _claim(self, contender: Contender) -> LogInterval:
         """What slices say; freed of what the pauses gave, where a continuous run shows that they gave something."""
@@ -273,6 +291,7 @@ class Confirmer:
                 failures += 1
                 continue
             done += 1
+            self._baseline_failure = None  # it happens, and is not why there are no more
             all_stayed = len(records) == len(self._instances.with_plain(contenders))
             if done == 1 and all_stayed:  # else it took what plain's failure took
                 start = run.clock() - began - (took.slices or seconds) - took.asking  # later ones do not ask
@@ -408,7 +427,8 @@ class Confirmer:
                 else verdict(ratio, min_gain=self._min_gain)
             )
             checks = self._checks(record, baseline)
-            over_plain = each.over(self._instances.plain)
+            plain = self._instances.plain
+            over_plain = each.over(plain)
             if not all(check.passed for check in checks) and record.outcome is Outcome.OK:
                 failed = "; ".join(f"{c.name}: {c.detail}" for c in checks if not c.passed)
                 record = record.model_copy(update={"outcome": Outcome.UNSTABLE, "reason": failed})
@@ -424,8 +444,8 @@ class Confirmer:
                     soaked=each.soaked,
                     barred=each.barred,
                     templates=len(each.groups),
-                    over_plain=instance_interval(over_plain, comparisons=self._comparisons)
-                    if over_plain
+                    over_plain=self._over(each, over_plain, plain.trial.configuration)
+                    if plain and over_plain
                     else None,
                 )
             )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from autotune.measure.continuous import Soaked
 from autotune.measure.deciding import Shortfall, Verdict
@@ -29,7 +28,7 @@ from autotune.measure.stability import (
 from autotune.space.configuration import Configuration
 from autotune.study.running import Trial, ratio_interval
 from autotune.trial.live import TrialFailed
-from autotune.trial.record import Interval, Outcome, Pair, Pairing, Slice, TrialRecord
+from autotune.trial.record import Interval, Outcome, Pairing, Slice, TrialRecord
 from autotune.trial.step_clock import WHOLE_EPOCH_CALLS
 
 
@@ -180,10 +179,7 @@ def _memory_of(
     for pair in record.pairs:
         process = (pair.instance, before_and_after and pair.baseline_first)
         processes.setdefault(process, []).append(pair.candidate if candidate else pair.baseline)
-    soaks: dict[int, list[Slice]] = {}
-    for leg in (alone or record).legs:
-        soaks.setdefault(leg.instance, []).extend(leg.slices)
-    return [_samples(each) for each in (*processes.values(), *soaks.values())]
+    return [_samples(each) for each in (*processes.values(), *_in_soaks(alone or record).values())]
 
 
 def _samples(slices: Sequence[Slice]) -> list[tuple[float, float]]:
@@ -196,27 +192,46 @@ def _samples(slices: Sequence[Slice]) -> list[tuple[float, float]]:
 
 
 def _checks_of_slices(record: TrialRecord, baseline: TrialRecord) -> list[Check]:
-    """The rules on what the slices show, each beside the baseline's of the same round."""
-    boundary = max(record.epoch_overhead_seconds or 0.0, baseline.epoch_overhead_seconds or 0.0)
-    own = [_call_seconds(pair.candidate, record) for pair in record.pairs]
-    usual = [_call_seconds(pair.baseline, baseline) for pair in record.pairs]
-    checks = [
-        tail(own, usual),
-        hangs(own, usual, boundary_seconds=boundary),
+    """The rules on what the slices show, each beside the baseline's of the same round, and those of the soak.
+
+    What breaks a rule in the soak only is told so. Whether it traces or compiles anew is asked of the slices alone: at
+    the first end of a long epoch, XLA compiles for smaller batches, and a single process cannot tell that from more.
+    """
+    own, beside = (_by_process(record, candidate=each) for each in (True, False))
+    checks = _checks_beside(own, beside, record, baseline)
+    if retraces := _sums(own, lambda each: each.retraces):
+        checks.append(no_retracing(retraces, _sums(beside, lambda each: each.retraces) or [0]))
+    if not record.legs or not baseline.legs:
+        return checks
+    in_soak = _checks_beside(_in_soaks(record), _in_soaks(baseline), record, baseline)
+    broken = {each.name: each for each in in_soak if not each.passed}
+    return [
+        replace(broken[each.name], detail=f"in the continuous run: {broken[each.name].detail}")
+        if each.passed and each.name in broken
+        else each
+        for each in checks
     ]
-    retraces = _by_process(record, lambda pair: pair.candidate.retraces)
-    if retraces is not None:
-        beside = _by_process(record, lambda pair: pair.baseline.retraces)
-        checks.append(no_retracing(retraces, beside or [0]))
-    skipped = _by_process(record, lambda pair: pair.candidate.skipped_steps)
-    if skipped is not None:
-        beside = _by_process(record, lambda pair: pair.baseline.skipped_steps)
-        steps = sum(pair.baseline.steps for pair in record.pairs)
+
+
+_Slices = Mapping[int, Sequence[Slice]]
+"""By process."""
+
+
+def _checks_beside(own: _Slices, beside: _Slices, record: TrialRecord, baseline: TrialRecord) -> list[Check]:
+    boundary = max(record.epoch_overhead_seconds or 0.0, baseline.epoch_overhead_seconds or 0.0)
+    calls = [_call_seconds(each, record) for slices in own.values() for each in slices]
+    usual = [_call_seconds(each, baseline) for slices in beside.values() for each in slices]
+    checks = [
+        tail(calls, usual),
+        hangs(calls, usual, boundary_seconds=boundary),
+    ]
+    if skipped := _sums(own, lambda each: each.skipped_steps):
+        baseline_skipped = _sums(beside, lambda each: each.skipped_steps) or [0]
         checks.append(
             loss_scale_skips(
                 skipped,
-                _by_process(record, lambda pair: pair.candidate.steps) or [],
-                baseline_share=sum(beside or []) / steps,
+                _sums(own, lambda each: each.steps) or [],
+                baseline_share=sum(baseline_skipped) / sum(_sums(beside, lambda each: each.steps) or [1]),
             )
         )
     return checks
@@ -252,15 +267,28 @@ def _call_seconds(each: Slice, record: TrialRecord) -> CallSeconds:
     return CallSeconds(median=steps * seconds.p50, slow=steps * slow, longest=steps * seconds.max)
 
 
-def _by_process(record: TrialRecord, count: Callable[[Pair], int | None]) -> list[int] | None:
-    """Sums over the slices of each process; None where one was not counted."""
-    sums: Counter[int] = Counter()
+def _by_process(record: TrialRecord, *, candidate: bool) -> dict[int, list[Slice]]:
+    """One side's slices of a finalist's pairs."""
+    found: dict[int, list[Slice]] = {}
     for pair in record.pairs:
-        found = count(pair)
-        if found is None:
-            return None
-        sums[pair.instance] += found
-    return list(sums.values())
+        found.setdefault(pair.instance, []).append(pair.candidate if candidate else pair.baseline)
+    return found
+
+
+def _in_soaks(record: TrialRecord) -> dict[int, list[Slice]]:
+    """A record's slices of continuous runs."""
+    found: dict[int, list[Slice]] = {}
+    for leg in record.legs:
+        found.setdefault(leg.instance, []).extend(leg.slices)
+    return found
+
+
+def _sums(slices: _Slices, count: Callable[[Slice], int | None]) -> list[int] | None:
+    """Of each process the sum over its slices; None where one was not counted."""
+    counts = [[count(each) for each in of_process] for of_process in slices.values()]
+    if any(each is None for of_process in counts for each in of_process):
+        return None
+    return [sum(each or 0 for each in of_process) for of_process in counts]
 
 
 def ended(trial: Trial, failure: TrialFailed | None) -> TrialRecord:

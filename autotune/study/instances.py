@@ -23,7 +23,7 @@ from autotune.study.side_by_side import (
     PATIENCE_SECONDS,
     SLICE_PATIENCE_SECONDS,
 )
-from autotune.study.slicing import SLICE_SECONDS, asked_seconds, slice_seconds, taken_seconds, wanted_seconds
+from autotune.study.slicing import asked_seconds, slice_seconds, taken_seconds, wanted_seconds
 from autotune.study.waiting import GENEROUS, Deadline, TimeIsUp
 from autotune.trial.live import TrialFailed
 from autotune.trial.record import Outcome, Pairing, Slice, TrialRecord
@@ -45,7 +45,6 @@ class Contender:
         in_search: What the search found of it.
         soaked: What a continuous run showed; None before, and without one.
         barred: Whether it cannot be recommended without one.
-        wanted: Seconds that its slices were to have at last.
         measured: Its processes that gave pairs.
         groups: The groups of templates that those are forks of.
         failure: Why it cannot be recommended at all.
@@ -56,7 +55,6 @@ class Contender:
     in_search: TrialRecord
     soaked: Soaked | None = None
     barred: bool = False
-    wanted: float = SLICE_SECONDS
     measured: list[int] = field(default_factory=list)
     groups: set[int] = field(default_factory=set)
     failure: TrialFailed | None = None
@@ -69,7 +67,10 @@ class Contender:
 
     def over(self, other: Contender | None) -> list[list[float]]:
         """The log-ratios of its instances to another contender, from rounds that both were in."""
-        return [] if other is None else self.trial.log_ratios_over(other.trial)
+        if other is None:
+            return []
+        log_ratios = self.trial.log_ratios_over(other.trial)
+        return [log_ratios[number] for number in self.measured if number in log_ratios]
 
     def note_instance(self, group: int) -> None:
         """The present process, a fork of this group's, was measured; if it gave pairs, it is one more instance."""
@@ -138,6 +139,7 @@ class Instances:
         self._trained_last: Trial | None = None
         self._slices: Counter[int] = Counter()
         self._after_pauses: Counter[int] = Counter()
+        self._lengths: dict[int, float] = {}
 
     def measure(self, reference: Trial, contenders: Sequence[Contender], instance: Instance) -> Took:
         """Fresh processes of the baseline and of each contender, measured against one another.
@@ -223,6 +225,10 @@ class Instances:
         slices = self._slices[trial.number]
         return self._after_pauses[trial.number] / slices if slices else 1.0
 
+    def slice_length(self, trial: Trial) -> float:
+        """Seconds that a trial's slices were asked to have at last."""
+        return self._lengths[trial.number]
+
     def make_room(self, contenders: Sequence[Contender]) -> bool:
         """Have fewer alive at once from now on, because the baseline ran out of memory beside these.
 
@@ -279,8 +285,6 @@ class Instances:
         warm = [each.trial.warm for each in contenders if each.trial.warm is not None]
         # With little time there are fewer rounds, not slices too short to be trusted: instances count alike.
         wanted = self._wanted_seconds(reference, contenders)
-        for each in contenders:
-            each.wanted = wanted
         length = slice_seconds(
             reference.warm, *warm, measured=max(seconds, LEAST_INSTANCE_SECONDS), wanted=wanted
         )
@@ -392,6 +396,7 @@ class Instances:
     def _slice(self, trial: Trial, length: float) -> Slice:
         assert trial.live is not None
         began = self._run.clock()
+        self._lengths[trial.number] = length
         usual = length if trial.warm is None else taken_seconds(length, trial.warm)
         try:
             with self._deadline.wait(usual, at_most=3 * length + PATIENCE_SECONDS) as timeout:

@@ -102,7 +102,8 @@ def tune_with(
             refuse_another_question(earlier, baseline=run.baseline, choices=space.choices)
         if known:
             beside.keep_baseline()
-        plan = _planned(run, warm, space, import_seconds, options)
+        searched = any(each.pairs for each in known[1:])
+        plan = _planned(run, warm, space, import_seconds, options, searched=searched)
         record = _completed_run(run, facts, reference, warm, device, machine, written, space, options)
         directory.write_run(record)
         sampler = Sampler(space, file=directory.study_file, name=facts.name, seed=options.seed)
@@ -195,7 +196,9 @@ def _resolved(
     )
 
 
-def _planned(run: Run, warm: WarmUp, space: ResolvedSpace, import_seconds: float, options: Options) -> Plan:
+def _planned(
+    run: Run, warm: WarmUp, space: ResolvedSpace, import_seconds: float, options: Options, *, searched: bool
+) -> Plan:
     forked = _isolation(run.trials, options) == "template"
     return plan_run(
         options.budget,
@@ -208,6 +211,7 @@ def _planned(run: Run, warm: WarmUp, space: ResolvedSpace, import_seconds: float
         numerics=varies_what_is_learned(space),
         trial_timeout=options.trial_timeout,
         soak=options.soak,
+        searched=searched,
     )
 
 

@@ -111,6 +111,7 @@ def plan_run(
     numerics: bool = False,
     trial_timeout: float | None,
     soak: float | None = None,
+    searched: bool = False,
 ) -> Plan:
     """Spread what is left of the budget once the baseline is warm.
 
@@ -127,6 +128,8 @@ def plan_run(
         numerics: Whether the search space varies what is computed in.
         trial_timeout: The user's own limit for a trial, or None.
         soak: Seconds of the soak where the user names them, 0 for none; None to have it scaled to the budget.
+        searched: Whether an earlier invocation has measured something that can be confirmed: then no time for another
+            trial need be left.
 
     Raises:
         BudgetError: Nothing could be both searched and confirmed in what is left; the hint names a budget that does.
@@ -145,16 +148,21 @@ def plan_run(
         soak = min(SOAK_SHARE * budget, MOST_SOAK_SECONDS, unneeded)
         soak = soak if soak >= LEAST_SOAK_SECONDS + 2 * start else 0.0
     search_ends = budget - max(CONFIRMATION_SHARE * budget, confirmation)
-    if search_ends - ready_at < first_trial:
-        searched = ready_at + first_trial
-        needed = max(searched / (1 - CONFIRMATION_SHARE), searched + confirmation)
+    over = searched and search_ends - ready_at < first_trial and budget - ready_at >= confirmation
+    if over:
+        search_ends = ready_at
+    elif search_ends - ready_at < first_trial:
+        one_trial = ready_at + first_trial
+        needed = max(one_trial / (1 - CONFIRMATION_SHARE), one_trial + confirmation)
         raise BudgetError(
             f"a budget of {budget:.0f} s is too small: the baseline was warm after {ready_at:.1f} s, one trial takes "
             f"{shortest_trial:.0f} s, and its confirmation in fresh processes {confirmation:.0f} s",
             hint=f"Give --budget {math.ceil(needed * ADVICE_MARGIN)}s or more; a few minutes are sensible here.",
         )
     numerics_ends = search_ends
-    if numerics:
+    if numerics and over:
+        numerics_ends += min(NUMERICS_SHARE * budget, budget - confirmation - ready_at)
+    elif numerics:
         share = min(NUMERICS_SHARE * budget, NUMERICS_SHARE_OF_SEARCH * (search_ends - ready_at))
         search_ends = max(search_ends - share, ready_at + first_trial)
     limit = max(SMALLEST_TRIAL_TIMEOUT, FIRST_STEP_FACTOR * first_step, READY_FACTOR * ready)

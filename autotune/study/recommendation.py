@@ -11,6 +11,7 @@ from autotune.measure import growth, numerics
 from autotune.measure.deciding import Shortfall, Verdict
 from autotune.measure.intervals import FEW_INSTANCES, LogInterval
 from autotune.measure.stability import Check
+from autotune.measure.throughput import Measured
 from autotune.printable import first_line
 from autotune.recipe.recipe import (
     BatchSizeLosses,
@@ -50,6 +51,7 @@ STEADY_NOT_CHECKED = {
 INTERRUPTED_NOT_CHECKED = "further processes (the user stopped the confirmation when these had been measured)"
 EPOCHS_NOT_CHECKED = "what lies between epochs (steps alone were timed)"
 VALIDATION_NOT_CHECKED = "what validation costs beyond its beginning (its data does not say how long it is)"
+STALLS_NOT_CHECKED = "stalls at ends of epochs (short epochs did not tell those of the {})"
 RETRACING_NOT_CHECKED = "retracing after the warm-up (the log does not tell of XLA's compilations)"
 """What a user must not take for granted; the recipe says so."""
 
@@ -112,7 +114,7 @@ def _evidence(
     assert base_rate is not None
     rate = chosen.throughput or base_rate
     if winner is not None and winner.soaked is not None and winner.replaced:  # rates that no pause has raised
-        rate, base_rate = map(_rate_of_legs, (winner.soaked.rates, winner.soaked.baseline_rates))
+        rate, base_rate = map(_rate_of_legs, (winner.soaked.slices, winner.soaked.baseline_slices))
     speedup = Interval(value=1.0, low=1.0, high=1.0)
     if winner is not None and winner.speedup is not None:
         speedup = winner.speedup
@@ -148,10 +150,11 @@ def _evidence(
     )
 
 
-def _rate_of_legs(legs: Sequence[Sequence[float]]) -> Interval:
+def _rate_of_legs(legs: Sequence[Sequence[Measured]]) -> Interval:
     """Samples per second of a continuous run; few legs tell nothing of their spread, and their slices do then."""
     return throughput_interval(
-        [rate for leg in legs for rate in leg],
+        [rate for leg in legs for rate, _ in leg],
+        [examples for leg in legs for _, examples in leg],
         instances=[index for index, leg in enumerate(legs) for _ in leg],
     )
 
@@ -245,6 +248,13 @@ def _not_checked(
         missing.append(EPOCHS_NOT_CHECKED)
     elif winner.record.timed_by == "steps" and winner.record.validation_uncounted:
         missing.append(VALIDATION_NOT_CHECKED)
+    missing += [
+        STALLS_NOT_CHECKED.format(who)
+        for who, record in (("recommendation", winner.record), ("baseline", result.baseline))
+        if record.timed_by == "steps"
+        and record.examples_per_epoch is not None
+        and record.stalled_ends is None
+    ]
     if winner.record.peak_device_bytes is not None:
         missing.append(THROTTLING_NOT_CHECKED)
     grown = next((check for check in winner.checks if check.name == growth.NAME), None)

@@ -203,22 +203,31 @@ class Trial:
             for instance, places in self._places().items()
         }
 
-    def log_ratios_over(self, other: Trial) -> list[list[float]]:
+    def log_ratios_over(self, other: Trial) -> dict[int, list[float]]:
         """Logarithms of its speed-ups over another trial, by instance, from the same slices of the baseline.
 
-        Only pairs count that are not disturbed, of either.
+        What is disturbed of either counts as in `log_ratios_by_instance`.
         """
-        beside = {
-            id(pair.baseline): other._sides(place)[1]
-            for place, pair in enumerate(other.pairs)
-            if pair.disturbed is None
-        }
-        sides: dict[int, list[tuple[_Side, _Side]]] = {}
-        for place, pair in enumerate(self.pairs):
-            if pair.disturbed is None and id(pair.baseline) in beside:
-                both = (beside[id(pair.baseline)], self._sides(place)[1])
-                sides.setdefault(pair.instance, []).append(both)
-        return [self._log_ratios(instance, each) for instance, each in sides.items()]
+        beside = {id(pair.baseline): place for place, pair in enumerate(other.pairs)}
+        found = {}
+        for instance, places in self._places().items():
+            both = [
+                (place, beside[id(self.pairs[place].baseline)])
+                for place in places
+                if id(self.pairs[place].baseline) in beside
+            ]
+            disturbed = [
+                self.pairs[own].disturbed is not None or other.pairs[others].disturbed is not None
+                for own, others in both
+            ]
+            sides = [
+                (other._sides(others)[1], self._sides(own)[1])
+                for (own, others), keep in zip(both, kept(disturbed), strict=True)
+                if keep
+            ]
+            if sides:
+                found[instance] = self._log_ratios(instance, sides)
+        return found
 
     def _log_ratios(self, instance: int, sides: Sequence[tuple[_Side, _Side]]) -> list[float]:
         """Values whose mean is the logarithm of an instance's speed-up: that of overall rates, for a claim.

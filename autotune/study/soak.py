@@ -6,7 +6,6 @@ What slices between pauses cannot show shows here: a pipeline that gains from th
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Sequence
 
 from autotune.measure.continuous import FEWEST_LEGS, FEWEST_SLICES, Soaked, soaked
@@ -79,7 +78,7 @@ class Soak:
         trial: Trial,
         *,
         together: bool,
-        wanted: float,
+        length: float,
         shares: tuple[float, float] = (1.0, 1.0),
     ) -> Soaked | None:
         """Let both train in turns, either of them first.
@@ -91,7 +90,7 @@ class Soak:
             reference: The baseline.
             trial: The winner.
             together: Whether both may be alive at once.
-            wanted: Seconds of a slice, as in what is to be corrected: a pause gives the more to a shorter one.
+            length: Seconds of a slice, as in what is to be corrected: a pause gives the more to a shorter one.
             shares: Of both slices in what is to be corrected, those with a pause before them: winner's, baseline's.
 
         Returns:
@@ -103,7 +102,7 @@ class Soak:
         taken = len(trial.legs), len(reference.legs)
         try:
             with contextlib.ExitStack() as stack:
-                self._take_turns(reference, trial, stack, together=together, wanted=wanted)
+                self._take_turns(reference, trial, stack, together=together, length=length)
         except TimeIsUp:
             pass  # what was measured by then is what there is
         except TrialFailed:
@@ -114,8 +113,8 @@ class Soak:
         if min(len(own), len(beside)) < FEWEST_LEGS / 2:
             return None
         return soaked(
-            [[trial.rate(each) for each in leg.slices] for leg in own],
-            [[reference.rate(each) for each in leg.slices] for leg in beside],
+            [[(trial.rate(each), each.examples) for each in leg.slices] for leg in own],
+            [[(reference.rate(each), each.examples) for each in leg.slices] for leg in beside],
             seconds=sum(each.seconds for leg in own for each in leg.slices),
             shares=shares,
         )
@@ -127,7 +126,7 @@ class Soak:
         stack: contextlib.ExitStack,
         *,
         together: bool,
-        wanted: float,
+        length: float,
     ) -> None:
         first, second = self._run.rng.sample([reference, trial], 2)
         order = [first, second] if together else [first, second, second, first]
@@ -136,7 +135,7 @@ class Soak:
             for each in (first, second):  # or the second one's first leg would follow on its own warm-up
                 self._begin(each, stack)
         warm = [each.warm for each in (reference, trial) if each.warm is not None]
-        length = slice_seconds(*warm, measured=math.inf, wanted=wanted)
+        length = max(length, slice_seconds(*warm, measured=0.0))  # a call or an epoch, in these processes
         began = self._run.clock()
         # The run-in is only before the first of a leg.
         longest = max(

@@ -322,7 +322,7 @@ def _judged(recipe: Recipe, confirmed: Confirmed, result: Result, budget: float)
         return found, _why(found, counts)
     if found is not Finding.HOLDS and _flattered(evidence):
         return found, f"{_why(found, counts)}, even in slices, which pauses have made look faster"
-    return Finding.UNDECIDED, _why_not_continuous(confirmed, counts, more)
+    return Finding.UNDECIDED, _why_not_continuous(confirmed, evidence.min_gain, more)
 
 
 def _why(found: Finding, min_gain: float) -> str:

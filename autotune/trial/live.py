@@ -95,11 +95,13 @@ class Data:
     Args:
         examples: Per epoch; None when endless or unknown.
         validation_examples: The same of validation data that does not say how long it is.
+        validation_uncounted: Whether that took too long to count.
         endless: Whether the dataset has no end.
     """
 
     examples: int | None
     validation_examples: int | None = None
+    validation_uncounted: bool = False
     endless: bool
 
     @classmethod
@@ -108,6 +110,7 @@ class Data:
         return cls(
             examples=started.examples,
             validation_examples=started.validation_examples,
+            validation_uncounted=started.validation_uncounted,
             endless=started.endless,
         )
 
@@ -139,6 +142,9 @@ class Trials(Protocol):
 
     def await_ready(self, group: int) -> None:
         """Wait until the group's templates have imported everything."""
+
+    def apart(self, one: Configuration, other: Configuration) -> bool:
+        """Whether a group's trials of the two are forks of different templates."""
 
     def retire(self, group: int) -> None:
         """End the templates of a group, and their trials."""

@@ -90,6 +90,7 @@ class TrialRequest(_Message):
         examine: Check the dataset's elements and count them; later trials are told the count instead.
         examples: Examples per epoch where known from an earlier trial; None when endless or unknown.
         validation_examples: The same of validation data that does not say how long it is.
+        validation_uncounted: Whether that took an earlier trial too long to count.
         endless: Whether the dataset is known to have no end.
         count_seconds: How long counting may take, of either.
         warmup_seconds: Cap on the warm-up after the first step.
@@ -103,6 +104,7 @@ class TrialRequest(_Message):
     examine: bool = True
     examples: int | None = None
     validation_examples: int | None = None
+    validation_uncounted: bool = False
     endless: bool = False
     count_seconds: FiniteFloat = 5.0
     warmup_seconds: FiniteFloat = 3.0

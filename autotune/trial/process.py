@@ -364,6 +364,7 @@ class TrialProcesses:
             examine=data is None,
             examples=None if data is None else data.examples,
             validation_examples=None if data is None else data.validation_examples,
+            validation_uncounted=data is not None and data.validation_uncounted,
             endless=data is not None and data.endless,
             epoch_seconds=epoch_seconds,
             losses=losses,
@@ -384,6 +385,10 @@ class TrialProcesses:
                         hint=f"Its log is in {self._logs}.",
                     ) from error
         raise AssertionError("unreachable")
+
+    def apart(self, one: Configuration, other: Configuration) -> bool:
+        """See `live.Trials`: not where all trials are fresh interpreters, each of which has its own luck."""
+        return self._preload and environment(one) != environment(other)
 
     def retire(self, group: int) -> None:
         """End the group's templates and their trials."""

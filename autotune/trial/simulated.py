@@ -146,6 +146,7 @@ class SimulatedTrial:
                 warmup_seconds=warmup_seconds,
                 compile_seconds=trials.start_seconds / 2,
                 epoch_overhead_seconds=None if by_epochs or trials.examples is None else 0.0,
+                stalled_ends=None if by_epochs or trials.examples is None else 0.0,
                 call_seconds=call_seconds,
                 epoch_seconds=epoch_seconds if by_epochs else None,
                 run_in_seconds=self._run_in_seconds(pace),
@@ -383,6 +384,7 @@ class SimulatedTrials:
         foreign_load: Callable[[float], float] | None = None,
         load_shows: bool = True,
         instance_noise: float = 0.0,
+        template_noise: float = 0.0,
         failure: Callable[[Configuration], TrialFailed | None] | None = None,
         start_seconds: float = 1.5,
         import_seconds: float = 4.0,
@@ -406,6 +408,7 @@ class SimulatedTrials:
         self.foreign_load = foreign_load or (lambda seconds: 0.0)
         self.load_shows = load_shows
         self.instance_noise = instance_noise
+        self.template_noise = template_noise
         self.failure = failure or (lambda configuration: None)
         self.start_seconds = start_seconds
         self.import_seconds = import_seconds
@@ -421,6 +424,7 @@ class SimulatedTrials:
         self.skipped_share = skipped_share
         self.slow_calls = slow_calls
         self.random = random.Random(seed)
+        self._seed = seed
         self.clock = SimulatedClock()
         self.at_work: SimulatedTrial | None = None
         self.launched: list[SimulatedTrial] = []
@@ -454,7 +458,9 @@ class SimulatedTrials:
         known = data in (None, Data(examples=self.examples, endless=self.examples is None))
         assert known, f"the trial was told wrong things of its dataset: {data}"
         self._wait_until(self._start_template(group, environment(configuration)))
-        luck = math.exp(self.random.gauss(0.0, self.instance_noise))
+        luck = math.exp(self.random.gauss(0.0, self.instance_noise)) * self._template_luck(
+            group, environment(configuration)
+        )
         resolved = configuration
         if configuration["jit_compile"] == "auto":
             resolved = configuration.replace(jit_compile=self.jit_resolves_to)
@@ -473,6 +479,10 @@ class SimulatedTrials:
         """See `live.Trials`."""
         self._wait_until(max((at for key, at in self._ready_at.items() if key[0] == group), default=0.0))
 
+    def apart(self, one: Configuration, other: Configuration) -> bool:
+        """See `live.Trials`."""
+        return environment(one) != environment(other)
+
     def retire(self, group: int) -> None:
         """See `live.Trials`: what a trial of the group is asked from now on, it answers with `crashed`."""
         self._ready_at = {key: at for key, at in self._ready_at.items() if key[0] != group}
@@ -490,6 +500,11 @@ class SimulatedTrials:
         """When the template with these environment variables has imported everything."""
         key = (group, tuple(sorted(variables.items())))
         return self._ready_at.setdefault(key, self.clock() + self.import_seconds)
+
+    def _template_luck(self, group: int, variables: dict[str, str]) -> float:
+        """How much faster than the formula all forks of the template are, as a factor; drawn apart from the rest."""
+        drawn = random.Random(f"{self._seed} {group} {sorted(variables.items())}")
+        return math.exp(drawn.gauss(0.0, self.template_noise))
 
     def _wait_until(self, moment: float) -> None:
         self.clock.advance(max(0.0, moment - self.clock()))

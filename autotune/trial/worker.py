@@ -111,13 +111,9 @@ def _train(
     train, validation, own_options = building.datasets(workload, configuration, examine=request.examine)
     model = building.compiled_model(workload, configuration, train)
     began = time.monotonic()
-    data, uncounted = _data(request, workload, configuration, validation)
+    data = _data(request, workload, configuration, validation)
     counting_seconds = time.monotonic() - began
-    channel.send(
-        _started(
-            model, train, own_options, data, counting_seconds=counting_seconds, validation_uncounted=uncounted
-        )
-    )
+    channel.send(_started(model, train, own_options, data, counting_seconds=counting_seconds))
     retracing = Retracing(Path(request.log), xla=bool(model.jit_compile) and not model.run_eagerly)
     training = Training(
         steps_per_call=int(configuration["steps_per_execution"]),
@@ -154,19 +150,25 @@ def _data(
     workload: Workload,
     configuration: Configuration,
     validation: tf.data.Dataset | None,
-) -> tuple[Data, bool]:
-    """What the trial was told of the dataset, or has counted; and whether validation data defied counting."""
+) -> Data:
+    """What the trial was told of the dataset, or has counted."""
     if not request.examine:
         return Data(
             examples=request.examples,
             validation_examples=request.validation_examples,
+            validation_uncounted=request.validation_uncounted,
             endless=request.endless,
-        ), False
+        )
     examples, endless = building.count_examples(workload, configuration, request.count_seconds)
     if validation is None or endless or building.says_its_length(validation):
-        return Data(examples=examples, endless=endless), False
+        return Data(examples=examples, endless=endless)
     held_out = building.count_validation_examples(validation, request.count_seconds)
-    return Data(examples=examples, validation_examples=held_out, endless=endless), held_out is None
+    return Data(
+        examples=examples,
+        validation_examples=held_out,
+        validation_uncounted=held_out is None,
+        endless=endless,
+    )
 
 
 def _started(
@@ -176,14 +178,13 @@ def _started(
     data: Data,
     *,
     counting_seconds: float,
-    validation_uncounted: bool,
 ) -> messages.Started:
     """What building pipeline and model has shown."""
     return messages.Started(
         jit_compile=bool(model.jit_compile),
         examples=data.examples,
         validation_examples=data.validation_examples,
-        validation_uncounted=validation_uncounted,
+        validation_uncounted=data.validation_uncounted,
         endless=data.endless,
         counting_seconds=counting_seconds,
         element=str(train.element_spec)[:2000],

@@ -321,6 +321,14 @@ def known_data(started):
     return Data(examples=started.examples, endless=started.endless)
 
 
+def test_later_trials_know_that_validation_took_too_long_to_count(launch):
+    """The record that becomes the recipe's is one of theirs."""
+    known = Data(examples=1_000_000, validation_uncounted=True, endless=False)
+    told = launch("long_epoch", 8, workload="validated", data=known).warm_up().started
+    assert told.validation_uncounted
+    assert Data.found_by(told) == known
+
+
 def test_the_closing_figures(launch):
     """`finish` brings peak memory and the share of the step that waits for input; the process ends."""
     trial = launch("pairs")

@@ -136,6 +136,7 @@ def test_a_file_that_starts_the_runtime_gets_a_fresh_interpreter_per_trial(proce
     facts = processes.open()
     assert (processes.started_by_import, processes.isolation) == ("runtime", "spawn")
     assert facts.batch_size == 16
+    assert not processes.apart(configuration(), configuration(onednn=False))  # no parents whose luck they had
     log = tmp_path / "trial.log"
     trial = processes.launch(configuration(intra_op_threads=3, onednn=False), log=str(log), data=None)
     assert trial.warm_up(PATIENCE_SECONDS).started.examples == 64
@@ -233,6 +234,13 @@ def test_a_file_that_starts_nothing_is_forked(cases):
     """Importing layers and making arrays leaves the runtime alone."""
     processes = cases.processes()
     assert (processes.started_by_import, processes.isolation) == (None, "template")
+
+
+def test_what_tensorflow_reads_when_imported_asks_for_templates_of_its_own(cases):
+    """Their luck stays in a comparison; where only other knobs differ, both are forks of one."""
+    processes = cases.processes()
+    assert processes.apart(configuration(), configuration(onednn=False))
+    assert not processes.apart(configuration(onednn=False), configuration(onednn=False, batch_size=64))
 
 
 def test_the_shipped_workload_can_be_forked(processes_of):
