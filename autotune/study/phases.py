@@ -102,8 +102,8 @@ def tune_with(
             refuse_another_question(earlier, baseline=run.baseline, choices=space.choices)
         if known:
             beside.keep_baseline()
-        searched = any(each.pairs for each in known[1:])
-        plan = _planned(run, warm, space, import_seconds, options, searched=searched)
+        was_measured = any(each.pairs for each in known[1:])
+        plan = _planned(run, warm, space, import_seconds, options, searched=was_measured)
         record = _completed_run(run, facts, reference, warm, device, machine, written, space, options)
         directory.write_run(record)
         sampler = Sampler(space, file=directory.study_file, name=facts.name, seed=options.seed)
