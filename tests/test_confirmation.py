@@ -25,6 +25,7 @@ from autotune.measure.disturbance import Disturbance
 from autotune.measure.intervals import TEMPLATE_DEVIATION, instance_interval
 from autotune.study.confirmation import GROUPS, Confirmer
 from autotune.study.confirmed import Limits, stalls_of_baseline
+from autotune.study.instances import Contender
 from autotune.study.plan import (
     CONFIRMATION_SHARE,
     ENOUGH_INSTANCES,
@@ -154,6 +155,23 @@ def test_the_luck_of_templates_is_allowed_for_over_plain_as_well(tmp_path):
     least = 1.96 * TEMPLATE_DEVIATION  # of the mean of two templates on either side
     assert found.ratio.half_width > least
     assert found.over_plain.half_width > least
+
+
+def test_the_luck_of_a_single_template_is_allowed_for_as_such(tmp_path):
+    """Two instances of which one failed: those of the other are forks of one template on either side."""
+    trials = simulated_trials(SPEED, noise=0.001, template_noise=0.02)
+    bench = Bench(tmp_path, trials, left=26.0)
+    single = bench.confirmer._over(
+        Contender(
+            trial=bench.run.new_trial(Phase.CONFIRM, APART),
+            pairing=Pairing.ALTERNATING,
+            in_search=a_record(),
+            groups={1},
+        ),
+        [[0.0, 0.0]] * 8,
+        BASELINE,
+    )
+    assert single.half_width > 1.96 * math.sqrt(2) * TEMPLATE_DEVIATION
 
 
 @pytest.mark.parametrize("left", [14.0 + 0.4 * step for step in range(12)])

@@ -192,6 +192,27 @@ def test_what_was_searched_before_needs_no_time_for_another_trial(numerics):
         plan_run(600.0, **{**times, "ready_at": 585.0}, numerics=numerics, searched=True)
 
 
+@given(
+    share=st.floats(0.3, 0.99),
+    budget=st.floats(60.0, 4000.0),
+    ready=st.floats(0.5, 10.0),
+    numerics=st.booleans(),
+)
+def test_a_soak_and_losses_get_what_enough_instances_leave_of_the_rest(share, budget, ready, numerics):
+    """However late a run is gone on with: neither takes what four instances need, where there is time for those."""
+    times = {"ready_at": share * budget, "first_step": ready / 2, "ready": ready, "import_seconds": 4.0}
+    try:
+        made = plan_run(budget, **times, numerics=numerics, searched=True, trial_timeout=None)
+    except BudgetError:
+        return
+    if made.search_ends > times["ready_at"]:
+        return
+    instance = 2 * ready + LEAST_INSTANCE_SECONDS
+    enough = 4.0 + ENOUGH_INSTANCES * instance
+    spared = made.soak + made.numerics_ends - times["ready_at"]
+    assert spared == 0 or made.ends - times["ready_at"] - spared >= enough - 1e-6
+
+
 @pytest.mark.parametrize("numerics", [False, True])
 @pytest.mark.parametrize("ready", [0.2, 3.0])
 def test_the_least_budget_that_is_accepted_begins_a_trial(ready, numerics):

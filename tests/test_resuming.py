@@ -24,7 +24,8 @@ from simulated_runs import (
 from autotune.errors import ArgumentError, BudgetError, RunDirectoryError
 from autotune.run_directory import Resumption, RunDirectory
 from autotune.space.configuration import Configuration
-from autotune.study.progress import TrialBegan
+from autotune.study.plan import ENOUGH_INSTANCES
+from autotune.study.progress import Notice, TrialBegan
 from autotune.study.resuming import note_resumption, read_earlier, refuse_another_machine
 from autotune.trial.live import TrialFailed
 from autotune.trial.record import Outcome, Phase
@@ -107,23 +108,35 @@ def test_a_run_killed_in_its_confirmation_is_confirmed_anew(tmp_path, spent):
     """The search's time was over: what it found is confirmed in the rest, and nothing is said of a larger budget."""
     directory = stop_at(tmp_path / "run", 6)
     earlier, before = read_earlier(directory), searched(directory)
-    machine = trials(1)
+    machine, watcher = trials(1), Watcher()
     machine.clock.advance(spent)
     with directory.reopened():
-        recipe = tune_simulated(machine, directory, earlier=earlier)
+        recipe = tune_simulated(machine, directory, earlier=earlier, observe=watcher)
     assert searched(directory).keys() == before.keys()
     assert recipe.evidence.verdict == "faster"
-    assert recipe.evidence.confirmation.instances >= 2
+    assert recipe.evidence.confirmation.instances >= ENOUGH_INSTANCES
+    assert any("the search's time was over" in each.text for each in watcher.of(Notice))
     assert machine.clock() <= 300.0
 
 
-def test_a_run_in_which_nothing_was_measured_needs_time_for_it(tmp_path):
-    """With the baseline alone there is nothing to confirm: a budget that holds a trial is asked for."""
-    directory = stop_at(tmp_path / "run", 1)
+@pytest.mark.parametrize("slower", [False, True])
+def test_a_run_in_which_nothing_was_found_needs_time_for_it(tmp_path, slower):
+    """With the baseline alone, or what is slower, there is nothing to confirm: time for a trial is asked for."""
+    directory = stop_at(tmp_path / "run", 2 if slower else 1, on=simulated_trials(faster_by(batch_size=0.5)))
+    assert len(searched(directory)) == 1 + slower
     machine = trials(1)
     machine.clock.advance(185.0)
     with directory.reopened(), pytest.raises(BudgetError):
         tune_simulated(machine, directory, earlier=read_earlier(directory))
+    assert not directory.recipe_file.exists()
+
+
+def test_a_budget_for_the_rest_is_one_for_a_search(tmp_path):
+    """Where it is too small for that, it is refused with one that would do: the run can still be gone on with."""
+    directory = stop_at(tmp_path / "run", 6)
+    with directory.reopened(), pytest.raises(BudgetError):
+        tune_simulated(trials(1), directory, earlier=read_earlier(directory), budget=26.0, spent_before=150.0)
+    assert not directory.recipe_file.exists()
 
 
 def test_what_the_dataset_sets_itself_is_found_again(tmp_path):

@@ -53,21 +53,22 @@ def restless_trial(phase, *, pairing=Pairing.ALTERNATING, epochs=0, baseline_rat
     return trial
 
 
-def beside_another(marks):
-    """A trial and another one in the same rounds of an instance; a pair of the other one is disturbed where marked."""
+def beside_another(marks, *, own_marked=False):
+    """A trial and another one in the same rounds of an instance; a pair of either is disturbed where marked."""
     own, other = (Trial(number, Phase.CONFIRM, Configuration({})) for number in (1, 2))
     for index, marked in enumerate(marks):
         baseline = a_slice()
         for trial, rate in ((own, 6000.0 + 600.0 * index), (other, 4000.0)):
-            disturbed = Disturbance.LOAD if marked and trial is other else None
+            disturbed = Disturbance.LOAD if marked and (trial is own) == own_marked else None
             pair = Pair(baseline_first=True, baseline=baseline, candidate=a_slice(rate), disturbed=disturbed)
             trial.restore_pair(pair, baseline_rate=4000.0, candidate_rate=rate)
     return own, other
 
 
-def test_over_another_trial_disturbed_rounds_are_left_out():
+@pytest.mark.parametrize("own_marked", [False, True])
+def test_over_another_trial_disturbed_rounds_are_left_out(own_marked):
     """Those of either; the ratio is of what remains."""
-    own, other = beside_another([False, False, True])
+    own, other = beside_another([False, False, True], own_marked=own_marked)
     assert own.log_ratios_over(other)[0] == pytest.approx(
         [math.log(6300 / 4000) + each for each in (-300 / 6300, 300 / 6300)], abs=1e-3
     )

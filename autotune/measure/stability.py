@@ -158,6 +158,15 @@ class CallSeconds:
     longest: float
 
 
+def together(parts: Sequence[CallSeconds]) -> CallSeconds:
+    """Slices that follow on one another, as one."""
+    return CallSeconds(
+        median=statistics.median(each.median for each in parts),
+        slow=statistics.median(each.slow for each in parts),
+        longest=max(each.longest for each in parts),
+    )
+
+
 def slow_quantile(*, p50: float, p90: float, p99: float, boundaries: float) -> float:
     """The highest of these quantiles that boundaries between epochs do not reach.
 
@@ -195,7 +204,13 @@ def tail(own: Sequence[CallSeconds], baseline: Sequence[CallSeconds]) -> Check:
     return Check(name="step_tail", passed=value <= limit, value=value, limit=limit, detail=detail)
 
 
-def hangs(own: Sequence[CallSeconds], baseline: Sequence[CallSeconds], *, boundary_seconds: float) -> Check:
+def hangs(
+    own: Sequence[CallSeconds],
+    baseline: Sequence[CallSeconds],
+    *,
+    boundary_seconds: float,
+    of: str = "slices",
+) -> Check:
     """Whether training stands still for seconds now and then, where the baseline beside it does not.
 
     Counted are slices with a hang in them; `tail`, by its medians, does not see what comes once in many. Slices in
@@ -205,13 +220,14 @@ def hangs(own: Sequence[CallSeconds], baseline: Sequence[CallSeconds], *, bounda
         own: Of each slice of the configuration.
         baseline: Of each slice of the baseline's beside them.
         boundary_seconds: What an epoch costs beyond its steps.
+        of: What these are, in a word.
     """
     least = max(HANG_SECONDS, HANG_OF_BOUNDARY * boundary_seconds)
     value, usual = (_slices_with_a_hang(each, least) for each in (own, baseline))
     limit = max(MOST_HANGS, HANGS_OF_BASELINE * usual)
     longest = max(each.longest - each.median for each in own)
     detail = (
-        f"{value} of {len(own)} slices had a call that took over {least:.3g} s more than the median one, at most "
+        f"{value} of {len(own)} {of} had a call that took over {least:.3g} s more than the median one, at most "
         f"{_milliseconds(longest)} (baseline: {usual} of {len(baseline)})"
     )
     if value > limit:

@@ -130,8 +130,8 @@ class Confirmer:
             self._soak(reference, contenders)
             if any(self._may_win(each, reference) for each in contenders) or self._stopped():
                 break
-            if not self._fits(waiting[:1]):
-                self._ends = plan.ends  # as at the beginning: rather no continuous run than no claim
+            if waiting and not self._fits_well(waiting[0]):
+                self._ends = plan.ends  # rather no continuous run than no claim to bet on
             if not self._fits(waiting[:1]):
                 break
             if waiting:
@@ -196,7 +196,7 @@ class Confirmer:
                 reference,
                 contender.trial,
                 together=together,
-                length=self._instances.slice_length(contender.trial),
+                length=self._instances.slice_length(contender.trial) if together else None,
                 shares=(own, beside) if together else (1.0, 1.0),  # a bracket's turns have its slices' pauses
             )
 
@@ -331,6 +331,11 @@ class Confirmer:
         return self._left() >= self._imports() + FEWEST_INSTANCES * (
             self._expected.instance_start_seconds(records) + least
         )
+
+    def _fits_well(self, record: TrialRecord) -> bool:
+        """Whether the time left holds enough instances of this finalist."""
+        start = self._expected.instance_start_seconds([record])
+        return self._planned([record], start)[0] >= ENOUGH_INSTANCES
 
     def _planned(self, records: Sequence[TrialRecord], start: float, done: int = 0) -> tuple[int, float]:
         """How many more instances of these finalists the time left holds, and seconds for the slices of each."""

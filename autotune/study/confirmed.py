@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, chain
 
-from autotune.measure.continuous import Soaked
+from autotune.measure.continuous import FEWEST_LEGS, Soaked
 from autotune.measure.deciding import Shortfall, Verdict
 from autotune.measure.epoch_ends import Stalls, WholeEpoch, stalls_in
 from autotune.measure.growth import host_memory_growth
@@ -24,6 +24,7 @@ from autotune.measure.stability import (
     no_retracing,
     slow_quantile,
     tail,
+    together,
 )
 from autotune.space.configuration import Configuration
 from autotune.study.running import Trial, ratio_interval
@@ -183,7 +184,7 @@ def _memory_of(
 
 
 def _samples(slices: Sequence[Slice]) -> list[tuple[float, float]]:
-    counted = itertools.accumulate(each.examples for each in slices)
+    counted = accumulate(each.examples for each in slices)
     return [
         (float(examples if each.trained_examples is None else each.trained_examples), float(each.host_bytes))
         for examples, each in zip(counted, slices, strict=True)
@@ -192,39 +193,20 @@ def _samples(slices: Sequence[Slice]) -> list[tuple[float, float]]:
 
 
 def _checks_of_slices(record: TrialRecord, baseline: TrialRecord) -> list[Check]:
-    """The rules on what the slices show, each beside the baseline's of the same round, and those of the soak.
+    """The rules on what the slices show, each beside the baseline's of the same round.
 
-    What breaks a rule in the soak only is told so. Whether it traces or compiles anew is asked of the slices alone: at
-    the first end of a long epoch, XLA compiles for smaller batches, and a single process cannot tell that from more.
+    What stalls or hangs in the soak only is told so. What traces or compiles anew, and what skips steps, is asked of
+    the slices alone: a single process cannot tell XLA's compiling for an epoch's smaller batches from more.
     """
     own, beside = (_by_process(record, candidate=each) for each in (True, False))
-    checks = _checks_beside(own, beside, record, baseline)
+    boundary = max(record.epoch_overhead_seconds or 0.0, baseline.epoch_overhead_seconds or 0.0)
+    calls, usual = _calls(own.values(), record), _calls(beside.values(), baseline)
+    checks = [
+        tail(list(chain(*calls)), list(chain(*usual))),
+        hangs(list(chain(*calls)), list(chain(*usual)), boundary_seconds=boundary),
+    ]
     if retraces := _sums(own, lambda each: each.retraces):
         checks.append(no_retracing(retraces, _sums(beside, lambda each: each.retraces) or [0]))
-    if not record.legs or not baseline.legs:
-        return checks
-    in_soak = _checks_beside(_in_soaks(record), _in_soaks(baseline), record, baseline)
-    broken = {each.name: each for each in in_soak if not each.passed}
-    return [
-        replace(broken[each.name], detail=f"in the continuous run: {broken[each.name].detail}")
-        if each.passed and each.name in broken
-        else each
-        for each in checks
-    ]
-
-
-_Slices = Mapping[int, Sequence[Slice]]
-"""By process."""
-
-
-def _checks_beside(own: _Slices, beside: _Slices, record: TrialRecord, baseline: TrialRecord) -> list[Check]:
-    boundary = max(record.epoch_overhead_seconds or 0.0, baseline.epoch_overhead_seconds or 0.0)
-    calls = [_call_seconds(each, record) for slices in own.values() for each in slices]
-    usual = [_call_seconds(each, baseline) for slices in beside.values() for each in slices]
-    checks = [
-        tail(calls, usual),
-        hangs(calls, usual, boundary_seconds=boundary),
-    ]
     if skipped := _sums(own, lambda each: each.skipped_steps):
         baseline_skipped = _sums(beside, lambda each: each.skipped_steps) or [0]
         checks.append(
@@ -234,7 +216,36 @@ def _checks_beside(own: _Slices, beside: _Slices, record: TrialRecord, baseline:
                 baseline_share=sum(baseline_skipped) / sum(_sums(beside, lambda each: each.steps) or [1]),
             )
         )
-    return checks
+    in_soak = {each.name: each for each in _checks_of_soak(record, baseline, boundary) if not each.passed}
+    return [in_soak.get(each.name, each) if each.passed else each for each in checks]
+
+
+def _checks_of_soak(record: TrialRecord, baseline: TrialRecord, boundary: float) -> list[Check]:
+    """Those that a continuous run can break, where either side had enough of it.
+
+    A hang counts once a turn: in one, slices follow on one another, and a single burst reaches several.
+    """
+    if min(len(record.legs), len(baseline.legs)) < FEWEST_LEGS / 2:
+        return []
+    own, usual = (_calls([leg.slices for leg in each.legs], each) for each in (record, baseline))
+    found = [
+        tail(list(chain(*own)), list(chain(*usual))),
+        hangs(
+            [together(each) for each in own],
+            [together(each) for each in usual],
+            boundary_seconds=boundary,
+            of="turns",
+        ),
+    ]
+    return [replace(each, detail=f"in the continuous run: {each.detail}") for each in found]
+
+
+def _calls(groups: Iterable[Sequence[Slice]], record: TrialRecord) -> list[list[CallSeconds]]:
+    return [[_call_seconds(each, record) for each in slices] for slices in groups]
+
+
+_Slices = Mapping[int, Sequence[Slice]]
+"""By process."""
 
 
 def stalls_of_baseline(beside: TrialRecord, baseline: TrialRecord) -> tuple[Stalls, int]:

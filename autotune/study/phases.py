@@ -56,6 +56,10 @@ class Learning:
     batches: Mapping[int, BatchLosses]
 
 
+SEARCH_IS_OVER = (
+    "the search's time was over when the run was stopped: what it had found is confirmed in the rest; for more trials, "
+    "give --resume a --budget of its own"
+)
 DEFAULT_SPACE = {Device.CPU: "quick", Device.GPU: "gpu"}
 
 
@@ -102,8 +106,11 @@ def tune_with(
             refuse_another_question(earlier, baseline=run.baseline, choices=space.choices)
         if known:
             beside.keep_baseline()
-        was_measured = any(each.pairs for each in known[1:])
-        plan = _planned(run, warm, space, import_seconds, options, searched=was_measured)
+        # Who names a budget for the rest wants a search as well, and is told where it is too small for one.
+        found_before = earlier is not None and spent_before == 0 and earlier.found_something
+        plan = _planned(run, warm, space, import_seconds, options, searched=found_before)
+        if plan.search_ends <= clock():
+            observe(Notice(text=SEARCH_IS_OVER))
         record = _completed_run(run, facts, reference, warm, device, machine, written, space, options)
         directory.write_run(record)
         sampler = Sampler(space, file=directory.study_file, name=facts.name, seed=options.seed)

@@ -115,7 +115,8 @@ def plan_run(
 ) -> Plan:
     """Spread what is left of the budget once the baseline is warm.
 
-    The confirmation has its share of the budget, and more where that would not do for the fewest instances.
+    The confirmation has its share of the budget, and more where that would not do for the fewest instances; where the
+    search's time is over already, what is left.
 
     Args:
         budget: Seconds for everything.
@@ -128,8 +129,8 @@ def plan_run(
         numerics: Whether the search space varies what is computed in.
         trial_timeout: The user's own limit for a trial, or None.
         soak: Seconds of the soak where the user names them, 0 for none; None to have it scaled to the budget.
-        searched: Whether an earlier invocation has measured something that can be confirmed: then no time for another
-            trial need be left.
+        searched: Whether an earlier invocation has found something to confirm: then no time for another trial need be
+            left, and there is no search where there is none.
 
     Raises:
         BudgetError: Nothing could be both searched and confirmed in what is left; the hint names a budget that does.
@@ -139,16 +140,17 @@ def plan_run(
     first_trial = SETTING_UP_SECONDS + shortest_trial
     instance = least_instance((3 if bracketed else 2) * start, slice_seconds=slice_seconds)
     confirmation = import_seconds + FEWEST_INSTANCES * instance + CLOSING_SECONDS
+    of_enough = (ENOUGH_INSTANCES - FEWEST_INSTANCES) * instance
     if soak:
         soak += 2 * start
         confirmation += soak
-    elif soak is None:
-        unneeded = CONFIRMATION_SHARE * budget - confirmation
-        unneeded -= (ENOUGH_INSTANCES - FEWEST_INSTANCES) * instance
-        soak = min(SOAK_SHARE * budget, MOST_SOAK_SECONDS, unneeded)
-        soak = soak if soak >= LEAST_SOAK_SECONDS + 2 * start else 0.0
     search_ends = budget - max(CONFIRMATION_SHARE * budget, confirmation)
     over = searched and search_ends - ready_at < first_trial and budget - ready_at >= confirmation
+    unneeded = (budget - ready_at if over else CONFIRMATION_SHARE * budget) - confirmation - of_enough
+    numerics_of_rest = min(NUMERICS_SHARE * budget, max(0.0, unneeded)) if over and numerics else 0.0
+    if soak is None:
+        soak = min(SOAK_SHARE * budget, MOST_SOAK_SECONDS, unneeded - numerics_of_rest)
+        soak = soak if soak >= LEAST_SOAK_SECONDS + 2 * start else 0.0
     if over:
         search_ends = ready_at
     elif search_ends - ready_at < first_trial:
@@ -160,8 +162,8 @@ def plan_run(
             hint=f"Give --budget {math.ceil(needed * ADVICE_MARGIN)}s or more; a few minutes are sensible here.",
         )
     numerics_ends = search_ends
-    if numerics and over:
-        numerics_ends += min(NUMERICS_SHARE * budget, budget - confirmation - ready_at)
+    if over:
+        numerics_ends += numerics_of_rest
     elif numerics:
         share = min(NUMERICS_SHARE * budget, NUMERICS_SHARE_OF_SEARCH * (search_ends - ready_at))
         search_ends = max(search_ends - share, ready_at + first_trial)

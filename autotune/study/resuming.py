@@ -6,6 +6,7 @@ it (see `Sampler.catch_up`), and what was in flight is begun anew under another 
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -76,6 +77,17 @@ class Earlier:
                 f"{self.run.run}: a time is damaged: {error}", hint=_START_ANEW
             ) from error
         return max(0.0, max(ends, default=0.0))
+
+    @property
+    def found_something(self) -> bool:
+        """Whether its search has left something to confirm: measured to the end, and faster than the baseline."""
+        return any(
+            trial.number
+            and len(trial.log_ratios) > 1
+            and self.records[trial.number].outcome is Outcome.OK
+            and statistics.fmean(trial.log_ratios) > 0
+            for trial in self.trials()
+        )
 
     def trials(self) -> list[Trial]:
         """The finished trials, as the search knows them; the baseline first."""

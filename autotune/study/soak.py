@@ -6,6 +6,7 @@ What slices between pauses cannot show shows here: a pipeline that gains from th
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 
 from autotune.measure.continuous import FEWEST_LEGS, FEWEST_SLICES, Soaked, soaked
@@ -78,7 +79,7 @@ class Soak:
         trial: Trial,
         *,
         together: bool,
-        length: float,
+        length: float | None,
         shares: tuple[float, float] = (1.0, 1.0),
     ) -> Soaked | None:
         """Let both train in turns, either of them first.
@@ -90,7 +91,8 @@ class Soak:
             reference: The baseline.
             trial: The winner.
             together: Whether both may be alive at once.
-            length: Seconds of a slice, as in what is to be corrected: a pause gives the more to a shorter one.
+            length: Seconds of a slice, as in what is to be corrected: a pause gives the more to a shorter one. None
+                where there are no pauses to speak of.
             shares: Of both slices in what is to be corrected, those with a pause before them: winner's, baseline's.
 
         Returns:
@@ -126,7 +128,7 @@ class Soak:
         stack: contextlib.ExitStack,
         *,
         together: bool,
-        length: float,
+        length: float | None,
     ) -> None:
         first, second = self._run.rng.sample([reference, trial], 2)
         order = [first, second] if together else [first, second, second, first]
@@ -135,6 +137,8 @@ class Soak:
             for each in (first, second):  # or the second one's first leg would follow on its own warm-up
                 self._begin(each, stack)
         warm = [each.warm for each in (reference, trial) if each.warm is not None]
+        if length is None:
+            length = slice_seconds(*warm, measured=math.inf)
         length = max(length, slice_seconds(*warm, measured=0.0))  # a call or an epoch, in these processes
         began = self._run.clock()
         # The run-in is only before the first of a leg.

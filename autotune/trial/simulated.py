@@ -353,6 +353,7 @@ class SimulatedTrials:
         load_shows: Whether the slices tell of it.
         instance_noise: Standard deviation of a process's speed against others of its configuration, as a
             logarithm.
+        template_noise: The same of a template: of all processes that are forks of it.
         failure: How a configuration fails before it is warm; None where it does not.
         start_seconds: From the request to the end of the first step.
         import_seconds: What a template takes to import everything.
