@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,7 +18,7 @@ from autotune.errors import ArgumentError, AutotuneError, TuningInterruptedError
 app = App(
     name="autotune",
     help="Finds the fastest stable way to run a TensorFlow training on this machine.",
-    help_epilogue="With --debug, an internal error shows its traceback.",
+    help_epilogue="With --debug, an error shows its traceback.",
     version_flags=["--version"],
     result_action="return_value",
     suppress_keyboard_interrupt=False,
@@ -339,7 +340,7 @@ def main(arguments: list[str] | None = None) -> int:
         from autotune import console
 
         if debug:
-            raise
+            traceback.print_exc()
         console.show_error(error)
         return error.exit_code
     except KeyboardInterrupt:
@@ -352,7 +353,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     except Exception as error:
         if debug:
-            raise
+            traceback.print_exc()
         from autotune import console
 
         console.show_error(

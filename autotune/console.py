@@ -128,8 +128,7 @@ class Progress:
         self._workload = ""
         self._current = ""
         self._estimate = ""
-        self._best: TrialRecord | None = None
-        self._best_changes = ""
+        self._measured: dict[int, tuple[float, str]] = {}
         self._failures: Counter[str] = Counter()
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
 
@@ -173,13 +172,10 @@ class Progress:
         record = event.record
         if not record.outcome.measured:
             self._failures[str(record.outcome)] += 1
-        if (
-            record.phase in (Phase.PROBE, Phase.SEARCH)
-            and record.outcome is Outcome.OK
-            and record.speedup is not None
-            and (self._best is None or record.speedup.value > (self._best.speedup or record.speedup).value)
-        ):
-            self._best, self._best_changes = record, clean(event.changes)
+        if record.phase in (Phase.PROBE, Phase.SEARCH):
+            self._measured.pop(record.trial, None)  # a second look at it says more than the first
+            if record.outcome is Outcome.OK and record.speedup is not None:
+                self._measured[record.trial] = record.speedup.value, clean(event.changes)
         self._line(trial_line(record, event.changes, stamp=self._stamp()))
         self._current = self._estimate = ""
 
@@ -192,8 +188,8 @@ class Progress:
     def _status(self) -> Table:
         spent = self._clock() - self._began
         best = "none yet"
-        if self._best is not None and self._best.speedup is not None:
-            best = f"×{self._best.speedup.value:.2f}  {self._best_changes}"
+        if self._measured:
+            best = "×{:.2f}  {}".format(*max(self._measured.values()))
         failures = ", ".join(f"{count} {name}" for name, count in sorted(self._failures.items()))
         grid = Table.grid(padding=(0, 2))
         grid.add_row("now", Text(f"{self._phase}  {self._current}", overflow="ellipsis", no_wrap=True))

@@ -416,6 +416,16 @@ def _import(reference: WorkloadReference) -> ModuleType:
     return module
 
 
+def fingerprint_of(file: str | None, name: str) -> str:
+    """What tells a workload's source from another's: of the file, where there is one, and the name in it.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    content = Path(file).read_bytes() if file else b""
+    return f"sha256:{hashlib.sha256(content + bytes(1) + name.encode()).hexdigest()}"
+
+
 def facts_of(
     workload: Workload, reference: WorkloadReference, in_force: Mapping[str, Any] | None = None
 ) -> WorkloadFacts:
@@ -423,8 +433,6 @@ def facts_of(
     file = reference.file
     if file is None:
         file = getattr(sys.modules.get(reference.module or ""), "__file__", None)
-    content = Path(file).read_bytes() if file else b""
-    digest = hashlib.sha256(content + b"\0" + reference.name.encode()).hexdigest()
     stem = Path(file).stem if file else reference.module or "workload"
     if file and stem in ("__init__", "__main__"):
         stem = Path(file).resolve().parent.name
@@ -437,7 +445,7 @@ def facts_of(
         drop_remainder=workload.drop_remainder,
         dataset_takes_config=takes_config(workload.dataset),
         validates=workload.validation is not None,
-        fingerprint=f"sha256:{digest}",
+        fingerprint=fingerprint_of(file, reference.name),
         in_force=dict(in_force or {}),
     )
 

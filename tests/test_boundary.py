@@ -36,7 +36,9 @@ def training(steps, steps_per_call):
 )
 def test_calls_that_count_are_enough_to_end_a_slice(monkeypatch, steps, per_call, buffered, counted):
     """Of a single one that counts nothing would be timed: an epoch's first call is no part of a slice."""
-    short = boundary._ShortEpochs(start=1.0, call=0.5, validating=0.25, ends=[], usual_gap=math.inf)
+    short = boundary._ShortEpochs(
+        start=1.0, call=0.5, validating=0.25, first_validated=0.1, ends=[], usual_gap=math.inf
+    )
     monkeypatch.setattr(boundary, "_short_epochs", lambda *_: short)
     monkeypatch.setattr(boundary, "_steps_in_shuffle_buffer", lambda *_: buffered)
     monkeypatch.setattr(boundary, "_kept_call_seconds", lambda *_: 0.25)
@@ -62,12 +64,20 @@ class Pipeline:
 
 
 class Model:
-    """One whose `fit` goes by a clock of its own: a call takes 10 ms, making an iterator 2, of a tuned one 5."""
+    """One whose `fit` goes by a clock of its own: a call takes 10 ms, making an iterator 2, of a tuned one 5.
+
+    A validation is of 20 calls of 12.5 ms, before which it takes a while to begin.
+    """
 
     def __init__(self, clock, *, call_seconds=0.01):
         self.now, self.call_seconds, self.epochs = clock, call_seconds, 0
+        self.validation_begins_in, self.test_function = 0.0, None
         self.stop_training = False
         self.train_function = lambda start_seconds: self.wait(start_seconds + self.call_seconds)
+
+    def make_test_function(self):
+        """As Keras does before it validates."""
+        self.test_function = lambda iterator: self.wait(0.0125)
 
     def wait(self, seconds):
         """Time passes."""
@@ -87,7 +97,9 @@ class Model:
                 self.train_function(0.0 if step else dataset.start_seconds)
             if validation_data is not None:
                 edges.on_test_begin()
-                self.wait(0.25)
+                self.wait(self.validation_begins_in)
+                for _ in range(boundary.VALIDATION_CALLS):
+                    self.test_function(None)
                 edges.on_test_end()
             edges.on_epoch_end(epoch)
             self.epochs += 1
@@ -137,6 +149,17 @@ def test_a_validation_is_charged_whole(model):
     with_one = boundary.boundary(model, data, object(), training(100, 1), call_seconds=0.01)
     without = boundary.boundary(model, data, None, training(100, 1), call_seconds=0.01)
     assert with_one.seconds - without.seconds == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("begins_in", [0.05, 0.4])
+def test_a_long_validation_begins_once(model, begins_in):
+    """What it takes before its first call is over is not charged four times, only the calls are."""
+    model.validation_begins_in = begins_in
+    data = Pipeline(stalls=some(0.0))
+    with_one = boundary.boundary(model, data, object(), training(100, 1), call_seconds=0.01)
+    without = boundary.boundary(model, data, None, training(100, 1), call_seconds=0.01)
+    calls = 4 * boundary.VALIDATION_CALLS
+    assert with_one.seconds - without.seconds == pytest.approx(begins_in + calls * 0.0125)
 
 
 class HeldOut:

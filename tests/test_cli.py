@@ -243,7 +243,7 @@ def test_space_can_be_asked_about_another_machine(capsys):
 
 
 def test_an_internal_error_says_so_and_hides_its_traceback(capsys, monkeypatch):
-    """A fault of autotune's own leaves with exit code 4 and one line; --debug raises it."""
+    """A fault of autotune's own leaves with exit code 4 and one line; --debug shows where it was."""
 
     def broken():
         raise RuntimeError("broken")
@@ -252,8 +252,18 @@ def test_an_internal_error_says_so_and_hides_its_traceback(capsys, monkeypatch):
     code, _, err = run(capsys, "knobs")
     assert code == 4
     assert "internal error: RuntimeError: broken" in err
-    with pytest.raises(RuntimeError, match="broken"):
-        cli.main(["knobs", "--debug"])
+    assert "Traceback" not in err
+    code, _, err = run(capsys, "knobs", "--debug")
+    assert code == 4
+    assert 'raise RuntimeError("broken")' in err
+
+
+def test_a_wrong_input_has_its_exit_code_with_a_traceback_as_well(capsys, tmp_path):
+    """With --debug, too, 1 is a claim that does not hold, and nothing else."""
+    code, _, err = run(capsys, "show", tmp_path / "nowhere", "--debug")
+    assert code == 2
+    assert "Traceback" in err
+    assert err.splitlines()[-2].startswith("autotune: ")
 
 
 def test_an_interrupt_leaves_with_130(capsys, monkeypatch):

@@ -94,6 +94,23 @@ def test_on_a_terminal_the_status_tells_phase_trial_speed_best_failures_and_time
         assert expected in text
 
 
+def test_the_best_is_what_leads_by_the_latest_looks():
+    """A second look that lowers the leader gives the place to the next; one that fails leaves it out."""
+
+    def ended(trial, speedup, **fields):
+        interval = speedup and Interval(value=speedup, low=speedup - 1, high=speedup + 1)
+        ended = record(trial=trial, speedup=interval, **fields)
+        return TrialEnded(record=ended, changes=f"batch_size={trial}")
+
+    lines = drawn(
+        [*EVENTS[:2], ended(64, 4.75), ended(128, 4.63), ended(64, 3.72)], terminal=True
+    ).splitlines()
+    assert re.search(r"best +×4.63 +batch_size=128", [each for each in lines if "best" in each][-1])
+    failed = ended(128, None, outcome=Outcome.OOM)
+    lines = drawn([*EVENTS[:2], ended(128, 4.63), ended(64, 3.72), failed], terminal=True).splitlines()
+    assert re.search(r"best +×3.72 +batch_size=64", [each for each in lines if "best" in each][-1])
+
+
 @given(st.text())
 def test_no_control_character_of_a_users_text_reaches_the_terminal(text):
     """Whatever a user's string holds, what is printed is one line of printable text."""

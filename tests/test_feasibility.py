@@ -62,3 +62,12 @@ def test_parallel_calls_hold_memory():
     assert not known_to_fail(BASELINE.replace(num_parallel_calls=1), [failed])
     assert known_to_fail(BASELINE.replace(num_parallel_calls=128, data_threads=32), [failed])
     assert not known_to_fail(BASELINE.replace(num_parallel_calls="autotune", data_threads=32), [failed])
+
+
+def test_tensorflows_own_threads_are_neither_more_nor_less_than_a_number():
+    """Its pool is as wide as the machine: what ran out of memory with it says nothing of four threads."""
+    failed = FAILED.replace(data_threads=0)
+    assert not needs_at_least(failed.replace(data_threads=4), failed)
+    assert not needs_at_least(failed, failed.replace(data_threads=4))
+    assert needs_at_least(failed.replace(batch_size=512), failed)
+    assert needs_at_least(failed.replace(data_threads=8), failed.replace(data_threads=4))

@@ -103,6 +103,17 @@ def test_a_run_has_a_timeline(finished):
     )
 
 
+def test_phases_whose_trials_had_no_memory_beside_the_baseline_are_there(tmp_path):
+    """Their first process ran out of memory, and all that was measured is of a second one."""
+    trials = simulated_trials(
+        faster_by(jit_compile=2.0), noise=0.02, fits_together=lambda alive: len(alive) < 2
+    )
+    with on_disk(tmp_path / "run") as directory:
+        tune_simulated(trials, directory, budget=600.0)
+    (timeline,) = timelines(tmp_path / "run")
+    assert [span.phase for span in timeline.phases] == list(Phase)
+
+
 def test_the_references_speed_and_the_ratios_are_what_was_measured(finished):
     """4,000 samples a second where nobody disturbs it; pairs of larger batches have twice that."""
     (timeline,) = timelines(finished)

@@ -12,6 +12,7 @@ from autotune.trial.log import (
     LOG_TAIL_LENGTH,
     cap,
     fatal_line,
+    printable,
     tail,
 )
 
@@ -108,3 +109,10 @@ def test_the_line_by_which_the_runtime_aborts_is_found(log, line):
     assert fatal_line(log) == line
     log.write_text("Found nothing\nF1120\n")
     assert fatal_line(log) == ""
+
+
+def test_what_is_no_text_can_be_written_all_the_same():
+    """A file's name that is not UTF-8, in a user's message: its bytes are spelled out."""
+    text = printable("bad file \udcff\x1b[31m.jpg")
+    assert text == "bad file \\udcff.jpg"
+    assert text.encode()

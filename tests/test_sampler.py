@@ -9,6 +9,7 @@ from optuna.trial import TrialState
 from simulated_runs import BASELINE, a_pair, a_record, space_of
 
 from autotune.errors import RunDirectoryError
+from autotune.space.configuration import Configuration
 from autotune.study.sampler import RANDOM_TRIALS, Sampler, distributions
 from autotune.trial.record import Outcome, Phase
 
@@ -197,3 +198,13 @@ def test_what_the_study_knows_it_is_not_told_again(tmp_path):
         sampler.catch_up(records)
         sampler.catch_up(records)
     assert [each.user_attrs["trial"] for each in sampler._study.trials] == [0, 1]
+
+
+def test_a_trial_that_was_half_told_is_told_again(tmp_path):
+    """Killed between its attributes and its value: the study learns how it did all the same."""
+    space, record = space_of(), a_record(BASELINE.replace(jit_compile=True), trial=1, speedup=1.5)
+    sampler = a_sampler(space, file=tmp_path / "study.db")
+    sampler.ask_for(Configuration(record.configuration)).set_user_attr("trial", 1)
+    sampler = a_sampler(space, file=tmp_path / "study.db")
+    sampler.catch_up([record])
+    assert [each.value for each in sampler._study.trials if each.state is TrialState.COMPLETE] == [1.5]

@@ -244,12 +244,85 @@ def fits_up_to(largest):
 
 def test_the_batch_size_is_doubled_until_memory_ends(tmp_path):
     """Sizes above the baseline's are tried in turn, and none beyond the first that runs out of memory."""
-    trials = simulated_trials(examples=1 << 20, fits_together=fits_up_to(200), start_seconds=0.1)
+    trials = simulated_trials(
+        lambda each: 4000.0 * each.batch_size**0.1,
+        examples=1 << 20,
+        fits_together=fits_up_to(200),
+        start_seconds=0.1,
+    )
     found = Searched(tmp_path, trials, space=GROWING_SPACE, most_trials=8)
     probed = [each.configuration["batch_size"] for each in found.of(Phase.PROBE)]
     assert {64, 128, 256} <= set(probed)
     assert found.outcomes()[256] is Outcome.OOM
     assert max(probed) == 256
+
+
+def test_doubling_ends_after_two_sizes_that_are_no_faster(tmp_path):
+    """Those that were probed before count as well, and the baseline is what they are held against first."""
+    trials = simulated_trials(faster_by(batch_size=0.8), examples=1 << 20, noise=0.01, start_seconds=0.1)
+    found = Searched(tmp_path, trials, space=GROWING_SPACE, most_trials=10)
+    assert {each.configuration["batch_size"] for each in found.of(Phase.PROBE)} == {32, 64, 128}
+
+
+def test_a_probed_size_that_ran_out_of_memory_ends_the_doubling(tmp_path):
+    """The size above it is not even written down: it would take one of the trials."""
+    fits = lambda alive: sum(each.batch_size for each in alive) <= 100  # noqa: E731
+    trials = simulated_trials(examples=1 << 20, fits_together=fits, start_seconds=0.1)
+    found = Searched(tmp_path, trials, space=GROWING_SPACE, most_trials=4)
+    assert found.outcomes()[128] is Outcome.OOM
+    assert {each.configuration["batch_size"] for each in found.of(Phase.PROBE)} == {32, 64, 128}
+
+
+@pytest.mark.parametrize("best", [128, 256])
+def test_numbers_are_raised_only_while_that_helps(tmp_path, best):
+    """What helped was probed; the next size is slower, and the one after it is not what the search looks at first."""
+
+    def speed(configuration):
+        size = int(configuration["batch_size"])
+        return 4000.0 * (size / 32 if size <= best else 0.7)
+
+    space = SMALL_SPACE.replace("high = 512", "high = 4096")
+    trials = simulated_trials(speed, examples=1 << 20, noise=0.01)
+    found = Searched(tmp_path, trials, space=space, most_trials=40)
+    search = found.of(Phase.SEARCH)
+    begins = [each.configuration["batch_size"] for each in search[:3]]
+    assert begins[: {128: 1, 256: 2}[best]] == {128: [256], 256: [256, 512]}[best]
+    climbed = [each.configuration for each in search if each.trial <= search[0].trial + 2]
+    assert {"jit_compile": False, "steps_per_execution": 1, "batch_size": 4 * best} not in [
+        {name: each[name] for name in ("jit_compile", "steps_per_execution", "batch_size")}
+        for each in climbed
+    ]
+
+
+def test_what_keras_decides_by_itself_is_a_choice_like_any_other(tmp_path):
+    """`"auto"` in a search space is measured as what it comes to, and is no failure."""
+    space = TINY_SPACE.replace("[false, true]", '[false, true, "auto"]')
+    found = Searched(tmp_path, simulated_trials(noise=0.02), space=space, most_trials=12)
+    autos = [each for each in found.records if each.configuration["jit_compile"] == "auto"]
+    assert autos
+    assert {each.outcome for each in autos} <= {Outcome.OK, Outcome.PRUNED}
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_model_that_falls_back_from_xla_is_not_measured_as_if_it_did_not(tmp_path, together):
+    """Beside the baseline, and alone where memory does not hold both."""
+    trials = simulated_trials(
+        noise=0.02, xla_falls_back=True, fits_together=lambda alive: together or len(alive) < 2
+    )
+    found = Searched(tmp_path, trials, space=TINY_SPACE, most_trials=6)
+    compiled = [each for each in found.records if each.configuration["jit_compile"] is True]
+    assert compiled
+    assert {each.outcome for each in compiled} == {Outcome.ERROR}
+    assert all("falls back to false" in each.reason for each in compiled)
+    assert any(each.outcome is Outcome.OK for each in found.records[1:])
+
+
+def test_no_sample_stays_open_when_the_search_is_interrupted(tmp_path):
+    """Also where that happens in a second look at what the sampler proposed again."""
+    for count in range(4, 24):
+        trials = simulated_trials(faster_by(jit_compile=1.3), noise=0.1)
+        found = interrupted_after(trials, tmp_path / str(count), count, space=TINY_SPACE)
+        assert not [each for each in found.study.trials if each.state is TrialState.RUNNING]
 
 
 def test_what_needs_more_than_what_failed_is_not_run(tmp_path):

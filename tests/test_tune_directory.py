@@ -29,6 +29,14 @@ def test_a_wrong_input_leaves_nothing(tmp_path, error):
     assert list((tmp_path / "results").iterdir()) == []
 
 
+def test_a_directory_above_that_was_there_before_stays(tmp_path):
+    """Empty or not, it is the user's."""
+    (tmp_path / "mine").mkdir()
+    fail_with(WorkloadError("wrong"), tmp_path / "mine" / "one")
+    assert (tmp_path / "mine").is_dir()
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
 def test_a_directory_that_was_there_before_is_emptied_again(tmp_path):
     """What the user had in it stays, and the next try is not told that it holds a run."""
     (tmp_path / "mine.txt").write_text("mine")

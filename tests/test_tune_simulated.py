@@ -22,7 +22,13 @@ from simulated_runs import (
     tune_simulated,
 )
 
-from autotune.errors import BudgetError, NoStableConfigurationError, TuningInterruptedError, WorkloadError
+from autotune.errors import (
+    ArgumentError,
+    BudgetError,
+    NoStableConfigurationError,
+    TuningInterruptedError,
+    WorkloadError,
+)
 from autotune.history.frame import load_history
 from autotune.machine import Gpu
 from autotune.measure.deciding import Shortfall, Verdict
@@ -644,6 +650,14 @@ def test_a_larger_batch_is_judged_apart(directory):
     assert losses.unscaled > losses.baseline, "half as many steps"
     assert any(each.startswith("held-out loss") for each in recipe.evidence.stability.not_checked)
     assert recipe.evidence.verdict is Verdict.FASTER
+
+
+def test_a_bound_below_the_workloads_own_batch_is_refused(directory):
+    """The baseline has it whatever was asked for, so "no larger one" could not be kept."""
+    with pytest.raises(
+        ArgumentError, match=r"--max-batch 16 is below the workload's own batch size, which is 32"
+    ):
+        tune_simulated(simulated_trials(SPEED), directory, max_batch=16)
 
 
 @pytest.mark.parametrize(("bound", "largest"), [({"max_batch": 100}, 64), ({"fixed_batch": True}, 32)])

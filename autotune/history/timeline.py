@@ -94,7 +94,8 @@ def _timeline(directory: RunDirectory) -> Timeline:
     if not reference:
         raise RunDirectoryError(
             f"{directory.path}: nothing can be plotted: no slice tells when it was measured",
-            hint="Runs of earlier versions of autotune have no such times; tune again to have a plot.",
+            hint="A run whose baseline failed has no slices, and runs of earlier versions tell no times; name the "
+            "runs that are to be plotted.",
         )
     in_order = sorted(reference.values(), key=lambda point: point.at)
     return Timeline(
@@ -158,8 +159,14 @@ def _phases(records: Sequence[TrialRecord], *, ends: float) -> tuple[Span, ...]:
     """Each phase up to where the next begins; what was measured of a trial again, later, does not count."""
     began: dict[Phase, float] = {}
     for record in records:
+        at_first = min(
+            (pair.instance for pair in record.pairs), default=0
+        )  # one before may have had no memory
         first = [
-            each for pair in record.pairs if pair.instance == 0 for each in (pair.baseline, pair.candidate)
+            each
+            for pair in record.pairs
+            if pair.instance == at_first
+            for each in (pair.baseline, pair.candidate)
         ]
         for each in (*first, *record.slices):
             if each.at is not None:

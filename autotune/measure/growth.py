@@ -21,7 +21,7 @@ NAME = "host_memory_growth"
 SETTLING_SHARE = 1 / 3
 """Of a process's slices: the first ones, in which memory may grow."""
 FEWEST_SLICES = 6
-"""Of a process that says something; and of those left of it, three in each half."""
+"""Of a process that says something."""
 LEAST_GROWTH_BYTES = 16 << 20
 """Seen within one process: less is what allocators do."""
 GROWTH_CONFIDENCE = 0.99

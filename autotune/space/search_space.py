@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
-from autotune.errors import SearchSpaceError
+from autotune.errors import ArgumentError, SearchSpaceError
 from autotune.files import read_at_most
 from autotune.printable import short
 from autotune.space.configuration import Configuration, format_value
@@ -255,7 +255,13 @@ class SearchSpace:
 
         Raises:
             SearchSpaceError: A range is empty on this machine, or nothing is left to vary.
+            ArgumentError: The largest batch is below the baseline's.
         """
+        if largest_batch is not None and largest_batch < baseline.batch_size:
+            raise ArgumentError(
+                f"--max-batch {largest_batch} is below the workload's own batch size, which is {baseline.batch_size}",
+                hint=f"Give --max-batch {baseline.batch_size} or more, or the workload another batch_size.",
+            )
         choices: dict[str, tuple[KnobValue, ...]] = {}
         left_out: dict[str, str] = {}
         for name, each in self.ranges.items():

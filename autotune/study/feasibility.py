@@ -8,6 +8,8 @@ from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, KnobValue
 
 _MEMORY_NEUTRAL = ("deterministic", "intra_op_threads", "inter_op_threads", "tensor_float_32")
+_TENSORFLOWS_OWN = {"data_threads": 0}
+"""Values that leave a number to TensorFlow: neither more nor less than any other."""
 _PRECISION_HUNGER = {"mixed_bfloat16": 0, "mixed_float16": 0, "float32": 1}
 
 
@@ -25,6 +27,8 @@ def _as_hungry(name: str, candidate: KnobValue, failed: KnobValue) -> bool:
         return _PRECISION_HUNGER[str(candidate)] >= _PRECISION_HUNGER[str(failed)]
     if name in _MEMORY_NEUTRAL:
         return True
+    if _TENSORFLOWS_OWN.get(name) in (candidate, failed):
+        return candidate == failed
     if KNOBS[name].hungrier_upwards and type(candidate) is int and type(failed) is int:
         return candidate >= failed
     return type(candidate) is type(failed) and candidate == failed

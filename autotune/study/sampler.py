@@ -151,7 +151,11 @@ class Sampler:
                     self._study.tell(each.number, state=TrialState.FAIL)
             while self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
                 self._study.tell(self._study.ask(), state=TrialState.FAIL)
-            told = {each.user_attrs.get("trial") for each in self._study.get_trials(deepcopy=False)}
+            told = {
+                each.user_attrs.get("trial")
+                for each in self._study.get_trials(deepcopy=False)
+                if each.state is not TrialState.FAIL  # given up between its attributes and its value
+            }
         for record in records:
             configuration = Configuration(record.configuration)
             if record.trial not in told and configuration in self._space:

@@ -92,17 +92,16 @@ class Search:
             if not self._time_for_another(ends):
                 return
             if self._time_to_import(configuration, ends):
-                self._try(Phase.PROBE, configuration)
-        best, behind = 0.0, 0
+                self._tried(Phase.PROBE, configuration)
+        best, behind = 1.0, 0
         for size in doublings(self._space):
             if not self._time_for_another(self._plan.sampling_ends) or behind == DOUBLINGS_WITHOUT_GAIN:
                 return
-            record = self._try(Phase.PROBE, self._space.baseline.replace(batch_size=size))
-            if record is not None and not record.outcome.measured:
+            record = self._tried(Phase.PROBE, self._space.baseline.replace(batch_size=size))
+            if not record.outcome.measured:
                 return
-            speed = 0.0 if record is None or record.speedup is None else record.speedup.value
-            behind = behind + 1 if record is not None and speed <= best else 0
-            best = max(best, speed)
+            behind = 0 if _speed(record) > best else behind + 1
+            best = max(best, _speed(record))
 
     def _sample(self) -> None:
         ends = self._plan.sampling_ends
@@ -121,21 +120,22 @@ class Search:
                 continue
             repeats += 1
             record = self._run.records[known.number]
-            if known in self._leaders():
-                record = self._look_again(known)
-            self._sampler.tell(asked, record)
+            try:
+                if known in self._leaders():
+                    record = self._look_again(known)
+            finally:  # what an earlier look at it gave stands
+                self._sampler.tell(asked, record)
 
     def _climb(self, ends: float) -> None:
         """All that helped in one configuration, then its numbers raised for as long as that helps."""
         configuration = combination(self._space, self._leads())
         fastest = 0.0
         while self._time_for_another(ends):
-            record = self._try(Phase.SEARCH, configuration)
-            speed = 0.0 if record is None or record.speedup is None else record.speedup.value
+            record = self._tried(Phase.SEARCH, configuration)
             higher = pushed(self._space, configuration)
-            if higher == configuration or (record is not None and speed <= fastest):
+            if higher == configuration or record.outcome is not Outcome.OK or _speed(record) <= fastest:
                 return
-            fastest, configuration = max(fastest, speed), higher
+            fastest, configuration = _speed(record), higher
 
     def _second_looks(self) -> None:
         """More slices for the leaders, so that luck decides less which of them is confirmed.
@@ -161,10 +161,11 @@ class Search:
         self._trials[self._space.baseline] = self._beside.baseline
         self._sampler.catch_up(self._run.records.values())
 
-    def _try(self, phase: Phase, configuration: Configuration) -> TrialRecord | None:
-        """Run a given configuration, if it was not run yet."""
-        if configuration in self._trials:
-            return None
+    def _tried(self, phase: Phase, configuration: Configuration) -> TrialRecord:
+        """What a given configuration gave; it is run, if it was not yet."""
+        known = self._trials.get(configuration)
+        if known is not None:
+            return self._run.records[known.number]
         return self._run_and_tell(self._sampler.ask_for(configuration), phase, configuration)
 
     def _run_and_tell(self, asked: optuna.Trial, phase: Phase, configuration: Configuration) -> TrialRecord:
@@ -264,6 +265,13 @@ class Search:
         faster = [t for t in self._measured() if statistics.fmean(t.log_ratios) > 0]
         ranked = sorted(faster, key=lambda t: leads[t.configuration], reverse=True)
         return [self._run.records[trial.number] for trial in ranked]
+
+
+def _speed(record: TrialRecord) -> float:
+    """How much faster than the baseline it was, which is as fast as itself; 0 where nobody knows."""
+    if record.trial == 0:
+        return 1.0
+    return 0.0 if record.speedup is None else record.speedup.value
 
 
 def _less_known(leaders: Sequence[Trial]) -> Trial:

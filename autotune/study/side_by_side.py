@@ -281,10 +281,6 @@ class SideBySide:
         run = self._run
         self._live_baseline(beside=False)
         warm = self._start(trial, plan)
-        if warm.started.jit_compile is not trial.configuration["jit_compile"]:
-            raise TrialFailed(
-                Outcome.ERROR, "Keras does not compile this model with XLA: jit_compile falls back to false"
-            )
         reference = self.baseline.warm
         assert reference is not None
         trial.pairing = Pairing.ALTERNATING
@@ -319,13 +315,23 @@ class SideBySide:
         self._finish(trial)
 
     def _start(self, trial: Trial, plan: Plan) -> WarmUp:
-        """Launch a candidate; of one that was never seen, the baseline's start says how long that takes at least."""
+        """Launch a candidate; of one that was never seen, the baseline's start says how long that takes at least.
+
+        Raises:
+            TrialFailed: It did not become warm, or Keras does not do what is to be measured.
+            TimeIsUp: The time does not hold it.
+        """
         assert self.baseline.warm is not None
         usual = self.baseline.warm.ready_seconds
         if self._deadline.left() < usual + self.import_seconds(trial.configuration, plan):
             raise TimeIsUp
         with self._deadline.wait(usual, at_most=plan.trial_timeout) as timeout:
-            return self._launch(trial, timeout)
+            warm = self._launch(trial, timeout)
+        if trial.configuration["jit_compile"] is True and not warm.started.jit_compile:
+            raise TrialFailed(
+                Outcome.ERROR, "Keras does not compile this model with XLA: jit_compile falls back to false"
+            )
+        return warm
 
     def _own_slice(self, trial: Trial, length: float, at_most: float) -> Slice:
         usual = length if trial.warm is None else taken_seconds(length, trial.warm)

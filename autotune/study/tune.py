@@ -228,6 +228,7 @@ def _name_of(reference: WorkloadReference) -> str:
 def _occupied(directory: RunDirectory) -> Iterator[None]:
     """The run directory, created and locked; emptied again where the input was at fault before anything was tried."""
     before = set(directory.path.iterdir()) if directory.path.is_dir() else None
+    made_parent = not directory.path.parent.exists()
     directory.create()
     try:
         yield
@@ -236,18 +237,25 @@ def _occupied(directory: RunDirectory) -> Iterator[None]:
     except InputError:
         directory.release()
         if not (directory.trial_directory(1) / "result.json").exists():
-            _remove(directory.path, before)
+            _remove(directory.path, before, parent=made_parent)
         raise
     finally:
         directory.release()
 
 
-def _remove(path: Path, before: set[Path] | None) -> None:
-    """Take away what a run put into its directory; the directory as well if it was not there before."""
+def _remove(path: Path, before: set[Path] | None, *, parent: bool) -> None:
+    """Take away what a run put into its directory; the directory as well if it was not there before.
+
+    Args:
+        path: The directory.
+        before: What was in it; None where it was not there.
+        parent: Whether what it is in was not there either.
+    """
     if before is None:
         shutil.rmtree(path, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            path.parent.rmdir()  # results/<workload>, when it is empty now
+        if parent:
+            with contextlib.suppress(OSError):
+                path.parent.rmdir()  # results/<workload>, when it is empty now
         return
     for entry in set(path.iterdir()) - before:
         if entry.is_dir():

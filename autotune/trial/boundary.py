@@ -71,6 +71,7 @@ class _ShortEpochs:
         start: Seconds of one beyond its calls, its validation and its stalls.
         call: Seconds of a call within one, the first left out.
         validating: Seconds of a validation.
+        first_validated: Seconds of that until its first call is over.
         ends: How they ended.
         usual_gap: Seconds from an epoch's beginning to its first call where no stall can be; infinite where nobody
             looked, because the pipeline is not tuned, or is too slow.
@@ -79,6 +80,7 @@ class _ShortEpochs:
     start: float
     call: float
     validating: float
+    first_validated: float
     ends: list[EpochEnd]
     usual_gap: float
 
@@ -132,10 +134,19 @@ def boundary(
     if train.options().autotune.enabled is not False:
         stalled_ends = _share_of_stalls(model, train, training, short, call_seconds)
     return Boundary(
-        seconds=max(0.0, start + whole * short.validating),
+        seconds=max(0.0, start + _whole_validation(short, whole)),
         counted_calls=counted_calls,
         stalled_ends=stalled_ends,
     )
+
+
+def _whole_validation(short: _ShortEpochs, whole: float) -> float:
+    """Seconds of a validation that is so many times as long: it has one beginning, and more calls."""
+    if whole == 1.0:
+        return short.validating
+    calls = whole * VALIDATION_CALLS
+    per_call = max(0.0, short.validating - short.first_validated) / (VALIDATION_CALLS - 1)
+    return short.first_validated + (calls - 1) * per_call
 
 
 def _short_epochs(
@@ -155,6 +166,7 @@ def _short_epochs(
     )
     spent = [late - early for early, late in itertools.pairwise(seen.ended)]
     checked = seen.validations[1:] or [0.0] * len(spent)
+    first = seen.first_validated[1:] or [0.0]
     start = statistics.fmean(spent) - statistics.fmean(checked) - calls_each * usual_call
     usual_gap = math.inf
     if train.options().autotune.enabled is not False and start + usual_call <= SLOW_EPOCH_SECONDS:
@@ -166,6 +178,7 @@ def _short_epochs(
         start=start,
         call=usual_call,
         validating=statistics.fmean(checked),
+        first_validated=statistics.fmean(first),
         ends=seen.ends,
         usual_gap=usual_gap,
     )
@@ -206,12 +219,14 @@ class _Seen:
         calls: Seconds of each call of the train function.
         ended: When epochs ended, validation included.
         validations: Seconds of each.
+        first_validated: Seconds of each until its first call was over.
         ends: Of all epochs but the last.
     """
 
     calls: list[float]
     ended: list[float]
     validations: list[float]
+    first_validated: list[float]
     ends: list[EpochEnd]
 
 
@@ -239,6 +254,7 @@ def _train(
     first_calls: list[float] = []
     ended: list[float] = []
     validations: list[float] = []
+    first_validated: list[float] = []
 
     class Edges(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
         """Notes when epochs and validations begin and end, and ends it all when enough was seen."""
@@ -262,9 +278,20 @@ def _train(
             first_calls.append(time.perf_counter())
         return function(iterator)
 
+    def validated(iterator: Any) -> Any:
+        result = usual_test(iterator)
+        if len(first_validated) < len(validations):
+            first_validated.append(
+                time.perf_counter() + validations[-1]
+            )  # which holds when it began, negative
+        return result
+
     usual = model.train_function
     function = _timing(usual, calls)
     model.train_function = timed
+    if validation is not None:
+        model.make_test_function()
+        usual_test, model.test_function = model.test_function, validated
     began = time.perf_counter()
     try:
         model.fit(
@@ -277,11 +304,15 @@ def _train(
         )
     finally:
         model.train_function = usual
+        if validation is not None:
+            model.test_function = usual_test
     ends = [
         EpochEnd(age=next_began - called, gap=next_called - next_began)
         for called, next_began, next_called in zip(first_calls, began_at[1:], first_calls[1:], strict=False)
     ]
-    return _Seen(calls=calls, ended=ended, validations=validations, ends=ends)
+    return _Seen(
+        calls=calls, ended=ended, validations=validations, first_validated=first_validated, ends=ends
+    )
 
 
 def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -246,6 +246,32 @@ def count_validation_examples(validation: tf.data.Dataset, seconds: float) -> in
     return examples if all_of_it else None
 
 
+def own_examples(batches: tf.data.Dataset, told: int | None, seconds: float) -> int | None:
+    """Examples in an epoch of a dataset that batches by itself, at its present batch size.
+
+    Where it drops what does not fill a batch, which a batch size in its shapes gives away, that is another number for
+    another batch size.
+
+    Args:
+        batches: The dataset, batched.
+        told: How many there were at the batch size at which they were counted; None when endless or not counted.
+        seconds: How long counting may take where it does not say how long it is.
+
+    Returns:
+        None where they could not be counted.
+    """
+    import keras
+
+    (batch_size, *_) = keras.tree.flatten(batches.element_spec)[0].shape
+    if told is None or batch_size is None:
+        return told
+    elements = _elements(batches)
+    if elements >= 0:
+        return int(batch_size) * elements
+    _, examples, all_of_it = _call_user("dataset", lambda: _counted(batches, seconds, batched=True))
+    return examples if all_of_it else None
+
+
 def _elements(dataset: tf.data.Dataset) -> int:
     """How many the dataset says it has, negative where it does not say."""
     return int(dataset.cardinality().numpy())

@@ -55,8 +55,8 @@ def fatal_line(log: Path) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` without what a terminal would obey; each state of a progress bar is a line."""
-    return _UNPRINTABLE.sub("", text.replace("\r", "\n"))
+    """`text` without what a terminal would obey, and that can be written; each state of a progress bar is a line."""
+    return _UNPRINTABLE.sub("", text.replace("\r", "\n")).encode("utf-8", "backslashreplace").decode()
 
 
 def _end(log: Path) -> str:

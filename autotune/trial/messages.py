@@ -415,8 +415,10 @@ class Channel(Generic[Received]):
         """Read no further than the message's end, so that `select` and descriptors speak of the next one."""
         if self._socket.fileno() < 0:
             raise ChannelClosed("closed at this end")
-        remaining = None if math.isinf(deadline) else max(0.0, deadline - time.monotonic())
-        if not select.select([self._socket], [], [], remaining)[0]:
+        remaining = None if math.isinf(deadline) else 1000 * max(0.0, deadline - time.monotonic())
+        poll = select.poll()  # `select` ends at descriptor 1,023
+        poll.register(self._socket, select.POLLIN)
+        if not poll.poll(remaining):
             raise TimeoutError
         try:
             data, received, _, _ = socket.recv_fds(self._socket, min(missing, 1 << 16), 4)

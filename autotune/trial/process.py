@@ -24,7 +24,7 @@ from autotune.trial.record import Outcome, Slice
 from autotune.trial.standstill import LOOK_SECONDS as STANDSTILL_LOOK_SECONDS
 from autotune.trial.standstill import Standstill
 from autotune.trial.template_process import EXIT_SECONDS, Template, TemplateDied, signal_name
-from autotune.workload import WorkloadFacts, WorkloadReference
+from autotune.workload import WorkloadFacts, WorkloadReference, fingerprint_of
 
 MOST_REPEATS = 3
 """Of a slice in which the machine stood still: where it always does, that is how it runs."""
@@ -340,8 +340,11 @@ class TrialProcesses:
         Raises:
             WorkloadError: The file has changed.
         """
-        found = ready.workload
-        if found is not None and self._fingerprint not in (None, found.fingerprint):
+        found = None if ready.workload is None else ready.workload.fingerprint
+        if found is None and self._reference.file is not None:  # fresh interpreters read it each time
+            with contextlib.suppress(OSError):  # which the trial will say better
+                found = fingerprint_of(self._reference.file, self._reference.name)
+        if None not in (found, self._fingerprint) and found != self._fingerprint:
             raise WorkloadError(
                 f"{self._reference}: the file has changed since the run began",
                 hint="What was measured stays in the run directory. Start a new run.",

@@ -96,8 +96,9 @@ class Slice(_Data):
         steal_seconds: What the host of this virtual machine gave to others meanwhile.
         throttled_seconds: How long quotas held the process's control groups back meanwhile, summed over cores.
         cpu_megahertz: Mean clock rate of the cores at its end.
-        trained_examples: What its process had trained on by its end, warm-up and what counts in no slice included;
-            None where an epoch's length is unknown, and in older records.
+        trained_examples: What its process had trained on by its end, most of its warm-up and what counts in no slice
+            included (short epochs that show a boundary's cost are not); None where an epoch's length is unknown, and
+            in older records.
         retraces: How often the train function was traced or compiled again since the trial was warm or the slice
             before had ended; None where that could not be seen.
         skipped_steps: In how many steps a loss scale left the weights alone, because gradients had overflowed; None

@@ -329,7 +329,7 @@ class SimulatedTrial:
 
     def _started(self) -> Started:
         return Started(
-            jit_compile=bool(self.configuration["jit_compile"]),
+            jit_compile=bool(self.configuration["jit_compile"]) and not self._trials.xla_falls_back,
             examples=self._trials.examples,
             endless=self._trials.examples is None,
             element="simulated",
@@ -359,6 +359,7 @@ class SimulatedTrials:
         import_seconds: What a template takes to import everything.
         seed: Of all noise.
         jit_resolves_to: What `jit_compile="auto"` comes to here.
+        xla_falls_back: Whether Keras compiles without XLA whatever it is asked for, as it does for some layers.
         gpus: Names of the GPUs that TensorFlow would see.
         set_by_dataset: Pipeline knobs that the workload's dataset sets itself.
         examples: Per epoch; None for a dataset without an end.
@@ -391,6 +392,7 @@ class SimulatedTrials:
         import_seconds: float = 4.0,
         seed: int = 0,
         jit_resolves_to: bool = False,
+        xla_falls_back: bool = False,
         gpus: tuple[str, ...] = (),
         set_by_dataset: Mapping[str, bool | int] | None = None,
         examples: int | None = 1437,
@@ -414,6 +416,7 @@ class SimulatedTrials:
         self.start_seconds = start_seconds
         self.import_seconds = import_seconds
         self.jit_resolves_to = jit_resolves_to
+        self.xla_falls_back = xla_falls_back
         self.gpus = gpus
         self.set_by_dataset = dict(set_by_dataset or {})
         self.examples = examples

@@ -54,7 +54,13 @@ def main(arguments: list[str]) -> int:
             facts = facts_of(workload, reference, in_force)
             apply.note_layers()
     except WorkloadError as error:
-        control.send(messages.TemplateFailed(message=error.message, hint=error.hint, detail=error.detail))
+        control.send(
+            messages.TemplateFailed(
+                message=log.printable(error.message)[:4000],
+                hint=error.hint,
+                detail=log.printable(error.detail)[-20000:],
+            )
+        )
         return 1
     except ImportError as error:
         control.send(
@@ -146,11 +152,13 @@ class _Server:
         """Until the control socket closes, which raises `ChannelClosed`."""
         while True:
             control = self._control.fileno()
-            ready, _, _ = select.select(
-                [control, *self._trials], [], [], log.LOOK_SECONDS if self._trials else None
-            )
-            for each in self._logs.values():
-                log.cap(each)
+            # Not `select`, which ends at descriptor 1,023: the user's module may hold more files open.
+            poll = select.poll()
+            for each in (control, *self._trials):
+                poll.register(each, select.POLLIN)
+            ready = [each for each, _ in poll.poll(1000 * log.LOOK_SECONDS if self._trials else None)]
+            for file in self._logs.values():
+                log.cap(file)
             for descriptor in ready:
                 if descriptor == control:
                     self._obey()

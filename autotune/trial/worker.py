@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -112,6 +113,8 @@ def _train(
     model = building.compiled_model(workload, configuration, train)
     began = time.monotonic()
     data = _data(request, workload, configuration, validation)
+    if workload.batched:
+        data = replace(data, examples=building.own_examples(train, data.examples, request.count_seconds))
     counting_seconds = time.monotonic() - began
     channel.send(_started(model, train, own_options, data, counting_seconds=counting_seconds))
     retracing = Retracing(Path(request.log), xla=bool(model.jit_compile) and not model.run_eagerly)
@@ -211,9 +214,13 @@ def _applied(
 
 
 def _iterations_of(model: keras.Model) -> Callable[[], int] | None:
+    """Reads how many steps were taken, also where gradients are accumulated, and `iterations` counts updates."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return None
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if getattr(inner, "gradient_accumulation_steps", None):
+        return lambda: int(inner._iterations)
     return lambda: int(optimizer.iterations)
 
 

@@ -39,6 +39,29 @@ def test_steps_are_counted_where_gradients_are_accumulated(launch):
     assert_whole_epochs(trial.warm_up(), trial.measure())
 
 
+def test_steps_without_an_end_are_counted_where_gradients_are_accumulated(launch):
+    """Where no epoch says how many there were, the optimizer's count of updates is not taken for it."""
+    trial = launch("accumulating_for_ever")
+    trial.warm_up()
+    for part in (trial.measure(), trial.measure()):
+        rounded = part.step_seconds.p50 * part.steps
+        assert 0.3 * part.seconds < rounded < 1.5 * part.seconds
+        assert part.examples == 16 * part.steps
+
+
+@pytest.mark.parametrize("case", ["full_batches", "full_batches_of_unknown_number"])
+def test_what_a_dataset_drops_by_itself_is_never_trained_on(launch, case):
+    """Counted in batches of 16, of which 96 of 100 examples are; in batches of 60 an epoch has one, and 60 examples."""
+    first = launch(case, workload="batched")
+    told = Data.found_by(first.warm_up().started)
+    assert told.examples == 96
+    for batch_size, examples in ((60, 60), (10, 100), (30, 90)):
+        trial = launch(case, batch_size, workload="batched", data=told)
+        warm = trial.warm_up()
+        assert warm.started.examples == examples
+        assert_whole_epochs(warm, trial.measure(), examples=examples, steps=examples // batch_size)
+
+
 def test_sample_weights_reach_the_loss(launch):
     """With every weight at zero there is no loss."""
     trial = launch("weighted")

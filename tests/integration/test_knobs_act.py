@@ -5,6 +5,7 @@ import os
 import pytest
 from real_trials import PATIENCE_SECONDS, WORKLOADS, configuration
 
+from autotune.errors import WorkloadError
 from autotune.trial.live import Data, TrialFailed
 from autotune.trial.record import Outcome
 
@@ -209,6 +210,15 @@ def test_a_variable_that_the_file_overwrites_cannot_be_had_otherwise(processes_o
     trial = processes.launch(configuration(onednn=True), log=str(tmp_path / "trial.log"), data=None)
     with pytest.raises(TrialFailed, match="TF_ENABLE_ONEDNN_OPTS=1"):
         trial.warm_up(PATIENCE_SECONDS)
+
+
+def test_a_file_that_changes_is_refused_by_fresh_interpreters_too(processes_of, tmp_path):
+    """Each of them would read it anew, and candidates be other code than the baseline."""
+    processes = processes_of(SPAWNED)
+    processes.open()
+    (tmp_path / "train.py").write_text(SPAWNED + "\n# changed\n")
+    with pytest.raises(WorkloadError, match="the file has changed since the run began"):
+        processes.launch(configuration(), log=str(tmp_path / "trial.log"), data=None)
 
 
 def test_layers_at_the_top_of_the_file_keep_their_precision(processes_of, tmp_path):

@@ -88,6 +88,16 @@ def batches(config):
     return pairs().batch(config.batch_size)
 
 
+def full_batches(config):
+    """The same without the smaller last one."""
+    return pairs().batch(config.batch_size, drop_remainder=True)
+
+
+def full_batches_of_unknown_number(config):
+    """The same, and does not say how many."""
+    return pairs().filter(lambda *_: True).batch(config.batch_size, drop_remainder=True)
+
+
 def wrong_batches(config):
     """Batched by itself, not by config.batch_size."""
     return pairs().batch(10)
@@ -731,6 +741,9 @@ CASES = {
     "out_of_host_memory": {"model": out_of_host_memory},
     "out_of_tensor_memory": {"model": out_of_tensor_memory},
     "accumulating": {"compile": accumulating},
+    "accumulating_for_ever": {"dataset": endless, "compile": accumulating},
+    "full_batches": {"dataset": full_batches},
+    "full_batches_of_unknown_number": {"dataset": full_batches_of_unknown_number},
     "late_remainder": {"dataset": unhurried},
     "ragged": {"dataset": ragged, "model": reader},
     "impatient": {"model": Impatient, "compile": eagerly},
