@@ -262,7 +262,8 @@ def own_examples(batches: tf.data.Dataset, told: int | None, seconds: float) -> 
     """
     import keras
 
-    (batch_size, *_) = keras.tree.flatten(batches.element_spec)[0].shape
+    shape = keras.tree.flatten(batches.element_spec)[0].shape
+    batch_size = shape[0] if shape.rank else None  # neither where the shapes are not known at all
     if told is None or batch_size is None:
         return told
     elements = _elements(batches)
