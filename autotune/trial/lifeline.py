@@ -110,18 +110,27 @@ def be_the_first_to_go() -> None:
 
 
 def kill_orphans(alive: frozenset[int]) -> None:
-    """Kill this process's children that are not in `alive`, and all their descendants.
+    """Kill this process's children that are neither in `alive` nor in a group led by one of these, with descendants.
 
-    Again until there are none: the children of what was killed are adopted in turn.
+    What a living trial has started and left to itself (`os.system("server &")`) is in the trial's group, and works for
+    it. Again until there are none: the children of what was killed are adopted in turn.
     """
     me = psutil.Process()
-    while orphans := [child for child in me.children() if child.pid not in alive]:
+    while orphans := [child for child in me.children() if not alive & {child.pid, _group_of(child.pid)}]:
         for child in orphans:
             for each in (*_descendants(child), child):
                 with contextlib.suppress(psutil.Error):
                     each.kill()
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(child.pid, 0)
+
+
+def _group_of(pid: int) -> int:
+    """The process group; the process itself where it has ended."""
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return pid
 
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:

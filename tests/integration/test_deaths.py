@@ -69,6 +69,22 @@ def test_the_family_of_a_trial_that_finished_is_killed_too(launch):
     until(lambda: is_gone(child.pid), "the child to end")
 
 
+def test_what_a_living_trial_left_to_itself_outlives_other_trials(launch):
+    """A server that it started in the background works for it: the end of another trial is not its end."""
+    trial, other = launch("with_orphan"), launch("pairs")
+    trial.warm_up()
+    (helper,) = trial.printed()["family"]
+    template = psutil.Process(trial.trial.pid).ppid()
+    until(lambda: psutil.Process(helper).ppid() == template, "the helper to be adopted")
+    other.warm_up()
+    other.trial.finish(0.0, PATIENCE_SECONDS)
+    assert is_gone(other.trial.pid)
+    assert not is_gone(helper)
+    trial.measure()
+    trial.trial.finish(0.0, PATIENCE_SECONDS)
+    until(lambda: is_gone(helper), "the helper to end with its trial")
+
+
 def test_a_trial_killed_from_outside_while_frozen(launch):
     """The next slice says what happened, instead of waiting."""
     trial = launch("pairs")

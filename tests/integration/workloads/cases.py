@@ -652,6 +652,13 @@ def with_child() -> keras.Model:
     return dense()
 
 
+def with_orphan() -> keras.Model:
+    """Starts a process whose parent ends at once, as `os.system("server &")` does."""
+    started = subprocess.check_output(["sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!"])
+    say(family=[int(started)])
+    return dense()
+
+
 def out_of_host_memory() -> keras.Model:
     """Asks Python for too much."""
     raise MemoryError("no 8 GiB left")
@@ -738,6 +745,7 @@ CASES = {
     "kills_itself": {"model": kills_itself},
     "hangs": {"model": hangs},
     "with_child": {"model": with_child},
+    "with_orphan": {"model": with_orphan},
     "out_of_host_memory": {"model": out_of_host_memory},
     "out_of_tensor_memory": {"model": out_of_tensor_memory},
     "accumulating": {"compile": accumulating},
