@@ -1,7 +1,9 @@
 """Framed messages on a socket: what is sent arrives, and nothing damaged is ever used."""
 
+import fcntl
 import json
 import os
+import resource
 import select
 import socket
 import struct
@@ -242,21 +244,42 @@ def test_waiting_is_shared_by_all_the_pieces_of_a_message(pair, monkeypatch):
     """Each piece is waited for as long as is left of the time; without a time, for ever."""
     waited = []
 
-    def wait(readers, writers, others, seconds):
-        waited.append(seconds)
+    def wait(milliseconds):
+        waited.append(milliseconds)
         pair[0].send(b"\0")
-        return readers, writers, others
+        return [(pair[1].fileno(), 1)]
+
+    def poll():
+        return SimpleNamespace(register=lambda *_: None, poll=wait)
 
     times = iter([100.0, 101.0, 103.0, 109.0])
     monkeypatch.setattr(messages, "time", SimpleNamespace(monotonic=lambda: next(times)))
-    monkeypatch.setattr(messages, "select", SimpleNamespace(select=wait))
+    monkeypatch.setattr(messages, "select", SimpleNamespace(poll=poll, POLLIN=1))
     channel = Channel(pair[1], messages.to_trial)
     with pytest.raises(StopIteration):
         channel.receive(timeout_seconds=5)
-    assert waited == [4.0, 2.0, 0.0]
+    assert waited == [4000.0, 2000.0, 0.0]
     with pytest.raises(ProtocolError):
         channel.receive()
     assert waited[3:] == [None]
+
+
+def test_a_process_with_very_many_files_open_is_heard(pair):
+    """Above descriptor 1,023, where `select` ends: a workload may hold more files open than that."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip("this machine lets nobody have so many")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
+    try:
+        high = fcntl.fcntl(pair[1].fileno(), fcntl.F_DUPFD_CLOEXEC, 1500)
+        with socket.socket(fileno=high) as there:
+            channel = Channel(there, messages.to_trial)
+            with pytest.raises(TimeoutError):
+                channel.receive(timeout_seconds=0)
+            Channel(pair[0], messages.from_trial).send(messages.Finish())
+            assert channel.receive(timeout_seconds=10) == messages.Finish()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_message_cannot_be_changed():
