@@ -605,6 +605,19 @@ def test_csv_reads_back_as_the_same_table(run, tmp_path):
     pd.testing.assert_frame_equal(back, frame)
 
 
+@pytest.mark.parametrize("first_whole", [True, False])
+def test_csv_reads_back_where_a_trial_began_on_a_whole_second(tmp_path, first_whole):
+    """One in a thousand does, and pandas reads all dates by the format of the first."""
+    times = ["2026-11-20T19:10:00.000+00:00", "2026-11-20T19:10:01.250+00:00"]
+    trials = [a_trial(n, started_at=at) for n, at in enumerate(times if first_whole else times[::-1])]
+    run = a_run(tmp_path / "run", trials)
+    frame = load_history(run)
+    write_csv(frame, tmp_path / "history.csv")
+    dtypes = {name: dtype for name, dtype in COLUMNS.items() if name != "started_at"}
+    back = pd.read_csv(tmp_path / "history.csv", dtype=dtypes, parse_dates=["started_at"])
+    assert list(back["started_at"]) == list(frame["started_at"])
+
+
 def test_csv_writes_every_boolean_alike(run, tmp_path):
     """A knob that is a boolean reads as one that may also be a word does: `true`, as in TOML and JSON."""
     frame = load_history(run)
