@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from autotune.errors import ArgumentError, BudgetError
@@ -192,6 +192,8 @@ def test_what_was_searched_before_needs_no_time_for_another_trial(numerics):
         plan_run(600.0, **{**times, "ready_at": 585.0}, numerics=numerics, searched=True)
 
 
+@example(share=0.75, budget=300.0, ready=5.0, numerics=True)
+@example(share=0.7, budget=300.0, ready=3.0, numerics=False)
 @given(
     share=st.floats(0.3, 0.99),
     budget=st.floats(60.0, 4000.0),

@@ -135,7 +135,7 @@ def test_a_budget_for_the_rest_is_one_for_a_search(tmp_path):
     """Where it is too small for that, it is refused with one that would do: the run can still be gone on with."""
     directory = stop_at(tmp_path / "run", 6)
     with directory.reopened(), pytest.raises(BudgetError):
-        tune_simulated(trials(1), directory, earlier=read_earlier(directory), budget=26.0, spent_before=150.0)
+        tune_simulated(trials(1), directory, earlier=read_earlier(directory), budget=31.0, spent_before=150.0)
     assert not directory.recipe_file.exists()
 
 
