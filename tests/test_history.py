@@ -607,7 +607,7 @@ def test_csv_reads_back_as_the_same_table(run, tmp_path):
 
 @pytest.mark.parametrize("first_whole", [True, False])
 def test_csv_reads_back_where_a_trial_began_on_a_whole_second(tmp_path, first_whole):
-    """One in a thousand does, and pandas reads all dates by the format of the first."""
+    """One in a thousand does, and pandas reads all dates by the format of the first: all have the fraction."""
     times = ["2026-11-20T19:10:00.000+00:00", "2026-11-20T19:10:01.250+00:00"]
     trials = [a_trial(n, started_at=at) for n, at in enumerate(times if first_whole else times[::-1])]
     run = a_run(tmp_path / "run", trials)

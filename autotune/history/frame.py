@@ -159,10 +159,6 @@ def _speedup_cells(speedup: Interval | None) -> dict[str, float]:
 _HINT = "Give a file in a directory that exists and that you may write to."
 
 
-_DATES = "%Y-%m-%d %H:%M:%S.%f%z"
-"""With the fraction of a second also where that is 0: pandas reads a column of dates by the format of its first."""
-
-
 def write_csv(frame: pd.DataFrame, path: str | Path) -> None:
     """Write the table as CSV: UTF-8, one header line, NA as an empty field, the index left out.
 
@@ -181,7 +177,7 @@ def write_csv(frame: pd.DataFrame, path: str | Path) -> None:
     """
     booleans = [name for name in frame.columns if pd.api.types.is_bool_dtype(frame[name].dtype)]
     words = {name: frame[name].astype(_STRING).str.lower() for name in booleans}
-    write_atomically(Path(path), frame.assign(**words).to_csv(index=False, date_format=_DATES), hint=_HINT)
+    write_atomically(Path(path), frame.assign(**words).to_csv(index=False), hint=_HINT)
 
 
 def write_parquet(frame: pd.DataFrame, path: str | Path) -> None:

@@ -161,7 +161,7 @@ def _phases(records: Sequence[TrialRecord], *, ends: float) -> tuple[Span, ...]:
     for record in records:
         at_first = min(
             (pair.instance for pair in record.pairs), default=0
-        )  # one before may have had no memory
+        )  # of those before, none was measured
         first = [
             each
             for pair in record.pairs
