@@ -267,8 +267,6 @@ def test_waiting_is_shared_by_all_the_pieces_of_a_message(pair, monkeypatch):
 def test_a_process_with_very_many_files_open_is_heard(pair):
     """Above descriptor 1,023, where `select` ends: a workload may hold more files open than that."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < 2048:
-        pytest.skip("this machine lets nobody have so many")
     resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
     try:
         high = fcntl.fcntl(pair[1].fileno(), fcntl.F_DUPFD_CLOEXEC, 1500)

@@ -154,13 +154,7 @@ def plan_run(
     if over:
         search_ends = ready_at
     elif search_ends - ready_at < first_trial:
-        one_trial = ready_at + first_trial
-        needed = max(one_trial / (1 - CONFIRMATION_SHARE), one_trial + confirmation)
-        raise BudgetError(
-            f"a budget of {budget:.0f} s is too small: the baseline was warm after {ready_at:.1f} s, one trial takes "
-            f"{shortest_trial:.0f} s, and its confirmation in fresh processes {confirmation:.0f} s",
-            hint=f"Give --budget {math.ceil(needed * ADVICE_MARGIN)}s or more; a few minutes are sensible here.",
-        )
+        raise _too_small(budget, ready_at=ready_at, trial=shortest_trial, confirmation=confirmation)
     numerics_ends = search_ends
     if over:
         numerics_ends += numerics_of_rest
@@ -183,6 +177,17 @@ def plan_run(
         search_last=min(search_ends + OVERRUN_SHARE * budget, budget - confirmation),
         numerics_ends=numerics_ends,
         soak=soak,
+    )
+
+
+def _too_small(budget: float, *, ready_at: float, trial: float, confirmation: float) -> BudgetError:
+    """What is said of a budget that does not hold a trial of so many seconds and its confirmation."""
+    one_trial = ready_at + SETTING_UP_SECONDS + trial
+    needed = max(one_trial / (1 - CONFIRMATION_SHARE), one_trial + confirmation)
+    return BudgetError(
+        f"a budget of {budget:.0f} s is too small: the baseline was warm after {ready_at:.1f} s, one trial takes "
+        f"{trial:.0f} s, and its confirmation in fresh processes {confirmation:.0f} s",
+        hint=f"Give --budget {math.ceil(needed * ADVICE_MARGIN)}s or more; a few minutes are sensible here.",
     )
 
 

@@ -9,7 +9,8 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -254,7 +255,6 @@ def _train(
     first_calls: list[float] = []
     ended: list[float] = []
     validations: list[float] = []
-    first_validated: list[float] = []
 
     class Edges(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
         """Notes when epochs and validations begin and end, and ends it all when enough was seen."""
@@ -278,41 +278,48 @@ def _train(
             first_calls.append(time.perf_counter())
         return function(iterator)
 
-    def validated(iterator: Any) -> Any:
-        result = usual_test(iterator)
-        if len(first_validated) < len(validations):
-            first_validated.append(
-                time.perf_counter() + validations[-1]
-            )  # which holds when it began, negative
-        return result
-
     usual = model.train_function
     function = _timing(usual, calls)
     model.train_function = timed
-    if validation is not None:
-        model.make_test_function()
-        usual_test, model.test_function = model.test_function, validated
     began = time.perf_counter()
+    arguments = {"epochs": epochs, "verbose": 0, "shuffle": False, "callbacks": [Edges()]}
     try:
-        model.fit(
-            train,
-            validation_data=validation,
-            callbacks=[Edges()],
-            epochs=epochs,
-            verbose=0,
-            shuffle=False,
-        )
+        with ExitStack() as stack:
+            first: list[float] = []
+            if validation is not None:
+                first = stack.enter_context(_first_validated(model, validations))
+            model.fit(train, validation_data=validation, **arguments)
     finally:
         model.train_function = usual
-        if validation is not None:
-            model.test_function = usual_test
     ends = [
         EpochEnd(age=next_began - called, gap=next_called - next_began)
         for called, next_began, next_called in zip(first_calls, began_at[1:], first_calls[1:], strict=False)
     ]
-    return _Seen(
-        calls=calls, ended=ended, validations=validations, first_validated=first_validated, ends=ends
-    )
+    return _Seen(calls=calls, ended=ended, validations=validations, first_validated=first, ends=ends)
+
+
+@contextmanager
+def _first_validated(model: keras.Model, began: Sequence[float]) -> Iterator[list[float]]:
+    """Seconds of each validation until its first call was over.
+
+    Args:
+        model: What is validated.
+        began: When validations began, negative, the present one last.
+    """
+    found: list[float] = []
+
+    def validated(iterator: Any) -> Any:
+        result = usual(iterator)
+        if len(found) < len(began):
+            found.append(time.perf_counter() + began[-1])
+        return result
+
+    model.make_test_function()
+    usual, model.test_function = model.test_function, validated
+    try:
+        yield found
+    finally:
+        model.test_function = usual
 
 
 def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
