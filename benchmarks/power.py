@@ -2,11 +2,14 @@
 
     python benchmarks/power.py [--quick] [--json FILE] [--replay-only] [--recording FILE]
 
-Prints one table. Real confirmations find real gains; how large those are, one more in the same run says about.
+Prints one table. Real confirmations find real gains. The extra work is so much more of the same (`equal_steps.py`); how
+much faster the step without it really is, all these confirmations together say.
 Replays take the recorded slices of a quiet and of a disturbed machine (see `false_wins.py`), with the finalist's rates
 multiplied by the gain, at the instances and slices that 90 s hold.
 """
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import recorded
@@ -21,8 +24,7 @@ REAL_GAINS, REAL_GAINS_QUICK = (0.05, 0.10), (0.10,)
 BARS = {0.05: {"min": 0.80}, 0.10: {"min": 0.95}}
 """Share of the confirmations on a quiet machine that must find a gain."""
 REAL_SECONDS, REAL_SECONDS_QUICK = 90.0, 25.0
-REAL_REPEATS, REAL_REPEATS_QUICK = 4, 1
-CALIBRATION_SECONDS = 90.0
+REAL_REPEATS, REAL_REPEATS_QUICK = 5, 1
 REPLAYS, REPLAYS_QUICK = 1000, 60
 REPLAYED_SECONDS = 90.0
 
@@ -35,9 +37,8 @@ def measured(gain: float, quick: bool) -> dict[str, Figure]:
     name = f"real, {gain:.0%} extra work in the baseline"
     with real_confirmations(f"gain_{100 * gain:.0f}") as bench:
         finalists = [without_extra_work(bench.baseline)]
-        if not quick:
-            found |= _true_gain(name, bench.confirm(finalists, CALIBRATION_SECONDS))
         results = [bench.confirm(finalists, seconds) for _ in range(repeats)]
+        found |= _true_gain(name, results)
     found[f"{name}, {seconds:.0f} s: found"] = share(sum(map(_found, results)), repeats, BARS.get(gain))
     found[f"{name}, {seconds:.0f} s: instances"] = mean([each.instances for each in results])
     return found
@@ -47,14 +48,17 @@ def _found(result: Result) -> bool:
     return result.winner is not None
 
 
-def _true_gain(name: str, result: Result) -> dict[str, Figure]:
-    """What one confirmation measured, as a share; nothing where its time did not hold two instances."""
-    speedup = result.confirmed[0].speedup
-    if speedup is None:
+def _true_gain(name: str, results: Sequence[Result]) -> dict[str, Figure]:
+    """What all of them measured, as a share, and each; nothing where their time did not hold two instances."""
+    measured = [each.ratio.value for one in results for each in one.confirmed if each.ratio]
+    if not measured:
         return {}
-    bounds = [speedup.low - 1, speedup.high - 1]
-    figure: Figure = {"value": speedup.value - 1, "ci95": bounds, "bar": None, "count": result.instances}
-    return {f"{name}: true gain": figure}
+    figure = mean([math.expm1(each) for each in measured])
+    each_alone = {
+        f"{name}: gain measured, {index + 1}": mean([math.expm1(value)])
+        for index, value in enumerate(measured)
+    }
+    return {f"{name}: gain measured, all together": figure, **each_alone}
 
 
 def replayed(recording: Recording, count: int) -> dict[str, Figure]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from figures import Bar, Figure, parser, report, share
+from figures import Bar, Figure, mean, parser, report, share
 from scipy.optimize import isotonic_regression
 
 import autotune
@@ -93,7 +93,8 @@ class Study:
         trials: How many configurations it sampled.
         started: How many processes it started for them.
         start_seconds: Of one process, until it is warm.
-        best_pruned: Whether the best of them was given up.
+        best_pruned: Whether the best of them was pruned.
+        best_lost: Whether it is no finalist: pruned, left behind, or not told from others.
         fixed: The regret without racing, by number of pairs less one.
     """
 
@@ -103,6 +104,7 @@ class Study:
     started: int
     start_seconds: float
     best_pruned: bool
+    best_lost: bool
     fixed: np.ndarray
 
 
@@ -299,6 +301,7 @@ def study(kind: Kind, table: Table, seed: int) -> Study:
         started=sum(each.instances for each in records),
         start_seconds=warm.ready_seconds,
         best_pruned=sampled[best].outcome is Outcome.PRUNED,
+        best_lost=best not in [Configuration(each.configuration) for each in finalists],
         fixed=machine.fixed(list(sampled), MOST_PAIRS),
     )
 
@@ -353,8 +356,12 @@ def figures(found: dict[Kind, list[Study]]) -> dict[str, Figure]:
     }
     for row, (kind, studies) in enumerate(found.items()):
         table[f"{kind}: ratio"] = _ratio(values[row, 0], draws[row, :, 0], None, len(studies))
-    pruned = sum(each.best_pruned for studies in found.values() for each in studies)
-    table["share of studies whose best was given up"] = share(pruned, count, {"max": 0.02})
+        table[f"{kind}: regret, log"] = mean([each.regret for each in studies])
+    every = [each for studies in found.values() for each in studies]
+    table["share of studies whose best was pruned"] = share(
+        sum(each.best_pruned for each in every), count, {"max": 0.02}
+    )
+    table["share of studies whose best was no finalist"] = share(sum(each.best_lost for each in every), count)
     return table
 
 

@@ -151,7 +151,14 @@ class RecordedTrial:
         recording = self._trials.recording
         self._trials.clock.advance(recording.first_step_seconds + recording.warmup_seconds)
         return WarmUp(
-            started=Started(jit_compile=False, examples=None, endless=True, element="recorded", parameters=1),
+            started=Started(
+                jit_compile=False,
+                examples=None,
+                examples_per_epoch=None,
+                endless=True,
+                element="recorded",
+                parameters=1,
+            ),
             ready=Ready(
                 timed_by="steps",
                 settled=True,
