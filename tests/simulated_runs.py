@@ -259,7 +259,12 @@ def a_warm_up(*, examples=1437, call_seconds=0.01, epoch_seconds=0.36, overhead=
     """The warm-up of a trial that is timed by epochs, or by steps with `epoch_seconds=None`."""
     return WarmUp(
         started=Started(
-            jit_compile=False, examples=examples, endless=examples is None, element="test", parameters=10
+            jit_compile=False,
+            examples=examples,
+            examples_per_epoch=examples,
+            endless=examples is None,
+            element="test",
+            parameters=10,
         ),
         ready=Ready(
             timed_by="epochs" if epoch_seconds else "steps",

@@ -44,6 +44,9 @@ def test_calls_that_count_are_enough_to_end_a_slice(monkeypatch, steps, per_call
     monkeypatch.setattr(boundary, "_kept_call_seconds", lambda *_: 0.25)
     found = boundary.boundary(None, untuned(), None, training(steps, per_call), call_seconds=0.5)
     assert found.counted_calls == counted
+    # The boundary itself, and at half a second each the calls of the epoch's end that are not counted.
+    rest = 0.0 if counted is None else 0.5 * (steps / per_call - counted)
+    assert found.uncounted_seconds == pytest.approx(1.0 + rest)
     if counted is None:
         assert found.seconds == 1.25
 

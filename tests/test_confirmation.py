@@ -23,6 +23,7 @@ from simulated_runs import (
 from autotune.measure.deciding import Shortfall, Verdict
 from autotune.measure.disturbance import Disturbance
 from autotune.measure.intervals import TEMPLATE_DEVIATION, instance_interval
+from autotune.study import confirmation
 from autotune.study.confirmation import GROUPS, Confirmer
 from autotune.study.confirmed import Limits, stalls_of_baseline
 from autotune.study.instances import Contender
@@ -499,6 +500,15 @@ def test_a_finalist_of_one_process_is_of_one_template(tmp_path):
     )
     (found,) = bench.confirm(FAST).confirmed
     assert (found.ratio.count, found.templates) == (1, 1)
+
+
+def test_forks_of_one_template_prove_nothing(tmp_path, monkeypatch):
+    """However many processes there are: what one interpreter gives to them would be in each."""
+    monkeypatch.setattr(confirmation, "GROUPS", (1, 1))
+    result = Bench(tmp_path, simulated_trials(SPEED)).confirm(FAST)
+    (found,) = result.confirmed
+    assert found.ratio.low > math.log(1.4)
+    assert (found.templates, found.verdict, result.winner) == (1, Verdict.NO_SIGNIFICANT_GAIN, None)
 
 
 @pytest.mark.parametrize("finalists", [(FAST,), (FAST, LARGE)])

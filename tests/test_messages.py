@@ -81,6 +81,7 @@ EVERY_MESSAGE = [
         messages.Started(
             jit_compile=False,
             examples=None,
+            examples_per_epoch=None,
             endless=True,
             element="(TensorSpec…)",
             parameters=85002,

@@ -37,7 +37,13 @@ PASSED = Check(name="host_memory", passed=True, value=1.0, limit=2.0, detail="fi
 
 
 def confirmed(
-    configuration=FAST, *, speedup=1.5, verdict=Verdict.FASTER, outcome=Outcome.OK, count=5, **fields
+    configuration=FAST,
+    *,
+    speedup=1.5,
+    verdict=Verdict.FASTER,
+    outcome=Outcome.OK,
+    count=5,
+    **fields,
 ):
     """A finalist whose confirmation has ended, after so many fresh processes of two templates."""
     bounds = None
@@ -215,10 +221,20 @@ TOO_LARGE = Check(name="host_memory", passed=False, value=3.0, limit=2.0, detail
         ),
         ({"ratio": None}, Shortfall.NO_TIME, "the budget ended"),
         ({"ratio": ONE_INSTANCE}, Shortfall.NO_TIME, "1 measured of at least 2"),
+        ({"templates": 1}, Shortfall.NO_TIME, "(all 5 forks of one interpreter)"),
         ({"checks": (PASSED, TOO_LARGE)}, Shortfall.UNSTABLE, "host_memory: peak 3 of 2"),
         ({"outcome": Outcome.CRASHED, "reason": "killed\nframes"}, Shortfall.UNSTABLE, "(crashed): killed"),
     ],
-    ids=["interval", "min-gain", "few-instances", "no-instance", "one-instance", "rule", "crash"],
+    ids=[
+        "interval",
+        "min-gain",
+        "few-instances",
+        "no-instance",
+        "one-instance",
+        "one-template",
+        "rule",
+        "crash",
+    ],
 )
 def test_the_rule_that_failed_is_named(changes, shortfall, reason):
     """Who gets the baseline back learns what was best, and which rule of the decision it failed, with the figure."""
@@ -494,3 +510,14 @@ def test_more_slices_of_the_same_turns_make_no_narrower_rate():
         return high / low
 
     assert width(20) == pytest.approx(width(2), rel=0.05)
+
+
+def test_a_winner_that_never_told_its_memory_is_not_given_anothers():
+    """No process of it has told what it held: the recipe says so, where the memory rules would have been."""
+    told = confirmed(peak_host_bytes=1200)
+    recipe = recipe_of(told)
+    assert recipe.evidence.peak_memory_bytes.host == 1200
+    assert not any("peak memory" in each for each in recipe.evidence.stability.not_checked)
+    recipe = recipe_of(confirmed(peak_host_bytes=None))
+    assert recipe.evidence.peak_memory_bytes.host is None
+    assert any("peak memory" in each for each in recipe.evidence.stability.not_checked)

@@ -177,7 +177,14 @@ def test_closing_figures_of_several_processes_are_put_together():
 def warm(overhead, stalled_ends):
     """What a process told whose epochs of a thousand examples are timed by steps."""
     return WarmUp(
-        started=Started(jit_compile=False, examples=1000, endless=False, element="", parameters=1),
+        started=Started(
+            jit_compile=False,
+            examples=1000,
+            examples_per_epoch=1000,
+            endless=False,
+            element="",
+            parameters=1,
+        ),
         ready=Ready(
             timed_by="steps",
             settled=True,
@@ -214,6 +221,21 @@ def test_what_processes_saw_of_boundaries_is_averaged():
     record = trial.record(Outcome.OK)
     assert (record.epoch_overhead_seconds, record.stalled_ends) == (2.0, 0.25)
     assert record.throughput.value == pytest.approx(1000 / (12.0 + 0.25 * mean_stall_seconds(12.0)))
+
+
+def test_what_an_epoch_costs_is_borne_by_what_it_trains_on():
+    """Of a thousand examples, 900 in whole batches: the rest is dropped, and the boundary comes after 9 seconds."""
+    told = warm(1.0, 0.0)
+    dropping = replace(told, started=told.started.model_copy(update={"examples_per_epoch": 900}))
+    trial = Trial(1, Phase.CONFIRM, Configuration({}))
+    trial.note_warm(dropping)
+    each = a_slice(100, seconds=1.0, epochs=0)
+    trial.add_slices([each])
+    trial.add_pair(baseline_first=True, baseline=each, candidate=each, reference=told)
+    record = trial.record(Outcome.OK)
+    assert (record.examples_per_epoch, trial.rate(each)) == (900, 90.0)
+    assert record.throughput.value == pytest.approx(90.0)
+    assert trial.log_ratios == [pytest.approx(math.log(90 / (1000 / 11)))]
 
 
 def test_what_no_process_told_is_not_in_the_record():

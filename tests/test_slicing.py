@@ -4,9 +4,12 @@ import pytest
 from simulated_runs import BASELINE, a_warm_up, simulated_trials
 from test_confirmation import FAST, SPEED, Bench
 
+from autotune.study.plan import ENOUGH_INSTANCES
 from autotune.study.slicing import (
     CALLS_IN_A_SLICE,
+    LONG_SLICE_SECONDS,
     MOST_WAITING,
+    MUCH_WAITING,
     SHORT_SLICE_SECONDS,
     SLICE_SECONDS,
     SLICES_IN_A_TRIAL,
@@ -97,6 +100,15 @@ def test_slices_are_short_only_where_nothing_waits():
     assert wanted_seconds(works, waits) == wanted_seconds(waits, works) == SLICE_SECONDS
 
 
+def test_slices_are_long_only_where_one_is_known_to_wait():
+    """Idle processors alone do not say so: a training on one core of many has those as well."""
+    works, may_wait = seen(input_wait=0.0), seen(busy=0.2)
+    waits = seen(busy=0.2, input_wait=MUCH_WAITING + 0.01)
+    assert wanted_seconds(works, may_wait) == SLICE_SECONDS
+    assert wanted_seconds(works, waits) == wanted_seconds(waits, may_wait) == LONG_SLICE_SECONDS
+    assert wanted_seconds(works, seen(busy=1.9, input_wait=0.9)) < LONG_SLICE_SECONDS, "for its processors"
+
+
 @pytest.mark.parametrize(("gain", "expected"), [(1.0, SHORT_SLICE_SECONDS), (1.6, SLICE_SECONDS)])
 def test_a_confirmation_takes_the_slices_that_its_processes_deserve(tmp_path, gain, expected):
     """What the search measured of its waiting was too brief to rely on; from the second instance on, it is known."""
@@ -110,3 +122,13 @@ def test_a_confirmation_takes_the_slices_that_its_processes_deserve(tmp_path, ga
     assert later
     assert first == pytest.approx([SLICE_SECONDS] * len(first), rel=0.2)
     assert later == pytest.approx([expected] * len(later), rel=0.2)
+
+
+@pytest.mark.parametrize(("left", "long"), [(100.0, True), (50.0, False)])
+def test_where_the_baseline_waits_much_slices_are_long(tmp_path, left, long):
+    """As far as the time holds enough processes all the same: those are planned for slices of two seconds."""
+    trials = simulated_trials(SPEED, noise=0.02, examples=None, freeze_gain=lambda each: 1.6)
+    (found,) = Bench(tmp_path, trials, left=left).confirm(FAST).confirmed
+    lengths = {pair.instance: pair.baseline.seconds for pair in found.record.pairs}
+    assert len(lengths) >= ENOUGH_INSTANCES
+    assert all((each > 1.2) is long for each in lengths.values())

@@ -195,7 +195,7 @@ class Simulation:
             self.clock.epoch_ended()
         raise AssertionError("the clock never ended the training")
 
-    def run(self, overhead=None, counted_calls=None):
+    def run(self, overhead=None, counted_calls=None, uncounted_seconds=0.0):
         """`fit`, and where it turns out to have long epochs a second one by steps; returns the slices."""
         try:
             self.fit()
@@ -203,7 +203,9 @@ class Simulation:
             pass
         except LongEpoch:
             self.now += 7.0  # measuring the boundary's cost
-            self.clock.time_by_steps(overhead, counted_calls=counted_calls)
+            self.clock.time_by_steps(
+                overhead, counted_calls=counted_calls, uncounted_seconds=uncounted_seconds
+            )
             with pytest.raises(TrainingEnded):
                 self.fit()
         return [message.slice for message in self.sent if isinstance(message, SliceDone)]
@@ -943,6 +945,23 @@ def test_compiling_for_the_smaller_last_batch_is_in_no_slice():
     (measured,) = simulation.run(overhead=0.125)
     assert (measured.seconds, measured.steps) == (30.0, 960)
     assert measured.step_seconds.max == 1 / 32
+
+
+@pytest.mark.parametrize(
+    ("training", "uncounted"),
+    [
+        ({}, 12.0 + 5.0),
+        ({"examples": 14_400}, 12.0),
+        ({"step_seconds": lambda call: 1 / 400 if call < 450 else 1 / 250}, 12.0),
+    ],
+    ids=["smaller", "all alike", "met"],
+)
+def test_what_a_slice_may_take_beyond_what_counts_is_told(training, uncounted):
+    """An epoch's end, and what it takes to compile for a smaller last batch unless one was met in the warm-up."""
+    simulation = Simulation(**{**LONG, **training}, first_call_seconds=5.0, boundary_seconds=0.0)
+    simulation.run(overhead=0.125, uncounted_seconds=12.0)
+    assert simulation.ready.timed_by == "steps"
+    assert simulation.ready.uncounted_seconds == uncounted
 
 
 def test_a_dataset_that_runs_dry_is_noticed_by_steps_too():

@@ -68,6 +68,15 @@ def test_who_is_never_to_blame_never_is():
     assert isinstance(in_vain(20.0, usual=2.0, at_most=20.0, generous=float("inf")), TrialFailed)
 
 
+def test_what_may_come_on_top_is_waited_for_twice_over():
+    """It is no fault until then, whether the wait was as long as it may be or cut short."""
+    with deadline(left=100.0).wait(2.0, at_most=20.0, beyond=30.0) as timeout:
+        assert timeout == 20.0 + GENEROUS * 30.0
+    enough = GENEROUS * (2.0 + 30.0)
+    assert isinstance(in_vain(enough - 0.1, usual=2.0, at_most=20.0, beyond=30.0), TimeIsUp)
+    assert isinstance(in_vain(enough, usual=2.0, at_most=20.0, beyond=30.0), TrialFailed)
+
+
 def test_a_crash_is_a_crash_however_late_it_is():
     """Only timeouts can be a matter of time."""
     assert in_vain(2.1, usual=2.0, at_most=20.0, outcome=Outcome.CRASHED).outcome is Outcome.CRASHED

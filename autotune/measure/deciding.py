@@ -109,6 +109,10 @@ class Finding(enum.StrEnum):
     """What was measured shows neither that the claim holds nor that it does not."""
 
 
+VAGUE = 0.5
+"""Half-width of what is measured now, as a part of the claimed gain's logarithm, above which it shows nothing."""
+
+
 def finding(claim: LogInterval, now: LogInterval, *, min_gain: float) -> Finding:
     """Whether a claimed speed-up is what is measured now.
 
@@ -119,9 +123,16 @@ def finding(claim: LogInterval, now: LogInterval, *, min_gain: float) -> Finding
         claim: Logarithm of the claimed speed-up.
         now: Logarithm of the one measured now.
         min_gain: What may be lost of the claim in any case, as a share.
+
+    Returns:
+        `HOLDS` only where `now` is known to within half of what is claimed, or as well as the claim itself: an interval
+        from 1.1 to 22 would hold any.
     """
     error = math.hypot(claim.half_width, now.half_width)
     short = claim.value - now.value > max(error, math.log1p(min_gain))
     if now.low > 0:
-        return Finding.WEAKER if short else Finding.HOLDS
+        if short:
+            return Finding.WEAKER
+        vague = now.half_width > max(claim.half_width, VAGUE * claim.value)
+        return Finding.UNDECIDED if vague else Finding.HOLDS
     return Finding.GONE if short else Finding.UNDECIDED

@@ -41,6 +41,7 @@ from autotune.study.progress import Notice, PhaseBegan
 from autotune.study.run import Run
 from autotune.study.running import Trial, ratio_interval
 from autotune.study.side_by_side import INPUT_WAIT_SECONDS
+from autotune.study.slicing import LONG_SLICE_SECONDS, waits_much
 from autotune.study.soak import Soak, plan_legs
 from autotune.study.waiting import Deadline, TimeIsUp
 from autotune.trial.live import TrialFailed
@@ -116,6 +117,7 @@ class Confirmer:
         )
         reference = run.new_trial(Phase.CONFIRM, run.baseline)
         self._expected.whole_up_to = self._times_whole(finalists[0])
+        self._lengthen_slices(finalists[0])
         if not any(self._fits([each]) for each in finalists) or not self._holds_a_soak(finalists[0]):
             self._ends = plan.ends  # rather a claim without a continuous run than none
         waiting = sorted(finalists, key=lambda each: not self._fits([each]))  # those that time allows, first
@@ -212,7 +214,13 @@ class Confirmer:
         """Whether it is stable and faster by what was measured of it so far."""
         if not contender.instances or not self._may_win(contender, reference):
             return False
-        return verdict(self._claim(contender), min_gain=self._min_gain) is Verdict.FASTER
+        return self._verdict(contender, self._claim(contender)) is Verdict.FASTER
+
+    def _verdict(self, contender: Contender, claim: LogInterval) -> Verdict:
+        """What its claim comes to: nothing, where it was measured in forks of one template only."""
+        if contender.barred or len(contender.groups) < len(GROUPS):
+            return Verdict.NO_SIGNIFICANT_GAIN
+        return verdict(claim, min_gain=self._min_gain)
 
     def _in_slices(self, contender: Contender) -> LogInterval:
         return self._over(contender, contender.instances, self._run.baseline)
@@ -368,6 +376,19 @@ class Confirmer:
         count, _ = self._planned([first], self._expected.instance_start_seconds([first]))
         return self._expected.whole_up_to if count >= INSTANCES_BY_EPOCHS else EPOCH_SECONDS
 
+    def _lengthen_slices(self, first: TrialRecord) -> None:
+        """Plan for long slices where the baseline waits for much of its time, and where that leaves enough instances.
+
+        Args:
+            first: The most promising finalist.
+        """
+        if not waits_much(self._run.records[0]):
+            return
+        start = self._expected.instance_start_seconds([first])
+        available = self._left() - self._imports()
+        if plan_instances(available, start=start, slice_seconds=LONG_SLICE_SECONDS)[0] >= ENOUGH_INSTANCES:
+            self._expected.ask_for(LONG_SLICE_SECONDS)
+
     def _holds_a_soak(self, first: TrialRecord) -> bool:
         """Whether the time kept for a continuous run holds the fewest turns of one; else it is the instances'."""
         both = (self._run.records[0], first)
@@ -426,11 +447,7 @@ class Confirmer:
         for each in contenders:
             ratio = self._claim(each) if each.instances else None
             record = self._record(each, ratio)
-            decided = (
-                Verdict.NO_SIGNIFICANT_GAIN
-                if ratio is None or each.barred
-                else verdict(ratio, min_gain=self._min_gain)
-            )
+            decided = Verdict.NO_SIGNIFICANT_GAIN if ratio is None else self._verdict(each, ratio)
             checks = self._checks(record, baseline)
             plain = self._instances.plain
             over_plain = each.over(plain)

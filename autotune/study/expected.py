@@ -35,6 +35,10 @@ class Expected:
         """Slices took so long on average, run-in and all: none will be expected to take less."""
         self._slice_seconds = max(self._slice_seconds, took)
 
+    def ask_for(self, slice_seconds: float) -> None:
+        """Slices will be asked for that are at least so long."""
+        self._slice_seconds = max(self._slice_seconds, slice_seconds)
+
     def start_seconds(self, record: TrialRecord) -> float:
         """To start and warm up one process of a configuration."""
         warm_up = max(record.warmup_seconds or 1.0, WARM_UP_EPOCHS * self._now_whole(record))

@@ -23,7 +23,7 @@ from autotune.study.side_by_side import (
     PATIENCE_SECONDS,
     SLICE_PATIENCE_SECONDS,
 )
-from autotune.study.slicing import asked_seconds, slice_seconds, taken_seconds, wanted_seconds
+from autotune.study.slicing import asked_seconds, slice_seconds, slice_times, wanted_seconds
 from autotune.study.waiting import GENEROUS, Deadline, TimeIsUp
 from autotune.trial.live import TrialFailed
 from autotune.trial.record import Outcome, Pairing, Slice, TrialRecord
@@ -397,9 +397,10 @@ class Instances:
         assert trial.live is not None
         began = self._run.clock()
         self._lengths[trial.number] = length
-        usual = length if trial.warm is None else taken_seconds(length, trial.warm)
+        usual, beyond = slice_times(length, trial.warm)
+        at_most = 3 * length + PATIENCE_SECONDS
         try:
-            with self._deadline.wait(usual, at_most=3 * length + PATIENCE_SECONDS) as timeout:
+            with self._deadline.wait(usual, at_most=at_most, beyond=beyond) as timeout:
                 taken = self._run.stamped(trial.live.measure(length, timeout))
             self._slices[trial.number] += 1
             self._after_pauses[trial.number] += self._trained_last is not trial

@@ -249,11 +249,12 @@ def tell_isolation(trials: Trials, observe: Observer) -> None:
     """A word where importing the user's file starts what no fork survives."""
     started = getattr(trials, "started_by_import", None)
     if started is not None:
-        what = "TensorFlow's runtime" if started == "runtime" else "CUDA"
+        what = {"runtime": "TensorFlow's runtime", "cuda": "CUDA"}.get(started, "threads")
+        move = "whatever starts them" if started == "threads" else "tensors, datasets and device queries"
         observe(
             Notice(
                 text=f"importing the workload's file starts {what}, so every trial gets a fresh interpreter, "
-                "which costs an import each; move tensors, datasets and device queries into functions to avoid it"
+                f"which costs an import each; move {move} into functions to avoid it"
             )
         )
 

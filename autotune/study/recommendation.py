@@ -52,6 +52,7 @@ INTERRUPTED_NOT_CHECKED = "further processes (the user stopped the confirmation 
 EPOCHS_NOT_CHECKED = "what lies between epochs (steps alone were timed)"
 VALIDATION_NOT_CHECKED = "what validation costs beyond its beginning (its data does not say how long it is)"
 STALLS_NOT_CHECKED = "stalls at ends of epochs (short epochs did not tell those of the {})"
+MEMORY_NOT_CHECKED = "peak memory, and whether it grows (no process has told it)"
 RETRACING_NOT_CHECKED = "retracing after the warm-up (the log does not tell of XLA's compilations)"
 """What a user must not take for granted; the recipe says so."""
 
@@ -134,7 +135,7 @@ def _evidence(
             rate=rate.value,
             baseline_rate=base_rate.value,
         ),
-        peak_memory_bytes=_peak(chosen, searched),
+        peak_memory_bytes=_peak(chosen, searched if winner is None else chosen),
         baseline_peak_memory_bytes=_peak(reference, searched),
         input_wait_fraction=chosen.input_wait_fraction,
         stability=Stability(
@@ -255,6 +256,8 @@ def _not_checked(
         and record.examples_per_epoch is not None
         and record.stalled_ends is None
     ]
+    if winner.record.peak_host_bytes is None:
+        missing.append(MEMORY_NOT_CHECKED)
     if winner.record.peak_device_bytes is not None:
         missing.append(THROTTLING_NOT_CHECKED)
     grown = next((check for check in winner.checks if check.name == growth.NAME), None)
@@ -371,6 +374,11 @@ def _rule_failed(best: Confirmed, result: Result, min_gain: float) -> tuple[Shor
         return Shortfall.NO_TIME, (
             "the budget ended before its own continuous run, and another finalist's had shown that pauses made it "
             "look fast"
+        )
+    if best.templates < 2:
+        return (
+            result.cut_short,
+            f"{_WHY_CUT_SHORT[result.cut_short]} (all {instances} forks of one interpreter)",
         )
     interval = f"{speedup.low:.3f} to {speedup.high:.3f}"
     if best.replaced and speedup.low <= 1:

@@ -79,7 +79,7 @@ def recorded_rate(each: Slice, record: TrialRecord, beside: TrialRecord) -> floa
 def _rate(each: Slice, warm: WarmUp, beside: WarmUp) -> float:
     return rate(
         each,
-        examples_per_epoch=warm.started.examples,
+        examples_per_epoch=warm.started.examples_per_epoch,
         epoch_overhead_seconds=warm.ready.epoch_overhead_seconds,
         stalled_ends=charged_stalls(warm.ready, beside.ready),
     )
@@ -319,7 +319,7 @@ class Trial:
             timed_by=None if ready is None else ready.timed_by,
             epoch_overhead_seconds=self._epoch_overhead_seconds(),
             stalled_ends=self._stalled_ends(),
-            examples_per_epoch=None if self.warm is None else self.warm.started.examples,
+            examples_per_epoch=None if self.warm is None else self.warm.started.examples_per_epoch,
             validation_uncounted=None if self.warm is None else self.warm.started.validation_uncounted,
             pairing=self.pairing if self.pairs else None,
             pairs=tuple(self.pairs),
@@ -345,7 +345,7 @@ class Trial:
         rates = [
             rate(
                 each,
-                examples_per_epoch=self.warm.started.examples,
+                examples_per_epoch=self.warm.started.examples_per_epoch,
                 epoch_overhead_seconds=self._epoch_overhead_seconds(),
                 stalled_ends=self._stalled_ends(),
             )

@@ -20,8 +20,8 @@ from autotune.space.knobs import Device
 from autotune.study.plan import Plan
 from autotune.study.run import Run
 from autotune.study.running import Trial
-from autotune.study.slicing import SLICE_SECONDS, SLICES_IN_A_TRIAL, slice_seconds, taken_seconds
-from autotune.study.waiting import Deadline, TimeIsUp
+from autotune.study.slicing import SLICE_SECONDS, SLICES_IN_A_TRIAL, slice_seconds, slice_times
+from autotune.study.waiting import GENEROUS, Deadline, TimeIsUp
 from autotune.trial.live import Data, LiveTrial, TrialFailed, WarmUp
 from autotune.trial.record import Outcome, Pairing, Phase, Slice, TrialRecord
 
@@ -92,7 +92,7 @@ class SideBySide:
             )
             trial.configuration = run.baseline
             length = slice_seconds(warm, measured=SLICE_SECONDS * SLICES_IN_A_TRIAL)
-            patience = length * 20 + PATIENCE_SECONDS
+            patience = length * 20 + PATIENCE_SECONDS + GENEROUS * warm.ready.uncounted_seconds
             if hurried := timeout < patience:
                 patience = max(timeout, 2 * length)
             for _ in range(_within(BASELINE_SLICES, BASELINE_SLICES_SECONDS / length)):
@@ -159,8 +159,10 @@ class SideBySide:
             live = self._live_baseline(beside=beside)
             patience = length * 20 + PATIENCE_SECONDS
             try:
-                usual = length if self.baseline.warm is None else taken_seconds(length, self.baseline.warm)
-                with self._deadline.wait(usual, at_most=patience, generous=math.inf) as timeout:
+                usual, beyond = slice_times(length, self.baseline.warm)
+                with self._deadline.wait(
+                    usual, at_most=patience, generous=math.inf, beyond=beyond
+                ) as timeout:
                     return self._run.stamped(live.measure(length, timeout))
             except TimeIsUp as over:
                 if over.begun:
@@ -334,8 +336,8 @@ class SideBySide:
         return warm
 
     def _own_slice(self, trial: Trial, length: float, at_most: float) -> Slice:
-        usual = length if trial.warm is None else taken_seconds(length, trial.warm)
-        with self._deadline.wait(usual, at_most=at_most) as timeout:
+        usual, beyond = slice_times(length, trial.warm)
+        with self._deadline.wait(usual, at_most=at_most, beyond=beyond) as timeout:
             return self._run.stamped(_live(trial).measure(length, timeout))
 
     def _finish(self, trial: Trial) -> None:

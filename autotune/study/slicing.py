@@ -4,7 +4,7 @@ Short slices pair better. Of two identical processes on two shared cores the sta
 0.038, 0.029, 0.022 and 0.017 with slices of 0.5, 0.25, 0.12 and 0.06 s: such a machine is restless at every scale.
 But what a trial waits for from outside (files, a network) comes in while it is frozen, and is gained in every slice:
 the shorter, the more. And a processor's caches are cold after each pause. So slices are short only where a trial
-surely does not wait.
+surely does not wait, and long where it surely waits a lot.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ SHORT_SLICE_SECONDS = 0.25
 """For trials that do not wait for anything from outside."""
 MOST_WAITING = 0.15
 """Share of its time that a trial may wait and still have short slices: pauses cannot make it more than 1/(1 - 0.15) as
-fast, which slices of half a second already do to a pipeline with 200 ms of latency (1.16)."""
+fast, which slices of half a second already do to a pipeline with 200 ms of latency (1.28)."""
+LONG_SLICE_SECONDS = 2.0
+"""For trials that wait for much of their time: pauses make a pipeline with 200 ms of latency 28% faster in slices
+of half a second, and 3% in these (`benchmarks/freezing.py`)."""
+MUCH_WAITING = 0.3
+"""Share of its time from which that is so, where the input wait was measured."""
 CALLS_IN_A_SLICE = 5
 SLICES_IN_A_TRIAL = 8
 ALMOST_AN_EPOCH = 0.8
@@ -44,6 +49,13 @@ def slice_seconds(*warm: WarmUp, measured: float, wanted: float = SLICE_SECONDS)
 def taken_seconds(length: float, warm: WarmUp) -> float:
     """How long a slice takes that is asked for: whole epochs or calls, and the run-in after a pause."""
     return counted_seconds(length, warm) + warm.ready.run_in_seconds
+
+
+def slice_times(length: float, warm: WarmUp | None) -> tuple[float, float]:
+    """How long a slice usually takes that is asked for, and what it may take beyond that, with nothing amiss."""
+    if warm is None:
+        return length, 0.0
+    return taken_seconds(length, warm), warm.ready.uncounted_seconds
 
 
 def counted_seconds(length: float, warm: WarmUp) -> float:
@@ -73,7 +85,14 @@ def shortest_taken(warm: WarmUp, *, measured: float) -> float:
 
 def wanted_seconds(*seen: TrialRecord) -> float:
     """Seconds of a slice that suit trials of which this much has been seen, whatever their calls and epochs take."""
-    return SHORT_SLICE_SECONDS if all(most_waiting(each) <= MOST_WAITING for each in seen) else SLICE_SECONDS
+    if all(most_waiting(each) <= MOST_WAITING for each in seen):
+        return SHORT_SLICE_SECONDS
+    return LONG_SLICE_SECONDS if any(map(waits_much, seen)) else SLICE_SECONDS
+
+
+def waits_much(seen: TrialRecord) -> bool:
+    """Whether a trial is known to wait for a large part of its time."""
+    return seen.input_wait_fraction is not None and most_waiting(seen) > MUCH_WAITING
 
 
 def most_waiting(seen: TrialRecord) -> float:

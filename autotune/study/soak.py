@@ -176,7 +176,8 @@ class Soak:
         self._busy = trial
         assert trial.warm is not None
         seconds = slices * counted_seconds(length, trial.warm) + trial.warm.ready.run_in_seconds
-        with self._deadline.wait(seconds, at_most=3 * seconds + PATIENCE_SECONDS) as timeout:
+        beyond = trial.warm.ready.uncounted_seconds
+        with self._deadline.wait(seconds, at_most=3 * seconds + PATIENCE_SECONDS, beyond=beyond) as timeout:
             parts = trial.live.measure_continuously(length, slices, timeout)
         trial.legs.append(Leg(instance=max(0, trial.instances - 1), slices=self._stamped(parts)))
 

@@ -365,7 +365,9 @@ def _why_not_continuous(confirmed: Confirmed, min_gain: float, more: str) -> str
 
 
 def _why_undecided(claim: LogInterval, now: LogInterval, min_gain: float, more: str) -> str:
-    """Why what is not surely faster is not gone either, and what would tell."""
+    """Why what was measured neither holds nor refutes the claim, and what would tell."""
+    if now.low > 0:
+        return f"it is faster than the baseline here, but what is known of how much is too vague to judge; give {more}"
     if claim.value - now.value > math.hypot(claim.half_width, now.half_width):
         return (
             "it is not surely faster than the baseline here, but what it lacks of the claim is less than the "

@@ -49,23 +49,27 @@ class Deadline:
         return min(at_most, max(LEAST_CLOSING_SECONDS, self.left()))
 
     @contextlib.contextmanager
-    def wait(self, usual: float, *, at_most: float, generous: float = GENEROUS) -> Iterator[float]:
+    def wait(
+        self, usual: float, *, at_most: float, generous: float = GENEROUS, beyond: float = 0.0
+    ) -> Iterator[float]:
         """How long to wait for what usually takes `usual` seconds.
 
         Args:
             usual: Seconds; with less than that left, it is not begun.
             at_most: Seconds to wait where there is time enough.
             generous: How many times the usual length must have been in vain for the trial to be at fault.
+            beyond: Seconds that it may take on top of that now and then, with nothing amiss.
 
         Raises:
             TimeIsUp: It cannot end in time, or a wait that was cut short was in vain.
         """
-        timeout = min(at_most, self.left())
+        beyond *= GENEROUS
+        timeout = min(at_most + beyond, self.left())
         if timeout < min(usual, at_most):
             raise TimeIsUp
         try:
             yield timeout
         except TrialFailed as failure:
-            if failure.outcome is Outcome.TIMEOUT and timeout < min(at_most, generous * usual):
+            if failure.outcome is Outcome.TIMEOUT and timeout < min(at_most, generous * usual) + beyond:
                 raise TimeIsUp(begun=True) from failure
             raise

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autotune.measure.epoch_ends import FEWEST_ENDS, EpochEnd, share_of_stalls
+from autotune.trial.building import kind_of
 
 if TYPE_CHECKING:
     import keras
@@ -57,11 +58,13 @@ class Boundary:
             the usual pace: a shuffle buffer is emptied that nothing refills. That is in `seconds`.
         stalled_ends: Share of epochs that end in a stall on top of that (`measure/epoch_ends.py`): 0 where `tf.data`
             does not tune the pipeline, None where too little was seen.
+        uncounted_seconds: How long nothing counts between two epochs that follow on each other without a validation.
     """
 
     seconds: float
     counted_calls: int | None = None
     stalled_ends: float | None = None
+    uncounted_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +125,7 @@ def boundary(
         held_out, whole = _shortened(validation, training, validation_examples)
     short = _short_epochs(model, train, held_out, training, call_seconds)
     start, counted_calls = short.start, None
+    uncounted = max(0.0, start)
     buffered, steps = _steps_in_shuffle_buffer(train, training.batch_size), training.steps_per_epoch
     per_call = training.steps_per_call
     # From a buffer that holds most of an epoch, most steps are fed without production.
@@ -131,6 +135,7 @@ def boundary(
             waited = max(0.0, short.call - _kept_call_seconds(model, train))
             start -= min(start, waited * buffered / per_call)
             counted_calls = counted
+            uncounted += (steps / per_call - counted) * short.call
     stalled_ends: float | None = 0.0
     if train.options().autotune.enabled is not False:
         stalled_ends = _share_of_stalls(model, train, training, short, call_seconds)
@@ -138,6 +143,7 @@ def boundary(
         seconds=max(0.0, start + _whole_validation(short, whole)),
         counted_calls=counted_calls,
         stalled_ends=stalled_ends,
+        uncounted_seconds=uncounted,
     )
 
 
@@ -337,10 +343,13 @@ def _steps_in_shuffle_buffer(train: tf.data.Dataset, batch_size: int) -> float |
     Looks back from the end of the pipeline over what hands on element by element. What lies further up, such as a
     shuffle of file names, is not taken for one of examples.
     """
-    hands_on = ("Options", "Prefetch", "Map", "ParallelMap", "Batch", "ParallelBatch")
+    hands_on = (
+        *("Options", "Prefetch", "AssertCardinality", "Map", "ParallelMap", "DenseToRagged"),
+        *("Batch", "ParallelBatch", "PaddedBatch"),
+    )
     steps_per_element, dataset = 1.0, train
     while True:
-        kind = type(dataset).__name__.strip("_").removesuffix("Dataset")
+        kind = kind_of(dataset)
         if kind == "Shuffle":
             return float(getattr(dataset, "_buffer_size", math.nan)) * steps_per_element
         if kind not in hands_on:

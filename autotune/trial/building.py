@@ -5,9 +5,10 @@ Runs in the trial process. What is wrong with the workload itself is a `Workload
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotune.errors import ApplyError, WorkloadError
 from autotune.recipe import apply
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
+LOOK_BATCHES, LOOK_SECONDS = 32, 1.0
+"""Of a dataset that batches by itself so many are looked at, and no further one so long after the first."""
 _SIGNS_OF_NO_MEMORY = (
     "out of memory",
     "cublas_status_alloc_failed",
@@ -113,23 +116,52 @@ def _checked_dataset(
 def _refuse_unusable_elements(
     dataset: tf.data.Dataset, workload: Workload, configuration: Configuration
 ) -> None:
-    import keras
-
-    elements = _call_user("dataset", lambda: list(dataset.take(2 if workload.batched else 1)))
-    if not elements:
+    sizes = _call_user("dataset", lambda: _first_sizes(dataset, LOOK_BATCHES if workload.batched else 1))
+    if not sizes:
         raise WorkloadError(
             "dataset() yields nothing: it is empty", hint="Check the path or the filter that feeds it."
         )
     if workload.batched:
-        leading = {int(leaf.shape[0]) for leaf in keras.tree.flatten(elements[0]) if leaf.shape.rank}
-        whole_epoch = len(elements) == 1  # one batch of it all may be smaller than was asked for
-        wanted = configuration.batch_size
-        if leading and max(leading) != wanted and not (whole_epoch and max(leading) < wanted):
+        wanted, first = configuration.batch_size, sizes[0]
+        whole_epoch = len(sizes) == 1  # one batch of it all may be smaller than was asked for
+        if first and first != wanted and not (whole_epoch and first < wanted):
             raise WorkloadError(
-                f"dataset(config) with batched=True yields batches of {max(leading)}, expected "
-                f"config.batch_size, which is {configuration.batch_size}",
+                f"dataset(config) with batched=True yields batches of {first}, expected "
+                f"config.batch_size, which is {wanted}",
                 hint="Batch by config.batch_size, or yield single examples without batched=True.",
             )
+        _refuse_uneven(next((each for each in sizes[:-1] if each != first), None), wanted)
+
+
+def _first_sizes(dataset: tf.data.Dataset, most: int) -> list[int]:
+    """Along their first axis, 0 where they have none: at least two elements, and more while little time has passed."""
+    sizes: list[int] = []
+    deadline = math.inf
+    for element in dataset.take(most):
+        sizes.append(_size(element))
+        if len(sizes) == 1:
+            deadline = time.perf_counter() + LOOK_SECONDS
+        elif time.perf_counter() > deadline:
+            break
+    return sizes
+
+
+def _size(element: Any) -> int:
+    """Examples in a batch, 0 where it is none."""
+    import keras
+
+    return max((int(leaf.shape[0]) for leaf in keras.tree.flatten(element) if leaf.shape.rank), default=0)
+
+
+def _refuse_uneven(found: int | None, wanted: int) -> None:
+    """Refuse batches of which others than the last are smaller: a step would be taken for a whole one."""
+    if found is not None:
+        raise WorkloadError(
+            f"dataset(config) with batched=True yields a batch of {found} before the last, expected batches of "
+            f"config.batch_size, which is {wanted}: throughput is counted in whole batches",
+            hint="Batch what comes of all files at once (.unbatch().batch(config.batch_size)), or yield single "
+            "examples without batched=True.",
+        )
 
 
 def compiled_model(workload: Workload, configuration: Configuration, train: tf.data.Dataset) -> keras.Model:
@@ -232,7 +264,7 @@ def count_examples(
 ) -> tuple[int | None, bool]:
     """Examples per epoch, None when endless or not counted in time; and whether the dataset is endless."""
     dataset = _checked_dataset(workload.dataset, "dataset", configuration)
-    return _count(dataset, workload, seconds), _elements(dataset) == _ENDLESS
+    return _count(dataset, workload, configuration, seconds), _elements(dataset) == _ENDLESS
 
 
 def says_its_length(dataset: tf.data.Dataset) -> bool:
@@ -242,8 +274,8 @@ def says_its_length(dataset: tf.data.Dataset) -> bool:
 
 def count_validation_examples(validation: tf.data.Dataset, seconds: float) -> int | None:
     """Examples in the batches of validation data that does not say how long it is; None if not counted in time."""
-    _, examples, all_of_it = _call_user("validation", lambda: _counted(validation, seconds, batched=True))
-    return examples if all_of_it else None
+    counted = _call_user("validation", lambda: _counted(validation, seconds, batched=True))
+    return counted.examples if counted.all_of_it else None
 
 
 def own_examples(batches: tf.data.Dataset, told: int | None, seconds: float) -> int | None:
@@ -269,8 +301,35 @@ def own_examples(batches: tf.data.Dataset, told: int | None, seconds: float) -> 
     elements = _elements(batches)
     if elements >= 0:
         return int(batch_size) * elements
-    _, examples, all_of_it = _call_user("dataset", lambda: _counted(batches, seconds, batched=True))
-    return examples if all_of_it else None
+    counted = _call_user("dataset", lambda: _counted(batches, seconds, batched=True))
+    return counted.examples if counted.all_of_it else None
+
+
+def fill_caches(dataset: tf.data.Dataset, part: str) -> None:
+    """Have what a pipeline keeps (`Dataset.cache`) complete, as it is from a training's second epoch on.
+
+    Only an iterator that reaches the end completes it, and a trial sees the beginning of a long epoch. What only a part
+    of is taken is never complete, in no training, and what has no end neither: those are left as they are.
+
+    Args:
+        dataset: The pipeline; its iterators share what it keeps.
+        part: The workload's function that it comes from.
+    """
+    import tensorflow as tf
+
+    waiting = [dataset]
+    while waiting:
+        each = waiting.pop()
+        kind = kind_of(each)
+        if kind == "Cache" and _elements(each) != _ENDLESS:
+            _call_user(part, lambda: each.reduce(tf.constant(0), lambda seen, _: seen + 1))  # noqa: B023  # now
+        elif kind not in ("Take", "TakeWhile"):
+            waiting += each._inputs()
+
+
+def kind_of(dataset: tf.data.Dataset) -> str:
+    """What a dataset does to its input, as tf.data names it: `Map`, `Shuffle`, `Cache`."""
+    return type(dataset).__name__.strip("_").removesuffix("Dataset")
 
 
 def _elements(dataset: tf.data.Dataset) -> int:
@@ -278,30 +337,53 @@ def _elements(dataset: tf.data.Dataset) -> int:
     return int(dataset.cardinality().numpy())
 
 
-def _count(dataset: tf.data.Dataset, workload: Workload, seconds: float) -> int | None:
+def _count(
+    dataset: tf.data.Dataset, workload: Workload, configuration: Configuration, seconds: float
+) -> int | None:
     """A dataset's examples; by the size of its first batches where there is no time for all of them."""
     elements = _elements(dataset)
     if elements == _ENDLESS:
         return None
     if elements >= 0 and not workload.batched:
         return elements
-    seen, examples, all_of_it = _call_user(
-        "dataset", lambda: _counted(dataset, seconds, batched=workload.batched)
-    )
-    if all_of_it:
-        return int(examples)
-    return None if elements < 0 else round(examples / seen * elements)
+    counted = _call_user("dataset", lambda: _counted(dataset, seconds, batched=workload.batched))
+    _refuse_uneven(counted.uneven, configuration.batch_size)
+    if counted.all_of_it:
+        return int(counted.examples)
+    return None if elements < 0 else round(counted.examples / counted.elements * elements)
 
 
-def _counted(dataset: tf.data.Dataset, seconds: float, *, batched: bool) -> tuple[int, int, bool]:
-    """Elements and examples that come in so many seconds, and whether that is all of them."""
+class _Counted(NamedTuple):
+    """What came in some seconds.
+
+    Args:
+        elements: How many.
+        examples: In all of them.
+        all_of_it: Whether no more would have come.
+        uneven: Size of a batch that is not as large as the first one though others follow; None where there is none.
+    """
+
+    elements: int
+    examples: int
+    all_of_it: bool
+    uneven: int | None
+
+
+def _counted(dataset: tf.data.Dataset, seconds: float, *, batched: bool) -> _Counted:
+    """Count what comes in so many seconds."""
     import keras
 
     deadline = time.perf_counter() + seconds
     elements = examples = 0
+    first = last = 1
+    uneven = None
     for element in dataset:
+        if last != first:
+            uneven = last
+        last = int(keras.tree.flatten(element)[0].shape[0]) if batched else 1
+        first = first if elements else last
         elements += 1
-        examples += int(keras.tree.flatten(element)[0].shape[0]) if batched else 1
+        examples += last
         if time.perf_counter() > deadline:
-            return elements, examples, False
-    return elements, examples, True
+            return _Counted(elements, examples, False, uneven)
+    return _Counted(elements, examples, True, uneven)

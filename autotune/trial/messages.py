@@ -127,7 +127,7 @@ class TemplateReady(_Message):
 
     Args:
         workload: What it found; None when it imports afresh in each trial.
-        started: What the user's module woke by being imported (`runtime`, `cuda`), or None.
+        started: What the user's module woke by being imported (`runtime`, `cuda`, `threads`), or None.
     """
 
     kind: Literal["ready"] = "ready"
@@ -200,7 +200,8 @@ class Started(_Message):
 
     Args:
         jit_compile: What the knob resolved to.
-        examples: Examples per epoch; None when endless or not counted in time.
+        examples: In the dataset; None when endless or not counted in time.
+        examples_per_epoch: Of those an epoch trains on, fewer where the rest that fills no batch is dropped.
         validation_examples: Of validation data that does not say how long it is; None when not counted in time.
         validation_uncounted: Whether that is so.
         endless: Whether the dataset has no end.
@@ -216,6 +217,7 @@ class Started(_Message):
     kind: Literal["started"] = "started"
     jit_compile: bool
     examples: int | None
+    examples_per_epoch: int | None
     validation_examples: int | None = None
     validation_uncounted: bool = False
     endless: bool
@@ -251,6 +253,8 @@ class Ready(_Message):
         run_in_seconds: What it trains after each freeze before a slice begins.
         stalled_ends: Share of epochs that end in a stall, on top of `epoch_overhead_seconds`; 0 where `tf.data` does
             not tune the pipeline, None where epochs are timed whole or too little was seen of it.
+        uncounted_seconds: How long a slice may take beyond what counts in it: where epochs are timed by steps, one ends
+            and the next one fills its shuffle buffer, or a smaller last batch is compiled for.
     """
 
     kind: Literal["trial_ready"] = "trial_ready"
@@ -264,6 +268,7 @@ class Ready(_Message):
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
     run_in_seconds: Annotated[FiniteFloat, Field(ge=0)] = 0.0
     stalled_ends: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
+    uncounted_seconds: Annotated[FiniteFloat, Field(ge=0)] = 0.0
 
 
 class SliceDone(_Message):
@@ -286,7 +291,7 @@ class LossCurves(_Message):
 
 
 class Finished(_Message):
-    """The trial's closing figures."""
+    """The trial's closing figures; where its input wait is asked for, once without that and then with it."""
 
     kind: Literal["finished"] = "finished"
     peak_host_bytes: int

@@ -102,6 +102,7 @@ class SimulatedTrial:
         self._requested = trials.clock()
         self._state = _State.LAUNCHED
         self._trained = 0
+        self._slices = 0
         self._training = Training(
             steps_per_call=int(configuration["steps_per_execution"]),
             batch_size=configuration.batch_size,
@@ -150,6 +151,7 @@ class SimulatedTrial:
                 call_seconds=call_seconds,
                 epoch_seconds=epoch_seconds if by_epochs else None,
                 run_in_seconds=self._run_in_seconds(pace),
+                uncounted_seconds=0.0 if by_epochs else trials.uncounted_seconds,
             ),
             launch_seconds=LAUNCH_SECONDS,
             first_step_seconds=first_step_seconds,
@@ -190,7 +192,10 @@ class SimulatedTrial:
         pace = nominal * (1 - load) * math.exp(self._trials.random.gauss(0.0, self._trials.noise))
         steps, examples, epochs = self._stretch(seconds * pace, by_epochs=self._shape(nominal)[0])
         spent = examples / pace
-        self._pass(spent, deadline)
+        self._slices += 1
+        self._pass(
+            spent + (self._trials.uncounted_seconds if self._slices == 2 and not epochs else 0.0), deadline
+        )
         self._trained += examples
         step = spent / steps
         slow = step + self._trials.slow_calls(self.configuration) / self._training.steps_per_call
@@ -331,6 +336,7 @@ class SimulatedTrial:
         return Started(
             jit_compile=bool(self.configuration["jit_compile"]) and not self._trials.xla_falls_back,
             examples=self._trials.examples,
+            examples_per_epoch=self._training.examples_per_epoch,
             endless=self._trials.examples is None,
             element="simulated",
             parameters=1000,
@@ -374,6 +380,8 @@ class SimulatedTrials:
             not given.
         slow_calls: Seconds that the slowest calls of its next slice, one in nine, take beyond the others; 0, when not
             given.
+        uncounted_seconds: What the second slice of a trial that is timed by steps takes beyond what counts in it, as
+            where an epoch ends; each such trial tells of it beforehand.
     """
 
     def __init__(
@@ -403,6 +411,7 @@ class SimulatedTrials:
         retraces: Callable[[Configuration], int | None] = lambda configuration: 0,
         skipped_share: Callable[[Configuration], float | None] = lambda configuration: None,
         slow_calls: Callable[[Configuration], float] = lambda configuration: 0.0,
+        uncounted_seconds: float = 0.0,
     ) -> None:
         self.facts = facts
         self.samples_per_second = samples_per_second
@@ -427,6 +436,7 @@ class SimulatedTrials:
         self.retraces = retraces
         self.skipped_share = skipped_share
         self.slow_calls = slow_calls
+        self.uncounted_seconds = uncounted_seconds
         self.random = random.Random(seed)
         self._seed = seed
         self.clock = SimulatedClock()

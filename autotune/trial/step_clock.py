@@ -118,6 +118,12 @@ class Training:
             return steps * self.batch_size - self.examples_missing_from_last_step
         return steps * self.batch_size
 
+    @property
+    def examples_per_epoch(self) -> int | None:
+        """Examples that a whole epoch trains on, None when endless or unknown."""
+        steps = self.steps_per_epoch
+        return None if steps is None else self.examples_in_epoch(steps)
+
     def ends_epoch(self, calls: int) -> bool:
         """Whether the call with this number, from 1, is the last of an epoch; False where nobody knows."""
         steps = self.steps_per_epoch
@@ -180,6 +186,7 @@ class StepClock:
         self._by_epochs = True
         self._overhead: float | None = None
         self._stalled_ends: float | None = None
+        self._uncounted_seconds = 0.0
         self._counted_calls = math.inf
         self._open: _OpenSlice | None = None
         self._slices_left = 0
@@ -219,6 +226,7 @@ class StepClock:
         *,
         counted_calls: int | None = None,
         stalled_ends: float | None = None,
+        uncounted_seconds: float = 0.0,
     ) -> None:
         """From the next `fit` on, time by steps.
 
@@ -226,10 +234,12 @@ class StepClock:
             epoch_overhead_seconds: What an epoch costs beyond its steps, measured apart.
             counted_calls: After so many calls of an epoch the rest of it is not counted: the overhead speaks of it.
             stalled_ends: Share of epochs that end in a stall, to be told.
+            uncounted_seconds: How long nothing counts between two epochs, to be told.
         """
         self._by_epochs = False
         self._overhead = epoch_overhead_seconds
         self._stalled_ends = stalled_ends
+        self._uncounted_seconds = uncounted_seconds
         self._counted_calls = math.inf if counted_calls is None else counted_calls
         self._begin_fit()
 
@@ -516,12 +526,19 @@ class StepClock:
                 warmup_steps=self._total_calls * self._training.steps_per_call,
                 run_in_seconds=epoch_seconds or 0.0 if self._in_laps else 0.0,
                 stalled_ends=self._stalled_ends,
+                uncounted_seconds=self._uncounted_seconds + self._compiling_still(),
             )
         )
         self._ready = True
         self._retraces()  # those of the warm-up are no retraces
         self._skipped_steps()
         self._hold()
+
+    def _compiling_still(self) -> float:
+        """Seconds that an epoch's smaller last batch will take to compile for, where none was met so far."""
+        if self._by_epochs or self._smaller_batch_traced:
+            return 0.0
+        return (self._compile_seconds or 0.0) if self._training.examples_missing_from_last_step else 0.0
 
     def _overhead_of_short_epochs(self) -> float | None:
         """What an epoch takes beyond its steps at the usual pace; needs two calls in an epoch."""

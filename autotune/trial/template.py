@@ -21,6 +21,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Any, NoReturn
@@ -96,8 +97,9 @@ def survey() -> tuple[str | None, dict[str, Any]]:
     without starting the runtime: hence the look at the open files.
 
     Returns:
-        What can no longer be forked, `runtime` (TensorFlow's), `cuda` (a device was opened) or None; and what the
-        knobs that act before a model is built stand at (empty where it cannot be told).
+        What can no longer be forked, `runtime` (TensorFlow's), `cuda` (a device was opened), `threads` (Python's, of
+        which a fork has none, so that who waits for one waits for ever) or None; and what the knobs that act before a
+        model is built stand at (empty where it cannot be told).
     """
     if _device_is_open():
         return "cuda", apply.in_force()
@@ -113,7 +115,8 @@ def survey() -> tuple[str | None, dict[str, Any]]:
         text = stream.read()
     os.waitpid(pid, 0)
     answer: dict[str, Any] = json.loads(text) if text else {"started": True, "in_force": {}}
-    return "runtime" if answer["started"] else None, answer["in_force"]
+    threads = "threads" if threading.active_count() > 1 else None
+    return "runtime" if answer["started"] else threads, answer["in_force"]
 
 
 def _device_is_open() -> bool:

@@ -116,7 +116,6 @@ def _train(
     if workload.batched:
         data = replace(data, examples=building.own_examples(train, data.examples, request.count_seconds))
     counting_seconds = time.monotonic() - began
-    channel.send(_started(model, train, own_options, data, counting_seconds=counting_seconds))
     retracing = Retracing(Path(request.log), xla=bool(model.jit_compile) and not model.run_eagerly)
     training = Training(
         steps_per_call=int(configuration["steps_per_execution"]),
@@ -129,6 +128,10 @@ def _train(
         retraces=retracing.since_last_asked,
         updates=_updates_of(model),
     )
+    channel.send(_started(model, train, own_options, data, training, counting_seconds=counting_seconds))
+    building.fill_caches(train, "dataset")
+    if validation is not None:
+        building.fill_caches(validation, "validation")
     clock = StepClock(
         training,
         cast(Any, channel),
@@ -136,15 +139,15 @@ def _train(
         epoch_seconds=request.epoch_seconds,
     )
     finish = _fit(model, train, validation, clock, retracing, training, data)
-    channel.send(
-        messages.Finished(
-            peak_host_bytes=telemetry.peak_host_bytes(),
-            peak_device_bytes=profiling.peak_device_bytes(),
-            input_wait_fraction=profiling.input_wait_fraction(model, train, finish.input_wait_seconds)
-            if finish.input_wait_seconds > 0
-            else None,
-        )
+    told = messages.Finished(
+        peak_host_bytes=telemetry.peak_host_bytes(),
+        peak_device_bytes=profiling.peak_device_bytes(),
+        input_wait_fraction=None,
     )
+    channel.send(told)
+    if finish.input_wait_seconds > 0:
+        waits = profiling.input_wait_fraction(model, train, finish.input_wait_seconds)
+        channel.send(told.model_copy(update={"input_wait_fraction": waits}))
     return 0
 
 
@@ -179,6 +182,7 @@ def _started(
     train: tf.data.Dataset,
     own_options: apply.SetByDataset,
     data: Data,
+    training: Training,
     *,
     counting_seconds: float,
 ) -> messages.Started:
@@ -186,6 +190,7 @@ def _started(
     return messages.Started(
         jit_compile=bool(model.jit_compile),
         examples=data.examples,
+        examples_per_epoch=training.examples_per_epoch,
         validation_examples=data.validation_examples,
         validation_uncounted=data.validation_uncounted,
         endless=data.endless,
@@ -267,12 +272,16 @@ def _fit(
     model.train_function = timed
     arguments = {"epochs": ENDLESS, "verbose": 0, "shuffle": False, "callbacks": [EpochEdges()]}
     try:
+        long = False
         try:
             model.fit(train, validation_data=None if data.endless else validation, **arguments)
         except LongEpoch:
+            long = True  # to go on in here would keep the iterator of that `fit`, and all that its pipeline holds
+        if long:
             model.train_function = usual
-            between = None
-            if not data.endless:
+            if data.endless:
+                clock.time_by_steps(None)
+            else:
                 between = boundary(
                     model,
                     train,
@@ -281,15 +290,13 @@ def _fit(
                     clock.call_seconds,
                     validation_examples=data.validation_examples,
                 )
-            model.train_function = timed
-            if between is None:
-                clock.time_by_steps(None)
-            else:
                 clock.time_by_steps(
                     between.seconds,
                     counted_calls=between.counted_calls,
                     stalled_ends=between.stalled_ends,
+                    uncounted_seconds=between.uncounted_seconds,
                 )
+            model.train_function = timed
             model.fit(train, **arguments)
     except TrainingEnded as ended:
         return ended.finish

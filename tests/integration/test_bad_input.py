@@ -75,6 +75,16 @@ def test_fewer_examples_than_one_batch_with_drop_remainder(launch):
     assert "smaller than one batch with drop_remainder" in failure.reason
 
 
+@pytest.mark.parametrize("case", ["batched_by_file", "batched_by_large_file"])
+def test_batches_of_several_sizes_are_refused(launch, case):
+    """Steps count for a whole batch each: files that are batched one by one would look faster at larger batches."""
+    failure = launch(case, workload="batched").failure()
+    assert failure.reason.startswith(
+        "dataset(config) with batched=True yields a batch of 8 before the last, "
+    )
+    assert failure.input_error
+
+
 def test_a_validation_without_an_end_is_refused(launch):
     """The training would never see its second epoch; beside training data without an end it is never run."""
     failure = launch("pairs", workload="validated_for_ever").failure()

@@ -159,6 +159,42 @@ def test_batches_that_cannot_be_counted_in_time_are_as_large_as_the_first(launch
     assert (warm.started.examples, warm.started.endless) == (16 * 5_000, False)
 
 
+def produced(trial):
+    """How many elements a case of those that mark them has produced so far."""
+    marks = trial.log.parent / "elements"
+    return marks.stat().st_size if marks.exists() else 0
+
+
+@pytest.mark.parametrize("case", ["kept", "kept_in_a_file"])
+def test_what_a_dataset_keeps_is_kept_before_anything_is_timed(launch, case):
+    """A training reads what `.cache()` keeps from its second epoch on; of a long one a trial sees the beginning."""
+    trial = launch(case)
+    assert trial.warm_up().ready.timed_by == "steps"
+    before = produced(trial)
+    assert 2_000 <= before < 2_300
+    trial.measure()
+    assert produced(trial) == before
+
+
+def test_what_is_never_kept_whole_is_produced_in_every_epoch(launch):
+    """Where only a part is taken no training ever completes the cache, and no trial does it for it."""
+    trial = launch("part_of_what_is_kept")
+    trial.warm_up()
+    before = produced(trial)
+    trial.measure()
+    assert produced(trial) > before
+
+
+def test_an_iterator_that_is_not_trained_on_any_more_is_gone(launch):
+    """Of a long epoch's first `fit`, or it would hold its buffers beside those of the one that is timed."""
+    trial = launch("passes_that_end")
+    assert trial.warm_up().ready.timed_by == "steps"
+    trial.measure()
+    passes = (trial.log.parent / "passes").read_text()
+    assert passes.count("+") > 3
+    assert passes.count("+") - passes.count("-") == 1
+
+
 @pytest.mark.parametrize("tuned", [True, False])
 def test_short_epochs_show_how_often_long_ones_end_in_a_stall(launch, tuned):
     """Where `tf.data` tunes the pipeline some ends may be stalls; where it does not, none is."""
@@ -207,7 +243,9 @@ def test_validation_runs_in_every_epoch(launch):
 def test_drop_remainder_drops_the_last_batch(launch):
     """100 examples in batches of 16 are six steps and 96 examples with `drop_remainder=True`."""
     trial = launch("pairs", workload="dropping")
-    assert_whole_epochs(trial.warm_up(), trial.measure(), examples=96, steps=6)
+    warm = trial.warm_up()
+    assert (warm.started.examples, warm.started.examples_per_epoch) == (100, 96)
+    assert_whole_epochs(warm, trial.measure(), examples=96, steps=6)
 
 
 @pytest.mark.parametrize("steps_per_execution", [2, 4, 7, 64])

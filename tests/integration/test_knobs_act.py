@@ -147,6 +147,38 @@ def test_a_file_that_starts_the_runtime_gets_a_fresh_interpreter_per_trial(proce
     assert "threads 3 0" in log.read_text()
 
 
+THREADED = """
+import queue, threading
+import keras, numpy as np, tensorflow as tf, autotune
+
+READ = queue.Queue(maxsize=1)
+
+def read():
+    while True:
+        READ.put(np.ones((64, 4)))
+
+threading.Thread(target=read, daemon=True).start()
+
+def model():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+
+def dataset():
+    return tf.data.Dataset.from_tensor_slices((READ.get(), np.ones((64, 1))))
+
+workload = autotune.Workload(model=model, dataset=dataset, compile=lambda: {"loss": "mse"}, batch_size=16)
+"""
+
+
+def test_a_file_that_starts_a_thread_gets_a_fresh_interpreter_per_trial(processes_of, tmp_path):
+    """A fork has none of its parent's threads: who waits for one would wait for ever."""
+    processes = processes_of(THREADED)
+    processes.open()
+    assert (processes.started_by_import, processes.isolation) == ("threads", "spawn")
+    trial = processes.launch(configuration(), log=str(tmp_path / "trial.log"), data=None)
+    assert trial.warm_up(PATIENCE_SECONDS).started.examples == 64
+    trial.kill()
+
+
 SETS = """
 import os
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # before TensorFlow, as its documentation says

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from real_trials import PATIENCE_SECONDS
 
 from autotune.measure.growth import host_memory_growth
 from autotune.trial.live import Data
@@ -80,3 +81,13 @@ def test_a_leak_is_seen_in_a_continuous_run(launch, case, passes):
         limit_bytes=16 << 30,
     )
     assert found.passed is passes, found
+
+
+def test_peak_memory_is_told_though_the_input_wait_cannot_be(launch):
+    """A pipeline that nobody may begin on again: what it held is known all the same."""
+    trial = launch("shut")
+    trial.warm_up()
+    (trial.log.parent / "shut").touch()
+    told = trial.trial.finish(0.3, PATIENCE_SECONDS)
+    assert told.peak_host_bytes > 1 << 20
+    assert told.input_wait_fraction is None

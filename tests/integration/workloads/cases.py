@@ -200,6 +200,72 @@ def mark() -> None:
         file.write(".")
 
 
+def kept(config, file=""):
+    """2,000 examples, each marked when it is produced, that are kept then."""
+
+    def produce(i):
+        mark()
+        return np.ones(4, "float32")
+
+    def example(i):
+        return tf.ensure_shape(tf.numpy_function(produce, [i], tf.float32), (4,)), tf.zeros((1,))
+
+    return tf.data.Dataset.range(2_000).map(example).cache(file).shuffle(50)
+
+
+def kept_in_a_file(config):
+    """The same, in a file."""
+    return kept(config, str(log().parent / "kept"))
+
+
+def part_of_what_is_kept(config):
+    """The same, of which so little is taken that it is never kept whole."""
+    return kept(config).take(1_900)
+
+
+def passes_that_end(config):
+    """A million examples; each pass over them writes a + when it begins and a - when its iterator goes."""
+
+    def write(sign):
+        with (log().parent / "passes").open("a") as file:
+            file.write(sign)
+
+    def elements():
+        write("+")
+        try:
+            while True:
+                yield np.ones(4, "float32"), np.ones(1, "float32")
+        finally:
+            write("-")
+
+    signature = (tf.TensorSpec((4,)), tf.TensorSpec((1,)))
+    data = tf.data.Dataset.from_generator(elements, output_signature=signature).take(1_000_000)
+    return data.apply(tf.data.experimental.assert_cardinality(1_000_000))
+
+
+def shut(config):
+    """No end, and nobody may begin on it once there is a file `shut` beside the log."""
+
+    def elements():
+        if (log().parent / "shut").exists():
+            raise OSError("nobody else may read it")
+        while True:
+            yield np.ones(4, "float32"), np.ones(1, "float32")
+
+    signature = (tf.TensorSpec((4,)), tf.TensorSpec((1,)))
+    return tf.data.Dataset.from_generator(elements, output_signature=signature)
+
+
+def batched_by_file(config):
+    """Files of 40 examples, each in batches of its own."""
+    return tf.data.Dataset.range(3).flat_map(lambda _: pairs(40).batch(config.batch_size))
+
+
+def batched_by_large_file(config):
+    """The same of files of 1,000."""
+    return tf.data.Dataset.range(3).flat_map(lambda _: pairs(1_000).batch(config.batch_size))
+
+
 def slow_batches(config):
     """5,000 batches that take 5 ms each to come by."""
 
@@ -705,6 +771,13 @@ CASES = {
     "keeps_ahead": {"dataset": slowly_shuffled, "compile": slow_steps(0.07)},
     "slow_generator": {"dataset": slow_generator},
     "slow_batches": {"dataset": slow_batches},
+    "kept": {"dataset": kept, "compile": slow_steps(0.03)},
+    "kept_in_a_file": {"dataset": kept_in_a_file, "compile": slow_steps(0.03)},
+    "part_of_what_is_kept": {"dataset": part_of_what_is_kept, "compile": slow_steps(0.03)},
+    "passes_that_end": {"dataset": passes_that_end},
+    "shut": {"dataset": shut},
+    "batched_by_file": {"dataset": batched_by_file},
+    "batched_by_large_file": {"dataset": batched_by_large_file},
     "decodes": {"dataset": decodes},
     "waits": {"dataset": waits},
     "waits_and_works": {"dataset": waits, "compile": slow_steps(0.07)},
