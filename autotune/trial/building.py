@@ -159,7 +159,7 @@ def _refuse_uneven(found: int | None, wanted: int) -> None:
         raise WorkloadError(
             f"dataset(config) with batched=True yields a batch of {found} before the last, expected batches of "
             f"config.batch_size, which is {wanted}: throughput is counted in whole batches",
-            hint="Batch last, when all files are put together and after .repeat(): .unbatch().batch(config.batch_size); "
+            hint="Batch last, when files are put together and after .repeat(): .unbatch().batch(config.batch_size); "
             "or yield single examples without batched=True.",
         )
 
