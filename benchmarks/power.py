@@ -50,7 +50,7 @@ def _found(result: Result) -> bool:
 
 def _true_gain(name: str, results: Sequence[Result]) -> dict[str, Figure]:
     """What all of them measured, as a share, and each; nothing where their time did not hold two instances."""
-    measured = [each.ratio.value for one in results for each in one.confirmed if each.ratio]
+    measured = [each.ratio.value for one in results for each in one.confirmed if each.ratio and each.speedup]
     if not measured:
         return {}
     figure = mean([math.expm1(each) for each in measured])

@@ -301,7 +301,8 @@ def study(kind: Kind, table: Table, seed: int) -> Study:
         started=sum(each.instances for each in records),
         start_seconds=warm.ready_seconds,
         best_pruned=sampled[best].outcome is Outcome.PRUNED,
-        best_lost=best not in [Configuration(each.configuration) for each in finalists],
+        best_lost=machine.speed(best) > 0
+        and best not in [Configuration(each.configuration) for each in finalists],
         fixed=machine.fixed(list(sampled), MOST_PAIRS),
     )
 

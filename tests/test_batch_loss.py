@@ -43,3 +43,13 @@ def test_a_batch_too_large_for_a_curve_is_left_out(measured):
 def test_without_time_nothing_is_measured(measured):
     """Not even begun."""
     assert measured(64, seconds=2.0) == ({}, [])
+
+
+def test_what_a_dataset_keeps_is_not_filled_for_losses(tmp_path):
+    """A few batches are read: of a start of 30 s, 28 of which fill a cache, trainings are planned with two."""
+    run = run_on(simulated_trials(), tmp_path)
+    trainings = Trainings(run, ends=run.clock() + 60.0)
+    run.records[0] = a_record(BASELINE, trial=0, first_step_seconds=30.0)
+    assert trainings.seconds_each(4, share=0.5) <= 0
+    run.records[0] = a_record(BASELINE, trial=0, first_step_seconds=30.0, filling_seconds=28.0)
+    assert trainings.seconds_each(4, share=0.5) == pytest.approx((30 - 2) / 5)

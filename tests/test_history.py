@@ -63,6 +63,7 @@ DTYPES = {
     "measured_seconds": "Float64",
     "stopped_by": "category",
     "first_step_seconds": "Float64",
+    "filling_seconds": "Float64",
     "epoch_overhead_seconds": "Float64",
     "stalled_ends": "Float64",
     "peak_host_bytes": "Int64",
@@ -150,6 +151,7 @@ def a_trial(number, phase=Phase.SEARCH, outcome=Outcome.OK, configuration=FASTER
 FULL = {
     "launch_seconds": 0.01,
     "first_step_seconds": 1.5,
+    "filling_seconds": 0.75,
     "compile_seconds": 1.25,
     "warmup_seconds": 0.5,
     "warmup_steps": 45,
@@ -329,7 +331,7 @@ def test_what_was_not_measured_is_na(run):
     """A trial that ran out of memory has NA for every figure, and no zeros that could be averaged."""
     row = load_history(run).loc[3]
     figures = list(DTYPES)[list(DTYPES).index("throughput") : list(DTYPES).index("started_at")]
-    assert len(figures) == 18
+    assert len(figures) == 19
     assert all(pd.isna(row[name]) for name in figures)
 
 
@@ -634,7 +636,7 @@ def test_csv_has_one_header_and_a_line_per_trial(run, tmp_path):
     lines = (tmp_path / "history.csv").read_text().split("\n")
     assert lines[0] == ",".join(DTYPES)
     assert [line.partition(",2026-")[0] for line in lines[4:5]] == [
-        "run-a,3,search,oom,256,float32,,true,,autotune,0,,true,,,,true" + "," * 18
+        "run-a,3,search,oom,256,float32,,true,,autotune,0,,true,,,,true" + "," * 19
     ]
     assert len(lines) == 1 + len(TRIALS) + 1
 

@@ -113,7 +113,11 @@ def test_slices_are_long_only_where_one_is_known_to_wait():
 def test_a_confirmation_takes_the_slices_that_its_processes_deserve(tmp_path, gain, expected):
     """What the search measured of its waiting was too brief to rely on; from the second instance on, it is known."""
     trials = simulated_trials(
-        SPEED, noise=0.02, examples=None, freeze_gain=lambda each: gain if each == FAST else 1.0
+        SPEED,
+        noise=0.02,
+        examples=None,
+        start_seconds=5.0,  # instances long enough for longer slices
+        freeze_gain=lambda each: gain if each == FAST else 1.0,
     )
     (found,) = Bench(tmp_path, trials).confirm(FAST).confirmed
     later = [pair.baseline.seconds for pair in found.record.pairs if pair.instance]

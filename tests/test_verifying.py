@@ -305,6 +305,7 @@ def around(value, half_width):
         (around(1.5, 0.05), around(1.5, 0.20), Finding.HOLDS),
         (around(1.5, 0.25), around(1.5, 0.24), Finding.HOLDS),
         (around(8.32, 0.06), around(5.0, 1.5), Finding.UNDECIDED),
+        (around(1.10, 0.027), around(2.0, 0.077), Finding.HOLDS),
         (around(1.5, 0.05), around(1.02, 0.05), Finding.GONE),
         (around(1.05, 0.04), around(1.02, 0.05), Finding.UNDECIDED),
         (around(1.5, 0.05), around(0.7, 0.05), Finding.GONE),
@@ -353,7 +354,7 @@ def a_soak(pauses, half_width):
 def judged(monkeypatch, tmp_path):
     """`judged(recipe, now)`: the verification where the confirmation finds `now`, and what it was to do."""
 
-    def verification(recipe, now, *, soaked=None, sufficient=None, budget=100.0):
+    def verification(recipe, now, *, soaked=None, sufficient=None, budget=100.0, templates=2):
         confirmed = Confirmed(
             configuration=Configuration(recipe.configuration),
             ratio=now,
@@ -361,6 +362,7 @@ def judged(monkeypatch, tmp_path):
             checks=(),
             record=a_record(recipe.configuration),
             soaked=soaked,
+            templates=templates,
         )
         result = Result(
             confirmed=(confirmed,), baseline=a_record(), instances=5, sufficient_budget=sufficient
@@ -375,6 +377,13 @@ def judged(monkeypatch, tmp_path):
         return found(recipe, tmp_path, budget=budget), asked
 
     return verification
+
+
+def test_forks_of_one_interpreter_hold_nothing(recipe, judged):
+    """However many they are: what it gives to them would be in each."""
+    verification, _ = judged(claiming(recipe, 1.5, 0.05), around(1.5, 0.05), templates=1)
+    assert verification.finding is Finding.UNDECIDED
+    assert verification.reason.endswith("in fresh processes of two interpreters; give --budget 200s")
 
 
 @pytest.mark.parametrize(

@@ -69,10 +69,10 @@ def test_who_is_never_to_blame_never_is():
 
 
 def test_what_may_come_on_top_is_waited_for_twice_over():
-    """It is no fault until then, whether the wait was as long as it may be or cut short."""
+    """A wait that was cut short is no fault until it had all of that once, and twice the usual time."""
     with deadline(left=100.0).wait(2.0, at_most=20.0, beyond=30.0) as timeout:
         assert timeout == 20.0 + GENEROUS * 30.0
-    enough = GENEROUS * (2.0 + 30.0)
+    enough = GENEROUS * 2.0 + 30.0
     assert isinstance(in_vain(enough - 0.1, usual=2.0, at_most=20.0, beyond=30.0), TimeIsUp)
     assert isinstance(in_vain(enough, usual=2.0, at_most=20.0, beyond=30.0), TrialFailed)
 

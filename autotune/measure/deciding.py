@@ -125,14 +125,14 @@ def finding(claim: LogInterval, now: LogInterval, *, min_gain: float) -> Finding
         min_gain: What may be lost of the claim in any case, as a share.
 
     Returns:
-        `HOLDS` only where `now` is known to within half of what is claimed, or as well as the claim itself: an interval
-        from 1.1 to 22 would hold any.
+        `HOLDS` only where `now` is surely as much, or is known to within half of what is claimed, or as well as the
+        claim itself: an interval from 1.1 to 22 would hold any.
     """
     error = math.hypot(claim.half_width, now.half_width)
     short = claim.value - now.value > max(error, math.log1p(min_gain))
     if now.low > 0:
         if short:
             return Finding.WEAKER
-        vague = now.half_width > max(claim.half_width, VAGUE * claim.value)
+        vague = now.low < claim.value and now.half_width > max(claim.half_width, VAGUE * claim.value)
         return Finding.UNDECIDED if vague else Finding.HOLDS
     return Finding.GONE if short else Finding.UNDECIDED

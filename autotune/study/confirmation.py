@@ -382,12 +382,13 @@ class Confirmer:
         Args:
             first: The most promising finalist.
         """
-        if not waits_much(self._run.records[0]):
-            return
+        if not waits_much(self._run.records[0]) or first.pairing is Pairing.BRACKETED:
+            return  # in a bracket slices follow on one another: there are no pauses
         start = self._expected.instance_start_seconds([first])
         available = self._left() - self._imports()
         if plan_instances(available, start=start, slice_seconds=LONG_SLICE_SECONDS)[0] >= ENOUGH_INSTANCES:
             self._expected.ask_for(LONG_SLICE_SECONDS)
+            self._instances.most_wanted = LONG_SLICE_SECONDS
 
     def _holds_a_soak(self, first: TrialRecord) -> bool:
         """Whether the time kept for a continuous run holds the fewest turns of one; else it is the instances'."""

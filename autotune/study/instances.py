@@ -23,7 +23,13 @@ from autotune.study.side_by_side import (
     PATIENCE_SECONDS,
     SLICE_PATIENCE_SECONDS,
 )
-from autotune.study.slicing import asked_seconds, slice_seconds, slice_times, wanted_seconds
+from autotune.study.slicing import (
+    SLICE_SECONDS,
+    asked_seconds,
+    slice_seconds,
+    slice_times,
+    wanted_seconds,
+)
 from autotune.study.waiting import GENEROUS, Deadline, TimeIsUp
 from autotune.trial.live import TrialFailed
 from autotune.trial.record import Outcome, Pairing, Slice, TrialRecord
@@ -124,11 +130,13 @@ class Instances:
     Attributes:
         plain: Float32 without XLA where it takes turns as well: no contender, and the first to make room.
         input_wait_seconds: What measuring the input wait of one process may take.
+        most_wanted: Seconds of a slice that are wanted at most, whatever its trials wait.
     """
 
     def __init__(self, run: Run, deadline: Deadline, expected: Expected, *, trial_timeout: float) -> None:
         self.plain: Contender | None = None
         self.input_wait_seconds = INPUT_WAIT_SECONDS
+        self.most_wanted = SLICE_SECONDS
         self._run = run
         self._deadline = deadline
         self._expected = expected
@@ -323,9 +331,10 @@ class Instances:
             (each.trial, each.in_search.model_copy(update={"input_wait_fraction": None}))
             for each in contenders
         ]
-        return wanted_seconds(
+        wanted = wanted_seconds(
             *(before if trial.finished is None else ended(trial, None) for trial, before in seen)
         )
+        return min(self.most_wanted, wanted)
 
     def _next_order(self, last: _Order, alive: Sequence[Contender], *, turned: bool) -> _Order:
         """The order of a round: drawn, or the last one's turned round, of those that are still there."""

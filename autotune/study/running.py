@@ -311,6 +311,7 @@ class Trial:
             instances=self.instances,
             launch_seconds=None if self.warm is None else self.warm.launch_seconds,
             first_step_seconds=None if self.warm is None else self.warm.first_step_seconds,
+            filling_seconds=None if self.warm is None else self.warm.started.filling_seconds,
             compile_seconds=None if ready is None else ready.compile_seconds,
             warmup_seconds=None if ready is None else ready.warmup_seconds,
             warmup_steps=None if ready is None else ready.warmup_steps,

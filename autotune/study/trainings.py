@@ -45,8 +45,12 @@ class Trainings:
         return max(0.0, self.ends - self.run.clock())
 
     def seconds_each(self, count: int, *, share: float) -> float:
-        """Seconds for each of so many trainings of the baseline's kind, out of a share of what is left."""
-        start = self.run.records[0].first_step_seconds or 1.0
+        """Seconds for each of so many trainings of the baseline's kind, out of a share of what is left.
+
+        They read a few batches, so nothing that the dataset keeps is filled for them.
+        """
+        baseline = self.run.records[0]
+        start = (baseline.first_step_seconds or 1.0) - (baseline.filling_seconds or 0.0)
         return (share * self.left() - start) / (count + 1)
 
     def curves(

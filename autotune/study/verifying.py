@@ -22,7 +22,7 @@ from autotune.recipe.recipe import Evidence, Recipe
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import Device
-from autotune.study.confirmation import Confirmer
+from autotune.study.confirmation import GROUPS, Confirmer
 from autotune.study.confirmed import Confirmed, Limits, Result
 from autotune.study.options import Options, seconds_of
 from autotune.study.phases import baseline_of, tell_isolation, tell_what_is_odd
@@ -307,11 +307,11 @@ def _judged(recipe: Recipe, confirmed: Confirmed, result: Result, budget: float)
     """What the speed-up says of the claim, and why."""
     evidence, now = recipe.evidence, confirmed.ratio
     counts = min(evidence.min_gain, MIN_GAIN)  # of a gain that has to be large, no large part may be lost
-    if now is None or confirmed.speedup is None:
+    if now is None or confirmed.speedup is None or confirmed.templates < len(GROUPS):
         more = _option(result.sufficient_budget or LARGER * budget)
         return (
             Finding.UNDECIDED,
-            f"the budget ended before it was measured in two fresh processes; give {more}",
+            f"the budget ended before it was measured in fresh processes of two interpreters; give {more}",
         )
     claim = log_interval(evidence.speedup.value, *evidence.speedup.ci95)
     found = finding(claim, now, min_gain=counts)

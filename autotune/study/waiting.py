@@ -63,8 +63,7 @@ class Deadline:
         Raises:
             TimeIsUp: It cannot end in time, or a wait that was cut short was in vain.
         """
-        beyond *= GENEROUS
-        timeout = min(at_most + beyond, self.left())
+        timeout = min(at_most + GENEROUS * beyond, self.left())
         if timeout < min(usual, at_most):
             raise TimeIsUp
         try:

@@ -42,6 +42,8 @@ WORTH_MENDING = 0.01
 """Share of an epoch that a boundary must cost before it is asked how much of that the epoch's end pays back."""
 FEWEST_COUNTED_CALLS = 2
 """Of an epoch: its first call is no part of a slice, so with fewer no slice would ever end."""
+LONGEST_STALL_SECONDS = 60.0
+"""Of one at a long epoch's end."""
 KEPT_SECONDS = 0.3
 """How long the step is timed on a batch kept in memory."""
 VALIDATION_CALLS = 20
@@ -58,7 +60,7 @@ class Boundary:
             the usual pace: a shuffle buffer is emptied that nothing refills. That is in `seconds`.
         stalled_ends: Share of epochs that end in a stall on top of that (`measure/epoch_ends.py`): 0 where `tf.data`
             does not tune the pipeline, None where too little was seen.
-        uncounted_seconds: How long nothing counts between two epochs that follow on each other without a validation.
+        uncounted_seconds: How long nothing may count between two epochs that follow on each other without a validation.
     """
 
     seconds: float
@@ -139,6 +141,8 @@ def boundary(
     stalled_ends: float | None = 0.0
     if train.options().autotune.enabled is not False:
         stalled_ends = _share_of_stalls(model, train, training, short, call_seconds)
+    if stalled_ends != 0.0 and steps is not None:  # a stall takes up to as long as its epoch
+        uncounted += min(LONGEST_STALL_SECONDS, steps / per_call * short.call)
     return Boundary(
         seconds=max(0.0, start + _whole_validation(short, whole)),
         counted_calls=counted_calls,

@@ -5,9 +5,11 @@ Runs in the trial process. What is wrong with the workload itself is a `Workload
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotune.errors import ApplyError, WorkloadError
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 LOOK_BATCHES, LOOK_SECONDS = 32, 1.0
 """Of a dataset that batches by itself so many are looked at, and no further one so long after the first."""
+MOST_UNEVEN = 0.02
+"""By how much whole batches may be more than the examples in them: so much too fast would it look."""
 _SIGNS_OF_NO_MEMORY = (
     "out of memory",
     "cublas_status_alloc_failed",
@@ -130,15 +134,15 @@ def _refuse_unusable_elements(
                 f"config.batch_size, which is {wanted}",
                 hint="Batch by config.batch_size, or yield single examples without batched=True.",
             )
-        _refuse_uneven(next((each for each in sizes[:-1] if each != first), None), wanted)
+        _refuse_uneven(len(sizes) - 1, sum(sizes[:-1]), wanted)
 
 
 def _first_sizes(dataset: tf.data.Dataset, most: int) -> list[int]:
-    """Along their first axis, 0 where they have none: at least two elements, and more while little time has passed."""
+    """Examples in batches: of at least two of them, and of more while little time has passed."""
     sizes: list[int] = []
     deadline = math.inf
     for element in dataset.take(most):
-        sizes.append(_size(element))
+        sizes.append(_size(element) if most > 1 else 1)
         if len(sizes) == 1:
             deadline = time.perf_counter() + LOOK_SECONDS
         elif time.perf_counter() > deadline:
@@ -146,21 +150,28 @@ def _first_sizes(dataset: tf.data.Dataset, most: int) -> list[int]:
     return sizes
 
 
-def _size(element: Any) -> int:
-    """Examples in a batch, 0 where it is none."""
+def _size(batch: Any) -> int:
+    """Examples in a batch, 0 where it has no axes."""
     import keras
 
-    return max((int(leaf.shape[0]) for leaf in keras.tree.flatten(element) if leaf.shape.rank), default=0)
+    shapes = [getattr(leaf, "shape", None) for leaf in keras.tree.flatten(batch)]
+    return max((int(shape[0]) for shape in shapes if shape is not None and shape.rank), default=0)
 
 
-def _refuse_uneven(found: int | None, wanted: int) -> None:
-    """Refuse batches of which others than the last are smaller: a step would be taken for a whole one."""
-    if found is not None:
+def _refuse_uneven(batches: int, examples: int, wanted: int) -> None:
+    """Refuse batches that hold clearly less than was asked for: each step counts for a whole one.
+
+    Args:
+        batches: How many were seen that others followed on.
+        examples: In them.
+        wanted: Examples that were asked for in each.
+    """
+    if examples and batches * wanted > (1 + MOST_UNEVEN) * examples:
         raise WorkloadError(
-            f"dataset(config) with batched=True yields a batch of {found} before the last, expected batches of "
-            f"config.batch_size, which is {wanted}: throughput is counted in whole batches",
-            hint="Batch last, when files are put together and after .repeat(): .unbatch().batch(config.batch_size); "
-            "or yield single examples without batched=True.",
+            f"dataset(config) with batched=True yields batches of {examples / batches:.1f} on average before its last, "
+            f"expected config.batch_size, which is {wanted}: throughput is counted in whole batches",
+            hint="Batch last, when files are put together and after .repeat(); or drop what fills no batch "
+            "(drop_remainder=True); or yield single examples without batched=True.",
         )
 
 
@@ -305,26 +316,51 @@ def own_examples(batches: tf.data.Dataset, told: int | None, seconds: float) -> 
     return counted.examples if counted.all_of_it else None
 
 
-def fill_caches(dataset: tf.data.Dataset, part: str) -> None:
+def fill_caches(dataset: tf.data.Dataset, part: str, *, in_files: bool) -> None:
     """Have what a pipeline keeps (`Dataset.cache`) complete, as it is from a training's second epoch on.
 
     Only an iterator that reaches the end completes it, and a trial sees the beginning of a long epoch. What only a part
-    of is taken is never complete, in no training, and what has no end neither: those are left as they are.
+    of is taken is never complete, in no training, and what has no end neither: those are left as they are. So is what
+    cannot be read to its end: whoever trains on it will say so, or leaves out what is damaged.
 
     Args:
         dataset: The pipeline; its iterators share what it keeps.
         part: The workload's function that it comes from.
+        in_files: Whether to fill what is kept in files, where those are not complete, or what is kept in memory.
     """
     import tensorflow as tf
 
     waiting = [dataset]
     while waiting:
         each = waiting.pop()
-        kind = kind_of(each)
-        if kind == "Cache" and _elements(each) != _ENDLESS:
-            _call_user(part, lambda: each.reduce(tf.constant(0), lambda seen, _: seen + 1))  # noqa: B023  # now
-        elif kind not in ("Take", "TakeWhile"):
+        if kind_of(each) == "Cache":
+            if _elements(each) != _ENDLESS and in_files == bool(_file_of(each)) and not _is_complete(each):
+                with contextlib.suppress(WorkloadError):
+                    _call_user(part, lambda: each.reduce(tf.constant(0), lambda seen, _: seen + 1))  # noqa: B023
+        elif not _takes_a_part(each):
             waiting += each._inputs()
+
+
+def _file_of(cached: tf.data.Dataset) -> str:
+    """Where it keeps its elements; empty for memory."""
+    return str(cached._filename.numpy().decode())
+
+
+def _is_complete(cached: tf.data.Dataset) -> bool:
+    """Whether it is known to be: the index of a file is written last."""
+    file = _file_of(cached)
+    return bool(file) and Path(file + ".index").exists()
+
+
+def _takes_a_part(dataset: tf.data.Dataset) -> bool:
+    """Whether its iterators never reach the end of what it takes from."""
+    if kind_of(dataset) == "TakeWhile":
+        return True
+    if kind_of(dataset) != "Take":
+        return False
+    (whole,) = dataset._inputs()
+    most, there_are = int(dataset._count.numpy()), _elements(whole)
+    return most >= 0 and there_are != _ENDLESS and (there_are < 0 or most <= there_are)
 
 
 def kind_of(dataset: tf.data.Dataset) -> str:
@@ -347,7 +383,8 @@ def _count(
     if elements >= 0 and not workload.batched:
         return elements
     counted = _call_user("dataset", lambda: _counted(dataset, seconds, batched=workload.batched))
-    _refuse_uneven(counted.uneven, configuration.batch_size)
+    if workload.batched:
+        _refuse_uneven(counted.elements - 1, counted.examples - counted.last, configuration.batch_size)
     if counted.all_of_it:
         return int(counted.examples)
     return None if elements < 0 else round(counted.examples / counted.elements * elements)
@@ -359,31 +396,24 @@ class _Counted(NamedTuple):
     Args:
         elements: How many.
         examples: In all of them.
+        last: Examples in the last one.
         all_of_it: Whether no more would have come.
-        uneven: Size of a batch that is not as large as the first one though others follow; None where there is none.
     """
 
     elements: int
     examples: int
+    last: int
     all_of_it: bool
-    uneven: int | None
 
 
 def _counted(dataset: tf.data.Dataset, seconds: float, *, batched: bool) -> _Counted:
     """Count what comes in so many seconds."""
-    import keras
-
     deadline = time.perf_counter() + seconds
-    elements = examples = 0
-    first = last = 1
-    uneven = None
+    elements = examples = last = 0
     for element in dataset:
-        if last != first:
-            uneven = last
-        last = int(keras.tree.flatten(element)[0].shape[0]) if batched else 1
-        first = first if elements else last
+        last = _size(element) if batched else 1
         elements += 1
         examples += last
         if time.perf_counter() > deadline:
-            return _Counted(elements, examples, False, uneven)
-    return _Counted(elements, examples, True, uneven)
+            return _Counted(elements, examples, last, False)
+    return _Counted(elements, examples, last, True)

@@ -205,7 +205,8 @@ class Started(_Message):
         validation_examples: Of validation data that does not say how long it is; None when not counted in time.
         validation_uncounted: Whether that is so.
         endless: Whether the dataset has no end.
-        counting_seconds: What counting took; later trials are told the counts.
+        counting_seconds: What counting took, and filling what the dataset keeps in files: later trials do neither.
+        filling_seconds: What filling took that the dataset keeps in memory, which each trial does.
         element: The dataset's element, in words.
         batch_ranks: How many axes each tensor of it has.
         parameters: Trainable and other weights, as a count.
@@ -222,6 +223,7 @@ class Started(_Message):
     validation_uncounted: bool = False
     endless: bool
     counting_seconds: Annotated[FiniteFloat, Field(ge=0)] = 0.0
+    filling_seconds: Annotated[FiniteFloat, Field(ge=0)] = 0.0
     element: str
     parameters: int
     batch_ranks: Annotated[tuple[int | None, ...], Field(fail_fast=True)] = ()

@@ -32,7 +32,7 @@ FREEZE_SECONDS = 5.0
 """How long a process group may take to stop once it is told to."""
 
 _DOING: dict[type, str] = {
-    messages.Started: "while building data and model",
+    messages.Started: "while building data and model, and filling what the dataset keeps by .cache()",
     messages.FirstStep: "in the first step, which traces and compiles",
     messages.Ready: "while warming up",
     messages.SliceDone: "in a slice",

@@ -175,6 +175,8 @@ class TrialRecord(_Data):
             that nobody can set. None in older records.
         launch_seconds: From asking for the process to the fork having happened.
         first_step_seconds: From asking for the process to the end of the first train step.
+        filling_seconds: What of that went into filling what the dataset keeps in memory (`.cache()`); None in older
+            records.
         compile_seconds: Trace and compile: what the first calls took beyond steady ones.
         warmup_seconds: From the first step to the steady state.
         warmup_steps: Steps up to then: they compile, or are not at the usual pace yet, and count in no slice.
@@ -219,6 +221,7 @@ class TrialRecord(_Data):
     instances: Annotated[int, Field(ge=0)] = 1
     launch_seconds: Seconds | None = None
     first_step_seconds: Seconds | None = None
+    filling_seconds: Seconds | None = None
     compile_seconds: Seconds | None = None
     warmup_seconds: Seconds | None = None
     warmup_steps: Annotated[int, Field(ge=0)] | None = None

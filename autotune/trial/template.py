@@ -103,6 +103,8 @@ def survey() -> tuple[str | None, dict[str, Any]]:
     """
     if _device_is_open():
         return "cuda", apply.in_force()
+    if threading.active_count() > 1:
+        return "threads", apply.in_force()
     reading, writing = os.pipe()
     pid = _fork()
     if pid == 0:
@@ -115,8 +117,7 @@ def survey() -> tuple[str | None, dict[str, Any]]:
         text = stream.read()
     os.waitpid(pid, 0)
     answer: dict[str, Any] = json.loads(text) if text else {"started": True, "in_force": {}}
-    threads = "threads" if threading.active_count() > 1 else None
-    return "runtime" if answer["started"] else threads, answer["in_force"]
+    return "runtime" if answer["started"] else None, answer["in_force"]
 
 
 def _device_is_open() -> bool:

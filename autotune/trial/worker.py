@@ -6,6 +6,7 @@ itself). Never imports Optuna or pandas. Reports go over the pipe, as data; stdo
 
 from __future__ import annotations
 
+import gc
 import re
 import time
 from collections.abc import Callable
@@ -115,7 +116,16 @@ def _train(
     data = _data(request, workload, configuration, validation)
     if workload.batched:
         data = replace(data, examples=building.own_examples(train, data.examples, request.count_seconds))
+    keeping = [(train, "dataset")]
+    if validation is not None and not data.endless:
+        keeping.append((validation, "validation"))
+    for dataset, part in keeping:
+        building.fill_caches(dataset, part, in_files=True)
     counting_seconds = time.monotonic() - began
+    began = time.monotonic()
+    for dataset, part in keeping:
+        building.fill_caches(dataset, part, in_files=False)
+    filling_seconds = time.monotonic() - began
     retracing = Retracing(Path(request.log), xla=bool(model.jit_compile) and not model.run_eagerly)
     training = Training(
         steps_per_call=int(configuration["steps_per_execution"]),
@@ -128,10 +138,10 @@ def _train(
         retraces=retracing.since_last_asked,
         updates=_updates_of(model),
     )
-    channel.send(_started(model, train, own_options, data, training, counting_seconds=counting_seconds))
-    building.fill_caches(train, "dataset")
-    if validation is not None:
-        building.fill_caches(validation, "validation")
+    started = _started(model, train, own_options, data, training)
+    channel.send(
+        started.model_copy(update={"counting_seconds": counting_seconds, "filling_seconds": filling_seconds})
+    )
     clock = StepClock(
         training,
         cast(Any, channel),
@@ -146,6 +156,7 @@ def _train(
     )
     channel.send(told)
     if finish.input_wait_seconds > 0:
+        gc.collect()  # `fit`'s iterator, or it would hold its buffers beside that of the measurement
         waits = profiling.input_wait_fraction(model, train, finish.input_wait_seconds)
         channel.send(told.model_copy(update={"input_wait_fraction": waits}))
     return 0
@@ -183,10 +194,8 @@ def _started(
     own_options: apply.SetByDataset,
     data: Data,
     training: Training,
-    *,
-    counting_seconds: float,
 ) -> messages.Started:
-    """What building pipeline and model has shown."""
+    """What building pipeline and model has shown, but for what it took."""
     return messages.Started(
         jit_compile=bool(model.jit_compile),
         examples=data.examples,
@@ -194,7 +203,6 @@ def _started(
         validation_examples=data.validation_examples,
         validation_uncounted=data.validation_uncounted,
         endless=data.endless,
-        counting_seconds=counting_seconds,
         element=str(train.element_spec)[:2000],
         batch_ranks=apply.batch_ranks(train),
         parameters=int(model.count_params()) if model.built else 0,
@@ -278,6 +286,7 @@ def _fit(
         except LongEpoch:
             long = True  # to go on in here would keep the iterator of that `fit`, and all that its pipeline holds
         if long:
+            gc.collect()  # Keras's iterator is part of a cycle
             model.train_function = usual
             if data.endless:
                 clock.time_by_steps(None)

@@ -62,6 +62,12 @@ def test_what_a_dataset_drops_by_itself_is_never_trained_on(launch, case):
         assert_whole_epochs(warm, trial.measure(), examples=examples, steps=examples // batch_size)
 
 
+def test_elements_may_have_no_targets(launch):
+    """Of a model that makes its own loss."""
+    trial = launch("without_targets")
+    assert_whole_epochs(trial.warm_up(), trial.measure())
+
+
 def test_sample_weights_reach_the_loss(launch):
     """With every weight at zero there is no loss."""
     trial = launch("weighted")
@@ -165,15 +171,30 @@ def produced(trial):
     return marks.stat().st_size if marks.exists() else 0
 
 
-@pytest.mark.parametrize("case", ["kept", "kept_in_a_file"])
+@pytest.mark.parametrize("case", ["kept", "kept_in_a_file", "more_than_is_kept"])
 def test_what_a_dataset_keeps_is_kept_before_anything_is_timed(launch, case):
     """A training reads what `.cache()` keeps from its second epoch on; of a long one a trial sees the beginning."""
     trial = launch(case)
-    assert trial.warm_up().ready.timed_by == "steps"
+    warm = trial.warm_up()
+    assert warm.ready.timed_by == "steps"
+    assert (warm.started.filling_seconds < 0.05) == (case == "kept_in_a_file")
     before = produced(trial)
     assert 2_000 <= before < 2_300
     trial.measure()
     assert produced(trial) == before
+
+
+def test_what_is_kept_in_a_file_is_not_read_through_again(launch):
+    """Once it is complete, nothing is missing: the next trial reads what it trains on."""
+    first = launch("kept_in_a_file")
+    first.warm_up()
+    first.trial.kill()
+    index = next(first.log.parent.glob("kept.index"))
+    again = launch("kept_in_a_file")
+    for file in index.parent.glob("kept.*"):
+        (again.log.parent / file.name).write_bytes(file.read_bytes())
+    again.warm_up()
+    assert produced(again) == 0
 
 
 def test_what_is_never_kept_whole_is_produced_in_every_epoch(launch):

@@ -223,6 +223,11 @@ def part_of_what_is_kept(config):
     return kept(config).take(1_900)
 
 
+def more_than_is_kept(config):
+    """The same, again and again, and most of three passes."""
+    return kept(config).repeat().take(5_900)
+
+
 def passes_that_end(config):
     """A million examples; each pass over them writes a + when it begins and a - when its iterator goes."""
 
@@ -261,9 +266,36 @@ def batched_by_file(config):
     return tf.data.Dataset.range(3).flat_map(lambda _: pairs(40).batch(config.batch_size))
 
 
-def batched_by_large_file(config):
-    """The same of files of 1,000."""
+def small_files_at_the_end(config):
+    """The same of a file of 600, and five of 20."""
+    sizes = tf.data.Dataset.from_tensor_slices(np.array([600, 20, 20, 20, 20, 20], "int64"))
+    return sizes.flat_map(lambda count: pairs(600).take(count).batch(config.batch_size))
+
+
+def a_few_small_ones(config):
+    """The same of three files of 1,000."""
     return tf.data.Dataset.range(3).flat_map(lambda _: pairs(1_000).batch(config.batch_size))
+
+
+def without_targets(config):
+    """(x, None), as for a model that makes its own loss."""
+    return pairs().map(lambda x, y: (x, None))
+
+
+def own_loss() -> dict:
+    """No loss but the model's own."""
+    return {"optimizer": "sgd"}
+
+
+def encoder() -> keras.Model:
+    """It adds its loss by itself."""
+
+    class Penalty(keras.layers.Layer):
+        def call(self, x):
+            self.add_loss(tf.reduce_mean(x**2))
+            return x
+
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1), Penalty()])
 
 
 def slow_batches(config):
@@ -777,7 +809,10 @@ CASES = {
     "passes_that_end": {"dataset": passes_that_end},
     "shut": {"dataset": shut},
     "batched_by_file": {"dataset": batched_by_file},
-    "batched_by_large_file": {"dataset": batched_by_large_file},
+    "small_files_at_the_end": {"dataset": small_files_at_the_end},
+    "a_few_small_ones": {"dataset": a_few_small_ones},
+    "without_targets": {"dataset": without_targets, "model": encoder, "compile": own_loss},
+    "more_than_is_kept": {"dataset": more_than_is_kept, "compile": slow_steps(0.03)},
     "decodes": {"dataset": decodes},
     "waits": {"dataset": waits},
     "waits_and_works": {"dataset": waits, "compile": slow_steps(0.07)},
