@@ -9,7 +9,6 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotune.errors import ApplyError, WorkloadError
@@ -348,8 +347,10 @@ def _file_of(cached: tf.data.Dataset) -> str:
 
 def _is_complete(cached: tf.data.Dataset) -> bool:
     """Whether it is known to be: the index of a file is written last."""
+    import tensorflow as tf
+
     file = _file_of(cached)
-    return bool(file) and Path(file + ".index").exists()
+    return bool(file) and bool(tf.io.gfile.exists(file + ".index"))
 
 
 def _takes_a_part(dataset: tf.data.Dataset) -> bool:
