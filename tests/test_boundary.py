@@ -146,6 +146,16 @@ def test_a_pipeline_that_is_not_tuned_has_no_stalls(model):
     assert (found.stalled_ends, model.epochs) == (0.0, boundary.BOUNDARY_EPOCHS)
 
 
+@pytest.mark.parametrize(("steps", "longest"), [(100, 1.0), (100_000, boundary.LONGEST_STALL_SECONDS)])
+def test_a_slice_may_be_held_up_by_a_stall(model, steps, longest):
+    """It takes as long as its epoch, a minute at most; a pipeline that is not tuned has none."""
+    tuned, untuned_one = (
+        boundary.boundary(model, data, None, training(steps, 1), call_seconds=0.01).uncounted_seconds
+        for data in (Pipeline(stalls=some(0.0)), Pipeline(tuned=False))
+    )
+    assert tuned - untuned_one == pytest.approx(longest, abs=0.01)
+
+
 def test_a_validation_is_charged_whole(model):
     """Four times what a quarter of it took."""
     data = Pipeline(stalls=some(0.0))

@@ -20,7 +20,7 @@ from autotune.study.slicing import (
     taken_seconds,
     wanted_seconds,
 )
-from autotune.trial.record import Outcome, Phase, Slice, StepSeconds, TrialRecord
+from autotune.trial.record import Outcome, Pairing, Phase, Slice, StepSeconds, TrialRecord
 
 
 def test_a_slice_is_half_a_second_of_quick_steps():
@@ -136,3 +136,11 @@ def test_where_the_baseline_waits_much_slices_are_long(tmp_path, left, long):
     lengths = {pair.instance: pair.baseline.seconds for pair in found.record.pairs}
     assert len(lengths) >= ENOUGH_INSTANCES
     assert all((each > 1.2) is long for each in lengths.values())
+
+
+def test_in_brackets_slices_stay_as_they_are(tmp_path):
+    """There a side's slices follow on one another: no pauses, so nothing that longer ones would make less of."""
+    trials = simulated_trials(SPEED, noise=0.02, examples=None, freeze_gain=lambda each: 1.6)
+    (found,) = Bench(tmp_path, trials, left=200.0).confirm(FAST, pairing=Pairing.BRACKETED).confirmed
+    assert found.record.pairs
+    assert all(pair.candidate.seconds < 1.2 for pair in found.record.pairs)

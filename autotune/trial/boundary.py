@@ -141,8 +141,9 @@ def boundary(
     stalled_ends: float | None = 0.0
     if train.options().autotune.enabled is not False:
         stalled_ends = _share_of_stalls(model, train, training, short, call_seconds)
-    if stalled_ends != 0.0 and steps is not None:  # a stall takes up to as long as its epoch
-        uncounted += min(LONGEST_STALL_SECONDS, steps / per_call * short.call)
+        # Whatever these have shown: a stall takes up to as long as its epoch.
+        epoch = math.inf if steps is None else steps / per_call * short.call
+        uncounted += min(LONGEST_STALL_SECONDS, epoch)
     return Boundary(
         seconds=max(0.0, start + _whole_validation(short, whole)),
         counted_calls=counted_calls,
