@@ -184,8 +184,8 @@ def test_what_a_dataset_keeps_is_kept_before_anything_is_timed(launch, case):
     assert produced(trial) == before
 
 
-def test_what_is_kept_in_a_file_is_not_read_through_again(launch):
-    """Once it is complete, nothing is missing: the next trial reads what it trains on."""
+def test_what_is_kept_in_a_file_is_not_produced_again(launch):
+    """Once it is complete the next trial reads what it trains on, as the next training does."""
     first = launch("kept_in_a_file")
     first.warm_up()
     first.trial.kill()
