@@ -112,20 +112,7 @@ def _train(
 
     train, validation, own_options = building.datasets(workload, configuration, examine=request.examine)
     model = building.compiled_model(workload, configuration, train)
-    began = time.monotonic()
-    data = _data(request, workload, configuration, validation)
-    if workload.batched:
-        data = replace(data, examples=building.own_examples(train, data.examples, request.count_seconds))
-    keeping = [(train, "dataset")]
-    if validation is not None and not data.endless:
-        keeping.append((validation, "validation"))
-    for dataset, part in keeping:
-        building.fill_caches(dataset, part, in_files=True)
-    counting_seconds = time.monotonic() - began
-    began = time.monotonic()
-    for dataset, part in keeping:
-        building.fill_caches(dataset, part, in_files=False)
-    filling_seconds = time.monotonic() - began
+    data, taken = _prepared(request, workload, configuration, train, validation)
     retracing = Retracing(Path(request.log), xla=bool(model.jit_compile) and not model.run_eagerly)
     training = Training(
         steps_per_call=int(configuration["steps_per_execution"]),
@@ -138,10 +125,7 @@ def _train(
         retraces=retracing.since_last_asked,
         updates=_updates_of(model),
     )
-    started = _started(model, train, own_options, data, training)
-    channel.send(
-        started.model_copy(update={"counting_seconds": counting_seconds, "filling_seconds": filling_seconds})
-    )
+    channel.send(_started(model, train, own_options, data, training).model_copy(update=taken))
     clock = StepClock(
         training,
         cast(Any, channel),
@@ -149,6 +133,14 @@ def _train(
         epoch_seconds=request.epoch_seconds,
     )
     finish = _fit(model, train, validation, clock, retracing, training, data)
+    _tell_closing(channel, model, train, finish)
+    return 0
+
+
+def _tell_closing(
+    channel: TrialChannel, model: keras.Model, train: tf.data.Dataset, finish: messages.Finish
+) -> None:
+    """The closing figures, before the input wait is measured and, where that is asked for, with it."""
     told = messages.Finished(
         peak_host_bytes=telemetry.peak_host_bytes(),
         peak_device_bytes=profiling.peak_device_bytes(),
@@ -159,7 +151,29 @@ def _train(
         gc.collect()  # `fit`'s iterator, or it would hold its buffers beside that of the measurement
         waits = profiling.input_wait_fraction(model, train, finish.input_wait_seconds)
         channel.send(told.model_copy(update={"input_wait_fraction": waits}))
-    return 0
+
+
+def _prepared(
+    request: messages.TrialRequest,
+    workload: Workload,
+    configuration: Configuration,
+    train: tf.data.Dataset,
+    validation: tf.data.Dataset | None,
+) -> tuple[Data, dict[str, float]]:
+    """What is known of the dataset, with all filled that it keeps; and the seconds of either, by `Started`'s names."""
+    began = time.monotonic()
+    data = _data(request, workload, configuration, validation)
+    if workload.batched:
+        data = replace(data, examples=building.own_examples(train, data.examples, request.count_seconds))
+    keeping = [(train, "dataset")]
+    if validation is not None and not data.endless:
+        keeping.append((validation, "validation"))
+    for dataset, part in keeping:
+        building.fill_caches(dataset, part, in_files=True)
+    counted = time.monotonic()
+    for dataset, part in keeping:
+        building.fill_caches(dataset, part, in_files=False)
+    return data, {"counting_seconds": counted - began, "filling_seconds": time.monotonic() - counted}
 
 
 def _data(
