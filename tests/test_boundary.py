@@ -227,3 +227,14 @@ def test_looking_for_stalls_ends_in_time(model):
     data = Pipeline(start_seconds=0.75, stalls=some(0.0))
     boundary.boundary(model, data, None, training(100, 1), call_seconds=0.01)
     assert model.now[0] < 8.5
+
+
+@pytest.mark.parametrize(
+    "kind", ["_AssertCardinalityDataset", "_PaddedBatchDataset", "_DenseToRaggedDataset"]
+)
+def test_a_shuffle_buffer_is_found_behind_what_hands_on(kind):
+    """Forty examples of it are as many steps, or, behind what batches them by eight, five."""
+    shuffled = type("_ShuffleDataset", (), {"_buffer_size": 40})()
+    above = type(kind, (), {"_inputs": lambda self: [shuffled]})()
+    found = boundary._steps_in_shuffle_buffer(above, 8)
+    assert found == (5.0 if "Batch" in kind else 40.0)
