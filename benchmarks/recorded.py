@@ -25,7 +25,15 @@ from autotune.space.configuration import Configuration
 from autotune.study.confirmed import Result
 from autotune.study.plan import FEWEST_ROUNDS
 from autotune.trial.live import Data, WarmUp
-from autotune.trial.messages import EPOCH_SECONDS, Finished, LossCurves, LossRuns, Ready, Started
+from autotune.trial.messages import (
+    EPOCH_SECONDS,
+    Finished,
+    LossCurves,
+    LossRuns,
+    Ready,
+    Started,
+    StartedByImport,
+)
 from autotune.trial.record import Slice, StepSeconds, TrialRecord
 from autotune.trial.simulated import SimulatedClock
 from autotune.workload import WorkloadFacts
@@ -226,6 +234,7 @@ class RecordedTrials:
         self.recording = recording
         self.gain = gain
         self.clock = SimulatedClock()
+        self.started_by_import: StartedByImport | None = None
         self._pool = recording.pools[condition]
         self._rng = rng
         self._baseline: Configuration | None = None

@@ -557,6 +557,30 @@ def test_a_drifting_machine_does_not_fool_the_tuner(tmp_path):
     assert recipe.evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN
 
 
+@pytest.mark.parametrize(
+    ("started", "starts", "move"),
+    [
+        ("runtime", "TensorFlow's runtime", "tensors, datasets and device queries"),
+        ("cuda", "CUDA", "tensors, datasets and device queries"),
+        ("threads", "threads", "whatever starts them"),
+    ],
+)
+def test_what_no_fork_survives_is_told_of(started, starts, move, directory):
+    """Importing the file woke it, so trials cost an import each: the user hears what it was and what to move."""
+    watcher = Watcher()
+    tune_simulated(simulated_trials(flat, started_by_import=started), directory, observe=watcher)
+    said = watcher.of(Notice)[0].text
+    assert f"file starts {starts}, so every trial" in said
+    assert f"move {move} into functions" in said
+
+
+def test_a_file_that_wakes_nothing_is_not_spoken_of(directory):
+    """Where trials can be forked nothing is said of interpreters."""
+    watcher = Watcher()
+    tune_simulated(simulated_trials(flat), directory, observe=watcher)
+    assert not any("fresh interpreter" in each.text for each in watcher.of(Notice))
+
+
 def test_a_gpu_that_tensorflow_does_not_see_is_told_of(directory):
     """The CPU is tuned then, and the user hears why."""
     watcher = Watcher()

@@ -247,9 +247,9 @@ def tell_what_is_odd(
 
 def tell_isolation(trials: Trials, observe: Observer) -> None:
     """A word where importing the user's file starts what no fork survives."""
-    started = getattr(trials, "started_by_import", None)
+    started = trials.started_by_import
     if started is not None:
-        what = {"runtime": "TensorFlow's runtime", "cuda": "CUDA"}.get(started, "threads")
+        what = {"runtime": "TensorFlow's runtime", "cuda": "CUDA", "threads": "threads"}[started]
         move = "whatever starts them" if started == "threads" else "tensors, datasets and device queries"
         observe(
             Notice(

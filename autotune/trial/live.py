@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from autotune.space.configuration import Configuration
-from autotune.trial.messages import EPOCH_SECONDS, Finished, LossCurves, LossRuns, Ready, Started
+from autotune.trial.messages import (
+    EPOCH_SECONDS,
+    Finished,
+    LossCurves,
+    LossRuns,
+    Ready,
+    Started,
+    StartedByImport,
+)
 from autotune.trial.record import Outcome, Slice
 from autotune.workload import WorkloadFacts
 
@@ -116,7 +124,13 @@ class Data:
 
 
 class Trials(Protocol):
-    """Where trials come from."""
+    """Where trials come from.
+
+    `started_by_import` is what importing the workload woke that no fork survives: known once it is open, None where
+    there is no such thing.
+    """
+
+    started_by_import: StartedByImport | None
 
     def open(self) -> WorkloadFacts:
         """Import the workload, and say what it is."""

@@ -47,6 +47,8 @@ class ChannelClosed(Exception):
 
 
 Pid = Annotated[int, Field(ge=1, le=(1 << 31) - 1)]
+StartedByImport = Literal["runtime", "cuda", "threads"]
+"""What no fork survives: TensorFlow's runtime, a device that was opened, threads of Python."""
 """A process, never a group or all processes, as 0 and negative numbers would be to `kill`."""
 
 
@@ -127,12 +129,12 @@ class TemplateReady(_Message):
 
     Args:
         workload: What it found; None when it imports afresh in each trial.
-        started: What the user's module woke by being imported (`runtime`, `cuda`, `threads`), or None.
+        started: What the user's module woke by being imported, or None.
     """
 
     kind: Literal["ready"] = "ready"
     workload: WorkloadFacts | None
-    started: str | None = None
+    started: StartedByImport | None = None
 
 
 class TemplateFailed(_Message):

@@ -19,7 +19,7 @@ from autotune.space.configuration import Configuration
 from autotune.trial import messages
 from autotune.trial.live import Data, TrialFailed, WarmUp
 from autotune.trial.log import fatal_line, tail
-from autotune.trial.messages import ChannelClosed, ProtocolError
+from autotune.trial.messages import ChannelClosed, ProtocolError, StartedByImport
 from autotune.trial.record import Outcome, Slice
 from autotune.trial.standstill import LOOK_SECONDS as STANDSTILL_LOOK_SECONDS
 from autotune.trial.standstill import Standstill
@@ -298,7 +298,7 @@ class TrialProcesses:
         self._trials: list[TrialProcess] = []
         self._count = 0
         self._fingerprint: str | None = None
-        self.started_by_import: str | None = None
+        self.started_by_import: StartedByImport | None = None
 
     def __enter__(self) -> TrialProcesses:
         """Itself."""

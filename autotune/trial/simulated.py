@@ -25,6 +25,7 @@ from autotune.trial.messages import (
     LossRuns,
     Ready,
     Started,
+    StartedByImport,
     TrialRequest,
 )
 from autotune.trial.record import Outcome, Slice, StepSeconds
@@ -382,6 +383,7 @@ class SimulatedTrials:
             given.
         uncounted_seconds: What the second slice of a trial that is timed by steps takes beyond what counts in it, as
             where an epoch ends; each such trial tells of it beforehand.
+        started_by_import: What importing the workload would wake.
     """
 
     def __init__(
@@ -412,6 +414,7 @@ class SimulatedTrials:
         skipped_share: Callable[[Configuration], float | None] = lambda configuration: None,
         slow_calls: Callable[[Configuration], float] = lambda configuration: 0.0,
         uncounted_seconds: float = 0.0,
+        started_by_import: StartedByImport | None = None,
     ) -> None:
         self.facts = facts
         self.samples_per_second = samples_per_second
@@ -437,6 +440,7 @@ class SimulatedTrials:
         self.skipped_share = skipped_share
         self.slow_calls = slow_calls
         self.uncounted_seconds = uncounted_seconds
+        self.started_by_import = started_by_import
         self.random = random.Random(seed)
         self._seed = seed
         self.clock = SimulatedClock()

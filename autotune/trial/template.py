@@ -89,7 +89,7 @@ def _require_tensorflow() -> None:
             raise ImportError(f"there is no module {name!r} in {sys.prefix}")
 
 
-def survey() -> tuple[str | None, dict[str, Any]]:
+def survey() -> tuple[messages.StartedByImport | None, dict[str, Any]]:
     """What importing the user's module has done to this process.
 
     Asking TensorFlow wakes CUDA, which no fork survives: a child is sent to ask. A thread count can only be
