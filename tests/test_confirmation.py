@@ -77,7 +77,7 @@ class Bench:
         self.plan = a_plan(**{"ends": trials.clock() + left, "finalists": 1, "soak": 0.0, **plan})
         self.confirmer = Confirmer(self.run, self.plan, limits, min_gain=min_gain, plain=plain)
 
-    def confirm(self, *configurations, pairing=Pairing.ALTERNATING, slow_to_start=None):
+    def confirm(self, *configurations, pairing=Pairing.ALTERNATING, slow_to_start=None, input_wait=0.0):
         """Confirm finalists that the search has left in this order; one of them took a minute to start."""
         left = []
         for configuration in configurations:
@@ -89,7 +89,7 @@ class Bench:
                 pairing=pairing,
                 first_step_seconds=60.0 if configuration == slow_to_start else 1.5,
                 warmup_seconds=0.5,
-                input_wait_fraction=0.0,
+                input_wait_fraction=input_wait,
             )
             left.append(self.run.keep(record))
         return self.confirmer.confirm(left)
@@ -268,6 +268,22 @@ def test_records_are_kept_of_all(tmp_path):
         assert record.peak_host_bytes > 0
         assert record.seconds >= 1.5 * result.instances, "the starts of all its processes"
     assert bench.watcher.of(TrialMeasured)
+
+
+def test_one_process_that_retraces_does_not_end_a_finalists_measuring(tmp_path):
+    """Rules are medians of processes: one of two decides there, and with later ones it does not."""
+    trials = simulated_trials(SPEED, noise=0.02)
+    began = len(trials.launched)
+
+    def retraces(configuration):
+        of_it = [each for each in trials.launched[began:] if each.configuration == FAST]
+        return int(configuration == FAST and len(of_it) == 1)
+
+    trials.retraces = retraces
+    (found,) = Bench(tmp_path, trials).confirm(FAST).confirmed
+    assert len({pair.instance for pair in found.record.pairs}) > 4
+    assert sum(pair.candidate.retraces for pair in found.record.pairs if pair.instance == 0) > 2
+    assert found.stable
 
 
 # ------------------------------------------------------------------------------------------------ instances

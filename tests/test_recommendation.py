@@ -471,6 +471,14 @@ def test_stalls_that_nobody_could_tell_are_not_called_checked(who, timed_by, sta
     assert (f"stalls at ends of epochs (short epochs did not tell those of the {who})" in not_checked) is told
 
 
+@pytest.mark.parametrize(("untold", "told"), [(0, False), (2, True)])
+def test_stalls_that_only_some_processes_could_tell_are_not_called_checked(untold, told):
+    """Those charge their epochs for them, and the others do not: what is claimed is between both."""
+    winner = confirmed(timed_by="steps", stalled_ends=0.3, examples_per_epoch=10**6, stalls_untold=untold)
+    not_checked = recipe_of(winner).evidence.stability.not_checked
+    assert any("recommendation in some processes only" in each for each in not_checked) is told
+
+
 def test_rates_of_a_continuous_run_are_all_examples_over_all_the_time():
     """Slices of equal time at 200 and 50 samples/s train 125 in a second; equal weights would say 80."""
     legs = (((200.0, 200), (50.0, 50)),) * 2

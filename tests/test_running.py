@@ -219,8 +219,25 @@ def test_what_processes_saw_of_boundaries_is_averaged():
         trial.note_warm(warm(overhead, share))
     trial.add_slices([a_slice(100, seconds=1.0, epochs=0)])
     record = trial.record(Outcome.OK)
-    assert (record.epoch_overhead_seconds, record.stalled_ends) == (2.0, 0.25)
+    assert (record.epoch_overhead_seconds, record.stalled_ends, record.stalls_untold) == (2.0, 0.25, 1)
     assert record.throughput.value == pytest.approx(1000 / (12.0 + 0.25 * mean_stall_seconds(12.0)))
+
+
+@pytest.mark.parametrize("of_baseline", [False, True])
+def test_losses_are_medians_of_processes(of_baseline):
+    """One process whose first batch or last slice was unlike the others' says nothing of a trial's losses."""
+    trial, told = Trial(1, Phase.CONFIRM, Configuration({})), warm(1.0, 0.0)
+    for first, losses in [(2.0, (5.0, 1.0)), (9.0, (5.0, 1.5)), (2.5, (1.0, 8.0))]:
+        trial.instances += 1
+        trial.note_warm(replace(told, first_loss=first))
+        for loss in losses:
+            each = a_slice(100, seconds=1.0, epochs=0).model_copy(update={"loss": loss})
+            if of_baseline:
+                trial.add_slices([each])
+            else:
+                trial.add_pair(baseline_first=True, baseline=each, candidate=each, reference=told)
+    record = trial.record(Outcome.OK)
+    assert (record.first_loss, record.last_loss) == (2.5, 1.5)
 
 
 def test_what_an_epoch_costs_is_borne_by_what_it_trains_on():

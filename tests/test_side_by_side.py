@@ -25,12 +25,12 @@ FAST = BASELINE.replace(jit_compile=True)
 TWICE = faster_by(jit_compile=2.0)
 
 
-def started(tmp_path, trials, *, bracketed=False, **settings):
+def started(tmp_path, trials, *, bracketed=False, baseline_seconds=60.0, **settings):
     """A run whose baseline is warm, and what runs candidates beside it."""
     trials.open()
     run = run_on(trials, tmp_path, **settings)
     beside = SideBySide(run, bracketed=bracketed)
-    beside.start_baseline(60.0)
+    beside.start_baseline(baseline_seconds)
     return run, beside
 
 
@@ -406,6 +406,28 @@ def test_a_bracketed_trial_is_measured_again_by_bracketing(tmp_path):
     assert (record.outcome, record.pairing) == (Outcome.OK, Pairing.BRACKETED)
     assert len(record.pairs) == 4 * BRACKET_SLICES
     assert len(trials.launched) == launched + 2
+
+
+def test_a_leader_that_just_fitted_is_bracketed_when_it_is_measured_again(tmp_path):
+    """Memory holds both at one moment and not at the next: its second look is as its first would have been."""
+    room = [True]
+    trials = simulated_trials(TWICE, noise=0.05, fits_together=lambda alive: room[0] or len(alive) == 1)
+    run, beside = started(tmp_path, trials)
+    trial, first = measure(run, beside)
+    room[0] = False
+    _, record = measure(run, beside, trial=trial)
+    assert (first.outcome, first.pairing) == (Outcome.OK, Pairing.ALTERNATING)
+    assert (record.outcome, record.pairing) == (Outcome.OK, Pairing.BRACKETED)
+    assert len(record.pairs) == len(first.pairs) + 2 * BRACKET_SLICES
+    assert record.speedup.value == pytest.approx(2.0, rel=0.1)
+
+
+def test_a_baseline_that_starts_slowly_has_the_time_to_start_again(tmp_path):
+    """Two minutes, as the first time: it is not given up after a minute and a half."""
+    trials = simulated_trials(TWICE, start_seconds=120.0)
+    run, beside = started(tmp_path, trials, bracketed=True, baseline_seconds=400.0)
+    _, record = measure(run, beside, search_ends=2000.0, search_last=2000.0, trial_timeout=300.0)
+    assert (record.outcome, record.pairing) == (Outcome.OK, Pairing.BRACKETED)
 
 
 def test_bracketing_can_be_asked_for(tmp_path):

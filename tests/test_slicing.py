@@ -138,6 +138,18 @@ def test_where_the_baseline_waits_much_slices_are_long(tmp_path, left, long):
     assert all((each > 1.2) is long for each in lengths.values())
 
 
+@pytest.mark.parametrize(("waiting", "long"), [(0.5, True), (0.1, False)])
+def test_where_the_finalist_is_seen_to_wait_much_slices_are_long(tmp_path, waiting, long):
+    """A quick look that shows a wait is believed: a winner that waits gains from pauses, whatever the baseline does."""
+    trials = simulated_trials(
+        SPEED, noise=0.02, examples=None, freeze_gain=lambda each: 1.6 if each == FAST else 1.0
+    )
+    (found,) = Bench(tmp_path, trials).confirm(FAST, input_wait=waiting).confirmed
+    lengths = {pair.instance: pair.baseline.seconds for pair in found.record.pairs}
+    assert len(lengths) >= ENOUGH_INSTANCES
+    assert all((each > 1.2) is long for each in lengths.values())
+
+
 def test_in_brackets_slices_stay_as_they_are(tmp_path):
     """There a side's slices follow on one another: no pauses, so nothing that longer ones would make less of."""
     trials = simulated_trials(SPEED, noise=0.02, examples=None, freeze_gain=lambda each: 1.6)

@@ -70,7 +70,15 @@ def rising(first, last, *, baseline_first=2.3, baseline_last=1.5):
 )
 def test_a_loss_that_rises_fails(first, last, passed):
     """More than a tenth above its start, of whatever sign, is a rise; so is no number at all."""
-    assert rising(first, last).passed is passed
+    assert rising(first, last, baseline_first=first, baseline_last=first - 1.0).passed is passed
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "passed"), [(0.5, 1.0, True), (0.5, 1.2, False), (1.5, 1.6, True), (1.5, 1.7, False)]
+)
+def test_a_lucky_first_batch_does_not_make_a_loss_rise(first, last, passed):
+    """Both begin with the same weights: what ends below a tenth above the higher start of the two has not risen."""
+    assert rising(first, last, baseline_first=1.0, baseline_last=0.9).passed is passed
 
 
 def test_nothing_is_held_against_a_baseline_that_does_not_fall():

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import os
 import signal
 
 import optuna
@@ -35,6 +36,7 @@ from autotune.measure.deciding import Shortfall, Verdict
 from autotune.recipe.recipe import Recipe
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
+from autotune.study.parity import Parity
 from autotune.study.plan import CONFIRMATION_SHARE, MOST_INSTANCES
 from autotune.study.progress import Notice, TrialBegan, TrialEnded
 from autotune.trial.live import TrialFailed
@@ -650,6 +652,35 @@ choices = ["float32", "mixed_bfloat16"]
     assert recipe.evidence.best_candidate.configuration["precision"] == "mixed_bfloat16"
     assert "numerics_parity" in recipe.evidence.best_candidate.reason
     assert recipe.evidence.best_candidate.search_speedup > 1.4
+
+
+def test_who_stops_a_run_all_of_whose_finalists_were_refused_has_a_recipe(directory, monkeypatch):
+    """Something was faster and does not learn: the recipe says so, and not that nothing was measured to be faster."""
+    trials = simulated_trials(
+        faster_by(precision=1.5),
+        noise=0.02,
+        jit_resolves_to=True,
+        learns=lambda each: each["precision"] == "float32",
+    )
+    space = """
+schema_version = 1
+[knobs.precision]
+kind = "categorical"
+choices = ["float32", "mixed_bfloat16"]
+"""
+    sift = Parity.sift
+
+    def sift_and_stop(*arguments, **named):
+        found = sift(*arguments, **named)
+        os.kill(os.getpid(), signal.SIGINT)
+        return found
+
+    monkeypatch.setattr(Parity, "sift", sift_and_stop)
+    recipe = tune_simulated(trials, directory, space=space)
+    assert (recipe.changes, recipe.evidence.shortfall) == ({}, "unstable")
+    assert (
+        recipe.evidence.plain.reason == "what was faster broke a stability rule, so there was no confirmation"
+    )
 
 
 def test_a_space_of_pipeline_knobs_spends_no_time_on_numerics(directory):

@@ -275,7 +275,7 @@ class Confirmer:
         while done < MOST_INSTANCES and failures < FEWEST_INSTANCES:
             active = [each for each in contenders if each.failure is None]
             asking = self._instances.asking(reference, active)
-            if done >= FEWEST_INSTANCES:  # what has broken a rule leaves its time to the next
+            if done >= ENOUGH_INSTANCES:  # what has broken a rule leaves its time to the next; fewer may err
                 active = [each for each in active if self._may_win(each, reference)]
             if not active or self._left() < self._needed(records, start, seconds, done=done):
                 return
@@ -377,12 +377,13 @@ class Confirmer:
         return self._expected.whole_up_to if count >= INSTANCES_BY_EPOCHS else EPOCH_SECONDS
 
     def _lengthen_slices(self, first: TrialRecord) -> None:
-        """Plan for long slices where the baseline waits for much of its time, and where that leaves enough instances.
+        """Plan for long slices where either side waits for much of its time, and where that leaves enough instances.
 
         Args:
             first: The most promising finalist.
         """
-        if not waits_much(self._run.records[0]) or first.pairing is Pairing.BRACKETED:
+        waiting = any(map(waits_much, (self._run.records[0], first)))
+        if not waiting or first.pairing is Pairing.BRACKETED:
             return  # in a bracket slices follow on one another: there are no pauses
         start = self._expected.instance_start_seconds([first])
         available = self._left() - self._imports()

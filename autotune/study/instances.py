@@ -28,6 +28,7 @@ from autotune.study.slicing import (
     asked_seconds,
     slice_seconds,
     slice_times,
+    waits_much,
     wanted_seconds,
 )
 from autotune.study.waiting import GENEROUS, Deadline, TimeIsUp
@@ -324,12 +325,13 @@ class Instances:
     def _wanted_seconds(self, reference: Trial, contenders: Sequence[Contender]) -> float:
         """Seconds of a slice that suit them, by their closing figures, or by what is known of them beforehand.
 
-        A search trial's input wait is not: it was measured so briefly that a wait may not have shown.
+        A search trial's input wait is, where it is long: it was measured so briefly that a wait may not have shown.
         """
+        unknown = {"input_wait_fraction": None}
         seen = [(reference, self._run.records[0])]
         seen += [
-            (each.trial, each.in_search.model_copy(update={"input_wait_fraction": None}))
-            for each in contenders
+            (each.trial, found if waits_much(found) else found.model_copy(update=unknown))
+            for each, found in ((each, each.in_search) for each in contenders)
         ]
         wanted = wanted_seconds(
             *(before if trial.finished is None else ended(trial, None) for trial, before in seen)

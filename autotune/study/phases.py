@@ -44,7 +44,7 @@ from autotune.study.slicing import shortest_taken
 from autotune.study.surroundings import as_imported, instabilities, oddities, refuse_knobs_that_cannot_act
 from autotune.study.trainings import Trainings
 from autotune.trial.live import Clock, Trials, WarmUp
-from autotune.trial.record import Phase, Slice, TrialRecord
+from autotune.trial.record import Outcome, Phase, Slice, TrialRecord
 from autotune.workload import WorkloadFacts, WorkloadReference
 
 
@@ -320,7 +320,8 @@ def _confirm(
 ) -> Result | None:
     """Confirm the finalists; None when there is nothing to confirm."""
     if not shortlist:
-        if run.interrupted():
+        refused = any(each.trial and each.outcome is Outcome.UNSTABLE for each in run.records.values())
+        if run.interrupted() and not refused:
             raise TuningInterruptedError(
                 "interrupted before any configuration was measured to be faster than the baseline",
                 hint=f"What was measured is in {run.directory.path}: autotune history {run.directory.path}; "

@@ -52,6 +52,7 @@ INTERRUPTED_NOT_CHECKED = "further processes (the user stopped the confirmation 
 EPOCHS_NOT_CHECKED = "what lies between epochs (steps alone were timed)"
 VALIDATION_NOT_CHECKED = "what validation costs beyond its beginning (its data does not say how long it is)"
 STALLS_NOT_CHECKED = "stalls at ends of epochs (short epochs did not tell those of the {})"
+STALLS_IN_PART = "stalls at ends of epochs (short epochs told those of the {} in some processes only)"
 MEMORY_NOT_CHECKED = "peak memory, and whether it grows (no process has told it)"
 RETRACING_NOT_CHECKED = "retracing after the warm-up (the log does not tell of XLA's compilations)"
 """What a user must not take for granted; the recipe says so."""
@@ -147,7 +148,14 @@ def _evidence(
         shortfall=shortfall,
         continuous=_continuous(winner),
         sufficient_budget_seconds=result.sufficient_budget if result is not None and lacked_time else None,
-        plain=_plain(result, winner, baseline, speedup=speedup, base_rate=base_rate),
+        plain=_plain(
+            result,
+            winner,
+            baseline,
+            speedup=speedup,
+            base_rate=base_rate,
+            refused=shortfall is Shortfall.UNSTABLE,
+        ),
     )
 
 
@@ -182,8 +190,12 @@ def _plain(
     *,
     speedup: Interval,
     base_rate: Interval,
+    refused: bool,
 ) -> PlainBaseline:
-    """What is known of the baseline in float32 without XLA; where it is the baseline, all is known already."""
+    """What is known of the baseline in float32 without XLA; where it is the baseline, all is known already.
+
+    `refused` is whether what was faster broke a rule.
+    """
     configuration = plain(baseline, baseline)
     if configuration == baseline:
         return PlainBaseline(
@@ -195,7 +207,11 @@ def _plain(
         )
     measured = None if result is None else result.plain
     if measured is None or measured.ratio is None:
-        reason = "nothing was faster, so there was no confirmation" if measured is None else measured.left_out
+        reason = "nothing was faster, so there was no confirmation"
+        if measured is not None:
+            reason = measured.left_out
+        elif refused:
+            reason = "what was faster broke a stability rule, so there was no confirmation"
         record = None if measured is None else measured.record
         return PlainBaseline(
             configuration=dict(configuration),
@@ -250,11 +266,11 @@ def _not_checked(
     elif winner.record.timed_by == "steps" and winner.record.validation_uncounted:
         missing.append(VALIDATION_NOT_CHECKED)
     missing += [
-        STALLS_NOT_CHECKED.format(who)
+        (STALLS_NOT_CHECKED if record.stalled_ends is None else STALLS_IN_PART).format(who)
         for who, record in (("recommendation", winner.record), ("baseline", result.baseline))
         if record.timed_by == "steps"
         and record.examples_per_epoch is not None
-        and record.stalled_ends is None
+        and (record.stalled_ends is None or record.stalls_untold)
     ]
     if winner.record.peak_host_bytes is None:
         missing.append(MEMORY_NOT_CHECKED)

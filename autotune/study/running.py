@@ -320,6 +320,9 @@ class Trial:
             timed_by=None if ready is None else ready.timed_by,
             epoch_overhead_seconds=self._epoch_overhead_seconds(),
             stalled_ends=self._stalled_ends(),
+            stalls_untold=sum(
+                each.ready.timed_by == "steps" and each.ready.stalled_ends is None for each in self._warm
+            ),
             examples_per_epoch=None if self.warm is None else self.warm.started.examples_per_epoch,
             validation_uncounted=None if self.warm is None else self.warm.started.validation_uncounted,
             pairing=self.pairing if self.pairs else None,
@@ -334,8 +337,8 @@ class Trial:
             peak_device_bytes=None if self.finished is None else self.finished.peak_device_bytes,
             input_wait_fraction=None if self.finished is None else self.finished.input_wait_fraction,
             cpu_utilisation=_utilisation(own),
-            first_loss=None if self.warm is None else self.warm.first_loss,
-            last_loss=own[-1].loss if own else None,
+            first_loss=_median(each.first_loss for each in self._warm),
+            last_loss=_median(self._last_losses()),
             retraces=_total(each.retraces for each in own),
             skipped_steps=_total(each.skipped_steps for each in own),
         )
@@ -363,6 +366,14 @@ class Trial:
         if self.warm is not None and self.warm.ready.timed_by == "epochs":
             by_steps = [self.warm.ready]
         return _mean(each.epoch_overhead_seconds for each in by_steps)
+
+    def _last_losses(self) -> Iterable[float | None]:
+        """What each process reported last; of a process of the baseline, its slices."""
+        last = {pair.instance: pair.candidate.loss for pair in self.pairs}
+        last |= {
+            instance: each.loss for instance, each in zip(self._instances_of_slices, self.slices, strict=True)
+        }
+        return last.values()
 
     def _settled(self) -> bool | None:
         told = [each.ready.settled for each in self._warm if each.ready.settled is not None]
@@ -411,6 +422,12 @@ def _mean(values: Iterable[float | None]) -> float | None:
     """The mean of those that are known."""
     known = [each for each in values if each is not None]
     return statistics.fmean(known) if known else None
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    """The median of those that are known."""
+    known = [each for each in values if each is not None]
+    return statistics.median(known) if known else None
 
 
 def _total(counts: Iterable[int | None]) -> int | None:

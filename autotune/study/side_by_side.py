@@ -185,8 +185,9 @@ class SideBySide:
         """
         if self.baseline.live is None:
             usual = 0.0 if self.baseline.warm is None else self.baseline.warm.ready_seconds
+            at_most = max(3 * PATIENCE_SECONDS, GENEROUS * usual)
             try:
-                with self._deadline.wait(usual, at_most=3 * PATIENCE_SECONDS, generous=math.inf) as timeout:
+                with self._deadline.wait(usual, at_most=at_most, generous=math.inf) as timeout:
                     self._launch(self.baseline, timeout)
             except TimeIsUp:
                 self._stop_baseline()
@@ -268,13 +269,14 @@ class SideBySide:
         return record
 
     def _measure_or_bracket(self, trial: Trial, plan: Plan, began: float, enough: Enough) -> None:
+        pairs_before = len(trial.pairs)
         if not self._bracketed and trial.pairing is not Pairing.BRACKETED:
             try:
                 self._alternate(trial, plan, began, enough)
             except TrialFailed as failure:
-                if failure.outcome is not Outcome.OOM or trial.pairs:
+                if failure.outcome is not Outcome.OOM or len(trial.pairs) > pairs_before:
                     raise
-                # Perhaps only the two together do not fit.
+                # Perhaps only the two together do not fit, or just did in an earlier process of it.
             else:
                 return
         self._bracket(trial, plan)

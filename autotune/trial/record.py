@@ -187,6 +187,7 @@ class TrialRecord(_Data):
         epoch_overhead_seconds: What an epoch costs beyond its steps.
         stalled_ends: Share of epochs that end in a stall because `tf.data` tunes their pipeline, on top of
             `epoch_overhead_seconds`; 0 where it does not. None where epochs are timed whole, or too little was seen.
+        stalls_untold: Processes that were timed by steps and saw too little of that.
         examples_per_epoch: None when endless or unknown.
         validation_uncounted: Whether the validation data does not say how long it is and counting took too long: where
             epochs are timed by steps, only its beginning is in `epoch_overhead_seconds`. None in older records.
@@ -202,8 +203,8 @@ class TrialRecord(_Data):
         peak_device_bytes: Largest memory taken by TensorFlow on the device.
         input_wait_fraction: Share of the step spent waiting for input.
         cpu_utilisation: Cores' worth of processor time taken while measured.
-        first_loss: Training loss at the end of the first step.
-        last_loss: Running training loss when the trial ended.
+        first_loss: Training loss at the end of the first call, the median of its processes.
+        last_loss: Running training loss when a process ended, the same.
         retraces: How often the train function was traced or compiled again after the warm-up, all slices together.
         skipped_steps: How many steps a loss scale skipped, all slices together.
     """
@@ -230,6 +231,7 @@ class TrialRecord(_Data):
     timed_by: Literal["epochs", "steps"] | None = None
     epoch_overhead_seconds: Seconds | None = None
     stalled_ends: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
+    stalls_untold: Count = 0
     examples_per_epoch: int | None = None
     validation_uncounted: bool | None = None
     pairing: Pairing | None = None
