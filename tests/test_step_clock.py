@@ -45,8 +45,11 @@ class Simulation:
         commands: What the tuner says, in order; it says `Finish` after that.
         examples: In an epoch; None for an endless dataset.
         known: Whether the clock is told so.
+        told: What it is told instead.
+        counting_seconds: How long it takes to count them where nobody knows; None where that cannot be asked.
         step_seconds: Of each step, or a function of the number of the call, from 0.
         boundary_seconds: What an epoch takes beyond its steps.
+        last_call_seconds: Of the call that ends an epoch, where it is unlike the others.
         smaller_batch_seconds: What the first smaller batch takes on top, for it is a new shape.
         synchronise_seconds: How long the device is behind, whenever it is waited for.
         loss: Of each call, or a function of the number of the call.
@@ -63,11 +66,14 @@ class Simulation:
         *commands,
         examples=1437,
         known=True,
+        told=None,
+        counting_seconds=None,
         batch_size=32,
         drop_remainder=False,
         steps_per_call=1,
         step_seconds=1 / 64,
         first_call_seconds=0.0,
+        last_call_seconds=None,
         smaller_batch_seconds=0.0,
         boundary_seconds=1 / 8,
         synchronise_seconds=0.0,
@@ -86,6 +92,8 @@ class Simulation:
         self.frozen_after = []
         self.counts_the_end = counts_the_end
         self.counters_seconds = counters_seconds
+        self.counting_seconds, self.counted = counting_seconds, 0
+        self.examples = examples
         self.traces, self.skips = traces, skips
         self.traced = self.trained = self.updates = 0
         self.sent = []
@@ -96,6 +104,7 @@ class Simulation:
         self.step_seconds = step_seconds if callable(step_seconds) else lambda call: step_seconds
         self.loss = loss if callable(loss) else lambda call: loss
         self.first_call_seconds = first_call_seconds
+        self.last_call_seconds = last_call_seconds
         self.smaller_batch_seconds = smaller_batch_seconds
         self.boundary_seconds = boundary_seconds
         self.steps_per_call = steps_per_call
@@ -109,7 +118,8 @@ class Simulation:
             Training(
                 steps_per_call=steps_per_call,
                 batch_size=batch_size,
-                examples=examples if known else None,
+                examples=(told or examples) if known else None,
+                count=None if counting_seconds is None else self.count,
                 drop_remainder=drop_remainder,
                 endless=known and examples is None,
                 iterations=read,
@@ -151,6 +161,12 @@ class Simulation:
         self.now += self.counters_seconds
         return Counters(at=self.now, own=0.0, cores=2, busy=self.now)
 
+    def count(self):
+        """Read an epoch for its examples."""
+        self.counted += 1
+        self.now += self.counting_seconds
+        return self.examples
+
     def synchronise(self):
         """Wait until the device has caught up."""
         self.events.append("synchronise")
@@ -165,7 +181,8 @@ class Simulation:
         """One call of the train function, on `iterator.left` steps."""
         steps = min(self.steps_per_call, iterator.left)
         iterator.left -= steps
-        self.now += steps * self.step_seconds(self.calls)
+        last = self.last_call_seconds is not None and not iterator.left
+        self.now += self.last_call_seconds if last else steps * self.step_seconds(self.calls)
         if self.calls == 0:
             self.now += self.first_call_seconds
         if self.has_smaller_batch and not iterator.left:
@@ -816,6 +833,63 @@ def test_an_endless_epoch_is_left_when_the_warm_up_is_over():
     with pytest.raises(LongEpoch):
         simulation.fit()
     assert 3.0 < simulation.calls / 32 < 3.5
+
+
+@pytest.mark.parametrize("batch_size", [32, 1024])
+def test_short_epochs_of_unknown_length_are_counted(batch_size):
+    """Once, by the trial: an epoch's smaller last batch is no whole one, and counting is in no figure."""
+    unknown = {"known": False, "batch_size": batch_size, "warmup_seconds": 3.0}
+    quick, slow = (
+        Simulation(Measure(seconds=2.0), counting_seconds=seconds, **unknown) for seconds in (0.0, 5.0)
+    )
+    known = Simulation(Measure(seconds=2.0), batch_size=batch_size, warmup_seconds=3.0)
+    (expected,), (measured,), (again,) = known.run(), quick.run(), slow.run()
+    assert (measured.examples, measured.steps) == (expected.examples, expected.steps)
+    assert (again.examples, again.seconds) == (expected.examples, expected.seconds)
+    assert slow.ready.warmup_seconds == quick.ready.warmup_seconds
+    assert (quick.counted, slow.counted, known.counted) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 4])
+def test_long_epochs_of_unknown_length_give_no_credit_for_what_no_last_batch_held(steps_per_call):
+    """Steps are timed but for each epoch's last call, the tenth: quick here, for there is one example in it."""
+    simulation = Simulation(
+        Measure(seconds=40.0),
+        examples=9 * 320 + 1,
+        known=False,
+        batch_size=320 // steps_per_call,
+        steps_per_call=steps_per_call,
+        step_seconds=1 / steps_per_call,
+        last_call_seconds=1 / 64,
+        counting_seconds=0.0,
+        warmup_seconds=3.0,
+    )
+    (measured,) = simulation.run()
+    assert simulation.ready.timed_by == "steps"
+    assert measured.seconds >= 40.0
+    assert measured.examples / measured.seconds == 320
+    assert simulation.counted == 0
+
+
+def test_an_epoch_of_unknown_length_and_a_few_slow_calls_is_timed_whole():
+    """Left in its midst, it would have too few calls to be timed by steps."""
+    simulation = Simulation(
+        Measure(seconds=1.0),
+        examples=2500,
+        known=False,
+        batch_size=1000,
+        step_seconds=2.0,
+        counting_seconds=1.0,
+        warmup_seconds=3.0,
+    )
+    (measured,) = simulation.run()
+    assert (measured.epochs, measured.steps, measured.examples) == (1, 3, 2500)
+
+
+def test_an_epoch_has_no_more_steps_than_it_had_calls():
+    """A dataset that drops more than it says: what was never trained on is not counted."""
+    (measured,) = Simulation(Measure(seconds=0.1), examples=1280, told=1504, batch_size=256).run()
+    assert (measured.steps, measured.examples) == (5 * measured.epochs, 1280 * measured.epochs)
 
 
 def test_an_epoch_somewhat_too_long_is_left_at_its_end():

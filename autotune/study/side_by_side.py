@@ -117,7 +117,9 @@ class SideBySide:
         if failure.outcome is Outcome.TIMEOUT and (hurried or not self.baseline.slices):
             return BudgetError(
                 f"the baseline was not warm and timed in the share of the budget that it has: {failure.reason}",
-                hint="Give a larger --budget. If it never trains at all, try it on its own with model.fit first.",
+                hint="Give a larger --budget. If it never trains at all, try it on its own with model.fit first; if it "
+                "does train there, try --isolation spawn: threads that a library has started at import do not "
+                "survive a fork.",
                 detail=detail,
             )
         if failure.input_error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotune.errors import ApplyError, WorkloadError
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 LOOK_BATCHES, LOOK_SECONDS = 32, 1.0
 """Of a dataset that batches by itself so many are looked at, and no further one so long after the first."""
+HANDFUL = 32
+"""Examples that are counted at once."""
 MOST_UNEVEN = 0.02
 """By how much whole batches may be more than the examples in them: so much too fast would it look."""
 _SIGNS_OF_NO_MEMORY = (
@@ -119,13 +121,15 @@ def _checked_dataset(
 def _refuse_unusable_elements(
     dataset: tf.data.Dataset, workload: Workload, configuration: Configuration
 ) -> None:
-    sizes = _call_user("dataset", lambda: _first_sizes(dataset, LOOK_BATCHES if workload.batched else 1))
+    wanted = configuration.batch_size
+    most = LOOK_BATCHES if workload.batched else 1
+    sizes = _call_user("dataset", lambda: _first_sizes(dataset, most, wanted))
     if not sizes:
         raise WorkloadError(
             "dataset() yields nothing: it is empty", hint="Check the path or the filter that feeds it."
         )
     if workload.batched:
-        wanted, first = configuration.batch_size, sizes[0]
+        first = sizes[0]
         whole_epoch = len(sizes) == 1  # one batch of it all may be smaller than was asked for
         if first and first != wanted and not (whole_epoch and first < wanted):
             raise WorkloadError(
@@ -136,12 +140,13 @@ def _refuse_unusable_elements(
         _refuse_uneven(len(sizes) - 1, sum(sizes[:-1]), wanted)
 
 
-def _first_sizes(dataset: tf.data.Dataset, most: int) -> list[int]:
+def _first_sizes(dataset: tf.data.Dataset, most: int, wanted: int) -> list[int]:
     """Examples in batches: of at least two of them, and of more while little time has passed."""
     sizes: list[int] = []
     deadline = math.inf
+    size = _sizes(wanted)
     for element in dataset.take(most):
-        sizes.append(_size(element) if most > 1 else 1)
+        sizes.append(size(element) if most > 1 else 1)
         if len(sizes) == 1:
             deadline = time.perf_counter() + LOOK_SECONDS
         elif time.perf_counter() > deadline:
@@ -149,12 +154,29 @@ def _first_sizes(dataset: tf.data.Dataset, most: int) -> list[int]:
     return sizes
 
 
-def _size(batch: Any) -> int:
-    """Examples in a batch, 0 where it has no axes."""
+def _sizes(wanted: int) -> Callable[[Any], int]:
+    """Counts the examples of batch after batch of one dataset; 0 where they have no axes.
+
+    Not all that a batch holds need be of one example each, as a graph's nodes or a table that is the same for all: by
+    the first batch it is known what is, the first part of it that is as long as was asked for.
+
+    Args:
+        wanted: Examples that were asked for in each.
+    """
     import keras
 
-    shapes = [getattr(leaf, "shape", None) for leaf in keras.tree.flatten(batch)]
-    return max((int(shape[0]) for shape in shapes if shape is not None and shape.rank), default=0)
+    place: int | None = None
+
+    def size(batch: Any) -> int:
+        nonlocal place
+        shapes = [getattr(leaf, "shape", None) for leaf in keras.tree.flatten(batch)]
+        lengths = [int(shape[0]) if shape is not None and shape.rank else 0 for shape in shapes]
+        if place is None:
+            told = [index for index, length in enumerate(lengths) if length]
+            place = next((index for index in told if lengths[index] == wanted), told[0] if told else 0)
+        return lengths[place] if lengths else 0
+
+    return size
 
 
 def _refuse_uneven(batches: int, examples: int, wanted: int) -> None:
@@ -209,30 +231,46 @@ def compiled_model(workload: Workload, configuration: Configuration, train: tf.d
 
 
 def _refuse_shapes_that_do_not_fit(model: keras.Model, spec: Any, workload: Workload) -> None:
-    import keras
-
-    inputs = getattr(model, "input_shape", None) if model.built else None
-    x = spec[0] if isinstance(spec, tuple) else spec
-    shapes = [leaf.shape.as_list() for leaf in keras.tree.flatten(x) if leaf.shape.rank is not None]
-    expected = _flat_shapes(inputs)
-    if not expected or len(expected) != len(shapes):
-        return
-    for got, wanted in zip(shapes, expected, strict=True):
+    for got, wanted in _shapes_of_inputs(model, spec[0] if isinstance(spec, tuple) else spec):
+        if _fits(got, wanted):
+            continue
         if not workload.batched and len(got) == len(wanted) + 1:
             raise WorkloadError(
                 f"dataset() yields batches already: with a batch size added, an input has shape {tuple(got)}, "
                 f"and the model takes {tuple(wanted)}",
                 hint="Leave .batch() out of dataset(); or batch by config.batch_size and say batched=True.",
             )
-        fits = len(got) == len(wanted) and all(
-            a is None or b is None or a == b for a, b in zip(got[1:], wanted[1:], strict=True)
+        raise WorkloadError(
+            f"dataset() yields an input of shape {tuple(got[1:])}, the model takes {tuple(wanted[1:])}",
+            hint="Shapes of a single example, without the batch; make one fit the other.",
         )
-        # Keras itself lets a last axis of 1 come and go.
-        if not fits and [*got, 1] != list(wanted) and got != [*wanted, 1]:
-            raise WorkloadError(
-                f"dataset() yields an input of shape {tuple(got[1:])}, the model takes {tuple(wanted[1:])}",
-                hint="Shapes of a single example, without the batch; make one fit the other.",
-            )
+
+
+_Shape = Sequence[int | None]
+
+
+def _shapes_of_inputs(model: keras.Model, x: Any) -> list[tuple[_Shape, _Shape]]:
+    """What the dataset yields for each of the model's inputs, and what that takes; empty where one is not known."""
+    import keras
+
+    inputs = getattr(model, "input_shape", None) if model.built else None
+    expected = _flat_shapes(inputs)
+    if isinstance(x, dict) and not isinstance(inputs, dict):  # Keras goes by names then
+        names = [each.name for each in getattr(model, "inputs", None) or ()]
+        x = [x[name] for name in names if name in x]
+    shapes = [leaf.shape.as_list() for leaf in keras.tree.flatten(x) if leaf.shape.rank is not None]
+    return list(zip(shapes, expected, strict=True)) if len(shapes) == len(expected) else []
+
+
+def _fits(got: _Shape, wanted: _Shape) -> bool:
+    """Whether an input's shape is one that the model takes; Keras itself lets a last axis of 1 come and go."""
+    if len(got) == len(wanted) + 1 and got[-1] == 1:
+        got = got[:-1]
+    elif len(got) == len(wanted) - 1 and wanted[-1] == 1:
+        wanted = wanted[:-1]
+    return len(got) == len(wanted) and all(
+        a is None or b is None or a == b for a, b in zip(got[1:], wanted[1:], strict=True)
+    )
 
 
 def _refuse_precision_that_does_not_act(model: keras.Model, policy: str) -> None:
@@ -284,7 +322,7 @@ def says_its_length(dataset: tf.data.Dataset) -> bool:
 
 def count_validation_examples(validation: tf.data.Dataset, seconds: float) -> int | None:
     """Examples in the batches of validation data that does not say how long it is; None if not counted in time."""
-    counted = _call_user("validation", lambda: _counted(validation, seconds, batched=True))
+    counted = _call_user("validation", lambda: _counted_batches(validation, seconds))
     return counted.examples if counted.all_of_it else None
 
 
@@ -311,8 +349,13 @@ def own_examples(batches: tf.data.Dataset, told: int | None, seconds: float) -> 
     elements = _elements(batches)
     if elements >= 0:
         return int(batch_size) * elements
-    counted = _call_user("dataset", lambda: _counted(batches, seconds, batched=True))
+    counted = _call_user("dataset", lambda: _counted_batches(batches, seconds, wanted=int(batch_size)))
     return counted.examples if counted.all_of_it else None
+
+
+def examples_in(batches: tf.data.Dataset) -> int:
+    """Examples in a batched pipeline that was seen to end: all of it is read."""
+    return _counted_batches(batches, math.inf).examples
 
 
 def fill_caches(dataset: tf.data.Dataset, part: str, *, in_files: bool) -> None:
@@ -383,8 +426,11 @@ def _count(
         return None
     if elements >= 0 and not workload.batched:
         return elements
-    counted = _call_user("dataset", lambda: _counted(dataset, seconds, batched=workload.batched))
-    if workload.batched:
+    if not workload.batched:
+        counted = _call_user("dataset", lambda: _counted_singly(dataset, seconds))
+    else:
+        wanted = configuration.batch_size
+        counted = _call_user("dataset", lambda: _counted_batches(dataset, seconds, wanted=wanted))
         _refuse_uneven(counted.elements - 1, counted.examples - counted.last, configuration.batch_size)
     if counted.all_of_it:
         return int(counted.examples)
@@ -407,12 +453,29 @@ class _Counted(NamedTuple):
     all_of_it: bool
 
 
-def _counted(dataset: tf.data.Dataset, seconds: float, *, batched: bool) -> _Counted:
-    """Count what comes in so many seconds."""
+def _counted_singly(dataset: tf.data.Dataset, seconds: float) -> _Counted:
+    """Count what comes in so many seconds, a handful at a time: none of it is handed to Python."""
+    import tensorflow as tf
+
+    def one(*_: Any) -> Any:
+        return tf.constant(1, tf.int64)
+
+    deadline = time.perf_counter() + seconds
+    elements = 0
+    for handful in dataset.map(tf.autograph.experimental.do_not_convert(one)).batch(HANDFUL):
+        elements += int(handful.shape[0])
+        if time.perf_counter() > deadline:
+            return _Counted(elements, elements, 1, False)
+    return _Counted(elements, elements, 1, True)
+
+
+def _counted_batches(dataset: tf.data.Dataset, seconds: float, *, wanted: int = 0) -> _Counted:
+    """Count what comes in so many seconds, in batches of examples."""
     deadline = time.perf_counter() + seconds
     elements = examples = last = 0
+    size = _sizes(wanted)
     for element in dataset:
-        last = _size(element) if batched else 1
+        last = size(element)
         elements += 1
         examples += last
         if time.perf_counter() > deadline:

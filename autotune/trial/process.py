@@ -258,16 +258,20 @@ class TrialProcess:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether every thread of a process is stopped (or the process is gone)."""
+    """Whether every thread of a process is stopped (or the process is gone).
+
+    A thread that waits in the kernel (D) stops before it runs on, once the others have: one that starts a program
+    waits so until that has begun, for as long as the stopped new process has not.
+    """
+    states = set()
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
-                state = file.read().rpartition(b")")[2].split()[0]
-            if state not in (b"T", b"t", b"Z", b"X"):
-                return False
+                states.add(file.read().rpartition(b")")[2].split()[0])
     except (FileNotFoundError, ProcessLookupError):
         return not os.path.exists(f"/proc/{pid}") or is_stopped(pid)
-    return True
+    stopped = {b"T", b"t"}
+    return states <= stopped | {b"Z", b"X", b"D"} and (b"D" not in states or bool(states & stopped))
 
 
 def _kernel_oom_kills() -> int:

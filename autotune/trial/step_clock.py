@@ -21,7 +21,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from autotune.measure.steady_state import agree, is_steady
@@ -85,6 +85,7 @@ class Training:
             cannot be seen.
         updates: Reads how many steps changed the weights so far; None where no loss scale skips any.
         endless: Whether the dataset is known to have no end.
+        count: Counts the examples that an epoch trains on, by reading one; None where it cannot be asked.
     """
 
     steps_per_call: int
@@ -96,6 +97,7 @@ class Training:
     retraces: Callable[[], int | None] = lambda: None
     updates: Callable[[], int] | None = None
     endless: bool = False
+    count: Callable[[], int] | None = None
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -259,8 +261,10 @@ class StepClock:
         self._calls_of_epoch = self._calls
         self._epoch_logs = self._logs
         now = self._clock()
+        self._count_if_unknown(now)
         if not self._by_epochs:
-            self._close_segment()
+            # Where nobody knows the length, the last call may have held a smaller batch, or fewer steps.
+            self._close_segment(without_last_call=self._training.steps_per_epoch is None)
         elif self._open is None:
             self._warm_up_by_epochs(now)
         elif not self._in_laps:
@@ -269,6 +273,17 @@ class StepClock:
         if not self._in_laps:
             self._epoch_iterations = self._iterations_if_unknown()
             self._epoch_calls = self._total_calls
+
+    def _count_if_unknown(self, now: float) -> None:
+        """Have the examples of an epoch counted, once one has ended in good time and nobody knows them.
+
+        Its smaller last batch would else count as a whole one: the more, the larger batches are.
+        """
+        if not self._by_epochs or self._training.examples is not None or self._training.count is None:
+            return
+        self._training = replace(self._training, examples=self._training.count())
+        assert self._first_call_at is not None
+        self._first_call_at += self._clock() - now  # that is no part of the warm-up
 
     @property
     def call_seconds(self) -> float:
@@ -290,7 +305,7 @@ class StepClock:
         self._calls = 0
         self._fits_first_epoch = True
         self._first_epoch_last_call: float | None = None
-        self._last_call_at = self._clock()
+        self._call_before_at = self._last_call_at = self._clock()
         self._epoch_began_at = self._last_call_at
         self._fit_began_at = self._last_call_at
         self._calls_of_epoch = 0
@@ -308,7 +323,7 @@ class StepClock:
             return
         now = self._clock()
         seconds = now - self._last_call_at
-        self._last_call_at = now
+        self._call_before_at, self._last_call_at = self._last_call_at, now
         first_of_epoch = self._calls == 1
         if not self._by_epochs and self._traces_smaller_batch():
             self._expected_traces = 1
@@ -391,7 +406,11 @@ class StepClock:
         An optimizer counts updates: fewer than steps where gradients are accumulated or a loss scale skips.
         """
         known = self._training.steps_per_epoch
-        return self._steps_since(self._epoch_iterations, self._epoch_calls) if known is None else known
+        if known is None:
+            return self._steps_since(self._epoch_iterations, self._epoch_calls)
+        # Fewer, where a dataset that batches by itself drops more than anybody can tell.
+        called = (self._total_calls - self._epoch_calls) * self._training.steps_per_call
+        return min(known, called)
 
     def _steps_of_segment(self) -> int:
         """Steps since the segment began, within one epoch."""
@@ -444,6 +463,8 @@ class StepClock:
         if elapsed < ENDLESS_EPOCH_SECONDS:
             return
         steps = self._training.steps_per_epoch
+        if steps is None and self._calls <= WHOLE_EPOCH_CALLS:
+            return  # it may end in a moment, and an epoch needs more calls to be timed by steps
         watched = max(self._warmup_seconds, self._epoch_seconds)
         too_long = False
         if (
@@ -605,13 +626,20 @@ class StepClock:
         self._segment_iterations = self._iterations()
         self._segment_calls = self._total_calls
 
-    def _close_segment(self) -> None:
-        """Count what was trained since the segment began, up to the last call's end."""
+    def _close_segment(self, *, without_last_call: bool = False) -> None:
+        """Count what was trained since the segment began, up to the last call's end or that of the one before."""
         if self._segment_at is None:
             return
         current, began = self._open, self._segment_at
         self._segment_at = None
-        if current is None or self._total_calls == self._segment_calls:
+        calls = self._total_calls - self._segment_calls - without_last_call
+        if current is None or calls < 1:
+            return
+        if without_last_call:
+            steps = calls * self._training.steps_per_call
+            current.seconds += self._call_before_at - began
+            current.steps += steps
+            current.examples += steps * self._training.batch_size
             return
         steps = self._steps_of_segment()
         ended = self._training.ends_epoch(self._calls)

@@ -48,9 +48,10 @@ def main(arguments: list[str]) -> int:
         if preload == "1":
             _require_tensorflow()
             workload = load(reference)  # first: it may set what TensorFlow reads while it is imported
-            import keras  # noqa: F401  # so that no trial has to
+            import keras  # so that no trial has to
             import tensorflow as tf  # noqa: F401
 
+            _require_backend(keras.backend.backend())
             started, in_force = survey()
             facts = facts_of(workload, reference, in_force)
             apply.note_layers()
@@ -87,6 +88,14 @@ def _require_tensorflow() -> None:
     for name in ("tensorflow", "keras"):
         if importlib.util.find_spec(name) is None:
             raise ImportError(f"there is no module {name!r} in {sys.prefix}")
+
+
+def _require_backend(name: str) -> None:
+    if name != "tensorflow":
+        raise WorkloadError(
+            f"Keras runs on {name} here, expected tensorflow: that is what is tuned",
+            hint='Set KERAS_BACKEND=tensorflow, or "backend" in ~/.keras/keras.json.',
+        )
 
 
 def survey() -> tuple[messages.StartedByImport | None, dict[str, Any]]:

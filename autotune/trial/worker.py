@@ -124,6 +124,7 @@ def _train(
         synchronise=tf.test.experimental.sync_devices,
         retraces=retracing.since_last_asked,
         updates=_updates_of(model),
+        count=None if data.endless else lambda: building.examples_in(train),
     )
     channel.send(_started(model, train, own_options, data, training).model_copy(update=taken))
     clock = StepClock(

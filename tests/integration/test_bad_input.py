@@ -162,6 +162,14 @@ def test_a_file_that_exits_at_import_is_said_to(processes_of):
         processes_of("import sys\n" + USABLE + "\nsys.exit(3)\n").open()
 
 
+def test_keras_on_another_backend_is_refused(processes_of):
+    """A trial's steps are TensorFlow's: the sentence says what was found, and what to set."""
+    source = 'import os\nos.environ["KERAS_BACKEND"] = "numpy"\n' + USABLE
+    with pytest.raises(WorkloadError, match=r"Keras runs on numpy here, expected tensorflow") as caught:
+        processes_of(source).open()
+    assert "KERAS_BACKEND=tensorflow" in caught.value.hint
+
+
 def test_a_file_that_tunes_when_imported_is_refused(processes_of):
     """Each trial would start a tuner: the sentence says where the call belongs."""
     with pytest.raises(WorkloadError, match=r"calls autotune\.tune\(\) while it is being imported") as caught:

@@ -24,12 +24,32 @@ def assert_whole_epochs(warm, part, *, examples=100, steps=STEPS_PER_EPOCH):
     assert (part.examples, part.steps) == (part.epochs * examples, part.epochs * steps)
 
 
-@pytest.mark.parametrize("case", ["pairs", "tuples", "dicts", "weighted"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("pairs", "tuples", "dicts", "weighted"),
+        *("in_another_order", "pictures_with_a_channel", "scalars"),
+    ],
+)
 def test_the_shape_of_an_element_does_not_matter(launch, case):
-    """Pairs, inputs as a tuple or a dict for several inputs, and sample weights are trained as they are."""
+    """Several inputs as a tuple, a dict, by name; a last axis of 1 more or less; sample weights: what Keras takes."""
     trial = launch(case)
     warm = trial.warm_up()
     assert (warm.started.examples, warm.started.endless) == (100, False)
+    assert_whole_epochs(warm, trial.measure())
+
+
+def test_shapes_that_are_known_to_the_batch_do_not_matter_either(launch):
+    """With `drop_remainder` they have 16 where they had None: Keras's last axis of 1 comes and goes all the same."""
+    trial = launch("scalars", workload="dropping")
+    assert_whole_epochs(trial.warm_up(), trial.measure(), examples=96, steps=6)
+
+
+def test_a_batch_may_hold_what_is_not_of_its_examples(launch):
+    """Nodes of all graphs, a table for all: what has one row for each example is the batch's size."""
+    trial = launch("graphs", workload="batched")
+    warm = trial.warm_up()
+    assert warm.started.examples == 100
     assert_whole_epochs(warm, trial.measure())
 
 
@@ -148,6 +168,25 @@ def test_an_epoch_that_cannot_be_counted_in_time_is_timed_by_steps(launch):
     assert (warm.started.examples, warm.started.endless) == (None, False)
     assert warm.ready.timed_by == "steps"
     assert warm.started.counting_seconds >= TrialRequest.model_fields["count_seconds"].default
+
+
+@pytest.mark.parametrize("batch_size", [16, 40, 128])
+@pytest.mark.parametrize(("case", "examples"), [("generated", 100), ("filtered", 50)])
+def test_short_epochs_that_were_not_counted_in_time_are_counted_by_the_trial(
+    launch, case, examples, batch_size
+):
+    """Or the smaller last batch would count as a whole one: 128 examples of 50, where a batch holds them all."""
+    trial = launch(case, batch_size, data=Data(examples=None, endless=False))
+    warm = trial.warm_up()
+    assert warm.started.examples is None
+    assert_whole_epochs(warm, trial.measure(), examples=examples, steps=-(-examples // batch_size))
+
+
+def test_what_is_dropped_is_not_counted_by_the_trial(launch):
+    """With `drop_remainder` an epoch trains on its whole batches, also where it counts for itself."""
+    data = Data(examples=None, endless=False)
+    trial = launch("generated", 40, workload="dropping", data=data)
+    assert_whole_epochs(trial.warm_up(), trial.measure(), examples=80, steps=2)
 
 
 def test_how_long_a_trial_takes_to_start_is_told_without_counting(launch):

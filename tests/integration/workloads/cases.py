@@ -60,6 +60,35 @@ def two_named_inputs() -> keras.Model:
     return keras.Model({"a": a, "b": b}, keras.layers.Dense(1)(keras.layers.Concatenate()([a, b])))
 
 
+def wide_and_deep() -> keras.Model:
+    """Inputs `wide` (4 numbers) and `deep` (3 numbers), in this order, which is not that of their names."""
+    wide, deep = keras.Input((4,), name="wide"), keras.Input((3,), name="deep")
+    return keras.Model([wide, deep], keras.layers.Dense(1)(keras.layers.Concatenate()([wide, deep])))
+
+
+def flat_pictures() -> keras.Model:
+    """Pictures of 6 by 6 pixels without a channel."""
+    return keras.Sequential([keras.Input((6, 6)), keras.layers.Flatten(), keras.layers.Dense(1)])
+
+
+def one_number() -> keras.Model:
+    """One number to one."""
+    return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+
+
+class Graphs(keras.Model):
+    """Takes the nodes of all graphs of a batch as one, three to a graph, and a table that is the same for all."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        """The mean of a graph's nodes, to one number."""
+        nodes = tf.reduce_mean(tf.reshape(inputs["all_nodes"], (-1, 3, 4)), axis=1)
+        return self.dense(nodes) + tf.reduce_sum(inputs["shared_table"])
+
+
 def sgd() -> dict:
     """Plain compile arguments."""
     return {"optimizer": "sgd", "loss": "mse"}
@@ -76,6 +105,34 @@ def tuples(config):
 def dicts(config):
     """Two inputs as a dict."""
     return tf.data.Dataset.from_tensor_slices(({"b": numbers(width=3), "a": numbers()}, numbers(width=1)))
+
+
+def in_another_order(config):
+    """Two inputs as a dict, which `tf.data` and Keras flatten in the order of their names."""
+    return tf.data.Dataset.from_tensor_slices(
+        ({"wide": numbers(), "deep": numbers(width=3)}, numbers(width=1))
+    )
+
+
+def pictures_with_a_channel(config):
+    """6 by 6 pixels and an axis of 1, which Keras leaves out where the model has none."""
+    return tf.data.Dataset.from_tensor_slices((numbers(width=36).reshape(-1, 6, 6, 1), numbers(width=1)))
+
+
+def scalars(config):
+    """Inputs without an axis, which Keras adds where the model has one."""
+    return tf.data.Dataset.from_tensor_slices((numbers(width=1)[:, 0], numbers(width=1)))
+
+
+def graphs(config):
+    """Batches in which only the targets have one row for each example."""
+
+    def as_one(nodes, y):
+        return {"all_nodes": tf.reshape(nodes, (-1, 4)), "shared_table": tf.zeros((200, 2))}, y
+
+    nodes = numbers(width=12).reshape(-1, 3, 4)
+    batches = tf.data.Dataset.from_tensor_slices((nodes, numbers(width=1))).batch(config.batch_size)
+    return batches.map(as_one)
 
 
 def weighted(config):
@@ -789,6 +846,10 @@ def told_pairs(config):
 CASES = {
     "tuples": {"dataset": tuples, "model": two_inputs},
     "dicts": {"dataset": dicts, "model": two_named_inputs},
+    "in_another_order": {"dataset": in_another_order, "model": wide_and_deep},
+    "pictures_with_a_channel": {"dataset": pictures_with_a_channel, "model": flat_pictures},
+    "scalars": {"dataset": scalars, "model": one_number},
+    "graphs": {"dataset": graphs, "model": Graphs},
     "weighted": {"dataset": weighted},
     "batches": {"dataset": batches},
     "wrong_batches": {"dataset": wrong_batches},
