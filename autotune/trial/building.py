@@ -359,7 +359,7 @@ def examples_in(batches: tf.data.Dataset) -> int:
 
 
 def fill_caches(dataset: tf.data.Dataset, part: str, *, in_files: bool) -> None:
-    """Have what a pipeline keeps (`Dataset.cache`) complete, as it is from a training's second epoch on.
+    """Have what a pipeline keeps (`Dataset.cache`, `Dataset.snapshot`) complete, as from a training's second epoch on.
 
     Only an iterator that reaches the end completes it, and a trial sees the beginning of a long epoch. What only a part
     of is taken is never complete, in no training, and what has no end neither: those are left as they are. So is what
@@ -368,14 +368,15 @@ def fill_caches(dataset: tf.data.Dataset, part: str, *, in_files: bool) -> None:
     Args:
         dataset: The pipeline; its iterators share what it keeps.
         part: The workload's function that it comes from.
-        in_files: Whether to fill what is kept in files, where those are not complete, or what is kept in memory.
+        in_files: Whether to fill caches in files, where those are not complete; or those in memory, and snapshots, of
+            which nothing tells whether they are: each pipeline has its own, and one that is complete is read.
     """
     import tensorflow as tf
 
     waiting = [dataset]
     while waiting:
         each = waiting.pop()
-        if kind_of(each) == "Cache":
+        if kind_of(each) in ("Cache", "Snapshot"):
             if _elements(each) != _ENDLESS and in_files == bool(_file_of(each)) and not _is_complete(each):
                 with contextlib.suppress(WorkloadError):
                     _call_user(part, lambda: each.reduce(tf.constant(0), lambda seen, _: seen + 1))  # noqa: B023
@@ -384,8 +385,8 @@ def fill_caches(dataset: tf.data.Dataset, part: str, *, in_files: bool) -> None:
 
 
 def _file_of(cached: tf.data.Dataset) -> str:
-    """Where it keeps its elements; empty for memory."""
-    return str(cached._filename.numpy().decode())
+    """The file in which it caches its elements; empty for memory, and for a snapshot."""
+    return "" if kind_of(cached) == "Snapshot" else str(cached._filename.numpy().decode())
 
 
 def _is_complete(cached: tf.data.Dataset) -> bool:

@@ -210,9 +210,9 @@ def produced(trial):
     return marks.stat().st_size if marks.exists() else 0
 
 
-@pytest.mark.parametrize("case", ["kept", "kept_in_a_file", "more_than_is_kept"])
+@pytest.mark.parametrize("case", ["kept", "kept_in_a_file", "kept_in_a_snapshot", "more_than_is_kept"])
 def test_what_a_dataset_keeps_is_kept_before_anything_is_timed(launch, case):
-    """A training reads what `.cache()` keeps from its second epoch on; of a long one a trial sees the beginning."""
+    """A training reads what `.cache()` or `.snapshot()` keeps from its second epoch on; a trial may see less of one."""
     trial = launch(case)
     warm = trial.warm_up()
     assert warm.ready.timed_by == "steps"

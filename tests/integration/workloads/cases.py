@@ -257,8 +257,8 @@ def mark() -> None:
         file.write(".")
 
 
-def kept(config, file=""):
-    """2,000 examples, each marked when it is produced, that are kept then."""
+def produced(config):
+    """2,000 examples, each marked when it is produced."""
 
     def produce(i):
         mark()
@@ -267,7 +267,17 @@ def kept(config, file=""):
     def example(i):
         return tf.ensure_shape(tf.numpy_function(produce, [i], tf.float32), (4,)), tf.zeros((1,))
 
-    return tf.data.Dataset.range(2_000).map(example).cache(file).shuffle(50)
+    return tf.data.Dataset.range(2_000).map(example)
+
+
+def kept(config, file=""):
+    """The same, that are kept then."""
+    return produced(config).cache(file).shuffle(50)
+
+
+def kept_in_a_snapshot(config):
+    """The same, in a snapshot."""
+    return produced(config).snapshot(str(log().parent / "snapshot")).shuffle(50)
 
 
 def kept_in_a_file(config):
@@ -865,6 +875,7 @@ CASES = {
     "slow_generator": {"dataset": slow_generator},
     "slow_batches": {"dataset": slow_batches},
     "kept": {"dataset": kept, "compile": slow_steps(0.03)},
+    "kept_in_a_snapshot": {"dataset": kept_in_a_snapshot, "compile": slow_steps(0.03)},
     "kept_in_a_file": {"dataset": kept_in_a_file, "compile": slow_steps(0.03)},
     "part_of_what_is_kept": {"dataset": part_of_what_is_kept, "compile": slow_steps(0.03)},
     "passes_that_end": {"dataset": passes_that_end},
