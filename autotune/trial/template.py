@@ -48,10 +48,11 @@ def main(arguments: list[str]) -> int:
         if preload == "1":
             _require_tensorflow()
             workload = load(reference)  # first: it may set what TensorFlow reads while it is imported
+            _require_backend(os.environ.get("KERAS_BACKEND") or "tensorflow")  # before what that would need
             import keras  # so that no trial has to
             import tensorflow as tf  # noqa: F401
 
-            _require_backend(keras.backend.backend())
+            _require_backend(keras.backend.backend())  # a file of settings may name another
             started, in_force = survey()
             facts = facts_of(workload, reference, in_force)
             apply.note_layers()
