@@ -846,28 +846,32 @@ def test_short_epochs_of_unknown_length_are_counted(batch_size):
     (expected,), (measured,), (again,) = known.run(), quick.run(), slow.run()
     assert (measured.examples, measured.steps) == (expected.examples, expected.steps)
     assert (again.examples, again.seconds) == (expected.examples, expected.seconds)
-    assert slow.ready.warmup_seconds == quick.ready.warmup_seconds
+    assert slow.ready.warmup_seconds == quick.ready.warmup_seconds + 5.0, "which each process takes"
     assert (quick.counted, slow.counted, known.counted) == (1, 1, 0)
 
 
+@pytest.mark.parametrize("wanted", [0.5, 40.0])
+@pytest.mark.parametrize("last_call_seconds", [1 / 64, 20.0])
 @pytest.mark.parametrize("steps_per_call", [1, 4])
-def test_long_epochs_of_unknown_length_give_no_credit_for_what_no_last_batch_held(steps_per_call):
-    """Steps are timed but for each epoch's last call, the tenth: quick here, for there is one example in it."""
+def test_long_epochs_of_unknown_length_give_no_credit_for_what_no_last_batch_held(
+    steps_per_call, last_call_seconds, wanted
+):
+    """Steps are timed but for each epoch's last call: quick, with one example in it, or slow, for it compiles."""
     simulation = Simulation(
-        Measure(seconds=40.0),
+        *[Measure(seconds=wanted)] * 12,
         examples=9 * 320 + 1,
         known=False,
         batch_size=320 // steps_per_call,
         steps_per_call=steps_per_call,
         step_seconds=1 / steps_per_call,
-        last_call_seconds=1 / 64,
+        last_call_seconds=last_call_seconds,
         counting_seconds=0.0,
         warmup_seconds=3.0,
     )
-    (measured,) = simulation.run()
+    slices = simulation.run()
     assert simulation.ready.timed_by == "steps"
-    assert measured.seconds >= 40.0
-    assert measured.examples / measured.seconds == 320
+    assert all(wanted <= each.seconds < wanted + 2.0 for each in slices)
+    assert all(each.examples / each.seconds == 320 for each in slices)
     assert simulation.counted == 0
 
 
@@ -1027,8 +1031,10 @@ def test_compiling_for_the_smaller_last_batch_is_in_no_slice():
         ({}, 12.0 + 5.0),
         ({"examples": 14_400}, 12.0),
         ({"step_seconds": lambda call: 1 / 400 if call < 450 else 1 / 250}, 12.0),
+        ({"known": False}, 12.0 + 5.0),
+        ({"known": False, "drop_remainder": True}, 12.0),
     ],
-    ids=["smaller", "all alike", "met"],
+    ids=["smaller", "all alike", "met", "perhaps smaller", "dropped"],
 )
 def test_what_a_slice_may_take_beyond_what_counts_is_told(training, uncounted):
     """An epoch's end, and what it takes to compile for a smaller last batch unless one was met in the warm-up."""

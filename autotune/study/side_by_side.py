@@ -118,8 +118,8 @@ class SideBySide:
             return BudgetError(
                 f"the baseline was not warm and timed in the share of the budget that it has: {failure.reason}",
                 hint="Give a larger --budget. If it never trains at all, try it on its own with model.fit first; if it "
-                "does train there, try --isolation spawn: threads that a library has started at import do not "
-                "survive a fork.",
+                "does train there, try --isolation spawn, where that is not in force: threads that a library has "
+                "started at import do not survive a fork.",
                 detail=detail,
             )
         if failure.input_error:

@@ -6,6 +6,7 @@ Runs in the trial process. What is wrong with the workload itself is a `Workload
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 LOOK_BATCHES, LOOK_SECONDS = 32, 1.0
 """Of a dataset that batches by itself so many are looked at, and no further one so long after the first."""
 HANDFUL = 32
-"""Examples that are counted at once."""
+"""Examples that are counted at once, at most."""
 MOST_UNEVEN = 0.02
 """By how much whole batches may be more than the examples in them: so much too fast would it look."""
 _SIGNS_OF_NO_MEMORY = (
@@ -157,8 +158,9 @@ def _first_sizes(dataset: tf.data.Dataset, most: int, wanted: int) -> list[int]:
 def _sizes(wanted: int) -> Callable[[Any], int]:
     """Counts the examples of batch after batch of one dataset; 0 where they have no axes.
 
-    Not all that a batch holds need be of one example each, as a graph's nodes or a table that is the same for all: by
-    the first batch it is known what is, the first part of it that is as long as was asked for.
+    Not all that a batch holds need be of one example each, as a graph's nodes or a table that is the same for all. By
+    the first batch it is known what is: the first part of it that is as long as was asked for, or else the longest
+    that is shorter, for an epoch may have no more.
 
     Args:
         wanted: Examples that were asked for in each.
@@ -172,8 +174,9 @@ def _sizes(wanted: int) -> Callable[[Any], int]:
         shapes = [getattr(leaf, "shape", None) for leaf in keras.tree.flatten(batch)]
         lengths = [int(shape[0]) if shape is not None and shape.rank else 0 for shape in shapes]
         if place is None:
-            told = [index for index, length in enumerate(lengths) if length]
-            place = next((index for index in told if lengths[index] == wanted), told[0] if told else 0)
+            first = next((index for index, length in enumerate(lengths) if length), 0)
+            shorter = [index for index, length in enumerate(lengths) if 0 < length <= wanted]
+            place = max(shorter, key=lambda index: lengths[index], default=first)
         return lengths[place] if lengths else 0
 
     return size
@@ -232,9 +235,11 @@ def compiled_model(workload: Workload, configuration: Configuration, train: tf.d
 
 def _refuse_shapes_that_do_not_fit(model: keras.Model, spec: Any, workload: Workload) -> None:
     for got, wanted in _shapes_of_inputs(model, spec[0] if isinstance(spec, tuple) else spec):
-        if _fits(got, wanted):
+        one_more = len(got) == len(wanted) + 1
+        surely_batches = one_more and list(got[2:]) == list(wanted[1:])  # whatever its last axis is
+        if _fits(got, wanted) and (workload.batched or not surely_batches):
             continue
-        if not workload.batched and len(got) == len(wanted) + 1:
+        if not workload.batched and one_more:
             raise WorkloadError(
                 f"dataset() yields batches already: with a batch size added, an input has shape {tuple(got)}, "
                 f"and the model takes {tuple(wanted)}",
@@ -326,7 +331,9 @@ def count_validation_examples(validation: tf.data.Dataset, seconds: float) -> in
     return counted.examples if counted.all_of_it else None
 
 
-def own_examples(batches: tf.data.Dataset, told: int | None, seconds: float) -> int | None:
+def own_examples(
+    batches: tf.data.Dataset, told: int | None, seconds: float, *, batch_size: int
+) -> int | None:
     """Examples in an epoch of a dataset that batches by itself, at its present batch size.
 
     Where it drops what does not fill a batch, which a batch size in its shapes gives away, that is another number for
@@ -336,26 +343,28 @@ def own_examples(batches: tf.data.Dataset, told: int | None, seconds: float) -> 
         batches: The dataset, batched.
         told: How many there were at the batch size at which they were counted; None when endless or not counted.
         seconds: How long counting may take where it does not say how long it is.
+        batch_size: Its present one.
 
     Returns:
         None where they could not be counted.
     """
     import keras
 
-    shape = keras.tree.flatten(batches.element_spec)[0].shape
-    batch_size = shape[0] if shape.rank else None  # neither where the shapes are not known at all
-    if told is None or batch_size is None:
+    shapes = [leaf.shape for leaf in keras.tree.flatten(batches.element_spec)]
+    lengths = [shape[0] for shape in shapes if shape.rank]  # one of another length is not of single examples
+    drops = next((each is not None for each in lengths if each in (None, batch_size)), False)
+    if told is None or not drops:
         return told
     elements = _elements(batches)
     if elements >= 0:
-        return int(batch_size) * elements
-    counted = _call_user("dataset", lambda: _counted_batches(batches, seconds, wanted=int(batch_size)))
+        return batch_size * elements
+    counted = _call_user("dataset", lambda: _counted_batches(batches, seconds, wanted=batch_size))
     return counted.examples if counted.all_of_it else None
 
 
-def examples_in(batches: tf.data.Dataset) -> int:
+def examples_in(batches: tf.data.Dataset, *, batch_size: int) -> int:
     """Examples in a batched pipeline that was seen to end: all of it is read."""
-    return _counted_batches(batches, math.inf).examples
+    return _counted_batches(batches, math.inf, wanted=batch_size).examples
 
 
 def fill_caches(dataset: tf.data.Dataset, part: str, *, in_files: bool) -> None:
@@ -369,19 +378,38 @@ def fill_caches(dataset: tf.data.Dataset, part: str, *, in_files: bool) -> None:
         dataset: The pipeline; its iterators share what it keeps.
         part: The workload's function that it comes from.
         in_files: Whether to fill caches in files, where those are not complete; or those in memory, and snapshots, of
-            which nothing tells whether they are: each pipeline has its own, and one that is complete is read.
+            which each pipeline has its own.
     """
-    import tensorflow as tf
-
     waiting = [dataset]
     while waiting:
         each = waiting.pop()
         if kind_of(each) in ("Cache", "Snapshot"):
             if _elements(each) != _ENDLESS and in_files == bool(_file_of(each)) and not _is_complete(each):
+                fill = _fill_snapshot if kind_of(each) == "Snapshot" else _read
                 with contextlib.suppress(WorkloadError):
-                    _call_user(part, lambda: each.reduce(tf.constant(0), lambda seen, _: seen + 1))  # noqa: B023
+                    _call_user(part, functools.partial(fill, each))
         elif not _takes_a_part(each):
             waiting += each._inputs()
+
+
+def _read(dataset: tf.data.Dataset) -> None:
+    """All of it."""
+    import tensorflow as tf
+
+    dataset.reduce(tf.constant(0), lambda seen, _: seen + 1)
+
+
+def _fill_snapshot(dataset: tf.data.Dataset) -> None:
+    """Read all of it where that writes it; an iterator that reads what is complete makes no directory."""
+    import tensorflow as tf
+
+    pattern = tf.convert_to_tensor(dataset._path).numpy().decode() + "/*/*"
+    before = set(tf.io.gfile.glob(pattern))
+    iterator = iter(dataset)
+    next(iterator, None)
+    if set(tf.io.gfile.glob(pattern)) != before:
+        for _ in iterator:
+            pass
 
 
 def _file_of(cached: tf.data.Dataset) -> str:
@@ -428,7 +456,8 @@ def _count(
     if elements >= 0 and not workload.batched:
         return elements
     if not workload.batched:
-        counted = _call_user("dataset", lambda: _counted_singly(dataset, seconds))
+        handful = min(HANDFUL, configuration.batch_size)  # a step waits for so many anyway
+        counted = _call_user("dataset", lambda: _counted_singly(dataset, seconds, handful))
     else:
         wanted = configuration.batch_size
         counted = _call_user("dataset", lambda: _counted_batches(dataset, seconds, wanted=wanted))
@@ -454,7 +483,7 @@ class _Counted(NamedTuple):
     all_of_it: bool
 
 
-def _counted_singly(dataset: tf.data.Dataset, seconds: float) -> _Counted:
+def _counted_singly(dataset: tf.data.Dataset, seconds: float, handful: int) -> _Counted:
     """Count what comes in so many seconds, a handful at a time: none of it is handed to Python."""
     import tensorflow as tf
 
@@ -463,8 +492,8 @@ def _counted_singly(dataset: tf.data.Dataset, seconds: float) -> _Counted:
 
     deadline = time.perf_counter() + seconds
     elements = 0
-    for handful in dataset.map(tf.autograph.experimental.do_not_convert(one)).batch(HANDFUL):
-        elements += int(handful.shape[0])
+    for ones in dataset.map(tf.autograph.experimental.do_not_convert(one)).batch(handful):
+        elements += int(ones.shape[0])
         if time.perf_counter() > deadline:
             return _Counted(elements, elements, 1, False)
     return _Counted(elements, elements, 1, True)

@@ -189,6 +189,7 @@ class StepClock:
         self._overhead: float | None = None
         self._stalled_ends: float | None = None
         self._uncounted_seconds = 0.0
+        self._counting_seconds = 0.0
         self._counted_calls = math.inf
         self._open: _OpenSlice | None = None
         self._slices_left = 0
@@ -263,8 +264,7 @@ class StepClock:
         now = self._clock()
         self._count_if_unknown(now)
         if not self._by_epochs:
-            # Where nobody knows the length, the last call may have held a smaller batch, or fewer steps.
-            self._close_segment(without_last_call=self._training.steps_per_epoch is None)
+            self._close_segment()
         elif self._open is None:
             self._warm_up_by_epochs(now)
         elif not self._in_laps:
@@ -283,7 +283,8 @@ class StepClock:
             return
         self._training = replace(self._training, examples=self._training.count())
         assert self._first_call_at is not None
-        self._first_call_at += self._clock() - now  # that is no part of the warm-up
+        self._counting_seconds = self._clock() - now
+        self._first_call_at += self._counting_seconds  # a warm-up is no shorter for it
 
     @property
     def call_seconds(self) -> float:
@@ -539,7 +540,7 @@ class StepClock:
             Ready(
                 timed_by="epochs" if self._by_epochs else "steps",
                 settled=settled,
-                warmup_seconds=self._elapsed(now),
+                warmup_seconds=self._elapsed(now) + self._counting_seconds,  # each process takes them
                 compile_seconds=self._compile_seconds,
                 epoch_overhead_seconds=overhead,
                 call_seconds=self.call_seconds,
@@ -555,11 +556,18 @@ class StepClock:
         self._skipped_steps()
         self._hold()
 
+    @property
+    def _may_end_anywhere(self) -> bool:
+        """Whether an epoch has an end, and nobody knows where."""
+        return self._training.steps_per_epoch is None and not self._training.endless
+
     def _compiling_still(self) -> float:
         """Seconds that an epoch's smaller last batch will take to compile for, where none was met so far."""
         if self._by_epochs or self._smaller_batch_traced:
             return 0.0
-        return (self._compile_seconds or 0.0) if self._training.examples_missing_from_last_step else 0.0
+        smaller = self._training.examples_missing_from_last_step > 0
+        smaller = smaller or (self._may_end_anywhere and not self._training.drop_remainder)
+        return (self._compile_seconds or 0.0) if smaller else 0.0
 
     def _overhead_of_short_epochs(self) -> float | None:
         """What an epoch takes beyond its steps at the usual pace; needs two calls in an epoch."""
@@ -626,16 +634,21 @@ class StepClock:
         self._segment_iterations = self._iterations()
         self._segment_calls = self._total_calls
 
-    def _close_segment(self, *, without_last_call: bool = False) -> None:
-        """Count what was trained since the segment began, up to the last call's end or that of the one before."""
+    def _close_segment(self) -> None:
+        """Count what was trained since the segment began, up to the last call's end.
+
+        Up to the end of the one before where nobody knows whether it was an epoch's last: that may have held a smaller
+        batch, or fewer steps, and have compiled for it.
+        """
         if self._segment_at is None:
             return
         current, began = self._open, self._segment_at
         self._segment_at = None
-        calls = self._total_calls - self._segment_calls - without_last_call
+        may_be_last = self._may_end_anywhere
+        calls = self._total_calls - self._segment_calls - may_be_last
         if current is None or calls < 1:
             return
-        if without_last_call:
+        if may_be_last:
             steps = calls * self._training.steps_per_call
             current.seconds += self._call_before_at - began
             current.steps += steps
@@ -652,7 +665,8 @@ class StepClock:
         current = self._open
         assert current is not None
         assert self._segment_at is not None
-        if current.seconds + (now - self._segment_at) < current.target_seconds:
+        counted_until = self._call_before_at if self._may_end_anywhere else now
+        if current.seconds + (counted_until - self._segment_at) < current.target_seconds:
             return
         self._training.synchronise()
         self._last_call_at = self._clock()

@@ -124,7 +124,9 @@ def _train(
         synchronise=tf.test.experimental.sync_devices,
         retraces=retracing.since_last_asked,
         updates=_updates_of(model),
-        count=None if data.endless else lambda: building.examples_in(train),
+        count=None
+        if data.endless
+        else lambda: building.examples_in(train, batch_size=configuration.batch_size),
     )
     channel.send(_started(model, train, own_options, data, training).model_copy(update=taken))
     clock = StepClock(
@@ -165,7 +167,10 @@ def _prepared(
     began = time.monotonic()
     data = _data(request, workload, configuration, validation)
     if workload.batched:
-        data = replace(data, examples=building.own_examples(train, data.examples, request.count_seconds))
+        own = building.own_examples(
+            train, data.examples, request.count_seconds, batch_size=configuration.batch_size
+        )
+        data = replace(data, examples=own)
     keeping = [(train, "dataset")]
     if validation is not None and not data.endless:
         keeping.append((validation, "validation"))

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
         ("one_pass", "exhausted by its first pass", "starts afresh each epoch"),
         ("one_pass_ever", "exhausted by its first pass", "starts afresh each epoch"),
         ("already_batched", "yields batches already", "Leave .batch() out"),
+        ("scalars_already_batched", "yields batches already", "Leave .batch() out"),
         ("ill_fitting", "input of shape (5,), the model takes (4,)", "make one fit the other"),
         ("four_parts", "tuples of 4, expected (x, y) or (x, y, sample_weight)", "Several inputs go into x"),
         ("arrays", "dataset() returned a tuple, expected a tf.data.Dataset", "from_tensor_slices"),

@@ -1,5 +1,6 @@
 """Every kind of input that a workload may have is trained on, and its examples are counted exactly."""
 
+import shutil
 import subprocess
 import sys
 import time
@@ -51,6 +52,18 @@ def test_a_batch_may_hold_what_is_not_of_its_examples(launch):
     warm = trial.warm_up()
     assert warm.started.examples == 100
     assert_whole_epochs(warm, trial.measure())
+    uncounted = Data(examples=None, endless=False)
+    for batch_size, steps in ((40, 3), (128, 1)):
+        trial = launch("graphs", batch_size, workload="batched", data=uncounted)
+        assert_whole_epochs(trial.warm_up(), trial.measure(), steps=steps)
+
+
+def test_what_a_dataset_of_graphs_drops_by_itself_is_not_counted(launch):
+    """The targets' shapes give it away, whatever is as long as a batch is not."""
+    trial = launch("full_batches_of_graphs", 30, workload="batched", data=Data(examples=96, endless=False))
+    warm = trial.warm_up()
+    assert warm.started.examples == 90
+    assert_whole_epochs(warm, trial.measure(), examples=90, steps=3)
 
 
 def test_steps_are_counted_where_gradients_are_accumulated(launch):
@@ -234,6 +247,20 @@ def test_what_is_kept_in_a_file_is_not_produced_again(launch):
         (again.log.parent / file.name).write_bytes(file.read_bytes())
     again.warm_up()
     assert produced(again) == 0
+
+
+def test_what_is_in_a_snapshot_is_neither_produced_nor_read_again(launch):
+    """One that is complete is left as it is: it may be larger than memory, and reading it would take its time."""
+    first = launch("kept_in_a_snapshot")
+    first.warm_up()
+    first.trial.kill()
+    again = launch("kept_in_a_snapshot")
+    shutil.copytree(first.log.parent / "snapshot", again.log.parent / "snapshot")
+    warm = again.warm_up()
+    assert warm.ready.timed_by == "steps"
+    assert produced(again) == 0
+    (kept,) = (again.log.parent / "snapshot").iterdir()
+    assert len([each for each in kept.iterdir() if each.is_dir()]) == 1
 
 
 def test_what_is_never_kept_whole_is_produced_in_every_epoch(launch):

@@ -86,7 +86,7 @@ class Graphs(keras.Model):
     def call(self, inputs):
         """The mean of a graph's nodes, to one number."""
         nodes = tf.reduce_mean(tf.reshape(inputs["all_nodes"], (-1, 3, 4)), axis=1)
-        return self.dense(nodes) + tf.reduce_sum(inputs["shared_table"])
+        return self.dense(nodes) + tf.reduce_sum(inputs["adjacency"])
 
 
 def sgd() -> dict:
@@ -119,20 +119,25 @@ def pictures_with_a_channel(config):
     return tf.data.Dataset.from_tensor_slices((numbers(width=36).reshape(-1, 6, 6, 1), numbers(width=1)))
 
 
+def numbers_of_one() -> tf.data.Dataset:
+    """(x, y), one number to one."""
+    return tf.data.Dataset.from_tensor_slices((numbers(width=1), numbers(width=1)))
+
+
 def scalars(config):
     """Inputs without an axis, which Keras adds where the model has one."""
     return tf.data.Dataset.from_tensor_slices((numbers(width=1)[:, 0], numbers(width=1)))
 
 
-def graphs(config):
+def graphs(config, *, full=False):
     """Batches in which only the targets have one row for each example."""
 
     def as_one(nodes, y):
-        return {"all_nodes": tf.reshape(nodes, (-1, 4)), "shared_table": tf.zeros((200, 2))}, y
+        return {"adjacency": tf.zeros((200, 2)), "all_nodes": tf.reshape(nodes, (-1, 4))}, y
 
     nodes = numbers(width=12).reshape(-1, 3, 4)
-    batches = tf.data.Dataset.from_tensor_slices((nodes, numbers(width=1))).batch(config.batch_size)
-    return batches.map(as_one)
+    each = tf.data.Dataset.from_tensor_slices((nodes, numbers(width=1)))
+    return each.batch(config.batch_size, drop_remainder=full).map(as_one)
 
 
 def weighted(config):
@@ -860,6 +865,7 @@ CASES = {
     "pictures_with_a_channel": {"dataset": pictures_with_a_channel, "model": flat_pictures},
     "scalars": {"dataset": scalars, "model": one_number},
     "graphs": {"dataset": graphs, "model": Graphs},
+    "full_batches_of_graphs": {"dataset": functools.partial(graphs, full=True), "model": Graphs},
     "weighted": {"dataset": weighted},
     "batches": {"dataset": batches},
     "wrong_batches": {"dataset": wrong_batches},
@@ -908,6 +914,7 @@ CASES = {
     "one_pass": {"dataset": one_pass},
     "one_pass_ever": {"dataset": one_pass_ever},
     "already_batched": {"dataset": lambda config: pairs().batch(8)},
+    "scalars_already_batched": {"dataset": lambda config: numbers_of_one().batch(8), "model": one_number},
     "ill_fitting": {"dataset": ill_fitting},
     "four_parts": {"dataset": four_parts},
     "arrays": {"dataset": lambda config: (numbers(), numbers(width=1))},
