@@ -52,10 +52,12 @@ def test_a_batch_may_hold_what_is_not_of_its_examples(launch):
     warm = trial.warm_up()
     assert warm.started.examples == 100
     assert_whole_epochs(warm, trial.measure())
-    uncounted = Data(examples=None, endless=False)
-    for batch_size, steps in ((40, 3), (128, 1)):
-        trial = launch("graphs", batch_size, workload="batched", data=uncounted)
-        assert_whole_epochs(trial.warm_up(), trial.measure(), steps=steps)
+    for told, batch_size, steps in ((100, 40, 3), (None, 40, 3), (None, 128, 1)):
+        data = Data(examples=told, endless=False)
+        trial = launch("graphs", batch_size, workload="batched", data=data)
+        warm = trial.warm_up()
+        assert warm.started.examples == told
+        assert_whole_epochs(warm, trial.measure(), steps=steps)
 
 
 def test_what_a_dataset_of_graphs_drops_by_itself_is_not_counted(launch):
