@@ -5,8 +5,6 @@ Runs in the trial process. What is wrong with the workload itself is a `Workload
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -65,11 +63,11 @@ def datasets(
     """
     train = _checked_dataset(workload.dataset, "dataset", configuration)
     if examine or workload.batched:  # each batch size: one that dataset() ignores would look faster
-        _refuse_unusable_elements(train, workload, configuration)
+        _refuse_unusableelements_in(train, workload, configuration)
     validation = None
     if workload.validation is not None:
         held_out = _checked_dataset(workload.validation, "validation", configuration)
-        if _elements(held_out) == _ENDLESS and _elements(train) != _ENDLESS:
+        if elements_in(held_out) == ENDLESS and elements_in(train) != ENDLESS:
             raise WorkloadError(
                 "validation() has no end, so the first epoch's validation has none either",
                 hint="Take as much of it as is validated: dataset.take(N).",
@@ -87,7 +85,7 @@ def datasets(
     )
 
 
-def _call_user(part: str, function: Callable[[], Any]) -> Any:
+def call_user(part: str, function: Callable[[], Any]) -> Any:
     """Call one of the workload's functions; an exception in it is the user's to mend, want of memory is not."""
     try:
         return function()
@@ -104,7 +102,7 @@ def _checked_dataset(
 ) -> tf.data.Dataset:
     import tensorflow as tf
 
-    dataset = _call_user(part, lambda: call_with_config(function, configuration))
+    dataset = call_user(part, lambda: call_with_config(function, configuration))
     if not isinstance(dataset, tf.data.Dataset):
         raise WorkloadError(
             f"{part}() returned a {type(dataset).__name__}, expected a tf.data.Dataset",
@@ -119,12 +117,12 @@ def _checked_dataset(
     return dataset
 
 
-def _refuse_unusable_elements(
+def _refuse_unusableelements_in(
     dataset: tf.data.Dataset, workload: Workload, configuration: Configuration
 ) -> None:
     wanted = configuration.batch_size
     most = LOOK_BATCHES if workload.batched else 1
-    sizes = _call_user("dataset", lambda: _first_sizes(dataset, most, wanted))
+    sizes = call_user("dataset", lambda: _first_sizes(dataset, most, wanted))
     if not sizes:
         raise WorkloadError(
             "dataset() yields nothing: it is empty", hint="Check the path or the filter that feeds it."
@@ -203,7 +201,7 @@ def compiled_model(workload: Workload, configuration: Configuration, train: tf.d
     """The workload's model, checked against the pipeline's elements and compiled as the configuration says."""
     import keras
 
-    model = _call_user("model", workload.model)
+    model = call_user("model", workload.model)
     if not isinstance(model, keras.Model):
         raise WorkloadError(
             f"model() returned a {type(model).__name__}, expected a keras.Model",
@@ -216,7 +214,7 @@ def compiled_model(workload: Workload, configuration: Configuration, train: tf.d
         )
     _refuse_shapes_that_do_not_fit(model, train.element_spec, workload)
     _refuse_precision_that_does_not_act(model, str(configuration["precision"]))
-    arguments = _call_user("compile", workload.compile)
+    arguments = call_user("compile", workload.compile)
     if not isinstance(arguments, dict):
         raise WorkloadError(
             f"compile() returned a {type(arguments).__name__}, expected the arguments of model.compile as a dict",
@@ -229,7 +227,7 @@ def compiled_model(workload: Workload, configuration: Configuration, train: tf.d
                 f"compile() names {name}, which is a knob",
                 hint=f"Move it to Workload(baseline={{{name!r}: {arguments[name]!r}}}).",
             )
-    _call_user("compile", lambda: model.compile(**arguments, **knobs))
+    call_user("compile", lambda: model.compile(**arguments, **knobs))
     return model
 
 
@@ -308,7 +306,7 @@ def _flat_shapes(shapes: Any) -> list[tuple[int | None, ...]]:
     return [tuple(shapes)] if isinstance(shapes, (list, tuple)) else []
 
 
-_ENDLESS = -1
+ENDLESS = -1
 """`tf.data.INFINITE_CARDINALITY`."""
 
 
@@ -317,17 +315,17 @@ def count_examples(
 ) -> tuple[int | None, bool]:
     """Examples per epoch, None when endless or not counted in time; and whether the dataset is endless."""
     dataset = _checked_dataset(workload.dataset, "dataset", configuration)
-    return _count(dataset, workload, configuration, seconds), _elements(dataset) == _ENDLESS
+    return _count(dataset, workload, configuration, seconds), elements_in(dataset) == ENDLESS
 
 
 def says_its_length(dataset: tf.data.Dataset) -> bool:
     """Whether a dataset knows how many elements it has."""
-    return _elements(dataset) >= 0
+    return elements_in(dataset) >= 0
 
 
 def count_validation_examples(validation: tf.data.Dataset, seconds: float) -> int | None:
     """Examples in the batches of validation data that does not say how long it is; None if not counted in time."""
-    counted = _call_user("validation", lambda: _counted_batches(validation, seconds))
+    counted = call_user("validation", lambda: _counted_batches(validation, seconds))
     return counted.examples if counted.all_of_it else None
 
 
@@ -355,10 +353,10 @@ def own_examples(
     drops = next((each is not None for each in lengths if each in (None, batch_size)), False)
     if told is None or not drops:
         return told
-    elements = _elements(batches)
+    elements = elements_in(batches)
     if elements >= 0:
         return batch_size * elements
-    counted = _call_user("dataset", lambda: _counted_batches(batches, seconds, wanted=batch_size))
+    counted = call_user("dataset", lambda: _counted_batches(batches, seconds, wanted=batch_size))
     return counted.examples if counted.all_of_it else None
 
 
@@ -367,81 +365,12 @@ def examples_in(batches: tf.data.Dataset, *, batch_size: int) -> int:
     return _counted_batches(batches, math.inf, wanted=batch_size).examples
 
 
-def fill_caches(dataset: tf.data.Dataset, part: str, *, in_files: bool) -> None:
-    """Have what a pipeline keeps (`Dataset.cache`, `Dataset.snapshot`) complete, as from a training's second epoch on.
-
-    Only an iterator that reaches the end completes it, and a trial sees the beginning of a long epoch. What only a part
-    of is taken is never complete, in no training, and what has no end neither: those are left as they are. So is what
-    cannot be read to its end: whoever trains on it will say so, or leaves out what is damaged.
-
-    Args:
-        dataset: The pipeline; its iterators share what it keeps.
-        part: The workload's function that it comes from.
-        in_files: Whether to fill caches in files, where those are not complete; or those in memory, and snapshots, of
-            which each pipeline has its own.
-    """
-    waiting = [dataset]
-    while waiting:
-        each = waiting.pop()
-        if kind_of(each) in ("Cache", "Snapshot"):
-            if _elements(each) != _ENDLESS and in_files == bool(_file_of(each)) and not _is_complete(each):
-                fill = _fill_snapshot if kind_of(each) == "Snapshot" else _read
-                with contextlib.suppress(WorkloadError):
-                    _call_user(part, functools.partial(fill, each))
-        elif not _takes_a_part(each):
-            waiting += each._inputs()
-
-
-def _read(dataset: tf.data.Dataset) -> None:
-    """All of it."""
-    import tensorflow as tf
-
-    dataset.reduce(tf.constant(0), lambda seen, _: seen + 1)
-
-
-def _fill_snapshot(dataset: tf.data.Dataset) -> None:
-    """Read all of it where that writes it; an iterator that reads what is complete makes no directory."""
-    import tensorflow as tf
-
-    pattern = tf.convert_to_tensor(dataset._path).numpy().decode() + "/*/*"
-    before = set(tf.io.gfile.glob(pattern))
-    iterator = iter(dataset)
-    next(iterator, None)
-    if set(tf.io.gfile.glob(pattern)) != before:
-        for _ in iterator:
-            pass
-
-
-def _file_of(cached: tf.data.Dataset) -> str:
-    """The file in which it caches its elements; empty for memory, and for a snapshot."""
-    return "" if kind_of(cached) == "Snapshot" else str(cached._filename.numpy().decode())
-
-
-def _is_complete(cached: tf.data.Dataset) -> bool:
-    """Whether it is known to be: the index of a file is written last."""
-    import tensorflow as tf
-
-    file = _file_of(cached)
-    return bool(file) and bool(tf.io.gfile.exists(file + ".index"))
-
-
-def _takes_a_part(dataset: tf.data.Dataset) -> bool:
-    """Whether its iterators never reach the end of what it takes from."""
-    if kind_of(dataset) == "TakeWhile":
-        return True
-    if kind_of(dataset) != "Take":
-        return False
-    (whole,) = dataset._inputs()
-    most, there_are = int(dataset._count.numpy()), _elements(whole)
-    return most >= 0 and there_are != _ENDLESS and (there_are < 0 or most <= there_are)
-
-
 def kind_of(dataset: tf.data.Dataset) -> str:
     """What a dataset does to its input, as tf.data names it: `Map`, `Shuffle`, `Cache`."""
     return type(dataset).__name__.strip("_").removesuffix("Dataset")
 
 
-def _elements(dataset: tf.data.Dataset) -> int:
+def elements_in(dataset: tf.data.Dataset) -> int:
     """How many the dataset says it has, negative where it does not say."""
     return int(dataset.cardinality().numpy())
 
@@ -450,17 +379,17 @@ def _count(
     dataset: tf.data.Dataset, workload: Workload, configuration: Configuration, seconds: float
 ) -> int | None:
     """A dataset's examples; by the size of its first batches where there is no time for all of them."""
-    elements = _elements(dataset)
-    if elements == _ENDLESS:
+    elements = elements_in(dataset)
+    if elements == ENDLESS:
         return None
     if elements >= 0 and not workload.batched:
         return elements
     if not workload.batched:
         handful = min(HANDFUL, configuration.batch_size)  # a step waits for so many anyway
-        counted = _call_user("dataset", lambda: _counted_singly(dataset, seconds, handful))
+        counted = call_user("dataset", lambda: _counted_singly(dataset, seconds, handful))
     else:
         wanted = configuration.batch_size
-        counted = _call_user("dataset", lambda: _counted_batches(dataset, seconds, wanted=wanted))
+        counted = call_user("dataset", lambda: _counted_batches(dataset, seconds, wanted=wanted))
         _refuse_uneven(counted.elements - 1, counted.examples - counted.last, configuration.batch_size)
     if counted.all_of_it:
         return int(counted.examples)

@@ -436,11 +436,9 @@ class SimulatedTrials:
         self.learns = learns or (lambda configuration: True)
         self.freeze_gain = freeze_gain or _no_gain
         self.leak = leak or (lambda configuration: 0.0)
-        self.retraces = retraces
-        self.skipped_share = skipped_share
+        self.retraces, self.skipped_share = retraces, skipped_share
         self.slow_calls = slow_calls
-        self.uncounted_seconds = uncounted_seconds
-        self.started_by_import = started_by_import
+        self.uncounted_seconds, self.started_by_import = uncounted_seconds, started_by_import
         self.random = random.Random(seed)
         self._seed = seed
         self.clock = SimulatedClock()

@@ -19,6 +19,7 @@ from autotune.recipe import apply
 from autotune.space.configuration import Configuration
 from autotune.trial import building, loss_curves, messages, profiling, telemetry
 from autotune.trial.boundary import boundary
+from autotune.trial.keeping import fill_caches
 from autotune.trial.live import Data
 from autotune.trial.log import printable
 from autotune.trial.record import Outcome
@@ -175,10 +176,10 @@ def _prepared(
     if validation is not None and not data.endless:
         keeping.append((validation, "validation"))
     for dataset, part in keeping:
-        building.fill_caches(dataset, part, in_files=True)
+        fill_caches(dataset, part, in_files=True)
     counted = time.monotonic()
     for dataset, part in keeping:
-        building.fill_caches(dataset, part, in_files=False)
+        fill_caches(dataset, part, in_files=False)
     return data, {"counting_seconds": counted - began, "filling_seconds": time.monotonic() - counted}
 
 
