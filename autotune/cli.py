@@ -80,8 +80,9 @@ def tune(
     memory_margin
         Share of the memory, host's and device's, that must stay free at the peak: 0.1 is ten percent.
     soak
-        How long winner and baseline train continuously at the end, to hold the claim against and to see memory
-        grow: 60s, 0 for not at all. Scaled to the budget where it is left out.
+        Time kept at the end in which winner and baseline train continuously, to hold the claim against and to see
+        memory grow: 60s, 0 for not at all; scaled to the budget where it is left out. What is left of the budget
+        by then is used for it as well.
     """
     from autotune import console
     from autotune.study.tune import tune as run
@@ -123,7 +124,14 @@ def tune(
 
 @app.command
 def verify(
-    recipe: Path, workload: str, /, *, budget: str = "100s", seed: int = 0, memory_margin: float = 0.1
+    recipe: Path,
+    workload: str,
+    /,
+    *,
+    budget: str = "100s",
+    seed: int = 0,
+    isolation: Literal["template", "spawn"] = "template",
+    memory_margin: float = 0.1,
 ) -> int:
     """Measure a recipe against its baseline again, here and now: does its claim hold?
 
@@ -131,8 +139,8 @@ def verify(
     surely faster, and surely gaining less than is claimed; unstable: it failed, or broke a stability rule; undecided:
     what was measured cannot tell, and the reason says what could.
 
-    Other exit codes: 2 wrong arguments or input, such as a recipe of another workload; 3 the baseline itself fails;
-    4 internal error; 130 interrupted.
+    Other exit codes: 2 wrong arguments or input, such as a recipe of another workload or baseline; 3 the
+    baseline itself fails; 4 internal error; 130 interrupted.
 
     Parameters
     ----------
@@ -144,6 +152,8 @@ def verify(
         Wall-clock time for everything.
     seed
         Of the order in which slices are taken.
+    isolation
+        As for `autotune tune`.
     memory_margin
         As for `autotune tune`: the share of memory that must stay free.
     """
@@ -154,7 +164,13 @@ def verify(
 
     with console.Progress(budget=seconds_of("budget", budget)) as progress:
         verification = run(
-            recipe, workload, budget=budget, seed=seed, memory_margin=memory_margin, observe=progress
+            recipe,
+            workload,
+            budget=budget,
+            seed=seed,
+            isolation=isolation,
+            memory_margin=memory_margin,
+            observe=progress,
         )
     console.show_verification(verification)
     return 0 if verification.finding is Finding.HOLDS else 1
@@ -266,7 +282,7 @@ def space(
     *,
     batch_size: int = 32,
     examples: int | None = None,
-    device: Literal["cpu", "gpu"] = "cpu",
+    device: Literal["cpu", "gpu"] | None = None,
     cores: int | None = None,
 ) -> int:
     """Check a search space, and show what it resolves to on this machine.
@@ -280,19 +296,20 @@ def space(
     examples
         Examples per epoch; unknown when left out.
     device
-        What the training would run on.
+        What the training would run on; a GPU where this machine has one, when left out.
     cores
         Processor cores; this machine's when left out.
     """
     _at_least_one(batch_size=batch_size, examples=examples, cores=cores)
     from autotune import console
-    from autotune.machine import available_cores
+    from autotune.machine import available_cores, read_gpus
     from autotune.run_directory import SearchSpaceRecord
     from autotune.space.configuration import baseline_configuration
     from autotune.space.knobs import Device
     from autotune.space.search_space import find_search_space
 
     written = find_search_space(file)
+    device = device or ("gpu" if read_gpus().gpus else "cpu")
     resolved = written.resolve(
         baseline=baseline_configuration(
             batch_size, {"jit_compile": device == "gpu"}, Device(device), where="--batch-size"

@@ -8,8 +8,8 @@
     │   ├── ConfigurationError              a knob that does not exist, or a value it cannot take
     │   ├── RecipeError                     a recipe file
     │   ├── RunDirectoryError               a run directory that cannot be written or read
-    │   ├── BudgetError                     too little time for even the baseline
-    │   ├── ApplyError                      a recipe applied too late in the process
+    │   ├── BudgetError                     too little time for the baseline, a trial and its confirmation
+    │   ├── ApplyError                      a recipe that cannot act: applied too late, or to other data
     │   └── MachineMismatchError            a recipe measured on another machine (on_mismatch="error")
     ├── NoStableConfigurationError      3   the baseline itself fails
     ├── TrialProcessError               4   the tuner's own processes failed, not the user's code
@@ -79,11 +79,11 @@ class RunDirectoryError(InputError):
 
 
 class BudgetError(InputError):
-    """The budget ends before even the baseline could be measured."""
+    """The budget does not hold the baseline, one trial and its confirmation; the hint names one that would."""
 
 
 class ApplyError(InputError):
-    """A recipe was applied too late in the process for one of its knobs to act."""
+    """A recipe cannot act: applied too late in the process, or not to examples, or to a model that ignores it."""
 
 
 class MachineMismatchError(InputError):
@@ -91,7 +91,7 @@ class MachineMismatchError(InputError):
 
 
 class NoStableConfigurationError(AutotuneError):
-    """No configuration ran to the end, the baseline included."""
+    """The baseline itself fails, so that nothing can be measured against it."""
 
     exit_code = 3
 

@@ -1,9 +1,10 @@
 """One run's directory: where its files are, how they are written and read.
 
-    results/<workload>/<YYYYmmdd-HHMMSS>-<id>/
+    results/<file or variable>/<YYYYmmdd-HHMMSS>-<id>/
       run.json      machine, workload, search space, arguments; written first
       study.db      the Optuna study
       trials/0007/  result.json  log.txt
+      logs/         of the templates, and of the processes that trained for their losses
       recipe.json   written last
 
 Version history of run.json: 1, the first. This module does no measuring and no printing.

@@ -81,7 +81,7 @@ class Workload:
         validation: Like `dataset`: what `fit` is given as `validation_data`, once per epoch.
         batched: The dataset does its own batching, by `config.batch_size`.
         drop_remainder: The last, smaller batch of an epoch is dropped.
-        name: For the run directory and the recipe; the variable's or file's name when None.
+        name: For the recipe, by which `autotune verify` knows it again; the variable's or file's name when None.
 
     Raises:
         WorkloadError: An argument has the wrong type, or a baseline knob or value does not exist.

@@ -1,7 +1,7 @@
 """A wide and deep network on a table: hashed pairs of columns beside dense layers, in very short steps.
 
-The table is scikit-learn's 569 tumours with 30 measurements each; because it is small, an epoch draws 12,000 rows
-from it with replacement. Most of the time goes into launching the steps, not into computing.
+The table is scikit-learn's 569 tumours with 30 measurements each; because it is small, an epoch has 12,000 rows that
+were drawn from it once, with replacement. Most of the time goes into launching the steps, not into computing.
 
     autotune tune examples/tabular_wide_deep.py
 """

@@ -14,6 +14,7 @@ from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
 
 from autotune import cli
 from autotune.cli import app
+from autotune.machine import Gpu, GpuReading
 from autotune.measure.deciding import Finding
 from autotune.study import verifying
 from autotune.study.verifying import Verification
@@ -22,6 +23,9 @@ from autotune.trial.record import Interval
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 EXAMPLE = ROOT / "examples" / "digits_mlp.py"
+
+
+A_GPU = Gpu(name="NVIDIA H200", memory_bytes=150754820096, compute_capability="9.0")
 
 
 def run(capsys, *arguments):
@@ -242,6 +246,32 @@ def test_space_can_be_asked_about_another_machine(capsys):
         assert re.search(rf"num_parallel_calls +{expected} *\n", out)
 
 
+def test_the_search_space_that_the_readme_shows_is_one(capsys, tmp_path):
+    """Who copies it has a space that works."""
+    (written,) = re.findall(r"^```toml\n(.+?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "my.toml").write_text(written)
+    code, out, err = run(capsys, "space", tmp_path / "my.toml", "--examples", 400)
+    assert (code, err) == (0, "")
+    assert re.search(r"batch_size +16 32 64 *\n", out)
+
+
+@pytest.mark.parametrize(
+    ("here", "asked", "shown"),
+    [
+        ((), (), "left out: does not exist on a cpu"),
+        ((A_GPU,), (), "true false"),
+        ((A_GPU,), ("--device", "cpu"), "left out: does not exist on a cpu"),
+        ((), ("--device", "gpu"), "true false"),
+    ],
+)
+def test_space_shows_the_choices_of_this_machines_device(capsys, monkeypatch, here, asked, shown):
+    """A GPU's where there is one, unless another device is asked about."""
+    monkeypatch.setattr("autotune.machine.read_gpus", lambda: GpuReading(gpus=here))
+    code, out, _ = run(capsys, "space", "gpu", *asked)
+    assert code == 0
+    assert re.search(rf"tensor_float_32 +{shown} *\n", out)
+
+
 def test_an_internal_error_says_so_and_hides_its_traceback(capsys, monkeypatch):
     """A fault of autotune's own leaves with exit code 4 and one line; --debug shows where it was."""
 
@@ -310,7 +340,7 @@ def test_verify_says_what_it_found_and_leaves_with_0_only_if_the_claim_holds(
         )
 
     monkeypatch.setattr(verifying, "verify", verify)
-    options = ("--budget", "80s", "--seed", 3, "--memory-margin", 0.2)
+    options = ("--budget", "80s", "--seed", 3, "--memory-margin", 0.2, "--isolation", "spawn")
     code, out, err = run(capsys, "verify", "recipe.json", "train.py", *options)
     assert code == (0 if found is Finding.HOLDS else 1)
     assert err == ""
@@ -321,6 +351,7 @@ def test_verify_says_what_it_found_and_leaves_with_0_only_if_the_claim_holds(
     ((arguments, settings),) = given
     assert arguments == (Path("recipe.json"), "train.py")
     assert (settings["budget"], settings["seed"], settings["memory_margin"]) == ("80s", 3, 0.2)
+    assert settings["isolation"] == "spawn"
 
 
 def test_the_help_of_verify_names_every_finding_and_exit_code(capsys):

@@ -16,6 +16,7 @@ from autotune.study.plan import (
     LEAST_INSTANCE_SECONDS,
     LEAST_MEASURED,
     LONG_BUDGET,
+    MANY_INSTANCES,
     MOST_INSTANCE_SECONDS,
     MOST_INSTANCES,
     MOST_MEASURED,
@@ -300,14 +301,22 @@ def test_planned_instances_fit_in_the_time_there_is(available, start, finalists)
         assert count * (start + seconds) <= available * (1 + 1e-9)
 
 
-def test_more_time_means_more_instances_and_then_longer_ones():
-    """Many short instances say more than few long ones."""
+def test_more_time_means_more_instances_then_longer_ones_then_more_again():
+    """Many short instances say more than few long ones; a claim gets narrower as long as there is time."""
     few, _ = plan_instances(20.0, start=2.0)
     more, short = plan_instances(45.0, start=2.0)
-    most, longer = plan_instances(100.0, start=2.0)
-    assert few < more < most == MOST_INSTANCES
+    many, longer = plan_instances(100.0, start=2.0)
+    assert few < more < many == MANY_INSTANCES
     assert longer > short
+    assert plan_instances(MANY_INSTANCES * 14.0, start=2.0) == (MANY_INSTANCES, MOST_INSTANCE_SECONDS)
+    assert plan_instances(20 * 14.0, start=2.0) == (20, MOST_INSTANCE_SECONDS)
     assert plan_instances(1e6, start=2.0) == (MOST_INSTANCES, MOST_INSTANCE_SECONDS)
+
+
+def test_many_instances_are_planned_alike_as_they_are_done():
+    """What is left after some of them holds the others, each as long as it was to be."""
+    for done in range(19):
+        assert plan_instances((20 - done) * 14.0, start=2.0, done=done) == (20 - done, MOST_INSTANCE_SECONDS)
 
 
 @given(start=st.floats(0.1, 100.0), finalists=st.integers(1, FINALISTS), slice_seconds=st.floats(0.0, 10.0))

@@ -33,6 +33,7 @@ from autotune.study.progress import Notice, PhaseBegan, TrialBegan
 from autotune.study.running import ratio_interval
 from autotune.study.verifying import Verification, verify, verify_with
 from autotune.trial.live import TrialFailed
+from autotune.trial.process import TrialProcesses
 from autotune.trial.record import Outcome, Phase
 from autotune.workload import Workload
 
@@ -156,7 +157,8 @@ def test_a_baseline_that_fails_beside_it_is_not_want_of_time(recipe, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [{"budget": -1}, {"budget": math.nan}, {"seed": -1}, {"memory_margin": 2}]
+    "options",
+    [{"budget": -1}, {"budget": math.nan}, {"seed": -1}, {"memory_margin": 2}, {"isolation": "fork"}],
 )
 def test_options_are_checked(recipe, tmp_path, options):
     """As those of a run are."""
@@ -171,6 +173,23 @@ def test_the_memory_that_must_stay_free_is_the_users(recipe, tmp_path, monkeypat
     for options in ({"memory_margin": 0.02}, {}):
         verify(recipe, f"{tmp_path / 'train.py'}:workload", **options)
     assert [each["limits"].margin for each in given] == [0.02, MEMORY_MARGIN]
+
+
+def test_how_trials_are_kept_apart_is_the_users(recipe, tmp_path, monkeypatch):
+    """A workload that trains in fresh interpreters only can be verified in such."""
+    (tmp_path / "train.py").write_text("workload = None\n")
+    settings_of_verify_with(monkeypatch)
+    kept_apart = []
+
+    class Noting(TrialProcesses):
+        def __init__(self, *arguments, isolation, **options):
+            kept_apart.append(isolation)
+            super().__init__(*arguments, isolation=isolation, **options)
+
+    monkeypatch.setattr(verifying, "TrialProcesses", Noting)
+    for options in ({"isolation": "spawn"}, {}):
+        verify(recipe, f"{tmp_path / 'train.py'}:workload", **options)
+    assert kept_apart == ["spawn", "template"]
 
 
 def settings_of_verify_with(monkeypatch):

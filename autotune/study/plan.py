@@ -42,7 +42,8 @@ TRIALS_WORTH_HAVING = 40
 LEAST_MEASURED, MOST_MEASURED = 3.0, 10.0
 LEAST_INSTANCE_SECONDS, MOST_INSTANCE_SECONDS = 4.0, 12.0
 """Slices of one instance with one finalist, the baseline's turns included."""
-MOST_INSTANCES = 12
+MANY_INSTANCES, MOST_INSTANCES = 12, 48
+"""Time for more than many makes each longer first, and only then more of them; the most end a confirmation."""
 FEWEST_INSTANCES = 2
 FEWEST_ROUNDS = 3
 """In an instance that has the time for it."""
@@ -234,7 +235,8 @@ def plan_instances(
     Many short instances say more than few long ones, down to where starting them eats the time: slices take as long as
     the start before them, or longer. Whether processes differ or slices do, no split of the time would give the mean
     half the variance of that one. Only where the time would not hold `ENOUGH_INSTANCES` so are there shorter ones:
-    few instances have a wide interval, whatever their variance.
+    few instances have a wide interval, whatever their variance. Where many fit, each is longer first, and then there
+    are more: a claim goes on getting narrower with the budget.
 
     Args:
         available: Seconds for all of it.
@@ -250,6 +252,8 @@ def plan_instances(
     count = int(available / (start + balanced))
     if done + count < ENOUGH_INSTANCES:
         count = min(ENOUGH_INSTANCES - done, int(available / (start + shortest)))
+    elif done + count > MANY_INSTANCES:
+        count = max(MANY_INSTANCES - done, int(available / (start + longest)))
     count = max(1, FEWEST_INSTANCES - done, min(MOST_INSTANCES - done, count))
     return count, min(max(0.0, available / count - start), longest)
 

@@ -19,9 +19,9 @@ SHORT_SLICE_SECONDS = 0.25
 """For trials that do not wait for anything from outside."""
 MOST_WAITING = 0.15
 """Share of its time that a trial may wait and still have short slices: pauses cannot make it more than 1/(1 - 0.15) as
-fast, which slices of half a second already do to a pipeline with 200 ms of latency (1.28)."""
+fast, which slices of half a second already do to a pipeline with 200 ms of latency (1.25)."""
 LONG_SLICE_SECONDS = 2.0
-"""For trials that wait for much of their time: pauses make a pipeline with 200 ms of latency 28% faster in slices
+"""For trials that wait for much of their time: pauses make a pipeline with 200 ms of latency 25% faster in slices
 of half a second, and 3% in these (`benchmarks/freezing.py`)."""
 MUCH_WAITING = 0.3
 """Share of its time from which that is so, where the input wait was measured."""

@@ -99,8 +99,9 @@ def tune(
         fixed_batch: The batch size stays the baseline's.
         memory_margin: Share of the machine's or container's memory, and of the device's, that the recommended
             configuration must leave free at its peak.
-        soak: How long winner and baseline train continuously at the end, in seconds or as text, to hold the claim
-            against and to see memory grow; 0 for not at all, None scales it to the budget.
+        soak: Time kept at the end in which winner and baseline train continuously, in seconds or as text, to hold the
+            claim against and to see memory grow; 0 for not at all, None scales it to the budget. What is left of the
+            budget by then is used for it as well.
         observe: Is told what happens, see `autotune.study.progress`.
 
     Returns:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Literal
 
 from autotune.errors import NoStableConfigurationError, RecipeError, TrialProcessError
 from autotune.machine import Machine, fingerprint, require_linux
@@ -70,6 +71,7 @@ def verify(
     *,
     budget: float | str = DEFAULT_BUDGET,
     seed: int = 0,
+    isolation: Literal["template", "spawn"] = "template",
     memory_margin: float = MEMORY_MARGIN,
     observe: Observer = silent,
 ) -> Verification:
@@ -80,6 +82,7 @@ def verify(
         workload: What is trained, as for `autotune.tune`.
         budget: Wall-clock time for everything, in seconds or as text.
         seed: Of the order in which slices are taken.
+        isolation: As for `autotune.tune`: `spawn` where the workload trains in fresh interpreters only.
         memory_margin: As for `autotune.tune`: the share of memory that must stay free.
         observe: Is told what happens.
 
@@ -95,12 +98,15 @@ def verify(
     refuse_while_loading()
     require_linux()
     loaded = recipe if isinstance(recipe, Recipe) else Recipe.load(Path(recipe))
-    options = Options(budget=seconds_of("budget", budget), seed=seed, memory_margin=memory_margin)
+    options = Options(
+        budget=seconds_of("budget", budget), seed=seed, isolation=isolation, memory_margin=memory_margin
+    )
     reference = reference_to(workload)
     machine = fingerprint()
 
     def verified(directory: RunDirectory) -> Verification:
-        with TrialProcesses(reference, logs=directory.log_directory) as trials:
+        processes = TrialProcesses(reference, logs=directory.log_directory, isolation=options.isolation)
+        with processes as trials:
             return verify_with(
                 trials,
                 loaded,
