@@ -108,6 +108,13 @@ def test_a_trial_may_always_take_as_long_as_the_baseline_did():
     assert plan(90.0, ready_at=15.0, first_step=9.0).trial_timeout > 9.0
 
 
+@pytest.mark.parametrize("ready", [40.0, 90.0, 120.0])
+def test_a_trial_may_compile_for_longer_than_the_baseline_did(ready):
+    """Of a start that is mostly compilation, half as much again is no failure, however small the budget."""
+    made = plan_run(900.0, ready_at=ready + 20.0, first_step=0.8 * ready, ready=ready, trial_timeout=None)
+    assert made.trial_timeout >= 1.5 * ready + LEAST_MEASURED
+
+
 def test_the_users_own_trial_timeout_counts():
     """A limit that the user gives is taken as it is."""
     assert plan(600.0, trial_timeout=7.5).trial_timeout == 7.5

@@ -10,7 +10,7 @@ from autotune.measure.continuous import Soaked
 from autotune.measure.deciding import Shortfall, Verdict
 from autotune.measure.growth import NOT_TOLD
 from autotune.measure.intervals import LogInterval
-from autotune.measure.stability import Check
+from autotune.measure.stability import Check, device_memory
 from autotune.recipe.recipe import Confirmation, RecipeWorkload
 from autotune.study.confirmed import Confirmed, Plain, Result
 from autotune.study.recommendation import break_even, recommend
@@ -425,6 +425,17 @@ def test_a_leak_of_nobody_knows_whom_is_not_called_a_check(detail, told):
     winner = dataclasses.replace(confirmed(), checks=(PASSED, grown))
     not_checked = recipe_of(winner).evidence.stability.not_checked
     assert any("leaks memory" in each for each in not_checked) is told
+
+
+@pytest.mark.parametrize("checks", [(PASSED,), (PASSED, device_memory(1 << 30, 1 << 34))])
+@pytest.mark.parametrize("peak", [None, 1 << 30])
+def test_what_nobody_looked_at_on_a_device_is_said(checks, peak):
+    """Where one was used: growing memory, throttling; and its peak where nobody knows what the device has."""
+    winner = dataclasses.replace(confirmed(peak_device_bytes=peak), checks=checks)
+    not_checked = recipe_of(winner).evidence.stability.not_checked
+    told = {each for each in not_checked if "device" in each}
+    assert len(told) == (0 if peak is None else 4 - len(checks))
+    assert any("could not be read" in each for each in told) is (peak is not None and len(checks) == 1)
 
 
 def test_a_larger_batch_of_which_no_loss_was_measured_is_said():

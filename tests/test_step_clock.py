@@ -52,6 +52,7 @@ class Simulation:
         last_call_seconds: Of the call that ends an epoch, where it is unlike the others.
         smaller_batch_seconds: What the first smaller batch takes on top, for it is a new shape.
         synchronise_seconds: How long the device is behind, whenever it is waited for.
+        lag_seconds: How long before the device has done a call that comes back: its loss is known, and no more.
         loss: Of each call, or a function of the number of the call.
         epochs_with_data: After so many epochs the dataset yields nothing more.
         counts_iterations: Whether the optimizer counts its steps: None without an optimizer.
@@ -77,6 +78,7 @@ class Simulation:
         smaller_batch_seconds=0.0,
         boundary_seconds=1 / 8,
         synchronise_seconds=0.0,
+        lag_seconds=0.0,
         loss=0.5,
         epochs_with_data=math.inf,
         counts_iterations=True,
@@ -109,6 +111,7 @@ class Simulation:
         self.boundary_seconds = boundary_seconds
         self.steps_per_call = steps_per_call
         self.synchronise_seconds = synchronise_seconds
+        self.lag_seconds, self.device_done_at = lag_seconds, self.now
         whole = 10**9 if examples is None else examples // batch_size
         rest = 0 if examples is None or drop_remainder else examples % batch_size
         self.steps_in_epoch = whole + (rest > 0)
@@ -170,7 +173,7 @@ class Simulation:
     def synchronise(self):
         """Wait until the device has caught up."""
         self.events.append("synchronise")
-        self.now += self.synchronise_seconds
+        self.now = max(self.now, self.device_done_at) + self.synchronise_seconds
 
     def retraces(self):
         """How often it was traced since this was last asked."""
@@ -182,7 +185,9 @@ class Simulation:
         steps = min(self.steps_per_call, iterator.left)
         iterator.left -= steps
         last = self.last_call_seconds is not None and not iterator.left
-        self.now += self.last_call_seconds if last else steps * self.step_seconds(self.calls)
+        seconds = self.last_call_seconds if last else steps * self.step_seconds(self.calls)
+        self.device_done_at = max(self.now, self.device_done_at) + seconds
+        self.now = max(self.now, self.device_done_at - self.lag_seconds)
         if self.calls == 0:
             self.now += self.first_call_seconds
         if self.has_smaller_batch and not iterator.left:
@@ -208,6 +213,7 @@ class Simulation:
             while iterator.left:
                 train(iterator)
             self.steps += self.counts_the_end
+            self.now = max(self.now, self.device_done_at)  # Keras reads the metrics
             self.now += self.boundary_seconds / 2  # validation
             self.clock.epoch_ended()
         raise AssertionError("the clock never ended the training")
@@ -873,6 +879,26 @@ def test_long_epochs_of_unknown_length_give_no_credit_for_what_no_last_batch_hel
     assert all(wanted <= each.seconds < wanted + 2.0 for each in slices)
     assert all(each.examples / each.seconds == 320 for each in slices)
     assert simulation.counted == 0
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("wanted", [2.5, 4.0])
+def test_what_the_device_has_still_to_do_is_no_ones_speed(known, wanted):
+    """A call may come back with the loss, and half of its work still to be done: a slice ends when that is done."""
+    simulation = Simulation(
+        *[Measure(seconds=wanted)] * 12,
+        examples=100 * 320,
+        known=known,
+        batch_size=320,
+        step_seconds=1.0,
+        lag_seconds=0.5,
+        last_call_seconds=1.0,
+        counting_seconds=0.0,
+        warmup_seconds=3.0,
+    )
+    slices = simulation.run()
+    assert simulation.ready.timed_by == "steps"
+    assert [each.examples / each.seconds for each in slices] == [320.0] * 12
 
 
 def test_an_epoch_of_unknown_length_and_a_few_slow_calls_is_timed_whole():

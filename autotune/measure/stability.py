@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+DEVICE_MEMORY = "device_memory"
 MEMORY_MARGIN = 0.10
 """Share of the memory limit that must stay free at the peak."""
 LOSS_RISE = 0.10
@@ -68,7 +69,7 @@ def host_memory(peak_bytes: int, limit_bytes: int, *, margin: float = MEMORY_MAR
 
 def device_memory(peak_bytes: int, limit_bytes: int, *, margin: float = MEMORY_MARGIN) -> Check:
     """Peak memory on the device against what it has."""
-    return _memory("device_memory", peak_bytes, limit_bytes, margin)
+    return _memory(DEVICE_MEMORY, peak_bytes, limit_bytes, margin)
 
 
 def _memory(name: str, peak_bytes: int, limit_bytes: int, margin: float) -> Check:

@@ -193,9 +193,11 @@ def _grow_gpu_memory() -> None:
     for gpu in tf.config.list_physical_devices("GPU"):
         if tf.config.experimental.get_memory_growth(gpu) is True:
             continue
+        if tf.config.get_logical_device_configuration(gpu) is not None:
+            continue  # the user has divided or limited its memory, and TensorFlow has growth or that
         try:
             tf.config.experimental.set_memory_growth(gpu, True)
-        except (RuntimeError, ValueError) as error:
+        except RuntimeError as error:
             raise _too_late("GPU memory growth") from error
 
 

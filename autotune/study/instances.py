@@ -201,7 +201,9 @@ class Instances:
             stack.callback(live.kill)
             trial.live = live
             trial.instances += 1
-            trial.note_warm(live.warm_up(timeout))
+            warm = live.warm_up(timeout)
+            run.refuse_other_devices(warm)
+            trial.note_warm(warm)
         self._trained_last = trial
         trial.seconds += run.clock() - began
 

@@ -14,6 +14,9 @@ PROBE_SHARE = 0.4
 SMALLEST_TRIAL_TIMEOUT = 20.0
 FIRST_STEP_FACTOR = 4.0
 READY_FACTOR = 2.0
+SLOWEST_START = 1.5
+"""A candidate may take so much longer to start than the baseline, whatever the budget: larger batches and other
+precisions compile for longer."""
 LARGEST_TRIAL_SHARE = 0.10
 NUMERICS_SHARE = 0.10
 """Of the budget: for the loss curves of finalists, where the space varies what is computed in."""
@@ -169,7 +172,8 @@ def plan_run(
         sampling_ends=search_ends - (search_ends - ready_at) * SECOND_LOOK_SHARE,
         probes_end=ready_at + (search_ends - ready_at) * PROBE_SHARE,
         ends=budget - CLOSING_SECONDS,
-        trial_timeout=trial_timeout or max(shortest_trial, min(limit, LARGEST_TRIAL_SHARE * budget)),
+        trial_timeout=trial_timeout
+        or max(shortest_trial + (SLOWEST_START - 1) * start, min(limit, LARGEST_TRIAL_SHARE * budget)),
         measured=min(MOST_MEASURED, max(LEAST_MEASURED, (search_ends - ready_at) / TRIALS_WORTH_HAVING)),
         finalists=FINALISTS if budget >= LONG_BUDGET else 1,
         import_seconds=import_seconds,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
 from autotune.study.progress import Observer, TrialBegan, TrialEnded, TrialMeasured
 from autotune.study.running import Trial
-from autotune.trial.live import Clock, Data, Trials
-from autotune.trial.record import Phase, Slice, TrialRecord
+from autotune.trial.live import Clock, Data, TrialFailed, Trials, WarmUp
+from autotune.trial.record import Outcome, Phase, Slice, TrialRecord
 
 
 @dataclass(kw_only=True)
@@ -28,6 +28,7 @@ class Run:
         interruptions: How often the user has asked to stop.
         rng: Shuffles the order of slices; seeded.
         data: What the baseline learned of the dataset; None until then.
+        gpus: Names of the GPUs that the baseline saw; None until then.
         baseline: What the user would run anyway, `jit_compile` resolved once the baseline has started.
         records: Every trial's record, by number.
         numbers: Numbers for new trials.
@@ -40,6 +41,7 @@ class Run:
     interruptions: Callable[[], int]
     rng: random.Random
     data: Data | None = None
+    gpus: tuple[str, ...] | None = None
     baseline: Configuration
     records: dict[int, TrialRecord] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -79,6 +81,20 @@ class Run:
         """This moment, in seconds of the run: those of earlier invocations included, pauses between them not."""
         return self.spent_before + self.clock()
 
+    def refuse_other_devices(self, warm: WarmUp) -> None:
+        """TensorFlow trains on the processor, without a word, where a card cannot be reached any more.
+
+        Raises:
+            TrialFailed: A process sees other GPUs than the baseline did.
+        """
+        seen = warm.started.gpus
+        if self.gpus is not None and seen != self.gpus:
+            raise TrialFailed(
+                Outcome.ERROR,
+                f"TensorFlow sees {_named(seen)}, where the baseline saw {_named(self.gpus)}",
+                hint="Has the card or the container lost its driver meanwhile? See what nvidia-smi says.",
+            )
+
     def measured(self, trial: Trial) -> None:
         """Tell the observer of the estimate so far."""
         self.observe(TrialMeasured(trial=trial.number, speedup=trial.speedup, pairs=len(trial.log_ratios)))
@@ -96,3 +112,7 @@ class Run:
     def changes(self, configuration: Configuration) -> str:
         """How a configuration differs from the baseline, in words."""
         return configuration.describe(relative_to=self.baseline)
+
+
+def _named(gpus: Sequence[str]) -> str:
+    return ", ".join(gpus) or "no GPU"

@@ -84,7 +84,7 @@ class SideBySide:
         began, hurried = run.clock(), True
         try:
             warm = self._launch(trial, timeout)
-            run.data = Data.found_by(warm.started)
+            run.data, run.gpus = Data.found_by(warm.started), warm.started.gpus
             device = Device.GPU if warm.started.gpus else Device.CPU
             started = warm.started
             run.baseline = on_device(run.baseline, device).replace(
@@ -207,6 +207,7 @@ class SideBySide:
         self._imported.add(_variables(trial.configuration))
         trial.instances += 1
         warm = trial.live.warm_up(timeout)
+        run.refuse_other_devices(warm)
         trial.note_warm(warm)
         return warm
 
@@ -271,14 +272,13 @@ class SideBySide:
         return record
 
     def _measure_or_bracket(self, trial: Trial, plan: Plan, began: float, enough: Enough) -> None:
-        pairs_before = len(trial.pairs)
         if not self._bracketed and trial.pairing is not Pairing.BRACKETED:
             try:
                 self._alternate(trial, plan, began, enough)
             except TrialFailed as failure:
-                if failure.outcome is not Outcome.OOM or len(trial.pairs) > pairs_before:
+                if failure.outcome is not Outcome.OOM:
                     raise
-                # Perhaps only the two together do not fit, or just did in an earlier process of it.
+                # Perhaps only the two together do not fit, or just did until one of them took more.
             else:
                 return
         self._bracket(trial, plan)

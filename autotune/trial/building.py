@@ -32,11 +32,19 @@ _SIGNS_OF_NO_MEMORY = (
     "cudnn_status_alloc_failed",
     "failed to create cublas handle",
     "could not create cudnn handle",
+    "dst tensor is not initialized",  # a copy to the card found no room
+    "blas operation using streamexecutor without blas support",  # the handle's failure is in the log only
+    "dnn library initialization failed",
+    "device_allocation_failed",
+    "host_allocation_failed",
+    "cuda-capable device(s) is/are busy or unavailable",  # held by one process, where only one may have the card
+    "all cuda-capable devices are busy or unavailable",
+    "cuda_error_device_unavailable",
     "memoryerror",
     "std::bad_alloc",
     "cannot allocate memory",
 )
-"""What CUDA's libraries say when a card is full, and Python, C++ and the kernel within an error of TensorFlow's."""
+"""Of CUDA, when a card is full or taken, and of Python, C++ and the kernel, within an error of TensorFlow's."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -47,8 +55,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     return (
         isinstance(error, (MemoryError, tf.errors.ResourceExhaustedError))
         or (isinstance(error, tf.errors.OpError) and "RESOURCE_EXHAUSTED" in text)
-        or any(sign in text.lower() for sign in _SIGNS_OF_NO_MEMORY)
+        or says_no_memory(text)
     )
+
+
+def says_no_memory(text: str) -> bool:
+    """Whether an error's text says that memory ran out, on the host or on a card."""
+    return any(sign in text.lower() for sign in _SIGNS_OF_NO_MEMORY)
 
 
 def datasets(

@@ -314,6 +314,7 @@ class StepClock:
         self._epoch_calls = self._total_calls
         self._lap_at: float | None = None
         self._segment_at: float | None = None
+        self._counted_up_to: tuple[float, int] | None = None
 
     def _call_ended(self, logs: Any) -> None:
         self._logs = logs
@@ -631,6 +632,7 @@ class StepClock:
 
     def _open_segment(self, now: float) -> None:
         self._segment_at = now
+        self._counted_up_to = None
         self._segment_iterations = self._iterations()
         self._segment_calls = self._total_calls
 
@@ -645,12 +647,15 @@ class StepClock:
         current, began = self._open, self._segment_at
         self._segment_at = None
         may_be_last = self._may_end_anywhere
-        calls = self._total_calls - self._segment_calls - may_be_last
+        counted_at, counted_calls = self._call_before_at, self._total_calls - 1
+        if self._counted_up_to is not None and self._counted_up_to[1] <= counted_calls:
+            counted_at, counted_calls = self._counted_up_to
+        calls = (counted_calls if may_be_last else self._total_calls) - self._segment_calls
         if current is None or calls < 1:
             return
         if may_be_last:
             steps = calls * self._training.steps_per_call
-            current.seconds += self._call_before_at - began
+            current.seconds += counted_at - began
             current.steps += steps
             current.examples += steps * self._training.batch_size
             return
@@ -665,11 +670,14 @@ class StepClock:
         current = self._open
         assert current is not None
         assert self._segment_at is not None
-        counted_until = self._call_before_at if self._may_end_anywhere else now
-        if current.seconds + (counted_until - self._segment_at) < current.target_seconds:
-            return
-        self._training.synchronise()
-        self._last_call_at = self._clock()
+        if self._counted_up_to is None:
+            if current.seconds + (now - self._segment_at) < current.target_seconds:
+                return
+            self._training.synchronise()
+            self._last_call_at = self._clock()
+            if self._may_end_anywhere:  # the next call shows that this one was not an epoch's last
+                self._counted_up_to = self._last_call_at, self._total_calls
+                return
         self._close_segment()
         self._report_slice(current, now)
         self._open_segment(self._clock())

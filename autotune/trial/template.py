@@ -130,10 +130,15 @@ def survey() -> tuple[messages.StartedByImport | None, dict[str, Any]]:
     return "runtime" if answer["started"] else None, answer["in_force"]
 
 
+def is_gpu_file(path: str) -> bool:
+    """Whether CUDA holds such a file open: of NVIDIA's driver, under WSL 2, on Jetson boards."""
+    return path.startswith(("/dev/nvidia", "/dev/dxg", "/dev/nvhost", "/dev/nvmap"))
+
+
 def _device_is_open() -> bool:
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{descriptor}").startswith("/dev/nvidia"):
+            if is_gpu_file(os.readlink(f"/proc/self/fd/{descriptor}")):
                 return True
     return False
 

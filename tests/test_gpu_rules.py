@@ -1,0 +1,107 @@
+"""Rules for cards, where there is none: by the words, files and errors that CUDA and TensorFlow are known by."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from autotune.errors import ApplyError
+from autotune.recipe.apply import apply_before_build
+from autotune.trial.building import says_no_memory
+from autotune.trial.template import is_gpu_file
+
+FULL_OR_TAKEN = [
+    "OOM when allocating tensor: Out of memory while trying to allocate 1073741824 bytes.",
+    "Failed to allocate request for 2.00GiB on device ordinal 0: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+    "failed to create cublas handle: CUBLAS_STATUS_ALLOC_FAILED",
+    "Failed copying input tensor from CPU:0 to GPU:0 in order to run AddV2: Dst tensor is not initialized.",
+    "Attempting to perform BLAS operation using StreamExecutor without BLAS support",
+    "DNN library initialization failed. Look at the errors above for more details.",
+    "cudnnCreate failed: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "CUDA runtime implicit initialization on GPU:0 failed. Status: all CUDA-capable devices are busy or unavailable",
+    "failed call to cuDevicePrimaryCtxRetain: CUDA-capable device(s) is/are busy or unavailable",
+    "std::bad_alloc",
+]
+OTHERWISE = [
+    "Matrix size-incompatible: In[0]: [32,10], In[1]: [11,4]",
+    "DNN library is not found.",  # it is not installed: less memory would not help
+    "the printer is busy",
+    "",
+]
+
+
+@pytest.mark.parametrize("text", FULL_OR_TAKEN)
+def test_a_card_that_is_full_or_taken_is_want_of_memory(text):
+    """Then a candidate is tried without the baseline beside it, and what is larger is not tried in vain."""
+    assert says_no_memory(text)
+    assert says_no_memory(f"Graph execution error:\n\n{text.upper()}\n\t [[{{{{node dense/MatMul}}}}]]")
+
+
+@pytest.mark.parametrize("text", OTHERWISE)
+def test_other_errors_are_not(text):
+    """They are the configuration's, or the user's to mend."""
+    assert not says_no_memory(text)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/dev/nvidia0", True),
+        ("/dev/nvidiactl", True),
+        ("/dev/dxg", True),
+        ("/dev/nvhost-ctrl-gpu", True),
+        ("/dev/null", False),
+        ("/home/dev/nvidia0", False),
+    ],
+)
+def test_an_open_file_tells_that_cuda_was_woken(path, expected):
+    """Then trials cannot be forked; under WSL 2 and on Jetson boards the files have other names."""
+    assert is_gpu_file(path) is expected
+
+
+class Cards:
+    """What TensorFlow knows of cards, with the errors that it raises: `tf.config` and `tf.config.experimental`."""
+
+    def __init__(self, divided, started=False):
+        self.divided = divided
+        self.started = started
+        self.growing = set()
+        self.experimental = self
+
+    def list_physical_devices(self, kind):
+        """Names stand for devices."""
+        return list(self.divided) if kind == "GPU" else []
+
+    def get_memory_growth(self, card):
+        """None where nobody has said."""
+        return True if card in self.growing else None
+
+    def get_logical_device_configuration(self, card):
+        """What the user has divided it into; None where nobody has."""
+        return ["a part"] if self.divided[card] else None
+
+    def set_memory_growth(self, card, enable):
+        """As TensorFlow 2.21 answers."""
+        if self.divided[card]:
+            raise ValueError("Cannot set memory growth on device when virtual devices configured")
+        if self.started:
+            raise RuntimeError("Physical devices cannot be modified after being initialized")
+        if enable:
+            self.growing.add(card)
+
+
+def test_a_recipe_is_applied_to_cards_that_the_user_has_limited(monkeypatch):
+    """Growth is set where it can be; a card with a limit of its own keeps that, and nothing is too late."""
+    cards = Cards({"GPU:0": True, "GPU:1": False})
+    monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=cards))
+    apply_before_build({})
+    assert cards.growing == {"GPU:1"}
+
+
+def test_a_recipe_that_comes_after_the_first_tensor_is_too_late_for_cards(monkeypatch):
+    """TensorFlow has then taken all of a card's memory."""
+    monkeypatch.setitem(
+        sys.modules, "tensorflow", SimpleNamespace(config=Cards({"GPU:0": False}, started=True))
+    )
+    with pytest.raises(ApplyError, match="GPU memory growth cannot act any more"):
+        apply_before_build({})
