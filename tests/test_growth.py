@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.measure.growth import FEWEST_SLICES, LEAST_GROWTH_BYTES, growth, host_memory_growth, tells
+from autotune.measure.growth import FEWEST_SLICES, HOST, LEAST_GROWTH_BYTES, growth, memory_growth, tells
 
 MIB = 1 << 20
 LIMIT = 16 << 30
@@ -32,8 +32,8 @@ def samples(per_example, *, count=40, examples=2000, noise=0.0, settling=0.0, se
 def check(own, baseline=None, limit=LIMIT):
     """The rule, for a process that holds 500 MiB and trains 4,000 examples a second; the baseline's memory stays."""
     baseline = [samples(0.0)] if baseline is None else baseline
-    return host_memory_growth(
-        own, baseline, examples_per_second=PACE, held_bytes=500 * MIB, limit_bytes=limit
+    return memory_growth(
+        own, baseline, of=HOST, examples_per_second=PACE, held_bytes=500 * MIB, limit_bytes=limit
     )
 
 
@@ -114,9 +114,10 @@ def test_one_step_up_in_each_process_is_no_leak():
         ]
         for first, last, low, level, high, more in TRANSFORMER
     ]
-    found = host_memory_growth(
+    found = memory_growth(
         processes,
         [samples(0.0)],
+        of=HOST,
         examples_per_second=600.0,
         held_bytes=640 * MIB,
         limit_bytes=LIMIT,

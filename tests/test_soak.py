@@ -266,6 +266,20 @@ def test_a_winner_that_leaks_hands_over_to_the_next(tmp_path):
     assert "memory is full after" in leaking.record.reason
 
 
+def test_a_winner_that_leaks_on_the_device_hands_over_to_the_next(tmp_path):
+    """As one that leaks on the host: the rule is the same, and the device's own limit counts."""
+    leak = {"gpus": ("NVIDIA H200",), "device_leak": lambda each: 2000.0 if each == FAST else 0.0}
+    limits = Limits(host_bytes=8 << 30, device_bytes=80 << 30)
+    result, _ = soaked(
+        tmp_path, simulated_trials(SPEED, noise=0.02, **leak), FAST, LARGE, limits=limits, left=200.0
+    )
+    assert result.winner.configuration == LARGE
+    leaking = next(each for each in result.confirmed if each.configuration == FAST)
+    assert leaking.record.outcome is Outcome.UNSTABLE
+    growth = {check.name: check.passed for check in leaking.checks if check.name.endswith("growth")}
+    assert growth == {"host_memory_growth": True, "device_memory_growth": False}
+
+
 @pytest.mark.parametrize("pairing", list(Pairing))
 def test_a_leak_of_the_workloads_own_refuses_nobody(tmp_path, pairing):
     """The baseline loses as much with each example: the winner stays one, whichever way the two were measured."""

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from autotune.measure.intervals import t_quantile
 from autotune.measure.stability import MEMORY_MARGIN, Check
 
-NAME = "host_memory_growth"
+HOST, DEVICE = "host_memory_growth", "device_memory_growth"
+"""What the rule is called, by whose memory it is."""
 SETTLING_SHARE = 1 / 3
 """Of a process's slices: the first ones, in which memory may grow."""
 FEWEST_SLICES = 6
@@ -127,10 +128,11 @@ def _common_slope(processes: Sequence[Samples]) -> tuple[float, float, int]:
     return slope, math.sqrt(rest / degrees / spread) if degrees > 0 else math.inf, degrees
 
 
-def host_memory_growth(
+def memory_growth(
     own: Sequence[Samples],
     baseline: Sequence[Samples],
     *,
+    of: str,
     examples_per_second: float,
     held_bytes: int,
     limit_bytes: int,
@@ -141,9 +143,10 @@ def host_memory_growth(
     Args:
         own: Samples of the configuration's processes.
         baseline: Of the baseline's.
+        of: `HOST` or `DEVICE`: whose memory it is.
         examples_per_second: The pace of the configuration.
         held_bytes: What it holds at its peak, growth or not.
-        limit_bytes: What the machine or container has.
+        limit_bytes: What the machine, container or device has.
         margin: Share of that to keep free.
 
     Returns:
@@ -151,25 +154,25 @@ def host_memory_growth(
     """
     found = growth(own)
     if found is None:
-        return Check(name=NAME, passed=True, value=None, limit=None, detail="too little was seen to tell")
+        return Check(name=of, passed=True, value=None, limit=None, detail="too little was seen to tell")
     day = LONG_TRAINING_SECONDS * examples_per_second
     limit = limit_bytes * (1 - margin) - held_bytes
     seconds = found.examples / examples_per_second
     seen = f"{found.seen / 2**20:+.1f} MiB within {seconds:.0f} s of training"
     value = max(0.0, found.low) * day if found.sure else 0.0
     if not found.sure or value <= limit:
-        return Check(name=NAME, passed=True, value=value, limit=limit, detail=seen)
+        return Check(name=of, passed=True, value=value, limit=limit, detail=seen)
     beside = growth(baseline)
     if beside is None:
         detail = f"{seen}; too little was seen of the baseline {NOT_TOLD}"
-        return Check(name=NAME, passed=True, value=value, limit=limit, detail=detail)
+        return Check(name=of, passed=True, value=value, limit=limit, detail=detail)
     if beside.goes_on and beside.slope >= AS_MUCH * found.slope:
         whose = "so it is the workload that leaks" if beside.sure else f"but too little {NOT_TOLD}"
         detail = f"{seen}; the baseline grows as much for each example, {whose}"
-        return Check(name=NAME, passed=True, value=value, limit=limit, detail=detail)
+        return Check(name=of, passed=True, value=value, limit=limit, detail=detail)
     hours = limit / (found.slope * examples_per_second) / 3600
     return Check(
-        name=NAME,
+        name=of,
         passed=False,
         value=value,
         limit=limit,

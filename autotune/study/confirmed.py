@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
+from autotune.measure import growth
 from autotune.measure.continuous import FEWEST_LEGS, Soaked
 from autotune.measure.deciding import Shortfall, Verdict
 from autotune.measure.epoch_ends import Stalls, WholeEpoch, stalls_in
-from autotune.measure.growth import host_memory_growth
 from autotune.measure.intervals import LogInterval
 from autotune.measure.stability import (
     MEMORY_MARGIN,
@@ -147,31 +147,46 @@ def checks_of(record: TrialRecord, baseline: TrialRecord, limits: Limits) -> tup
     ]
     if record.peak_host_bytes is not None:
         checks.append(host_memory(record.peak_host_bytes, limits.host_bytes, margin=limits.margin))
-        if record.throughput is not None:
-            checks.append(
-                host_memory_growth(
-                    _memory_of(record, candidate=True),
-                    _memory_of(record, candidate=False, alone=baseline),
-                    examples_per_second=record.throughput.value,
-                    held_bytes=record.peak_host_bytes,
-                    limit_bytes=limits.host_bytes,
-                    margin=limits.margin,
-                )
-            )
+        checks += _growth(
+            growth.HOST, record, baseline, record.peak_host_bytes, limits.host_bytes, limits.margin
+        )
     if record.peak_device_bytes is not None and limits.device_bytes:
         checks.append(device_memory(record.peak_device_bytes, limits.device_bytes, margin=limits.margin))
+        checks += _growth(
+            growth.DEVICE, record, baseline, record.peak_device_bytes, limits.device_bytes, limits.margin
+        )
     if record.pairs:
         checks += _checks_of_slices(record, baseline)
     return tuple(checks)
 
 
+def _growth(
+    of: str, record: TrialRecord, baseline: TrialRecord, held_bytes: int, limit_bytes: int, margin: float
+) -> list[Check]:
+    """Whether memory of one kind grows; nothing of a finalist that was not timed."""
+    if record.throughput is None:
+        return []
+    return [
+        growth.memory_growth(
+            _memory_of(record, of, candidate=True),
+            _memory_of(record, of, candidate=False, alone=baseline),
+            of=of,
+            examples_per_second=record.throughput.value,
+            held_bytes=held_bytes,
+            limit_bytes=limit_bytes,
+            margin=margin,
+        )
+    ]
+
+
 def _memory_of(
-    record: TrialRecord, *, candidate: bool, alone: TrialRecord | None = None
+    record: TrialRecord, of: str, *, candidate: bool, alone: TrialRecord | None = None
 ) -> list[list[tuple[float, float]]]:
     """By process: examples trained so far and memory held, at the end of each slice of a confirmation.
 
     Args:
         record: The finalist's, whose pairs hold the baseline's slices too.
+        of: Whose memory, `growth.HOST` or `growth.DEVICE`.
         candidate: Whose slices are asked for.
         alone: The record that has the legs of the one asked for; `record` where None.
     """
@@ -180,15 +195,16 @@ def _memory_of(
     for pair in record.pairs:
         process = (pair.instance, before_and_after and pair.baseline_first)
         processes.setdefault(process, []).append(pair.candidate if candidate else pair.baseline)
-    return [_samples(each) for each in (*processes.values(), *_in_soaks(alone or record).values())]
+    return [_samples(each, of) for each in (*processes.values(), *_in_soaks(alone or record).values())]
 
 
-def _samples(slices: Sequence[Slice]) -> list[tuple[float, float]]:
+def _samples(slices: Sequence[Slice], of: str) -> list[tuple[float, float]]:
     counted = accumulate(each.examples for each in slices)
+    held = [each.host_bytes if of == growth.HOST else each.device_bytes for each in slices]
     return [
-        (float(examples if each.trained_examples is None else each.trained_examples), float(each.host_bytes))
-        for examples, each in zip(counted, slices, strict=True)
-        if each.host_bytes is not None
+        (float(examples if each.trained_examples is None else each.trained_examples), float(memory))
+        for examples, each, memory in zip(counted, slices, held, strict=True)
+        if memory is not None
     ]
 
 

@@ -43,8 +43,7 @@ BATCH_NOT_CHECKED = "{} loss after equal numbers of examples at the recommended 
 LONG_RUN_NOT_CHECKED = "a continuous run"
 PAUSES_NOT_CHECKED = "what pauses between slices gave the speed-up (the continuous run was too short to tell)"
 THROTTLING_NOT_CHECKED = "thermal throttling of the device"
-DEVICE_GROWTH_NOT_CHECKED = "whether memory on the device grows over a long training"
-DEVICE_MEMORY_NOT_CHECKED = "peak memory on the device (how much it has could not be read)"
+DEVICE_MEMORY_NOT_CHECKED = "memory on the device (how much it has could not be read)"
 GROWTH_NOT_CHECKED = "whether it is this configuration that leaks memory, or the workload"
 STEADY_NOT_CHECKED = {
     False: "the steady state (the {} was still getting faster when it was measured)",
@@ -277,12 +276,14 @@ def _not_checked(
     if winner.record.peak_host_bytes is None:
         missing.append(MEMORY_NOT_CHECKED)
     if winner.record.peak_device_bytes is not None:
-        missing += [THROTTLING_NOT_CHECKED, DEVICE_GROWTH_NOT_CHECKED]
+        missing.append(THROTTLING_NOT_CHECKED)
         if not any(check.name == DEVICE_MEMORY for check in winner.checks):
             missing.append(DEVICE_MEMORY_NOT_CHECKED)
-    grown = next((check for check in winner.checks if check.name == growth.NAME), None)
-    if grown is not None and not growth.tells(grown):
-        missing.append(f"{GROWTH_NOT_CHECKED} ({grown.detail})")
+    missing += [
+        f"{GROWTH_NOT_CHECKED} ({check.detail})"
+        for check in winner.checks
+        if check.name in (growth.HOST, growth.DEVICE) and not growth.tells(check)
+    ]
     if not any(check.name == "retracing" for check in winner.checks):
         missing.append(RETRACING_NOT_CHECKED)
     return tuple(missing)

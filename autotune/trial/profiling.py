@@ -113,14 +113,20 @@ def build_versions() -> dict[str, str]:
 
 def peak_device_bytes() -> int | None:
     """Largest memory that TensorFlow took on any one GPU so far; None where it cannot tell."""
+    return _most_on_a_device("peak")
+
+
+def device_bytes() -> int | None:
+    """What TensorFlow holds now on the GPU where it holds most; None where it cannot tell."""
+    return _most_on_a_device("current")
+
+
+def _most_on_a_device(which: str) -> int | None:
     import tensorflow as tf
 
-    gpus = tf.config.list_logical_devices("GPU")
-    if not gpus:
-        return None
-    peaks = []
-    for gpu in gpus:
+    taken = []
+    for gpu in tf.config.list_logical_devices("GPU"):
         with contextlib.suppress(ValueError, tf.errors.OpError):  # some allocators keep no statistics
             info = tf.config.experimental.get_memory_info(gpu.name.removeprefix("/device:"))
-            peaks.append(int(info["peak"]))
-    return max(peaks, default=None)
+            taken.append(int(info[which]))
+    return max(taken, default=None)

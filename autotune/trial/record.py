@@ -89,6 +89,7 @@ class Slice(_Data):
         step_seconds: Quantiles of the time per step.
         loss: The running training loss at its end, None where the model reports none.
         host_bytes: Memory of the trial's processes at its end that cannot be had back by reading files again.
+        device_bytes: What TensorFlow holds at its end on the GPU where it holds most; None without one.
         at: When it ended, in seconds of the run.
         cores: Cores that the process could use; `foreign_cpu_seconds` is counted over them.
         foreign_cpu_seconds: Processor time that others took meanwhile, the kernel on behalf of all included. Where
@@ -113,6 +114,7 @@ class Slice(_Data):
     step_seconds: StepSeconds
     loss: FiniteFloat | None = None
     host_bytes: Bytes | None = None
+    device_bytes: Bytes | None = None
     at: FiniteFloat | None = None
     cores: Annotated[int, Field(ge=1)] | None = None
     foreign_cpu_seconds: Seconds | None = None

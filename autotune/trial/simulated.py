@@ -210,6 +210,7 @@ class SimulatedTrial:
             step_seconds=StepSeconds(p50=step, p90=slow, p99=slow, max=slow),
             loss=self._loss(),
             host_bytes=self._host_bytes(),
+            device_bytes=self._device_bytes(),
             cores=CORES,
             foreign_cpu_seconds=load * spent * CORES if self._trials.load_shows else None,
             trained_examples=self._trained,
@@ -222,14 +223,12 @@ class SimulatedTrial:
         self._require(_State.WARM)
         self._pass(input_wait_seconds, self._trials.clock() + timeout_seconds)
         self._state = _State.ENDED
-        batch = self.configuration.batch_size
-        device = DEVICE_BYTES + DEVICE_BYTES_PER_EXAMPLE * batch if self._trials.gpus else None
         waits = 1.0 - 1.0 / max(
             1.0, self._trials.freeze_gain(self.configuration)
         )  # else nothing could be gained
         return Finished(
             peak_host_bytes=self._host_bytes(),
-            peak_device_bytes=device,
+            peak_device_bytes=self._device_bytes(),
             input_wait_fraction=waits if input_wait_seconds > 0 else None,
         )
 
@@ -330,6 +329,12 @@ class SimulatedTrial:
         leaked = self._trials.leak(self.configuration) * self._trained
         return HOST_BYTES + HOST_BYTES_PER_EXAMPLE * self.configuration.batch_size + round(leaked)
 
+    def _device_bytes(self) -> int | None:
+        if not self._trials.gpus:
+            return None
+        leaked = self._trials.device_leak(self.configuration) * self._trained
+        return DEVICE_BYTES + DEVICE_BYTES_PER_EXAMPLE * self.configuration.batch_size + round(leaked)
+
     def _loss(self) -> float:
         return FIRST_LOSS * math.exp(-self._trained / EXAMPLES_PER_FALL_OF_THE_LOSS)
 
@@ -375,6 +380,7 @@ class SimulatedTrials:
         freeze_gain: How much faster a slice is for the freeze before it, while another trial ran, as a factor: what a
             pipeline that waits for something else gains from a pause. 1 when None.
         leak: Bytes that a configuration loses with each example; 0 when None.
+        device_leak: The same on a GPU, where there is one.
         retraces: How often each slice of a configuration is traced or compiled again; None where that cannot be
             seen. Never, when not given.
         skipped_share: The share of its steps that a loss scale skips; None without a loss scale. There is none, when
@@ -410,6 +416,7 @@ class SimulatedTrials:
         learns: Callable[[Configuration], bool] | None = None,
         freeze_gain: Callable[[Configuration], float] | None = None,
         leak: Callable[[Configuration], float] | None = None,
+        device_leak: Callable[[Configuration], float] = lambda configuration: 0.0,
         retraces: Callable[[Configuration], int | None] = lambda configuration: 0,
         skipped_share: Callable[[Configuration], float | None] = lambda configuration: None,
         slow_calls: Callable[[Configuration], float] = lambda configuration: 0.0,
@@ -435,7 +442,7 @@ class SimulatedTrials:
         self.fits_together = fits_together or (lambda configurations: True)
         self.learns = learns or (lambda configuration: True)
         self.freeze_gain = freeze_gain or _no_gain
-        self.leak = leak or (lambda configuration: 0.0)
+        self.leak, self.device_leak = leak or (lambda configuration: 0.0), device_leak
         self.retraces, self.skipped_share = retraces, skipped_share
         self.slow_calls = slow_calls
         self.uncounted_seconds, self.started_by_import = uncounted_seconds, started_by_import

@@ -86,6 +86,7 @@ class Training:
         updates: Reads how many steps changed the weights so far; None where no loss scale skips any.
         endless: Whether the dataset is known to have no end.
         count: Counts the examples that an epoch trains on, by reading one; None where it cannot be asked.
+        device_bytes: Reads what TensorFlow holds on a device; None without one.
     """
 
     steps_per_call: int
@@ -98,6 +99,7 @@ class Training:
     updates: Callable[[], int] | None = None
     endless: bool = False
     count: Callable[[], int] | None = None
+    device_bytes: Callable[[], int | None] = lambda: None
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -702,6 +704,7 @@ class StepClock:
                     step_seconds=step_quantiles(current.call_seconds, self._training.steps_per_call),
                     loss=loss,
                     host_bytes=host_bytes(),
+                    device_bytes=self._training.device_bytes(),
                     **between(current.counters, after, seconds=current.seconds),
                     trained_examples=self._examples_trained(),
                     retraces=self._retraces(),

@@ -128,6 +128,7 @@ def _train(
         count=None
         if data.endless
         else lambda: building.examples_in(train, batch_size=configuration.batch_size),
+        device_bytes=profiling.device_bytes,
     )
     channel.send(_started(model, train, own_options, data, training).model_copy(update=taken))
     clock = StepClock(

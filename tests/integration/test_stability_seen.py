@@ -5,7 +5,7 @@ import itertools
 import pytest
 from real_trials import PATIENCE_SECONDS
 
-from autotune.measure.growth import host_memory_growth
+from autotune.measure.growth import HOST, memory_growth
 from autotune.trial.live import Data
 
 pytestmark = pytest.mark.slow
@@ -73,9 +73,10 @@ def test_a_leak_is_seen_in_a_continuous_run(launch, case, passes):
     parts = trial.trial.measure_continuously(0.3, 20, 120.0)
     trained = itertools.accumulate(each.examples for each in parts)
     samples = [(float(count), float(each.host_bytes)) for count, each in zip(trained, parts, strict=True)]
-    found = host_memory_growth(
+    found = memory_growth(
         [samples],
         [[(count, 500.0 * 2**20) for count, _ in samples]],
+        of=HOST,
         examples_per_second=sum(each.examples for each in parts) / sum(each.seconds for each in parts),
         held_bytes=1 << 30,
         limit_bytes=16 << 30,
