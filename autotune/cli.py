@@ -296,7 +296,7 @@ def space(
     examples
         Examples per epoch; unknown when left out.
     device
-        What the training would run on; a GPU where this machine has one, when left out.
+        What the training would run on; when left out a GPU, where this machine has one that NVIDIA's driver shows.
     cores
         Processor cores; this machine's when left out.
     """

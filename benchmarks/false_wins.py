@@ -29,7 +29,7 @@ MOST_FALSE = 0.05
 CONFIRMATIONS, CONFIRMATIONS_QUICK = 12, 1
 """Real ones, in each condition."""
 POOL_CONFIRMATIONS, POOL_SECONDS = 2, 120.0
-"""Longer real ones, in each condition, of as many instances as there may be: for the recording alone."""
+"""Longer real ones, in each condition, of some twelve instances each: for the recording alone."""
 REAL_SECONDS, REAL_SECONDS_QUICK = 45.0, 20.0
 """With two imports in it, 45 s hold some five processes of each side: of two, hardly any interval excludes 1."""
 REPLAYS, REPLAYS_QUICK = 2000, 50

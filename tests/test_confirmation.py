@@ -346,6 +346,16 @@ def test_an_instance_that_cannot_end_in_time_is_not_begun(tmp_path, pairing):
     assert (result.instances, result.winner) == (0, None)
 
 
+def test_processes_that_have_lost_the_card_claim_nothing(tmp_path):
+    """Both sides would train on the processor, and their ratio be told as the card's."""
+    trials = simulated_trials(SPEED, noise=0.02, gpus=("H200",))
+    bench = Bench(tmp_path, trials)
+    trials.gpus = ()
+    result = bench.confirm(FAST)
+    assert result.winner is None
+    assert result.cut_short is Shortfall.BASELINE_FAILED
+
+
 def test_several_finalists_take_turns_in_one_round(tmp_path):
     """Every instance has one process of each, and the fastest comes first in the result."""
     bench = Bench(tmp_path, simulated_trials(SPEED, noise=0.02), finalists=3, left=200.0)

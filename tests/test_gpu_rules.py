@@ -7,7 +7,7 @@ import pytest
 
 from autotune.errors import ApplyError
 from autotune.recipe.apply import apply_before_build
-from autotune.trial.building import says_no_memory
+from autotune.trial.no_memory import says_no_memory, says_taken
 from autotune.trial.template import is_gpu_file
 
 FULL_OR_TAKEN = [
@@ -35,6 +35,12 @@ def test_a_card_that_is_full_or_taken_is_want_of_memory(text):
     """Then a candidate is tried without the baseline beside it, and what is larger is not tried in vain."""
     assert says_no_memory(text)
     assert says_no_memory(f"Graph execution error:\n\n{text.upper()}\n\t [[{{{{node dense/MatMul}}}}]]")
+
+
+def test_a_card_that_another_process_holds_is_told_from_a_full_one():
+    """Alone, a trial that meets it tells nothing of memory."""
+    assert [says_taken(each) for each in FULL_OR_TAKEN].count(True) == 2
+    assert all(says_taken(each) == ("busy or unavailable" in each) for each in FULL_OR_TAKEN)
 
 
 @pytest.mark.parametrize("text", OTHERWISE)

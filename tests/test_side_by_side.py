@@ -380,6 +380,29 @@ def test_a_candidate_that_leaves_the_baseline_no_memory_after_some_pairs_is_brac
     assert [each.configuration for each in trials.alive] == [BASELINE]
 
 
+def test_a_candidate_that_runs_out_of_memory_when_there_is_no_time_to_try_it_alone_has_run_out_of_it(
+    tmp_path, monkeypatch
+):
+    """The pairs that it gave before make it no success."""
+    trials = simulated_trials(TWICE, noise=0.3)
+    run, beside = started(tmp_path, trials)
+    lose_slices_of_the_baseline(monkeypatch, trials, Outcome.OOM, since_slices=3)
+    ends = run.clock() + 7.0
+    _, record = measure(run, beside, measured=30.0, search_ends=ends, search_last=ends)
+    assert len(record.pairs) >= 2, "the case is another one"
+    assert (record.outcome, record.pairing) == (Outcome.OOM, Pairing.ALTERNATING)
+    assert (record.reason, record.log_tail) == ("the baseline's last words", "the log")
+
+
+def test_a_card_that_another_process_holds_tells_nothing_of_memory(tmp_path):
+    """Beside the baseline it is tried without; alone as well, it is an error, and nothing is inferred from it."""
+    taken = TrialFailed(Outcome.OOM, "INTERNAL: all CUDA-capable devices are busy or unavailable")
+    run, beside = started(tmp_path, simulated_trials(failure=lambda each: taken if each == FAST else None))
+    _, record = measure(run, beside)
+    assert (record.outcome, record.pairing) == (Outcome.ERROR, Pairing.BRACKETED)
+    assert "a process that is not autotune's has the card" in record.reason
+
+
 def test_a_baseline_that_crashes_beside_a_candidate_twice_ends_the_run(tmp_path, monkeypatch):
     """Only want of memory is laid at the candidate's door."""
     trials = simulated_trials()

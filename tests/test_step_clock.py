@@ -882,7 +882,7 @@ def test_long_epochs_of_unknown_length_give_no_credit_for_what_no_last_batch_hel
 
 
 @pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("wanted", [2.5, 4.0])
+@pytest.mark.parametrize("wanted", [2.5, 4.0, 40.0])
 def test_what_the_device_has_still_to_do_is_no_ones_speed(known, wanted):
     """A call may come back with the loss, and half of its work still to be done: a slice ends when that is done."""
     simulation = Simulation(

@@ -61,6 +61,8 @@ INSTANCES_BY_EPOCHS = 3
 """Fresh processes of one finalist that there must be time for, to have longer epochs timed whole."""
 NEARLY = 0.8
 """Share of what a part should take that it is begun with: expectations err."""
+RULES_ASKED_AFTER = (ENOUGH_INSTANCES, 2 * ENOUGH_INSTANCES, 4 * ENOUGH_INSTANCES)
+"""Instances, after which what has broken a rule is measured no further: of fewer one may err, and so may each look."""
 FIRST_SOAK_SHARE = 0.6
 """Of the soak's time, for the first of several that could win: the rest is for the next, should that be refuted."""
 
@@ -272,11 +274,13 @@ class Confirmer:
         seconds = self._planned(records, start)[1]
         self._instances.input_wait_seconds = self._most_asked()
         done = failures = 0
+        dropped: list[Trial] = []
         while done < MOST_INSTANCES and failures < FEWEST_INSTANCES:
-            active = [each for each in contenders if each.failure is None]
+            active = [each for each in contenders if each.failure is None and each.trial not in dropped]
             asking = self._instances.asking(reference, active)
-            if done >= ENOUGH_INSTANCES:  # what has broken a rule leaves its time to the next; fewer may err
-                active = [each for each in active if self._may_win(each, reference)]
+            if done in RULES_ASKED_AFTER:  # what has broken one leaves its time to the next
+                dropped += [each.trial for each in active if not self._may_win(each, reference)]
+                active = [each for each in active if each.trial not in dropped]
             if not active or self._left() < self._needed(records, start, seconds, done=done):
                 return
             if self._stopped():

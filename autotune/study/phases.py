@@ -174,13 +174,14 @@ def _completed_run(
                 source=written.source, choices=dict(space.choices), left_out=dict(space.left_out)
             ),
             "baseline": dict(run.baseline),
-            "isolation": _isolation(run.trials, options),
+            "isolation": isolation_of(run.trials, options.isolation),
         }
     )
 
 
-def _isolation(trials: Trials, options: Options) -> str:
-    return str(getattr(trials, "isolation", options.isolation))
+def isolation_of(trials: Trials, asked_for: str) -> str:
+    """How trials are kept apart: as was asked for, unless importing the workload leaves no choice."""
+    return str(getattr(trials, "isolation", asked_for))
 
 
 def _resolved(
@@ -206,7 +207,7 @@ def _resolved(
 def _planned(
     run: Run, warm: WarmUp, space: ResolvedSpace, import_seconds: float, options: Options, *, searched: bool
 ) -> Plan:
-    forked = _isolation(run.trials, options) == "template"
+    forked = isolation_of(run.trials, options.isolation) == "template"
     return plan_run(
         options.budget,
         ready_at=run.clock(),

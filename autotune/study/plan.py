@@ -45,7 +45,7 @@ TRIALS_WORTH_HAVING = 40
 LEAST_MEASURED, MOST_MEASURED = 3.0, 10.0
 LEAST_INSTANCE_SECONDS, MOST_INSTANCE_SECONDS = 4.0, 12.0
 """Slices of one instance with one finalist, the baseline's turns included."""
-MANY_INSTANCES, MOST_INSTANCES = 12, 48
+MANY_INSTANCES, MOST_INSTANCES = 12, 24
 """Time for more than many makes each longer first, and only then more of them; the most end a confirmation."""
 FEWEST_INSTANCES = 2
 FEWEST_ROUNDS = 3
@@ -73,7 +73,8 @@ class Plan:
         probes_end: When single changes give way to the sampler.
         numerics_ends: When the finalists' loss curves must have been compared.
         ends: When the confirmation must have ended.
-        trial_timeout: One search trial, from request to end.
+        trial_timeout: Seconds that one search trial may take, from request to end; one that runs out of memory beside the
+            baseline is tried again alone, for as long.
         measured: Slices of one search trial, the baseline's turns included.
         finalists: How many configurations are confirmed side by side, at most.
         import_seconds: What a fresh template takes to import everything.

@@ -280,7 +280,7 @@ def _not_checked(
         if not any(check.name == DEVICE_MEMORY for check in winner.checks):
             missing.append(DEVICE_MEMORY_NOT_CHECKED)
     missing += [
-        f"{GROWTH_NOT_CHECKED} ({check.detail})"
+        f"{GROWTH_NOT_CHECKED} ({check.name.replace('_', ' ')}: {check.detail})"
         for check in winner.checks
         if check.name in (growth.HOST, growth.DEVICE) and not growth.tells(check)
     ]

@@ -23,6 +23,7 @@ from autotune.study.running import Trial
 from autotune.study.slicing import SLICE_SECONDS, SLICES_IN_A_TRIAL, slice_seconds, slice_times
 from autotune.study.waiting import GENEROUS, Deadline, TimeIsUp
 from autotune.trial.live import Data, LiveTrial, TrialFailed, WarmUp
+from autotune.trial.no_memory import says_taken
 from autotune.trial.record import Outcome, Pairing, Phase, Slice, TrialRecord
 
 INPUT_WAIT_SECONDS = 1.0
@@ -272,16 +273,33 @@ class SideBySide:
         return record
 
     def _measure_or_bracket(self, trial: Trial, plan: Plan, began: float, enough: Enough) -> None:
+        pairs_before, beside = len(trial.pairs), None
         if not self._bracketed and trial.pairing is not Pairing.BRACKETED:
             try:
                 self._alternate(trial, plan, began, enough)
             except TrialFailed as failure:
                 if failure.outcome is not Outcome.OOM:
                     raise
-                # Perhaps only the two together do not fit, or just did until one of them took more.
+                beside = failure  # perhaps only the two together do not fit, or just did until one of them took more
             else:
                 return
-        self._bracket(trial, plan)
+        try:
+            self._bracket(trial, plan)
+        except TimeIsUp:
+            if beside is None or len(trial.pairs) == pairs_before:
+                raise
+            trial.pairing = Pairing.ALTERNATING
+            raise beside from None  # what it gave before it failed makes it no success
+        except TrialFailed as failure:
+            if failure.outcome is Outcome.OOM and says_taken(failure.reason):
+                raise TrialFailed(
+                    Outcome.ERROR,  # of memory it tells nothing
+                    failure.reason,
+                    hint="Alone as well: a process that is not autotune's has the card. See what nvidia-smi shows.",
+                    detail=failure.detail,
+                    log_tail=failure.log_tail,
+                ) from failure
+            raise
 
     def _alternate(self, trial: Trial, plan: Plan, began: float, enough: Enough) -> None:
         run = self._run

@@ -26,7 +26,7 @@ from autotune.space.knobs import Device
 from autotune.study.confirmation import GROUPS, Confirmer
 from autotune.study.confirmed import Confirmed, Limits, Result
 from autotune.study.options import Options, seconds_of
-from autotune.study.phases import baseline_of, tell_isolation, tell_what_is_odd
+from autotune.study.phases import baseline_of, isolation_of, tell_isolation, tell_what_is_odd
 from autotune.study.plan import CLOSING_SECONDS, LEAST_MEASURED, Plan, baseline_timeout
 from autotune.study.progress import Notice, Observer, PhaseBegan, silent
 from autotune.study.run import Run
@@ -193,7 +193,8 @@ def verify_with(
             instances=0,
             reason="the recipe is the baseline, and claims nothing",
         )
-    plan = _plan(budget, warm, import_seconds, recipe)
+    forked = isolation_of(trials, "template") == "template"
+    plan = _plan(budget, warm, import_seconds if forked else 0.0, recipe)  # else each start has its own
     confirmer = Confirmer(run, plan, limits, min_gain=recipe.evidence.min_gain)
     return _verification(recipe, confirmer.confirm([_as_if_searched(recipe, warm)]), budget, directory)
 

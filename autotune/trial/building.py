@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from autotune.errors import ApplyError, WorkloadError
 from autotune.recipe import apply
 from autotune.space.configuration import Configuration
+from autotune.trial.no_memory import says_no_memory
 from autotune.workload import Workload, call_with_config, users_traceback
 
 if TYPE_CHECKING:
@@ -26,25 +27,6 @@ HANDFUL = 32
 """Examples that are counted at once, at most."""
 MOST_UNEVEN = 0.02
 """By how much whole batches may be more than the examples in them: so much too fast would it look."""
-_SIGNS_OF_NO_MEMORY = (
-    "out of memory",
-    "cublas_status_alloc_failed",
-    "cudnn_status_alloc_failed",
-    "failed to create cublas handle",
-    "could not create cudnn handle",
-    "dst tensor is not initialized",  # a copy to the card found no room
-    "blas operation using streamexecutor without blas support",  # the handle's failure is in the log only
-    "dnn library initialization failed",
-    "device_allocation_failed",
-    "host_allocation_failed",
-    "cuda-capable device(s) is/are busy or unavailable",  # held by one process, where only one may have the card
-    "all cuda-capable devices are busy or unavailable",
-    "cuda_error_device_unavailable",
-    "memoryerror",
-    "std::bad_alloc",
-    "cannot allocate memory",
-)
-"""Of CUDA, when a card is full or taken, and of Python, C++ and the kernel, within an error of TensorFlow's."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -57,11 +39,6 @@ def is_out_of_memory(error: BaseException) -> bool:
         or (isinstance(error, tf.errors.OpError) and "RESOURCE_EXHAUSTED" in text)
         or says_no_memory(text)
     )
-
-
-def says_no_memory(text: str) -> bool:
-    """Whether an error's text says that memory ran out, on the host or on a card."""
-    return any(sign in text.lower() for sign in _SIGNS_OF_NO_MEMORY)
 
 
 def datasets(

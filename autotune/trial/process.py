@@ -20,6 +20,7 @@ from autotune.trial import messages
 from autotune.trial.live import Data, TrialFailed, WarmUp
 from autotune.trial.log import fatal_line, tail
 from autotune.trial.messages import ChannelClosed, ProtocolError, StartedByImport
+from autotune.trial.no_memory import says_no_memory
 from autotune.trial.record import Outcome, Slice
 from autotune.trial.standstill import LOOK_SECONDS as STANDSTILL_LOOK_SECONDS
 from autotune.trial.standstill import Standstill
@@ -40,7 +41,6 @@ _DOING: dict[type, str] = {
     messages.LossCurves: "while training for loss curves",
 }
 """What a trial does while each of its messages is waited for."""
-_FATAL_FOR_WANT_OF_MEMORY = ("std::bad_alloc", "out of memory", "Out of memory", "Cannot allocate memory")
 
 Message = TypeVar("Message")
 
@@ -239,10 +239,8 @@ class TrialProcess:
             else f"ended with exit status {exited.code}"
         )
         fatal = fatal_line(self._log).strip()
-        no_memory = any(sign in fatal for sign in _FATAL_FOR_WANT_OF_MEMORY)
-        return self._failed(
-            Outcome.OOM if no_memory else Outcome.CRASHED, f"{how}: {fatal[:400]}" if fatal else how
-        )
+        outcome = Outcome.OOM if says_no_memory(fatal) else Outcome.CRASHED
+        return self._failed(outcome, f"{how}: {fatal[:400]}" if fatal else how)
 
     def _end(self) -> None:
         """Kill the whole family, and wait for it to be gone."""

@@ -1,0 +1,36 @@
+"""By which words errors and logs say that memory ran out: TensorFlow and CUDA have no one type for it. Pure."""
+
+from __future__ import annotations
+
+_FULL = (
+    "out of memory",
+    "cublas_status_alloc_failed",
+    "cudnn_status_alloc_failed",
+    "failed to create cublas handle",
+    "could not create cudnn handle",
+    "dst tensor is not initialized",  # a copy to the card found no room
+    "blas operation using streamexecutor without blas support",  # the handle's failure is in the log only
+    "dnn library initialization failed",
+    "device_allocation_failed",
+    "host_allocation_failed",
+    "memoryerror",
+    "std::bad_alloc",
+    "cannot allocate memory",
+)
+"""Of CUDA's libraries, when a card is full, and of Python, C++ and the kernel, within an error of TensorFlow's."""
+_TAKEN = (
+    "cuda-capable device(s) is/are busy or unavailable",
+    "all cuda-capable devices are busy or unavailable",
+    "cuda_error_device_unavailable",
+)
+"""Of CUDA, where one process holds a card that is not for several (its compute mode): for a second one it has no room."""
+
+
+def says_no_memory(text: str) -> bool:
+    """Whether a text says that memory ran out, on the host or on a card, or that another process has the card."""
+    return says_taken(text) or any(sign in text.lower() for sign in _FULL)
+
+
+def says_taken(text: str) -> bool:
+    """Whether a text says that another process has the card for itself."""
+    return any(sign in text.lower() for sign in _TAKEN)
