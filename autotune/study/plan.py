@@ -73,8 +73,8 @@ class Plan:
         probes_end: When single changes give way to the sampler.
         numerics_ends: When the finalists' loss curves must have been compared.
         ends: When the confirmation must have ended.
-        trial_timeout: Seconds that one search trial may take, from request to end; one that runs out of memory beside the
-            baseline is tried again alone, for as long.
+        trial_timeout: Seconds that one search trial may take, from request to end; one that runs out of memory beside
+            the baseline is tried again alone, for as long.
         measured: Slices of one search trial, the baseline's turns included.
         finalists: How many configurations are confirmed side by side, at most.
         import_seconds: What a fresh template takes to import everything.

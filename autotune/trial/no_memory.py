@@ -23,7 +23,7 @@ _TAKEN = (
     "all cuda-capable devices are busy or unavailable",
     "cuda_error_device_unavailable",
 )
-"""Of CUDA, where one process holds a card that is not for several (its compute mode): for a second one it has no room."""
+"""Of CUDA, where a card's compute mode lets one process have it: then it has no room for a second."""
 
 
 def says_no_memory(text: str) -> bool:
