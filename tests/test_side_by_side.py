@@ -387,7 +387,7 @@ def test_a_candidate_that_runs_out_of_memory_when_there_is_no_time_to_try_it_alo
     trials = simulated_trials(TWICE, noise=0.3)
     run, beside = started(tmp_path, trials)
     lose_slices_of_the_baseline(monkeypatch, trials, Outcome.OOM, since_slices=3)
-    ends = run.clock() + 7.0
+    ends = run.clock() + 12.0
     _, record = measure(run, beside, measured=30.0, search_ends=ends, search_last=ends)
     assert len(record.pairs) >= 2, "the case is another one"
     assert (record.outcome, record.pairing) == (Outcome.OOM, Pairing.ALTERNATING)
@@ -399,7 +399,7 @@ def test_a_card_that_another_process_holds_tells_nothing_of_memory(tmp_path):
     taken = TrialFailed(Outcome.OOM, "INTERNAL: all CUDA-capable devices are busy or unavailable")
     run, beside = started(tmp_path, simulated_trials(failure=lambda each: taken if each == FAST else None))
     _, record = measure(run, beside)
-    assert (record.outcome, record.pairing) == (Outcome.ERROR, Pairing.BRACKETED)
+    assert record.outcome is Outcome.ERROR
     assert "a process that is not autotune's has the card" in record.reason
 
 
