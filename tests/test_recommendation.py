@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 import pytest
-from simulated_runs import BASELINE, MACHINE, a_pair, a_record
+from simulated_runs import BASELINE, MACHINE, a_pair, a_record, a_slice
 
 from autotune.measure.continuous import Soaked
 from autotune.measure.deciding import Shortfall, Verdict
@@ -490,6 +490,39 @@ def test_stalls_that_only_some_processes_could_tell_are_not_called_checked(untol
     winner = confirmed(timed_by="steps", stalled_ends=0.3, examples_per_epoch=10**6, stalls_untold=untold)
     not_checked = recipe_of(winner).evidence.stability.not_checked
     assert any("recommendation in some processes only" in each for each in not_checked) is told
+
+
+@pytest.mark.parametrize(
+    ("own", "baselines", "told"),
+    [
+        (0.0, 0.05, ""),
+        (0.34, 0.47, "47% of the baseline's and 34% of the recommendation's"),
+        (0.2, None, "0% of"),
+    ],
+)
+def test_a_speed_up_that_hangs_on_stalls_is_said_to(own, baselines, told):
+    """How many epochs end in one is another number when the machine is faster or slower."""
+    timing = {"timed_by": "steps", "examples_per_epoch": 10**6}
+    reference = REFERENCE.model_copy(update={**timing, "stalled_ends": baselines})
+    recipe = recipe_of(confirmed(**timing, stalled_ends=own), reference=reference)
+    (found,) = [each for each in recipe.evidence.stability.not_checked if "tuning (" in each] or [""]
+    assert told in found
+    assert bool(found) is bool(told)
+
+
+@pytest.mark.parametrize(("stalled", "told"), [(1, False), (6, True)])
+def test_a_speed_up_over_stalled_epochs_is_said_to_be_one(stalled, told):
+    """Where whole epochs show which of the baseline's ended in one, as `digits_cnn` does."""
+    usual = a_slice().model_copy(update={"epochs": 1, "seconds": 0.61, "steps": 45, "examples": 1437})
+    late = usual.model_copy(
+        update={"seconds": 1.265, "step_seconds": usual.step_seconds.model_copy(update={"max": 0.64})}
+    )
+    pairs = tuple(
+        a_pair().model_copy(update={"baseline": late if n < stalled else usual, "candidate": usual})
+        for n in range(12)
+    )
+    not_checked = recipe_of(confirmed(pairs=pairs)).evidence.stability.not_checked
+    assert any(f"{stalled} of 12 of the baseline's did" in each for each in not_checked) is told
 
 
 def test_rates_of_a_continuous_run_are_all_examples_over_all_the_time():

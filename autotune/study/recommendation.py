@@ -9,6 +9,7 @@ from typing import Any
 from autotune.machine import Machine
 from autotune.measure import growth, numerics
 from autotune.measure.deciding import Shortfall, Verdict
+from autotune.measure.disturbance import NOTABLE_SHARE
 from autotune.measure.intervals import FEW_INSTANCES, LogInterval
 from autotune.measure.stability import DEVICE_MEMORY, Check
 from autotune.measure.throughput import Measured
@@ -32,7 +33,7 @@ from autotune.recipe.recipe import (
     Throughput,
 )
 from autotune.space.configuration import Configuration
-from autotune.study.confirmed import Confirmed, Result
+from autotune.study.confirmed import Confirmed, Result, stalls_of_baseline
 from autotune.study.parity import plain
 from autotune.study.running import now_utc, ratio_interval, throughput_interval
 from autotune.trial.record import Interval, Outcome, TrialRecord
@@ -53,6 +54,10 @@ INTERRUPTED_NOT_CHECKED = "further processes (the user stopped the confirmation 
 EPOCHS_NOT_CHECKED = "what lies between epochs (steps alone were timed)"
 VALIDATION_NOT_CHECKED = "what validation costs beyond its beginning (its data does not say how long it is)"
 STALLS_NOT_CHECKED = "stalls at ends of epochs (short epochs did not tell those of the {})"
+STALLS_MOVE = (
+    "how the speed-up changes with the machine's speed, on which it hangs how many epochs end in a stall of "
+    "`tf.data`'s tuning ({})"
+)
 STALLS_IN_PART = "stalls at ends of epochs (short epochs told those of the {} in some processes only)"
 MEMORY_NOT_CHECKED = "peak memory, and whether it grows (no process has told it)"
 RETRACING_NOT_CHECKED = "retracing after the warm-up (the log does not tell of XLA's compilations)"
@@ -273,6 +278,8 @@ def _not_checked(
         and record.examples_per_epoch is not None
         and (record.stalled_ends is None or record.stalls_untold)
     ]
+    if stalled := _stalled(winner.record, result.baseline):
+        missing.append(STALLS_MOVE.format(stalled))
     if winner.record.peak_host_bytes is None:
         missing.append(MEMORY_NOT_CHECKED)
     if winner.record.peak_device_bytes is not None:
@@ -287,6 +294,18 @@ def _not_checked(
     if not any(check.name == "retracing" for check in winner.checks):
         missing.append(RETRACING_NOT_CHECKED)
     return tuple(missing)
+
+
+def _stalled(winner: TrialRecord, baseline: TrialRecord) -> str:
+    """How many epochs ended in a stall, in words; nothing where hardly any did."""
+    stalls, epochs = stalls_of_baseline(winner, baseline)
+    if stalls.share > NOTABLE_SHARE:
+        return f"{stalls.epochs} of {epochs} of the baseline's did, for {stalls.share:.0%} of its time"
+    shares = {"baseline": baseline.stalled_ends or 0.0, "recommendation": winner.stalled_ends or 0.0}
+    if max(shares.values()) > NOTABLE_SHARE:
+        told = " and ".join(f"{share:.0%} of the {who}'s" for who, share in shares.items())
+        return f"{told}, by its short epochs"
+    return ""
 
 
 def break_even(
