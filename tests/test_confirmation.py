@@ -36,6 +36,7 @@ from autotune.study.plan import (
     OVERRUN_SHARE,
 )
 from autotune.study.progress import Notice, TrialBegan, TrialMeasured
+from autotune.study.running import Trial
 from autotune.study.side_by_side import SideBySide
 from autotune.study.slicing import SHORT_SLICE_SECONDS, SLICE_SECONDS
 from autotune.trial.live import TrialFailed
@@ -344,6 +345,15 @@ def test_an_instance_that_cannot_end_in_time_is_not_begun(tmp_path, pairing):
     result = bench.confirm(FAST, pairing=pairing)
     assert bench.launched == []
     assert (result.instances, result.winner) == (0, None)
+
+
+def test_the_luck_of_charged_stalls_is_in_the_claims_interval(tmp_path, monkeypatch):
+    """Of either side, however well processes agree by chance."""
+    trials = simulated_trials(SPEED, noise=0.001)
+    monkeypatch.setattr(Trial, "variance_of_stalls", lambda trial, beside: 0.04)
+    result = Bench(tmp_path, trials).confirm(FAST)
+    expected = 1.96 * math.sqrt(2 * 0.04 / result.instances)
+    assert result.confirmed[0].ratio.half_width == pytest.approx(expected, rel=0.2)
 
 
 def test_processes_that_have_lost_the_card_claim_nothing(tmp_path):

@@ -1,6 +1,8 @@
 """How epochs end while `tf.data` tunes a pipeline: what is told of stalls, and what they cost a long epoch."""
 
+import math
 import random
+import statistics
 
 import pytest
 from hypothesis import given
@@ -13,6 +15,7 @@ from autotune.measure.epoch_ends import (
     share_of_stalls,
     stall_seconds,
     stalls_in,
+    variance_of_charge,
 )
 from autotune.measure.throughput import long_run_rate
 
@@ -103,6 +106,23 @@ def test_a_share_of_long_epochs_takes_as_much_longer_as_a_stall_at_their_end(sha
     """A thousand examples in seven seconds, and one for the boundary."""
     found = long_run_rate(1000, 7.0, examples_per_epoch=1000, epoch_overhead_seconds=1.0, stalled_ends=share)
     assert found == pytest.approx(1000 / (8.0 + stalls * mean_stall_seconds(8.0)))
+
+
+@pytest.mark.parametrize(("share", "length"), [(0.34, 5.7), (0.47, 11.3), (0.1, 30.0), (0.9, 5.5)])
+def test_the_luck_of_a_few_ends_is_in_the_variance_of_a_charge(share, length):
+    """What processes that see nine ends each would charge, drawn a thousand times, varies as much in logarithm."""
+    rng, stall = random.Random(1), mean_stall_seconds(length)
+    charges = [
+        math.log(length + sum(rng.random() < share for _ in range(9)) / 9 * stall) for _ in range(1000)
+    ]
+    found = variance_of_charge(share, length + share * stall)
+    assert math.sqrt(found) == pytest.approx(statistics.stdev(charges), rel=0.15)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_share_that_every_process_sees_alike_is_no_luck(share):
+    """None stalls, or all do: there is nothing to vary."""
+    assert variance_of_charge(share, 12.0) == 0.0
 
 
 def test_more_to_take_down_in_a_tuned_pipeline_is_no_stall():

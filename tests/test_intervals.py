@@ -153,6 +153,14 @@ def test_instances_that_agree_by_chance_do_not_narrow_the_interval_to_nothing():
     assert found.half_width > 0.1
 
 
+def test_what_slices_do_not_show_is_in_the_interval_however_instances_agree():
+    """Its variance is that of an instance, so of a mean of five a fifth is left."""
+    agreeing = [[0.5, 0.5, 0.501]] * 5
+    interval = instance_interval(agreeing, unseen=0.04)
+    assert interval.half_width == pytest.approx(1.96 * math.sqrt(0.04 / 5), rel=0.2)
+    assert instance_interval(agreeing).half_width < 0.1 * interval.half_width
+
+
 def test_the_best_of_several_finalists_is_still_covered():
     """Picking the luckiest of three equal finalists: its interval, widened for three, holds the truth."""
     rng = random.Random(4)

@@ -7,7 +7,7 @@ import pytest
 from simulated_runs import a_slice
 
 from autotune.measure.disturbance import Disturbance
-from autotune.measure.epoch_ends import mean_stall_seconds
+from autotune.measure.epoch_ends import mean_stall_seconds, variance_of_charge
 from autotune.space.configuration import Configuration
 from autotune.study.running import Trial, recorded_rate, throughput_interval
 from autotune.trial.live import WarmUp
@@ -221,6 +221,20 @@ def test_what_processes_saw_of_boundaries_is_averaged():
     record = trial.record(Outcome.OK)
     assert (record.epoch_overhead_seconds, record.stalled_ends, record.stalls_untold) == (2.0, 0.25, 1)
     assert record.throughput.value == pytest.approx(1000 / (12.0 + 0.25 * mean_stall_seconds(12.0)))
+
+
+@pytest.mark.parametrize(
+    ("own", "beside", "counts"), [(0.5, 0.2, True), (0.5, None, False), (None, 0.2, False), (0.0, 0.2, False)]
+)
+def test_only_stalls_that_are_charged_make_a_rate_uncertain(own, beside, counts):
+    """Where one side's are not known neither is charged; and what no epoch does is no luck."""
+    trial, other = Trial(1, Phase.CONFIRM, Configuration({})), Trial(2, Phase.CONFIRM, Configuration({}))
+    trial.note_warm(warm(1.0, own))
+    other.note_warm(warm(1.0, beside))
+    trial.add_slices([a_slice(100, seconds=1.0, epochs=0)])
+    expected = variance_of_charge(own, 1000 / trial.record(Outcome.OK).throughput.value) if counts else 0.0
+    assert trial.variance_of_stalls(other) == expected
+    assert (expected > 0) is counts
 
 
 @pytest.mark.parametrize("of_baseline", [False, True])

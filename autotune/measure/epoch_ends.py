@@ -19,6 +19,8 @@ LONGEST_SLEEP_SECONDS = 60.0
 SPREAD = 0.1
 """How far, relatively, epochs' lengths are apart: a length that lies close to an awakening is on either side of it."""
 AGES = 40
+ENDS_OF_A_PROCESS = 9
+"""Of short epochs: so many a process sees where they are quick, and fewer where not (`trial/boundary.py`)."""
 FEWEST_ENDS = 3
 """Of short epochs: fewer do not tell how often one stalls."""
 LEAST_STALL_SECONDS = 0.03
@@ -81,6 +83,20 @@ def mean_stall_seconds(length: float) -> float:
     """What a stall takes on average at the ends of epochs that are about this long, in seconds."""
     ages = [length * (1 + SPREAD * ((2 * index + 1) / AGES - 1)) for index in range(AGES)]
     return statistics.fmean(map(stall_seconds, ages))
+
+
+def variance_of_charge(share: float, epoch_seconds: float) -> float:
+    """Variance of the logarithm of a process's rate for the luck of its few ends of short epochs.
+
+    Args:
+        share: Of epochs that end in a stall, by several processes.
+        epoch_seconds: Of a long epoch, what it is charged included.
+    """
+    length = epoch_seconds
+    for _ in range(4):  # without the charge, which goes by the length without it
+        length = epoch_seconds - share * mean_stall_seconds(max(length, epoch_seconds / 2))
+    of_share = share * (1 - share) / ENDS_OF_A_PROCESS
+    return of_share * (mean_stall_seconds(max(length, epoch_seconds / 2)) / epoch_seconds) ** 2
 
 
 def share_of_stalls(ends: Sequence[EpochEnd], usual_gap: float) -> float | None:

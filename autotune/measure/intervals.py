@@ -104,7 +104,11 @@ def mean_interval(
 
 
 def instance_interval(
-    instances: Sequence[Sequence[float]], *, comparisons: int = 1, confidence: float = CONFIDENCE
+    instances: Sequence[Sequence[float]],
+    *,
+    comparisons: int = 1,
+    confidence: float = CONFIDENCE,
+    unseen: float = 0.0,
 ) -> LogInterval:
     """Mean over instances, with an interval that allows for differences between instances.
 
@@ -119,6 +123,8 @@ def instance_interval(
         instances: For each instance (a fresh pair of processes) the log-ratios of its pairs.
         comparisons: How many finalists the winner was chosen from (Bonferroni's correction).
         confidence: Two-sided coverage of all comparisons together.
+        unseen: Variance of an instance that its slices do not show. The spread between few instances may be small by
+            chance, and is never taken for less than this.
     """
     means = [statistics.fmean(each) for each in instances]
     mean = statistics.fmean(means)
@@ -126,7 +132,7 @@ def instance_interval(
     if count < 2:
         return LogInterval(value=mean, low=-math.inf, high=math.inf, count=count)
     level = 1 - (1 - confidence) / comparisons
-    between, floor = statistics.variance(means) / count, INSTANCE_DEVIATION**2 / count
+    between, floor = statistics.variance(means) / count, (INSTANCE_DEVIATION**2 + unseen) / count
     spread = [each for each in instances if len(each) > 1]
     degrees = sum(len(each) - 1 for each in spread) or count - 1
     pooled = sum(statistics.variance(each) * (len(each) - 1) for each in spread) / degrees

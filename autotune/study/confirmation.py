@@ -105,6 +105,7 @@ class Confirmer:
         self._pauses_deceive = False
         self._interruptions_before = run.interruptions()
         self._baseline_failure: TrialFailed | None = None
+        self._reference: Trial | None = None
 
     def confirm(self, finalists: Sequence[TrialRecord]) -> Result:
         """Measure finalists against the baseline until the plan's end.
@@ -117,7 +118,7 @@ class Confirmer:
         run.observe(
             PhaseBegan(phase=Phase.CONFIRM, ends=plan.ends, detail="fresh processes against the baseline")
         )
-        reference = run.new_trial(Phase.CONFIRM, run.baseline)
+        reference = self._reference = run.new_trial(Phase.CONFIRM, run.baseline)
         self._expected.whole_up_to = self._times_whole(finalists[0])
         self._lengthen_slices(finalists[0])
         if not any(self._fits([each]) for each in finalists) or not self._holds_a_soak(finalists[0]):
@@ -225,10 +226,18 @@ class Confirmer:
         return verdict(claim, min_gain=self._min_gain)
 
     def _in_slices(self, contender: Contender) -> LogInterval:
-        return self._over(contender, contender.instances, self._run.baseline)
+        assert self._reference is not None
+        sides = (contender.trial, self._reference), (self._reference, contender.trial)
+        unseen = sum(own.variance_of_stalls(beside) for own, beside in sides)
+        return self._over(contender, contender.instances, self._run.baseline, unseen=unseen)
 
     def _over(
-        self, contender: Contender, instances: Sequence[Sequence[float]], other: Configuration
+        self,
+        contender: Contender,
+        instances: Sequence[Sequence[float]],
+        other: Configuration,
+        *,
+        unseen: float = 0.0,
     ) -> LogInterval:
         """Logarithm of a contender's speed-up over another configuration, over instances.
 
@@ -236,8 +245,9 @@ class Confirmer:
             contender: Which.
             instances: For each instance the log-ratios of its pairs.
             other: What it is held against.
+            unseen: Variance of an instance that its slices do not show.
         """
-        interval = instance_interval(instances, comparisons=self._comparisons)
+        interval = instance_interval(instances, comparisons=self._comparisons, unseen=unseen)
         if not self._run.trials.apart(contender.trial.configuration, other):
             return interval
         return between_templates(interval, len(contender.groups), comparisons=self._comparisons)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from autotune.measure.disturbance import Disturbance, Timing, disturbances, kept, load_of
+from autotune.measure.epoch_ends import variance_of_charge
 from autotune.measure.intervals import FEW_INSTANCES, LogInterval, instance_interval, mean_interval
 from autotune.measure.throughput import long_run_rate, overall_log_ratios, overall_rate
 from autotune.space.configuration import Configuration
@@ -296,7 +297,7 @@ class Trial:
 
     def record(self, outcome: Outcome, *, reason: str = "", log_tail: str = "") -> TrialRecord:
         """All that is kept of the trial, now that it ended as `outcome`."""
-        own = [pair.candidate for pair in self.pairs] + self.slices
+        own = self._own()
         ready = None if self.warm is None else self.warm.ready
         peak = None if self.finished is None else self.finished.peak_host_bytes
         return TrialRecord(
@@ -343,6 +344,9 @@ class Trial:
             skipped_steps=_total(each.skipped_steps for each in own),
         )
 
+    def _own(self) -> list[Slice]:
+        return [pair.candidate for pair in self.pairs] + self.slices
+
     def _throughput(self, own: Sequence[Slice]) -> Interval | None:
         if self.warm is None or not own:
             return None
@@ -381,6 +385,19 @@ class Trial:
 
     def _stalled_ends(self) -> float | None:
         return _mean(each.ready.stalled_ends for each in self._warm)
+
+    def variance_of_stalls(self, beside: Trial) -> float:
+        """Variance of the logarithm of one process's rate for the stalls that it is charged by few short epochs.
+
+        Nothing of whole epochs, whose slices hold their stalls.
+        """
+        if self.warm is None or beside.warm is None:
+            return 0.0
+        charged, share = charged_stalls(self.warm.ready, beside.warm.ready), self._stalled_ends()
+        examples, throughput = self.warm.started.examples_per_epoch, self._throughput(self._own())
+        if charged is None or not share or not examples or throughput is None:
+            return 0.0
+        return variance_of_charge(share, examples / throughput.value)
 
     def failed(self, failure: TrialFailed) -> TrialRecord:
         """The record of a trial that failed."""
