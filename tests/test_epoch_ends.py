@@ -108,7 +108,9 @@ def test_a_share_of_long_epochs_takes_as_much_longer_as_a_stall_at_their_end(sha
     assert found == pytest.approx(1000 / (8.0 + stalls * mean_stall_seconds(8.0)))
 
 
-@pytest.mark.parametrize(("share", "length"), [(0.34, 5.7), (0.47, 11.3), (0.1, 30.0), (0.9, 5.5)])
+@pytest.mark.parametrize(
+    ("share", "length"), [(0.34, 5.7), (0.47, 11.3), (0.1, 30.0), (0.7, 6.0), (0.8, 5.8), (0.9, 8.0)]
+)
 def test_the_luck_of_a_few_ends_is_in_the_variance_of_a_charge(share, length):
     """What processes that see nine ends each would charge, drawn a thousand times, varies as much in logarithm."""
     rng, stall = random.Random(1), mean_stall_seconds(length)

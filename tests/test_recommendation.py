@@ -496,8 +496,8 @@ def test_stalls_that_only_some_processes_could_tell_are_not_called_checked(untol
     ("own", "baselines", "told"),
     [
         (0.0, 0.05, ""),
-        (0.34, 0.47, "47% of the baseline's and 34% of the recommendation's"),
-        (0.2, None, "0% of"),
+        (0.34, 0.47, "(47% of the baseline's and 34% of the recommendation's, by"),
+        (0.2, None, ""),  # then neither is charged
     ],
 )
 def test_a_speed_up_that_hangs_on_stalls_is_said_to(own, baselines, told):

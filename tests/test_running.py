@@ -232,9 +232,27 @@ def test_only_stalls_that_are_charged_make_a_rate_uncertain(own, beside, counts)
     trial.note_warm(warm(1.0, own))
     other.note_warm(warm(1.0, beside))
     trial.add_slices([a_slice(100, seconds=1.0, epochs=0)])
+    assert trial.variance_of_stalls(trial) >= 0.0
     expected = variance_of_charge(own, 1000 / trial.record(Outcome.OK).throughput.value) if counts else 0.0
     assert trial.variance_of_stalls(other) == expected
     assert (expected > 0) is counts
+
+
+def test_only_processes_that_were_charged_make_a_rate_uncertain():
+    """One of four, whichever it was: the others were timed in whole epochs."""
+    told, other = warm(1.0, 0.5), Trial(2, Phase.CONFIRM, Configuration({}))
+    whole = replace(told, ready=told.ready.model_copy(update={"timed_by": "epochs", "stalled_ends": None}))
+    other.note_warm(whole)
+    found = set()
+    for order in ([told, whole, whole, whole], [whole, whole, whole, told]):
+        trial = Trial(1, Phase.CONFIRM, Configuration({}))
+        for each in order:
+            trial.note_warm(each)
+        trial.add_slices([a_slice(100, seconds=9.0, epochs=1)])
+        pace = trial.record(Outcome.OK).throughput.value
+        assert trial.variance_of_stalls(other) == pytest.approx(variance_of_charge(0.5, 1000 / pace) / 4)
+        found.add(pace)
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("of_baseline", [False, True])

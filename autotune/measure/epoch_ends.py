@@ -92,11 +92,17 @@ def variance_of_charge(share: float, epoch_seconds: float) -> float:
         share: Of epochs that end in a stall, by several processes.
         epoch_seconds: Of a long epoch, what it is charged included.
     """
-    length = epoch_seconds
-    for _ in range(4):  # without the charge, which goes by the length without it
-        length = epoch_seconds - share * mean_stall_seconds(max(length, epoch_seconds / 2))
+    low, high = 0.0, epoch_seconds
+    for _ in range(
+        30
+    ):  # its length without the charge, which goes by that: the longer, the longer with it, too
+        middle = (low + high) / 2
+        if middle + share * mean_stall_seconds(middle) < epoch_seconds:
+            low = middle
+        else:
+            high = middle
     of_share = share * (1 - share) / ENDS_OF_A_PROCESS
-    return of_share * (mean_stall_seconds(max(length, epoch_seconds / 2)) / epoch_seconds) ** 2
+    return of_share * (mean_stall_seconds(high) / epoch_seconds) ** 2
 
 
 def share_of_stalls(ends: Sequence[EpochEnd], usual_gap: float) -> float | None:

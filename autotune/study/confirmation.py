@@ -133,6 +133,8 @@ class Confirmer:
             self._comparisons = len(entered)
             self._run_instances(reference, contenders)
             self._soak(reference, contenders)
+            for each in entered:
+                each.barred = self._pauses_deceive and each.soaked is None
             if any(self._may_win(each, reference) for each in contenders) or self._stopped():
                 break
             if waiting and not self._fits_well(waiting[0]):
@@ -181,8 +183,6 @@ class Confirmer:
                 self._pauses_deceive = self._pauses_deceive or self._deceived(each)
                 if self._would_win(each, reference):
                     break
-        for each in contenders:
-            each.barred = self._pauses_deceive and each.soaked is None
 
     def _soak_one(self, reference: Trial, contender: Contender, *, ends: float) -> None:
         soak = Soak(

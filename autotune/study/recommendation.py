@@ -301,10 +301,14 @@ def _stalled(winner: TrialRecord, baseline: TrialRecord) -> str:
     stalls, epochs = stalls_of_baseline(winner, baseline)
     if stalls.share > NOTABLE_SHARE:
         return f"{stalls.epochs} of {epochs} of the baseline's did, for {stalls.share:.0%} of its time"
-    shares = {"baseline": baseline.stalled_ends or 0.0, "recommendation": winner.stalled_ends or 0.0}
-    if max(shares.values()) > NOTABLE_SHARE:
-        told = " and ".join(f"{share:.0%} of the {who}'s" for who, share in shares.items())
-        return f"{told}, by its short epochs"
+    sides = {"baseline": baseline, "recommendation": winner}
+    shares = {who: each.stalled_ends for who, each in sides.items() if each.stalled_ends is not None}
+    if any(each.timed_by == "steps" and each.stalled_ends is None for each in sides.values()):
+        return ""  # neither is charged
+    if max(shares.values(), default=0.0) > NOTABLE_SHARE:
+        return (
+            " and ".join(f"{share:.0%} of the {who}'s" for who, share in shares.items()) + ", by short epochs"
+        )
     return ""
 
 

@@ -86,6 +86,11 @@ def _rate(each: Slice, warm: WarmUp, beside: WarmUp) -> float:
     )
 
 
+def _untold(warm: WarmUp) -> bool:
+    """Whether a process's slices leave stalls out that nothing has told."""
+    return warm.ready.timed_by == "steps" and warm.ready.stalled_ends is None
+
+
 def _timing(each: Slice, samples_per_second: float) -> Timing:
     load = load_of(
         seconds=each.seconds,
@@ -321,9 +326,7 @@ class Trial:
             timed_by=None if ready is None else ready.timed_by,
             epoch_overhead_seconds=self._epoch_overhead_seconds(),
             stalled_ends=self._stalled_ends(),
-            stalls_untold=sum(
-                each.ready.timed_by == "steps" and each.ready.stalled_ends is None for each in self._warm
-            ),
+            stalls_untold=sum(map(_untold, self._warm)),
             examples_per_epoch=None if self.warm is None else self.warm.started.examples_per_epoch,
             validation_uncounted=None if self.warm is None else self.warm.started.validation_uncounted,
             pairing=self.pairing if self.pairs else None,
@@ -387,17 +390,20 @@ class Trial:
         return _mean(each.ready.stalled_ends for each in self._warm)
 
     def variance_of_stalls(self, beside: Trial) -> float:
-        """Variance of the logarithm of one process's rate for the stalls that it is charged by few short epochs.
+        """Variance of the logarithm of a process's rate for the stalls that it is charged by few short epochs.
 
-        Nothing of whole epochs, whose slices hold their stalls.
+        On average over its processes: nothing of whole epochs, whose slices hold their stalls, and nothing where
+        neither side is charged.
         """
-        if self.warm is None or beside.warm is None:
+        share, throughput = self._stalled_ends(), self._throughput(self._own())
+        if self.warm is None or not share or throughput is None:
             return 0.0
-        charged, share = charged_stalls(self.warm.ready, beside.warm.ready), self._stalled_ends()
-        examples, throughput = self.warm.started.examples_per_epoch, self._throughput(self._own())
-        if charged is None or not share or not examples or throughput is None:
-            return 0.0
-        return variance_of_charge(share, examples / throughput.value)
+        examples = self.warm.started.examples_per_epoch
+        told = sum(each.ready.stalled_ends is not None for each in self._warm) / len(self._warm)
+        untold = sum(map(_untold, beside._warm)) / max(1, len(beside._warm))  # then neither is charged
+        return (
+            told * (1 - untold) * variance_of_charge(share, examples / throughput.value) if examples else 0.0
+        )
 
     def failed(self, failure: TrialFailed) -> TrialRecord:
         """The record of a trial that failed."""

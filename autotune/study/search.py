@@ -20,7 +20,7 @@ from autotune.study.running import Trial
 from autotune.study.sampler import Sampler
 from autotune.study.side_by_side import Interrupted, SideBySide
 from autotune.study.waiting import TimeIsUp
-from autotune.trial.record import Outcome, Phase, TrialRecord
+from autotune.trial.record import Outcome, Pairing, Phase, TrialRecord
 
 REPEATS_THAT_END_IT = 20
 """Samples in a row that were known already: the space is explored."""
@@ -184,6 +184,7 @@ class Search:
             Configuration(each.configuration)
             for each in self._run.records.values()
             if each.outcome is Outcome.OOM
+            and each.pairing is not Pairing.ALTERNATING  # else: not tried alone
         ]
         if known_to_fail(trial.configuration, out_of_memory):
             reason = "a trial that needs no more memory than this one ran out of it"

@@ -295,7 +295,7 @@ class SideBySide:
                 raise TrialFailed(
                     Outcome.ERROR,  # of memory it tells nothing
                     failure.reason,
-                    hint="Alone as well: a process that is not autotune's has the card. See what nvidia-smi shows.",
+                    hint="Without the baseline, too: a process that is not autotune's has the card, as nvidia-smi shows.",
                     detail=failure.detail,
                     log_tail=failure.log_tail,
                 ) from failure
