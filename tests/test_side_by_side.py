@@ -400,7 +400,7 @@ def test_a_card_that_another_process_holds_tells_nothing_of_memory(tmp_path):
     run, beside = started(tmp_path, simulated_trials(failure=lambda each: taken if each == FAST else None))
     _, record = measure(run, beside)
     assert record.outcome is Outcome.ERROR
-    assert "a process that is not autotune's has the card" in record.reason
+    assert "a process that is not of this run has the card" in record.reason
 
 
 def test_a_baseline_that_crashes_beside_a_candidate_twice_ends_the_run(tmp_path, monkeypatch):

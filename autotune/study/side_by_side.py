@@ -295,7 +295,7 @@ class SideBySide:
                 raise TrialFailed(
                     Outcome.ERROR,  # of memory it tells nothing
                     failure.reason,
-                    hint="Without the baseline, too: a process that is not autotune's has the card, as nvidia-smi shows.",
+                    hint="Alone, too: a process that is not of this run has the card, as nvidia-smi shows.",
                     detail=failure.detail,
                     log_tail=failure.log_tail,
                 ) from failure
