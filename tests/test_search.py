@@ -8,6 +8,7 @@ from simulated_runs import (
     SMALL_SPACE,
     Watcher,
     a_plan,
+    a_record,
     faster_by,
     run_on,
     simulated_trials,
@@ -21,7 +22,7 @@ from autotune.study.sampler import Sampler
 from autotune.study.search import Search
 from autotune.study.side_by_side import SideBySide
 from autotune.trial.live import TrialFailed
-from autotune.trial.record import Outcome, Phase
+from autotune.trial.record import Outcome, Pairing, Phase
 
 LONG = a_plan(probes_end=1500.0, sampling_ends=3000.0, search_ends=3600.0)
 TINY_SPACE = """
@@ -38,12 +39,15 @@ choices = [1, 8]
 class Searched:
     """A search that has ended, and what it left."""
 
-    def __init__(self, tmp_path, trials, *, space=SMALL_SPACE, plan=LONG, most_trials=None, **settings):
+    def __init__(
+        self, tmp_path, trials, *, space=SMALL_SPACE, plan=LONG, most_trials=None, earlier=(), **settings
+    ):
         trials.open()
         self.watcher = settings.pop("observe", Watcher())
         self.run = run_on(trials, tmp_path, observe=self.watcher, **settings)
         beside = SideBySide(self.run)
         beside.start_baseline(60.0)
+        self.run.records.update({each.trial: each for each in earlier})
         resolved = space_of(space, baseline=self.run.baseline, examples=trials.examples)
         sampler = Sampler(resolved, file=None, name="test", seed=0)
         search = Search(self.run, beside, resolved, sampler, plan, most_trials=most_trials)
@@ -348,6 +352,21 @@ def interrupted_after(trials, tmp_path, count, **settings):
         return int(len(watcher.of(TrialBegan)) > count)
 
     return Searched(tmp_path, trials, observe=watcher, interruptions=interruptions, **settings)
+
+
+@pytest.mark.parametrize(("pairing", "tried"), [(Pairing.ALTERNATING, True), (Pairing.BRACKETED, False)])
+def test_what_ran_out_of_memory_only_beside_the_baseline_says_nothing_of_what_is_larger(
+    tmp_path, pairing, tried
+):
+    """It may fit alone, and so may the larger ones; one that was tried alone tells."""
+    late = a_record(
+        BASELINE.replace(batch_size=64), trial=99, phase=Phase.SEARCH, outcome=Outcome.OOM, pairing=pairing
+    )
+    found = Searched(tmp_path, simulated_trials(faster_by(jit_compile=1.3)), earlier=[late])
+    larger = [BASELINE.replace(batch_size=size) for size in (128, 256, 512)]
+    outcomes = [each.outcome for each in found.records if Configuration(each.configuration) in larger]
+    assert outcomes
+    assert (Outcome.INFERRED_OOM not in outcomes) is tried
 
 
 def test_an_interruption_ends_the_search_and_keeps_what_there_is(tmp_path):

@@ -28,6 +28,7 @@ from autotune.measure.stability import MEMORY_MARGIN
 from autotune.recipe.recipe import ContinuousRun, Estimate, Factor
 from autotune.space.configuration import Configuration
 from autotune.study import verifying
+from autotune.study.confirmation import Confirmer
 from autotune.study.confirmed import Confirmed, Result
 from autotune.study.progress import Notice, PhaseBegan, TrialBegan
 from autotune.study.running import ratio_interval
@@ -35,6 +36,7 @@ from autotune.study.verifying import Verification, verify, verify_with
 from autotune.trial.live import TrialFailed
 from autotune.trial.process import TrialProcesses
 from autotune.trial.record import Outcome, Phase
+from autotune.trial.simulated import SimulatedTrials
 from autotune.workload import Workload
 
 SPACE = """
@@ -190,6 +192,22 @@ def test_how_trials_are_kept_apart_is_the_users(recipe, tmp_path, monkeypatch):
     for options in ({"isolation": "spawn"}, {}):
         verify(recipe, f"{tmp_path / 'train.py'}:workload", **options)
     assert kept_apart == ["spawn", "template"]
+
+
+@pytest.mark.parametrize(("isolation", "planned"), [("template", True), ("spawn", False)])
+def test_an_import_is_planned_where_templates_do_it(recipe, tmp_path, monkeypatch, isolation, planned):
+    """Fresh interpreters import each for themselves, within what their start takes."""
+    plans = []
+
+    class Noting(Confirmer):
+        def __init__(self, run, plan, *arguments, **options):
+            plans.append(plan)
+            super().__init__(run, plan, *arguments, **options)
+
+    monkeypatch.setattr(verifying, "Confirmer", Noting)
+    monkeypatch.setattr(SimulatedTrials, "isolation", isolation, raising=False)
+    found(recipe, tmp_path, import_seconds=9.0)
+    assert (plans[0].import_seconds > 0) is planned
 
 
 def settings_of_verify_with(monkeypatch):
