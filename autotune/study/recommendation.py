@@ -35,7 +35,7 @@ from autotune.recipe.recipe import (
 from autotune.space.configuration import Configuration
 from autotune.study.confirmed import Confirmed, Result, stalls_of_baseline
 from autotune.study.parity import plain
-from autotune.study.running import now_utc, ratio_interval, throughput_interval
+from autotune.study.running import leaves_stalls_out, now_utc, ratio_interval, throughput_interval
 from autotune.trial.record import Interval, Outcome, TrialRecord
 from autotune.version import __version__
 
@@ -303,7 +303,7 @@ def _stalled(winner: TrialRecord, baseline: TrialRecord) -> str:
         return f"{stalls.epochs} of {epochs} of the baseline's did, for {stalls.share:.0%} of its time"
     sides = {"baseline": baseline, "recommendation": winner}
     shares = {who: each.stalled_ends for who, each in sides.items() if each.stalled_ends is not None}
-    if any(each.timed_by == "steps" and each.stalled_ends is None for each in sides.values()):
+    if any(map(leaves_stalls_out, sides.values())):
         return ""  # neither is charged
     if max(shares.values(), default=0.0) > NOTABLE_SHARE:
         return (

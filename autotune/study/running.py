@@ -63,8 +63,12 @@ def charged_stalls(own: Ready | TrialRecord, beside: Ready | TrialRecord) -> flo
         own: What is known of the side that is asked for.
         beside: The same of the other; epochs that are timed whole hold their stalls.
     """
-    unknown = beside.timed_by == "steps" and beside.stalled_ends is None
-    return None if unknown else own.stalled_ends
+    return None if leaves_stalls_out(beside) else own.stalled_ends
+
+
+def leaves_stalls_out(told: Ready | TrialRecord) -> bool:
+    """Whether slices leave stalls at ends of epochs out, and nothing tells how many there are."""
+    return told.timed_by == "steps" and told.stalled_ends is None
 
 
 def recorded_rate(each: Slice, record: TrialRecord, beside: TrialRecord) -> float:
@@ -84,11 +88,6 @@ def _rate(each: Slice, warm: WarmUp, beside: WarmUp) -> float:
         epoch_overhead_seconds=warm.ready.epoch_overhead_seconds,
         stalled_ends=charged_stalls(warm.ready, beside.ready),
     )
-
-
-def _untold(warm: WarmUp) -> bool:
-    """Whether a process's slices leave stalls out that nothing has told."""
-    return warm.ready.timed_by == "steps" and warm.ready.stalled_ends is None
 
 
 def _timing(each: Slice, samples_per_second: float) -> Timing:
@@ -326,7 +325,7 @@ class Trial:
             timed_by=None if ready is None else ready.timed_by,
             epoch_overhead_seconds=self._epoch_overhead_seconds(),
             stalled_ends=self._stalled_ends(),
-            stalls_untold=sum(map(_untold, self._warm)),
+            stalls_untold=sum(leaves_stalls_out(each.ready) for each in self._warm),
             examples_per_epoch=None if self.warm is None else self.warm.started.examples_per_epoch,
             validation_uncounted=None if self.warm is None else self.warm.started.validation_uncounted,
             pairing=self.pairing if self.pairs else None,
@@ -400,7 +399,7 @@ class Trial:
             return 0.0
         examples = self.warm.started.examples_per_epoch
         told = sum(each.ready.stalled_ends is not None for each in self._warm) / len(self._warm)
-        untold = sum(map(_untold, beside._warm)) / max(1, len(beside._warm))  # then neither is charged
+        untold = sum(leaves_stalls_out(each.ready) for each in beside._warm) / max(1, len(beside._warm))
         return (
             told * (1 - untold) * variance_of_charge(share, examples / throughput.value) if examples else 0.0
         )

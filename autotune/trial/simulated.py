@@ -429,11 +429,9 @@ class SimulatedTrials:
         self.drift = drift or (lambda seconds: 1.0)
         self.foreign_load = foreign_load or (lambda seconds: 0.0)
         self.load_shows = load_shows
-        self.instance_noise = instance_noise
-        self.template_noise = template_noise
+        self.instance_noise, self.template_noise = instance_noise, template_noise
         self.failure = failure or (lambda configuration: None)
-        self.start_seconds = start_seconds
-        self.import_seconds = import_seconds
+        self.start_seconds, self.import_seconds = start_seconds, import_seconds
         self.jit_resolves_to = jit_resolves_to
         self.xla_falls_back = xla_falls_back
         self.gpus = gpus
