@@ -45,7 +45,7 @@ class _Data(BaseModel):
 
 
 class Gpu(_Data):
-    """One NVIDIA GPU.
+    """One NVIDIA GPU, or one MIG instance of it.
 
     Args:
         name: As the driver calls it, such as `NVIDIA H200`.
@@ -284,9 +284,10 @@ def _minor(version: str) -> str:
 def read_gpus(nvml: Any = None) -> GpuReading:
     """The GPUs that CUDA would show to this process, from NVML, without waking CUDA.
 
-    `CUDA_VISIBLE_DEVICES` is respected for indices and `GPU-…` UUIDs. Indices count in PCI order, as NVML
-    does; on machines with unlike GPUs CUDA does so only under `CUDA_DEVICE_ORDER=PCI_BUS_ID`. MIG instances
-    are not looked into.
+    `CUDA_VISIBLE_DEVICES` is respected for indices, `GPU-…` and `MIG-…` UUIDs. Indices count in PCI order, as NVML
+    does; on machines with unlike GPUs CUDA does so only under `CUDA_DEVICE_ORDER=PCI_BUS_ID`. Of a GPU that is divided
+    into MIG instances CUDA shows those, and one alone to a process, beside which it shows no other GPU (NVIDIA's MIG
+    user guide, "CUDA Device Enumeration"); newer drivers show more, of which this is the first.
 
     Args:
         nvml: The `pynvml` module or one that answers like it; None imports `pynvml`.
@@ -306,7 +307,7 @@ def read_gpus(nvml: Any = None) -> GpuReading:
         return GpuReading()
     try:
         return GpuReading(
-            gpus=tuple(_read_gpu(nvml, handle) for handle in _visible_handles(nvml)),
+            gpus=tuple(_read_gpu(nvml, device) for device in _visible_devices(nvml)),
             driver=_text(nvml.nvmlSystemGetDriverVersion()),
             cuda=_cuda_version(nvml.nvmlSystemGetCudaDriverVersion_v2()),
         )
@@ -317,32 +318,76 @@ def read_gpus(nvml: Any = None) -> GpuReading:
             nvml.nvmlShutdown()
 
 
-def _visible_handles(nvml: Any) -> list[Any]:
-    """NVML's handles of the GPUs that `CUDA_VISIBLE_DEVICES` shows, in its order; of all without it."""
-    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+class _Device(NamedTuple):
+    """What CUDA can show, by NVML's handles: a GPU, or a MIG instance.
+
+    Args:
+        handle: Its own.
+        gpu: Of the GPU that it is, or is a part of.
+        uuid: Such as `GPU-…` or `MIG-…`.
+    """
+
+    handle: Any
+    gpu: Any
+    uuid: str
+
+
+def _visible_devices(nvml: Any) -> list[_Device]:
+    """What `CUDA_VISIBLE_DEVICES` shows, in its order; everything without it. One MIG instance at most, and alone."""
+    gpus = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    whole = [_Device(gpu, gpu, _text(nvml.nvmlDeviceGetUUID(gpu))) for gpu in gpus]
+    parts = [_mig_instances(nvml, gpu) for gpu in gpus]
+    by_index = [
+        each if own is None else own[:1] for each, own in zip([[one] for one in whole], parts, strict=True)
+    ]
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted is None:
-        return handles
-    uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-    visible = []
+    shown = [each for of_gpu in by_index for each in of_gpu]
+    if wanted is not None:
+        shown = list(_picked(wanted, whole, by_index, [each for own in parts for each in own or []]))
+    instances = [each for each in shown if each.handle is not each.gpu]
+    return instances[:1] or list({each.uuid: each for each in shown}.values())
+
+
+def _picked(
+    wanted: str, whole: list[_Device], by_index: list[list[_Device]], instances: list[_Device]
+) -> Iterator[_Device]:
+    """What the entries of `CUDA_VISIBLE_DEVICES` name, up to the first that names no single device: so -1 hides all."""
     for entry in (part.strip() for part in wanted.split(",")):
-        matches = [
-            index
-            for index, uuid in enumerate(uuids)
-            if entry == str(index) or (entry.startswith("GPU-") and uuid.startswith(entry))
-        ]
-        # CUDA shows only what stands before the first entry that names no single GPU: so -1 hides all.
+        if entry.startswith("MIG-"):
+            matches = [each for each in instances if each.uuid.startswith(entry)]
+        else:
+            named = [
+                index
+                for index, each in enumerate(whole)
+                if entry == str(index) or (entry.startswith("GPU-") and each.uuid.startswith(entry))
+            ]
+            matches = by_index[named[0]] if len(named) == 1 else []
         if len(matches) != 1:
-            break
-        visible.append(matches[0])
-    return [handles[index] for index in dict.fromkeys(visible)]
+            return
+        yield matches[0]
 
 
-def _read_gpu(nvml: Any, handle: Any) -> Gpu:
-    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+def _mig_instances(nvml: Any, gpu: Any) -> list[_Device] | None:
+    """The MIG instances of a GPU; None where it is not divided."""
+    try:
+        current, _ = nvml.nvmlDeviceGetMigMode(gpu)
+    except nvml.NVMLError:  # it knows no MIG
+        return None
+    if not current:
+        return None
+    found = []
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+        with contextlib.suppress(nvml.NVMLError):  # fewer are there, or are this container's
+            handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index)
+            found.append(_Device(handle, gpu, _text(nvml.nvmlDeviceGetUUID(handle))))
+    return found
+
+
+def _read_gpu(nvml: Any, device: _Device) -> Gpu:
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(device.gpu)
     return Gpu(
-        name=_text(nvml.nvmlDeviceGetName(handle)),
-        memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        name=_text(nvml.nvmlDeviceGetName(device.handle)),
+        memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(device.handle).total),
         compute_capability=f"{major}.{minor}",
     )
 

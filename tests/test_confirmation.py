@@ -651,6 +651,15 @@ def test_a_rule_that_is_broken_makes_a_finalist_unstable(tmp_path, limits, gpus,
     assert name in found.record.reason
 
 
+def test_what_the_process_may_take_is_the_limit(tmp_path):
+    """A training on a part of a card, or one that limits itself, does not have all that the machine's card has."""
+    trials = simulated_trials(SPEED, noise=0.02, gpus=("NVIDIA H200",), device_limit_bytes=1 << 20)
+    limits = Limits(host_bytes=8 << 30, device_bytes=141 << 30)
+    (found,) = Bench(tmp_path, trials, limits=limits).confirm(FAST).confirmed
+    assert found.record.outcome is Outcome.UNSTABLE
+    assert "device_memory" in found.record.reason
+
+
 def only(configuration, figure, usual):
     """What one configuration does at each slice, and what all others do."""
     return lambda each: figure if each == configuration else usual

@@ -8,6 +8,7 @@ import pytest
 from autotune.errors import ApplyError
 from autotune.recipe.apply import apply_before_build
 from autotune.trial.no_memory import says_no_memory, says_taken
+from autotune.trial.profiling import device_limit_bytes
 from autotune.trial.template import is_gpu_file
 
 FULL_OR_TAKEN = [
@@ -78,6 +79,10 @@ class Cards:
         """Names stand for devices."""
         return list(self.divided) if kind == "GPU" else []
 
+    def get_visible_devices(self, kind):
+        """Devices have names here."""
+        return [SimpleNamespace(name=f"/physical_device:{card}") for card in self.list_physical_devices(kind)]
+
     def get_memory_growth(self, card):
         """None where nobody has said."""
         return True if card in self.growing else None
@@ -111,3 +116,62 @@ def test_a_recipe_that_comes_after_the_first_tensor_is_too_late_for_cards(monkey
     )
     with pytest.raises(ApplyError, match="GPU memory growth cannot act any more"):
         apply_before_build({})
+
+
+class Divided(Cards):
+    """Cards that are visible, with the parts that a workload has made of them."""
+
+    def get_logical_device_configuration(self, card):
+        """Their limits in MiB; None where nobody has limited it."""
+        parts = self.divided[card.name.removeprefix("/physical_device:")]
+        return [SimpleNamespace(memory_limit=part) for part in parts] or None
+
+
+class Cuda:
+    """CUDA's driver library by the functions that are called: 0 is success, figures are written where they point."""
+
+    def __init__(self, *sizes, fails=0):
+        self.sizes = sizes
+        self.fails = fails
+
+    def cuInit(self, flags):  # noqa: N802
+        """Whatever it is, it has been done before."""
+        return self.fails
+
+    def cuDeviceGet(self, device, ordinal):  # noqa: N802
+        """CUDA_ERROR_INVALID_DEVICE for one that is not there."""
+        if ordinal >= len(self.sizes):
+            return 101
+        device._obj.value = ordinal
+        return 0
+
+    def cuDeviceTotalMem_v2(self, total, device):  # noqa: N802
+        """Of an instance of a divided card, that instance's."""
+        total._obj.value = self.sizes[device.value]
+        return 0
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("cards", "cuda", "expected"),
+    [
+        ({"GPU:0": []}, Cuda(80 * GIB), 80 * GIB),
+        ({"GPU:0": [], "GPU:1": []}, Cuda(80 * GIB, 24 * GIB), 24 * GIB),
+        ({"GPU:1": []}, Cuda(24 * GIB, 80 * GIB), 80 * GIB),
+        ({"GPU:0": [4096]}, Cuda(80 * GIB), 4 * GIB),
+        ({"GPU:0": [4096, 2048]}, Cuda(80 * GIB), 2 * GIB),
+        ({"GPU:0": [None]}, Cuda(80 * GIB), 80 * GIB),
+        ({"GPU:0": [200000]}, Cuda(80 * GIB), 80 * GIB),
+        ({"GPU:0": []}, Cuda(80 * GIB, fails=3), None),
+        ({"GPU:0": [4096]}, Cuda(80 * GIB, fails=3), 4 * GIB),
+        ({"GPU:7": []}, Cuda(80 * GIB), None),
+        ({"GPU:0": []}, object(), None),
+        ({}, None, None),
+    ],
+)
+def test_the_limit_is_what_cuda_has_or_the_workload_allows(monkeypatch, cards, cuda, expected):
+    """Of several cards the smallest one's; nothing is made up where CUDA does not answer."""
+    monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=Divided(cards)))
+    assert device_limit_bytes(cuda) == expected

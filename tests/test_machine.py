@@ -84,16 +84,36 @@ class RecordedNvml:
     def nvmlDeviceGetHandleByIndex(self, index):
         return index
 
+    def nvmlDeviceGetMigMode(self, handle):
+        if "mig_mode" not in self.gpus[handle]:
+            raise NVMLError("Not Supported")
+        return [self.gpus[handle]["mig_mode"], 0]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle):
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle, index):
+        instances = self.gpus[handle]["mig_instances"]
+        if index >= len(instances) or instances[index] is None:
+            raise NVMLError("Not Found")
+        return (handle, index)
+
+    def _device(self, handle):
+        if isinstance(handle, tuple):
+            gpu, index = handle
+            return self.gpus[gpu]["mig_instances"][index]
+        return self.gpus[handle]
+
     def nvmlDeviceGetName(self, handle):
-        return self._string(self.gpus[handle]["name"])
+        return self._string(self._device(handle)["name"])
 
     def nvmlDeviceGetUUID(self, handle):
-        return self._string(self.gpus[handle]["uuid"])
+        return self._string(self._device(handle)["uuid"])
 
     def nvmlDeviceGetMemoryInfo(self, handle):
         if handle == self.failing:
             raise NVMLError("GPU is lost")
-        return SimpleNamespace(total=self.gpus[handle]["memory"])
+        return SimpleNamespace(total=self._device(handle)["memory"])
 
     def nvmlDeviceGetCudaComputeCapability(self, handle):
         return tuple(self.gpus[handle]["capability"])
@@ -343,6 +363,40 @@ def test_only_the_gpus_that_cuda_shows_count(monkeypatch, visible, names):
     reading = machine.read_gpus(RecordedNvml("nvml_mixed.json", as_bytes=True))
     assert [gpu.name for gpu in reading.gpus] == names
     assert reading.driver == "570.86.10"
+
+
+LARGER, SMALLER = "NVIDIA H100 80GB HBM3 MIG 3g.40gb", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        (None, [LARGER]),
+        ("MIG-d2000000-0000-5000-8000-000000000005", [SMALLER]),
+        ("MIG-d", []),
+        ("MIG-d1,MIG-d2", [LARGER]),
+        ("1", [LARGER]),
+        ("GPU-c1", [LARGER]),
+        ("0,MIG-d2", [SMALLER]),
+        ("0", ["NVIDIA L4"]),
+        ("0,2", ["NVIDIA L4"]),
+        ("2,MIG-d1", []),
+        ("-1,MIG-d1", []),
+    ],
+)
+def test_of_a_divided_gpu_one_instance_counts(monkeypatch, visible, names):
+    """Its name and memory are the machine's; its GPU is none, nor is any other beside it."""
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    reading = machine.read_gpus(RecordedNvml("nvml_mig.json", as_bytes=True))
+    assert [gpu.name for gpu in reading.gpus] == names
+
+
+def test_an_instance_has_its_own_memory_and_its_gpus_capability(monkeypatch):
+    """A training on a seventh of a card does not have all of that."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-d2")
+    (found,) = machine.read_gpus(RecordedNvml("nvml_mig.json")).gpus
+    assert found == Gpu(name=SMALLER, memory_bytes=10468982784, compute_capability="9.0")
 
 
 def test_a_hidden_gpu_that_fails_does_not_matter(monkeypatch):

@@ -86,6 +86,7 @@ EVERY_MESSAGE = [
             element="(TensorSpec…)",
             parameters=85002,
             gpus=("NVIDIA H200",),
+            device_limit_bytes=150_000_000_000,
             build={"cuda_version": "12.5"},
         ),
     ),

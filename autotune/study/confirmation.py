@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from autotune.measure.continuous import FEWEST_SLICES
 from autotune.measure.deciding import Shortfall, Verdict, verdict
@@ -73,7 +74,7 @@ class Confirmer:
     Args:
         run: What all phases share.
         plan: When to end.
-        limits: Memory limits.
+        limits: Memory limits of the machine.
         min_gain: Smallest gain that counts.
         numerics: What the finalists' loss curves showed, for those that were looked at.
         plain: The baseline in float32 without XLA, to be measured as well where it is not the baseline itself.
@@ -91,7 +92,8 @@ class Confirmer:
     ) -> None:
         self._run = run
         self._plan = plan
-        self._limits = limits
+        # The process knows better than NVML what it may take: a part of a card, or what the workload allows itself.
+        self._limits = replace(limits, device_bytes=run.device_limit_bytes or limits.device_bytes)
         self._min_gain = min_gain
         self._numerics = numerics or {}
         self._asked_for = plain if plain != run.baseline else None

@@ -29,6 +29,7 @@ class Run:
         rng: Shuffles the order of slices; seeded.
         data: What the baseline learned of the dataset; None until then.
         gpus: Names of the GPUs that the baseline saw; None until then.
+        device_limit_bytes: What TensorFlow may take of a GPU, as the baseline's process found; None until then.
         baseline: What the user would run anyway, `jit_compile` resolved once the baseline has started.
         records: Every trial's record, by number.
         numbers: Numbers for new trials.
@@ -42,6 +43,7 @@ class Run:
     rng: random.Random
     data: Data | None = None
     gpus: tuple[str, ...] | None = None
+    device_limit_bytes: int | None = None
     baseline: Configuration
     records: dict[int, TrialRecord] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=itertools.count)

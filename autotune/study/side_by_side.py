@@ -85,9 +85,10 @@ class SideBySide:
         began, hurried = run.clock(), True
         try:
             warm = self._launch(trial, timeout)
-            run.data, run.gpus = Data.found_by(warm.started), warm.started.gpus
-            device = Device.GPU if warm.started.gpus else Device.CPU
             started = warm.started
+            run.data, run.gpus = Data.found_by(started), started.gpus
+            run.device_limit_bytes = started.device_limit_bytes
+            device = Device.GPU if started.gpus else Device.CPU
             run.baseline = on_device(run.baseline, device).replace(
                 jit_compile=started.jit_compile, **started.set_by_dataset
             )

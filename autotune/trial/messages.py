@@ -213,6 +213,7 @@ class Started(_Message):
         batch_ranks: How many axes each tensor of it has.
         parameters: Trainable and other weights, as a count.
         gpus: Names of the GPUs that TensorFlow sees.
+        device_limit_bytes: What it may take of the one where it may take least; None where nothing tells.
         build: CUDA and cuDNN versions that TensorFlow was built with, where it was.
         set_by_dataset: Pipeline knobs that the workload's dataset has set itself, with what it has set.
     """
@@ -230,6 +231,7 @@ class Started(_Message):
     parameters: int
     batch_ranks: Annotated[tuple[int | None, ...], Field(fail_fast=True)] = ()
     gpus: Annotated[tuple[str, ...], Field(fail_fast=True)] = ()
+    device_limit_bytes: Annotated[int, Field(gt=0)] | None = None
     build: dict[str, str] = {}
     set_by_dataset: dict[
         Literal["data_autotune", "deterministic", "data_threads"], bool | Annotated[int, Field(ge=1)]

@@ -6,6 +6,7 @@ Runs in the trial process, on the model's own compiled functions.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,38 @@ def gpu_names() -> tuple[str, ...]:
         str(tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name))
         for gpu in tf.config.list_physical_devices("GPU")
     )
+
+
+def device_limit_bytes(cuda: Any = None) -> int | None:
+    """What TensorFlow may take of the GPU where it may take least; None where nothing tells.
+
+    That is all of its memory as CUDA has it, of a MIG instance that instance's; less where the workload has limited it.
+
+    Args:
+        cuda: CUDA's driver library, or what answers like it; None loads it, where TensorFlow sees a GPU.
+    """
+    import tensorflow as tf
+
+    limits = []
+    for gpu in tf.config.get_visible_devices("GPU"):
+        parts = tf.config.get_logical_device_configuration(gpu) or []
+        limits += [int(part.memory_limit) << 20 for part in parts if part.memory_limit]
+        with contextlib.suppress(OSError, AttributeError):  # there is no such library, or it has other names
+            cuda = cuda or ctypes.CDLL("libcuda.so.1")
+            total = _cuda_memory_bytes(cuda, int(gpu.name.rpartition(":")[2]))
+            limits += [total] if total else []
+    return min(limits, default=None)
+
+
+def _cuda_memory_bytes(cuda: Any, ordinal: int) -> int:
+    """All memory of a device by its number in CUDA's order, which is TensorFlow's; 0 where CUDA does not say."""
+    device, total = ctypes.c_int(), ctypes.c_size_t()
+    failed = (
+        cuda.cuInit(0)
+        or cuda.cuDeviceGet(ctypes.byref(device), ordinal)
+        or cuda.cuDeviceTotalMem_v2(ctypes.byref(total), device)
+    )
+    return 0 if failed else total.value
 
 
 def build_versions() -> dict[str, str]:

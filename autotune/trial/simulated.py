@@ -347,6 +347,7 @@ class SimulatedTrial:
             element="simulated",
             parameters=1000,
             gpus=self._trials.gpus,
+            device_limit_bytes=self._trials.device_limit_bytes,
             set_by_dataset=self._trials.set_by_dataset,
         )
 
@@ -373,6 +374,7 @@ class SimulatedTrials:
         jit_resolves_to: What `jit_compile="auto"` comes to here.
         xla_falls_back: Whether Keras compiles without XLA whatever it is asked for, as it does for some layers.
         gpus: Names of the GPUs that TensorFlow would see.
+        device_limit_bytes: What it might take of them, where that can be told.
         set_by_dataset: Pipeline knobs that the workload's dataset sets itself.
         examples: Per epoch; None for a dataset without an end.
         fits_together: Whether the configurations that are alive at once fit in memory; always, when None.
@@ -410,6 +412,7 @@ class SimulatedTrials:
         jit_resolves_to: bool = False,
         xla_falls_back: bool = False,
         gpus: tuple[str, ...] = (),
+        device_limit_bytes: int | None = None,
         set_by_dataset: Mapping[str, bool | int] | None = None,
         examples: int | None = 1437,
         fits_together: Callable[[Sequence[Configuration]], bool] | None = None,
@@ -435,6 +438,7 @@ class SimulatedTrials:
         self.jit_resolves_to = jit_resolves_to
         self.xla_falls_back = xla_falls_back
         self.gpus = gpus
+        self.device_limit_bytes = device_limit_bytes
         self.set_by_dataset = dict(set_by_dataset or {})
         self.examples = examples
         self.fits_together = fits_together or (lambda configurations: True)

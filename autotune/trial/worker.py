@@ -229,6 +229,7 @@ def _started(
         batch_ranks=apply.batch_ranks(train),
         parameters=int(model.count_params()) if model.built else 0,
         gpus=profiling.gpu_names(),
+        device_limit_bytes=profiling.device_limit_bytes(),
         build=profiling.build_versions(),
         set_by_dataset=own_options,
     )
