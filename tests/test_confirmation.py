@@ -793,6 +793,16 @@ def test_a_bracketed_finalist_is_not_blamed_for_the_baseline(tmp_path):
     assert result.winner.configuration == FAST
 
 
+def test_a_card_that_another_process_holds_is_an_error_of_the_confirmation(tmp_path):
+    """As in the search: first it is tried with the baseline gone, and only then is it nobody's want of memory."""
+    taken = TrialFailed(Outcome.OOM, "INTERNAL: all CUDA-capable devices are busy or unavailable")
+    trials = simulated_trials(SPEED, failure=lambda each: taken if each == FAST else None)
+    result = Bench(tmp_path, trials).confirm(FAST)
+    (found,) = result.confirmed
+    assert found.record.outcome is Outcome.ERROR
+    assert "a process that is not of this run has the card" in found.record.reason
+
+
 # -------------------------------------------------------------------------------------------- interruptions
 
 

@@ -66,7 +66,10 @@ EVERY_MESSAGE = [
         ),
     ),
     (messages.to_template, messages.Sweep(pid=4711)),
-    (messages.from_trial, messages.LossCurves(curves=((2.5, 1.25, None), (2.0, 1.0, 0.5)))),
+    (
+        messages.from_trial,
+        messages.LossCurves(curves=((2.5, 1.25, None), (2.0, 1.0, 0.5)), gpus=("NVIDIA H200",)),
+    ),
     (messages.from_trial, messages.LossCurves(curves=())),
     (messages.from_template, messages.TemplateReady(workload=FACTS, started="cuda")),
     (messages.from_template, messages.TemplateReady(workload=None)),

@@ -148,6 +148,15 @@ def test_a_reference_that_fails_is_no_candidates_fault(started):
     assert "float32 without XLA gave no losses at batch_size=32: out of memory" in check.detail
 
 
+def test_losses_of_a_process_that_has_lost_the_card_tell_nothing(started):
+    """On the processor bfloat16 may learn what it does not on the card."""
+    _, run, _ = started()
+    run.gpus = ("NVIDIA H200",)
+    check = checked(run, BFLOAT)
+    assert not tells(check)
+    assert "TensorFlow sees no GPU, where the baseline saw NVIDIA H200" in check.detail
+
+
 def test_sifting_refuses_and_goes_on(started):
     """The refused one's record says `unstable` and why; the next takes its place."""
     _, run, watcher = started(learns=lambda each: each["precision"] != "mixed_bfloat16")

@@ -22,6 +22,7 @@ from autotune.study.side_by_side import (
     INPUT_WAIT_SECONDS,
     PATIENCE_SECONDS,
     SLICE_PATIENCE_SECONDS,
+    never_two_alive,
 )
 from autotune.study.slicing import (
     SLICE_SECONDS,
@@ -202,7 +203,7 @@ class Instances:
             trial.live = live
             trial.instances += 1
             warm = live.warm_up(timeout)
-            run.refuse_other_devices(warm)
+            run.refuse_other_devices(warm.started.gpus)
             trial.note_warm(warm)
         self._trained_last = trial
         trial.seconds += run.clock() - began
@@ -396,7 +397,7 @@ class Instances:
         contender.note_instance(instance.group)
 
     def _alone(self, trial: Trial, group: int, count: int, taken: float, usual: float) -> list[Slice]:
-        with contextlib.ExitStack() as stack:
+        with never_two_alive(), contextlib.ExitStack() as stack:
             self.start(trial, group, stack, usual=usual)
             assert trial.warm is not None and trial.live is not None
             length = max(asked_seconds(taken, trial.warm), slice_seconds(trial.warm, measured=0.0))

@@ -11,7 +11,7 @@ from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
 from autotune.study.progress import Observer, TrialBegan, TrialEnded, TrialMeasured
 from autotune.study.running import Trial
-from autotune.trial.live import Clock, Data, TrialFailed, Trials, WarmUp
+from autotune.trial.live import Clock, Data, TrialFailed, Trials
 from autotune.trial.record import Outcome, Phase, Slice, TrialRecord
 
 
@@ -83,14 +83,16 @@ class Run:
         """This moment, in seconds of the run: those of earlier invocations included, pauses between them not."""
         return self.spent_before + self.clock()
 
-    def refuse_other_devices(self, warm: WarmUp) -> None:
+    def refuse_other_devices(self, seen: Sequence[str]) -> None:
         """TensorFlow trains on the processor, without a word, where a card cannot be reached any more.
 
+        Args:
+            seen: Names of the GPUs that a process sees.
+
         Raises:
-            TrialFailed: A process sees other GPUs than the baseline did.
+            TrialFailed: They are others than the baseline saw.
         """
-        seen = warm.started.gpus
-        if self.gpus is not None and seen != self.gpus:
+        if self.gpus is not None and tuple(seen) != self.gpus:
             raise TrialFailed(
                 Outcome.ERROR,
                 f"TensorFlow sees {_named(seen)}, where the baseline saw {_named(self.gpus)}",

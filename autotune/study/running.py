@@ -406,8 +406,7 @@ class Trial:
 
     def failed(self, failure: TrialFailed) -> TrialRecord:
         """The record of a trial that failed."""
-        reason = "\n".join(part for part in (failure.reason, failure.detail) if part)
-        return self.record(failure.outcome, reason=reason, log_tail=failure.log_tail)
+        return self.record(failure.outcome, reason=failure.whole, log_tail=failure.log_tail)
 
 
 def throughput_interval(

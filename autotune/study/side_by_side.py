@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from autotune.errors import BudgetError, NoStableConfigurationError, WorkloadError
@@ -46,6 +46,27 @@ Enough = Callable[[Sequence[float]], Stop | None]
 
 class Interrupted(Exception):
     """The user asked to stop."""
+
+
+@contextlib.contextmanager
+def never_two_alive() -> Iterator[None]:
+    """A card that is taken while no other process of the run is alive tells nothing of memory.
+
+    Raises:
+        TrialFailed: The one inside, an error rather than want of memory where another's process has the card.
+    """
+    try:
+        yield
+    except TrialFailed as failure:
+        if failure.outcome is Outcome.OOM and says_taken(failure.reason):
+            raise TrialFailed(
+                Outcome.ERROR,
+                failure.reason,
+                hint="Alone, too: a process that is not of this run has the card, as nvidia-smi shows.",
+                detail=failure.detail,
+                log_tail=failure.log_tail,
+            ) from failure
+        raise
 
 
 class SideBySide:
@@ -209,7 +230,7 @@ class SideBySide:
         self._imported.add(_variables(trial.configuration))
         trial.instances += 1
         warm = trial.live.warm_up(timeout)
-        run.refuse_other_devices(warm)
+        run.refuse_other_devices(warm.started.gpus)
         trial.note_warm(warm)
         return warm
 
@@ -249,8 +270,7 @@ class SideBySide:
             if trial.stopped_by == Stop.CANNOT_WIN:
                 outcome, reason = Outcome.PRUNED, "its interval lies below the best one's"
         except TrialFailed as failure:
-            outcome, log_tail = failure.outcome, failure.log_tail
-            reason = "\n".join(part for part in (failure.reason, failure.hint, failure.detail) if part)
+            outcome, reason, log_tail = failure.outcome, failure.whole, failure.log_tail
         except (Interrupted, TimeIsUp) as why:
             ended = why
             if isinstance(why, TimeIsUp) and len(trial.log_ratios) > 1:
@@ -285,22 +305,13 @@ class SideBySide:
             else:
                 return
         try:
-            self._bracket(trial, plan)
+            with never_two_alive():
+                self._bracket(trial, plan)
         except TimeIsUp:
             if beside is None or len(trial.pairs) == pairs_before:
                 raise
             trial.pairing = Pairing.ALTERNATING
             raise beside from None  # what it gave before it failed makes it no success
-        except TrialFailed as failure:
-            if failure.outcome is Outcome.OOM and says_taken(failure.reason):
-                raise TrialFailed(
-                    Outcome.ERROR,  # of memory it tells nothing
-                    failure.reason,
-                    hint="Alone, too: a process that is not of this run has the card, as nvidia-smi shows.",
-                    detail=failure.detail,
-                    log_tail=failure.log_tail,
-                ) from failure
-            raise
 
     def _alternate(self, trial: Trial, plan: Plan, began: float, enough: Enough) -> None:
         run = self._run

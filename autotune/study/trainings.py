@@ -74,7 +74,7 @@ class Trainings:
             scales: Factors of the learning rate.
 
         Raises:
-            TrialFailed: The process failed, or did not end in time.
+            TrialFailed: The process failed, did not end in time, or had other devices than the baseline.
         """
         self._count += 1
         log = self.run.directory.log_directory / f"losses-{self._count}.log"
@@ -91,7 +91,9 @@ class Trainings:
             configuration, log=str(log.resolve()), data=self.run.data, losses=losses
         )
         try:
-            return live.loss_curves(max(1.0, self.left())).curves
+            found = live.loss_curves(max(1.0, self.left()))
+            self.run.refuse_other_devices(found.gpus)
+            return found.curves
         finally:
             live.kill()
 

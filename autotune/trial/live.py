@@ -54,6 +54,11 @@ class TrialFailed(Exception):
         self.log_tail = log_tail
         self.input_error = input_error
 
+    @property
+    def whole(self) -> str:
+        """Why, the next step and the user's own frames, for a record: each on lines of its own."""
+        return "\n".join(part for part in (self.reason, self.hint, self.detail) if part)
+
 
 @dataclass(frozen=True, kw_only=True)
 class WarmUp:

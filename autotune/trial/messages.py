@@ -287,13 +287,16 @@ class SliceDone(_Message):
 class LossCurves(_Message):
     """The loss of each step, by training; None where it was not finite.
 
-    Empty where the model reports none; a single training is empty whose learning rate cannot be set.
+    Args:
+        curves: Empty where the model reports none; a single training is empty whose learning rate cannot be set.
+        gpus: Names of the GPUs that TensorFlow sees.
     """
 
     kind: Literal["loss_curves"] = "loss_curves"
     curves: Annotated[
         tuple[Annotated[tuple[FiniteFloat | None, ...], Field(fail_fast=True)], ...], Field(fail_fast=True)
     ]
+    gpus: Annotated[tuple[str, ...], Field(fail_fast=True)] = ()
 
 
 class Finished(_Message):

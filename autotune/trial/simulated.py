@@ -255,7 +255,8 @@ class SimulatedTrial:
                 )
                 for _ in runs.scales
                 for seed in runs.seeds
-            )
+            ),
+            gpus=trials.gpus,
         )
 
     def kill(self) -> None:

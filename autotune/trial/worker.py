@@ -107,7 +107,7 @@ def _train(
     workload = _applied(configuration, workload, reference)
     if request.losses is not None:
         curves = loss_curves.loss_curves(workload, configuration, request.losses, request.examples)
-        channel.send(messages.LossCurves(curves=curves))
+        channel.send(messages.LossCurves(curves=curves, gpus=profiling.gpu_names()))
         return 0
     import tensorflow as tf
 
