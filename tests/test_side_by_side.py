@@ -88,7 +88,7 @@ def test_a_failing_baseline_leaves_its_record(tmp_path):
     assert caught.value.detail == "the log"
     assert run.records[0].outcome is Outcome.CRASHED
     assert run.records[0].seconds == pytest.approx(1.5)
-    assert run.directory.trials[0].reason == "as planned"
+    assert run.directory.trials[0].reason == "as planned\na hint"
 
 
 def test_a_workload_at_fault_is_the_users_to_mend(tmp_path):
