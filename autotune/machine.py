@@ -31,6 +31,8 @@ PACKAGES = ("autotune", "tensorflow", "keras", "numpy", "optuna")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 PROC_ROOT = Path("/proc")
 
+FIRST_DRIVER_OF_SEVERAL_INSTANCES = 570
+"""From this major version on CUDA shows several MIG instances to one process."""
 MEMORY_TOLERANCE = 0.1
 """The share by which two machines' memory may differ and still count as the same size."""
 
@@ -286,8 +288,8 @@ def read_gpus(nvml: Any = None) -> GpuReading:
 
     `CUDA_VISIBLE_DEVICES` is respected for indices, `GPU-…` and `MIG-…` UUIDs. Indices count in PCI order, as NVML
     does; on machines with unlike GPUs CUDA does so only under `CUDA_DEVICE_ORDER=PCI_BUS_ID`. Of a GPU that is divided
-    into MIG instances CUDA shows those, and one alone to a process, beside which it shows no other GPU (NVIDIA's MIG
-    user guide, "CUDA Device Enumeration"); newer drivers show more, of which this is the first.
+    into MIG instances CUDA shows those: one to a process, and no other GPU, until driver 570; since then one of each
+    GPU instance, beside whole GPUs (NVIDIA's MIG user guide, "CUDA Device Enumeration").
 
     Args:
         nvml: The `pynvml` module or one that answers like it; None imports `pynvml`.
@@ -306,9 +308,10 @@ def read_gpus(nvml: Any = None) -> GpuReading:
     except nvml.NVMLError:
         return GpuReading()
     try:
+        driver = _text(nvml.nvmlSystemGetDriverVersion())
         return GpuReading(
-            gpus=tuple(_read_gpu(nvml, device) for device in _visible_devices(nvml)),
-            driver=_text(nvml.nvmlSystemGetDriverVersion()),
+            gpus=tuple(_read_gpu(nvml, device) for device in _visible_devices(nvml, driver)),
+            driver=driver,
             cuda=_cuda_version(nvml.nvmlSystemGetCudaDriverVersion_v2()),
         )
     except nvml.NVMLError:
@@ -324,63 +327,78 @@ class _Device(NamedTuple):
     Args:
         handle: Its own.
         gpu: Of the GPU that it is, or is a part of.
-        uuid: Such as `GPU-…` or `MIG-…`.
+        instance: NVML's number of the GPU instance, of which CUDA shows one compute instance; None of a whole GPU.
     """
 
     handle: Any
     gpu: Any
-    uuid: str
+    instance: int | None = None
 
 
-def _visible_devices(nvml: Any) -> list[_Device]:
-    """What `CUDA_VISIBLE_DEVICES` shows, in its order; everything without it. One MIG instance at most, and alone."""
+def _visible_devices(nvml: Any, driver: str) -> list[_Device]:
+    """What `CUDA_VISIBLE_DEVICES` shows, in its order; everything without it."""
     gpus = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    whole = [_Device(gpu, gpu, _text(nvml.nvmlDeviceGetUUID(gpu))) for gpu in gpus]
-    parts = [_mig_instances(nvml, gpu) for gpu in gpus]
-    by_index = [
-        each if own is None else own[:1] for each, own in zip([[one] for one in whole], parts, strict=True)
-    ]
+    devices = [_devices_of(nvml, gpu) for gpu in gpus]
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-    shown = [each for of_gpu in by_index for each in of_gpu]
-    if wanted is not None:
-        shown = list(_picked(wanted, whole, by_index, [each for own in parts for each in own or []]))
-    instances = [each for each in shown if each.handle is not each.gpu]
-    return instances[:1] or list({each.uuid: each for each in shown}.values())
+    shown = (
+        [one for each in devices for one in each]
+        if wanted is None
+        else list(_picked(nvml, wanted, devices, gpus))
+    )
+    instances = [each for each in shown if each.instance is not None]
+    if instances and _major(driver) < FIRST_DRIVER_OF_SEVERAL_INSTANCES:
+        return instances[:1]
+    once: dict[tuple[int, int | None], _Device] = {}
+    for each in shown:
+        once.setdefault((id(each.gpu), each.instance), each)
+    return list(once.values())
 
 
-def _picked(
-    wanted: str, whole: list[_Device], by_index: list[list[_Device]], instances: list[_Device]
-) -> Iterator[_Device]:
-    """What the entries of `CUDA_VISIBLE_DEVICES` name, up to the first that names no single device: so -1 hides all."""
+def _picked(nvml: Any, wanted: str, devices: list[list[_Device]], gpus: list[Any]) -> Iterator[_Device]:
+    """What the entries of `CUDA_VISIBLE_DEVICES` name, up to the first that names no single device: so -1 hides all.
+
+    Args:
+        nvml: For UUIDs.
+        wanted: Its entries.
+        devices: Of each GPU, itself or its instances.
+        gpus: NVML's handles of those, in the same order.
+    """
+    instances = [one for each in devices for one in each if one.instance is not None]
     for entry in (part.strip() for part in wanted.split(",")):
         if entry.startswith("MIG-"):
-            matches = [each for each in instances if each.uuid.startswith(entry)]
-        else:
             named = [
-                index
-                for index, each in enumerate(whole)
-                if entry == str(index) or (entry.startswith("GPU-") and each.uuid.startswith(entry))
+                [each] for each in instances if _text(nvml.nvmlDeviceGetUUID(each.handle)).startswith(entry)
             ]
-            matches = by_index[named[0]] if len(named) == 1 else []
-        if len(matches) != 1:
+        elif entry.startswith("GPU-"):
+            uuids = [_text(nvml.nvmlDeviceGetUUID(gpu)) for gpu in gpus]
+            named = [each for each, uuid in zip(devices, uuids, strict=True) if uuid.startswith(entry)]
+        else:
+            named = [each for index, each in enumerate(devices) if entry == str(index)]
+        if len(named) != 1 or not named[0]:
             return
-        yield matches[0]
+        yield from named[0]
 
 
-def _mig_instances(nvml: Any, gpu: Any) -> list[_Device] | None:
-    """The MIG instances of a GPU; None where it is not divided."""
+def _devices_of(nvml: Any, gpu: Any) -> list[_Device]:
+    """A GPU, or its MIG instances where it is divided."""
     try:
-        current, _ = nvml.nvmlDeviceGetMigMode(gpu)
-    except nvml.NVMLError:  # it knows no MIG
-        return None
-    if not current:
-        return None
+        divided, _ = nvml.nvmlDeviceGetMigMode(gpu)
+        most = nvml.nvmlDeviceGetMaxMigDeviceCount(gpu) if divided else 0
+    except nvml.NVMLError:  # it knows no MIG, or cannot be asked
+        divided = most = 0
+    if not divided:
+        return [_Device(gpu, gpu)]
     found = []
-    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+    for index in range(most):
         with contextlib.suppress(nvml.NVMLError):  # fewer are there, or are this container's
             handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index)
-            found.append(_Device(handle, gpu, _text(nvml.nvmlDeviceGetUUID(handle))))
+            found.append(_Device(handle, gpu, int(nvml.nvmlDeviceGetGpuInstanceId(handle))))
     return found
+
+
+def _major(version: str) -> int:
+    """The first number of a version; 0 where it is none."""
+    return _positive(version.partition(".")[0]) or 0
 
 
 def _read_gpu(nvml: Any, device: _Device) -> Gpu:

@@ -212,7 +212,7 @@ class RecordedTrial:
 
     def loss_curves(self, timeout_seconds: float) -> LossCurves:
         """See `live.LiveTrial`: no losses were recorded."""
-        return LossCurves(curves=())
+        return LossCurves(curves=(), gpus=())
 
     def kill(self) -> None:
         """See `live.LiveTrial`."""

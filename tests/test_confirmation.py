@@ -803,6 +803,16 @@ def test_a_card_that_another_process_holds_is_an_error_of_the_confirmation(tmp_p
     assert "a process that is not of this run has the card" in found.record.reason
 
 
+def test_a_card_that_is_taken_before_an_instance_makes_no_room(tmp_path):
+    """The baseline starts alone: that it cannot is no want of memory, and the next instance measures side by side."""
+    trials = simulated_trials(SPEED, noise=0.02)
+    bench = Bench(tmp_path, trials)
+    failures = [TrialFailed(Outcome.OOM, "INTERNAL: all CUDA-capable devices are busy or unavailable")]
+    trials.failure = lambda each: failures.pop() if each == BASELINE and failures else None
+    result = bench.confirm(FAST)
+    assert result.winner.record.pairing is Pairing.ALTERNATING
+
+
 # -------------------------------------------------------------------------------------------- interruptions
 
 

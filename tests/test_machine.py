@@ -90,10 +90,13 @@ class RecordedNvml:
         return [self.gpus[handle]["mig_mode"], 0]
 
     def nvmlDeviceGetMaxMigDeviceCount(self, handle):
-        return 7
+        return 7 if self.gpus[handle]["mig_mode"] else 0
+
+    def nvmlDeviceGetGpuInstanceId(self, handle):
+        return self._device(handle)["instance"]
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, handle, index):
-        instances = self.gpus[handle]["mig_instances"]
+        instances = self.gpus[handle].get("mig_instances", [])
         if index >= len(instances) or instances[index] is None:
             raise NVMLError("Not Found")
         return (handle, index)
@@ -365,31 +368,55 @@ def test_only_the_gpus_that_cuda_shows_count(monkeypatch, visible, names):
     assert reading.driver == "570.86.10"
 
 
-LARGER, SMALLER = "NVIDIA H100 80GB HBM3 MIG 3g.40gb", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
+LARGER, SMALLER, SECOND = (
+    f"NVIDIA H100 80GB HBM3 MIG {each}" for each in ("3g.40gb", "1g.10gb", "1c.3g.40gb")
+)
 
 
 @pytest.mark.parametrize(
-    ("visible", "names"),
+    ("visible", "older", "newer"),
     [
-        (None, [LARGER]),
-        ("MIG-d2000000-0000-5000-8000-000000000005", [SMALLER]),
-        ("MIG-d", []),
-        ("MIG-d1,MIG-d2", [LARGER]),
-        ("1", [LARGER]),
-        ("GPU-c1", [LARGER]),
-        ("0,MIG-d2", [SMALLER]),
-        ("0", ["NVIDIA L4"]),
-        ("0,2", ["NVIDIA L4"]),
-        ("2,MIG-d1", []),
-        ("-1,MIG-d1", []),
+        (None, [LARGER], ["NVIDIA L4", LARGER, SMALLER]),
+        ("MIG-d2000000-0000-5000-8000-000000000005", [SMALLER], [SMALLER]),
+        ("MIG-d", [], []),
+        ("MIG-d2,MIG-d1", [SMALLER], [SMALLER, LARGER]),
+        ("MIG-d3,MIG-d1", [SECOND], [SECOND]),
+        ("1", [LARGER], [LARGER, SMALLER]),
+        ("GPU-c1", [LARGER], [LARGER, SMALLER]),
+        ("0,MIG-d2", [SMALLER], ["NVIDIA L4", SMALLER]),
+        ("0", ["NVIDIA L4"], ["NVIDIA L4"]),
+        ("0,2,1", ["NVIDIA L4"], ["NVIDIA L4"]),
+        ("2,MIG-d1", [], []),
+        ("-1,MIG-d1", [], []),
     ],
 )
-def test_of_a_divided_gpu_one_instance_counts(monkeypatch, visible, names):
-    """Its name and memory are the machine's; its GPU is none, nor is any other beside it."""
+def test_of_a_divided_gpu_the_instances_count(monkeypatch, visible, older, newer):
+    """One alone to a process until driver 570, then one of each GPU instance, beside whole GPUs."""
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    reading = machine.read_gpus(RecordedNvml("nvml_mig.json", as_bytes=True))
-    assert [gpu.name for gpu in reading.gpus] == names
+    nvml = RecordedNvml("nvml_mig.json", as_bytes=True)
+    assert [gpu.name for gpu in machine.read_gpus(nvml).gpus] == older
+    nvml.recorded["driver"] = "570.86.10"
+    assert [gpu.name for gpu in machine.read_gpus(nvml).gpus] == newer
+
+
+@pytest.mark.parametrize(
+    "name", ["nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetUUID", "nvmlDeviceGetMigMode"]
+)
+def test_what_need_not_be_asked_of_other_gpus_spoils_nothing(monkeypatch, name):
+    """Indices need no UUIDs, and a hidden GPU that answers nothing hides none."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    nvml = RecordedNvml("nvml_mixed.json")
+    asked = getattr(nvml, name)
+
+    def failing(handle):
+        if handle:
+            raise NVMLError("GPU is lost")
+        return asked(handle)
+
+    nvml.gpus[1]["mig_mode"] = 1
+    monkeypatch.setattr(nvml, name, failing)
+    assert [gpu.name for gpu in machine.read_gpus(nvml).gpus] == ["NVIDIA A100-SXM4-80GB"]
 
 
 def test_an_instance_has_its_own_memory_and_its_gpus_capability(monkeypatch):

@@ -70,7 +70,7 @@ EVERY_MESSAGE = [
         messages.from_trial,
         messages.LossCurves(curves=((2.5, 1.25, None), (2.0, 1.0, 0.5)), gpus=("NVIDIA H200",)),
     ),
-    (messages.from_trial, messages.LossCurves(curves=())),
+    (messages.from_trial, messages.LossCurves(curves=(), gpus=())),
     (messages.from_template, messages.TemplateReady(workload=FACTS, started="cuda")),
     (messages.from_template, messages.TemplateReady(workload=None)),
     (messages.from_template, messages.TemplateFailed(message="no", hint="mend", detail="a\nb", users=False)),

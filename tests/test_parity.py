@@ -148,13 +148,27 @@ def test_a_reference_that_fails_is_no_candidates_fault(started):
     assert "float32 without XLA gave no losses at batch_size=32: out of memory" in check.detail
 
 
-def test_losses_of_a_process_that_has_lost_the_card_tell_nothing(started):
-    """On the processor bfloat16 may learn what it does not on the card."""
-    _, run, _ = started()
+TAKEN = TrialFailed(Outcome.OOM, "INTERNAL: all CUDA-capable devices are busy or unavailable")
+
+
+@pytest.mark.parametrize("reference", [True, False])
+@pytest.mark.parametrize("failure", [None, TAKEN])
+def test_a_card_that_is_lost_or_taken_is_no_configurations_fault(started, reference, failure):
+    """Be it the reference's process or the configuration's own: nothing is refused, and nothing is told."""
+
+    def spoilt(configuration):
+        if (configuration["precision"] == "float32") is not reference:
+            return None
+        if failure is None:
+            trials.gpus = ()
+        return failure
+
+    trials, run, _ = started(gpus=("NVIDIA H200",), failure=spoilt)
     run.gpus = ("NVIDIA H200",)
     check = checked(run, BFLOAT)
+    assert check.passed
     assert not tells(check)
-    assert "TensorFlow sees no GPU, where the baseline saw NVIDIA H200" in check.detail
+    assert ("busy or unavailable" if failure else "where the baseline saw NVIDIA H200") in check.detail
 
 
 def test_sifting_refuses_and_goes_on(started):

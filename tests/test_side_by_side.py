@@ -403,6 +403,17 @@ def test_a_card_that_another_process_holds_tells_nothing_of_memory(tmp_path):
     assert "a process that is not of this run has the card" in record.reason
 
 
+def test_a_card_that_is_taken_before_the_run_is_told_as_that(tmp_path):
+    """The baseline's process is the only one: what is missing is no memory."""
+    taken = TrialFailed(Outcome.OOM, "INTERNAL: all CUDA-capable devices are busy or unavailable")
+    trials = simulated_trials(failure=lambda each: taken)
+    trials.open()
+    run = run_on(trials, tmp_path)
+    with pytest.raises(NoStableConfigurationError, match=r"\(error\).*busy or unavailable") as caught:
+        SideBySide(run).start_baseline(60.0)
+    assert "nvidia-smi" in caught.value.hint
+
+
 def test_a_baseline_that_crashes_beside_a_candidate_twice_ends_the_run(tmp_path, monkeypatch):
     """Only want of memory is laid at the candidate's door."""
     trials = simulated_trials()

@@ -35,7 +35,7 @@ from autotune.trial.step_clock import WHOLE_EPOCH_CALLS
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the machine has, in bytes (`device_bytes` is None without a GPU), and the share to keep free of it."""
+    """Bytes that there are (`device_bytes` is None where no GPU is, or nothing tells), and the share to keep free."""
 
     host_bytes: int
     device_bytes: int | None

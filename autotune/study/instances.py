@@ -16,13 +16,12 @@ from autotune.measure.continuous import Soaked
 from autotune.study.confirmed import ended
 from autotune.study.expected import Expected
 from autotune.study.plan import FEWEST_ROUNDS, LEAST_INSTANCE_SECONDS
-from autotune.study.run import Run
+from autotune.study.run import Run, never_two_alive
 from autotune.study.running import Trial
 from autotune.study.side_by_side import (
     INPUT_WAIT_SECONDS,
     PATIENCE_SECONDS,
     SLICE_PATIENCE_SECONDS,
-    never_two_alive,
 )
 from autotune.study.slicing import (
     SLICE_SECONDS,
@@ -267,7 +266,8 @@ class Instances:
     def _alternate(self, reference: Trial, contenders: Sequence[Contender], instance: Instance) -> None:
         with contextlib.ExitStack() as stack:
             usual = self._expected.start_seconds(self._expected.baseline)
-            self.start(reference, instance.group, stack, usual=usual)
+            with never_two_alive():
+                self.start(reference, instance.group, stack, usual=usual)
             for each in contenders:
                 with each.failing():
                     usual = self._expected.start_seconds(each.in_search)

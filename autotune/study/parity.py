@@ -15,7 +15,7 @@ from autotune.space.knobs import KNOBS
 from autotune.space.search_space import ResolvedSpace
 from autotune.study.progress import Notice
 from autotune.study.trainings import LEAST_SECONDS, MOST_STEPS, SEEDS, Curves, Trainings
-from autotune.trial.live import TrialFailed
+from autotune.trial.live import DeviceUnavailable, TrialFailed
 from autotune.trial.record import Outcome, TrialRecord
 
 _NOT_COMPUTED_WITH = ("batch_size", "deterministic")
@@ -134,6 +134,8 @@ class Parity:
                 steps=len(reference[0]),
                 seconds=self._trainings.left(),
             )
+        except DeviceUnavailable as failure:
+            return _untold(failure.reason)
         except TrialFailed as failure:
             if failure.outcome is Outcome.TIMEOUT:
                 return _untold("its losses did not come within the time there was")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,8 @@ from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
 from autotune.study.progress import Observer, TrialBegan, TrialEnded, TrialMeasured
 from autotune.study.running import Trial
-from autotune.trial.live import Clock, Data, TrialFailed, Trials
+from autotune.trial.live import Clock, Data, DeviceUnavailable, TrialFailed, Trials
+from autotune.trial.no_memory import says_taken
 from autotune.trial.record import Outcome, Phase, Slice, TrialRecord
 
 
@@ -90,11 +92,10 @@ class Run:
             seen: Names of the GPUs that a process sees.
 
         Raises:
-            TrialFailed: They are others than the baseline saw.
+            DeviceUnavailable: They are others than the baseline saw.
         """
         if self.gpus is not None and tuple(seen) != self.gpus:
-            raise TrialFailed(
-                Outcome.ERROR,
+            raise DeviceUnavailable(
                 f"TensorFlow sees {_named(seen)}, where the baseline saw {_named(self.gpus)}",
                 hint="Has the card or the container lost its driver meanwhile? See what nvidia-smi says.",
             )
@@ -116,6 +117,26 @@ class Run:
     def changes(self, configuration: Configuration) -> str:
         """How a configuration differs from the baseline, in words."""
         return configuration.describe(relative_to=self.baseline)
+
+
+@contextlib.contextmanager
+def never_two_alive() -> Iterator[None]:
+    """A card that is taken while no other process of the run is alive tells nothing of memory.
+
+    Raises:
+        TrialFailed: The one inside; `DeviceUnavailable` where another's process has the card.
+    """
+    try:
+        yield
+    except TrialFailed as failure:
+        if failure.outcome is Outcome.OOM and says_taken(failure.reason):
+            raise DeviceUnavailable(
+                failure.reason,
+                hint="Alone, too: a process that is not of this run has the card, as nvidia-smi shows.",
+                detail=failure.detail,
+                log_tail=failure.log_tail,
+            ) from failure
+        raise
 
 
 def _named(gpus: Sequence[str]) -> str:

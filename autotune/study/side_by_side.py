@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from autotune.errors import BudgetError, NoStableConfigurationError, WorkloadError
@@ -18,12 +18,11 @@ from autotune.recipe.apply import environment
 from autotune.space.configuration import Configuration, on_device
 from autotune.space.knobs import Device
 from autotune.study.plan import Plan
-from autotune.study.run import Run
+from autotune.study.run import Run, never_two_alive
 from autotune.study.running import Trial
 from autotune.study.slicing import SLICE_SECONDS, SLICES_IN_A_TRIAL, slice_seconds, slice_times
 from autotune.study.waiting import GENEROUS, Deadline, TimeIsUp
 from autotune.trial.live import Data, LiveTrial, TrialFailed, WarmUp
-from autotune.trial.no_memory import says_taken
 from autotune.trial.record import Outcome, Pairing, Phase, Slice, TrialRecord
 
 INPUT_WAIT_SECONDS = 1.0
@@ -46,27 +45,6 @@ Enough = Callable[[Sequence[float]], Stop | None]
 
 class Interrupted(Exception):
     """The user asked to stop."""
-
-
-@contextlib.contextmanager
-def never_two_alive() -> Iterator[None]:
-    """A card that is taken while no other process of the run is alive tells nothing of memory.
-
-    Raises:
-        TrialFailed: The one inside, an error rather than want of memory where another's process has the card.
-    """
-    try:
-        yield
-    except TrialFailed as failure:
-        if failure.outcome is Outcome.OOM and says_taken(failure.reason):
-            raise TrialFailed(
-                Outcome.ERROR,
-                failure.reason,
-                hint="Alone, too: a process that is not of this run has the card, as nvidia-smi shows.",
-                detail=failure.detail,
-                log_tail=failure.log_tail,
-            ) from failure
-        raise
 
 
 class SideBySide:
@@ -105,7 +83,8 @@ class SideBySide:
             run.announce(trial)
         began, hurried = run.clock(), True
         try:
-            warm = self._launch(trial, timeout)
+            with never_two_alive():
+                warm = self._launch(trial, timeout)
             started = warm.started
             run.data, run.gpus = Data.found_by(started), started.gpus
             run.device_limit_bytes = started.device_limit_bytes
@@ -212,7 +191,10 @@ class SideBySide:
             usual = 0.0 if self.baseline.warm is None else self.baseline.warm.ready_seconds
             at_most = max(3 * PATIENCE_SECONDS, GENEROUS * usual)
             try:
-                with self._deadline.wait(usual, at_most=at_most, generous=math.inf) as timeout:
+                with (
+                    contextlib.nullcontext() if beside else never_two_alive(),
+                    self._deadline.wait(usual, at_most=at_most, generous=math.inf) as timeout,
+                ):
                     self._launch(self.baseline, timeout)
             except TimeIsUp:
                 self._stop_baseline()

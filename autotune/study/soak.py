@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from autotune.measure.continuous import FEWEST_LEGS, FEWEST_SLICES, Soaked, soaked
-from autotune.study.run import Run
+from autotune.study.run import Run, never_two_alive
 from autotune.study.running import Trial
 from autotune.study.side_by_side import PATIENCE_SECONDS
 from autotune.study.slicing import counted_seconds, slice_seconds
@@ -160,7 +160,8 @@ class Soak:
                 if last is not None:
                     self._close(last)
                 stack.close()
-                self._begin(each, stack)
+                with never_two_alive():
+                    self._begin(each, stack)
             self._leg(each, length, slices)
             last = each
         alive = [reference, trial] if together else [] if last is None else [last]

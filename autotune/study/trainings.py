@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.space.configuration import Configuration
-from autotune.study.run import Run
+from autotune.study.run import Run, never_two_alive
 from autotune.trial.messages import LossRuns
 
 Curves = Sequence[Sequence[float | None]]
@@ -74,7 +74,8 @@ class Trainings:
             scales: Factors of the learning rate.
 
         Raises:
-            TrialFailed: The process failed, did not end in time, or had other devices than the baseline.
+            TrialFailed: The process failed, or did not end in time.
+            DeviceUnavailable: It had other devices than the baseline, or none.
         """
         self._count += 1
         log = self.run.directory.log_directory / f"losses-{self._count}.log"
@@ -91,7 +92,8 @@ class Trainings:
             configuration, log=str(log.resolve()), data=self.run.data, losses=losses
         )
         try:
-            found = live.loss_curves(max(1.0, self.left()))
+            with never_two_alive():
+                found = live.loss_curves(max(1.0, self.left()))
             self.run.refuse_other_devices(found.gpus)
             return found.curves
         finally:

@@ -60,6 +60,20 @@ class TrialFailed(Exception):
         return "\n".join(part for part in (self.reason, self.hint, self.detail) if part)
 
 
+class DeviceUnavailable(TrialFailed):
+    """The device is lost, or a process that is not of this run has it: of the configuration that says nothing.
+
+    Args:
+        reason: What was seen.
+        hint: The next step.
+        detail: As of any failure.
+        log_tail: The same.
+    """
+
+    def __init__(self, reason: str, *, hint: str, detail: str = "", log_tail: str = "") -> None:
+        super().__init__(Outcome.ERROR, reason, hint=hint, detail=detail, log_tail=log_tail)
+
+
 @dataclass(frozen=True, kw_only=True)
 class WarmUp:
     """What is known of a trial once it is warm and frozen. Times in seconds.

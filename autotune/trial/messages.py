@@ -213,7 +213,7 @@ class Started(_Message):
         batch_ranks: How many axes each tensor of it has.
         parameters: Trainable and other weights, as a count.
         gpus: Names of the GPUs that TensorFlow sees.
-        device_limit_bytes: What it may take of the one where it may take least; None where nothing tells.
+        device_limit_bytes: What it may take of the one that it uses; None where CUDA does not tell.
         build: CUDA and cuDNN versions that TensorFlow was built with, where it was.
         set_by_dataset: Pipeline knobs that the workload's dataset has set itself, with what it has set.
     """
@@ -296,7 +296,7 @@ class LossCurves(_Message):
     curves: Annotated[
         tuple[Annotated[tuple[FiniteFloat | None, ...], Field(fail_fast=True)], ...], Field(fail_fast=True)
     ]
-    gpus: Annotated[tuple[str, ...], Field(fail_fast=True)] = ()
+    gpus: Annotated[tuple[str, ...], Field(fail_fast=True)]
 
 
 class Finished(_Message):

@@ -5,7 +5,6 @@ Runs in the trial process, on the model's own compiled functions.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import time
 from typing import TYPE_CHECKING, Any
@@ -105,24 +104,31 @@ def gpu_names() -> tuple[str, ...]:
 
 
 def device_limit_bytes(cuda: Any = None) -> int | None:
-    """What TensorFlow may take of the GPU where it may take least; None where nothing tells.
+    """What TensorFlow may take of the GPU that it uses; None where CUDA does not tell.
 
-    That is all of its memory as CUDA has it, of a MIG instance that instance's; less where the workload has limited it.
+    That is all of its memory as CUDA has it, of a MIG instance that instance's; less where the workload has limited or
+    divided it. Of several the least, and of those that hold nothing, while others do, none: peaks are the others'.
 
     Args:
         cuda: CUDA's driver library, or what answers like it; None loads it, where TensorFlow sees a GPU.
     """
     import tensorflow as tf
 
-    limits = []
+    limits: list[int] = []
     for gpu in tf.config.get_visible_devices("GPU"):
-        parts = tf.config.get_logical_device_configuration(gpu) or []
-        limits += [int(part.memory_limit) << 20 for part in parts if part.memory_limit]
-        with contextlib.suppress(OSError, AttributeError):  # there is no such library, or it has other names
+        try:
             cuda = cuda or ctypes.CDLL("libcuda.so.1")
             total = _cuda_memory_bytes(cuda, int(gpu.name.rpartition(":")[2]))
-            limits += [total] if total else []
-    return min(limits, default=None)
+        except (OSError, AttributeError):  # there is no such library, or it has other names
+            return None
+        for part in tf.config.get_logical_device_configuration(gpu) or [None]:
+            mebibytes = None if part is None else part.memory_limit
+            limits.append(total if mebibytes is None else min(total, int(mebibytes) << 20))
+    if not limits or not all(limits):
+        return None
+    held = _taken_by_device("peak")
+    in_use = [limit for limit, bytes_held in zip(limits, held, strict=False) if bytes_held]
+    return min(in_use if len(held) == len(limits) and in_use else limits)
 
 
 def _cuda_memory_bytes(cuda: Any, ordinal: int) -> int:
@@ -155,11 +161,18 @@ def device_bytes() -> int | None:
 
 
 def _most_on_a_device(which: str) -> int | None:
+    return max((each for each in _taken_by_device(which) if each is not None), default=None)
+
+
+def _taken_by_device(which: str) -> list[int | None]:
+    """Of each GPU, or part of one, that TensorFlow uses: bytes; None where its allocator keeps no statistics."""
     import tensorflow as tf
 
-    taken = []
+    taken: list[int | None] = []
     for gpu in tf.config.list_logical_devices("GPU"):
-        with contextlib.suppress(ValueError, tf.errors.OpError):  # some allocators keep no statistics
+        try:
             info = tf.config.experimental.get_memory_info(gpu.name.removeprefix("/device:"))
             taken.append(int(info[which]))
-    return max(taken, default=None)
+        except (ValueError, tf.errors.OpError):
+            taken.append(None)
+    return taken

@@ -168,7 +168,8 @@ class TrialRecord(_Data):
     Args:
         trial: The trial's number within its run; 0 is the baseline.
         instances: How many processes it was measured in.
-        reason: Why it ended as it did, in one sentence; empty for `ok`.
+        reason: Why it ended as it did, in one line; below it the next step and the user's own frames, where there are
+            any. Empty for `ok`.
         log_tail: The last lines of its log, where it failed.
         started_at: UTC, ISO 8601.
         seconds: From asking for the process to its end, all instances together, the partner's turns included;
