@@ -35,7 +35,7 @@ from autotune.study.plan import (
     MOST_INSTANCES,
     OVERRUN_SHARE,
 )
-from autotune.study.progress import Notice, TrialBegan, TrialMeasured
+from autotune.study.progress import Notice, PhaseBegan, TrialBegan, TrialMeasured
 from autotune.study.running import Trial
 from autotune.study.side_by_side import SideBySide
 from autotune.study.slicing import SHORT_SLICE_SECONDS, SLICE_SECONDS
@@ -793,14 +793,37 @@ def test_a_bracketed_finalist_is_not_blamed_for_the_baseline(tmp_path):
     assert result.winner.configuration == FAST
 
 
-def test_a_card_that_another_process_holds_is_an_error_of_the_confirmation(tmp_path):
-    """As in the search: first it is tried with the baseline gone, and only then is it nobody's want of memory."""
+@pytest.mark.parametrize("times", [1, 1000])
+def test_a_card_that_another_process_holds_is_no_finalists_fault(tmp_path, times):
+    """First it is tried with the baseline gone; then the instance has failed: once it is made up for, twice it ends."""
+    trials = simulated_trials(SPEED, noise=0.02)
+    bench = Bench(tmp_path, trials, left=300.0)
     taken = TrialFailed(Outcome.OOM, "INTERNAL: all CUDA-capable devices are busy or unavailable")
-    trials = simulated_trials(SPEED, failure=lambda each: taken if each == FAST else None)
-    result = Bench(tmp_path, trials).confirm(FAST)
+    failures = [taken] * (1 + times)  # beside the baseline, and alone
+    trials.failure = lambda each: failures.pop() if each == FAST and failures else None
+    result = bench.confirm(FAST)
     (found,) = result.confirmed
-    assert found.record.outcome is Outcome.ERROR
-    assert "a process that is not of this run has the card" in found.record.reason
+    if times == 1:
+        assert result.winner is found
+    else:
+        assert result.cut_short is Shortfall.BASELINE_FAILED
+        assert found.record.outcome is Outcome.INTERRUPTED
+        assert "nvidia-smi" in bench.watcher.of(Notice)[-1].text
+
+
+def test_a_card_that_is_lost_before_the_soak_takes_no_claim_away(tmp_path):
+    """Its instances were measured; the continuous run is what is missing."""
+    trials = simulated_trials(SPEED, noise=0.02, gpus=("H200",))
+    bench = Bench(tmp_path, trials, left=200.0, soak=60.0)
+
+    def lose(event):
+        if isinstance(event, PhaseBegan) and "continuous" in event.detail:
+            trials.gpus = ()
+
+    bench.watcher.react = lose
+    result = bench.confirm(FAST)
+    assert result.winner.configuration == FAST
+    assert result.winner.soaked is None
 
 
 def test_a_card_that_is_taken_before_an_instance_makes_no_room(tmp_path):

@@ -247,13 +247,15 @@ def test_a_failing_candidate_is_data(tmp_path, outcome):
 
 @pytest.mark.parametrize(("first", "later"), [(("H200",), ()), (("H200", "H200"), ("H200",))])
 def test_a_candidate_that_has_lost_its_card_is_no_candidate(tmp_path, first, later):
-    """TensorFlow would train it on the processor, or on fewer cards, without a word; that is an error, and named."""
+    """TensorFlow would train it on the processor, or on fewer cards, without a word: the search ends, and says so."""
     trials = simulated_trials(TWICE, gpus=first)
     run, beside = started(tmp_path, trials)
     assert measure(run, beside)[1].outcome is Outcome.OK
     trials.gpus = later
-    _, record = measure(run, beside, BASELINE.replace(prefetch=2))
-    assert record.outcome is Outcome.ERROR
+    with pytest.raises(NoStableConfigurationError, match="not available any more"):
+        measure(run, beside, BASELINE.replace(prefetch=2))
+    record = run.records[max(run.records)]
+    assert record.outcome is Outcome.INTERRUPTED
     assert record.reason.startswith(
         f"TensorFlow sees {', '.join(later) or 'no GPU'}, where the baseline saw H200"
     )
@@ -395,11 +397,16 @@ def test_a_candidate_that_runs_out_of_memory_when_there_is_no_time_to_try_it_alo
 
 
 def test_a_card_that_another_process_holds_tells_nothing_of_memory(tmp_path):
-    """Beside the baseline it is tried without; alone as well, it is an error, and nothing is inferred from it."""
+    """Beside the baseline it is tried without; alone as well, the search ends, and a resumed one tries it again."""
     taken = TrialFailed(Outcome.OOM, "INTERNAL: all CUDA-capable devices are busy or unavailable")
     run, beside = started(tmp_path, simulated_trials(failure=lambda each: taken if each == FAST else None))
-    _, record = measure(run, beside)
-    assert record.outcome is Outcome.ERROR
+    with pytest.raises(
+        NoStableConfigurationError, match=r"not available any more.*busy or unavailable"
+    ) as caught:
+        measure(run, beside)
+    assert "--resume" in caught.value.hint
+    record = run.records[max(run.records)]
+    assert record.outcome is Outcome.INTERRUPTED
     assert "a process that is not of this run has the card" in record.reason
 
 

@@ -45,7 +45,7 @@ from autotune.study.side_by_side import INPUT_WAIT_SECONDS
 from autotune.study.slicing import LONG_SLICE_SECONDS, waits_much
 from autotune.study.soak import Soak, plan_legs
 from autotune.study.waiting import Deadline, TimeIsUp
-from autotune.trial.live import TrialFailed
+from autotune.trial.live import DeviceUnavailable, TrialFailed
 from autotune.trial.messages import EPOCH_SECONDS
 from autotune.trial.record import Outcome, Pairing, Phase, TrialRecord
 
@@ -308,9 +308,14 @@ class Confirmer:
                 took = self._instances.measure(reference, active, instance)
             except TimeIsUp:
                 return
-            except TrialFailed as failure:  # the baseline's: a failure of a contender is its own
+            except (
+                TrialFailed
+            ) as failure:  # the baseline's or the device's: a failure of a contender is its own
                 if failure.outcome is Outcome.OOM and self._instances.make_room(active):
                     continue
+                if isinstance(failure, DeviceUnavailable):
+                    text = f"a process of the confirmation had no device: {failure.reason}. {failure.hint}"
+                    run.observe(Notice(text=text))
                 self._baseline_failure = failure
                 failures += 1
                 continue

@@ -32,7 +32,7 @@ from autotune.study.slicing import (
     wanted_seconds,
 )
 from autotune.study.waiting import GENEROUS, Deadline, TimeIsUp
-from autotune.trial.live import TrialFailed
+from autotune.trial.live import DeviceUnavailable, TrialFailed
 from autotune.trial.record import Outcome, Pairing, Slice, TrialRecord
 
 BRACKET_ROUNDS = 3
@@ -157,6 +157,7 @@ class Instances:
 
         Raises:
             TrialFailed: The baseline failed.
+            DeviceUnavailable: A process had not the device that the baseline had.
             TimeIsUp: The deadline leaves no time for a process or a bracket; where it ends rounds, what was measured
                 stands.
         """
@@ -170,6 +171,7 @@ class Instances:
         for each in contenders:
             if each.pairing is Pairing.BRACKETED and each.failure is None:
                 self._bracket(reference, each, instance.share(1 / len(contenders)))
+        self._blame_nobody_for_the_device(contenders)
         for each in contenders:
             self._run.measured(each.trial)
         return replace(self._took)
@@ -277,6 +279,16 @@ class Instances:
                 self._take_turns(reference, alive, instance)
             for trial in (reference, *(each.trial for each in alive if each.failure is None)):
                 self.close(trial)
+
+    def _blame_nobody_for_the_device(self, contenders: Sequence[Contender]) -> None:
+        """Where a process had not the device that the baseline had, the instance has failed, not a contender."""
+        plain = [] if self.plain is None else [self.plain]
+        lost = [each for each in (*contenders, *plain) if isinstance(each.failure, DeviceUnavailable)]
+        failures = [each.failure for each in lost if each.failure is not None]
+        for each in lost:
+            each.failure = None
+        if failures:
+            raise failures[0]
 
     def _make_room(self, contenders: Sequence[Contender]) -> None:
         """A contender that ran out of memory beside others gets another chance with fewer alive at once."""

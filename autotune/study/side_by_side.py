@@ -22,7 +22,7 @@ from autotune.study.run import Run, never_two_alive
 from autotune.study.running import Trial
 from autotune.study.slicing import SLICE_SECONDS, SLICES_IN_A_TRIAL, slice_seconds, slice_times
 from autotune.study.waiting import GENEROUS, Deadline, TimeIsUp
-from autotune.trial.live import Data, LiveTrial, TrialFailed, WarmUp
+from autotune.trial.live import Data, DeviceUnavailable, LiveTrial, TrialFailed, WarmUp
 from autotune.trial.record import Outcome, Pairing, Phase, Slice, TrialRecord
 
 INPUT_WAIT_SECONDS = 1.0
@@ -239,18 +239,27 @@ class SideBySide:
         Raises:
             Interrupted: The user asked to stop; the record is kept.
             TimeIsUp: The search's time is over; the record is kept.
-            NoStableConfigurationError: The baseline does not run any more.
+            NoStableConfigurationError: The baseline does not run any more, or the device is gone; the record is kept.
         """
         run, began, pairs_before = self._run, self._run.clock(), len(trial.pairs)
         # Near the search's end a trial has less time, or a hanging one would take the confirmation's.
         self._deadline = Deadline(clock=run.clock, at=plan.search_last)
-        ended: Interrupted | TimeIsUp | None = None
+        ended: Interrupted | TimeIsUp | NoStableConfigurationError | None = None
         outcome, reason, log_tail = Outcome.OK, "", ""
         enough = partial(stop_measuring, incumbent_low=incumbent_low, others=others)
         try:
             self._measure_or_bracket(trial, plan, began, enough)
             if trial.stopped_by == Stop.CANNOT_WIN:
                 outcome, reason = Outcome.PRUNED, "its interval lies below the best one's"
+        except (
+            DeviceUnavailable
+        ) as failure:  # of this configuration it says nothing, and the next would fare alike
+            outcome, reason, log_tail = Outcome.INTERRUPTED, failure.whole, failure.log_tail
+            ended = NoStableConfigurationError(
+                f"the device is not available any more: {failure.reason}",
+                hint=f"{failure.hint} Then --resume {run.directory.path} goes on with what was found.",
+                detail=failure.detail,
+            )
         except TrialFailed as failure:
             outcome, reason, log_tail = failure.outcome, failure.whole, failure.log_tail
         except (Interrupted, TimeIsUp) as why:

@@ -15,7 +15,7 @@ from autotune.study.running import Trial
 from autotune.study.side_by_side import PATIENCE_SECONDS
 from autotune.study.slicing import counted_seconds, slice_seconds
 from autotune.study.waiting import Deadline, TimeIsUp
-from autotune.trial.live import TrialFailed
+from autotune.trial.live import DeviceUnavailable, TrialFailed
 from autotune.trial.record import Leg, Slice
 
 LEAST_LEG_SECONDS, MOST_LEG_SECONDS = 1.5, 5.0
@@ -96,7 +96,7 @@ class Soak:
             shares: Of both slices in what is to be corrected, those with a pause before them: winner's, baseline's.
 
         Returns:
-            None where there was too little time, or the baseline failed.
+            None where there was too little time, the baseline failed, or the device was not available.
 
         Raises:
             TrialFailed: The winner failed.
@@ -107,6 +107,8 @@ class Soak:
                 self._take_turns(reference, trial, stack, together=together, length=length)
         except TimeIsUp:
             pass  # what was measured by then is what there is
+        except DeviceUnavailable:
+            return None  # which is nobody's fault
         except TrialFailed:
             if self._busy is trial:
                 raise
