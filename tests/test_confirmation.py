@@ -811,19 +811,25 @@ def test_a_card_that_another_process_holds_is_no_finalists_fault(tmp_path, times
         assert "nvidia-smi" in bench.watcher.of(Notice)[-1].text
 
 
-def test_a_card_that_is_lost_before_the_soak_takes_no_claim_away(tmp_path):
-    """Its instances were measured; the continuous run is what is missing."""
+@pytest.mark.parametrize("pairing", list(Pairing))
+def test_a_card_that_is_gone_in_the_soak_takes_no_claim_away(tmp_path, pairing):
+    """Its instances were measured; the continuous run is what is missing. Both sides' processes may find it so."""
+    taken = TrialFailed(Outcome.OOM, "INTERNAL: all CUDA-capable devices are busy or unavailable")
     trials = simulated_trials(SPEED, noise=0.02, gpus=("H200",))
-    bench = Bench(tmp_path, trials, left=200.0, soak=60.0)
+    bench = Bench(tmp_path, trials, left=300.0, soak=100.0)
 
     def lose(event):
         if isinstance(event, PhaseBegan) and "continuous" in event.detail:
-            trials.gpus = ()
+            if pairing is Pairing.BRACKETED:
+                trials.failure = lambda each: taken if each == FAST else None
+            else:
+                trials.gpus = ()
 
     bench.watcher.react = lose
-    result = bench.confirm(FAST)
+    result = bench.confirm(FAST, pairing=pairing)
     assert result.winner.configuration == FAST
     assert result.winner.soaked is None
+    assert len(bench.watcher.of(PhaseBegan)) == 2
 
 
 def test_a_card_that_is_taken_before_an_instance_makes_no_room(tmp_path):

@@ -421,6 +421,18 @@ def test_a_card_that_is_taken_before_the_run_is_told_as_that(tmp_path):
     assert "nvidia-smi" in caught.value.hint
 
 
+def test_a_card_that_is_taken_between_brackets_is_told_as_that(tmp_path):
+    """The baseline's process is to start again, with no other alive."""
+    taken = TrialFailed(Outcome.OOM, "INTERNAL: all CUDA-capable devices are busy or unavailable")
+    trials = simulated_trials(fits_together=only_one_fits)
+    run, beside = started(tmp_path, trials)
+    measure(run, beside)
+    trials.failure = lambda each: taken if each == BASELINE else None
+    beside.baseline.live = None
+    with pytest.raises(NoStableConfigurationError, match=r"\(error\).*busy or unavailable"):
+        measure(run, beside, BASELINE.replace(prefetch=2))
+
+
 def test_a_baseline_that_crashes_beside_a_candidate_twice_ends_the_run(tmp_path, monkeypatch):
     """Only want of memory is laid at the candidate's door."""
     trials = simulated_trials()
