@@ -308,9 +308,8 @@ class Confirmer:
                 took = self._instances.measure(reference, active, instance)
             except TimeIsUp:
                 return
-            except (
-                TrialFailed
-            ) as failure:  # the baseline's or the device's: a failure of a contender is its own
+            except TrialFailed as failure:
+                # The baseline's or the device's: a failure of a contender is its own.
                 if failure.outcome is Outcome.OOM and self._instances.make_room(active):
                     continue
                 if isinstance(failure, DeviceUnavailable):

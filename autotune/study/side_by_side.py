@@ -251,9 +251,8 @@ class SideBySide:
             self._measure_or_bracket(trial, plan, began, enough)
             if trial.stopped_by == Stop.CANNOT_WIN:
                 outcome, reason = Outcome.PRUNED, "its interval lies below the best one's"
-        except (
-            DeviceUnavailable
-        ) as failure:  # of this configuration it says nothing, and the next would fare alike
+        except DeviceUnavailable as failure:
+            # Of this configuration it says nothing, and the next would fare alike.
             outcome, reason, log_tail = Outcome.INTERRUPTED, failure.whole, failure.log_tail
             ended = NoStableConfigurationError(
                 f"the device is not available any more: {failure.reason}",

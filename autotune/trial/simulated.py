@@ -438,8 +438,7 @@ class SimulatedTrials:
         self.start_seconds, self.import_seconds = start_seconds, import_seconds
         self.jit_resolves_to = jit_resolves_to
         self.xla_falls_back = xla_falls_back
-        self.gpus = gpus
-        self.device_limit_bytes = device_limit_bytes
+        self.gpus, self.device_limit_bytes = gpus, device_limit_bytes
         self.set_by_dataset = dict(set_by_dataset or {})
         self.examples = examples
         self.fits_together = fits_together or (lambda configurations: True)
