@@ -1,13 +1,15 @@
-"""What taking turns buys: intervals of a log speed-up from the same seconds of measuring, three ways.
+"""What taking turns buys: intervals of a log speed-up from the same seconds of measuring, four ways.
 
     python benchmarks/pairing.py [--quick] [--json FILE] [--seed N]
 
 Prints one table. Both configurations are the same, so the true ratio is 1 and every estimate is an error. *Paired*: two
 live processes take turns in slices, one always frozen; the interval is of the pairs, without those
-that were found to be disturbed. *Unpaired*: all these slices, as two groups. *Sequential*: fresh processes A, B, A, B,
-each alone, its slices in one stretch; the interval is of the processes' means, which the bar is for, or of all their
-slices, as if those of one stretch had nothing in common: narrow, and often beside the truth. *Disturbed*: another
-process burns a core, on and off, in random periods. Each repeat has both conditions and all ways, in random order.
+that were found to be disturbed. *Unpaired*: all these slices, as two groups, though they were taken in turns.
+*Without turns*: two live processes, one frozen while the other has all of its slices in one stretch; the interval is
+of the means of eight neighbours each, two seconds. *Sequential*: fresh processes A, B, A, B, each alone, its slices in
+one stretch; the interval is of the processes' means. Of both there is also the interval of all slices, as if those of
+one stretch had nothing in common: narrow, and often beside the truth; no bar is for that. *Disturbed*: another process
+burns a core, on and off, in random periods. Each repeat has both conditions and all ways, in random order.
 
 Two workloads: one of equal steps, whose speed is the machine's alone, and one of very short epochs, each of which may
 stall for a moment at its end, whatever the machine does: of that, turns have nothing in common.
@@ -46,6 +48,8 @@ PAIRS, PAIRS_QUICK = 48, 8
 """Half of what a confirmation of 90 seconds has."""
 PROCESSES = 4
 """Of each configuration, in the sequential way."""
+NEIGHBOURS, NEIGHBOURS_QUICK = 8, 2
+"""Slices of one stretch that count as one: two seconds, in which bursts of the disturbance begin or end."""
 PATIENCE_SECONDS = 120.0
 SHORTEST_BURST, LONGEST_BURST = 0.3, 4.0
 """Seconds that the disturbance lasts, and that it pauses."""
@@ -78,9 +82,9 @@ def two_groups(first: Sequence[float], second: Sequence[float]) -> LogInterval:
 class Bench:
     """Trial processes of one configuration."""
 
-    def __init__(self, processes: TrialProcesses, pairs: int, scratch: Path) -> None:
+    def __init__(self, processes: TrialProcesses, pairs: int, neighbours: int, scratch: Path) -> None:
         self._processes = processes
-        self._pairs = pairs
+        self._pairs, self._neighbours = pairs, neighbours
         self._scratch = scratch
         facts = processes.open()
         self._configuration = baseline_configuration(
@@ -121,20 +125,33 @@ class Bench:
         ]
         return {"paired": mean_interval(trial.log_ratios), "unpaired": two_groups(*groups)}
 
+    def without_turns(self, rng: random.Random) -> Found:
+        """As many slices of two live processes, all of the one and then all of the other."""
+        with self.live() as (first, _), self.live() as (second, _):
+            taken = {each: self._stretch(each, self._pairs) for each in rng.sample((first, second), 2)}
+        sides = taken[first], taken[second]
+        means = [[statistics.fmean(few) for few in batched(side, self._neighbours)] for side in sides]
+        return {"without turns": two_groups(*means), "without turns, by slices": two_groups(*sides)}
+
+    def _stretch(self, trial: LiveTrial, count: int) -> list[float]:
+        """Logarithms of the rates of so many slices in a row."""
+        return [log_rate(trial.measure(SHORT_SLICE_SECONDS, PATIENCE_SECONDS)) for _ in range(count)]
+
     def sequential(self, rng: random.Random) -> Found:
         """The same number of slices, by processes that run alone, one after another: nothing to draw."""
         stretches: tuple[list[list[float]], list[list[float]]] = ([], [])
         for _ in range(PROCESSES):
             for configuration in stretches:
                 with self.live() as (trial, _):
-                    taken = [
-                        trial.measure(SHORT_SLICE_SECONDS, PATIENCE_SECONDS)
-                        for _ in range(self._pairs // PROCESSES)
-                    ]
-                configuration.append([log_rate(each) for each in taken])
+                    configuration.append(self._stretch(trial, self._pairs // PROCESSES))
         slices = [[rate for stretch in each for rate in stretch] for each in stretches]
         means = [[statistics.fmean(stretch) for stretch in each] for each in stretches]
         return {"sequential": two_groups(*means), "sequential, by slices": two_groups(*slices)}
+
+
+def batched(values: Sequence[float], size: int) -> list[Sequence[float]]:
+    """Whole groups of so many neighbours."""
+    return [values[start : start + size] for start in range(0, len(values) - size + 1, size)]
 
 
 def log_rate(taken: Slice) -> float:
@@ -154,18 +171,18 @@ def disturbance(seed: int) -> Iterator[None]:
 
 
 def repeats(
-    workload: str, count: int, pairs: int, rng: random.Random, scratch: Path
+    workload: str, count: int, sizes: tuple[int, int], rng: random.Random, scratch: Path
 ) -> dict[str, list[Found]]:
     """What each repeat with a workload found, by condition."""
     found: dict[str, list[Found]] = {condition: [] for condition in CONDITIONS}
     with TrialProcesses(parse_reference(workload), logs=scratch) as processes:
-        bench = Bench(processes, pairs, scratch)
+        bench = Bench(processes, *sizes, scratch)
         for _ in range(count):
             for condition in rng.sample(CONDITIONS, 2):
                 disturbed = condition == "disturbed"
                 with disturbance(rng.randrange(1 << 30)) if disturbed else contextlib.nullcontext():
                     both: Found = {}
-                    for way in rng.sample((bench.alternating, bench.sequential), 2):
+                    for way in rng.sample((bench.alternating, bench.without_turns, bench.sequential), 3):
                         both |= way(rng)
                 found[condition].append(both)
     return found
@@ -173,7 +190,7 @@ def repeats(
 
 def bar(condition: str, way: str) -> Bar | None:
     """How wide a way's interval should be at least, in widths of the paired one's."""
-    if way == "sequential, by slices":
+    if way.endswith("by slices"):
         return None
     return {"min": 2.0 if condition == "disturbed" else 1.0}
 
@@ -183,10 +200,11 @@ def figures(workload: str, found: Mapping[str, Sequence[Found]]) -> dict[str, Fi
     table: dict[str, Figure] = {}
     for condition, each in found.items():
         where = f"{workload}, {condition}"
-        for way in ("sequential", "sequential, by slices", "unpaired"):
+        ways = sorted(each[0])
+        for way in (way for way in ways if way != "paired"):
             ratios = [math.log(one[way].half_width / one["paired"].half_width) for one in each]
             table[f"{where}: width, {way} / paired"] = factor(ratios, bar(condition, way))
-        for way in each[0]:
+        for way in ways:
             table[f"{where}: half-width, {way}"] = factor([math.log(one[way].half_width) for one in each])
             table[f"{where}: true error, {way}"] = root_mean_square([one[way].value for one in each])
             holding = sum(one[way].low <= 0 <= one[way].high for one in each)
@@ -199,11 +217,12 @@ def main() -> None:
     made = parser(__doc__)
     made.add_argument("--seed", type=int, default=0, help="of all orders and of the disturbance")
     arguments = made.parse_args()
-    counts, pairs = (REPEATS_QUICK, PAIRS_QUICK) if arguments.quick else (REPEATS, PAIRS)
+    counts = REPEATS_QUICK if arguments.quick else REPEATS
+    sizes = (PAIRS_QUICK, NEIGHBOURS_QUICK) if arguments.quick else (PAIRS, NEIGHBOURS)
     rng, table = random.Random(arguments.seed), dict[str, Figure]()
     with tempfile.TemporaryDirectory() as folder:
         for name, count in counts.items():
-            table |= figures(name, repeats(WORKLOADS[name], count, pairs, rng, Path(folder)))
+            table |= figures(name, repeats(WORKLOADS[name], count, sizes, rng, Path(folder)))
     report("pairing", table, arguments.json)
 
 
