@@ -1,6 +1,6 @@
 """Whether a trial shows what plain `model.fit` does over whole epochs, boundaries and validation included.
 
-    python benchmarks/epochs.py [--quick] [--json FILE] [--tuned]
+    python benchmarks/epochs.py [--quick] [--json FILE] [--tuned] [--instances N]
 
 Prints one table: throughput as a trial shows it over that of `model.fit` in a process of its own (`plain_fit.py`), for
 three sizes of data set, three batch sizes, with and without validation. Both take turns, a tenth of a second each or an
@@ -42,7 +42,8 @@ CASES: list[Case] = [
 ]
 QUICK_CASES: list[Case] = [(300, 32, True), (3_000, 256, True), (100_000, 1024, True)]
 INSTANCES, INSTANCES_QUICK = 3, 1
-"""Fresh processes of both, for each case; their parents, which import TensorFlow, are fresh for each instance, too.
+"""Fresh processes of both, for each case, unless `--instances` says how many; their parents, which import TensorFlow,
+are fresh for each instance, too.
 
 Were two processes that import the same not equally fast, their forks would not be either (`templates.py` asks that):
 with one parent for all instances it would be in every one of them.
@@ -217,10 +218,12 @@ def main() -> None:
     """Measure, print, and write."""
     made = parser(__doc__)
     made.add_argument("--tuned", action="store_true", help="with tf.data's own tuning, as TensorFlow has it")
+    made.add_argument("--instances", type=int, help="fresh processes of both, for each case")
     arguments = made.parse_args()
     os.environ[TUNING] = "1" if arguments.tuned else "0"
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # trials and plain fit on the same device
-    found = figures(QUICK_CASES, INSTANCES_QUICK) if arguments.quick else figures(CASES, INSTANCES)
+    usual = (QUICK_CASES, INSTANCES_QUICK) if arguments.quick else (CASES, INSTANCES)
+    found = figures(usual[0], arguments.instances or usual[1])
     report("epochs", found, arguments.json)
 
 

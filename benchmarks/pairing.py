@@ -1,6 +1,6 @@
 """What taking turns buys: intervals of a log speed-up from the same seconds of measuring, four ways.
 
-    python benchmarks/pairing.py [--quick] [--json FILE] [--seed N]
+    python benchmarks/pairing.py [--quick] [--json FILE] [--seed N] [--slice SECONDS]
 
 Prints one table. Both configurations are the same, so the true ratio is 1 and every estimate is an error. *Paired*: two
 live processes take turns in slices, one always frozen; the interval is of the pairs, without those
@@ -9,7 +9,8 @@ that were found to be disturbed. *Unpaired*: all these slices, as two groups, th
 of the means of eight neighbours each, two seconds. *Sequential*: fresh processes A, B, A, B, each alone, its slices in
 one stretch; the interval is of the processes' means. Of both there is also the interval of all slices, as if those of
 one stretch had nothing in common: narrow, and often beside the truth; no bar is for that. *Disturbed*: another process
-burns a core, on and off, in random periods. Each repeat has both conditions and all ways, in random order.
+burns a core, on and off, in random periods. Each repeat has both conditions and all ways, in random order. Slices of
+another length (`--slice`) are as many more or fewer, in the same seconds.
 
 Two workloads: one of equal steps, whose speed is the machine's alone, and one of very short epochs, each of which may
 stall for a moment at its end, whatever the machine does: of that, turns have nothing in common.
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from figures import Bar, Figure, factor, parser, report, root_mean_square, share
@@ -79,12 +81,27 @@ def two_groups(first: Sequence[float], second: Sequence[float]) -> LogInterval:
     return LogInterval(value=value, low=value - margin, high=value + margin, count=len(first) + len(second))
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured.
+
+    Args:
+        slice_seconds: Of one slice.
+        pairs: Slices of each side.
+        neighbours: Slices of one stretch that count as one.
+    """
+
+    slice_seconds: float
+    pairs: int
+    neighbours: int
+
+
 class Bench:
     """Trial processes of one configuration."""
 
-    def __init__(self, processes: TrialProcesses, pairs: int, neighbours: int, scratch: Path) -> None:
+    def __init__(self, processes: TrialProcesses, sizes: Sizes, scratch: Path) -> None:
         self._processes = processes
-        self._pairs, self._neighbours = pairs, neighbours
+        self._sizes = sizes
         self._scratch = scratch
         facts = processes.open()
         self._configuration = baseline_configuration(
@@ -110,9 +127,9 @@ class Bench:
         with self.live() as (first, own), self.live() as (second, warm):
             trial.note_warm(own)
             order: list[LiveTrial] = []
-            for number in range(self._pairs):  # drawn, and turned round, as in a confirmation
+            for number in range(self._sizes.pairs):  # drawn, and turned round, as in a confirmation
                 order = order[::-1] if number % 2 else rng.sample((first, second), 2)
-                taken = {each: each.measure(SHORT_SLICE_SECONDS, PATIENCE_SECONDS) for each in order}
+                taken = {each: self._slice(each) for each in order}
                 trial.add_pair(
                     baseline_first=next(iter(taken)) is second,
                     baseline=taken[second],
@@ -128,14 +145,17 @@ class Bench:
     def without_turns(self, rng: random.Random) -> Found:
         """As many slices of two live processes, all of the one and then all of the other."""
         with self.live() as (first, _), self.live() as (second, _):
-            taken = {each: self._stretch(each, self._pairs) for each in rng.sample((first, second), 2)}
+            taken = {each: self._stretch(each, self._sizes.pairs) for each in rng.sample((first, second), 2)}
         sides = taken[first], taken[second]
-        means = [[statistics.fmean(few) for few in batched(side, self._neighbours)] for side in sides]
+        means = [[statistics.fmean(few) for few in batched(side, self._sizes.neighbours)] for side in sides]
         return {"without turns": two_groups(*means), "without turns, by slices": two_groups(*sides)}
 
     def _stretch(self, trial: LiveTrial, count: int) -> list[float]:
         """Logarithms of the rates of so many slices in a row."""
-        return [log_rate(trial.measure(SHORT_SLICE_SECONDS, PATIENCE_SECONDS)) for _ in range(count)]
+        return [log_rate(self._slice(trial)) for _ in range(count)]
+
+    def _slice(self, trial: LiveTrial) -> Slice:
+        return trial.measure(self._sizes.slice_seconds, PATIENCE_SECONDS)
 
     def sequential(self, rng: random.Random) -> Found:
         """The same number of slices, by processes that run alone, one after another: nothing to draw."""
@@ -143,7 +163,7 @@ class Bench:
         for _ in range(PROCESSES):
             for configuration in stretches:
                 with self.live() as (trial, _):
-                    configuration.append(self._stretch(trial, self._pairs // PROCESSES))
+                    configuration.append(self._stretch(trial, self._sizes.pairs // PROCESSES))
         slices = [[rate for stretch in each for rate in stretch] for each in stretches]
         means = [[statistics.fmean(stretch) for stretch in each] for each in stretches]
         return {"sequential": two_groups(*means), "sequential, by slices": two_groups(*slices)}
@@ -171,12 +191,12 @@ def disturbance(seed: int) -> Iterator[None]:
 
 
 def repeats(
-    workload: str, count: int, sizes: tuple[int, int], rng: random.Random, scratch: Path
+    workload: str, count: int, sizes: Sizes, rng: random.Random, scratch: Path
 ) -> dict[str, list[Found]]:
     """What each repeat with a workload found, by condition."""
     found: dict[str, list[Found]] = {condition: [] for condition in CONDITIONS}
     with TrialProcesses(parse_reference(workload), logs=scratch) as processes:
-        bench = Bench(processes, *sizes, scratch)
+        bench = Bench(processes, sizes, scratch)
         for _ in range(count):
             for condition in rng.sample(CONDITIONS, 2):
                 disturbed = condition == "disturbed"
@@ -216,9 +236,12 @@ def main() -> None:
     """Measure, print, and write."""
     made = parser(__doc__)
     made.add_argument("--seed", type=int, default=0, help="of all orders and of the disturbance")
+    made.add_argument("--slice", type=float, default=SHORT_SLICE_SECONDS, help="seconds of a slice")
     arguments = made.parse_args()
     counts = REPEATS_QUICK if arguments.quick else REPEATS
-    sizes = (PAIRS_QUICK, NEIGHBOURS_QUICK) if arguments.quick else (PAIRS, NEIGHBOURS)
+    pairs, neighbours = (PAIRS_QUICK, NEIGHBOURS_QUICK) if arguments.quick else (PAIRS, NEIGHBOURS)
+    more = SHORT_SLICE_SECONDS / arguments.slice
+    sizes = Sizes(arguments.slice, round(pairs * more), round(neighbours * more))
     rng, table = random.Random(arguments.seed), dict[str, Figure]()
     with tempfile.TemporaryDirectory() as folder:
         for name, count in counts.items():
