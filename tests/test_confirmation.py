@@ -271,6 +271,27 @@ def test_records_are_kept_of_all(tmp_path):
     assert bench.watcher.of(TrialMeasured)
 
 
+def test_what_was_measured_is_kept_when_the_run_ends_before_its_confirmation(tmp_path):
+    """As at a second Ctrl-C: instances that were over, and what had been begun, are in the history, as interrupted."""
+    bench = Bench(tmp_path, simulated_trials(SPEED))
+    measured = []
+
+    def stop(event):
+        if isinstance(event, TrialMeasured):
+            measured.append(event)
+            if len(measured) == 3:
+                raise KeyboardInterrupt
+
+    bench.watcher.react = stop
+    with pytest.raises(KeyboardInterrupt):
+        bench.confirm(FAST)
+    kept = [each for each in bench.run.directory.trials.values() if each.phase is Phase.CONFIRM]
+    assert [each.outcome for each in kept] == [Outcome.INTERRUPTED] * 2
+    assert all(each.reason == "the run ended before its confirmation did" for each in kept)
+    (finalist,) = (each for each in kept if each.configuration == dict(FAST))
+    assert len({each.instance for each in finalist.pairs}) == 3
+
+
 def test_one_process_that_retraces_does_not_end_a_finalists_measuring(tmp_path):
     """Rules are medians of processes: one of two decides there, and with later ones it does not."""
     trials = simulated_trials(SPEED, noise=0.02)
@@ -364,6 +385,24 @@ def test_processes_that_have_lost_the_card_claim_nothing(tmp_path):
     result = bench.confirm(FAST)
     assert result.winner is None
     assert result.cut_short is Shortfall.BASELINE_FAILED
+    assert result.baseline.outcome is Outcome.INTERRUPTED, "which is no failure of the baseline's"
+
+
+def test_a_baseline_that_fails_now_and_then_is_told_of_and_ends_nothing(tmp_path):
+    """Two failures in a row do: with processes between them that ran, the others are measured."""
+    trials = simulated_trials(SPEED)
+    bench = Bench(tmp_path, trials)
+    starts = itertools.count(1)
+
+    def failure(configuration):
+        return crash(BASELINE)(configuration) if configuration == BASELINE and next(starts) % 3 == 0 else None
+
+    trials.failure = failure
+    result = bench.confirm(FAST)
+    told = [each.text for each in bench.watcher.of(Notice) if "the baseline failed in a fresh" in each.text]
+    assert len(told) >= 3
+    assert result.instances >= 2 * len(told)
+    assert result.winner is not None
 
 
 def test_several_finalists_take_turns_in_one_round(tmp_path):
@@ -915,6 +954,15 @@ def test_plain_takes_turns_in_the_same_rounds(tmp_path):
     groups = [each.group for each in bench.launched if each.configuration == BASELINE]
     assert groups == [GROUPS[index % 2] for index in range(result.instances)]
     assert bench.run.directory.trials[result.plain.record.trial] == result.plain.record
+
+
+def test_the_luck_of_charged_stalls_is_in_the_intervals_over_plain_as_well(tmp_path, monkeypatch):
+    """The baseline's and the winner's."""
+    monkeypatch.setattr(Trial, "variance_of_stalls", lambda trial, beside: 0.04)
+    result = beside_plain(tmp_path, noise=0.001).confirm(FAST)
+    least = 1.9 * math.sqrt(2 * 0.04 / result.instances)
+    (found,) = result.confirmed
+    assert min(found.over_plain.half_width, result.plain.ratio.half_width) > least
 
 
 def test_the_ratio_over_plain_is_of_slices_of_the_same_round(tmp_path):

@@ -40,7 +40,7 @@ from autotune.study.plan import (
 )
 from autotune.study.progress import Notice, PhaseBegan
 from autotune.study.run import Run
-from autotune.study.running import Trial, ratio_interval
+from autotune.study.running import Trial, luck_of_stalls, ratio_interval
 from autotune.study.side_by_side import INPUT_WAIT_SECONDS
 from autotune.study.slicing import LONG_SLICE_SECONDS, waits_much
 from autotune.study.soak import Soak, plan_legs
@@ -181,7 +181,10 @@ class Confirmer:
             )
             for each in winners:
                 spare = (1 - FIRST_SOAK_SHARE) * kept if each is winners[0] is not winners[-1] else 0.0
-                self._soak_one(reference, each, ends=self._ends - spare)
+                try:
+                    self._soak_one(reference, each, ends=self._ends - spare)
+                finally:
+                    self._keep_so_far(reference, contenders)
                 self._pauses_deceive = self._pauses_deceive or self._deceived(each)
                 if self._would_win(each, reference):
                     break
@@ -229,8 +232,7 @@ class Confirmer:
 
     def _in_slices(self, contender: Contender) -> LogInterval:
         assert self._reference is not None
-        sides = (contender.trial, self._reference), (self._reference, contender.trial)
-        unseen = sum(own.variance_of_stalls(beside) for own, beside in sides)
+        unseen = luck_of_stalls(contender.trial, self._reference)
         return self._over(contender, contender.instances, self._run.baseline, unseen=unseen)
 
     def _over(
@@ -312,19 +314,36 @@ class Confirmer:
                 # The baseline's or the device's: a failure of a contender is its own.
                 if failure.outcome is Outcome.OOM and self._instances.make_room(active):
                     continue
-                if isinstance(failure, DeviceUnavailable):
-                    text = f"a process of the confirmation had no device: {failure.reason}. {failure.hint}"
-                    run.observe(Notice(text=text))
+                self._tell_of_failure(failure)
                 self._baseline_failure = failure
                 failures += 1
                 continue
+            finally:
+                self._keep_so_far(reference, contenders)
             done += 1
+            failures = 0
             self._baseline_failure = None  # it happens, and is not why there are no more
             all_stayed = len(records) == len(self._instances.with_plain(contenders))
             if done == 1 and all_stayed:  # else it took what plain's failure took
                 start = run.clock() - began - (took.slices or seconds) - took.asking  # later ones do not ask
                 start = max(1.0, start)
                 seconds = self._planned(records, start, done=done)[1]
+
+    def _tell_of_failure(self, failure: TrialFailed) -> None:
+        """Of the baseline's, or of a process that had not the baseline's device: the instance is lost."""
+        if isinstance(failure, DeviceUnavailable):
+            text = f"a process of the confirmation had no device: {failure.reason}. {failure.hint}"
+        else:
+            why = first_line(failure.reason) or str(failure.outcome)
+            text = f"the baseline failed in a fresh process of the confirmation ({why}), which counts for nothing"
+        self._run.observe(Notice(text=text))
+
+    def _keep_so_far(self, reference: Trial, contenders: Sequence[Contender]) -> None:
+        """Write down what was measured: should the run end before its confirmation does, it is there."""
+        so_far = [(reference, None), *((e.trial, e.failure) for e in self._instances.with_plain(contenders))]
+        for trial, failure in so_far:
+            if trial.pairs or trial.slices:
+                self._run.keep(ended(trial, failure, early=True), announce=False)
 
     def _needed(self, records: Sequence[TrialRecord], start: float, seconds: float, *, done: int) -> float:
         """Seconds that must be left for another instance, of fewer slices than planned where others took longer.
@@ -449,7 +468,9 @@ class Confirmer:
         plain = self._instances.plain
         if plain is None:
             return Plain(left_out=self._plain_left_out) if self._asked_for else None
-        ratio = instance_interval(plain.instances) if plain.instances else None
+        assert self._reference is not None
+        luck = luck_of_stalls(plain.trial, self._reference)
+        ratio = instance_interval(plain.instances, unseen=luck) if plain.instances else None
         record = self._run.keep(self._record(plain, ratio))
         if plain.failure is not None:
             return Plain(
@@ -463,7 +484,9 @@ class Confirmer:
 
     def _result(self, reference: Trial, contenders: Sequence[Contender]) -> Result:
         run = self._run
-        failure = None if reference.slices else self._baseline_failure
+        failure = self._baseline_failure
+        if reference.slices or isinstance(failure, DeviceUnavailable):  # which was no fault of the baseline's
+            failure = None
         baseline = run.keep(ended(reference, failure))
         confirmed = []
         for each in contenders:
@@ -488,7 +511,12 @@ class Confirmer:
                     soaked=each.soaked,
                     barred=each.barred,
                     templates=len(each.groups),
-                    over_plain=self._over(each, over_plain, plain.trial.configuration)
+                    over_plain=self._over(
+                        each,
+                        over_plain,
+                        plain.trial.configuration,
+                        unseen=luck_of_stalls(each.trial, plain.trial),
+                    )
                     if plain and over_plain
                     else None,
                 )

@@ -318,13 +318,22 @@ def _sums(slices: _Slices, count: Callable[[Slice], int | None]) -> list[int] | 
     return [sum(each or 0 for each in of_process) for of_process in counts]
 
 
-def ended(trial: Trial, failure: TrialFailed | None) -> TrialRecord:
-    """A trial's record; one that was never begun says so."""
+def ended(trial: Trial, failure: TrialFailed | None, *, early: bool = False) -> TrialRecord:
+    """A trial's record; one that was never begun says so.
+
+    Args:
+        trial: Which.
+        failure: What ended it; None where nothing did.
+        early: The confirmation goes on: this is what there is should the run end before.
+    """
     if failure is not None:
         return trial.failed(failure)
+    if early:
+        return trial.record(Outcome.INTERRUPTED, reason="the run ended before its confirmation did")
     if not trial.pairs and not trial.slices:
         return trial.record(
             Outcome.INTERRUPTED,
-            reason="not measured again: the budget ended, or the baseline failed, before its turn was over",
+            reason="not measured again: the budget ended, the baseline failed, or a process had no device, "
+            "before its turn was over",
         )
     return trial.record(Outcome.OK)

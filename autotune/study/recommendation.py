@@ -443,5 +443,5 @@ def _rule_failed(best: Confirmed, result: Result, min_gain: float) -> tuple[Shor
 _WHY_CUT_SHORT = {
     Shortfall.NO_TIME: "the budget ended before it was measured in enough fresh processes",
     Shortfall.INTERRUPTED: "its confirmation was stopped before it was measured in enough fresh processes",
-    Shortfall.BASELINE_FAILED: "the baseline kept failing beside it in fresh processes",
+    Shortfall.BASELINE_FAILED: "the baseline kept failing beside it in fresh processes, or these had no device",
 }

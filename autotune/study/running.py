@@ -409,6 +409,11 @@ class Trial:
         return self.record(failure.outcome, reason=failure.whole, log_tail=failure.log_tail)
 
 
+def luck_of_stalls(one: Trial, other: Trial) -> float:
+    """Variance of an instance's log-ratio for the stalls that few short epochs have told of, of either side."""
+    return one.variance_of_stalls(other) + other.variance_of_stalls(one)
+
+
 def throughput_interval(
     rates: Sequence[float], examples: Sequence[int] | None = None, instances: Sequence[int] | None = None
 ) -> Interval:

@@ -306,7 +306,8 @@ def _failed(confirmed: Confirmed, result: Result) -> tuple[Finding, str, int] | 
         why = first_line(record.reason)
         return Finding.UNSTABLE, f"{what}: {why}" if why else what, record.trial
     if confirmed.speedup is None and result.cut_short is Shortfall.BASELINE_FAILED:
-        return Finding.UNDECIDED, "the baseline failed beside it in a fresh process", result.baseline.trial
+        why = "the baseline failed beside it in a fresh process, or one had no device"
+        return Finding.UNDECIDED, why, result.baseline.trial
     return None
 
 
