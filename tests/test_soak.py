@@ -22,7 +22,7 @@ from autotune.study.progress import PhaseBegan
 from autotune.study.slicing import SHORT_SLICE_SECONDS, SLICE_SECONDS
 from autotune.study.soak import ENOUGH_LEGS, FEWEST_LEGS, LEAST_LEG_SECONDS, plan_legs
 from autotune.trial.live import TrialFailed
-from autotune.trial.record import Leg, Outcome, Pairing
+from autotune.trial.record import Leg, Outcome, Pairing, Phase
 
 SOAK = 30.0
 LARGE = BASELINE.replace(batch_size=64)
@@ -391,6 +391,24 @@ def test_a_first_interrupt_ends_the_soak_between_legs(tmp_path):
     assert result.winner.configuration == FAST
     assert result.winner.soaked is None
     assert trials.clock() < began + 30.0
+
+
+def test_legs_that_were_over_are_kept_when_the_run_ends_in_the_soak(tmp_path):
+    """As at a second Ctrl-C in the continuous run: what both sides had measured of it is in the history."""
+    bench, in_the_legs = bench_with_odd_soak(tmp_path)
+    calls = itertools.count(1)
+
+    def slow_calls(each):
+        if in_the_legs(each) and next(calls) == 40:
+            raise KeyboardInterrupt
+        return 0.0
+
+    bench.trials.slow_calls = slow_calls
+    with pytest.raises(KeyboardInterrupt):
+        bench.confirm(FAST)
+    kept = [each for each in bench.run.directory.trials.values() if each.phase is Phase.CONFIRM]
+    assert [each.outcome for each in kept] == [Outcome.INTERRUPTED] * 2
+    assert all(each.legs for each in kept)
 
 
 def test_a_soak_that_leaves_the_confirmation_no_time_makes_way(tmp_path):

@@ -340,7 +340,8 @@ class Confirmer:
 
     def _keep_so_far(self, reference: Trial, contenders: Sequence[Contender]) -> None:
         """Write down what was measured: should the run end before its confirmation does, it is there."""
-        so_far = [(reference, None), *((e.trial, e.failure) for e in self._instances.with_plain(contenders))]
+        measured = self._instances.with_plain(contenders)
+        so_far = [(reference, None), *((each.trial, each.failure) for each in measured)]
         for trial, failure in so_far:
             if trial.pairs or trial.slices:
                 self._run.keep(ended(trial, failure, early=True), announce=False)
