@@ -38,10 +38,12 @@ LEGS, LEGS_QUICK = 100, 6
 PROCESSES, PROCESSES_QUICK = 2, 1
 MOST_OFF = 0.03
 WAITING_SLICES_SECONDS, WAITING_SLICES_SECONDS_QUICK = (0.25, 0.5, 1.0, 2.0), (0.25,)
-STRETCH_SECONDS, STRETCH_SECONDS_QUICK = 2.0, 1.0
-"""How long either kind of measuring of what waits lasts in a repeat."""
+STRETCH_SECONDS, STRETCH_SECONDS_QUICK = 6.0, 1.0
+"""How long either kind of measuring of what waits lasts in a repeat: three of the longest slices."""
 CONTINUOUS_SLICE_SECONDS = 0.5
-WAITING_REPEATS, WAITING_REPEATS_QUICK = 2, 1
+WAITING_REPEATS, WAITING_REPEATS_QUICK = 8, 1
+"""Of each length of slices, in as many fresh processes as `WAITING_PROCESSES` says."""
+WAITING_PROCESSES, WAITING_PROCESSES_QUICK = 4, 1
 PATIENCE_SECONDS = 120.0
 
 
@@ -149,15 +151,19 @@ def figures(quick: bool) -> dict[str, Figure]:
         found["decodes, all buffers"] = factor([each for ratios in logs.values() for each in ratios])
         knobs = {"prefetch": 8, "num_parallel_calls": 16, "data_threads": 16}
         pair = Pair("waiting", 4, knobs, Path(folder))
-        for seconds in WAITING_SLICES_SECONDS_QUICK if quick else WAITING_SLICES_SECONDS:
-            ratios = pair.stretch_ratios(
-                knobs,
-                seconds,
-                stretch=STRETCH_SECONDS_QUICK if quick else STRETCH_SECONDS,
-                repeats=WAITING_REPEATS_QUICK if quick else WAITING_REPEATS,
-            )
-            found[f"waits 200 ms, 16 in flight, slices of {seconds:g} s"] = factor(ratios)
+        lengths = WAITING_SLICES_SECONDS_QUICK if quick else WAITING_SLICES_SECONDS
+        processes = WAITING_PROCESSES_QUICK if quick else WAITING_PROCESSES
+        repeats = WAITING_REPEATS_QUICK if quick else WAITING_REPEATS
+        stretch = STRETCH_SECONDS_QUICK if quick else STRETCH_SECONDS
+        waits: dict[float, list[float]] = {seconds: [] for seconds in lengths}
+        for _ in range(processes):  # of all lengths in turn, as above
+            for seconds in lengths:
+                waits[seconds] += pair.stretch_ratios(
+                    knobs, seconds, stretch=stretch, repeats=repeats // processes
+                )
         pair.close()
+        for seconds, ratios in waits.items():
+            found[f"waits 200 ms, 16 in flight, slices of {seconds:g} s"] = factor(ratios)
     return found
 
 

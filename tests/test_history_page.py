@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 
 import pytest
@@ -83,6 +84,28 @@ def test_the_continuous_run_is_in_the_timeline(finished):
     (legs,) = [each["legs"] for each in records if each["legs"] and not each["pairs"]]
     ends = {one["at"] for leg in legs for one in leg["slices"]}
     assert ends
+    assert ends <= {point.at for point in timeline.reference}
+
+
+def test_a_second_confirmation_has_its_own_baseline(finished, tmp_path):
+    """Of a run that was killed in one and resumed: what its continuous run was measured at is plotted."""
+    directory = tmp_path / "run"
+    shutil.copytree(finished, directory)
+    files = sorted(directory.glob("trials/*/result.json"))
+    records = [json.loads(file.read_text()) for file in files]
+    confirmed = [each for each in records if each["phase"] == "confirm"]
+    more = len(records)
+    for each in confirmed:
+        again = directory / "trials" / f"{each['trial'] + more:04}"
+        again.mkdir()
+        (again / "result.json").write_text(json.dumps({**each, "trial": each["trial"] + more}))
+        killed = directory / "trials" / f"{each['trial']:04}" / "result.json"
+        killed.write_text(json.dumps({**each, "legs": []}))
+    ends = {
+        one["at"] for each in confirmed if not each["pairs"] for leg in each["legs"] for one in leg["slices"]
+    }
+    assert ends
+    (timeline,) = timelines(directory)
     assert ends <= {point.at for point in timeline.reference}
 
 

@@ -115,7 +115,9 @@ def told(record):
 
 
 @pytest.mark.parametrize(
-    "outcome", [each for each in Outcome if each not in (Outcome.OK, Outcome.PRUNED)], ids=str
+    "outcome",
+    [each for each in Outcome if each not in (Outcome.OK, Outcome.PRUNED, Outcome.INTERRUPTED)],
+    ids=str,
 )
 def test_failed_trials_are_told_as_pruned(outcome):
     """Whatever went wrong, TPE hears PRUNED: trials told as FAIL it would ignore."""
@@ -123,6 +125,11 @@ def test_failed_trials_are_told_as_pruned(outcome):
     assert kept.state is TrialState.PRUNED
     assert kept.intermediate_values == {}
     assert kept.user_attrs["outcome"] == str(outcome)
+
+
+def test_an_interrupted_trial_teaches_the_sampler_nothing():
+    """Its configuration has not failed: TPE ignores it, and the run that goes on may try it again."""
+    assert told(a_record(outcome=Outcome.INTERRUPTED)).state is TrialState.FAIL
 
 
 def test_a_trial_that_could_not_win_is_told_with_its_value():

@@ -261,6 +261,15 @@ def test_the_batch_size_is_doubled_until_memory_ends(tmp_path):
     assert max(probed) == 256
 
 
+def test_sizes_are_doubled_where_the_probes_have_used_up_their_time(tmp_path):
+    """They have a limit of their own: that of what is sampled."""
+    trials = simulated_trials(lambda each: 4000.0 * each.batch_size**0.3, examples=1 << 20, start_seconds=0.1)
+    plan = a_plan(probes_end=1.0, sampling_ends=3000.0, search_ends=3600.0)
+    found = Searched(tmp_path, trials, space=GROWING_SPACE, plan=plan, most_trials=6)
+    probed = [each.configuration["batch_size"] for each in found.of(Phase.PROBE)]
+    assert {64, 128, 256} <= set(probed)
+
+
 def test_doubling_ends_after_two_sizes_that_are_no_faster(tmp_path):
     """Those that were probed before count as well, and the baseline is what they are held against first."""
     trials = simulated_trials(faster_by(batch_size=0.8), examples=1 << 20, noise=0.01, start_seconds=0.1)

@@ -56,6 +56,7 @@ class Simulation:
         loss: Of each call, or a function of the number of the call.
         epochs_with_data: After so many epochs the dataset yields nothing more.
         counts_iterations: Whether the optimizer counts its steps: None without an optimizer.
+        counts_updates: Whether it counts only those that a loss scale does not skip, as Keras does.
         counts_the_end: Whether it counts a step for the call that finds no more data, as Keras does.
         counters_seconds: How long it takes to read what the machine counts: a core that is busy for others.
         traces: Whether the call of this number, from 0, is traced or compiled again; None where that cannot be seen.
@@ -82,6 +83,7 @@ class Simulation:
         loss=0.5,
         epochs_with_data=math.inf,
         counts_iterations=True,
+        counts_updates=False,
         counts_the_end=False,
         counters_seconds=0.0,
         traces=lambda call: False,
@@ -116,7 +118,8 @@ class Simulation:
         rest = 0 if examples is None or drop_remainder else examples % batch_size
         self.steps_in_epoch = whole + (rest > 0)
         self.has_smaller_batch = rest > 0
-        read = {True: lambda: self.steps, False: lambda: 0, None: None}[counts_iterations]
+        counted = (lambda: self.updates) if counts_updates else (lambda: self.steps)
+        read = {True: counted, False: lambda: 0, None: None}[counts_iterations]
         self.clock = StepClock(
             Training(
                 steps_per_call=steps_per_call,
@@ -1246,6 +1249,20 @@ def test_the_first_smaller_batch_is_no_retrace():
         *commands, smaller_batch_seconds=2.0, traces=lambda call: call % 2001 == smaller - 1, **BY_STEPS
     )
     assert sum(part.retraces for part in again.run(overhead=0.0)) >= 1
+
+
+@pytest.mark.parametrize("shape", [{}, BY_STEPS, {"examples": None, "warmup_seconds": 3.0}])
+@pytest.mark.parametrize("steps_per_call", [1, 4])
+def test_skipped_steps_cost_what_others_do(shape, steps_per_call):
+    """Keras's optimizer inside a loss scale counts updates only: throughput is of what was trained all the same."""
+    commands = [Measure(seconds=2.0)] * 2
+    settings = {"steps_per_call": steps_per_call, **shape}
+    skipping = Simulation(*commands, skips=lambda step: step % 4 == 3, counts_updates=True, **settings)
+    for part, same in zip(
+        skipping.run(overhead=0.0), Simulation(*commands, **settings).run(overhead=0.0), strict=True
+    ):
+        assert (part.steps, part.examples) == (same.steps, same.examples)
+        assert part.skipped_steps == pytest.approx(part.steps / 4, abs=steps_per_call + 1)
 
 
 @pytest.mark.parametrize("shape", [{}, BY_STEPS, {"examples": None, "warmup_seconds": 3.0}])

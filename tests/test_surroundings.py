@@ -87,6 +87,16 @@ def test_a_file_that_denies_its_own_baseline_is_refused(shell):
         taken(found)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("precision", "mixed_bfloat16"), ("intra_op_threads", 1), ("inter_op_threads", 3)],
+)
+def test_what_the_workload_alone_names_stands(shell, name, value):
+    """Its file sets nothing: the trials set it, and nothing is refused."""
+    baseline = BASELINE.replace(**{name: value})
+    assert taken(facts({name: value}), baseline) == (baseline, ())
+
+
 def test_a_policy_that_no_knob_stands_for_is_refused(shell):
     """float64 cannot be written into a configuration, so it would be measured under a wrong name."""
     with pytest.raises(WorkloadError, match="sets precision to 'float64'") as caught:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotune.machine import available_cores
 from autotune.trial import telemetry
 from autotune.trial.record import Slice
 from autotune.trial.telemetry import (
@@ -163,10 +164,22 @@ def test_a_living_child_is_ones_own():
 def test_this_machine_can_be_read():
     """The real files make sense: the cores are this process's, and time does not go back."""
     first, second = read_counters(), read_counters()
-    assert first.cores == len(os.sched_getaffinity(0))
+    assert first.cores == available_cores()
     assert first.own <= second.own
     if first.busy is not None:
         assert first.busy <= second.busy
+
+
+def test_under_a_quota_nobody_knows_what_others_take(tmp_path, monkeypatch):
+    """A container with one core's time of many: its cores are one, and the neighbours' load on all is none of its."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(telemetry, "CGROUP_ROOT", tmp_path)
+    stat = telemetry._text(telemetry.PROC_ROOT / "stat")
+    assert processor_seconds(stat, {0})[0] is not None
+    assert (read_counters().cores, read_counters().busy is None) == (2, False)
+    (tmp_path / "cpu.max").write_text("100000 100000\n")
+    counters = read_counters()
+    assert (counters.cores, counters.busy, counters.steal) == (1, None, None)
 
 
 def test_a_machine_that_shows_nothing_leaves_nothing_but_ones_own(tmp_path, monkeypatch):

@@ -32,6 +32,7 @@ from autotune.study.confirmation import Confirmer
 from autotune.study.confirmed import Confirmed, Result
 from autotune.study.progress import Notice, PhaseBegan, TrialBegan
 from autotune.study.running import ratio_interval
+from autotune.study.slicing import LONG_SLICE_SECONDS, SHORT_SLICE_SECONDS, wanted_seconds
 from autotune.study.verifying import Verification, verify, verify_with
 from autotune.trial.live import TrialFailed
 from autotune.trial.process import TrialProcesses
@@ -112,7 +113,21 @@ def test_a_budget_without_two_instances_decides_nothing_and_one_that_does_is_nam
     assert verification.finding is Finding.UNDECIDED
     assert verification.measured is None
     enough = float(re.search(r"give --budget (\d+)s$", verification.reason)[1])
+    assert enough < 100.0  # nothing is searched: no share of the budget is kept for that
     assert found(recipe, tmp_path / "long", budget=enough).finding is Finding.HOLDS
+
+
+@pytest.mark.parametrize(("waits", "slices"), [(0.0, SHORT_SLICE_SECONDS), (0.9, LONG_SLICE_SECONDS)])
+def test_slices_are_as_long_as_the_claims(recipe, tmp_path, monkeypatch, waits, slices):
+    """What a pause gives or costs is then the same: a recipe that waits for input was measured in long ones."""
+    seen = []
+    confirm = Confirmer.confirm
+    monkeypatch.setattr(
+        Confirmer, "confirm", lambda self, records: seen.extend(records) or confirm(self, records)
+    )
+    evidence = recipe.evidence.model_copy(update={"input_wait_fraction": waits})
+    found(recipe.model_copy(update={"evidence": evidence}), tmp_path)
+    assert wanted_seconds(*seen) == slices
 
 
 def out_of_memory(configuration):

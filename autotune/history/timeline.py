@@ -88,9 +88,14 @@ def _timeline(directory: RunDirectory) -> Timeline:
     run = directory.read_run()
     records = sorted(directory.read_trials(), key=lambda record: record.trial)
     ratios = [point for record in records for point in _ratios(directory, record, records)]
-    reference = {  # a slice of the confirmation's baseline stands in its own record and in pairs
-        point.at: point for record in records for point in _reference(directory, record, records)
-    }
+    reference: dict[float, Point] = {}
+    for record in records:  # a slice of the confirmation's baseline stands in its own record and in pairs
+        for point in _reference(directory, record, records):
+            known = reference.get(point.at)
+            if (
+                known is None or known.disturbed is None
+            ):  # one finalist's pair may be marked, and another's not
+                reference[point.at] = point
     if not reference:
         raise RunDirectoryError(
             f"{directory.path}: nothing can be plotted: no slice tells when it was measured",
@@ -148,10 +153,15 @@ def _reference(
 
 
 def _baseline_of(record: TrialRecord, records: Sequence[TrialRecord]) -> TrialRecord:
-    """The record of the baseline that a trial stood beside: the confirmation has its own."""
-    of_phase = [each for each in records if each.phase is Phase.CONFIRM and each.slices]
-    if record.phase is Phase.CONFIRM and of_phase:
-        return of_phase[0]
+    """The record of the baseline that a trial stood beside.
+
+    A confirmation has its own, and a run that was killed in one and resumed has had two: the one with slices of
+    its own that was begun last before the trial.
+    """
+    if record.phase is Phase.CONFIRM:
+        for each in reversed(records):
+            if each.phase is Phase.CONFIRM and each.slices and each.trial <= record.trial:
+                return each
     return records[0]
 
 

@@ -81,6 +81,7 @@ class Plan:
         slice_seconds: The shortest slice that the baseline can be timed in.
         least_trial: The shortest search trial, from request to end.
         soak: What the confirmation keeps for a continuous run of its winner, processes' starts included.
+        confirmation_share: Of a budget, what its confirmation has.
     """
 
     budget: float
@@ -97,6 +98,7 @@ class Plan:
     search_last: float = math.inf
     numerics_ends: float = 0.0
     soak: float = 0.0
+    confirmation_share: float = CONFIRMATION_SHARE
 
 
 def baseline_timeout(budget: float) -> float:
@@ -191,8 +193,8 @@ def _too_small(budget: float, *, ready_at: float, trial: float, confirmation: fl
     one_trial = ready_at + SETTING_UP_SECONDS + trial
     needed = max(one_trial / (1 - CONFIRMATION_SHARE), one_trial + confirmation)
     return BudgetError(
-        f"a budget of {budget:.0f} s is too small: the baseline was warm after {ready_at:.1f} s, one trial takes "
-        f"{trial:.0f} s, and its confirmation in fresh processes {confirmation:.0f} s",
+        f"a budget of {budget:.0f} s is too small: {ready_at:.1f} s were over when the baseline was warm, one trial "
+        f"takes {trial:.0f} s, and its confirmation in fresh processes {confirmation:.0f} s",
         hint=f"Give --budget {math.ceil(needed * ADVICE_MARGIN)}s or more; a few minutes are sensible here.",
     )
 
@@ -223,7 +225,7 @@ def budget_to_confirm(plan: Plan, *, start: float, slice_seconds: float = 0.0) -
     """
     each = start + least_slices(1, slice_seconds=slice_seconds)
     confirmation = plan.import_seconds + ENOUGH_INSTANCES * each + CLOSING_SECONDS
-    needed = max(plan.budget, confirmation / CONFIRMATION_SHARE)
+    needed = max(plan.budget, confirmation / plan.confirmation_share)
     return math.ceil(needed * ADVICE_MARGIN / 10) * 10.0
 
 

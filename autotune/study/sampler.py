@@ -200,6 +200,9 @@ class Sampler:
         if record.outcome is Outcome.OK and value is not None:
             self._study.tell(trial, value)
             return
+        if record.outcome is Outcome.INTERRUPTED:
+            self._study.tell(trial, state=TrialState.FAIL)  # it tells nothing of its configuration
+            return
         if record.outcome is Outcome.PRUNED and value is not None:
             trial.report(value, step=len(record.pairs))
         self._study.tell(trial, state=TrialState.PRUNED)

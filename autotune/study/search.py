@@ -90,7 +90,7 @@ class Search:
         for configuration in probes(self._space):
             ends = self._plan.probes_end if self._durations else self._plan.search_ends  # one in any case
             if not self._time_for_another(ends):
-                return
+                break  # sizes have a limit of their own
             if self._time_to_import(configuration, ends):
                 self._tried(Phase.PROBE, configuration)
         best, behind = 1.0, 0

@@ -39,6 +39,8 @@ def as_imported(
         if name not in baseline or baseline[name] == found:
             continue
         imported_too_early = KNOBS[name].stage is Stage.IMPORT
+        if name in facts.baseline and found == KNOBS[name].default and not imported_too_early:
+            continue  # the file sets nothing: the trials set what the workload names
         if imported_too_early and environment({name: baseline[name]}):  # the shell's, so not the file's
             if name in facts.baseline:
                 continue  # the trials' templates get what the workload names

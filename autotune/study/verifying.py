@@ -42,6 +42,8 @@ from autotune.workload import Workload, WorkloadFacts, WorkloadReference, refuse
 DEFAULT_BUDGET = "100s"
 CONTINUOUS_SHARE = 0.25
 """Of the budget: for a continuous run, where the claim comes from one."""
+CONFIRMATION_SHARE_HERE = 0.75
+"""The rest is for importing the workload and the baseline's start, and nothing is searched."""
 LARGER = 2.0
 """A budget that is advised where nothing tells how much would do: so many times the one that did not."""
 
@@ -248,6 +250,7 @@ def _plan(budget: float, warm: WarmUp, import_seconds: float, recipe: Recipe) ->
     continuous = recipe.evidence.continuous
     start = warm.ready_seconds + (recipe.evidence.compile_seconds or 0.0)
     return Plan(
+        confirmation_share=CONFIRMATION_SHARE_HERE,
         budget=budget,
         search_ends=0.0,
         sampling_ends=0.0,
@@ -275,6 +278,7 @@ def _as_if_searched(recipe: Recipe, warm: WarmUp) -> TrialRecord:
         seconds=0.0,
         first_step_seconds=warm.first_step_seconds + max(0.0, longer),
         warmup_seconds=warm.ready.warmup_seconds,
+        input_wait_fraction=evidence.input_wait_fraction,  # slices are as long as the claim's
         pairing=None if evidence.confirmation.pairing is None else Pairing(evidence.confirmation.pairing),
     )
 

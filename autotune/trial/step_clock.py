@@ -335,7 +335,7 @@ class StepClock:
             return
         if not self._by_epochs and self._calls > self._counted_calls:
             return
-        if not first_of_epoch:
+        if not first_of_epoch and not self._ready:
             self._call_times.append(seconds)
         if self._open is not None and (self._by_epochs or not first_of_epoch):
             self._open.call_seconds.append(seconds)
@@ -379,9 +379,12 @@ class StepClock:
 
         Never more than the calls that came back can have taken: where Keras does not know an epoch's length, it
         calls once more than there are batches, and that call counts an iteration before it finds no data.
-        Where a loss scale skipped every step, the calls are what was trained.
+        Where a loss scale skips steps they are not counted by the optimizer, and cost as much: the calls are what was
+        trained, where every call has all of its steps, as of data that never ends, and where it skipped every step.
         """
         most = (self._total_calls - calls) * self._training.steps_per_call
+        if self._training.endless:
+            return most
         counted = self._iterations() - iterations
         return min(counted, most) if counted > 0 else most
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from autotune.machine import CGROUP_ROOT, PROC_ROOT, control_groups
+from autotune.machine import CGROUP_ROOT, PROC_ROOT, available_cores, control_groups
 
 CPU_ROOT = Path("/sys/devices/system/cpu")
 MOST_CORES_READ = 2
@@ -77,8 +77,8 @@ class Counters:
     Args:
         at: The moment, by a clock that only goes forward.
         own: Processor time of this process, its threads, its ended and its living children.
-        cores: Cores that this process may use.
-        busy: Processor time that anybody took on these cores, this process included.
+        cores: Cores that this process may use, by its affinity and its quota.
+        busy: Processor time that anybody took on these cores, this process included; None under a quota of fewer.
         steal: What the host of this virtual machine gave to others while these cores had work to do.
         throttled: How long the control groups of this process were held back at their quota, summed over cores.
         megahertz: Mean clock rate of the cores now.
@@ -95,12 +95,14 @@ class Counters:
 
 def read_counters() -> Counters:
     """What was counted up to now. Takes a millisecond or so: not to be called in a timed stretch."""
-    cores = os.sched_getaffinity(0)
-    busy, steal = processor_seconds(_text(PROC_ROOT / "stat"), cores)
+    cores, available = os.sched_getaffinity(0), available_cores(CGROUP_ROOT, PROC_ROOT)
+    busy, steal = None, None
+    if available == len(cores):  # else a quota's are no certain ones, and others are entitled to the rest
+        busy, steal = processor_seconds(_text(PROC_ROOT / "stat"), cores)
     return Counters(
         at=time.monotonic(),
         own=sum(os.times()[:4]) + sum(_seconds_of(pid) for pid in _descendants(os.getpid())),
-        cores=len(cores),
+        cores=available,
         busy=busy,
         steal=steal,
         throttled=_throttled_seconds(),
