@@ -22,7 +22,7 @@ MOST_WAITING = 0.15
 fast, which slices of half a second already do to a pipeline with 200 ms of latency (1.25)."""
 LONG_SLICE_SECONDS = 2.0
 """For trials that wait for much of their time: pauses make a pipeline with 200 ms of latency 25% faster in slices
-of half a second, and 3% in these (`benchmarks/freezing.py`)."""
+of half a second, and 4% in these (`benchmarks/freezing.py`)."""
 MUCH_WAITING = 0.3
 """Share of its time from which that is so, where the input wait was measured."""
 CALLS_IN_A_SLICE = 5

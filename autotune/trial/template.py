@@ -48,9 +48,8 @@ def main(arguments: list[str]) -> int:
         if preload == "1":
             _require_tensorflow()
             workload = load(reference)  # first: it may set what TensorFlow reads while it is imported
-            signal.signal(
-                signal.SIGCHLD, signal.SIG_DFL
-            )  # where it ignores that, nobody learns how trials end
+            # Where it ignores that its children end, nobody learns how a trial did.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _require_backend(os.environ.get("KERAS_BACKEND") or "tensorflow")  # before what that would need
             import keras  # so that no trial has to
             import tensorflow as tf  # noqa: F401

@@ -6,8 +6,12 @@ import pytest
 from real_trials import PATIENCE_SECONDS, WORKLOADS, configuration
 
 from autotune.errors import WorkloadError
+from autotune.space.knobs import Device
+from autotune.study.phases import baseline_of
+from autotune.study.progress import silent
 from autotune.trial.live import Data, TrialFailed
 from autotune.trial.record import Outcome
+from autotune.workload import parse_reference
 
 pytestmark = pytest.mark.slow
 
@@ -223,6 +227,34 @@ def test_a_trial_runs_what_its_configuration_says(processes_of, tmp_path, more):
     trial.warm_up(PATIENCE_SECONDS)
     trial.kill()
     assert "float32 1" in log.read_text()
+
+
+def test_what_the_workload_alone_names_is_the_baselines(processes_of, tmp_path):
+    """Its file sets nothing, which denies nothing: the baseline, and the trial that runs it, have what it names."""
+    named = SETS.format(more="").replace('keras.config.set_dtype_policy("mixed_bfloat16")\n', "")
+    named = named.replace(
+        "batch_size=16)", "batch_size=16, baseline={'precision': 'mixed_bfloat16', 'onednn': False})"
+    )
+    processes = processes_of(named)
+    facts = processes.open()
+    assert facts.in_force["precision"] == "float32"
+    baseline = baseline_of(facts, parse_reference(str(tmp_path / "train.py")), Device.CPU, silent)
+    log = tmp_path / "trial.log"
+    trial = processes.launch(baseline, log=str(log), data=None)
+    trial.warm_up(PATIENCE_SECONDS)
+    trial.kill()
+    assert "bfloat16 1" in log.read_text()
+
+
+def test_a_file_that_ignores_how_its_children_end_is_trained_all_the_same(processes_of, tmp_path):
+    """As one that starts programs may: its trials end, the template learns of it, and goes on to the next."""
+    processes = processes_of(SETS.format(more="import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"))
+    processes.open()
+    assert processes.isolation == "template"
+    for _ in range(2):
+        trial = processes.launch(configuration(onednn=False), log=str(tmp_path / "trial.log"), data=None)
+        trial.warm_up(PATIENCE_SECONDS)
+        trial.kill()
 
 
 def test_threads_that_the_file_has_fixed_cannot_be_had_otherwise(processes_of, tmp_path):
