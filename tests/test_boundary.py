@@ -136,8 +136,11 @@ def test_the_share_of_stalls_is_what_short_epochs_have_on_average(model, share, 
     data = Pipeline(start_seconds=start_seconds, stalls=some(share))
     found = [boundary.boundary(model, data, None, training(100, 1), call_seconds=0.01) for _ in range(60)]
     assert statistics.fmean(each.stalled_ends for each in found) == pytest.approx(share, abs=0.06)
-    # Making a tuned iterator takes 5 ms, of which the usual gap of an untuned one is 2.
-    assert all(each.seconds == pytest.approx(start_seconds + 0.002, abs=0.0031) for each in found)
+    # Making a tuned iterator takes 5 ms every time, which is charged; where every end seen stalls, nothing shows more
+    # than the 2 ms of an untuned one.
+    assert all(start_seconds + 0.0019 <= each.seconds <= start_seconds + 0.0051 for each in found)
+    if share == 0.0:
+        assert all(each.seconds == pytest.approx(start_seconds + 0.005) for each in found)
 
 
 def test_a_pipeline_that_is_not_tuned_has_no_stalls(model):

@@ -105,11 +105,22 @@ def variance_of_charge(share: float, epoch_seconds: float) -> float:
     return of_share * (mean_stall_seconds(high) / epoch_seconds) ** 2
 
 
-def share_of_stalls(ends: Sequence[EpochEnd], usual_gap: float) -> float | None:
-    """Which share of epochs ends in a stall: the time that these took too long, of what stalls would have taken.
+def usual_gap_of(ends: Sequence[EpochEnd], untuned_gap: float) -> float:
+    """Seconds from an epoch's beginning to its first call without a stall, which every epoch takes.
 
     A tuned pipeline takes longer to be made and taken down, for it has more in it: its usual gap is that of the ends
     that are clearly no stall, where that is longer.
+
+    Args:
+        ends: Of short epochs whose pipeline is tuned.
+        untuned_gap: What it is where the same pipeline is not tuned.
+    """
+    clear = [each.gap for each in ends if each.gap < stall_seconds(each.age + untuned_gap) / 2]
+    return max(untuned_gap, statistics.median(clear)) if clear else untuned_gap
+
+
+def share_of_stalls(ends: Sequence[EpochEnd], usual_gap: float) -> float | None:
+    """Which share of epochs ends in a stall: the time that these took too long, of what stalls would have taken.
 
     Args:
         ends: Of short epochs whose pipeline is tuned.
@@ -118,8 +129,7 @@ def share_of_stalls(ends: Sequence[EpochEnd], usual_gap: float) -> float | None:
     Returns:
         From 0 to 1; None where there are too few ends, or stalls would have been too short to show.
     """
-    clear = [each.gap for each in ends if each.gap < stall_seconds(each.age + usual_gap) / 2]
-    usual = max(usual_gap, statistics.median(clear)) if clear else usual_gap
+    usual = usual_gap_of(ends, usual_gap)
     stalls = [stall_seconds(each.age + usual) for each in ends]
     if len(ends) < FEWEST_ENDS or statistics.fmean(stalls) < LEAST_STALL_SECONDS:
         return None

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from autotune.measure.epoch_ends import FEWEST_ENDS, EpochEnd, share_of_stalls
+from autotune.measure.epoch_ends import FEWEST_ENDS, EpochEnd, share_of_stalls, usual_gap_of
 from autotune.trial.building import kind_of
 
 if TYPE_CHECKING:
@@ -185,7 +185,10 @@ def _short_epochs(
         one = _untuned(train).take(training.steps_per_call)
         untuned = _train(model, one, None, TELLING_EPOCHS, most_seconds=TELLING_MOST_SECONDS)
         usual_gap = statistics.median(each.gap for each in untuned.ends)
-        start -= sum(max(0.0, each.gap - usual_gap) for each in seen.ends) / len(spent)
+        of_tuned = usual_gap_of(
+            seen.ends, usual_gap
+        )  # what it takes longer every time is no stall's: it is charged
+        start -= sum(max(0.0, each.gap - of_tuned) for each in seen.ends) / len(spent)
     return _ShortEpochs(
         start=start,
         call=usual_call,
