@@ -95,6 +95,7 @@ class TrialProcess:
     def measure_continuously(self, seconds: float, count: int, timeout_seconds: float) -> tuple[Slice, ...]:
         """See `live.LiveTrial`. Slices in which the machine stood still are measured again, all of them."""
         deadline = self._now() + timeout_seconds
+        standstills = 0
         for _ in range(MOST_REPEATS):
             self._command(messages.Measure(seconds=seconds, slices=count))
             slices, disturbed = [], False
@@ -104,7 +105,8 @@ class TrialProcess:
             self.freeze()
             if not disturbed:
                 break
-        return tuple(slices)
+            standstills += 1
+        return tuple(each.model_copy(update={"standstills": standstills}) for each in slices)
 
     def finish(self, input_wait_seconds: float, timeout_seconds: float) -> messages.Finished:
         """See `live.LiveTrial`."""

@@ -104,6 +104,8 @@ class Slice(_Data):
             before had ended; None where that could not be seen.
         skipped_steps: In how many steps a loss scale left the weights alone, because gradients had overflowed; None
             without a loss scale.
+        standstills: In how many attempts at it, or at the ones that it was to follow on, the whole machine stood still.
+            Those were thrown away, but for the last one that is allowed: where there are as many, this is it.
     """
 
     seconds: Annotated[FiniteFloat, Field(gt=0)]
@@ -124,6 +126,7 @@ class Slice(_Data):
     trained_examples: Count | None = None
     retraces: Count | None = None
     skipped_steps: Count | None = None
+    standstills: Count = 0
 
 
 class Pair(_Data):

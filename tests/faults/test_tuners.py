@@ -39,7 +39,8 @@ TUNER = """
         print("frozen", flush=True)
         while True:
             part = trial.measure(0.5, 60.0)
-            print(json.dumps({"seconds": part.seconds, "wall_clock": time.time()}), flush=True)
+            told = {"seconds": part.seconds, "standstills": part.standstills, "wall_clock": time.time()}
+            print(json.dumps(told), flush=True)
 """
 
 
@@ -146,6 +147,7 @@ def test_a_standstill_enters_no_timing(tuner):
         os.kill(pid, signal.SIGCONT)
     slices = [json.loads(wait_for(process, "{")) for _ in range(3)]
     assert max(each["seconds"] for each in slices) < STANDSTILL_SECONDS
+    assert sum(each["standstills"] for each in slices) >= 1  # what was thrown away is in the record
 
 
 JUMPING_CLOCK = """
