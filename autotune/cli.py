@@ -61,8 +61,8 @@ def tune(
     out
         The run directory; a new one below results/ when left out.
     resume
-        The directory of a run that was stopped: it goes on where it was, and finished trials are not run again. A
-        budget given with it is for what is still to be done.
+        The directory of a run that wrote no recipe yet: it goes on where it was, and finished trials are not run again.
+        A budget given with it is for what is still to be done.
     seed
         Makes the samples repeatable, given the same results.
     min_gain

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import importlib
 import json
+import math
 import os
 import platform
 import sys
@@ -176,7 +177,18 @@ def available_cores(cgroup_root: Path = CGROUP_ROOT, proc_root: Path = PROC_ROOT
         cgroup_root: Where the control groups (version 1 or 2) are mounted.
         proc_root: Where procfs is mounted.
     """
-    cores = [len(os.sched_getaffinity(0))]
+    cores = len(os.sched_getaffinity(0))
+    return math.ceil(min(cores, core_quota(cgroup_root, proc_root)))
+
+
+def core_quota(cgroup_root: Path = CGROUP_ROOT, proc_root: Path = PROC_ROOT) -> float:
+    """The tightest CPU quota of this process's control groups, in cores; infinite where there is none.
+
+    Args:
+        cgroup_root: Where the control groups (version 1 or 2) are mounted.
+        proc_root: Where procfs is mounted.
+    """
+    quotas = [math.inf]
     for group in control_groups("cpu", cgroup_root, proc_root):
         # Version 2 keeps "quota period" in one file, version 1 in two; both in microseconds.
         text = _read(group / "cpu.max") or " ".join(
@@ -184,8 +196,8 @@ def available_cores(cgroup_root: Path = CGROUP_ROOT, proc_root: Path = PROC_ROOT
         )
         match [_positive(word) for word in text.split()]:
             case [int(quota), int(period)]:
-                cores.append(-(-quota // period))
-    return min(cores)
+                quotas.append(quota / period)
+    return min(quotas)
 
 
 def memory_limit_bytes(cgroup_root: Path = CGROUP_ROOT, proc_root: Path = PROC_ROOT) -> int:

@@ -124,10 +124,10 @@ def told_by_trials(dataset: tf.data.Dataset, model: keras.Model, *, tuned: bool)
         synchronise=tf.test.experimental.sync_devices,
     )
     short = boundary._short_epochs(model, dataset, None, training, ELEMENT_SECONDS)
-    if tuned:
-        return boundary._share_of_stalls(model, dataset, training, short, ELEMENT_SECONDS)
-    short = dataclasses.replace(short, ends=[])
-    return boundary._share_of_stalls(model, boundary._untuned(dataset), training, short, ELEMENT_SECONDS)
+    if not tuned:
+        short, dataset = dataclasses.replace(short, ends=[]), boundary._untuned(dataset)
+    _, told = boundary._ends_with_stalls(model, dataset, training, short, ELEMENT_SECONDS)
+    return told
 
 
 def figures(kind: str, epochs: int, repeats: int) -> dict[str, Figure]:

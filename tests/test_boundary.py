@@ -74,6 +74,7 @@ class Model:
 
     def __init__(self, clock, *, call_seconds=0.01):
         self.now, self.call_seconds, self.epochs = clock, call_seconds, 0
+        self.tuned_gap = 0.005
         self.validation_begins_in, self.test_function = 0.0, None
         self.stop_training = False
         self.train_function = lambda start_seconds: self.wait(start_seconds + self.call_seconds)
@@ -92,7 +93,7 @@ class Model:
         edges.set_model(self)
         for epoch in range(epochs):
             edges.on_epoch_begin(epoch)
-            self.wait(0.005 if dataset.tuned else 0.002)
+            self.wait(self.tuned_gap if dataset.tuned else 0.002)
             if used is not None and dataset.tuned and next(dataset.stalls):
                 self.wait(stall_seconds(self.now[0] - used))
             used = self.now[0]
@@ -141,6 +142,17 @@ def test_the_share_of_stalls_is_what_short_epochs_have_on_average(model, share, 
     assert all(start_seconds + 0.0019 <= each.seconds <= start_seconds + 0.0051 for each in found)
     if share == 0.0:
         assert all(each.seconds == pytest.approx(start_seconds + 0.005) for each in found)
+
+
+@pytest.mark.parametrize("call_seconds", [0.001, 0.002, 0.005, 0.01])
+@pytest.mark.parametrize("tuned_gap", [0.005, 0.02, 0.05])
+def test_what_a_tuned_pipeline_takes_longer_every_time_is_charged(model, call_seconds, tuned_gap):
+    """Also where a stall would be as short: the longer of the short epochs tell that there is none."""
+    model.call_seconds, model.tuned_gap = call_seconds, tuned_gap
+    found = boundary.boundary(
+        model, Pipeline(stalls=some(0.0)), None, training(100, 1), call_seconds=call_seconds
+    )
+    assert (found.seconds, found.stalled_ends) == (pytest.approx(tuned_gap), 0.0)
 
 
 def test_a_pipeline_that_is_not_tuned_has_no_stalls(model):

@@ -170,16 +170,19 @@ def test_this_machine_can_be_read():
         assert first.busy <= second.busy
 
 
-def test_under_a_quota_nobody_knows_what_others_take(tmp_path, monkeypatch):
-    """A container with one core's time of many: its cores are one, and the neighbours' load on all is none of its."""
+@pytest.mark.parametrize(("quota", "cores"), [("100000", 1), ("150000", 2), ("50000", 1)])
+def test_under_a_quota_nobody_knows_what_others_take(tmp_path, monkeypatch, quota, cores):
+    """A container with some cores' time of many, whole ones or not: the neighbours' load on all is none of its."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     monkeypatch.setattr(telemetry, "CGROUP_ROOT", tmp_path)
     stat = telemetry._text(telemetry.PROC_ROOT / "stat")
     assert processor_seconds(stat, {0})[0] is not None
     assert (read_counters().cores, read_counters().busy is None) == (2, False)
-    (tmp_path / "cpu.max").write_text("100000 100000\n")
+    (tmp_path / "cpu.max").write_text("200000 100000\n")
+    assert (read_counters().cores, read_counters().busy is None) == (2, False)
+    (tmp_path / "cpu.max").write_text(f"{quota} 100000\n")
     counters = read_counters()
-    assert (counters.cores, counters.busy, counters.steal) == (1, None, None)
+    assert (counters.cores, counters.busy, counters.steal) == (cores, None, None)
 
 
 def test_a_machine_that_shows_nothing_leaves_nothing_but_ones_own(tmp_path, monkeypatch):

@@ -30,6 +30,7 @@ from autotune.space.configuration import Configuration
 from autotune.study import verifying
 from autotune.study.confirmation import Confirmer
 from autotune.study.confirmed import Confirmed, Result
+from autotune.study.plan import ENOUGH_INSTANCES
 from autotune.study.progress import Notice, PhaseBegan, TrialBegan
 from autotune.study.running import ratio_interval
 from autotune.study.slicing import LONG_SLICE_SECONDS, SHORT_SLICE_SECONDS, wanted_seconds
@@ -519,6 +520,18 @@ def test_a_budget_is_advised_in_figures(recipe, judged, now, sufficient, expecte
     verification, _ = judged(claiming(recipe, 1.5, 0.02), now, sufficient=sufficient)
     assert verification.finding is Finding.UNDECIDED
     assert verification.reason.endswith(f"give --budget {expected}s")
+
+
+@pytest.mark.parametrize(("start_seconds", "budget"), [(2.0, 14.0), (2.0, 30.0), (5.0, 30.0)])
+@pytest.mark.parametrize("pauses", [None, 1.1])
+def test_the_advised_budget_holds_enough_processes(recipe, tmp_path, budget, start_seconds, pauses):
+    """Also beside the continuous run, which a claim that rests on one has its part of the budget for."""
+    claim = claiming(recipe, 1.5, 0.05, pauses=pauses)
+    machine = {"import_seconds": 4.0, "start_seconds": start_seconds}
+    short = found(claim, tmp_path / "short", budget=budget, **machine)
+    advice = re.search(r"give --budget (\d+)s$", short.reason)
+    assert short.instances < ENOUGH_INSTANCES
+    assert found(claim, tmp_path / "long", budget=float(advice[1]), **machine).instances >= ENOUGH_INSTANCES
 
 
 UNTOLD = a_soak(1.0, 1.5 * TELLING)

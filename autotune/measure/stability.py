@@ -33,7 +33,7 @@ MOST_HANGS = 2
 HANGS_OF_BASELINE = 3
 """Where the baseline hangs, too, a configuration may in so many times as many slices."""
 MOST_SKIPPED = 0.05
-"""Largest share of steps that a loss scale may skip: growing every 2,000 steps it skips one, then and when."""
+"""Largest share of steps that a loss scale may skip beyond the baseline's: growing every 2,000 steps it skips one."""
 FEW_SKIPPED = 2
 """Skipped steps of a process that are no sign of anything, however few its steps: the scale may still be settling."""
 
@@ -261,9 +261,12 @@ def loss_scale_skips(skipped: Sequence[int], steps: Sequence[int], *, baseline_s
         baseline_share: The share of its steps that the baseline skips: the workload's own.
     """
     share = min(1.0, sum(skipped) / sum(steps))
-    limit = max(MOST_SKIPPED, baseline_share)
+    limit = baseline_share + MOST_SKIPPED
     passed = share <= limit or statistics.median(skipped) <= FEW_SKIPPED
-    detail = f"the loss scale skipped {sum(skipped)} of {sum(steps)} steps after the warm-up ({share:.1%})"
+    detail = (
+        f"the loss scale skipped {sum(skipped)} of {sum(steps)} steps after the warm-up ({share:.1%}; "
+        f"baseline: {baseline_share:.1%})"
+    )
     if not passed:
         detail += "; use mixed_bfloat16, or make loss and gradients smaller (clip them, normalise the inputs)"
     return Check(name="loss_scale", passed=passed, value=share, limit=limit, detail=detail)

@@ -43,7 +43,7 @@ DEFAULT_BUDGET = "100s"
 CONTINUOUS_SHARE = 0.25
 """Of the budget: for a continuous run, where the claim comes from one."""
 CONFIRMATION_SHARE_HERE = 0.75
-"""The rest is for importing the workload and the baseline's start, and nothing is searched."""
+"""A continuous run included. The rest is for importing the workload and the baseline's start; nothing is searched."""
 LARGER = 2.0
 """A budget that is advised where nothing tells how much would do: so many times the one that did not."""
 
@@ -249,8 +249,9 @@ def _plan(budget: float, warm: WarmUp, import_seconds: float, recipe: Recipe) ->
     """All of the time that is left is the confirmation's."""
     continuous = recipe.evidence.continuous
     start = warm.ready_seconds + (recipe.evidence.compile_seconds or 0.0)
+    soaks = continuous is not None and continuous.replaces_slices
     return Plan(
-        confirmation_share=CONFIRMATION_SHARE_HERE,
+        confirmation_share=CONFIRMATION_SHARE_HERE - (CONTINUOUS_SHARE if soaks else 0.0),
         budget=budget,
         search_ends=0.0,
         sampling_ends=0.0,
@@ -261,7 +262,7 @@ def _plan(budget: float, warm: WarmUp, import_seconds: float, recipe: Recipe) ->
         finalists=1,
         import_seconds=import_seconds,
         slice_seconds=shortest_taken(warm, measured=LEAST_MEASURED),
-        soak=CONTINUOUS_SHARE * budget if continuous is not None and continuous.replaces_slices else 0.0,
+        soak=CONTINUOUS_SHARE * budget if soaks else 0.0,
     )
 
 

@@ -74,11 +74,11 @@ class _ShortEpochs:
     """What short epochs showed.
 
     Args:
-        start: Seconds of one beyond its calls, its validation and its stalls.
+        start: Seconds of one beyond its calls and its validation, a stall at its end included.
         call: Seconds of a call within one, the first left out.
         validating: Seconds of a validation.
         first_validated: Seconds of that until its first call is over.
-        ends: How they ended.
+        ends: How they ended, all but the last.
         usual_gap: Seconds from an epoch's beginning to its first call where no stall can be; infinite where nobody
             looked, because the pipeline is not tuned, or is too slow.
     """
@@ -126,7 +126,12 @@ def boundary(
     if validation is not None:
         held_out, whole = _shortened(validation, training, validation_examples)
     short = _short_epochs(model, train, held_out, training, call_seconds)
-    start, counted_calls = short.start, None
+    ends = short.ends
+    stalled_ends: float | None = 0.0
+    tuned = train.options().autotune.enabled is not False
+    if tuned:
+        ends, stalled_ends = _ends_with_stalls(model, train, training, short, call_seconds)
+    start, counted_calls = short.start - _stalled(short, ends), None
     uncounted = max(0.0, start)
     buffered, steps = _steps_in_shuffle_buffer(train, training.batch_size), training.steps_per_epoch
     per_call = training.steps_per_call
@@ -138,10 +143,8 @@ def boundary(
             start -= min(start, waited * buffered / per_call)
             counted_calls = counted
             uncounted += (steps / per_call - counted) * short.call
-    stalled_ends: float | None = 0.0
-    if train.options().autotune.enabled is not False:
-        stalled_ends = _share_of_stalls(model, train, training, short, call_seconds)
-        # Whatever these have shown: a stall takes up to as long as its epoch.
+    if tuned:
+        # Whatever short epochs have shown: a stall takes up to as long as its epoch.
         epoch = math.inf if steps is None else steps / per_call * short.call
         uncounted += min(LONGEST_STALL_SECONDS, epoch)
     return Boundary(
@@ -185,10 +188,6 @@ def _short_epochs(
         one = _untuned(train).take(training.steps_per_call)
         untuned = _train(model, one, None, TELLING_EPOCHS, most_seconds=TELLING_MOST_SECONDS)
         usual_gap = statistics.median(each.gap for each in untuned.ends)
-        of_tuned = usual_gap_of(
-            seen.ends, usual_gap
-        )  # what it takes longer every time is no stall's: it is charged
-        start -= sum(max(0.0, each.gap - of_tuned) for each in seen.ends) / len(spent)
     return _ShortEpochs(
         start=start,
         call=usual_call,
@@ -199,10 +198,26 @@ def _short_epochs(
     )
 
 
-def _share_of_stalls(
+def _stalled(short: _ShortEpochs, ends: Sequence[EpochEnd]) -> float:
+    """Seconds that stalls took of an epoch beyond its calls, on average.
+
+    What a tuned pipeline takes longer at every end is no stall's: it is charged. The shortest epochs do not tell the
+    two apart, whose stalls would be as short.
+
+    Args:
+        short: What short epochs have shown.
+        ends: Theirs, and those of longer ones.
+    """
+    if math.isinf(short.usual_gap):
+        return 0.0
+    usual = usual_gap_of(ends, short.usual_gap)
+    return sum(max(0.0, each.gap - usual) for each in short.ends) / max(1, len(short.ends))
+
+
+def _ends_with_stalls(
     model: keras.Model, train: tf.data.Dataset, training: Training, short: _ShortEpochs, call_seconds: float
-) -> float | None:
-    """Share of epochs that end in a stall, by some short ones of the pipeline as it is; None if that does not tell.
+) -> tuple[list[EpochEnd], float | None]:
+    """How short epochs of the pipeline as it is end, and the share that do in a stall; None if that does not tell.
 
     Args:
         model: Compiled, and trained already.
@@ -213,7 +228,7 @@ def _share_of_stalls(
     """
     call = max(short.call, call_seconds)
     if math.isinf(short.usual_gap) or call > SLOW_EPOCH_SECONDS:
-        return None
+        return short.ends, None
     ends, calls, left = list(short.ends), 0, TELLING_MOST_SECONDS
     for seconds in TELLING_SECONDS:
         calls = max(calls + 1, round(seconds / call))
@@ -223,7 +238,7 @@ def _share_of_stalls(
         left -= time.perf_counter() - began
         if left < 0 and len(ends) >= FEWEST_ENDS:
             break
-    return share_of_stalls(ends, short.usual_gap)
+    return ends, share_of_stalls(ends, short.usual_gap)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import os
 import statistics
 import time
@@ -18,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from autotune.machine import CGROUP_ROOT, PROC_ROOT, available_cores, control_groups
+from autotune.machine import CGROUP_ROOT, PROC_ROOT, control_groups, core_quota
 
 CPU_ROOT = Path("/sys/devices/system/cpu")
 MOST_CORES_READ = 2
@@ -95,14 +96,14 @@ class Counters:
 
 def read_counters() -> Counters:
     """What was counted up to now. Takes a millisecond or so: not to be called in a timed stretch."""
-    cores, available = os.sched_getaffinity(0), available_cores(CGROUP_ROOT, PROC_ROOT)
+    cores, quota = os.sched_getaffinity(0), core_quota(CGROUP_ROOT, PROC_ROOT)
     busy, steal = None, None
-    if available == len(cores):  # else a quota's are no certain ones, and others are entitled to the rest
+    if quota >= len(cores):  # else a quota's are no certain ones, and others are entitled to the rest
         busy, steal = processor_seconds(_text(PROC_ROOT / "stat"), cores)
     return Counters(
         at=time.monotonic(),
         own=sum(os.times()[:4]) + sum(_seconds_of(pid) for pid in _descendants(os.getpid())),
-        cores=available,
+        cores=math.ceil(min(len(cores), quota)),
         busy=busy,
         steal=steal,
         throttled=_throttled_seconds(),
