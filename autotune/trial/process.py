@@ -53,7 +53,7 @@ class TrialProcess:
         self._log = Path(request.log)
         self._requested = time.monotonic()
         self._stood_still = 0.0
-        self._disturbed = False
+        self._standstill = Standstill()
         self._kernel_kills = _kernel_oom_kills()
         self.killed = False
         self.pid, end = template.fork(request)
@@ -65,6 +65,7 @@ class TrialProcess:
     def warm_up(self, timeout_seconds: float) -> WarmUp:
         """See `live.LiveTrial`. What a standstill took is not in the figures."""
         deadline = self._requested + timeout_seconds
+        self._standstill = Standstill()
         started = self._expect(messages.Started, deadline)
         before_first = self._stood_still
         first = self._expect(messages.FirstStep, deadline)
@@ -98,12 +99,9 @@ class TrialProcess:
         standstills = 0
         for _ in range(MOST_REPEATS):
             self._command(messages.Measure(seconds=seconds, slices=count))
-            slices, disturbed = [], False
-            for _ in range(count):
-                slices.append(self._expect(messages.SliceDone, deadline).slice)
-                disturbed = disturbed or self._disturbed
+            slices = [self._expect(messages.SliceDone, deadline).slice for _ in range(count)]
             self.freeze()
-            if not disturbed:
+            if not self._standstill.found:
                 break
             standstills += 1
         return tuple(each.model_copy(update={"standstills": standstills}) for each in slices)
@@ -121,10 +119,11 @@ class TrialProcess:
         except TrialFailed:  # it is ended; what it told before stands
             return peaks
         self._end()
-        return peaks if self._disturbed else answer
+        return peaks if self._standstill.found else answer
 
     def loss_curves(self, timeout_seconds: float) -> messages.LossCurves:
         """See `live.LiveTrial`."""
+        self._standstill = Standstill()
         answer = self._expect(messages.LossCurves, self._requested + timeout_seconds)
         self._end()
         return answer
@@ -160,6 +159,7 @@ class TrialProcess:
     # ------------------------------------------------------------------------------------------- messages
 
     def _command(self, command: messages.Measure | messages.Finish) -> None:
+        self._standstill = Standstill()  # from before the trial goes on
         try:
             self._channel.send(command)
         except ChannelClosed as error:
@@ -172,21 +172,19 @@ class TrialProcess:
 
     def _receive(self, deadline: float) -> object:
         """The next message. Raises as `messages.Channel.receive` does."""
-        standstill = Standstill()
         try:
             while True:
                 left = deadline - self._now()
                 try:
                     return self._channel.receive(min(max(0.0, left), STANDSTILL_LOOK_SECONDS))
                 except TimeoutError:
-                    self._stood_still += standstill.look()
+                    self._stood_still += self._standstill.look()
                     if not self.template.alive:  # a child of the trial's may hold its end of the pipe open
                         raise ChannelClosed("the template is gone") from None
                     if deadline <= self._now():
                         raise
         finally:
-            self._stood_still += standstill.look()
-            self._disturbed = standstill.found
+            self._stood_still += self._standstill.look()
 
     def _expect(self, kind: type[Message], deadline: float) -> Message:
         """The next message, which must be of this kind."""

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 KILL_SECONDS = 5.0
 TUNER = """
-    import json, sys, time
+    import json, os, signal, sys, time
     from pathlib import Path
 
     sys.path[:0] = sys.argv[3:]
@@ -37,6 +37,16 @@ TUNER = """
         print("launched", trial.pid, flush=True)
         trial.warm_up(60.0)
         print("frozen", flush=True)
+        if "AUTOTUNE_TEST_STAND_STILL" in os.environ:
+            thaw = trial.thaw
+
+            def thaw_and_stand_still():
+                trial.thaw = thaw
+                thaw()
+                os.kill(trial.pid, signal.SIGSTOP)
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+            trial.thaw = thaw_and_stand_still
         while True:
             part = trial.measure(0.5, 60.0)
             told = {"seconds": part.seconds, "standstills": part.standstills, "wall_clock": time.time()}
@@ -131,23 +141,46 @@ def test_a_killed_run_keeps_what_it_finished(tmp_path):
 
 STANDSTILL_SECONDS = 4.0
 """Eight times a slice: what stood still for so long is told from what was slow."""
+INTO_A_SLICE_SECONDS = 0.1
+"""Of processor time, which a trial spends in its slices only: one of 0.5 s is not over then."""
+MOST_STANDSTILLS = 5
+"""One may meet the moment between two slices, where it harms none."""
 
 
 def test_a_standstill_enters_no_timing(tuner):
     """All is stopped within a slice, as when a machine sleeps, and goes on later: that slice is measured again."""
     process = tuner()
-    trial = int(wait_for(process, "launched").split()[1])
+    trial = psutil.Process(int(wait_for(process, "launched").split()[1]))
     wait_for(process, "{")
-    until(lambda: not is_stopped(trial), "a slice to begin")
-    for pid in (process.pid, trial):
-        os.kill(pid, signal.SIGSTOP)
+    thrown_away = 0
+    for _ in range(MOST_STANDSTILLS):
+        spent = trial.cpu_times().user
+        until(lambda spent=spent: trial.cpu_times().user > spent + INTO_A_SLICE_SECONDS, "a slice to go on")
+        for pid in (process.pid, trial.pid):
+            os.kill(pid, signal.SIGSTOP)
+        thrown_away += standstills_after(process, trial.pid)
+        if thrown_away:
+            break
+    assert thrown_away >= 1  # and that is in the record
+
+
+def test_a_standstill_as_a_slice_begins_enters_no_timing(tuner):
+    """It comes right after the trial was told to go on, before the tuner waits for it: that is noticed too."""
+    process = tuner(AUTOTUNE_TEST_STAND_STILL="at a slice's beginning")
+    trial = int(wait_for(process, "launched").split()[1])
+    wait_for(process, "frozen")
+    assert standstills_after(process, trial) == 1
+
+
+def standstills_after(process, trial):
+    """Let tuner and trial, which are being stopped, go on later; how often a slice of the next was thrown away."""
     until(lambda: is_stopped(process.pid) and is_stopped(trial), "all to stand still")
     time.sleep(STANDSTILL_SECONDS)
     for pid in (trial, process.pid):
         os.kill(pid, signal.SIGCONT)
     slices = [json.loads(wait_for(process, "{")) for _ in range(3)]
     assert max(each["seconds"] for each in slices) < STANDSTILL_SECONDS
-    assert sum(each["standstills"] for each in slices) >= 1  # what was thrown away is in the record
+    return sum(each["standstills"] for each in slices)
 
 
 JUMPING_CLOCK = """
