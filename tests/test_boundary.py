@@ -37,7 +37,7 @@ def training(steps, steps_per_call):
 def test_calls_that_count_are_enough_to_end_a_slice(monkeypatch, steps, per_call, buffered, counted):
     """Of a single one that counts nothing would be timed: an epoch's first call is no part of a slice."""
     short = boundary._ShortEpochs(
-        start=1.0, call=0.5, validating=0.25, first_validated=0.1, ends=[], usual_gap=math.inf
+        start=1.0, call=0.5, validating=0.25, validated_call=0.1, ends=[], usual_gap=math.inf
     )
     monkeypatch.setattr(boundary, "_short_epochs", lambda *_: short)
     monkeypatch.setattr(boundary, "_steps_in_shuffle_buffer", lambda *_: buffered)
@@ -69,13 +69,13 @@ class Pipeline:
 class Model:
     """One whose `fit` goes by a clock of its own: a call takes 10 ms, making an iterator 2, of a tuned one 5.
 
-    A validation is of 20 calls of 12.5 ms, before which it takes a while to begin.
+    A validation is of 20 calls of 12.5 ms, before which it takes a while to begin, and after which to end.
     """
 
     def __init__(self, clock, *, call_seconds=0.01):
         self.now, self.call_seconds, self.epochs = clock, call_seconds, 0
         self.tuned_gap = 0.005
-        self.validation_begins_in, self.test_function = 0.0, None
+        self.validation_begins_in, self.validation_ends_in, self.test_function = 0.0, 0.0, None
         self.stop_training = False
         self.train_function = lambda start_seconds: self.wait(start_seconds + self.call_seconds)
 
@@ -104,6 +104,7 @@ class Model:
                 self.wait(self.validation_begins_in)
                 for _ in range(boundary.VALIDATION_CALLS):
                     self.test_function(None)
+                self.wait(self.validation_ends_in)
                 edges.on_test_end()
             edges.on_epoch_end(epoch)
             self.epochs += 1
@@ -119,7 +120,7 @@ def model(monkeypatch):
     monkeypatch.setattr(
         boundary, "_untuned", lambda data: Pipeline(start_seconds=data.start_seconds, tuned=False)
     )
-    monkeypatch.setattr(boundary, "_shortened", lambda validation, *_: (validation, 4.0))
+    monkeypatch.setattr(boundary, "_shortened", lambda validation, *_: (validation, 60.0))
     monkeypatch.setattr(boundary, "_steps_in_shuffle_buffer", lambda *_: None)
     return Model(now)
 
@@ -172,22 +173,22 @@ def test_a_slice_may_be_held_up_by_a_stall(model, steps, longest):
 
 
 def test_a_validation_is_charged_whole(model):
-    """Four times what a quarter of it took."""
+    """Eighty calls, of which twenty were seen."""
     data = Pipeline(stalls=some(0.0))
     with_one = boundary.boundary(model, data, object(), training(100, 1), call_seconds=0.01)
     without = boundary.boundary(model, data, None, training(100, 1), call_seconds=0.01)
     assert with_one.seconds - without.seconds == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("begins_in", [0.05, 0.4])
-def test_a_long_validation_begins_once(model, begins_in):
-    """What it takes before its first call is over is not charged four times, only the calls are."""
-    model.validation_begins_in = begins_in
+@pytest.mark.parametrize(("begins_in", "ends_in"), [(0.05, 0.0), (0.4, 0.0), (0.0, 0.2), (0.1, 0.3)])
+def test_a_long_validation_begins_and_ends_once(model, begins_in, ends_in):
+    """What it takes before its first call and after its last one is not charged four times, only the calls are."""
+    model.validation_begins_in, model.validation_ends_in = begins_in, ends_in
     data = Pipeline(stalls=some(0.0))
     with_one = boundary.boundary(model, data, object(), training(100, 1), call_seconds=0.01)
     without = boundary.boundary(model, data, None, training(100, 1), call_seconds=0.01)
     calls = 4 * boundary.VALIDATION_CALLS
-    assert with_one.seconds - without.seconds == pytest.approx(begins_in + calls * 0.0125)
+    assert with_one.seconds - without.seconds == pytest.approx(begins_in + ends_in + calls * 0.0125)
 
 
 class HeldOut:
@@ -206,25 +207,27 @@ class HeldOut:
 
 
 @pytest.mark.parametrize(
-    ("batches", "examples", "taken", "times"),
+    ("batches", "examples", "call_seconds", "taken", "unseen"),
     [
-        (160, None, 40, 4.0),
-        (-2, 160 * 64 - 5, 40, 4.0),  # it does not say, and was counted; the last batch is smaller
-        (30, None, 30, 1.0),
-        (-2, 30 * 64, -2, 1.0),  # all of it
-        (-2, None, 40, 1.0),  # nobody knows: no more than what was seen
+        (160, None, 0.1, 40, 60.0),
+        (-2, 160 * 64 - 5, 0.1, 40, 60.0),  # it does not say, and was counted; the last batch is smaller
+        (30, None, 0.1, 30, 0.0),
+        (-2, 30 * 64, 0.1, -2, 0.0),  # all of it
+        (-2, None, 0.1, 40, 0.0),  # nobody knows: no more than what was seen
+        (2_000, None, 0.001, 500, 750.0),  # quick calls: a quarter of a second of them
+        (500, None, 0.001, 500, 0.0),
     ],
 )
 def test_of_a_long_validation_a_part_is_run_and_the_whole_is_charged(
-    monkeypatch, batches, examples, taken, times
+    monkeypatch, batches, examples, call_seconds, taken, unseen
 ):
-    """Twenty calls of two steps, as often as the data holds them, whether it says how much it is or was counted.
+    """Twenty calls of two steps, more where calls are quick; the rest is charged, be it said or counted how much it is.
 
     Its batches are its own: they need not be the training's.
     """
     monkeypatch.setattr(boundary, "_examples_per_batch", lambda validation: 64)
-    held_out, whole = boundary._shortened(HeldOut(batches), training(100, 2), examples)
-    assert (held_out.batches, whole) == (taken, times)
+    held_out, left_out = boundary._shortened(HeldOut(batches), training(100, 2), examples, call_seconds)
+    assert (held_out.batches, left_out) == (taken, unseen)
 
 
 @pytest.mark.parametrize("slow", ["steps", "start"])

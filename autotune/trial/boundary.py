@@ -10,7 +10,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +46,9 @@ LONGEST_STALL_SECONDS = 60.0
 """Of one at a long epoch's end."""
 KEPT_SECONDS = 0.3
 """How long the step is timed on a batch kept in memory."""
-VALIDATION_CALLS = 20
-"""Calls of the test function from which a longer validation's time is extrapolated."""
+VALIDATION_CALLS, VALIDATION_SECONDS = 20, 0.25
+"""Calls of the test function from which a longer validation's time is extrapolated: at least so many, and as many more
+as are over in so long where each takes as long as one of the train function, which it usually does not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,7 @@ class _ShortEpochs:
         start: Seconds of one beyond its calls and its validation, a stall at its end included.
         call: Seconds of a call within one, the first left out.
         validating: Seconds of a validation.
-        first_validated: Seconds of that until its first call is over.
+        validated_call: Seconds from the end of one of its calls to that of the next.
         ends: How they ended, all but the last.
         usual_gap: Seconds from an epoch's beginning to its first call where no stall can be; infinite where nobody
             looked, because the pipeline is not tuned, or is too slow.
@@ -86,7 +87,7 @@ class _ShortEpochs:
     start: float
     call: float
     validating: float
-    first_validated: float
+    validated_call: float
     ends: list[EpochEnd]
     usual_gap: float
 
@@ -122,9 +123,9 @@ def boundary(
     Returns:
         The mean of several, for a long training pays for its stalls too.
     """
-    held_out, whole = None, 1.0
+    held_out, unseen_calls = None, 0.0
     if validation is not None:
-        held_out, whole = _shortened(validation, training, validation_examples)
+        held_out, unseen_calls = _shortened(validation, training, validation_examples, call_seconds)
     short = _short_epochs(model, train, held_out, training, call_seconds)
     ends = short.ends
     stalled_ends: float | None = 0.0
@@ -148,20 +149,11 @@ def boundary(
         epoch = math.inf if steps is None else steps / per_call * short.call
         uncounted += min(LONGEST_STALL_SECONDS, epoch)
     return Boundary(
-        seconds=max(0.0, start + _whole_validation(short, whole)),
+        seconds=max(0.0, start + short.validating + unseen_calls * short.validated_call),
         counted_calls=counted_calls,
         stalled_ends=stalled_ends,
         uncounted_seconds=uncounted,
     )
-
-
-def _whole_validation(short: _ShortEpochs, whole: float) -> float:
-    """Seconds of a validation that is so many times as long: it has one beginning, and more calls."""
-    if whole == 1.0:
-        return short.validating
-    calls = whole * VALIDATION_CALLS
-    per_call = max(0.0, short.validating - short.first_validated) / (VALIDATION_CALLS - 1)
-    return short.first_validated + (calls - 1) * per_call
 
 
 def _short_epochs(
@@ -180,9 +172,9 @@ def _short_epochs(
         [seconds for index, seconds in enumerate(seen.calls) if index % calls_each] or seen.calls
     )
     spent = [late - early for early, late in itertools.pairwise(seen.ended)]
-    checked = seen.validations[1:] or [0.0] * len(spent)
-    first = seen.first_validated[1:] or [0.0]
-    start = statistics.fmean(spent) - statistics.fmean(checked) - calls_each * usual_call
+    checked = seen.validations[1:]
+    validating = statistics.fmean(each.seconds for each in checked) if checked else 0.0
+    start = statistics.fmean(spent) - validating - calls_each * usual_call
     usual_gap = math.inf
     if train.options().autotune.enabled is not False and start + usual_call <= SLOW_EPOCH_SECONDS:
         one = _untuned(train).take(training.steps_per_call)
@@ -191,8 +183,8 @@ def _short_epochs(
     return _ShortEpochs(
         start=start,
         call=usual_call,
-        validating=statistics.fmean(checked),
-        first_validated=statistics.fmean(first),
+        validating=validating,
+        validated_call=statistics.fmean(each.call for each in checked) if checked else 0.0,
         ends=seen.ends,
         usual_gap=usual_gap,
     )
@@ -241,6 +233,37 @@ def _ends_with_stalls(
     return ends, share_of_stalls(ends, short.usual_gap)
 
 
+@dataclass
+class _Validation:
+    """One validation.
+
+    Args:
+        began_at: When it began.
+        first_at: When its first call was over.
+        last_at: When the last one so far was.
+        calls: How many that were.
+        seconds: Of all of it, what it does before its first call and after its last one included.
+    """
+
+    began_at: float
+    first_at: float = 0.0
+    last_at: float = 0.0
+    calls: int = 0
+    seconds: float = 0.0
+
+    @property
+    def call(self) -> float:
+        """Seconds from the end of one call to that of the next; 0 of a single one."""
+        return (self.last_at - self.first_at) / max(1, self.calls - 1)
+
+    def called(self, now: float) -> None:
+        """One more call is over."""
+        if not self.calls:
+            self.first_at = now
+        self.last_at = now
+        self.calls += 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Seen:
     """What some epochs showed.
@@ -248,15 +271,13 @@ class _Seen:
     Args:
         calls: Seconds of each call of the train function.
         ended: When epochs ended, validation included.
-        validations: Seconds of each.
-        first_validated: Seconds of each until its first call was over.
+        validations: All of them.
         ends: Of all epochs but the last.
     """
 
     calls: list[float]
     ended: list[float]
-    validations: list[float]
-    first_validated: list[float]
+    validations: list[_Validation]
     ends: list[EpochEnd]
 
 
@@ -283,7 +304,7 @@ def _train(
     began_at: list[float] = []
     first_calls: list[float] = []
     ended: list[float] = []
-    validations: list[float] = []
+    validations: list[_Validation] = []
 
     class Edges(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
         """Notes when epochs and validations begin and end, and ends it all when enough was seen."""
@@ -297,10 +318,10 @@ def _train(
                 self.model.stop_training = True
 
         def on_test_begin(self, logs: Any = None) -> None:
-            validations.append(-time.perf_counter())
+            validations.append(_Validation(time.perf_counter()))
 
         def on_test_end(self, logs: Any = None) -> None:
-            validations[-1] += time.perf_counter()
+            validations[-1].seconds = time.perf_counter() - validations[-1].began_at
 
     def timed(iterator: Any) -> Any:
         if len(first_calls) < len(began_at):
@@ -313,10 +334,7 @@ def _train(
     began = time.perf_counter()
     arguments = {"epochs": epochs, "verbose": 0, "shuffle": False, "callbacks": [Edges()]}
     try:
-        with ExitStack() as stack:
-            first: list[float] = []
-            if validation is not None:
-                first = stack.enter_context(_first_validated(model, validations))
+        with nullcontext() if validation is None else _calls_noted(model, validations):
             model.fit(train, validation_data=validation, **arguments)
     finally:
         model.train_function = usual
@@ -324,29 +342,27 @@ def _train(
         EpochEnd(age=next_began - called, gap=next_called - next_began)
         for called, next_began, next_called in zip(first_calls, began_at[1:], first_calls[1:], strict=False)
     ]
-    return _Seen(calls=calls, ended=ended, validations=validations, first_validated=first, ends=ends)
+    return _Seen(calls=calls, ended=ended, validations=validations, ends=ends)
 
 
 @contextmanager
-def _first_validated(model: keras.Model, began: Sequence[float]) -> Iterator[list[float]]:
-    """Seconds of each validation until its first call was over.
+def _calls_noted(model: keras.Model, validations: Sequence[_Validation]) -> Iterator[None]:
+    """Have each call of the test function noted.
 
     Args:
         model: What is validated.
-        began: When validations began, negative, the present one last.
+        validations: Those that have begun, the present one last.
     """
-    found: list[float] = []
 
     def validated(iterator: Any) -> Any:
         result = usual(iterator)
-        if len(found) < len(began):
-            found.append(time.perf_counter() + began[-1])
+        validations[-1].called(time.perf_counter())
         return result
 
     model.make_test_function()
     usual, model.test_function = model.test_function, validated
     try:
-        yield found
+        yield
     finally:
         model.test_function = usual
 
@@ -395,19 +411,20 @@ def _kept_call_seconds(model: keras.Model, train: tf.data.Dataset) -> float:
 
 
 def _shortened(
-    validation: tf.data.Dataset, training: Training, examples: int | None
+    validation: tf.data.Dataset, training: Training, examples: int | None, call_seconds: float
 ) -> tuple[tf.data.Dataset, float]:
-    """At most `VALIDATION_CALLS` calls' worth of a validation set, and how many of those are the whole.
+    """So much of a validation set as is enough to tell what a call takes, and how many calls that leaves out.
 
-    Where nobody knows how much there is, no more than these can be charged.
+    Where nobody knows how much there is, no more than that can be charged.
     """
-    few = VALIDATION_CALLS * training.steps_per_call
+    calls = max(VALIDATION_CALLS, math.ceil(VALIDATION_SECONDS / max(call_seconds, 1e-9)))
+    few = calls * training.steps_per_call
     batches = int(validation.cardinality().numpy())
     if batches < 0 and examples is not None:
         batches = math.ceil(examples / _examples_per_batch(validation))
     if 0 <= batches <= few:
-        return validation, 1.0
-    return validation.take(few), max(1.0, batches / few)
+        return validation, 0.0
+    return validation.take(few), max(0.0, (batches - few) / training.steps_per_call)
 
 
 def _examples_per_batch(dataset: tf.data.Dataset) -> int:
