@@ -1,6 +1,6 @@
 """What taking turns buys: intervals of a log speed-up from the same seconds of measuring, four ways.
 
-    python benchmarks/pairing.py [--quick] [--json FILE] [--seed N] [--slice SECONDS]
+    python benchmarks/pairing.py [--quick] [--json FILE] [--seed N] [--slice SECONDS] [--repeats N]
 
 Prints one table. Both configurations are the same, so the true ratio is 1 and every estimate is an error. *Paired*: two
 live processes take turns in slices, one always frozen; the interval is of the pairs, without those
@@ -237,8 +237,10 @@ def main() -> None:
     made = parser(__doc__)
     made.add_argument("--seed", type=int, default=0, help="of all orders and of the disturbance")
     made.add_argument("--slice", type=float, default=SHORT_SLICE_SECONDS, help="seconds of a slice")
+    made.add_argument("--repeats", type=int, help="with either workload")
     arguments = made.parse_args()
     counts = REPEATS_QUICK if arguments.quick else REPEATS
+    counts = {name: arguments.repeats or count for name, count in counts.items()}
     pairs, neighbours = (PAIRS_QUICK, NEIGHBOURS_QUICK) if arguments.quick else (PAIRS, NEIGHBOURS)
     more = SHORT_SLICE_SECONDS / arguments.slice
     sizes = Sizes(arguments.slice, round(pairs * more), round(neighbours * more))
