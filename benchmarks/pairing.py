@@ -237,8 +237,10 @@ def main() -> None:
     made = parser(__doc__)
     made.add_argument("--seed", type=int, default=0, help="of all orders and of the disturbance")
     made.add_argument("--slice", type=float, default=SHORT_SLICE_SECONDS, help="seconds of a slice")
-    made.add_argument("--repeats", type=int, help="with either workload")
+    made.add_argument("--repeats", type=int, help="with each workload")
     arguments = made.parse_args()
+    if arguments.repeats is not None and arguments.repeats < 1:
+        made.error("--repeats must be 1 or more")
     counts = REPEATS_QUICK if arguments.quick else REPEATS
     counts = {name: arguments.repeats or count for name, count in counts.items()}
     pairs, neighbours = (PAIRS_QUICK, NEIGHBOURS_QUICK) if arguments.quick else (PAIRS, NEIGHBOURS)

@@ -69,19 +69,41 @@ class Pipeline:
 class Model:
     """One whose `fit` goes by a clock of its own: a call takes 10 ms, making an iterator 2, of a tuned one 5.
 
-    A validation is of 20 calls of 12.5 ms, before which it takes a while to begin, and after which to end.
+    A validation's first call waits for what it begins with, and the very first one compiles for a second.
     """
 
     def __init__(self, clock, *, call_seconds=0.01):
         self.now, self.call_seconds, self.epochs = clock, call_seconds, 0
         self.tuned_gap = 0.005
-        self.validation_begins_in, self.validation_ends_in, self.test_function = 0.0, 0.0, None
-        self.stop_training = False
+        self.validation_begins_in = self.validation_ends_in = 0.0
+        self.validation_call_seconds, self.validated_calls, self.steps_per_call = 0.0125, 0, 1
+        self.stalls_after_validations = itertools.repeat(0.0)
+        self.calls_back, self.test_function = True, None
+        self.stop_training = self.stop_evaluating = False
         self.train_function = lambda start_seconds: self.wait(start_seconds + self.call_seconds)
 
     def make_test_function(self):
-        """As Keras does before it validates."""
-        self.test_function = lambda iterator: self.wait(0.0125)
+        """As Keras does before it validates, once."""
+        self.test_function = self.test_function or self.validate_on
+
+    def validate_on(self, begins_in):
+        """One call of the test function."""
+        self.wait(begins_in + self.validation_call_seconds + (0.0 if self.validated_calls else 1.0))
+        self.validated_calls += 1
+
+    def evaluate(self, data, *, verbose=0, edges=None):
+        """One validation."""
+        self.make_test_function()
+        self.stop_evaluating = False
+        if edges and self.calls_back:
+            edges.on_test_begin()
+        for call in range(math.ceil(data.batches / self.steps_per_call)):
+            self.test_function(0.0 if call else self.validation_begins_in)
+            if self.stop_evaluating:
+                break
+        self.wait(self.validation_ends_in)
+        if edges and self.calls_back:
+            edges.on_test_end()
 
     def wait(self, seconds):
         """Time passes."""
@@ -100,12 +122,8 @@ class Model:
             for step in range(dataset.steps):
                 self.train_function(0.0 if step else dataset.start_seconds)
             if validation_data is not None:
-                edges.on_test_begin()
-                self.wait(self.validation_begins_in)
-                for _ in range(boundary.VALIDATION_CALLS):
-                    self.test_function(None)
-                self.wait(self.validation_ends_in)
-                edges.on_test_end()
+                self.evaluate(validation_data, edges=edges)
+                self.wait(next(self.stalls_after_validations))
             edges.on_epoch_end(epoch)
             self.epochs += 1
             if self.stop_training:
@@ -120,7 +138,6 @@ def model(monkeypatch):
     monkeypatch.setattr(
         boundary, "_untuned", lambda data: Pipeline(start_seconds=data.start_seconds, tuned=False)
     )
-    monkeypatch.setattr(boundary, "_shortened", lambda validation, *_: (validation, 60.0))
     monkeypatch.setattr(boundary, "_steps_in_shuffle_buffer", lambda *_: None)
     return Model(now)
 
@@ -172,62 +189,112 @@ def test_a_slice_may_be_held_up_by_a_stall(model, steps, longest):
     assert tuned - untuned_one == pytest.approx(longest, abs=0.01)
 
 
-def test_a_validation_is_charged_whole(model):
-    """Eighty calls, of which twenty were seen."""
-    data = Pipeline(stalls=some(0.0))
-    with_one = boundary.boundary(model, data, object(), training(100, 1), call_seconds=0.01)
-    without = boundary.boundary(model, data, None, training(100, 1), call_seconds=0.01)
-    assert with_one.seconds - without.seconds == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize(("begins_in", "ends_in"), [(0.05, 0.0), (0.4, 0.0), (0.0, 0.2), (0.1, 0.3)])
-def test_a_long_validation_begins_and_ends_once(model, begins_in, ends_in):
-    """What it takes before its first call and after its last one is not charged four times, only the calls are."""
-    model.validation_begins_in, model.validation_ends_in = begins_in, ends_in
-    data = Pipeline(stalls=some(0.0))
-    with_one = boundary.boundary(model, data, object(), training(100, 1), call_seconds=0.01)
-    without = boundary.boundary(model, data, None, training(100, 1), call_seconds=0.01)
-    calls = 4 * boundary.VALIDATION_CALLS
-    assert with_one.seconds - without.seconds == pytest.approx(begins_in + ends_in + calls * 0.0125)
-
-
 class HeldOut:
-    """A dataset that says how many batches it has, or none."""
+    """A dataset that says how many batches it has, or does not."""
 
-    def __init__(self, batches):
-        self.batches = batches
+    def __init__(self, batches, *, says=True):
+        self.batches, self.says = batches, says
 
     def cardinality(self):
         """A tensor."""
-        return SimpleNamespace(numpy=lambda: self.batches)
+        return SimpleNamespace(numpy=lambda: self.batches if self.says else -2)
 
     def take(self, batches):
         """Fewer of them."""
-        return HeldOut(batches)
+        return HeldOut(min(batches, self.batches))
+
+
+def charged_for(model, validation):
+    """Seconds that a validation adds to each epoch."""
+    data = Pipeline(stalls=some(0.0))
+    found, without = (
+        boundary.boundary(model, data, each, training(100, 1), call_seconds=0.01)
+        for each in (validation, None)
+    )
+    return found.seconds - without.seconds
+
+
+@pytest.mark.parametrize("batches", [5, 20, 21, 80])
+@pytest.mark.parametrize(
+    ("begins_in", "ends_in"), [(0.0, 0.0), (0.05, 0.0), (0.4, 0.0), (0.0, 0.2), (0.1, 0.3)]
+)
+def test_a_validation_is_charged_whole_and_begins_and_ends_once(model, batches, begins_in, ends_in):
+    """Each of its calls is charged, seen or not; what lies before and after them once, and compiling never."""
+    model.validation_begins_in, model.validation_ends_in = begins_in, ends_in
+    model.make_test_function()
+    own = model.test_function
+    assert charged_for(model, HeldOut(batches)) == pytest.approx(begins_in + ends_in + batches * 0.0125)
+    assert model.test_function == own
+
+
+def test_a_stall_after_one_validation_is_not_charged_to_every_epoch(model):
+    """Of three ends of validations one tells little; what each of them takes is charged."""
+    model.stalls_after_validations = itertools.cycle([0.01, 0.01, 0.4, 0.01])
+    assert charged_for(model, HeldOut(80)) == pytest.approx(80 * 0.0125 + 0.01)
+
+
+def test_a_model_that_calls_nobody_back_while_it_validates_is_charged_for_what_is_seen(model):
+    """As one whose own `evaluate` leaves callbacks out: no call can be told from another, and nothing breaks."""
+    model.calls_back, model.validation_call_seconds = False, 0.02
+    assert charged_for(model, HeldOut(80)) == pytest.approx(20 * 0.02)
 
 
 @pytest.mark.parametrize(
-    ("batches", "examples", "call_seconds", "taken", "unseen"),
+    ("batches", "says", "examples", "call_seconds", "taken", "unseen"),
     [
-        (160, None, 0.1, 40, 60.0),
-        (-2, 160 * 64 - 5, 0.1, 40, 60.0),  # it does not say, and was counted; the last batch is smaller
-        (30, None, 0.1, 30, 0.0),
-        (-2, 30 * 64, 0.1, -2, 0.0),  # all of it
-        (-2, None, 0.1, 40, 0.0),  # nobody knows: no more than what was seen
-        (2_000, None, 0.001, 500, 750.0),  # quick calls: a quarter of a second of them
-        (500, None, 0.001, 500, 0.0),
+        (160, True, None, 0.1, 40, 60.0),
+        (
+            160,
+            False,
+            160 * 64 - 5,
+            0.1,
+            40,
+            60.0,
+        ),  # it does not say, and was counted; the last batch is smaller
+        (30, True, None, 0.1, 30, 0.0),
+        (30, False, 30 * 64, 0.1, 30, 0.0),  # all of it
+        (160, False, None, 0.001, 40, 0.0),  # nobody knows: no more than what was seen
+        (2_000, True, None, 0.003, 168, 916.0),  # quick calls: a quarter of a second of them
+        (160, True, None, 0.003, 160, 0.0),
     ],
 )
 def test_of_a_long_validation_a_part_is_run_and_the_whole_is_charged(
-    monkeypatch, batches, examples, call_seconds, taken, unseen
+    monkeypatch, model, batches, says, examples, call_seconds, taken, unseen
 ):
     """Twenty calls of two steps, more where calls are quick; the rest is charged, be it said or counted how much it is.
 
     Its batches are its own: they need not be the training's.
     """
     monkeypatch.setattr(boundary, "_examples_per_batch", lambda validation: 64)
-    held_out, left_out = boundary._shortened(HeldOut(batches), training(100, 2), examples, call_seconds)
-    assert (held_out.batches, left_out) == (taken, unseen)
+    model.validation_call_seconds, model.steps_per_call = call_seconds, 2
+    held_out = boundary._held_out(model, HeldOut(batches, says=says), training(100, 2), examples)
+    assert (held_out.dataset.batches, held_out.unseen) == (taken, unseen)
+
+
+@pytest.mark.parametrize("begins_in", [0.0, 3.0])
+def test_a_validation_that_is_slower_than_training_takes_no_more_than_some_calls(model, begins_in):
+    """Calls of 0.7 s each, or many at once after three seconds: some 20 for each of two epochs, and a few before."""
+    model.validation_call_seconds, model.validation_begins_in = (0.001, 3.0) if begins_in else (0.7, 0.0)
+    boundary.boundary(model, Pipeline(stalls=some(0.0)), HeldOut(900), training(100, 1), call_seconds=0.001)
+    assert model.validated_calls <= 2 * boundary.VALIDATION_CALLS + 3
+
+
+def test_devices_have_done_their_work_when_the_first_and_the_last_call_are_noted(model):
+    """On a GPU calls come back before: 20 of 5 ms, whose 50 ms of work are waited for, tell what 60 more take."""
+    behind = [0]
+
+    def synchronise():
+        model.wait(0.045 * behind[0])
+        behind[0] = 0
+
+    def call(begins_in):
+        model.wait(0.005)
+        behind[0] += 1
+
+    model.test_function = call
+    held_out = boundary._HeldOut(dataset=HeldOut(20), calls=20, unseen=60.0, synchronise=synchronise)
+    seen = boundary._train(model, Pipeline(steps=1, tuned=False), held_out, 3, most_seconds=10.0)
+    assert [each.call for each in seen.validations] == pytest.approx([0.05] * 3)
 
 
 @pytest.mark.parametrize("slow", ["steps", "start"])

@@ -419,6 +419,22 @@ def test_a_soak_that_leaves_the_confirmation_no_time_makes_way(tmp_path):
     assert result.winner.soaked is None
 
 
+def test_too_few_processes_get_the_time_of_the_soak(tmp_path):
+    """Where processes start more slowly than in the search, a continuous run of what nothing is known of is no use."""
+    slow = {"start_seconds": 8.0}
+    left = {True: 100.0, False: 300.0}
+    few, enough = (
+        soaked(tmp_path / str(short), simulated_trials(SPEED, noise=0.02, **slow), left=left[short])[
+            0
+        ].confirmed[0]
+        for short in (True, False)
+    )
+    assert FEWEST_INSTANCES < few.record.instances <= ENOUGH_INSTANCES
+    assert few.soaked is None
+    assert enough.record.instances > ENOUGH_INSTANCES
+    assert enough.soaked is not None
+
+
 def test_what_broke_a_rule_leaves_its_time_to_the_next(tmp_path):
     """A finalist that retraces is measured in so many instances as tell; the rest is for the one that stands by."""
     trials = simulated_trials(SPEED, noise=0.02, retraces=lambda each: 5 if each == FAST else 0)

@@ -123,8 +123,8 @@ class Confirmer:
         reference = self._reference = run.new_trial(Phase.CONFIRM, run.baseline)
         self._expected.whole_up_to = self._times_whole(finalists[0])
         self._lengthen_slices(finalists[0])
-        if not any(self._fits([each]) for each in finalists) or not self._holds_a_soak(finalists[0]):
-            self._ends = plan.ends  # rather a claim without a continuous run than none
+        if not self._fits_well(finalists[0]) or not self._holds_a_soak(finalists[0]):
+            self._ends = plan.ends  # rather a claim to bet on than a continuous run
         waiting = sorted(finalists, key=lambda each: not self._fits([each]))  # those that time allows, first
         entered: list[Contender] = []
         field_size = self._field_size(waiting)
@@ -295,7 +295,7 @@ class Confirmer:
             if done in RULES_ASKED_AFTER:  # what has broken one leaves its time to the next
                 dropped += [each.trial for each in active if not self._may_win(each, reference)]
                 active = [each for each in active if each.trial not in dropped]
-            if not active or self._left() < self._needed(records, start, seconds, done=done):
+            if not active or not self._holds_another(records, start, seconds, done=done):
                 return
             if self._stopped():
                 self._instances_stopped = True
@@ -345,6 +345,15 @@ class Confirmer:
         for trial, failure in so_far:
             if trial.pairs or trial.slices:
                 self._run.keep(ended(trial, failure, early=True), announce=False)
+
+    def _holds_another(
+        self, records: Sequence[TrialRecord], start: float, seconds: float, *, done: int
+    ) -> bool:
+        """Whether there is time for another instance: until there are enough, also that of a continuous run."""
+        needed = self._needed(records, start, seconds, done=done)
+        if done < ENOUGH_INSTANCES and self._left() < needed <= self._plan.ends - self._run.clock():
+            self._ends = self._plan.ends
+        return self._left() >= needed
 
     def _needed(self, records: Sequence[TrialRecord], start: float, seconds: float, *, done: int) -> float:
         """Seconds that must be left for another instance, of fewer slices than planned where others took longer.

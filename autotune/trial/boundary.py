@@ -47,8 +47,8 @@ LONGEST_STALL_SECONDS = 60.0
 KEPT_SECONDS = 0.3
 """How long the step is timed on a batch kept in memory."""
 VALIDATION_CALLS, VALIDATION_SECONDS = 20, 0.25
-"""Calls of the test function from which a longer validation's time is extrapolated: at least so many, and as many more
-as are over in so long where each takes as long as one of the train function, which it usually does not."""
+"""A longer validation's time is extrapolated from so many calls of the test function; from as many as are over in so
+many seconds, where those are more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class _ShortEpochs:
     Args:
         start: Seconds of one beyond its calls and its validation, a stall at its end included.
         call: Seconds of a call within one, the first left out.
-        validating: Seconds of a validation.
+        validating: Seconds of a validation, or of the part of it that is run.
         validated_call: Seconds from the end of one of its calls to that of the next.
         ends: How they ended, all but the last.
         usual_gap: Seconds from an epoch's beginning to its first call where no stall can be; infinite where nobody
@@ -123,9 +123,10 @@ def boundary(
     Returns:
         The mean of several, for a long training pays for its stalls too.
     """
-    held_out, unseen_calls = None, 0.0
+    held_out, unseen = None, 0.0
     if validation is not None:
-        held_out, unseen_calls = _shortened(validation, training, validation_examples, call_seconds)
+        held_out = _held_out(model, validation, training, validation_examples)
+        unseen = held_out.unseen
     short = _short_epochs(model, train, held_out, training, call_seconds)
     ends = short.ends
     stalled_ends: float | None = 0.0
@@ -149,7 +150,7 @@ def boundary(
         epoch = math.inf if steps is None else steps / per_call * short.call
         uncounted += min(LONGEST_STALL_SECONDS, epoch)
     return Boundary(
-        seconds=max(0.0, start + short.validating + unseen_calls * short.validated_call),
+        seconds=max(0.0, start + short.validating + unseen * short.validated_call),
         counted_calls=counted_calls,
         stalled_ends=stalled_ends,
         uncounted_seconds=uncounted,
@@ -159,14 +160,14 @@ def boundary(
 def _short_epochs(
     model: keras.Model,
     train: tf.data.Dataset,
-    validation: tf.data.Dataset | None,
+    held_out: _HeldOut | None,
     training: Training,
     call_seconds: float,
 ) -> _ShortEpochs:
     wanted = BOUNDARY_EPOCH_SECONDS / max(call_seconds, 1e-9)
     calls_each = int(min(MOST_BOUNDARY_CALLS, max(FEWEST_BOUNDARY_CALLS, wanted)))
     few = train.take(calls_each * training.steps_per_call)
-    seen = _train(model, few, validation, BOUNDARY_EPOCHS, most_seconds=BOUNDARY_SECONDS)
+    seen = _train(model, few, held_out, BOUNDARY_EPOCHS, most_seconds=BOUNDARY_SECONDS)
     calls_each = max(1, len(seen.calls) // len(seen.ended))  # one that has run dry is told of by the next fit
     usual_call = statistics.fmean(
         [seconds for index, seconds in enumerate(seen.calls) if index % calls_each] or seen.calls
@@ -175,6 +176,10 @@ def _short_epochs(
     checked = seen.validations[1:]
     validating = statistics.fmean(each.seconds for each in checked) if checked else 0.0
     start = statistics.fmean(spent) - validating - calls_each * usual_call
+    # A validation's iterator goes as well, perhaps in a stall: one such of three ends says little of each.
+    after = [late - each.ended_at for late, each in zip(seen.ended[1:], checked, strict=False)]
+    if after:
+        start -= statistics.fmean(after) - statistics.median(after)
     usual_gap = math.inf
     if train.options().autotune.enabled is not False and start + usual_call <= SLOW_EPOCH_SECONDS:
         one = _untuned(train).take(training.steps_per_call)
@@ -233,6 +238,23 @@ def _ends_with_stalls(
     return ends, share_of_stalls(ends, short.usual_gap)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _HeldOut:
+    """What short epochs are validated on.
+
+    Args:
+        dataset: All of the validation data, or a part.
+        calls: Of the test function on a part; None on all of it.
+        unseen: Calls that the rest would take.
+        synchronise: Waits until the devices have done what they were given.
+    """
+
+    dataset: tf.data.Dataset
+    calls: int | None
+    unseen: float
+    synchronise: Callable[[], None]
+
+
 @dataclass
 class _Validation:
     """One validation.
@@ -242,14 +264,19 @@ class _Validation:
         first_at: When its first call was over.
         last_at: When the last one so far was.
         calls: How many that were.
-        seconds: Of all of it, what it does before its first call and after its last one included.
+        ended_at: When all of it was over, what it does after its last call included.
     """
 
     began_at: float
     first_at: float = 0.0
     last_at: float = 0.0
     calls: int = 0
-    seconds: float = 0.0
+    ended_at: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Of all of it, what it does before its first call included."""
+        return self.ended_at - self.began_at
 
     @property
     def call(self) -> float:
@@ -284,7 +311,7 @@ class _Seen:
 def _train(
     model: keras.Model,
     train: tf.data.Dataset,
-    validation: tf.data.Dataset | None,
+    held_out: _HeldOut | None,
     epochs: int,
     *,
     most_seconds: float,
@@ -294,7 +321,7 @@ def _train(
     Args:
         model: Compiled, and trained already.
         train: What an epoch is.
-        validation: What follows on each, or None.
+        held_out: What each is validated on, or None.
         epochs: How many.
         most_seconds: No further epoch is begun after so long, once one has followed on another.
     """
@@ -321,7 +348,7 @@ def _train(
             validations.append(_Validation(time.perf_counter()))
 
         def on_test_end(self, logs: Any = None) -> None:
-            validations[-1].seconds = time.perf_counter() - validations[-1].began_at
+            validations[-1].ended_at = time.perf_counter()
 
     def timed(iterator: Any) -> Any:
         if len(first_calls) < len(began_at):
@@ -334,8 +361,8 @@ def _train(
     began = time.perf_counter()
     arguments = {"epochs": epochs, "verbose": 0, "shuffle": False, "callbacks": [Edges()]}
     try:
-        with nullcontext() if validation is None else _calls_noted(model, validations):
-            model.fit(train, validation_data=validation, **arguments)
+        with nullcontext() if held_out is None else _calls_noted(model, held_out, validations):
+            model.fit(train, validation_data=held_out and held_out.dataset, **arguments)
     finally:
         model.train_function = usual
     ends = [
@@ -346,23 +373,38 @@ def _train(
 
 
 @contextmanager
-def _calls_noted(model: keras.Model, validations: Sequence[_Validation]) -> Iterator[None]:
+def _calls_noted(
+    model: keras.Model, held_out: _HeldOut, validations: Sequence[_Validation]
+) -> Iterator[None]:
     """Have each call of the test function noted.
 
     Args:
         model: What is validated.
+        held_out: On what.
         validations: Those that have begun, the present one last.
     """
 
-    def validated(iterator: Any) -> Any:
+    def noted(iterator: Any) -> Any:
         result = usual(iterator)
-        validations[-1].called(time.perf_counter())
+        if validations:  # none, where a model's own `evaluate` calls nobody back
+            current = validations[-1]
+            if current.calls in (0, (held_out.calls or 0) - 1):  # a device may still be at what came back
+                held_out.synchronise()
+            current.called(time.perf_counter())
         return result
 
-    model.make_test_function()
-    usual, model.test_function = model.test_function, validated
-    try:
+    with _test_function(model) as usual:
+        model.test_function = noted
         yield
+
+
+@contextmanager
+def _test_function(model: keras.Model) -> Iterator[Callable[[Any], Any]]:
+    """The model's own, which it has again afterwards."""
+    model.make_test_function()
+    usual = model.test_function
+    try:
+        yield usual
     finally:
         model.test_function = usual
 
@@ -410,28 +452,63 @@ def _kept_call_seconds(model: keras.Model, train: tf.data.Dataset) -> float:
     return statistics.fmean(calls)
 
 
-def _shortened(
-    validation: tf.data.Dataset, training: Training, examples: int | None, call_seconds: float
-) -> tuple[tf.data.Dataset, float]:
-    """So much of a validation set as is enough to tell what a call takes, and how many calls that leaves out.
+def _held_out(
+    model: keras.Model, validation: tf.data.Dataset, training: Training, examples: int | None
+) -> _HeldOut:
+    """So much of the validation data as is enough to tell what a call takes.
 
-    Where nobody knows how much there is, no more than that can be charged.
+    Where nobody knows how much there is, no more than some calls can be charged: as many for each configuration.
+
+    Args:
+        model: Compiled, and trained already.
+        validation: The validation data, batched.
+        training: The training's sizes.
+        examples: How many there are, where the dataset does not say; None where nobody knows.
     """
-    calls = max(VALIDATION_CALLS, math.ceil(VALIDATION_SECONDS / max(call_seconds, 1e-9)))
-    few = calls * training.steps_per_call
-    batches = int(validation.cardinality().numpy())
+    batches, per_call = int(validation.cardinality().numpy()), training.steps_per_call
     if batches < 0 and examples is not None:
         batches = math.ceil(examples / _examples_per_batch(validation))
-    if 0 <= batches <= few:
-        return validation, 0.0
-    return validation.take(few), max(0.0, (batches - few) / training.steps_per_call)
+    calls = VALIDATION_CALLS
+    if batches > calls * per_call:
+        calls = max(calls, _calls_in_time(model, validation, training))
+    if 0 <= batches <= calls * per_call:
+        return _HeldOut(dataset=validation, calls=None, unseen=0.0, synchronise=training.synchronise)
+    return _HeldOut(
+        dataset=validation.take(calls * per_call),
+        calls=calls,
+        unseen=max(0.0, batches / per_call - calls),
+        synchronise=training.synchronise,
+    )
+
+
+def _calls_in_time(model: keras.Model, validation: tf.data.Dataset, training: Training) -> int:
+    """How many calls of the test function are over in `VALIDATION_SECONDS`, by a few of them.
+
+    What an iterator takes before its first batch counts as well: others may have been made meanwhile.
+    """
+    model.evaluate(validation.take(training.steps_per_call), verbose=0)  # compiles
+    ended: list[float] = []
+
+    def timed(iterator: Any) -> Any:
+        result = usual(iterator)
+        training.synchronise()
+        ended.append(time.perf_counter())
+        model.stop_evaluating = ended[-1] - began > VALIDATION_SECONDS
+        return result
+
+    with _test_function(model) as usual:
+        model.test_function = timed
+        began = time.perf_counter()
+        model.evaluate(validation.take(VALIDATION_CALLS * training.steps_per_call), verbose=0)
+    return math.ceil(VALIDATION_SECONDS * len(ended) / (ended[-1] - began)) if ended else 0
 
 
 def _examples_per_batch(dataset: tf.data.Dataset) -> int:
     """Of a dataset that batches by itself, that need not be the training's batch size."""
     import keras
 
-    return max((int(keras.tree.flatten(each)[0].shape[0]) for each in dataset.take(1)), default=1)
+    shapes = [leaf.shape for each in dataset.take(1) for leaf in keras.tree.flatten(each)]
+    return next((int(shape[0]) for shape in shapes if shape.rank and shape[0]), 1)
 
 
 def _timing(function: Callable[[Any], Any], into: list[float]) -> Callable[[Any], Any]:
