@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 import statistics
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -78,31 +79,30 @@ class Model:
         self.validation_begins_in = self.validation_ends_in = 0.0
         self.validation_call_seconds, self.validated_calls, self.steps_per_call = 0.0125, 0, 1
         self.stalls_after_validations = itertools.repeat(0.0)
-        self.calls_back, self.test_function = True, None
-        self.stop_training = self.stop_evaluating = False
+        self.calls_back, self.own_loop, self.test_function = True, None, None
+        self.stop_training = False
         self.train_function = lambda start_seconds: self.wait(start_seconds + self.call_seconds)
 
     def make_test_function(self):
         """As Keras does before it validates, once."""
         self.test_function = self.test_function or self.validate_on
 
-    def validate_on(self, begins_in):
+    def validate_on(self, batches):
         """One call of the test function."""
+        begins_in = next(batches) * self.validation_begins_in
         self.wait(begins_in + self.validation_call_seconds + (0.0 if self.validated_calls else 1.0))
         self.validated_calls += 1
 
-    def evaluate(self, data, *, verbose=0, edges=None):
+    def evaluate(self, data, edges):
         """One validation."""
         self.make_test_function()
-        self.stop_evaluating = False
-        if edges and self.calls_back:
+        if self.calls_back:
             edges.on_test_begin()
-        for call in range(math.ceil(data.batches / self.steps_per_call)):
-            self.test_function(0.0 if call else self.validation_begins_in)
-            if self.stop_evaluating:
-                break
+        batches = iter(data)
+        for _ in range(math.ceil(data.batches / self.steps_per_call)):
+            (self.own_loop or self.test_function)(batches)
         self.wait(self.validation_ends_in)
-        if edges and self.calls_back:
+        if self.calls_back:
             edges.on_test_end()
 
     def wait(self, seconds):
@@ -122,7 +122,7 @@ class Model:
             for step in range(dataset.steps):
                 self.train_function(0.0 if step else dataset.start_seconds)
             if validation_data is not None:
-                self.evaluate(validation_data, edges=edges)
+                self.evaluate(validation_data, edges)
                 self.wait(next(self.stalls_after_validations))
             edges.on_epoch_end(epoch)
             self.epochs += 1
@@ -203,6 +203,10 @@ class HeldOut:
         """Fewer of them."""
         return HeldOut(min(batches, self.batches))
 
+    def __iter__(self):
+        """Whether each is the first."""
+        return iter([True] + [False] * (self.batches - 1))
+
 
 def charged_for(model, validation):
     """Seconds that a validation adds to each epoch."""
@@ -229,8 +233,15 @@ def test_a_validation_is_charged_whole_and_begins_and_ends_once(model, batches, 
 
 def test_a_stall_after_one_validation_is_not_charged_to_every_epoch(model):
     """Of three ends of validations one tells little; what each of them takes is charged."""
-    model.stalls_after_validations = itertools.cycle([0.01, 0.01, 0.4, 0.01])
-    assert charged_for(model, HeldOut(80)) == pytest.approx(80 * 0.0125 + 0.01)
+    for stalls in ([0.01, 0.01, 0.4, 0.01], [0.01, 0.4, 0.01, 0.4]):
+        model.stalls_after_validations = itertools.cycle(stalls)
+        assert charged_for(model, HeldOut(80)) == pytest.approx(80 * 0.0125 + 0.01)
+
+
+def test_a_model_that_validates_by_another_function_is_charged_whole(model):
+    """As one whose own `evaluate` has a loop of its own: its calls are not seen, what they take on average is."""
+    model.own_loop = lambda batches: model.wait(0.02)
+    assert charged_for(model, HeldOut(80)) == pytest.approx(80 * 0.02)
 
 
 def test_a_model_that_calls_nobody_back_while_it_validates_is_charged_for_what_is_seen(model):
@@ -287,12 +298,14 @@ def test_devices_have_done_their_work_when_the_first_and_the_last_call_are_noted
         model.wait(0.045 * behind[0])
         behind[0] = 0
 
-    def call(begins_in):
+    def call(batches):
         model.wait(0.005)
         behind[0] += 1
 
     model.test_function = call
-    held_out = boundary._HeldOut(dataset=HeldOut(20), calls=20, unseen=60.0, synchronise=synchronise)
+    training_there = replace(training(100, 1), synchronise=synchronise)
+    held_out = boundary._held_out(model, HeldOut(80), training_there, None)
+    assert held_out.calls == boundary.VALIDATION_CALLS, "not as many as calls come back in the time"
     seen = boundary._train(model, Pipeline(steps=1, tuned=False), held_out, 3, most_seconds=10.0)
     assert [each.call for each in seen.validations] == pytest.approx([0.05] * 3)
 

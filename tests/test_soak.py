@@ -419,6 +419,16 @@ def test_a_soak_that_leaves_the_confirmation_no_time_makes_way(tmp_path):
     assert result.winner.soaked is None
 
 
+def test_a_soak_that_was_asked_for_is_made_of_few_processes_too(tmp_path):
+    """Its time is no process's then, as long as the fewest fit."""
+    trials = simulated_trials(SPEED, noise=0.001, start_seconds=8.0)
+    result, _ = soaked(tmp_path, trials, left=100.0, soak_wanted=True)
+    assert result.instances == FEWEST_INSTANCES
+    assert result.confirmed[0].soaked is not None
+    assert plan_run(600.0, ready_at=10.0, first_step=2.0, trial_timeout=None, soak=60.0).soak_wanted
+    assert not plan_run(600.0, ready_at=10.0, first_step=2.0, trial_timeout=None).soak_wanted
+
+
 def test_too_few_processes_get_the_time_of_the_soak(tmp_path):
     """Where processes start more slowly than in the search, a continuous run of what nothing is known of is no use."""
     slow = {"start_seconds": 8.0}

@@ -123,7 +123,9 @@ class Confirmer:
         reference = self._reference = run.new_trial(Phase.CONFIRM, run.baseline)
         self._expected.whole_up_to = self._times_whole(finalists[0])
         self._lengthen_slices(finalists[0])
-        if not self._fits_well(finalists[0]) or not self._holds_a_soak(finalists[0]):
+        first = next((each for each in finalists if self._fits([each])), None)
+        enough = first is not None and (plan.soak_wanted or self._fits_well(first))
+        if not enough or not self._holds_a_soak(finalists[0]):
             self._ends = plan.ends  # rather a claim to bet on than a continuous run
         waiting = sorted(finalists, key=lambda each: not self._fits([each]))  # those that time allows, first
         entered: list[Contender] = []
@@ -350,9 +352,10 @@ class Confirmer:
         self, records: Sequence[TrialRecord], start: float, seconds: float, *, done: int
     ) -> bool:
         """Whether there is time for another instance: until there are enough, also that of a continuous run."""
-        needed = self._needed(records, start, seconds, done=done)
-        if done < ENOUGH_INSTANCES and self._left() < needed <= self._plan.ends - self._run.clock():
-            self._ends = self._plan.ends
+        needed, plan = self._needed(records, start, seconds, done=done), self._plan
+        few = done < ENOUGH_INSTANCES and not plan.soak_wanted
+        if few and self._left() < needed <= plan.ends - self._run.clock():
+            self._ends = plan.ends
         return self._left() >= needed
 
     def _needed(self, records: Sequence[TrialRecord], start: float, seconds: float, *, done: int) -> float:

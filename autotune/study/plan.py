@@ -81,6 +81,7 @@ class Plan:
         slice_seconds: The shortest slice that the baseline can be timed in.
         least_trial: The shortest search trial, from request to end.
         soak: What the confirmation keeps for a continuous run of its winner, processes' starts included.
+        soak_wanted: Whether that run is asked for, and not only made where there is time.
         confirmation_share: Of a budget, what its confirmation has.
     """
 
@@ -98,6 +99,7 @@ class Plan:
     search_last: float = math.inf
     numerics_ends: float = 0.0
     soak: float = 0.0
+    soak_wanted: bool = False
     confirmation_share: float = CONFIRMATION_SHARE
 
 
@@ -148,6 +150,7 @@ def plan_run(
     instance = least_instance((3 if bracketed else 2) * start, slice_seconds=slice_seconds)
     confirmation = import_seconds + FEWEST_INSTANCES * instance + CLOSING_SECONDS
     of_enough = (ENOUGH_INSTANCES - FEWEST_INSTANCES) * instance
+    wanted = bool(soak)
     if soak:
         soak += 2 * start
         confirmation += soak
@@ -185,6 +188,7 @@ def plan_run(
         search_last=min(search_ends + OVERRUN_SHARE * budget, budget - confirmation),
         numerics_ends=numerics_ends,
         soak=soak,
+        soak_wanted=wanted,
     )
 
 

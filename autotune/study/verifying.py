@@ -263,6 +263,7 @@ def _plan(budget: float, warm: WarmUp, import_seconds: float, recipe: Recipe) ->
         import_seconds=import_seconds,
         slice_seconds=shortest_taken(warm, measured=LEAST_MEASURED),
         soak=CONTINUOUS_SHARE * budget if soaks else 0.0,
+        soak_wanted=soaks,
     )
 
 

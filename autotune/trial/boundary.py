@@ -176,10 +176,10 @@ def _short_epochs(
     checked = seen.validations[1:]
     validating = statistics.fmean(each.seconds for each in checked) if checked else 0.0
     start = statistics.fmean(spent) - validating - calls_each * usual_call
-    # A validation's iterator goes as well, perhaps in a stall: one such of three ends says little of each.
-    after = [late - each.ended_at for late, each in zip(seen.ended[1:], checked, strict=False)]
-    if after:
-        start -= statistics.fmean(after) - statistics.median(after)
+    if len(checked) == len(spent):
+        # A validation's iterator goes as well, perhaps in a stall: of three ends one says little of each.
+        after = [late - each.ended_at for late, each in zip(seen.ended[1:], checked, strict=True)]
+        start -= statistics.fmean(after) - min(after)
     usual_gap = math.inf
     if train.options().autotune.enabled is not False and start + usual_call <= SLOW_EPOCH_SECONDS:
         one = _untuned(train).take(training.steps_per_call)
@@ -189,7 +189,7 @@ def _short_epochs(
         start=start,
         call=usual_call,
         validating=validating,
-        validated_call=statistics.fmean(each.call for each in checked) if checked else 0.0,
+        validated_call=statistics.fmean(map(held_out.call_of, checked)) if held_out and checked else 0.0,
         ends=seen.ends,
         usual_gap=usual_gap,
     )
@@ -253,6 +253,10 @@ class _HeldOut:
     calls: int | None
     unseen: float
     synchronise: Callable[[], None]
+
+    def call_of(self, seen: _Validation) -> float:
+        """Seconds of one call; on average, where a model validates by another function than its own."""
+        return seen.call if seen.calls > 1 else seen.seconds / (self.calls or 1)
 
 
 @dataclass
@@ -393,18 +397,10 @@ def _calls_noted(
             current.called(time.perf_counter())
         return result
 
-    with _test_function(model) as usual:
-        model.test_function = noted
-        yield
-
-
-@contextmanager
-def _test_function(model: keras.Model) -> Iterator[Callable[[Any], Any]]:
-    """The model's own, which it has again afterwards."""
     model.make_test_function()
-    usual = model.test_function
+    usual, model.test_function = model.test_function, noted
     try:
-        yield usual
+        yield
     finally:
         model.test_function = usual
 
@@ -482,33 +478,33 @@ def _held_out(
 
 
 def _calls_in_time(model: keras.Model, validation: tf.data.Dataset, training: Training) -> int:
-    """How many calls of the test function are over in `VALIDATION_SECONDS`, by a few of them.
+    """How many calls of the test function are over in `VALIDATION_SECONDS`, by some twenty or fewer of them.
 
     What an iterator takes before its first batch counts as well: others may have been made meanwhile.
+
+    Args:
+        model: Compiled, and trained already.
+        validation: More data than that.
+        training: The training's sizes.
     """
-    model.evaluate(validation.take(training.steps_per_call), verbose=0)  # compiles
-    ended: list[float] = []
-
-    def timed(iterator: Any) -> Any:
-        result = usual(iterator)
+    model.make_test_function()
+    model.test_function(iter(validation.take(training.steps_per_call)))  # compiles
+    training.synchronise()
+    began, seconds, calls = time.perf_counter(), 0.0, 0
+    batches = iter(validation)
+    while calls < VALIDATION_CALLS and seconds < VALIDATION_SECONDS:
+        model.test_function(batches)
         training.synchronise()
-        ended.append(time.perf_counter())
-        model.stop_evaluating = ended[-1] - began > VALIDATION_SECONDS
-        return result
-
-    with _test_function(model) as usual:
-        model.test_function = timed
-        began = time.perf_counter()
-        model.evaluate(validation.take(VALIDATION_CALLS * training.steps_per_call), verbose=0)
-    return math.ceil(VALIDATION_SECONDS * len(ended) / (ended[-1] - began)) if ended else 0
+        seconds, calls = time.perf_counter() - began, calls + 1
+    return math.ceil(VALIDATION_SECONDS * calls / seconds)
 
 
 def _examples_per_batch(dataset: tf.data.Dataset) -> int:
     """Of a dataset that batches by itself, that need not be the training's batch size."""
     import keras
 
-    shapes = [leaf.shape for each in dataset.take(1) for leaf in keras.tree.flatten(each)]
-    return next((int(shape[0]) for shape in shapes if shape.rank and shape[0]), 1)
+    shapes = [getattr(leaf, "shape", None) for each in dataset.take(1) for leaf in keras.tree.flatten(each)]
+    return next((int(shape[0]) for shape in shapes if shape is not None and shape.rank and shape[0]), 1)
 
 
 def _timing(function: Callable[[Any], Any], into: list[float]) -> Callable[[Any], Any]:

@@ -469,6 +469,14 @@ def test_what_the_first_trial_learned_need_not_be_found_out_again(launch):
     assert_whole_epochs(warm, later.measure())
 
 
+def test_a_long_validation_is_run_in_part_and_charged_whole(launch):
+    """Of 125,000 batches so few that the trial is warm in less time than they are charged with."""
+    warm = launch("long_epoch", 8, workload="validated_for_long").warm_up()
+    assert warm.ready.timed_by == "steps"
+    assert warm.started.validation_examples is None, "it says so itself"
+    assert warm.ready.epoch_overhead_seconds > warm.ready.warmup_seconds
+
+
 def known_data(started):
     """What the study remembers of a first trial."""
     return Data(examples=started.examples, endless=started.endless)
