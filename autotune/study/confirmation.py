@@ -123,10 +123,8 @@ class Confirmer:
         reference = self._reference = run.new_trial(Phase.CONFIRM, run.baseline)
         self._expected.whole_up_to = self._times_whole(finalists[0])
         self._lengthen_slices(finalists[0])
-        first = next((each for each in finalists if self._fits([each])), None)
-        enough = first is not None and (plan.soak_wanted or self._fits_well(first))
-        if not enough or not self._holds_a_soak(finalists[0]):
-            self._ends = plan.ends  # rather a claim to bet on than a continuous run
+        if not any(self._fits([each]) for each in finalists) or not self._holds_a_soak(finalists[0]):
+            self._ends = plan.ends  # rather a claim without a continuous run than none
         waiting = sorted(finalists, key=lambda each: not self._fits([each]))  # those that time allows, first
         entered: list[Contender] = []
         field_size = self._field_size(waiting)
