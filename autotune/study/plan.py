@@ -171,15 +171,14 @@ def plan_run(
     elif numerics:
         share = min(NUMERICS_SHARE * budget, NUMERICS_SHARE_OF_SEARCH * (search_ends - ready_at))
         search_ends = max(search_ends - share, ready_at + first_trial)
-    limit = max(SMALLEST_TRIAL_TIMEOUT, FIRST_STEP_FACTOR * first_step, READY_FACTOR * ready)
+    usual_limit = _usual_limit(budget, first_step=first_step, ready=ready)
     return Plan(
         budget=budget,
         search_ends=search_ends,
         sampling_ends=search_ends - (search_ends - ready_at) * SECOND_LOOK_SHARE,
         probes_end=ready_at + (search_ends - ready_at) * PROBE_SHARE,
         ends=budget - CLOSING_SECONDS,
-        trial_timeout=trial_timeout
-        or max(shortest_trial + (SLOWEST_START - 1) * start, min(limit, LARGEST_TRIAL_SHARE * budget)),
+        trial_timeout=trial_timeout or max(shortest_trial + (SLOWEST_START - 1) * start, usual_limit),
         measured=min(MOST_MEASURED, max(LEAST_MEASURED, (search_ends - ready_at) / TRIALS_WORTH_HAVING)),
         finalists=FINALISTS if budget >= LONG_BUDGET else 1,
         import_seconds=import_seconds,
@@ -190,6 +189,12 @@ def plan_run(
         soak=soak,
         soak_wanted=wanted,
     )
+
+
+def _usual_limit(budget: float, *, first_step: float, ready: float) -> float:
+    """Seconds that one trial may take, where the shortest one is shorter."""
+    limit = max(SMALLEST_TRIAL_TIMEOUT, FIRST_STEP_FACTOR * first_step, READY_FACTOR * ready)
+    return min(limit, LARGEST_TRIAL_SHARE * budget)
 
 
 def _too_small(budget: float, *, ready_at: float, trial: float, confirmation: float) -> BudgetError:
