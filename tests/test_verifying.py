@@ -567,6 +567,9 @@ def test_slices_alone_do_not_tell_that_a_claim_without_pauses_holds(
     assert reason in verification.reason
     assert ("slices" in verification.reason) == ("slices" in reason)
     assert (asked["plan"].soak > 0) == (pauses is not None)
+    assert asked["plan"].soak_wanted == (pauses is not None), (
+        "no process takes its time: without it nothing is decided"
+    )
 
 
 def test_who_asked_for_a_large_gain_is_told_of_that(recipe, judged):
