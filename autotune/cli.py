@@ -53,7 +53,8 @@ def tune(
     workload
         path/to/file.py[:name] or package.module[:name]; the name defaults to `workload`.
     budget
-        Wall-clock time for everything: 90s, 10m, 1h30m. 10m when left out.
+        Wall-clock time for everything: 90s, 10m, 1h30m. When left out, the run ends as soon as the answer is settled,
+        after ten minutes at most.
     space
         A search-space file, or a shipped one: quick, cpu, gpu. Chosen by device when left out.
     trials
@@ -61,8 +62,8 @@ def tune(
     out
         The run directory; a new one below results/ when left out.
     resume
-        The directory of a run that wrote no recipe yet: it goes on where it was, and finished trials are not run again.
-        A budget given with it is for what is still to be done.
+        The directory of a run, ended or stopped: it goes on with all that was measured. A budget given with it is the
+        time to go on with.
     seed
         Makes the samples repeatable, given the same results.
     min_gain
@@ -80,11 +81,10 @@ def tune(
     memory_margin
         Share of the memory, host's and device's, that must stay free at the peak: 0.1 is ten percent.
     soak
-        Time kept at the end in which winner and baseline train continuously, to hold the claim against and to see
-        memory grow: 60s, 0 for not at all; scaled to the budget where it is left out. What is left of the budget
-        by then is used for it as well.
+        Time at the end in which the winner trains without a pause and is watched for leaks and hangs, such as 60s.
     """
     from autotune import console
+    from autotune.measure.deciding import EndedBy
     from autotune.study.tune import tune as run
 
     with console.Progress() as progress:
@@ -118,8 +118,9 @@ def tune(
     assert progress.directory is not None
     path = progress.directory / "recipe.json"
     console.show_recipe(recipe, path)
-    console.show_usage(recipe, path)
-    return 0
+    console.show_usage(recipe, path, tuned=workload)
+    interrupted = recipe.evidence.ended_by is EndedBy.INTERRUPTED and not recipe.changes
+    return TuningInterruptedError.exit_code if interrupted else 0
 
 
 @app.command

@@ -6,6 +6,7 @@ alone. Nothing is redrawn while a slice is measured: drawing would take processo
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections import Counter
@@ -22,31 +23,33 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.errors import AutotuneError
-from autotune.measure.deciding import Finding, Shortfall, Verdict
+from autotune.measure.deciding import EndedBy, Finding, Verdict
 from autotune.printable import first_line, one_line
 from autotune.recipe.apply import environment
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS
 from autotune.study.progress import (
+    Began,
     Event,
     Notice,
-    PhaseBegan,
     RunBegan,
     TrialBegan,
     TrialEnded,
     TrialMeasured,
 )
-from autotune.trial.record import Interval, Outcome, Phase, TrialRecord
+from autotune.trial.record import Interval, Outcome, Phase, Standing, TrialRecord
 
 if TYPE_CHECKING:
     import pandas
 
     from autotune.history.compare import RunSummary
-    from autotune.recipe.recipe import BestCandidate, ContinuousRun, Estimate, Evidence, LearningRate, Recipe
+    from autotune.recipe.recipe import Estimate, Evidence, LearningRate, Recipe, Watch
     from autotune.run_directory import SearchSpaceRecord
     from autotune.study.verifying import Verification
 
 WIDTH_WITHOUT_TERMINAL = 120
+VAGUE = 2.0
+"""An interval that spans this factor says next to nothing."""
 
 
 def clean(text: object) -> str:
@@ -64,6 +67,14 @@ def ratio(interval: Interval | None) -> str:
     if interval is None:
         return "–"
     return f"×{interval.value:.2f} ({interval.low:.2f} to {interval.high:.2f})"
+
+
+def speed(interval: Interval | None) -> str:
+    """`×2.57`, marked where the interval spans a factor of two or more; a dash where nothing is known."""
+    if interval is None:
+        return "–"
+    vague = interval.low <= 0 or interval.high >= VAGUE * interval.low
+    return f"×{interval.value:.2f}" + (" (uncertain)" if vague else "")
 
 
 def estimated_ratio(estimate: Estimate) -> str:
@@ -95,13 +106,6 @@ def terminal() -> RichConsole:
 
 # ---------------------------------------------------------------------------------------------- progress
 
-_PHASE_NAMES = {
-    Phase.BASELINE: "baseline",
-    Phase.PROBE: "single changes",
-    Phase.SEARCH: "search",
-    Phase.CONFIRM: "confirmation",
-}
-
 
 class Progress:
     """Draws a run's events; an observer for `tune`, and a context manager.
@@ -124,7 +128,6 @@ class Progress:
         self._began = clock()
         self.directory: Path | None = None
         self._budget = budget
-        self._phase = "starting"
         self._workload = ""
         self._current = ""
         self._estimate = ""
@@ -147,16 +150,15 @@ class Progress:
         if isinstance(event, RunBegan):
             self.directory = event.directory
             self._budget, self._workload = event.budget, clean(event.workload)
-            self._began = self._clock() - event.spent  # phases end at seconds of the run
+            self._began = self._clock() - event.spent
             self._line(
                 Text(
                     f"{self._workload}: {duration(event.budget)} for everything, in {clean(event.directory)}"
                 )
             )
-        elif isinstance(event, PhaseBegan):
-            self._phase = _PHASE_NAMES[event.phase]
-            left = "" if event.ends is None else f", until {duration(event.ends)}"
-            self._line(Text(f"{self._stamp()}  {self._phase}: {clean(event.detail)}{left}", style="bold"))
+        elif isinstance(event, Began):
+            self._current, self._estimate = clean(event.text), ""
+            self._line(Text(f"{self._stamp()}  {clean(event.text)}"))
         elif isinstance(event, TrialBegan):
             self._current, self._estimate = f"trial {event.trial}: {clean(event.changes)}", "starting"
         elif isinstance(event, TrialMeasured):
@@ -172,8 +174,8 @@ class Progress:
         record = event.record
         if not record.outcome.measured:
             self._failures[str(record.outcome)] += 1
-        if record.phase in (Phase.PROBE, Phase.SEARCH):
-            self._measured.pop(record.trial, None)  # a second look at it says more than the first
+        if record.phase is Phase.SEARCH:
+            self._measured.pop(record.trial, None)  # another look at it says more than the first
             if record.outcome is Outcome.OK and record.speedup is not None:
                 self._measured[record.trial] = record.speedup.value, clean(event.changes)
         self._line(trial_line(record, event.changes, stamp=self._stamp()))
@@ -192,7 +194,7 @@ class Progress:
             best = "×{:.2f}  {}".format(*max(self._measured.values()))
         failures = ", ".join(f"{count} {name}" for name, count in sorted(self._failures.items()))
         grid = Table.grid(padding=(0, 2))
-        grid.add_row("now", Text(f"{self._phase}  {self._current}", overflow="ellipsis", no_wrap=True))
+        grid.add_row("now", Text(self._current or "–", overflow="ellipsis", no_wrap=True))
         grid.add_row("speed", Text(self._estimate or "–"))
         grid.add_row("best", Text(best, overflow="ellipsis", no_wrap=True))
         grid.add_row("failed", Text(failures or "none"))
@@ -208,18 +210,30 @@ def trial_line(record: TrialRecord, changes: str, *, stamp: str) -> Text:
     text = Text(f"{stamp}  {record.phase:<8} {record.trial:>3}  ")
     if record.outcome is Outcome.OK:
         rate = "" if record.throughput is None else f"{record.throughput.value:,.0f} samples/s"
-        shown = ratio(record.speedup) if record.speedup is not None else rate
-        text.append(f"{shown:<24}", style="green" if record.speedup and record.speedup.low > 1 else "")
+        shown = speed(record.speedup) if record.speedup is not None else rate
+        text.append(f"{shown:<18}", style="green" if record.speedup and record.speedup.low > 1 else "")
     elif record.outcome is Outcome.PRUNED:
-        text.append(f"{ratio(record.speedup):<24}", style="dim")
+        text.append(f"{speed(record.speedup):<18}", style="dim")
     else:
-        text.append(f"{record.outcome:<24}", style="red")
+        text.append(f"{record.outcome:<18}", style="red")
     text.append(f"  {clean(changes)}")
+    for looks in record.looks[-1:]:
+        processes = len({pair.instance for pair in record.pairs})
+        text.append(f"  ({_STANDS[looks.standing]} after {processes} fresh processes a side)")
     if record.reason and not record.outcome.measured:
         text.append(f"  ({clean(first_line(record.reason))[:160]})", style="dim")
     if record.outcome.measured and record.settled is False:
         text.append("  (was still getting faster when it was measured)", style="dim")
     return text
+
+
+_STANDS = {
+    Standing.OPEN: "not decided",
+    Standing.OUT_OF_TIME: "not decided",
+    Standing.CONFIRMED: "confirmed",
+    Standing.NOT_SHOWN: "no gain shown",
+    Standing.UNSTABLE: "unstable",
+}
 
 
 # ------------------------------------------------------------------------------------------------ results
@@ -243,28 +257,10 @@ def show_recipe(recipe: Recipe, path: Path | None, console: RichConsole | None =
             Text(f"Faster: {estimated_ratio(evidence.speedup)}, with 95% confidence.", style="bold green")
         )
     else:
-        _show_shortfall(recipe, console)
-    _show_plain(recipe, console)
+        _show_why_not(recipe, console)
     _show_notes(recipe, console)
     if path is not None:
         console.print(Text(f"Recipe: {clean(path)}"), soft_wrap=True)
-
-
-def _show_plain(recipe: Recipe, console: RichConsole) -> None:
-    """How the baseline and the recommendation stand to float32 without XLA, where the baseline is not just that."""
-    plain = recipe.evidence.plain
-    if plain is None or plain.found == "is_the_baseline":
-        return
-    if plain.throughput is None:
-        told = f"The baseline is not plain float32 without XLA, and that was not measured: {clean(plain.reason)}."
-    else:
-        told = f"Plain float32 without XLA: {_rate(plain.throughput)} samples/s"
-        if plain.baseline_over_plain is not None:
-            told += f"; the baseline is {estimated_ratio(plain.baseline_over_plain)} of that"
-        if recipe.changes and plain.speedup_over_plain is not None:
-            told += f", the recommendation {estimated_ratio(plain.speedup_over_plain)}"
-        told += "."
-    console.print(Text(told), soft_wrap=True)
 
 
 def _recipe_rows(recipe: Recipe) -> Mapping[str, tuple[str, str]]:
@@ -302,41 +298,34 @@ def _seconds(seconds: float | None) -> str:
     return "–" if seconds is None else f"{seconds:.1f} s"
 
 
-def _show_shortfall(recipe: Recipe, console: RichConsole) -> None:
-    """Why the baseline is recommended: measured and no faster is one thing, not measured enough is another."""
+def _show_why_not(recipe: Recipe, console: RichConsole) -> None:
+    """Why the baseline is recommended: no gain is one thing, not enough time to tell another."""
     evidence, best = recipe.evidence, recipe.evidence.best_candidate
-    shortfall = evidence.shortfall
-    if best is None or shortfall not in _NOT_CONFIRMED:
-        told = _KEEP if shortfall is None else _NO_GAIN.get(shortfall, _KEEP)
-        console.print(Text(told, style="bold"), soft_wrap=True)
+    console.print(Text(_verdict_in_words(evidence), style="bold"), soft_wrap=True)
     if best is None:
         return
     changes = Configuration(best.configuration).describe(relative_to=Configuration(recipe.baseline))
-    if shortfall in _NOT_CONFIRMED:
-        _show_unconfirmed(changes, evidence, best, console)
-        return
-    speed = "" if best.speedup is None else f" {estimated_ratio(best.speedup)};"
-    console.print(Text(f"Closest: {changes}:{speed} {clean(best.reason)}."), soft_wrap=True)
+    told = f"Closest: {changes}: "
+    if best.speedup is not None:
+        told += f"{estimated_ratio(best.speedup)} so far; "
+    elif best.search_speedup is not None:
+        told += f"×{best.search_speedup:.2f} in the search, which is no claim; "
+    console.print(Text(f"{told}{clean(best.reason)}."), soft_wrap=True)
 
 
-def _show_unconfirmed(changes: str, evidence: Evidence, best: BestCandidate, console: RichConsole) -> None:
-    """What looked faster and was not measured enough to say so, and what to do about it."""
-    looked = " "
-    if best.search_speedup is not None:
-        looked = f" looked ×{best.search_speedup:.2f} in the search (not a claim), but "
-    told = f"Not confirmed: {changes}{looked}{clean(best.reason)}."
-    if evidence.sufficient_budget_seconds is not None:
-        told += f" Run again with --budget {evidence.sufficient_budget_seconds:.0f}s."
-    console.print(Text(told, style="bold yellow"), soft_wrap=True)
-
-
-_KEEP = "No significant gain: keep what you have."
-_NO_GAIN = {
-    Shortfall.NOTHING_MEASURED: "Nothing found: no other configuration could be measured. Keep what you have.",
-    Shortfall.NOTHING_FASTER: "No significant gain: nothing that was tried looked faster. Keep what you have.",
-    Shortfall.UNSTABLE: "Nothing to recommend: what looked fastest failed. Keep what you have.",
-}
-_NOT_CONFIRMED = (Shortfall.NO_TIME, Shortfall.INTERRUPTED, Shortfall.BASELINE_FAILED)
+def _verdict_in_words(evidence: Evidence) -> str:
+    tried = f"{evidence.candidates} candidate{'' if evidence.candidates == 1 else 's'} tried"
+    excluded = (
+        "" if evidence.excluded_gain is None else f"gains above {evidence.excluded_gain:.0%} are excluded"
+    )
+    if evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN:
+        if evidence.ended_by is EndedBy.EXHAUSTED:
+            excluded = f"nothing is left to try; {excluded}" if excluded else "nothing is left to try"
+        return f"No significant gain: {excluded} ({tried}). Keep what you have."
+    if evidence.verdict is Verdict.UNSTABLE:
+        return f"Nothing to recommend: what was faster broke a rule ({tried}). Keep what you have."
+    why = "it was stopped" if evidence.ended_by is EndedBy.INTERRUPTED else "the time ended"
+    return f"Undecided: {why} before the answer was settled ({tried})."
 
 
 def _show_learning_rate(note: LearningRate, recipe: Recipe, console: RichConsole) -> None:
@@ -368,19 +357,14 @@ def _show_learning_rate(note: LearningRate, recipe: Recipe, console: RichConsole
     console.print()
 
 
-def _continuous(found: ContinuousRun) -> str:
-    """What a continuous run showed, in a sentence."""
-    low, high = found.pauses.ci95
-    gave = f"×{found.pauses.value:.2f} ({low:.2f} to {high:.2f})"
-    if found.replaces_slices and found.slices is not None:
-        return (
-            f"Slices with pauses between them said {estimated_ratio(found.slices)}, and a continuous run of "
-            f"{found.seconds:.0f} s that the pauses made {gave} of it: that is taken off."
-        )
-    told = (
-        "as in slices with pauses" if found.tells else "too short to tell what the pauses between slices give"
-    )
-    return f"In a continuous run of {found.seconds:.0f} s: {told} ({gave})."
+def _watched(watch: Watch) -> str:
+    """What a watch over the winner showed, in a sentence."""
+    if watch.failure:
+        return f"Watched without a pause: it failed: {clean(watch.failure)}."
+    rate = "" if watch.throughput is None else f" at {watch.throughput.value:,.0f} samples/s"
+    failed = [clean(each.detail) for each in watch.checks if not each.passed]
+    found = "; ".join(failed) if failed else "no leak and no hang was seen"
+    return f"Watched for {watch.seconds:.0f} s without a pause{rate}: {found}."
 
 
 def _show_notes(recipe: Recipe, console: RichConsole) -> None:
@@ -392,8 +376,8 @@ def _show_notes(recipe: Recipe, console: RichConsole) -> None:
         console.print(
             Text(f"The longer compile time is earned back after {evidence.break_even_samples:,} samples.")
         )
-    if evidence.continuous is not None:
-        console.print(Text(_continuous(evidence.continuous)), soft_wrap=True)
+    if evidence.watch is not None:
+        console.print(Text(_watched(evidence.watch)), soft_wrap=True)
     failed = [check for check in evidence.stability.checks if not check.passed]
     for check in failed:
         console.print(
@@ -405,9 +389,22 @@ def _show_notes(recipe: Recipe, console: RichConsole) -> None:
         )
 
 
-def show_usage(recipe: Recipe, path: Path, console: RichConsole | None = None) -> None:
-    """The lines that training code needs; none where the recipe is the baseline."""
+def show_usage(recipe: Recipe, path: Path, *, tuned: str, console: RichConsole | None = None) -> None:
+    """The lines that training code needs; where the recipe is the baseline, the command that goes on, if any.
+
+    Args:
+        recipe: What was found.
+        path: Its file.
+        tuned: The workload, as it was named on the command line.
+        console: Where to print.
+    """
     console = console or terminal()
+    seconds = recipe.evidence.go_on_seconds
+    if seconds is not None:
+        command = f"autotune tune {shlex.quote(tuned)} --resume {shlex.quote(str(path.parent))} --budget {seconds:.0f}s"
+        console.print(Text("To go on with all that was measured:"))
+        console.print(Text(f"    {clean(command)}"), soft_wrap=True)
+        return
     if not recipe.changes:
         console.print(Text("The recipe is the baseline: nothing needs to change in your training code."))
         return
@@ -418,7 +415,7 @@ def show_usage(recipe: Recipe, path: Path, console: RichConsole | None = None) -
         f"recipe = autotune.Recipe.load({_in_python(path)})",
         f"recipe.apply()                                   # before {before}",
         "model.compile(optimizer, loss, **recipe.compile_args())",
-        "model.fit(recipe.batch(dataset), epochs=…)",
+        "model.fit(**recipe.fit_args(dataset), epochs=…)",
     ]
     if recipe.workload.takes_config:
         lines.insert(3, "dataset = make_dataset(recipe.dataset_config)    # what dataset(config) was given")
@@ -452,7 +449,7 @@ def show_trials(
 ) -> None:
     """A run's trials, one line each; the time is what the trial took, not when it ended as in `Progress`."""
     console = console or terminal()
-    heading = f"{'took':>5}  {'phase':<8} {'no.':>3}  {'speed-up':<24}  changes"
+    heading = f"{'took':>5}  {'phase':<8} {'no.':>3}  {'speed-up':<18}  changes"
     console.print(Text(heading, style="bold"), soft_wrap=True)
     for record in records:
         changes = Configuration(record.configuration).describe(relative_to=baseline)

@@ -10,11 +10,19 @@ from typing import Any
 
 from scipy.stats import binomtest, chi2
 
+from autotune.files import write_atomically
 from autotune.machine import fingerprint
 from autotune.measure.intervals import mean_interval
 
 Bar = Mapping[str, float]
 Figure = dict[str, Any]
+
+
+def one(
+    value: float | None, count: int, bar: Bar | None = None, ci95: Sequence[float] | None = None
+) -> Figure:
+    """A figure that is computed already, or could not be."""
+    return {"value": value, "ci95": ci95, "bar": bar, "count": count}
 
 
 def share(count: int, repeats: int, bar: Bar | None = None) -> Figure:
@@ -53,7 +61,12 @@ def parser(description: str) -> argparse.ArgumentParser:
     return made
 
 
-def report(benchmark: str, found: Mapping[str, Figure], file: Path | None) -> None:
+def report(
+    benchmark: str,
+    found: Mapping[str, Figure],
+    file: Path | None,
+    details: Mapping[str, Any] | None = None,
+) -> None:
     """Print the table, and write the file where one was asked for."""
     bars = {
         name: " ".join(f"{key} {value:g}" for key, value in (figure["bar"] or {}).items())
@@ -65,15 +78,28 @@ def report(benchmark: str, found: Mapping[str, Figure], file: Path | None) -> No
         bounds = "{:.3f} to {:.3f}".format(*figure["ci95"]) if figure["ci95"] else ""
         value = "–" if figure["value"] is None else format(figure["value"], ".3f")
         print(f"{name:<{width}} {bars[name]:>{bar_width}} {value:>7}  {bounds:<16} {figure['count']:>5}")
-    write(benchmark, found, file)
+    write(benchmark, found, file, details)
 
 
-def write(benchmark: str, found: Mapping[str, Figure], file: Path | None) -> None:
-    """Write the figures, with the machine that they are of, where a file was asked for."""
+def write(
+    benchmark: str,
+    found: Mapping[str, Figure],
+    file: Path | None,
+    details: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the figures, with the machine that they are of, where a file was asked for.
+
+    Args:
+        benchmark: Its name.
+        found: The figures.
+        file: Replaced whole or not at all.
+        details: Further parts of the document.
+    """
     if file:
         document = {
             "benchmark": benchmark,
             "machine": fingerprint().model_dump(mode="json"),
             "figures": found,
+            **(details or {}),
         }
-        file.write_text(json.dumps(document, indent=2) + "\n")
+        write_atomically(file, json.dumps(document, indent=2) + "\n")

@@ -28,7 +28,7 @@ ENDLESS = 1 << 30
 """Epochs that `fit` is asked for: the callback ends it."""
 
 
-def trained(model: Any, batches: Any, validation: Any, *, warmup: float, seconds: float) -> list[float]:
+def trained(model: Any, data: Any, validation: Any, *, warmup: float, seconds: float) -> list[float]:
     """Train; the times at which warm-up ended and each timed epoch did."""
     import keras
 
@@ -46,7 +46,7 @@ def trained(model: Any, batches: Any, validation: Any, *, warmup: float, seconds
                 self.model.stop_training = len(self.ends) > 1 and now - self.ends[0] >= seconds
 
     times = EpochTimes()
-    model.fit(batches, validation_data=validation, epochs=ENDLESS, verbose=0, callbacks=[times])
+    model.fit(**data, validation_data=validation, epochs=ENDLESS, verbose=0, callbacks=[times])
     return times.ends
 
 
@@ -69,11 +69,11 @@ def main(file: str, recipe_file: str) -> None:
             warmup = WARMUP_SECONDS
             model = workload.model()
             model.compile(**workload.compile(), **recipe.compile_args())
-            batches = recipe.batch(examples(workload.dataset))
+            data = recipe.fit_args(examples(workload.dataset))
             validation = workload.validation and recipe.batch(
                 examples(workload.validation), drop_remainder=False
             )
-        ends = trained(model, batches, validation, warmup=warmup, seconds=float(line))
+        ends = trained(model, data, validation, warmup=warmup, seconds=float(line))
         assert recipe.workload.examples is not None  # these workloads have epochs
         samples = (len(ends) - 1) * recipe.workload.examples
         turn = {"samples": samples, "seconds": ends[-1] - ends[0], "epochs": len(ends) - 1}

@@ -39,13 +39,13 @@ def main() -> None:
     model = digits_mlp.network()
     if recipe:
         model.compile(**digits_mlp.compile_arguments(), **recipe.compile_args())
-        examples = recipe.batch(digits_mlp.training_examples())
+        data = recipe.fit_args(digits_mlp.training_examples())
     else:
         model.compile(**digits_mlp.compile_arguments())
-        examples = digits_mlp.training_examples().batch(digits_mlp.workload.batch_size)
+        data = {"x": digits_mlp.training_examples().batch(digits_mlp.workload.batch_size)}
 
     times = EpochTimes()
-    model.fit(examples, epochs=arguments.epochs, verbose=0, callbacks=[times])
+    model.fit(**data, epochs=arguments.epochs, verbose=0, callbacks=[times])
     _, accuracy = model.evaluate(*digits_mlp.held_out(), verbose=0)
 
     timed = digits_mlp.TRAINING_EXAMPLES * (len(times.ends) - 1)

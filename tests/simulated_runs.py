@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import math
 import random
@@ -15,11 +14,11 @@ from autotune.run_directory import RunDirectory, RunRecord
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.search_space import SearchSpace
-from autotune.study.confirmed import Limits
-from autotune.study.plan import plan_run
+from autotune.study.options import Options
 from autotune.study.progress import silent
+from autotune.study.rules import Limits
 from autotune.study.run import Run
-from autotune.study.tune import Options, tune_with
+from autotune.study.tune import tune_with
 from autotune.trial.live import WarmUp
 from autotune.trial.messages import Ready, Started
 from autotune.trial.record import Interval, Outcome, Pair, Phase, Slice, StepSeconds, TrialRecord
@@ -226,13 +225,6 @@ def run_on(trials, path, *, observe=silent, interruptions=lambda: 0, seed=0):
         rng=random.Random(seed),
         baseline=BASELINE.replace(jit_compile="auto"),
     )
-
-
-def a_plan(**changes):
-    """The plan of a run of five minutes, the baseline warm at once; the search's last moment moves with its end."""
-    plan = plan_run(300.0, ready_at=0.0, first_step=1.5, trial_timeout=None)
-    later = changes.get("search_ends", plan.search_ends) - plan.search_ends
-    return dataclasses.replace(plan, **{"search_last": plan.search_last + later, **changes})
 
 
 # ------------------------------------------------------------------------------------------------- records

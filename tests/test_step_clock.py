@@ -13,18 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.trial import step_clock
+from autotune.trial.boundary import BetweenEpochs
 from autotune.trial.messages import Finish, FirstStep, Measure, Ready, SliceDone
-from autotune.trial.record import Outcome
+from autotune.trial.record import Boundary, Outcome
 from autotune.trial.step_clock import (
     LongEpoch,
     StepClock,
-    Training,
     TrainingEnded,
     TrainingFailed,
     freeze_own_group,
     step_quantiles,
 )
 from autotune.trial.telemetry import Counters
+from autotune.trial.training import Training
 
 FROZEN_SECONDS = 100.0
 """How long the made-up tuner leaves the training frozen, each time."""
@@ -46,7 +47,7 @@ class Simulation:
         examples: In an epoch; None for an endless dataset.
         known: Whether the clock is told so.
         told: What it is told instead.
-        counting_seconds: How long it takes to count them where nobody knows; None where that cannot be asked.
+        counting_seconds: How long it takes to count them where nobody knows.
         step_seconds: Of each step, or a function of the number of the call, from 0.
         boundary_seconds: What an epoch takes beyond its steps.
         last_call_seconds: Of the call that ends an epoch, where it is unlike the others.
@@ -55,12 +56,11 @@ class Simulation:
         lag_seconds: How long before the device has done a call that comes back: its loss is known, and no more.
         loss: Of each call, or a function of the number of the call.
         epochs_with_data: After so many epochs the dataset yields nothing more.
-        counts_iterations: Whether the optimizer counts its steps: None without an optimizer.
-        counts_updates: Whether it counts only those that a loss scale does not skip, as Keras does.
-        counts_the_end: Whether it counts a step for the call that finds no more data, as Keras does.
         counters_seconds: How long it takes to read what the machine counts: a core that is busy for others.
         traces: Whether the call of this number, from 0, is traced or compiled again; None where that cannot be seen.
         skips: Whether a loss scale skips the step of this number, from 0; None without one.
+        metrics: What a call reports beside the loss, a function of its number.
+        boundary: What lies between two epochs, where the clock is told before it begins.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Simulation:
         examples=1437,
         known=True,
         told=None,
-        counting_seconds=None,
+        counting_seconds=0.0,
         batch_size=32,
         drop_remainder=False,
         steps_per_call=1,
@@ -82,19 +82,17 @@ class Simulation:
         lag_seconds=0.0,
         loss=0.5,
         epochs_with_data=math.inf,
-        counts_iterations=True,
-        counts_updates=False,
-        counts_the_end=False,
         counters_seconds=0.0,
         traces=lambda call: False,
         skips=None,
+        metrics=lambda call: {"accuracy": 0.9},
+        boundary=None,
         warmup_seconds=60.0,
         epoch_seconds=1.5,
     ):
         self.now = 1000.0
         self.events = []
         self.frozen_after = []
-        self.counts_the_end = counts_the_end
         self.counters_seconds = counters_seconds
         self.counting_seconds, self.counted = counting_seconds, 0
         self.examples = examples
@@ -107,6 +105,7 @@ class Simulation:
         self.epochs_with_data = epochs_with_data
         self.step_seconds = step_seconds if callable(step_seconds) else lambda call: step_seconds
         self.loss = loss if callable(loss) else lambda call: loss
+        self.metrics = metrics
         self.first_call_seconds = first_call_seconds
         self.last_call_seconds = last_call_seconds
         self.smaller_batch_seconds = smaller_batch_seconds
@@ -118,17 +117,14 @@ class Simulation:
         rest = 0 if examples is None or drop_remainder else examples % batch_size
         self.steps_in_epoch = whole + (rest > 0)
         self.has_smaller_batch = rest > 0
-        counted = (lambda: self.updates) if counts_updates else (lambda: self.steps)
-        read = {True: counted, False: lambda: 0, None: None}[counts_iterations]
         self.clock = StepClock(
             Training(
                 steps_per_call=steps_per_call,
                 batch_size=batch_size,
                 examples=(told or examples) if known else None,
-                count=None if counting_seconds is None else self.count,
+                count=self.count,
                 drop_remainder=drop_remainder,
                 endless=known and examples is None,
-                iterations=read,
                 synchronise=self.synchronise,
                 retraces=self.retraces,
                 updates=None if skips is None else lambda: self.updates,
@@ -136,6 +132,7 @@ class Simulation:
             self,
             warmup_seconds=warmup_seconds,
             epoch_seconds=epoch_seconds,
+            between_epochs=boundary,
             freeze=self.freeze,
             clock=lambda: self.now,
             counters=self.counters,
@@ -204,7 +201,7 @@ class Simulation:
         self.trained += steps
         self.calls += 1
         self.steps += steps
-        return None if loss is None else {"loss": loss, "accuracy": 0.9}
+        return None if loss is None else {"loss": loss, **self.metrics(self.calls - 1)}
 
     def fit(self):
         """Epochs, as Keras runs them, until the clock ends it."""
@@ -215,13 +212,12 @@ class Simulation:
             iterator = SimpleNamespace(left=self.steps_in_epoch if epoch < self.epochs_with_data else 0)
             while iterator.left:
                 train(iterator)
-            self.steps += self.counts_the_end
             self.now = max(self.now, self.device_done_at)  # Keras reads the metrics
             self.now += self.boundary_seconds / 2  # validation
             self.clock.epoch_ended()
         raise AssertionError("the clock never ended the training")
 
-    def run(self, overhead=None, counted_calls=None, uncounted_seconds=0.0):
+    def run(self, overhead=0.0, counted_calls=None, uncounted_seconds=0.0):
         """`fit`, and where it turns out to have long epochs a second one by steps; returns the slices."""
         try:
             self.fit()
@@ -230,7 +226,11 @@ class Simulation:
         except LongEpoch:
             self.now += 7.0  # measuring the boundary's cost
             self.clock.time_by_steps(
-                overhead, counted_calls=counted_calls, uncounted_seconds=uncounted_seconds
+                BetweenEpochs(
+                    boundary=Boundary(seconds=overhead, seconds_per_example=1.0),
+                    counted_calls=counted_calls,
+                    uncounted_seconds=uncounted_seconds,
+                )
             )
             with pytest.raises(TrainingEnded):
                 self.fit()
@@ -243,6 +243,8 @@ class Simulation:
         return message
 
 
+BETWEEN = BetweenEpochs(boundary=Boundary(seconds=0.0, seconds_per_example=1.0), taken_over=True)
+"""A boundary that costs nothing, taken over."""
 EPOCH_SECONDS = STEPS / 64 + 1 / 8
 """Of an epoch of the simulation as it is when nothing is said: 0.828."""
 
@@ -376,14 +378,13 @@ def test_the_losses_at_the_beginning_and_at_the_end_of_a_slice_are_reported():
     (measured,) = simulation.run()
     assert [message.loss for message in simulation.sent if isinstance(message, FirstStep)] == [2.0]
     assert measured.loss == 0.5
-    assert simulation.clock.last_loss == 0.5
 
 
 def test_a_model_that_reports_no_loss_is_timed_all_the_same():
     """No logs, no loss; everything else is there."""
     simulation = Simulation(Measure(seconds=0.1), loss=None)
     (measured,) = simulation.run()
-    assert (measured.loss, simulation.clock.last_loss, measured.epochs) == (None, None, 1)
+    assert (measured.loss, measured.epochs) == (None, 1)
 
 
 def test_step_times_of_a_slice_are_those_of_its_steps():
@@ -393,19 +394,6 @@ def test_step_times_of_a_slice_are_those_of_its_steps():
     assert measured.step_seconds.p50 == 1 / 64
     assert measured.step_seconds.p90 == 1 / 64
     assert measured.step_seconds.max == 1 / 64 + 0.5
-
-
-@pytest.mark.parametrize("counts", [None, False])
-def test_calls_are_counted_where_the_optimizer_does_not_count(counts):
-    """A model without optimizer, or one whose steps are all skipped, still took its steps."""
-    (measured,) = Simulation(Measure(seconds=0.1), counts_iterations=counts).run()
-    assert (measured.steps, measured.examples) == (45, 1437)
-
-
-def test_the_call_that_finds_no_more_data_is_no_step():
-    """Where Keras counts one at an epoch's end all the same, steps and examples are those trained on."""
-    (measured,) = Simulation(Measure(seconds=1.0), counts_the_end=True).run()
-    assert (measured.epochs, measured.steps, measured.examples) == (2, 2 * STEPS, 2 * 1437)
 
 
 # ------------------------------------------------------------------------------------------------- warm-up
@@ -459,25 +447,24 @@ def test_warm_up_waits_for_the_steady_state():
     """While epochs still get faster nothing is measured; the slice is at the steady pace."""
     slow_calls = 4 * STEPS
     simulation = Simulation(
-        Measure(seconds=0.1),
-        step_seconds=lambda call: (2 if call < slow_calls else 1) / 64,
-        epoch_seconds=4.0,
+        Measure(seconds=0.1), step_seconds=lambda call: (2 if call < slow_calls else 1) / 128
     )
     (measured,) = simulation.run()
     assert simulation.ready.settled
-    assert measured.seconds == EPOCH_SECONDS
+    assert measured.seconds == STEPS / 128 + 1 / 8
 
 
 def test_warm_up_ends_at_its_cap_and_says_that_it_did_not_settle():
     """A training that keeps getting faster is measured all the same, and the record says so."""
     simulation = Simulation(
         Measure(seconds=0.1),
-        step_seconds=lambda call: 0.9 ** (call / STEPS) / 64,
-        warmup_seconds=10.0,
+        step_seconds=lambda call: 0.8 ** (call / STEPS) / 64,
+        boundary_seconds=0.0,
+        warmup_seconds=2.5,
     )
     assert len(simulation.run()) == 1
-    assert not simulation.ready.settled
-    assert 10.0 <= simulation.ready.warmup_seconds < 10.0 + EPOCH_SECONDS
+    assert simulation.ready.settled is False
+    assert 2.0 < simulation.ready.warmup_seconds < 2.6
 
 
 def test_the_epoch_that_compiles_says_nothing_of_the_usual_pace():
@@ -586,10 +573,10 @@ def test_the_loss_of_epochs_is_that_of_a_whole_one():
         Measure(seconds=0.1), **SHORT, loss=lambda call: 9.0 if call % STEPS == 0 else 0.5
     )
     (measured,) = simulation.run()
-    assert measured.loss == simulation.clock.last_loss == 0.5
+    assert measured.loss == 0.5
 
 
-@pytest.mark.parametrize(("cap", "epochs"), [(2.0, 2), (2.3, 3)])
+@pytest.mark.parametrize(("cap", "epochs"), [(2.2, 2), (2.8, 3)])
 def test_the_time_of_an_epoch_is_the_median_of_those_after_the_first(cap, epochs):
     """Of two it is their mean, of three the middle one."""
     pace = [4, 2, 1]  # of the second epoch to the fourth, in 256ths of a second a step
@@ -602,12 +589,17 @@ def test_the_time_of_an_epoch_is_the_median_of_those_after_the_first(cap, epochs
     assert simulation.calls == (1 + epochs) * STEPS + 1  # it freezes after the first call of the next
 
 
-def test_a_cap_below_one_epoch_leaves_two_epochs_after_the_first():
-    """Even an impatient tuner gets a warm-up beyond the epoch that compiles."""
-    simulation = Simulation(step_seconds=1 / 256, warmup_seconds=0.25)
+@pytest.mark.parametrize(
+    ("cap", "epoch_seconds", "epochs"),
+    [(0.25, 0.5, 1), (1.5, 0.9, 1), (1.5, 0.7, 2), (1.5, 0.3, 4), (3.0, 1.25, 1), (3.0, 4.5, 1)],
+)
+def test_a_warm_up_by_epochs_is_short(cap, epoch_seconds, epochs):
+    """After the first epoch, which compiles, one is enough where it fills half the cap or lasts over a second."""
+    simulation = Simulation(
+        step_seconds=epoch_seconds / STEPS, boundary_seconds=0.0, warmup_seconds=cap, epoch_seconds=5.0
+    )
     simulation.run()
-    assert simulation.calls == 3 * STEPS + 1
-    assert simulation.ready.settled is None
+    assert simulation.calls == (1 + epochs) * STEPS + 1  # it freezes after the first call of the next
 
 
 @pytest.mark.parametrize(("pace", "settled"), [(1.0, True), (1.1, True), (0.9, False)])
@@ -631,10 +623,11 @@ def test_one_slow_second_is_no_warm_up(epoch):
 
 @pytest.mark.parametrize("by_steps", [False, True])
 def test_a_warm_up_of_too_few_steps_does_not_say_that_it_was_not_steady(by_steps):
-    """Steps of 0.8 s, or epochs of a single one: the cap holds four, which neither agree nor differ."""
-    settings = LONG if by_steps else {"examples": 20}
-    simulation = Simulation(**{**settings, "step_seconds": 0.8, "warmup_seconds": 3.0})
-    simulation.run(**{"overhead": 0.0} if by_steps else {})
+    """Calls of 0.8 s, or epochs of a single one: the cap holds three, which neither agree nor differ."""
+    settings = {**LONG, "steps_per_call": 20} if by_steps else {"examples": 20}
+    simulation = Simulation(**{**settings, "step_seconds": 0.04 if by_steps else 0.8, "warmup_seconds": 2.25})
+    simulation.run()
+    assert simulation.ready.timed_by == ("steps" if by_steps else "epochs")
     assert simulation.ready.settled is None
 
 
@@ -727,6 +720,27 @@ def test_a_loss_that_becomes_nan_while_measured_ends_the_trial():
     assert len([message for message in simulation.sent if isinstance(message, SliceDone)]) == 1
 
 
+@pytest.mark.parametrize("examples", [1437, None])
+def test_a_metric_that_becomes_nan_ends_the_trial(examples):
+    """A GAN may report several losses: the slice in which one of them is not finite is not reported."""
+    simulation = Simulation(
+        *[Measure(seconds=0.1)] * 2,
+        examples=examples,
+        metrics=lambda call: {"g_loss": 0.5, "d_loss": math.nan if simulation.frozen_after else 0.5},
+    )
+    with pytest.raises(TrainingFailed, match="the metric d_loss became nan by step") as failed:
+        simulation.fit()
+    assert failed.value.outcome == Outcome.NONFINITE
+    assert not [message for message in simulation.sent if isinstance(message, SliceDone)]
+
+
+def test_only_numbers_must_be_finite():
+    """Vectors and text that a step reports are left alone, and so are logs that are no mapping."""
+    found = step_clock._numbers({"loss": 0.5, "per_class": [math.nan] * 2, "note": "nan", "none": None})
+    assert found == {"loss": 0.5}
+    assert step_clock._numbers([math.nan]) == {}
+
+
 @pytest.mark.parametrize(
     "dataset", [{"epochs_with_data": 0, "known": False}, {"examples": 20, "drop_remainder": True}]
 )
@@ -805,12 +819,28 @@ LONG = {"examples": 14_370, "batch_size": 32, "step_seconds": 1 / 32, "warmup_se
 """450 steps and 14 seconds to an epoch; the last batch has 2 examples, which is 30 fewer than the others."""
 
 
-def test_an_epoch_that_will_take_long_is_left_as_soon_as_that_is_clear():
-    """Half a second of steps suffices where the number of examples is known."""
-    simulation = Simulation(**LONG)
+@pytest.mark.parametrize(("step_seconds", "calls"), [(1 / 256, 53), (1 / 32, 8), (1 / 4, 4)])
+def test_an_epoch_that_will_take_long_is_left_as_soon_as_that_is_clear(step_seconds, calls):
+    """Three calls after the first and a fifth of a second suffice where the number of examples is known."""
+    simulation = Simulation(
+        **{**LONG, "examples": 32 * 600, "step_seconds": step_seconds, "epoch_seconds": 1.0}
+    )
     with pytest.raises(LongEpoch):
         simulation.fit()
-    assert 0.5 <= simulation.calls / 32 < 1.0
+    assert simulation.calls == calls
+
+
+@pytest.mark.parametrize(("slow_calls", "calls"), [(0, 104), (90, 194), (380, 386)])
+def test_an_epoch_a_little_too_long_is_left_once_its_steps_are_steady(slow_calls, calls):
+    """Its first steps may be slow: less than twice too long it may still prove short, until the warm-up's cap."""
+    simulation = Simulation(
+        **{**LONG, "warmup_seconds": 1.5},
+        step_seconds=lambda call: (1.1 if call < slow_calls else 1) / 256,
+        epoch_seconds=1.0,
+    )
+    with pytest.raises(LongEpoch):
+        simulation.fit()
+    assert simulation.calls == calls
 
 
 def test_the_first_calls_compilation_makes_no_epoch_long():
@@ -828,12 +858,13 @@ def test_compiling_for_a_smaller_last_batch_makes_no_epoch_long():
     assert measured.seconds == EPOCH_SECONDS
 
 
-def test_an_epoch_known_to_have_no_end_is_left_at_once():
-    """Its second call shows what a usual one takes; there is nothing to wait for."""
-    simulation = Simulation(**{**LONG, "examples": None})
-    with pytest.raises(LongEpoch):
+def test_an_epoch_known_to_have_no_end_is_never_left():
+    """There is no boundary to be measured: steps are timed from the first one on."""
+    simulation = Simulation(Measure(seconds=0.5), **{**LONG, "examples": None})
+    with pytest.raises(TrainingEnded):
         simulation.fit()
-    assert simulation.calls == 2
+    assert (simulation.ready.timed_by, simulation.ready.epoch_overhead_seconds) == ("steps", None)
+    assert simulation.ready.warmup_seconds < 0.5
 
 
 def test_an_endless_epoch_is_left_when_the_warm_up_is_over():
@@ -983,11 +1014,71 @@ def test_what_a_training_timed_by_steps_reports():
     assert ready.compile_seconds == 5.0
 
 
-def test_warm_up_by_steps_ends_at_its_cap_too():
+def test_warm_up_by_steps_ends_at_twice_its_cap():
     """Steps that keep getting faster are measured all the same, and the record says so."""
-    simulation = Simulation(Measure(seconds=0.1), **{**LONG, "step_seconds": lambda call: 0.98**call / 8})
-    assert len(simulation.run(overhead=0.0)) == 1
-    assert not simulation.ready.settled
+    simulation = Simulation(
+        Measure(seconds=0.1),
+        **{**LONG, "warmup_seconds": 1.5},
+        boundary=BETWEEN,
+    )
+    began = simulation.now
+    simulation.step_seconds = lambda call: 0.5 ** min(4.0, simulation.now - began) / 32
+    assert len(simulation.run()) == 1
+    assert simulation.ready.settled is False
+    assert 3.0 <= simulation.ready.warmup_seconds < 3.2
+
+
+# ------------------------------------------------------------------------------- by steps, within one `fit`
+
+
+@pytest.mark.parametrize(("examples", "calls"), [(14_370, 15), (2_874, 2 * 90 + 2)])
+def test_where_the_boundary_is_known_the_fit_is_not_left(examples, calls):
+    """Steps are timed from the moment on at which epochs are known to be long: in an epoch's midst, or at its end."""
+    simulation = Simulation(
+        *[Measure(seconds=4.0)] * 4,
+        **{**LONG, "examples": examples, "warmup_seconds": 4.0},
+        boundary_seconds=1.0,
+        smaller_batch_seconds=9.0,
+        boundary=BETWEEN,
+    )
+    with pytest.raises(TrainingEnded):
+        simulation.fit()
+    assert simulation.ready.timed_by == "steps"
+    assert simulation.ready.boundary is None
+    assert simulation.frozen_after[0] == calls
+    for measured in (message.slice for message in simulation.sent if isinstance(message, SliceDone)):
+        assert (measured.epochs, measured.seconds) == (0, measured.steps / 32)
+        assert measured.step_seconds.max == 1 / 32
+        assert measured.retraces == 0
+
+
+def test_validation_is_charged_by_the_trials_own_pace():
+    """It takes half as long where training does; what a new iterator takes stays."""
+    boundary = Boundary(seconds=0.5, validation_seconds=3.0, seconds_per_example=1 / 16 / 32)
+    charged = []
+    for step_seconds in (1 / 16, 1 / 32):
+        simulation = Simulation(
+            **{**LONG, "step_seconds": step_seconds},
+            boundary=BetweenEpochs(boundary=boundary, taken_over=True),
+        )
+        simulation.run()
+        charged.append(simulation.ready.epoch_overhead_seconds)
+    assert charged == [3.5, 2.0]
+
+
+def test_a_boundary_that_was_measured_is_reported_at_the_pace_of_the_warm_training():
+    """Other trials scale validation by the pace of the same steps that they look at themselves."""
+    simulation = Simulation(**{**LONG, "step_seconds": lambda call: (1 if call < 20 else 1 / 2) / 32})
+    simulation.run(overhead=0.5)
+    assert simulation.ready.boundary == Boundary(seconds=0.5, seconds_per_example=1 / 64 / 32)
+    assert simulation.ready.epoch_overhead_seconds == 0.5
+
+
+def test_examples_trained_before_a_fit_was_left_are_counted():
+    """All that moved the weights: the steps of the first `fit` and of the second."""
+    simulation = Simulation(Measure(seconds=1.0), **LONG)
+    (measured,) = simulation.run()
+    assert measured.trained_examples == 32 * simulation.calls
 
 
 def test_the_smaller_last_batch_is_counted_as_it_is_by_steps_too():
@@ -995,13 +1086,6 @@ def test_the_smaller_last_batch_is_counted_as_it_is_by_steps_too():
     (measured,) = Simulation(Measure(seconds=30.0), **LONG).run(overhead=0.125)
     assert (measured.seconds, measured.steps) == (30.0, 960)  # 449 of each of two epochs, and 62
     assert measured.examples == 960 * 32 - 2 * 30
-
-
-@pytest.mark.parametrize("counted", [{"counts_the_end": True}, {"counts_iterations": False}])
-def test_steps_between_boundaries_are_those_of_the_calls(counted):
-    """One iteration too many at each epoch's end, or none at all, changes nothing by steps either."""
-    (measured,) = Simulation(Measure(seconds=30.0), **LONG, **counted).run(overhead=0.125)
-    assert (measured.seconds, measured.steps) == (30.0, 960)
 
 
 def test_a_slice_that_ends_with_the_epoch_knows_its_last_batch_is_smaller():
@@ -1023,7 +1107,7 @@ def test_nothing_is_thrown_away_where_all_batches_have_one_size():
 
 def test_the_end_of_an_epoch_that_the_overhead_speaks_of_is_not_counted():
     """While a shuffle buffer is emptied steps are quicker; slices go on with the next epoch's beginning."""
-    first_fit = 17  # so many calls tell that the epoch will be long
+    first_fit = 8  # so many calls tell that the epoch will be long
 
     def step_seconds(call):
         return 1 / 32 if call < first_fit or (call - first_fit) % 450 < 350 else 1 / 128
@@ -1078,7 +1162,7 @@ def test_a_dataset_that_runs_dry_is_noticed_by_steps_too():
     simulation = Simulation(Measure(seconds=100.0), **LONG, epochs_with_data=1)
     with pytest.raises(LongEpoch):
         simulation.fit()
-    simulation.clock.time_by_steps(0.0)
+    simulation.clock.time_by_steps(BETWEEN)
     with pytest.raises(TrainingFailed, match="the dataset was exhausted"):
         simulation.fit()
 
@@ -1096,7 +1180,7 @@ def test_a_device_that_lags_behind_is_waited_for_within_a_slice_of_steps():
 def training(**changes):
     """What the clock is told of a training."""
     told = {"steps_per_call": 1, "batch_size": 32, "examples": 1437, "drop_remainder": False}
-    return Training(**{**told, **changes}, iterations=None, synchronise=lambda: None)
+    return Training(**{**told, **changes}, synchronise=lambda: None)
 
 
 @settings(max_examples=200, deadline=None)
@@ -1257,7 +1341,7 @@ def test_skipped_steps_cost_what_others_do(shape, steps_per_call):
     """Keras's optimizer inside a loss scale counts updates only: throughput is of what was trained all the same."""
     commands = [Measure(seconds=2.0)] * 2
     settings = {"steps_per_call": steps_per_call, **shape}
-    skipping = Simulation(*commands, skips=lambda step: step % 4 == 3, counts_updates=True, **settings)
+    skipping = Simulation(*commands, skips=lambda step: step % 4 == 3, **settings)
     for part, same in zip(
         skipping.run(overhead=0.0), Simulation(*commands, **settings).run(overhead=0.0), strict=True
     ):

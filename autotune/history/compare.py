@@ -18,7 +18,6 @@ from autotune.measure.deciding import Verdict
 from autotune.recipe.recipe import Estimate, Recipe
 from autotune.run_directory import RunDirectory, RunRecord
 from autotune.space.configuration import Configuration
-from autotune.space.knobs import LATER
 from autotune.trial.record import Interval, Outcome, Phase, TrialRecord
 
 _NO_FAILURE = frozenset({Outcome.OK, Outcome.PRUNED, Outcome.INFERRED_OOM, Outcome.INTERRUPTED})
@@ -165,9 +164,7 @@ def _best(trials: Sequence[TrialRecord]) -> TrialRecord | None:
     speeds = [
         (record.speedup.value, record)
         for record in trials
-        if record.outcome is Outcome.OK
-        and record.phase in (Phase.PROBE, Phase.SEARCH)
-        and record.speedup is not None
+        if record.outcome is Outcome.OK and record.phase is Phase.SEARCH and record.speedup is not None
     ]
     return max(speeds, key=lambda each: each[0])[1] if speeds else None
 
@@ -184,7 +181,7 @@ def _why_not(first: RunRecord, other: RunRecord) -> str:
     elif first.workload.fingerprint != other.workload.fingerprint:
         reasons.append("the workload's code has changed")
     # A speed-up says nothing without what it is relative to. A run that ended early has no baseline.
-    elif first.baseline and other.baseline and LATER | first.baseline != LATER | other.baseline:
+    elif first.baseline and other.baseline and first.baseline != other.baseline:
         reasons.append("another baseline")
     return ", ".join(reasons)
 

@@ -25,9 +25,9 @@ RATIO_TICKS = (0.1, 0.2, 0.5, 1, 1.5, 2, 3, 5, 10, 20, 50, 100)
 _HINT = "Give a file in a directory that exists and that you may write to."
 _PHASES = {
     Phase.BASELINE: ("baseline", "#9e9e9e"),
-    Phase.PROBE: ("single changes", "#f2a541"),
     Phase.SEARCH: ("search", "#4a90d9"),
     Phase.CONFIRM: ("confirmation", "#5aa469"),
+    Phase.SOAK: ("watch", "#f2a541"),
 }
 _DISTURBED = {
     None: ("undisturbed", "#2b4c7e", "circle"),

@@ -6,7 +6,6 @@ or print.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,8 +98,7 @@ def _timeline(directory: RunDirectory) -> Timeline:
     if not reference:
         raise RunDirectoryError(
             f"{directory.path}: nothing can be plotted: no slice tells when it was measured",
-            hint="A run whose baseline failed has no slices, and runs of earlier versions tell no times; name the "
-            "runs that are to be plotted.",
+            hint="A run whose baseline failed has no slices; name the runs that are to be plotted.",
         )
     in_order = sorted(reference.values(), key=lambda point: point.at)
     return Timeline(
@@ -120,8 +118,7 @@ def _ratios(directory: RunDirectory, record: TrialRecord, records: Sequence[Tria
             loads = (_load(pair.baseline), _load(pair.candidate))
             yield Point(
                 at=at,
-                value=recorded_rate(pair.candidate, record, baseline)
-                / recorded_rate(pair.baseline, baseline, record),
+                value=recorded_rate(pair.candidate, record) / recorded_rate(pair.baseline, baseline),
                 trial=record.trial,
                 phase=record.phase,
                 configuration=_changes(directory, record, baseline),
@@ -137,13 +134,13 @@ def _reference(
     baseline = _baseline_of(record, records)
     alone: tuple[Slice, ...] = ()
     if record is baseline or record.phase is Phase.BASELINE:
-        alone = (*record.slices, *itertools.chain.from_iterable(leg.slices for leg in record.legs))
+        alone = record.slices
     slices = [(each, None) for each in alone] + [(pair.baseline, pair.disturbed) for pair in record.pairs]
     for each, disturbed in slices:
         if each.at is not None:
             yield Point(
                 at=each.at,
-                value=recorded_rate(each, baseline, baseline),
+                value=recorded_rate(each, baseline),
                 trial=record.trial,
                 phase=record.phase,
                 configuration=_changes(directory, record, baseline),
@@ -155,8 +152,7 @@ def _reference(
 def _baseline_of(record: TrialRecord, records: Sequence[TrialRecord]) -> TrialRecord:
     """The record of the baseline that a trial stood beside.
 
-    A confirmation has its own, and a run that was killed in one and resumed has had two: the one with slices of
-    its own that was begun last before the trial.
+    A confirmation has its own.
     """
     if record.phase is Phase.CONFIRM:
         for each in reversed(records):

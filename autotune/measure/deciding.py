@@ -13,10 +13,10 @@ FEWEST_PAIRS = 4
 """Pairs before anything is decided by a trial's own spread alone."""
 FEWEST_PAIRS_TO_PRUNE = 2
 """Pairs before a trial is given up, where other trials have shown how much pairs vary."""
-NARROW = 0.015
+NARROW = 0.02
 """Half-width of the log-ratio's interval at which a search trial is known well enough."""
 PRUNING_CONFIDENCE = 0.99
-"""Of the interval whose upper bound must fall below the incumbent's lower one: it is looked at after each pair."""
+"""Of the interval whose upper bound must fall below the leader's lower one: it is looked at after each pair."""
 MIN_GAIN = 0.02
 """Smallest gain worth a recommendation, as a share."""
 
@@ -27,72 +27,69 @@ class Stop(enum.StrEnum):
     NARROW = "narrow"
     CANNOT_WIN = "cannot_win"
     BEHIND = "behind"
-    """It may still win, but its estimate lies below the best one's lower bound: the time is better spent elsewhere."""
+    """It may still win, but its estimate lies below the leader's lower bound: the time is better spent elsewhere."""
+    AHEAD = "ahead"
+    """It is surely faster than the leader: how much faster is the confirmation's to tell."""
     TIME = "time"
 
 
 def stop_measuring(
-    log_ratios: Sequence[float], *, incumbent_low: float | None, others: Spread | None = None
+    log_ratios: Sequence[float], *, leader: LogInterval | None, others: Spread | None = None
 ) -> Stop | None:
     """Whether a search trial has been measured enough.
 
     Args:
         log_ratios: Of the pairs so far.
-        incumbent_low: Lower bound of the best trial's log-ratio; None when nothing may be pruned.
+        leader: Logarithm of the leader's speed-up; None when there is none yet.
         others: How much the pairs of other trials vary, where that is known.
 
     Returns:
-        `CANNOT_WIN`, `BEHIND`, `NARROW`, or None to go on.
+        Why to stop, or None to go on.
     """
     known = others is not None and others.degrees >= BORROWED_DEGREES
-    if incumbent_low is not None and len(log_ratios) >= (FEWEST_PAIRS_TO_PRUNE if known else FEWEST_PAIRS):
+    if leader is not None and len(log_ratios) >= (FEWEST_PAIRS_TO_PRUNE if known else FEWEST_PAIRS):
         cautious = mean_interval(log_ratios, confidence=PRUNING_CONFIDENCE, others=others)
-        if cautious.high < incumbent_low:
+        if cautious.high < leader.low:
             return Stop.CANNOT_WIN
+        if cautious.low > leader.high:
+            return Stop.AHEAD
     if len(log_ratios) < FEWEST_PAIRS:
         return None
-    if incumbent_low is not None and statistics.fmean(log_ratios) < incumbent_low:
+    if leader is not None and statistics.fmean(log_ratios) < leader.low:
         return Stop.BEHIND
     return Stop.NARROW if mean_interval(log_ratios).half_width <= NARROW else None
 
 
 class Verdict(enum.StrEnum):
-    """What the confirmation says."""
+    """What a run comes to."""
 
     FASTER = "faster"
     NO_SIGNIFICANT_GAIN = "no_significant_gain"
-
-
-class Shortfall(enum.StrEnum):
-    """Why the baseline is recommended, and nothing else."""
-
-    NOTHING_MEASURED = "nothing_measured"
-    """No candidate of the search ran to the end of its measuring."""
-    NOTHING_FASTER = "nothing_faster"
-    """No candidate of the search looked faster."""
-    NO_TIME = "no_time"
-    """One looked faster in the search, but the budget ended before enough instances of it were measured."""
-    INTERRUPTED = "interrupted"
-    """One looked faster, and the user stopped its confirmation."""
-    BASELINE_FAILED = "baseline_failed"
-    """One looked faster, and the baseline kept failing beside it."""
-    INTERVAL_INCLUDES_1 = "interval_includes_1"
-    """Measured: the interval of its speed-up does not lie above 1."""
-    BELOW_MIN_GAIN = "below_min_gain"
-    """Measured: surely faster, but by less than what counts."""
+    """Gains above a stated bound are excluded for all that was tried, or nothing is left to be tried."""
+    UNDECIDED = "undecided"
+    """The time was over before the answer was settled."""
     UNSTABLE = "unstable"
-    """It failed, or broke a stability rule."""
+    """The only faster ones broke a rule."""
 
 
-def verdict(ratio: LogInterval, *, min_gain: float) -> Verdict:
-    """`faster` needs the lower bound above 1 and the estimate at least `1 + min_gain`.
+class EndedBy(enum.StrEnum):
+    """Why a run ended."""
+
+    SETTLED = "settled"
+    EXHAUSTED = "exhausted"
+    """Every configuration of the search space was tried, or as many as were asked for."""
+    BUDGET = "budget"
+    INTERRUPTED = "interrupted"
+
+
+def is_faster(ratio: LogInterval, *, min_gain: float) -> bool:
+    """Whether a confirmation shows a gain: the lower bound is above 1, and the estimate at least `1 + min_gain`.
 
     Args:
         ratio: Logarithm of the speed-up, from the confirmation only.
         min_gain: As a share: 0.02 is two percent.
     """
-    gained = ratio.low > 0 and ratio.value >= math.log1p(min_gain)
-    return Verdict.FASTER if gained else Verdict.NO_SIGNIFICANT_GAIN
+    return ratio.low > 0 and ratio.value >= math.log1p(min_gain)
 
 
 class Finding(enum.StrEnum):

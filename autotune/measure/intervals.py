@@ -104,11 +104,7 @@ def mean_interval(
 
 
 def instance_interval(
-    instances: Sequence[Sequence[float]],
-    *,
-    comparisons: int = 1,
-    confidence: float = CONFIDENCE,
-    unseen: float = 0.0,
+    instances: Sequence[Sequence[float]], *, confidence: float = CONFIDENCE
 ) -> LogInterval:
     """Mean over instances, with an interval that allows for differences between instances.
 
@@ -121,45 +117,36 @@ def instance_interval(
 
     Args:
         instances: For each instance (a fresh pair of processes) the log-ratios of its pairs.
-        comparisons: How many finalists the winner was chosen from (Bonferroni's correction).
-        confidence: Two-sided coverage of all comparisons together.
-        unseen: Variance of an instance that its slices do not show. The spread between few instances may be small by
-            chance, and is never taken for less than this.
+        confidence: Two-sided coverage.
     """
     means = [statistics.fmean(each) for each in instances]
     mean = statistics.fmean(means)
     count = len(means)
     if count < 2:
         return LogInterval(value=mean, low=-math.inf, high=math.inf, count=count)
-    level = 1 - (1 - confidence) / comparisons
-    between, floor = statistics.variance(means) / count, (INSTANCE_DEVIATION**2 + unseen) / count
+    between, floor = statistics.variance(means) / count, INSTANCE_DEVIATION**2 / count
     spread = [each for each in instances if len(each) > 1]
     degrees = sum(len(each) - 1 for each in spread) or count - 1
     pooled = sum(statistics.variance(each) * (len(each) - 1) for each in spread) / degrees
     variances = [statistics.variance(each) if len(each) > 1 else pooled for each in instances]
     within = sum(one / len(each) for one, each in zip(variances, instances, strict=True)) / count**2
-    margin = t_quantile(level, degrees) * math.sqrt(within + floor)
+    margin = t_quantile(confidence, degrees) * math.sqrt(within + floor)
     if between >= within or count < FEW_INSTANCES:
-        margin = max(margin, t_quantile(level, count - 1) * math.sqrt(between))
+        margin = max(margin, t_quantile(confidence, count - 1) * math.sqrt(between))
     return LogInterval(value=mean, low=mean - margin, high=mean + margin, count=count)
 
 
-def between_templates(
-    interval: LogInterval, templates: int, *, comparisons: int = 1, confidence: float = CONFIDENCE
-) -> LogInterval:
+def between_templates(interval: LogInterval, *, confidence: float = CONFIDENCE) -> LogInterval:
     """The same for sides that are forks of different templates, whose luck is in every instance alike.
 
-    Where both sides are forks of one template, what it gives to both cancels out. Where each has templates of its own,
-    that stays, and instances that share those few show little of it.
+    Where both sides are forks of one template, what it gives to both cancels out. Where each has a template of its own,
+    that stays, and instances show little of it.
 
     Args:
         interval: Over instances.
-        templates: How many each side has.
-        comparisons: As for `instance_interval`.
-        confidence: The same.
+        confidence: As for `instance_interval`.
     """
-    level = 1 - (1 - confidence) / comparisons
-    luck = t_quantile(level, TEMPLATE_DEGREES) * TEMPLATE_DEVIATION * math.sqrt(2 / templates)
+    luck = t_quantile(confidence, TEMPLATE_DEGREES) * TEMPLATE_DEVIATION * math.sqrt(2)
     margin = math.hypot(interval.half_width, luck)
     return replace(interval, low=interval.value - margin, high=interval.value + margin)
 

@@ -6,8 +6,6 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from autotune.measure.epoch_ends import mean_stall_seconds
-
 Measured = tuple[float, int]
 """A slice as samples per second, and the examples that it trained on."""
 
@@ -18,7 +16,6 @@ def long_run_rate(
     *,
     examples_per_epoch: int | None = None,
     epoch_overhead_seconds: float | None = None,
-    stalled_ends: float | None = None,
 ) -> float:
     """Samples per second, with the cost of epoch boundaries in proportion.
 
@@ -27,7 +24,6 @@ def long_run_rate(
         seconds: Their length. Slices of whole epochs hold their boundaries already: leave the rest None.
         examples_per_epoch: None when endless.
         epoch_overhead_seconds: What an epoch costs beyond its steps, where slices leave it out.
-        stalled_ends: Share of epochs that end in a stall on top of that, where slices leave it out.
 
     Returns:
         Samples per second: the epoch's examples over the time of its steps and its boundary.
@@ -35,10 +31,7 @@ def long_run_rate(
     rate = examples / seconds
     if not examples_per_epoch:
         return rate
-    epoch = examples_per_epoch / rate + (epoch_overhead_seconds or 0.0)
-    if stalled_ends:
-        epoch += stalled_ends * mean_stall_seconds(epoch)
-    return examples_per_epoch / epoch
+    return examples_per_epoch / (examples_per_epoch / rate + (epoch_overhead_seconds or 0.0))
 
 
 def overall_rate(rates: Sequence[float], examples: Sequence[int]) -> float:

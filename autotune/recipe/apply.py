@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from autotune.errors import ApplyError
@@ -220,7 +221,7 @@ def pipeline(
     batched: bool = False,
     drop_remainder: bool = False,
 ) -> tf.data.Dataset:
-    """Batch and prefetch a dataset as the configuration says.
+    """Batch and prefetch a dataset as the configuration says. It ends where `dataset` ends.
 
     Args:
         dataset: Single examples, or batches with `batched=True`.
@@ -231,10 +232,135 @@ def pipeline(
     Returns:
         A dataset of batches.
     """
+    batches = _batches(dataset, configuration, batched=batched, drop_remainder=drop_remainder)
+    return _with_pipeline_knobs(batches, configuration)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPipeline:
+    """The batches of a training, and how `model.fit` reads them.
+
+    Args:
+        dataset: Batches. They repeat without an end where `steps_per_epoch` is set.
+        steps_per_epoch: Steps of one epoch with a persistent iterator. None: the end of the dataset ends an epoch.
+        in_force: The configuration, with the values that act on this dataset.
+        shorter: Returns the same pipeline with epochs of the given number of steps.
+    """
+
+    dataset: tf.data.Dataset
+    steps_per_epoch: int | None
+    in_force: Configuration
+    shorter: Callable[[int], TrainingPipeline] = field(repr=False, compare=False)
+
+    @property
+    def fit_args(self) -> dict[str, Any]:
+        """The keyword arguments of `model.fit` for the training data."""
+        if self.steps_per_epoch is None:
+            return {"x": self.dataset}
+        return {"x": self.dataset, "steps_per_epoch": self.steps_per_epoch}
+
+    @property
+    def one_epoch(self) -> tf.data.Dataset:
+        """The batches of one epoch, as a dataset that ends where the user's does."""
+        return self.dataset if self.steps_per_epoch is None else self.dataset.take(self.steps_per_epoch)
+
+
+def training_pipeline(
+    dataset: tf.data.Dataset,
+    configuration: Configuration,
+    *,
+    batched: bool = False,
+    drop_remainder: bool = False,
+) -> TrainingPipeline:
+    """Batch and prefetch a training's dataset; repeat it where `persistent_iterator` is on and can act.
+
+    It can act where the cardinality of the batches is known and finite. `in_force` says whether it does. A persistent
+    iterator needs a prefetch of at least 1, and a `steps_per_execution` that divides the steps of an epoch.
+
+    Args:
+        dataset: Single examples, or batches with `batched=True`.
+        configuration: Where batch size and pipeline knobs come from.
+        batched: The dataset does its own batching.
+        drop_remainder: Drop the last, smaller batch of an epoch.
+    """
+    batches = _batches(dataset, configuration, batched=batched, drop_remainder=drop_remainder)
+    steps = int(batches.cardinality())
+    if configuration.get("persistent_iterator", False) and steps > 0:
+        return _persistent(batches, configuration, steps)
+    changes = {"persistent_iterator": False} if "persistent_iterator" in configuration else {}
+    return _ending(_with_pipeline_knobs(batches, configuration), configuration.replace(**changes))
+
+
+def _ending(batches: tf.data.Dataset, configuration: Configuration) -> TrainingPipeline:
+    """A pipeline whose end ends an epoch."""
+    return TrainingPipeline(
+        dataset=batches,
+        steps_per_epoch=None,
+        in_force=configuration,
+        shorter=lambda steps: _ending(batches.take(steps), configuration),
+    )
+
+
+def _persistent(
+    batches: tf.data.Dataset, configuration: Configuration, steps: int, *, take: int | None = None
+) -> TrainingPipeline:
+    """A pipeline without an end, whose epochs have so many steps: all batches, or the first `take` of them."""
+    repeated = _repeated(batches, take)
+    changes: dict[str, KnobValue] = {}
+    if "steps_per_execution" in configuration:
+        changes["steps_per_execution"] = largest_divisor(steps, int(configuration["steps_per_execution"]))
+    if not _prefetches(repeated):
+        changes["prefetch"] = configuration.get("prefetch", 0) or 1
+    in_force = configuration.replace(**changes)
+    return TrainingPipeline(
+        dataset=_with_pipeline_knobs(repeated, in_force),
+        steps_per_epoch=steps,
+        in_force=in_force,
+        shorter=lambda fewer: _persistent(batches, configuration, min(steps, fewer), take=min(steps, fewer)),
+    )
+
+
+def largest_divisor(number: int, at_most: int) -> int:
+    """The largest divisor of `number` that is not above `at_most`; both are at least 1."""
+    return next(each for each in range(min(number, at_most), 0, -1) if number % each == 0)
+
+
+def _repeated(batches: tf.data.Dataset, take: int | None) -> tf.data.Dataset:
+    """All batches, or the first `take`, repeated without an end.
+
+    A prefetch that ends the user's dataset goes behind the repeat: it keeps its batches while the pipeline restarts.
+    """
+    if kind_of(batches) == "Options":
+        (inner,) = batches._inputs()
+        return _repeated(inner, take).with_options(batches.options())
+    if _prefetches(batches):
+        (inner,) = batches._inputs()
+        return _repeated(inner, take).prefetch(int(batches._buffer_size))
+    return (batches if take is None else batches.take(take)).repeat()
+
+
+def _prefetches(batches: tf.data.Dataset) -> bool:
+    """Whether the dataset ends in a prefetch."""
+    while kind_of(batches) == "Options":
+        (batches,) = batches._inputs()
+    return kind_of(batches) == "Prefetch" and int(batches._buffer_size) != 0
+
+
+def kind_of(dataset: tf.data.Dataset) -> str:
+    """What a dataset does to its input, as `tf.data` names it: `Map`, `Shuffle`, `Cache`."""
+    return type(dataset).__name__.strip("_").removesuffix("Dataset")
+
+
+def _batches(
+    dataset: tf.data.Dataset, configuration: Configuration, *, batched: bool, drop_remainder: bool
+) -> tf.data.Dataset:
+    return dataset if batched else dataset.batch(configuration.batch_size, drop_remainder=drop_remainder)
+
+
+def _with_pipeline_knobs(dataset: tf.data.Dataset, configuration: Configuration) -> tf.data.Dataset:
+    """The batches with the options and the prefetch that the configuration asks for."""
     import tensorflow as tf
 
-    if not batched:
-        dataset = dataset.batch(configuration.batch_size, drop_remainder=drop_remainder)
     own = set_by_dataset(dataset)
     unordered = not configuration.get("deterministic", True) and "deterministic" not in own
     untuned = not configuration.get("data_autotune", True) and "data_autotune" not in own
@@ -262,7 +388,7 @@ def set_by_dataset(dataset: tf.data.Dataset) -> SetByDataset:
     """Pipeline knobs that a user's dataset has set itself, otherwise than TensorFlow does, with its values.
 
     Args:
-        dataset: Before `pipeline` has put its own options on it.
+        dataset: Before the pipeline's own options are put on it.
     """
     options = dataset.options()
     found: SetByDataset = {}

@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -32,12 +32,12 @@ from autotune.errors import (
 )
 from autotune.files import read_at_most, write_atomically
 from autotune.machine import Machine, fingerprint
-from autotune.measure.deciding import Shortfall, Verdict
+from autotune.measure.deciding import EndedBy, Verdict
 from autotune.mistakes import first_mistake
 from autotune.printable import one_line
 from autotune.recipe import apply
 from autotune.space.configuration import Configuration
-from autotune.space.knobs import KNOBS, LATER, Device, KnobValue, Value, knobs_on
+from autotune.space.knobs import KNOBS, Device, KnobValue, Value, knobs_on
 from autotune.workload import DatasetConfig
 
 if TYPE_CHECKING:
@@ -65,35 +65,6 @@ def _checked_knobs(values: dict[str, KnobValue]) -> dict[str, KnobValue]:
     return dict(configuration)
 
 
-def _with_later_knobs(document: object) -> str | None:
-    """The JSON of a recipe from before a knob existed, with TensorFlow's own value of it; None for any other.
-
-    Such a one has it nowhere. Where it is only left out of one configuration, the file was damaged.
-    """
-    evidence = _member(document, "evidence")
-    parts = (document, document, _member(evidence, "best_candidate"), _member(evidence, "plain"))
-    names = ("configuration", "baseline", "configuration", "configuration")
-    configurations = [
-        found
-        for part, name in zip(parts, names, strict=True)
-        if isinstance(found := _member(part, name), dict)
-    ]
-    missing = {
-        name: value
-        for name, value in LATER.items()
-        if not any(name in configuration for configuration in configurations)
-    }
-    if not missing or not configurations:
-        return None
-    for each in configurations:
-        each.update(missing)
-    return json.dumps(document)
-
-
-def _member(part: object, name: str) -> object:
-    return part.get(name) if isinstance(part, dict) else None
-
-
 def _lacking(configuration: Configuration, device: Device) -> list[str]:
     return [each.name for each in knobs_on(device) if each.name not in configuration]
 
@@ -102,7 +73,6 @@ Knobs = Annotated[dict[str, Value], AfterValidator(_checked_knobs)]
 """A configuration in a file: knobs that exist, with values they can take, and every knob of one kind of device.
 
 `apply` leaves a knob alone that is not there, so a recipe without it would run something that was never measured.
-A knob that is added to the table later needs its default filled in where version 1 is read.
 """
 
 
@@ -174,18 +144,20 @@ class Confirmation(_Part):
     """How the claim was measured.
 
     Args:
-        instances: Fresh pairs of processes.
-        templates: Freshly started interpreters they came from.
+        processes: Fresh processes a side.
         pairs: Pairs of neighbouring slices.
-        finalists: How many configurations were confirmed; the interval allows for the choice.
+        leaders: How many candidates were confirmed, one after another; the interval allows for all of them.
+        looks: After how many processes a side the result was to be looked at; the interval allows for all looks.
+        confidence: Of the interval, so that all looks at all leaders together err in at most 5%.
         pairing: `alternating` or `bracketed`.
-        trials: Numbers of the trials in the run's history.
+        trials: Numbers of the trials in the run's history: the baseline's, then the leader's.
     """
 
-    instances: Count
-    templates: Count
+    processes: Count
     pairs: Count
-    finalists: Count
+    leaders: Count
+    looks: Annotated[tuple[Count, ...], Field(fail_fast=True)]
+    confidence: Annotated[FiniteFloat, Field(gt=0, lt=1)] | None
     pairing: Literal["alternating", "bracketed"] | None
     trials: Annotated[tuple[int, ...], Field(fail_fast=True)]
 
@@ -195,8 +167,8 @@ class BestCandidate(_Part):
 
     Args:
         configuration: Which.
-        speedup: As confirmed; None where too little was measured for an interval.
-        reason: Why it is not recommended: which rule it failed, with the figure.
+        speedup: As confirmed so far; None where too little was measured for an interval.
+        reason: Why it is not recommended, with the figure.
         search_speedup: What it looked like in the search: a hint, never a claim.
     """
 
@@ -206,65 +178,33 @@ class BestCandidate(_Part):
     search_speedup: NonNegative | None = None
 
 
-class Factor(_Part):
-    """A factor and its 95% confidence interval; no claim."""
-
-    value: Positive
-    ci95: tuple[Positive, Positive]
-
-
-class ContinuousRun(_Part):
-    """What a continuous run of the recommended configuration and the baseline showed, in turns of some seconds.
-
-    Slices have a pause before each; what input arrives meanwhile makes them faster than a long training is.
+class Watch(_Part):
+    """A watch over the recommended configuration: one process trained without a pause (`--soak`).
 
     Args:
-        seconds: How long the recommended configuration trained in it.
-        pauses: By what factor the pauses raise the speed-up that slices show.
-        slices: The speed-up in slices.
-        tells: Whether it was long enough for the factor to be known to about ten percent.
-        replaces_slices: Whether the factor is surely not 1, so that the claim is the slices' speed-up without it.
+        seconds: How long.
+        throughput: Samples per second; None where it failed before its first slice ended.
+        checks: Of memory and hangs.
+        failure: How it failed; empty where it did not.
     """
 
     seconds: NonNegative
-    pauses: Factor
-    slices: Estimate | None
-    tells: bool
-    replaces_slices: bool
-
-
-class PlainBaseline(_Part):
-    """A second thing to be held against: the baseline in float32 without XLA, which it may not be by itself.
-
-    Where TensorFlow compiles with XLA unasked, or the workload names a precision, the baseline has that, and what it
-    gains is in no speed-up over the baseline.
-
-    Args:
-        configuration: The baseline's, in float32 without XLA.
-        found: `is_the_baseline` (then its figures are the baseline's), `measured` beside it, or `not_measured`.
-        reason: Why it was not measured.
-        throughput: Samples per second; None where it was not measured.
-        speedup_over_plain: Of the recommended configuration over it, from slices of the same rounds; None where that
-            was not measured, or in too few fresh processes.
-        baseline_over_plain: The same of the baseline.
-        trial: Its number in the run's history, where it was run in the confirmation.
-    """
-
-    configuration: Knobs
-    found: Literal["is_the_baseline", "measured", "not_measured"]
-    reason: str = ""
-    throughput: Throughput | None = None
-    speedup_over_plain: Estimate | None = None
-    baseline_over_plain: Estimate | None = None
-    trial: Count | None = None
+    throughput: Throughput | None
+    checks: Annotated[tuple[StabilityCheck, ...], Field(fail_fast=True)]
+    failure: str = ""
 
 
 class Evidence(_Part):
     """What the recommendation rests on.
 
     Args:
-        verdict: `faster`, or `no_significant_gain` (then the configuration is the baseline's).
+        verdict: `faster`, `no_significant_gain`, `undecided` or `unstable`; the configuration of the last three is the
+            baseline's.
+        ended_by: Why the run ended: `settled`, `exhausted`, `budget` or `interrupted`.
         min_gain: Smallest gain that counts, as a share.
+        candidates: How many configurations were tried.
+        excluded_gain: Gains above this share are excluded for all that was tried, with 95% confidence for all
+            together; None where something is recommended, or nothing was measured.
         speedup: Of the recommended configuration over the baseline.
         throughput: Of the recommended configuration.
         baseline_throughput: Of the baseline, in the same minutes.
@@ -277,15 +217,15 @@ class Evidence(_Part):
         stability: What was checked.
         confirmation: How it was measured.
         best_candidate: What came closest, when nothing is recommended.
-        shortfall: Why nothing is recommended but the baseline; None with the verdict `faster`.
-        continuous: What a continuous run showed; None where there was none.
-        sufficient_budget_seconds: Budget with which the confirmation would have had the time it lacked; None
-            where it did not lack time.
-        plain: The baseline in float32 without XLA; None in recipes from before it was measured.
+        go_on_seconds: A budget with which `--resume` may settle an undecided run; None with the other verdicts.
+        watch: What a watch at the end has shown; None without one.
     """
 
     verdict: Verdict
+    ended_by: EndedBy
     min_gain: NonNegative
+    candidates: Count
+    excluded_gain: NonNegative | None
     speedup: Estimate
     throughput: Throughput
     baseline_throughput: Throughput
@@ -298,10 +238,8 @@ class Evidence(_Part):
     stability: Stability
     confirmation: Confirmation
     best_candidate: BestCandidate | None = None
-    shortfall: Shortfall | None = None
-    continuous: ContinuousRun | None = None
-    sufficient_budget_seconds: NonNegative | None = None
-    plain: PlainBaseline | None = None
+    go_on_seconds: NonNegative | None = None
+    watch: Watch | None = None
 
 
 class BatchSizeLosses(_Part):
@@ -400,7 +338,7 @@ class Recipe(_Part):
         >>> recipe = Recipe.load("recipe.json")
         >>> recipe.apply()
         >>> model.compile("adam", "mse", **recipe.compile_args())
-        >>> model.fit(recipe.batch(dataset), epochs=90)
+        >>> model.fit(**recipe.fit_args(dataset), epochs=90)
     """
 
     schema_version: Literal[1] = 1
@@ -477,7 +415,7 @@ class Recipe(_Part):
                 hint="Install the autotune that wrote it, or a later one.",
             )
         try:
-            return cls.model_validate_json(_with_later_knobs(document) or text)
+            return cls.model_validate_json(text)
         except ValidationError as error:
             where, mistake = first_mistake(error)
             what = _one_line(f"{where or 'the file'}: {mistake.removeprefix('Value error, ')}")
@@ -547,6 +485,7 @@ class Recipe(_Part):
         """Batch and prefetch a dataset of single examples as in the trials.
 
         A workload that does its own batching (`batched=True`) hands in batches of `dataset_config.batch_size`.
+        The batches never repeat, so validation data ends. `fit_args` prepares training data.
 
         Args:
             dataset: Single examples, or batches with `batched=True`.
@@ -554,7 +493,7 @@ class Recipe(_Part):
                 drop it from validation data.
 
         Returns:
-            A dataset of batches, for `model.fit`.
+            A dataset of batches. It ends where `dataset` ends.
 
         Raises:
             ApplyError: The dataset is batched and the workload's was not, or the other way round.
@@ -568,18 +507,59 @@ class Recipe(_Part):
         self._refuse_other_ranks(apply.batch_ranks(batches), apply.looks_batched(dataset))
         return batches
 
+    def fit_args(
+        self,
+        dataset: tf.data.Dataset,
+        *,
+        drop_remainder: bool | None = None,
+        steps_per_execution: int | None = None,
+    ) -> dict[str, Any]:
+        """Keyword arguments of `model.fit` for the training data: `x`, and `steps_per_epoch` where it is needed.
+
+        With the knob `persistent_iterator`, `x` repeats without an end and `steps_per_epoch` ends each epoch. Without
+        it, and for datasets of unknown or infinite cardinality, `x` is `batch(dataset)` and the only argument. Use
+        `batch` if you give `fit` a `steps_per_epoch` of your own.
+
+        Args:
+            dataset: Single examples, or batches with `batched=True`.
+            drop_remainder: Whether a smaller last batch is dropped; as in the workload when None.
+            steps_per_execution: What the model is compiled with; as in `compile_args()` when None.
+
+        Raises:
+            ApplyError: `steps_per_execution` does not divide the steps of an epoch, so an epoch would run past its
+                end. Or the dataset is batched and the workload's was not, or the other way round.
+        """
+        configuration = Configuration(self.configuration)
+        if steps_per_execution is not None:
+            configuration = configuration.replace(steps_per_execution=steps_per_execution)
+        training = apply.training_pipeline(
+            dataset,
+            configuration,
+            batched=self.workload.batched,
+            drop_remainder=self.workload.drop_remainder if drop_remainder is None else drop_remainder,
+        )
+        self._refuse_other_ranks(apply.batch_ranks(training.dataset), apply.looks_batched(dataset))
+        compiled, divides = configuration["steps_per_execution"], training.in_force["steps_per_execution"]
+        if compiled != divides:
+            raise ApplyError(
+                f"steps_per_execution={compiled} does not divide the {training.steps_per_epoch} steps of an epoch",
+                hint=f'Call model.compile(..., **recipe.compile_args() | {{"steps_per_execution": {divides}}}) and '
+                f"recipe.fit_args(dataset, steps_per_execution={divides}).",
+            )
+        return training.fit_args
+
     def _refuse_other_ranks(self, found: Sequence[int | None], looks_batched: bool) -> None:
         """Refuse batches of batches, and single examples in place of batches."""
         pairs = list(zip(found, self.workload.batch_ranks or (), strict=False))
         excess = {None if a is None or b is None else a - b for a, b in pairs}
         if excess == {1} and looks_batched and not self.workload.batched:
             raise ApplyError(
-                "recipe.batch() was given a dataset that is batched already",
+                "the recipe was given a dataset that is batched already",
                 hint="Hand over single examples, without .batch(): the recipe batches them.",
             )
         if excess == {-1} and self.workload.batched:
             raise ApplyError(
-                "recipe.batch() was given single examples, and the tuned workload did its own batching",
+                "the recipe was given single examples, and the tuned workload did its own batching",
                 hint="Batch the dataset first, by recipe.dataset_config.batch_size.",
             )
 

@@ -97,7 +97,6 @@ class Knob:
         devices: Where it exists.
         hungrier_upwards: Whether a larger value needs more memory, all else equal.
         needs_dataset_config: Whether it reaches the pipeline only through `dataset(config)`.
-        later: Whether there were recipes before it: where one lacks it, TensorFlow's own value is meant.
     """
 
     name: str
@@ -109,7 +108,6 @@ class Knob:
     devices: frozenset[Device] = EVERYWHERE
     hungrier_upwards: bool = False
     needs_dataset_config: bool = False
-    later: bool = False
 
 
 _TABLE = (
@@ -193,7 +191,13 @@ _TABLE = (
         domain=Domain(booleans=True),
         default=True,
         stage=Stage.PIPELINE,
-        later=True,
+    ),
+    Knob(
+        name="persistent_iterator",
+        summary="one iterator for all epochs: the batches repeat, and steps_per_epoch ends an epoch",
+        domain=Domain(booleans=True),
+        default=False,
+        stage=Stage.PIPELINE,
     ),
     Knob(
         name="intra_op_threads",
@@ -222,11 +226,6 @@ _TABLE = (
 
 KNOBS: dict[str, Knob] = {knob.name: knob for knob in _TABLE}
 """Every knob by name, in the order in which tables show them."""
-
-LATER: dict[str, KnobValue] = {
-    each.name: each.default for each in _TABLE if each.later and each.default is not None
-}
-"""What configurations from before these knobs existed mean."""
 
 
 def knob(name: str, *, where: str) -> Knob:

@@ -13,27 +13,27 @@ from autotune.space.configuration import Configuration
 from autotune.study.progress import Notice
 from autotune.study.trainings import LEAST_SECONDS, Trainings
 from autotune.trial.live import TrialFailed
-from autotune.trial.record import TrialRecord
 
 SEEDS = (0, 1, 2)
 MOST_STEPS = 400
 """Of the baseline's training."""
 
 
-def measure_batch_losses(trainings: Trainings, finalists: Sequence[TrialRecord]) -> dict[int, BatchLosses]:
-    """The losses at each finalist's batch size beside the baseline's, where time allows.
+def measure_batch_losses(
+    trainings: Trainings, configurations: Sequence[Configuration]
+) -> dict[int, BatchLosses]:
+    """The losses at the batch sizes of some configurations beside the baseline's, where time allows.
 
     Args:
         trainings: Where they are run.
-        finalists: The most promising first.
+        configurations: Of the batch sizes that are asked for.
 
     Returns:
         By batch size; those that could not be measured are left out.
     """
     found: dict[int, BatchLosses] = {}
     baseline = trainings.run.baseline
-    for record in finalists:
-        configuration = Configuration(record.configuration)
+    for configuration in configurations:
         size = configuration.batch_size
         if size == baseline.batch_size or size in found:
             continue

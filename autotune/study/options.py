@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 from autotune.errors import ArgumentError
 from autotune.measure.deciding import MIN_GAIN
 from autotune.measure.stability import MEMORY_MARGIN
-from autotune.study.plan import parse_duration
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a run is to be done; see `tune`."""
+    """How a run is to be done; see `tune`.
+
+    `keeps_budget` is whether the budget was asked for: else the run ends as soon as the answer is settled.
+    """
 
     budget: float
+    keeps_budget: bool = True
     space: str | None = None
     trials: int | None = None
     seed: int = 0
@@ -59,8 +63,9 @@ class Options:
         for name, words in (("isolation", ("template", "spawn")), ("pairing", ("auto", "bracketed"))):
             if getattr(self, name) not in words:
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}", hint=f"It is {' or '.join(words)}.")
-        if not isinstance(self.fixed_batch, bool):
-            raise ArgumentError(f"fixed_batch is {self.fixed_batch!r}", hint="It is True or False.")
+        for name in ("fixed_batch", "keeps_budget"):
+            if not isinstance(getattr(self, name), bool):
+                raise ArgumentError(f"{name} is {getattr(self, name)!r}", hint="It is True or False.")
 
 
 def seconds_of(name: str, value: object, *, may_be_none: bool = False) -> float:
@@ -81,3 +86,28 @@ def seconds_of(name: str, value: object, *, may_be_none: bool = False) -> float:
             f"{name} is a {type(value).__name__}: {value!r}", hint="Give seconds, or text such as '10m'."
         )
     return float(value)
+
+
+def parse_duration(text: str, *, name: str, may_be_none: bool = False) -> float:
+    """Seconds in `90`, `90s`, `10m`, `1.5h` or `1h30m`.
+
+    Args:
+        text: What was given.
+        name: The argument, for messages.
+        may_be_none: Whether it may be no time at all.
+
+    Raises:
+        ArgumentError: The text is none of these, or no time where there must be some.
+    """
+    match = re.fullmatch(
+        r"(?:(?P<h>\d{1,6}(?:\.\d{1,6})?)h)?(?:(?P<m>\d{1,6}(?:\.\d{1,6})?)m)?(?:(?P<s>\d{1,8}(?:\.\d{1,6})?)s?)?",
+        text.strip().lower(),
+    )
+    seconds = -1.0
+    if match and match[0]:
+        seconds = sum(float(match[unit] or 0) * scale for unit, scale in (("h", 3600), ("m", 60), ("s", 1)))
+    if seconds < 0 or (seconds == 0 and not may_be_none):
+        raise ArgumentError(
+            f"{name}: {text!r} is not a duration", hint="Durations look like 90s, 10m, 1.5h or 1h30m."
+        )
+    return seconds

@@ -28,18 +28,10 @@ class RunBegan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhaseBegan:
-    """A phase began.
+class Began:
+    """Something began that is no trial and takes its time, in words."""
 
-    Args:
-        phase: Which.
-        ends: Seconds since the run began at which it should have ended; None when not known.
-        detail: What it does, in a few words.
-    """
-
-    phase: Phase
-    ends: float | None
-    detail: str
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +55,7 @@ class TrialMeasured:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialEnded:
-    """A trial ended; its record is on disk."""
+    """A trial ended, or a leader was looked at; its record is on disk."""
 
     record: TrialRecord
     changes: str
@@ -76,7 +68,7 @@ class Notice:
     text: str
 
 
-Event = RunBegan | PhaseBegan | TrialBegan | TrialMeasured | TrialEnded | Notice
+Event = RunBegan | Began | TrialBegan | TrialMeasured | TrialEnded | Notice
 Observer = Callable[[Event], None]
 
 

@@ -1,48 +1,47 @@
-"""From what was confirmed to the recipe. Pure but for the moment it is made at."""
+"""From what a run has found to the recipe. Pure but for the moment it is made at."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
-from autotune.machine import Machine
 from autotune.measure import growth, numerics
-from autotune.measure.deciding import Shortfall, Verdict
-from autotune.measure.disturbance import NOTABLE_SHARE
-from autotune.measure.intervals import FEW_INSTANCES, LogInterval
+from autotune.measure.deciding import Verdict
 from autotune.measure.stability import DEVICE_MEMORY, Check
-from autotune.measure.throughput import Measured
 from autotune.printable import first_line
 from autotune.recipe.recipe import (
     BatchSizeLosses,
     BestCandidate,
     Confirmation,
-    ContinuousRun,
     CreatedBy,
     Estimate,
     Evidence,
-    Factor,
     LearningRate,
     PeakMemory,
-    PlainBaseline,
     Recipe,
     RecipeWorkload,
     Stability,
     StabilityCheck,
     Throughput,
+    Watch,
 )
+from autotune.run_directory import RunRecord
 from autotune.space.configuration import Configuration
-from autotune.study.confirmed import Confirmed, Result, stalls_of_baseline
-from autotune.study.parity import plain
-from autotune.study.running import leaves_stalls_out, now_utc, ratio_interval, throughput_interval
-from autotune.trial.record import Interval, Outcome, TrialRecord
+from autotune.study import next_action
+from autotune.study.loop import Found
+from autotune.study.options import Options
+from autotune.study.parity import numerics_of
+from autotune.study.run import Run
+from autotune.study.running import now_utc, ratio_interval
+from autotune.study.soak import Watched
+from autotune.study.state import Candidate, Leader
+from autotune.trial.record import Interval, Standing, TrialRecord
 from autotune.version import __version__
 
 NUMERICS_NOT_CHECKED = "numerics parity with float32 without XLA"
 BATCH_NOT_CHECKED = "{} loss after equal numbers of examples at the recommended batch size"
-LONG_RUN_NOT_CHECKED = "a continuous run"
-PAUSES_NOT_CHECKED = "what pauses between slices gave the speed-up (the continuous run was too short to tell)"
+LONG_RUN_NOT_CHECKED = "minutes of training without a pause (`--soak 2m` watches that)"
 THROTTLING_NOT_CHECKED = "thermal throttling of the device"
 DEVICE_MEMORY_NOT_CHECKED = "memory on the device (how much it has could not be read)"
 GROWTH_NOT_CHECKED = "whether it is this configuration that leaks memory, or the workload"
@@ -50,266 +49,260 @@ STEADY_NOT_CHECKED = {
     False: "the steady state (the {} was still getting faster when it was measured)",
     None: "the steady state (the {}'s warm-up had too few steps to tell)",
 }
-INTERRUPTED_NOT_CHECKED = "further processes (the user stopped the confirmation when these had been measured)"
 EPOCHS_NOT_CHECKED = "what lies between epochs (steps alone were timed)"
 VALIDATION_NOT_CHECKED = "what validation costs beyond its beginning (its data does not say how long it is)"
-STALLS_NOT_CHECKED = "stalls at ends of epochs (short epochs did not tell those of the {})"
-STALLS_MOVE = (
-    "how the speed-up changes with the machine's speed, on which it hangs how many epochs end in a stall of "
-    "`tf.data`'s tuning ({})"
-)
-STALLS_IN_PART = "stalls at ends of epochs (short epochs told those of the {} in some processes only)"
 MEMORY_NOT_CHECKED = "peak memory, and whether it grows (no process has told it)"
 RETRACING_NOT_CHECKED = "retracing after the warm-up (the log does not tell of XLA's compilations)"
 """What a user must not take for granted; the recipe says so."""
+ROUND_TO_SECONDS, MARGIN = 10, 1.5
+"""Of the budget that is named to go on with."""
+LEAST_GO_ON_SECONDS = 60.0
 
 
 def recommend(
     *,
-    result: Result | None,
-    search_records: Sequence[TrialRecord],
-    batch_losses: Mapping[int, numerics.BatchLosses] | None = None,
-    baseline: Configuration,
-    machine: Machine,
-    workload: RecipeWorkload,
-    provenance: dict[str, Any],
-    min_gain: float,
+    found: Found,
+    watched: Watched | None,
+    batch_losses: Mapping[int, numerics.BatchLosses],
+    run: Run,
+    record: RunRecord,
+    options: Options,
 ) -> Recipe:
-    """The recipe: the confirmed winner, or the baseline where nothing was confirmed to be faster.
+    """The recipe: the champion, or the baseline where nothing was confirmed to be faster.
 
     Args:
-        result: Of the confirmation; None when nothing in the search was faster.
-        search_records: The trials of the search, the baseline first.
+        found: What the loop has found.
+        watched: What a watch over the champion has shown; None without one.
         batch_losses: What larger batches cost in learning, by batch size.
-        baseline: What the user would run anyway.
-        machine: Where it was measured.
-        workload: What was trained.
-        provenance: The remaining fields of `CreatedBy`.
-        min_gain: Smallest gain that counts, as a share.
+        run: What all parts shared; its records are the evidence.
+        record: run.json.
+        options: How the run was done.
     """
-    winner = None if result is None else result.winner
-    configuration = baseline if winner is None else winner.configuration
-    losses = _losses((batch_losses or {}).get(configuration.batch_size))
+    assert record.workload is not None and record.search_space is not None
+    workload = record.workload
+    champion = found.state.champion
+    if watched is not None and not _is_well(watched):
+        champion = None
+    configuration = run.baseline
+    if champion is not None:
+        configuration = found.confirmations[champion.number].trial.configuration
+    losses = batch_losses.get(configuration.batch_size)
     return Recipe(
         configuration=dict(configuration),
-        baseline=dict(baseline),
-        evidence=_evidence(result, winner, search_records, min_gain, baseline, losses is not None),
-        learning_rate=LearningRate.between(configuration.batch_size, baseline.batch_size, losses=losses),
-        machine=machine,
-        workload=workload,
-        created_by=CreatedBy(autotune=__version__, created_at=now_utc(), **provenance),
+        baseline=dict(run.baseline),
+        evidence=_evidence(found, champion, watched, run, measured=losses is not None),
+        learning_rate=LearningRate.between(
+            configuration.batch_size,
+            run.baseline.batch_size,
+            losses=None if losses is None else BatchSizeLosses(**asdict(losses)),
+        ),
+        machine=record.machine,
+        workload=RecipeWorkload(
+            name=workload.name,
+            fingerprint=workload.fingerprint,
+            batched=workload.batched,
+            drop_remainder=workload.drop_remainder,
+            takes_config=workload.takes_config,
+            examples=workload.examples,
+            batch_ranks=workload.batch_ranks,
+        ),
+        created_by=CreatedBy(
+            autotune=__version__,
+            created_at=now_utc(),
+            run=run.directory.name,
+            search_space=record.search_space.source,
+            trials=len(run.records),
+            seed=options.seed,
+            budget_seconds=options.budget,
+            spent_seconds=run.clock(),
+        ),
     )
 
 
-def _losses(measured: numerics.BatchLosses | None) -> BatchSizeLosses | None:
-    return None if measured is None else BatchSizeLosses(**asdict(measured))
+def _is_well(watched: Watched) -> bool:
+    return not watched.failure and all(each.passed for each in watched.checks)
 
 
 def _evidence(
-    result: Result | None,
-    winner: Confirmed | None,
-    search_records: Sequence[TrialRecord],
-    min_gain: float,
-    baseline: Configuration,
-    measured: bool,
+    found: Found, champion: Leader | None, watched: Watched | None, run: Run, *, measured: bool
 ) -> Evidence:
-    searched = search_records[0]
-    reference = searched
-    if result is not None and result.baseline.throughput is not None:
-        reference = result.baseline
-    chosen = reference if winner is None else winner.record
+    state = found.state
+    searched = run.records[0]
+    reference = chosen = searched
+    checks: tuple[Check, ...] = ()
+    speedup = Interval(value=1.0, low=1.0, high=1.0)
+    verdict = Verdict.FASTER
+    if champion is not None:
+        confirmation = found.confirmations[champion.number]
+        chosen, reference = run.records[champion.number], run.records[confirmation.reference.number]
+        checks = found.checks[champion.number]
+        speedup = chosen.speedup or speedup
+    else:
+        verdict = Verdict.UNSTABLE if state.champion is not None else next_action.verdict(state)
     base_rate = reference.throughput or searched.throughput
     assert base_rate is not None
     rate = chosen.throughput or base_rate
-    if winner is not None and winner.soaked is not None and winner.replaced:  # rates that no pause has raised
-        rate, base_rate = map(_rate_of_legs, (winner.soaked.slices, winner.soaked.baseline_slices))
-    speedup = Interval(value=1.0, low=1.0, high=1.0)
-    if winner is not None and winner.speedup is not None:
-        speedup = winner.speedup
-    shortfall, best = _shortfall(result, search_records, min_gain) if winner is None else (None, None)
-    lacked_time = result is not None and shortfall is Shortfall.NO_TIME
+    tried = any(each.measured for each in state.candidates)
     return Evidence(
-        verdict=Verdict.NO_SIGNIFICANT_GAIN if winner is None else Verdict.FASTER,
-        min_gain=min_gain,
+        verdict=verdict,
+        ended_by=found.ended_by,
+        min_gain=state.min_gain,
+        candidates=len(state.candidates),
+        excluded_gain=None if champion or not tried else _share(next_action.excluded_above(state)),
         speedup=_estimate(speedup),
         throughput=_throughput(rate),
         baseline_throughput=_throughput(base_rate),
         compile_seconds=chosen.compile_seconds,
         baseline_compile_seconds=reference.compile_seconds,
         break_even_samples=break_even(
-            chosen.compile_seconds,
-            reference.compile_seconds,
-            rate=rate.value,
-            baseline_rate=base_rate.value,
+            chosen.compile_seconds, reference.compile_seconds, rate=rate.value, baseline_rate=base_rate.value
         ),
-        peak_memory_bytes=_peak(chosen, searched if winner is None else chosen),
+        peak_memory_bytes=_peak(chosen, searched if champion is None else chosen),
         baseline_peak_memory_bytes=_peak(reference, searched),
         input_wait_fraction=chosen.input_wait_fraction,
         stability=Stability(
-            checks=() if winner is None else tuple(_check(each) for each in winner.checks),
-            not_checked=_not_checked(winner, result, baseline, measured) if winner and result else (),
+            checks=tuple(_check(each) for each in checks),
+            not_checked=()
+            if champion is None
+            else _not_checked(chosen, reference, checks, run.baseline, watched, measured=measured),
         ),
-        confirmation=_confirmation(result, winner),
-        best_candidate=best,
-        shortfall=shortfall,
-        continuous=_continuous(winner),
-        sufficient_budget_seconds=result.sufficient_budget if result is not None and lacked_time else None,
-        plain=_plain(
-            result,
-            winner,
-            baseline,
-            speedup=speedup,
-            base_rate=base_rate,
-            refused=shortfall is Shortfall.UNSTABLE,
-        ),
+        confirmation=_confirmation(found, champion or _closest_leader(found), run),
+        best_candidate=None if champion is not None else _best_candidate(found, watched, run),
+        go_on_seconds=_go_on_seconds(found) if verdict is Verdict.UNDECIDED else None,
+        watch=None if watched is None else _watch(watched),
     )
 
 
-def _rate_of_legs(legs: Sequence[Sequence[Measured]]) -> Interval:
-    """Samples per second of a continuous run; few legs tell nothing of their spread, and their slices do then."""
-    return throughput_interval(
-        [rate for leg in legs for rate, _ in leg],
-        [examples for leg in legs for _, examples in leg],
-        instances=[index for index, leg in enumerate(legs) for _ in leg],
-    )
+def _share(ratio: float) -> float:
+    """A gain as a share; a very wide bound is cut."""
+    return math.expm1(min(max(ratio, 0.0), math.log(1e6)))
 
 
-def _continuous(winner: Confirmed | None) -> ContinuousRun | None:
-    if winner is None or winner.soaked is None:
+def _go_on_seconds(found: Found) -> float:
+    wanted = MARGIN * next_action.seconds_to_settle(found.state) + found.state.first_pair_seconds
+    return math.ceil(max(LEAST_GO_ON_SECONDS, wanted) / ROUND_TO_SECONDS) * float(ROUND_TO_SECONDS)
+
+
+# ----------------------------------------------------------------------------------------- what came closest
+
+
+def _closest_leader(found: Found) -> Leader | None:
+    """The leader that was not recommended and whose claim was the highest."""
+    leaders = [each for each in found.state.leaders if each.ratio is not None]
+    return max(leaders, key=lambda each: each.ratio.value if each.ratio else 0.0, default=None)
+
+
+def _best_candidate(found: Found, watched: Watched | None, run: Run) -> BestCandidate | None:
+    """What came closest, and why it is not recommended."""
+    state = found.state
+    champion = state.champion
+    if champion is not None and watched is not None:
+        failed = watched.failure or "; ".join(each.detail for each in watched.checks if not each.passed)
+        return _described(
+            state.candidate(champion.candidate), champion, run, f"while it was watched: {failed}"
+        )
+    if state.open is not None:
+        return _described(state.candidate(state.open.candidate), state.open, run, _so_far(state.open))
+    if state.contenders:
+        best = state.contenders[0]
+        leader = state.standing.get(best.number)
+        reason = (
+            "the time ended before it was measured in fresh processes" if leader is None else _so_far(leader)
+        )
+        return _described(best, leader, run, reason)
+    tried = [each for each in state.candidates if each.measured]
+    if not tried:
         return None
-    pauses = ratio_interval(winner.soaked.pauses)
-    assert pauses is not None  # there are at least two legs of each
-    slices = None if winner.in_slices is None else ratio_interval(winner.in_slices)
-    return ContinuousRun(
-        seconds=winner.soaked.seconds,
-        pauses=Factor(value=pauses.value, ci95=(pauses.low, pauses.high)),
-        slices=None if slices is None else _estimate(slices),
-        tells=winner.soaked.tells,
-        replaces_slices=winner.replaced,
+    best = max(tried, key=lambda each: each.ratio)
+    leader = state.standing.get(best.number)
+    if leader is not None and leader.standing is Standing.UNSTABLE:
+        return _described(
+            best, leader, run, f"it broke a rule: {first_line(run.records[leader.number].reason)}"
+        )
+    if best.unstable:
+        return _described(
+            best, leader, run, f"it broke a rule: {first_line(run.records[best.number].reason)}"
+        )
+    if leader is not None:
+        return _described(best, leader, run, _not_shown(leader))
+    return _described(best, None, run, "it did not look faster by more than chance in the search")
+
+
+def _so_far(leader: Leader) -> str:
+    planned = f"{leader.processes} of {leader.looks.after[-1]} fresh processes a side were measured"
+    return f"the time ended before it was decided: {planned}"
+
+
+def _not_shown(leader: Leader) -> str:
+    interval = None if leader.ratio is None else ratio_interval(leader.ratio)
+    if interval is None:
+        return "it was not measured in two fresh processes a side"
+    return (
+        f"its interval, {interval.low:.3f} to {interval.high:.3f} over {leader.processes} fresh processes a side, "
+        "does not show the gain"
     )
 
 
-def _plain(
-    result: Result | None,
-    winner: Confirmed | None,
-    baseline: Configuration,
-    *,
-    speedup: Interval,
-    base_rate: Interval,
-    refused: bool,
-) -> PlainBaseline:
-    """What is known of the baseline in float32 without XLA; where it is the baseline, all is known already.
-
-    `refused` is whether what was faster broke a rule.
-    """
-    configuration = plain(baseline, baseline)
-    if configuration == baseline:
-        return PlainBaseline(
-            configuration=dict(configuration),
-            found="is_the_baseline",
-            throughput=_throughput(base_rate),
-            speedup_over_plain=_estimate(speedup),
-            baseline_over_plain=_estimate(Interval(value=1.0, low=1.0, high=1.0)),
-        )
-    measured = None if result is None else result.plain
-    if measured is None or measured.ratio is None:
-        reason = "nothing was faster, so there was no confirmation"
-        if measured is not None:
-            reason = measured.left_out
-        elif refused:
-            reason = "what was faster broke a stability rule, so there was no confirmation"
-        record = None if measured is None else measured.record
-        return PlainBaseline(
-            configuration=dict(configuration),
-            found="not_measured",
-            reason=reason,
-            trial=None if record is None else record.trial,
-        )
-    assert measured.record is not None and measured.record.throughput is not None
-    over_plain = measured.ratio.inverse
-    return PlainBaseline(
-        configuration=dict(configuration),
-        found="measured",
-        throughput=_throughput(measured.record.throughput),
-        speedup_over_plain=None
-        if winner is not None and winner.replaced  # by slices that pauses have raised
-        else _ratio(over_plain if winner is None else winner.over_plain),
-        baseline_over_plain=_ratio(over_plain),
-        trial=measured.record.trial,
+def _described(candidate: Candidate, leader: Leader | None, run: Run, reason: str) -> BestCandidate:
+    interval = None if leader is None or leader.ratio is None else ratio_interval(leader.ratio)
+    return BestCandidate(
+        configuration=dict(candidate.configuration),
+        speedup=None if interval is None else _estimate(interval),
+        reason=reason,
+        search_speedup=math.exp(candidate.ratio) if candidate.measured else None,
     )
 
 
-def _ratio(estimate: LogInterval | None) -> Estimate | None:
-    interval = None if estimate is None else ratio_interval(estimate)
-    return None if interval is None else _estimate(interval)
+# ------------------------------------------------------------------------------------------------ the parts
 
 
 def _not_checked(
-    winner: Confirmed, result: Result, baseline: Configuration, measured: bool
+    winner: TrialRecord,
+    reference: TrialRecord,
+    checks: Sequence[Check],
+    baseline: Configuration,
+    watched: Watched | None,
+    *,
+    measured: bool,
 ) -> tuple[str, ...]:
     """What was not looked at of the winner; `measured` is whether its batch size's training losses were."""
-    missing = []
-    if result.stopped:
-        missing.append(INTERRUPTED_NOT_CHECKED)
-    missing += [
+    missing = [
         STEADY_NOT_CHECKED[record.settled].format(who)
-        for who, record in (("recommendation", winner.record), ("baseline", result.baseline))
+        for who, record in (("recommendation", winner), ("baseline", reference))
         if not record.settled
     ]
-    parity = next((check for check in winner.checks if check.name == numerics.NAME), None)
-    if parity is None:
+    names = {each.name: each for each in checks}
+    parity = names.get(numerics.NAME)
+    if parity is None and _computes_otherwise(winner, baseline):
         missing.append(NUMERICS_NOT_CHECKED)
-    elif not numerics.tells(parity):
+    elif parity is not None and not numerics.tells(parity):
         missing.append(f"{NUMERICS_NOT_CHECKED} ({parity.detail})")
-    if winner.configuration.batch_size != baseline.batch_size:
+    if winner.configuration["batch_size"] != baseline.batch_size:
         missing.append(BATCH_NOT_CHECKED.format("held-out" if measured else "training and held-out"))
-    if winner.soaked is None:
+    if watched is None:
         missing.append(LONG_RUN_NOT_CHECKED)
-    elif not winner.soaked.tells and not winner.replaced:
-        missing.append(PAUSES_NOT_CHECKED)
-    if winner.record.timed_by == "steps" and winner.record.examples_per_epoch is None:
+    if winner.timed_by == "steps" and winner.examples_per_epoch is None:
         missing.append(EPOCHS_NOT_CHECKED)
-    elif winner.record.timed_by == "steps" and winner.record.validation_uncounted:
+    elif winner.timed_by == "steps" and winner.validation_uncounted:
         missing.append(VALIDATION_NOT_CHECKED)
-    missing += [
-        (STALLS_NOT_CHECKED if record.stalled_ends is None else STALLS_IN_PART).format(who)
-        for who, record in (("recommendation", winner.record), ("baseline", result.baseline))
-        if record.timed_by == "steps"
-        and record.examples_per_epoch is not None
-        and (record.stalled_ends is None or record.stalls_untold)
-    ]
-    if stalled := _stalled(winner.record, result.baseline):
-        missing.append(STALLS_MOVE.format(stalled))
-    if winner.record.peak_host_bytes is None:
+    if winner.peak_host_bytes is None:
         missing.append(MEMORY_NOT_CHECKED)
-    if winner.record.peak_device_bytes is not None:
+    if winner.peak_device_bytes is not None:
         missing.append(THROTTLING_NOT_CHECKED)
-        if not any(check.name == DEVICE_MEMORY for check in winner.checks):
+        if DEVICE_MEMORY not in names:
             missing.append(DEVICE_MEMORY_NOT_CHECKED)
     missing += [
-        f"{GROWTH_NOT_CHECKED} ({check.name.replace('_', ' ')}: {check.detail})"
-        for check in winner.checks
-        if check.name in (growth.HOST, growth.DEVICE) and not growth.tells(check)
+        f"{GROWTH_NOT_CHECKED} ({name.replace('_', ' ')}: {names[name].detail})"
+        for name in (growth.HOST, growth.DEVICE)
+        if name in names and not growth.tells(names[name])
     ]
-    if not any(check.name == "retracing" for check in winner.checks):
+    if "retracing" not in names:
         missing.append(RETRACING_NOT_CHECKED)
     return tuple(missing)
 
 
-def _stalled(winner: TrialRecord, baseline: TrialRecord) -> str:
-    """How many epochs ended in a stall, in words; nothing where hardly any did."""
-    stalls, epochs = stalls_of_baseline(winner, baseline)
-    if stalls.share > NOTABLE_SHARE:
-        return f"{stalls.epochs} of {epochs} of the baseline's did, for {stalls.share:.0%} of its time"
-    sides = {"baseline": baseline, "recommendation": winner}
-    shares = {who: each.stalled_ends for who, each in sides.items() if each.stalled_ends is not None}
-    if any(map(leaves_stalls_out, sides.values())):
-        return ""  # neither is charged
-    if max(shares.values(), default=0.0) > NOTABLE_SHARE:
-        return (
-            " and ".join(f"{share:.0%} of the {who}'s" for who, share in shares.items()) + ", by short epochs"
-        )
-    return ""
+def _computes_otherwise(winner: TrialRecord, baseline: Configuration) -> bool:
+    return numerics_of(Configuration(winner.configuration)) != numerics_of(baseline)
 
 
 def break_even(
@@ -358,90 +351,28 @@ def _check(check: Check) -> StabilityCheck:
     )
 
 
-def _confirmation(result: Result | None, winner: Confirmed | None) -> Confirmation:
-    if result is None:
-        return Confirmation(instances=0, templates=0, pairs=0, finalists=0, pairing=None, trials=())
-    shown = winner or (result.confirmed[0] if result.confirmed else None)
+def _watch(watched: Watched) -> Watch:
+    return Watch(
+        seconds=watched.seconds,
+        throughput=None if watched.throughput is None else _throughput(watched.throughput),
+        checks=tuple(_check(each) for each in watched.checks),
+        failure=watched.failure,
+    )
+
+
+def _confirmation(found: Found, leader: Leader | None, run: Run) -> Confirmation:
+    leaders = len(found.state.leaders)
+    if leader is None:
+        return Confirmation(
+            processes=0, pairs=0, leaders=leaders, looks=(), confidence=None, pairing=None, trials=()
+        )
+    record = run.records[leader.number]
     return Confirmation(
-        instances=0 if shown is None or shown.ratio is None else shown.ratio.count,
-        templates=0 if shown is None else shown.templates,
-        pairs=0 if shown is None else len(shown.record.pairs),
-        finalists=len(result.confirmed),
-        pairing=None if shown is None or shown.record.pairing is None else shown.record.pairing.value,
-        trials=(result.baseline.trial, *(each.record.trial for each in result.confirmed)),
+        processes=leader.processes,
+        pairs=len(record.pairs),
+        leaders=leaders,
+        looks=leader.looks.after,
+        confidence=leader.looks.confidence,
+        pairing=None if record.pairing is None else record.pairing.value,
+        trials=(leader.looks.reference, leader.number),
     )
-
-
-def _shortfall(
-    result: Result | None, search_records: Sequence[TrialRecord], min_gain: float
-) -> tuple[Shortfall, BestCandidate | None]:
-    """Why nothing is recommended, and what came closest."""
-    if result is None or not result.confirmed:
-        refused = [each for each in search_records if each.trial and each.outcome is Outcome.UNSTABLE]
-        if refused:
-            return Shortfall.UNSTABLE, _refused(refused)
-        measured = any(each.trial and each.speedup is not None for each in search_records)
-        return (Shortfall.NOTHING_FASTER if measured else Shortfall.NOTHING_MEASURED), None
-    best = result.confirmed[0]
-    shortfall, reason = _rule_failed(best, result, min_gain)
-    return shortfall, BestCandidate(
-        configuration=dict(best.configuration),
-        speedup=None if best.speedup is None else _estimate(best.speedup),
-        reason=reason,
-        search_speedup=None if best.in_search is None else best.in_search.value,
-    )
-
-
-def _refused(records: Sequence[TrialRecord]) -> BestCandidate:
-    """The fastest of those that were not confirmed because they do not learn as they should."""
-    best = max(records, key=lambda each: 0.0 if each.speedup is None else each.speedup.value)
-    return BestCandidate(
-        configuration=dict(best.configuration),
-        speedup=None,
-        reason=f"it broke a stability rule: {best.reason}",
-        search_speedup=None if best.speedup is None else best.speedup.value,
-    )
-
-
-def _rule_failed(best: Confirmed, result: Result, min_gain: float) -> tuple[Shortfall, str]:
-    """The first rule of the decision that a finalist failed, and in words with its figure."""
-    broken = [f"{check.name}: {check.detail}" for check in best.checks if not check.passed]
-    if broken:
-        return Shortfall.UNSTABLE, "it broke a stability rule: " + "; ".join(broken)
-    if best.record.outcome not in (Outcome.OK, Outcome.INTERRUPTED):
-        reason = first_line(best.record.reason)
-        return Shortfall.UNSTABLE, f"it failed ({best.record.outcome})" + (f": {reason}" if reason else "")
-    speedup, instances = best.speedup, 0 if best.ratio is None else best.ratio.count
-    if speedup is None:
-        return result.cut_short, f"{_WHY_CUT_SHORT[result.cut_short]} ({instances} measured of at least 2)"
-    if best.barred:
-        return Shortfall.NO_TIME, (
-            "the budget ended before its own continuous run, and another finalist's had shown that pauses made it "
-            "look fast"
-        )
-    if best.templates < 2:
-        return (
-            result.cut_short,
-            f"{_WHY_CUT_SHORT[result.cut_short]} (all {instances} forks of one interpreter)",
-        )
-    interval = f"{speedup.low:.3f} to {speedup.high:.3f}"
-    if best.replaced and speedup.low <= 1:
-        return Shortfall.INTERVAL_INCLUDES_1, (
-            f"in a continuous run its interval, {interval}, does not lie above 1: only slices with pauses between "
-            "them were faster"
-        )
-    if speedup.low <= 1:
-        too_few = instances < FEW_INSTANCES and speedup.value >= 1 + min_gain
-        return result.cut_short if too_few else Shortfall.INTERVAL_INCLUDES_1, (
-            f"its interval, {interval} over {instances} fresh processes, does not lie above 1"
-            + (": they were too few" if too_few else "")
-        )
-    gain = speedup.value - 1
-    return Shortfall.BELOW_MIN_GAIN, f"its gain of {gain:.2%} is below the {min_gain:.2%} that count"
-
-
-_WHY_CUT_SHORT = {
-    Shortfall.NO_TIME: "the budget ended before it was measured in enough fresh processes",
-    Shortfall.INTERRUPTED: "its confirmation was stopped before it was measured in enough fresh processes",
-    Shortfall.BASELINE_FAILED: "the baseline kept failing beside it in fresh processes, or these had no device",
-}

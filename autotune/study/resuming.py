@@ -1,18 +1,16 @@
-"""What an earlier invocation left in a run directory, to go on from: finished trials are not run again.
+"""What an earlier invocation left in a run directory, to go on from: what was measured is not measured again.
 
-A run can be stopped at any moment. What counts as finished is what has a `result.json`; the study's file follows
+A run can be stopped at any moment. Records are the truth: what has a `result.json` is known, the study's file follows
 it (see `Sampler.catch_up`), and what was in flight is begun anew under another number.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from datetime import datetime
 from typing import Any
 
-from autotune.errors import ArgumentError, AutotuneError, RunDirectoryError
+from autotune.errors import AutotuneError, RunDirectoryError
 from autotune.machine import Machine
 from autotune.run_directory import Resumption, RunDirectory, RunRecord
 from autotune.space.configuration import Configuration
@@ -20,18 +18,18 @@ from autotune.space.knobs import KnobValue
 from autotune.study.options import Options
 from autotune.study.running import Trial, now_utc, recorded_rate
 from autotune.trial.messages import Finished
-from autotune.trial.record import Outcome, Phase, TrialRecord
+from autotune.trial.record import Outcome, TrialRecord
 
 _START_ANEW = "Start a new run, with another --out."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Earlier:
-    """An unfinished run.
+    """A run to go on with.
 
     Args:
         run: Its run.json.
-        records: Its finished trials by number, without confirmations and what was interrupted.
+        records: Its trials by number, without those that were interrupted.
         next_number: The first trial number that was never used.
     """
 
@@ -59,42 +57,27 @@ class Earlier:
     def spent_seconds(self) -> float:
         """Seconds that the run took up to the end of its last finished trial; not those in which it stood still.
 
-        They are what the run's own clock said when trials ended. The wall clock, which may have been set since, is
-        asked only where no record has them, as those of older versions.
-
-        Raises:
-            RunDirectoryError: A time is damaged.
+        They are what the run's own clock said when trials ended: the wall clock may have been set since.
         """
-        told = [each.ended_at_seconds for each in self.records.values() if each.ended_at_seconds is not None]
-        if told:  # the latest counts in what older records came to
-            return max(told)
-        try:
-            began = [(datetime.fromisoformat(self.run.started_at), 0.0)]
-            began += [(datetime.fromisoformat(each.at), each.spent_seconds) for each in self.run.resumed]
-            ends = [_spent_by_the_end_of(each, began) for each in self.records.values()]
-        except (ValueError, TypeError) as error:
-            raise RunDirectoryError(
-                f"{self.run.run}: a time is damaged: {error}", hint=_START_ANEW
-            ) from error
-        return max(0.0, max(ends, default=0.0))
-
-    @property
-    def found_something(self) -> bool:
-        """Whether its search has left something to confirm: measured to the end, and faster than the baseline."""
-        return any(
-            trial.number
-            and len(trial.log_ratios) > 1
-            and self.records[trial.number].outcome is Outcome.OK
-            and statistics.fmean(trial.log_ratios) > 0
-            for trial in self.trials()
-        )
+        return max((each.ended_at_seconds or 0.0 for each in self.records.values()), default=0.0)
 
     def trials(self) -> list[Trial]:
         """The finished trials, as the search knows them; the baseline first."""
         baseline = self.records.get(0)
         if baseline is None:
             return []
-        return [_restored(record, baseline) for _, record in sorted(self.records.items())]
+        return [
+            _restored(record, self._reference_of(record) or baseline)
+            for _, record in sorted(self.records.items())
+        ]
+
+    def _reference_of(self, record: TrialRecord) -> TrialRecord | None:
+        """The baseline's record that a leader's, or a champion's, slices are set against; None in the search."""
+        for each in self.records.values():
+            for looks in each.looks[-1:]:
+                if record.trial in (each.trial, looks.champion):
+                    return self.records.get(looks.reference)
+        return None
 
 
 def read_earlier(directory: RunDirectory) -> Earlier:
@@ -102,38 +85,16 @@ def read_earlier(directory: RunDirectory) -> Earlier:
 
     Raises:
         RunDirectoryError: It is no run directory, or damaged.
-        ArgumentError: The run has ended.
     """
     run = directory.read_run()
-    if directory.recipe_file.exists():
-        raise ArgumentError(
-            f"{directory.path} has ended: its recipe is {directory.recipe_file}",
-            hint=f"There is nothing to resume. {_START_ANEW}",
-        )
     records = list(directory.read_trials())
-    kept = {
-        each.trial: each
-        for each in records
-        if each.phase is not Phase.CONFIRM and each.outcome is not Outcome.INTERRUPTED
-    }
+    kept = {each.trial: each for each in records if each.outcome is not Outcome.INTERRUPTED}
     if 0 in kept and kept[0].outcome is not Outcome.OK:
         del kept[0]  # a baseline that failed is tried again
     numbers = [int(each.name) for each in (directory.path / "trials").glob("*") if each.name.isdecimal()]
     if 0 not in kept:
         return Earlier(run=run, records={}, next_number=0)  # from the very beginning
     return Earlier(run=run, records=kept, next_number=max(numbers) + 1)
-
-
-def _spent_by_the_end_of(record: TrialRecord, began: Sequence[tuple[datetime, float]]) -> float:
-    """Seconds that a run had taken when a trial ended, by the wall clock.
-
-    Args:
-        record: The trial's.
-        began: When each invocation began, the first one first, and the seconds that had been taken before it.
-    """
-    start = datetime.fromisoformat(record.started_at)
-    at, before = next((each for each in reversed(began) if each[0] <= start), began[0])
-    return before + (start - at).total_seconds() + record.seconds
 
 
 def note_resumption(directory: RunDirectory, earlier: Earlier) -> None:
@@ -201,17 +162,19 @@ def refuse_another_question(
 def _restored(record: TrialRecord, baseline: TrialRecord) -> Trial:
     """A trial as its record tells it, without a process."""
     trial = Trial(record.trial, record.phase, Configuration(record.configuration))
+    trial.asked = Configuration(record.asked or record.configuration)
     trial.started_at = record.started_at
     trial.pairing = record.pairing
     trial.stopped_by = record.stopped_by
+    trial.looks = record.looks
     trial.instances = record.instances
     trial.seconds = record.seconds
     trial.add_slices(record.slices)
     for pair in record.pairs:
         trial.restore_pair(
             pair,
-            baseline_rate=recorded_rate(pair.baseline, baseline, record),
-            candidate_rate=recorded_rate(pair.candidate, record, baseline),
+            baseline_rate=recorded_rate(pair.baseline, baseline),
+            candidate_rate=recorded_rate(pair.candidate, record),
         )
     if record.peak_host_bytes is not None:
         trial.finished = Finished(

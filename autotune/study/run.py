@@ -1,4 +1,4 @@
-"""What all phases of a run share: where it writes, its time, who watches, the next trial's number."""
+"""What all parts of a run share: where it writes, its time, who watches, the next trial's number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotune.study.progress import Observer, TrialBegan, TrialEnded, TrialMeasu
 from autotune.study.running import Trial
 from autotune.trial.live import Clock, Data, DeviceUnavailable, TrialFailed, Trials
 from autotune.trial.no_memory import says_taken
-from autotune.trial.record import Outcome, Phase, Slice, TrialRecord
+from autotune.trial.record import Boundary, Outcome, Phase, Slice, TrialRecord
 
 
 @dataclass(kw_only=True)
@@ -30,6 +30,7 @@ class Run:
         interruptions: How often the user has asked to stop.
         rng: Shuffles the order of slices; seeded.
         data: What the baseline learned of the dataset; None until then.
+        boundary: What lies between two epochs of the baseline; None until then, and where epochs are timed whole.
         gpus: Names of the GPUs that the baseline saw; None until then.
         device_limit_bytes: What TensorFlow may take of a GPU, as the baseline's process found; None until then.
         baseline: What the user would run anyway, `jit_compile` resolved once the baseline has started.
@@ -44,6 +45,7 @@ class Run:
     interruptions: Callable[[], int]
     rng: random.Random
     data: Data | None = None
+    boundary: Boundary | None = None
     gpus: tuple[str, ...] | None = None
     device_limit_bytes: int | None = None
     baseline: Configuration

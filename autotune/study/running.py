@@ -9,13 +9,12 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from autotune.measure.disturbance import Disturbance, Timing, disturbances, kept, load_of
-from autotune.measure.epoch_ends import variance_of_charge
 from autotune.measure.intervals import FEW_INSTANCES, LogInterval, instance_interval, mean_interval
 from autotune.measure.throughput import long_run_rate, overall_log_ratios, overall_rate
 from autotune.space.configuration import Configuration
 from autotune.trial.live import LiveTrial, TrialFailed, WarmUp
-from autotune.trial.messages import Finished, Ready
-from autotune.trial.record import Interval, Leg, Outcome, Pair, Pairing, Phase, Slice, TrialRecord
+from autotune.trial.messages import Finished
+from autotune.trial.record import Interval, Looks, Outcome, Pair, Pairing, Phase, Slice, TrialRecord
 
 MOST_REPEATS, MOST_REPEAT_SECONDS = 4, 4.0
 """Pairs of an instance that are taken again because foreign load disturbed them: so many, or more if they are short."""
@@ -30,20 +29,13 @@ def now_utc() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def rate(
-    each: Slice,
-    *,
-    examples_per_epoch: int | None,
-    epoch_overhead_seconds: float | None,
-    stalled_ends: float | None,
-) -> float:
+def rate(each: Slice, *, examples_per_epoch: int | None, epoch_overhead_seconds: float | None) -> float:
     """Samples per second that a long training would have at this slice's pace.
 
     Args:
         each: The slice.
         examples_per_epoch: None when endless or unknown.
         epoch_overhead_seconds: What an epoch costs beyond its steps, where the slice leaves it out.
-        stalled_ends: Share of epochs that end in a stall on top of that; None where nothing is known of it.
     """
     if each.epochs:
         return long_run_rate(each.examples, each.seconds)
@@ -52,41 +44,23 @@ def rate(
         each.seconds,
         examples_per_epoch=examples_per_epoch,
         epoch_overhead_seconds=epoch_overhead_seconds,
-        stalled_ends=stalled_ends,
     )
 
 
-def charged_stalls(own: Ready | TrialRecord, beside: Ready | TrialRecord) -> float | None:
-    """The share of epochs whose stalls count where two are set against each other: none where one side's is not known.
-
-    Args:
-        own: What is known of the side that is asked for.
-        beside: The same of the other; epochs that are timed whole hold their stalls.
-    """
-    return None if leaves_stalls_out(beside) else own.stalled_ends
-
-
-def leaves_stalls_out(told: Ready | TrialRecord) -> bool:
-    """Whether slices leave stalls at ends of epochs out, and nothing tells how many there are."""
-    return told.timed_by == "steps" and told.stalled_ends is None
-
-
-def recorded_rate(each: Slice, record: TrialRecord, beside: TrialRecord) -> float:
-    """The same of a slice that a record holds, set against what another one holds."""
+def recorded_rate(each: Slice, record: TrialRecord) -> float:
+    """The same of a slice that a record holds."""
     return rate(
         each,
         examples_per_epoch=record.examples_per_epoch,
         epoch_overhead_seconds=record.epoch_overhead_seconds,
-        stalled_ends=charged_stalls(record, beside),
     )
 
 
-def _rate(each: Slice, warm: WarmUp, beside: WarmUp) -> float:
+def _rate(each: Slice, warm: WarmUp) -> float:
     return rate(
         each,
         examples_per_epoch=warm.started.examples_per_epoch,
         epoch_overhead_seconds=warm.ready.epoch_overhead_seconds,
-        stalled_ends=charged_stalls(warm.ready, beside.ready),
     )
 
 
@@ -114,12 +88,15 @@ class Trial:
         number: Within the run; 0 is the baseline.
         phase: What it is for.
         configuration: What it runs.
+
+    Attributes:
+        asked: What was asked for; `configuration` is what turned out to be in force.
     """
 
     def __init__(self, number: int, phase: Phase, configuration: Configuration) -> None:
         self.number = number
         self.phase = phase
-        self.configuration = configuration
+        self.configuration = self.asked = configuration
         self.started_at = now_utc()
         self.live: LiveTrial | None = None
         self._warm: list[WarmUp] = []
@@ -130,7 +107,7 @@ class Trial:
         self.pairs: list[Pair] = []
         self.slices: list[Slice] = []
         self._instances_of_slices: list[int] = []
-        self.legs: list[Leg] = []
+        self.looks: tuple[Looks, ...] = ()
         self._timings: list[tuple[Timing, Timing]] = []
         self._bracketed: set[int] = set()
         self.finished: Finished | None = None
@@ -155,8 +132,8 @@ class Trial:
         )
         self.restore_pair(
             pair,
-            baseline_rate=_rate(baseline, reference, self.warm),
-            candidate_rate=_rate(candidate, self.warm, reference),
+            baseline_rate=_rate(baseline, reference),
+            candidate_rate=_rate(candidate, self.warm),
         )
         # All are judged anew: a burst shows by what comes after it, too.
         for place, disturbed in enumerate(disturbances(self._timings)):
@@ -213,13 +190,13 @@ class Trial:
 
         What is disturbed of either counts as in `log_ratios_by_instance`.
         """
-        beside = {id(pair.baseline): place for place, pair in enumerate(other.pairs)}
+        beside = {pair.baseline: place for place, pair in enumerate(other.pairs)}
         found = {}
         for instance, places in self._places().items():
             both = [
-                (place, beside[id(self.pairs[place].baseline)])
+                (place, beside[self.pairs[place].baseline])
                 for place in places
-                if id(self.pairs[place].baseline) in beside
+                if self.pairs[place].baseline in beside
             ]
             disturbed = [
                 self.pairs[own].disturbed is not None or other.pairs[others].disturbed is not None
@@ -287,7 +264,7 @@ class Trial:
     def rate(self, each: Slice) -> float:
         """Samples per second of a long training at the pace of one of its slices."""
         assert self.warm is not None
-        return _rate(each, self.warm, self.warm)
+        return _rate(each, self.warm)
 
     @property
     def estimate(self) -> LogInterval | None:
@@ -308,6 +285,7 @@ class Trial:
             trial=self.number,
             phase=self.phase,
             configuration=dict(self.configuration),
+            asked=None if self.asked == self.configuration else dict(self.asked),
             outcome=outcome,
             reason=reason,
             log_tail=log_tail,
@@ -324,15 +302,14 @@ class Trial:
             run_in_seconds=None if ready is None else ready.run_in_seconds,
             timed_by=None if ready is None else ready.timed_by,
             epoch_overhead_seconds=self._epoch_overhead_seconds(),
-            stalled_ends=self._stalled_ends(),
-            stalls_untold=sum(leaves_stalls_out(each.ready) for each in self._warm),
+            boundary=None if ready is None else ready.boundary,
             examples_per_epoch=None if self.warm is None else self.warm.started.examples_per_epoch,
             validation_uncounted=None if self.warm is None else self.warm.started.validation_uncounted,
             pairing=self.pairing if self.pairs else None,
             pairs=tuple(self.pairs),
             disturbed_pairs=self._disturbed_pairs(),
             slices=tuple(self.slices),
-            legs=tuple(self.legs),
+            looks=self.looks,
             stopped_by=self.stopped_by,
             throughput=self._throughput(own),
             speedup=self.speedup,
@@ -357,7 +334,6 @@ class Trial:
                 each,
                 examples_per_epoch=self.warm.started.examples_per_epoch,
                 epoch_overhead_seconds=self._epoch_overhead_seconds(),
-                stalled_ends=self._stalled_ends(),
             )
             for each in own
         ]
@@ -385,33 +361,9 @@ class Trial:
         told = [each.ready.settled for each in self._warm if each.ready.settled is not None]
         return 2 * sum(told) > len(told) if told else None
 
-    def _stalled_ends(self) -> float | None:
-        return _mean(each.ready.stalled_ends for each in self._warm)
-
-    def variance_of_stalls(self, beside: Trial) -> float:
-        """Variance of the logarithm of a process's rate for the stalls that it is charged by few short epochs.
-
-        On average over its processes: nothing of whole epochs, whose slices hold their stalls, and nothing where
-        neither side is charged.
-        """
-        share, throughput = self._stalled_ends(), self._throughput(self._own())
-        if self.warm is None or not share or throughput is None:
-            return 0.0
-        examples = self.warm.started.examples_per_epoch
-        told = sum(each.ready.stalled_ends is not None for each in self._warm) / len(self._warm)
-        untold = sum(leaves_stalls_out(each.ready) for each in beside._warm) / max(1, len(beside._warm))
-        return (
-            told * (1 - untold) * variance_of_charge(share, examples / throughput.value) if examples else 0.0
-        )
-
     def failed(self, failure: TrialFailed) -> TrialRecord:
         """The record of a trial that failed."""
         return self.record(failure.outcome, reason=failure.whole, log_tail=failure.log_tail)
-
-
-def luck_of_stalls(one: Trial, other: Trial) -> float:
-    """Variance of an instance's log-ratio for the stalls that few short epochs have told of, of either side."""
-    return one.variance_of_stalls(other) + other.variance_of_stalls(one)
 
 
 def throughput_interval(

@@ -25,7 +25,7 @@ from autotune.printable import first_line
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KnobValue
 from autotune.space.search_space import ResolvedSpace
-from autotune.trial.record import Outcome, TrialRecord
+from autotune.trial.record import Outcome, Phase, TrialRecord
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -157,8 +157,8 @@ class Sampler:
                 if each.state is not TrialState.FAIL  # given up between its attributes and its value
             }
         for record in records:
-            configuration = Configuration(record.configuration)
-            if record.trial not in told and configuration in self._space:
+            configuration = Configuration(record.asked or record.configuration)
+            if record.phase is not Phase.CONFIRM and record.trial not in told and configuration in self._space:
                 self.tell(self.ask_for(configuration), record)
 
     def ask(self) -> tuple[Trial, Configuration]:

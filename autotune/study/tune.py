@@ -12,30 +12,44 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.errors import ArgumentError, InputError, RunDirectoryError
-from autotune.machine import Machine, fingerprint, memory_limit_bytes, require_linux
+from autotune.machine import Machine, available_cores, fingerprint, memory_limit_bytes, require_linux
 from autotune.measure.deciding import MIN_GAIN
+from autotune.measure.numerics import BatchLosses
 from autotune.measure.stability import MEMORY_MARGIN
 from autotune.recipe.recipe import Recipe
 from autotune.run_directory import (
     RunDirectory,
     RunRecord,
+    SearchSpaceRecord,
+    WorkloadRecord,
     new_run_directory,
 )
-from autotune.space.search_space import SearchSpace, find_search_space
-from autotune.study.confirmed import Limits
+from autotune.space.knobs import Device
+from autotune.space.search_space import ResolvedSpace, SearchSpace, find_search_space
+from autotune.study.batch_loss import measure_batch_losses
+from autotune.study.loop import CHECK_SHARE, CLOSING_SECONDS, Found, Loop
+from autotune.study.opening import Opened, interruptions_noted, isolation_of, open_run
 from autotune.study.options import Options, seconds_of
-from autotune.study.phases import tune_with
-from autotune.study.progress import Notice, Observer, RunBegan, silent
+from autotune.study.progress import Began, Notice, Observer, RunBegan, silent
+from autotune.study.recommendation import recommend
 from autotune.study.resuming import (
     Earlier,
     note_resumption,
     read_earlier,
     refuse_another_machine,
+    refuse_another_question,
 )
+from autotune.study.rules import Limits
+from autotune.study.run import Run
 from autotune.study.running import now_utc
+from autotune.study.sampler import Sampler
+from autotune.study.soak import Watched, soak
+from autotune.study.trainings import Trainings
+from autotune.trial.live import Clock, Trials, WarmUp
 from autotune.trial.process import TrialProcesses
 from autotune.workload import (
     Workload,
+    WorkloadFacts,
     WorkloadReference,
     parse_reference,
     reference_of,
@@ -43,6 +57,11 @@ from autotune.workload import (
 )
 
 DEFAULT_BUDGET = "10m"
+DEFAULT_SPACE = {Device.CPU: "quick", Device.GPU: "gpu"}
+MAY_CHANGE = ("trials", "soak")
+"""Options that a resumed run may be given anew."""
+LEAST_LOSSES_SECONDS = 6.0
+"""For comparing training losses at another batch size: with less, it is not begun."""
 
 
 def reference_to(workload: object) -> WorkloadReference:
@@ -81,11 +100,12 @@ def tune(
     Args:
         workload: What is trained: a `Workload` at the top level of a module, or `"path/to/file.py[:name]"`
             or `"package.module[:name]"`.
-        budget: Wall-clock time for everything, in seconds or as `"90s"`, `"10m"`, `"1h30m"`; ten minutes when None.
-            With `resume`, for what is still to be done; what is left of the run's own when None.
+        budget: Wall-clock time for everything, in seconds or as `"90s"`, `"10m"`, `"1h30m"`. When None the run ends
+            as soon as the answer is settled, after ten minutes at most. With `resume`, the time to go on with; what is
+            left of the run's own when None.
         out: The run directory; below `results/` when None.
-        resume: The directory of a run that was stopped: it goes on, and finished trials are not run again. How it
-            is to be done is its own, the budget excepted.
+        resume: The directory of a run, ended or stopped: it goes on with all that was measured. How it is to be done
+            is its own, `budget`, `trials` and `soak` excepted.
         space: A search-space file or the name of a shipped one; chosen by device when None.
         trials: At most so many trials in the search; None leaves it to the budget.
         seed: Makes the samples repeatable, given the same results.
@@ -99,9 +119,8 @@ def tune(
         fixed_batch: The batch size stays the baseline's.
         memory_margin: Share of the machine's or container's memory, and of the device's, that the recommended
             configuration must leave free at its peak.
-        soak: Time kept at the end in which winner and baseline train continuously, in seconds or as text, to hold the
-            claim against and to see memory grow; 0 for not at all, None scales it to the budget. What is left of the
-            budget by then is used for it as well.
+        soak: Time at the end, in seconds or as text, in which the winner trains without a pause and is watched for
+            leaks and hangs; None for none.
         observe: Is told what happens, see `autotune.study.progress`.
 
     Returns:
@@ -110,7 +129,7 @@ def tune(
     Raises:
         InputError: An argument, the workload or the search space cannot be used.
         NoStableConfigurationError: The baseline itself fails.
-        TuningInterruptedError: Interrupted before anything could be recommended.
+        TuningInterruptedError: Interrupted before anything was measured.
     """
     began = time.monotonic()
     refuse_while_loading()
@@ -136,6 +155,7 @@ def tune(
         return _resume(RunDirectory(_directory("resume", resume)), reference, given, budget, began, observe)
     options = Options(
         budget=seconds_of("budget", DEFAULT_BUDGET if budget is None else budget),
+        keeps_budget=budget is not None,
         **given,  # type: ignore[arg-type]  # Options checks each
     )
     written = None if options.space is None else find_search_space(options.space)
@@ -162,12 +182,14 @@ def _resume(
     began: float,
     observe: Observer,
 ) -> Recipe:
-    """Go on with a run that was stopped."""
+    """Go on with a run, whether it has ended or was stopped."""
     earlier = read_earlier(directory)
     options = earlier.options
     usual = Options(budget=options.budget)
     for name, value in given.items():
-        if value not in (getattr(usual, name), getattr(options, name)):
+        if name in MAY_CHANGE and value is not None:
+            options = replace(options, **{name: value})  # type: ignore[arg-type]  # Options checks it
+        elif value not in (getattr(usual, name), getattr(options, name)):
             raise ArgumentError(
                 f"{name} is {value!r}, and the run to be resumed has {getattr(options, name)!r}",
                 hint=f"Leave {name} out: a resumed run is done as it was begun.",
@@ -175,9 +197,14 @@ def _resume(
     spent_before = 0.0
     if budget is None:
         began -= earlier.spent_seconds
+        if time.monotonic() - began >= options.budget:
+            raise ArgumentError(
+                f"{directory.path} has used its budget of {options.budget:.0f} s",
+                hint="Give it more time: --resume RUN --budget 2m.",
+            )
     else:
         spent_before = earlier.spent_seconds
-        options = replace(options, budget=seconds_of("budget", budget))
+        options = replace(options, budget=seconds_of("budget", budget), keeps_budget=True)
     written = None if options.space is None else find_search_space(options.space)
     with directory.reopened():
         machine = fingerprint()
@@ -218,6 +245,171 @@ def _run(
             earlier=earlier,
             spent_before=spent_before,
         )
+
+
+def tune_with(
+    trials: Trials,
+    *,
+    directory: RunDirectory,
+    machine: Machine,
+    limits: Limits,
+    reference: WorkloadReference,
+    written: SearchSpace | None,
+    options: Options,
+    clock: Clock,
+    observe: Observer,
+    earlier: Earlier | None = None,
+    spent_before: float = 0.0,
+) -> Recipe:
+    """The run itself, on real, simulated or recorded trials. Raises as `tune` does.
+
+    `clock` has the seconds that count for the budget, `spent_before` those of earlier invocations that do not.
+    """
+    with interruptions_noted(observe, directory.path) as interruptions:
+        opened = open_run(
+            trials,
+            directory=directory,
+            machine=machine,
+            reference=reference,
+            budget=options.budget,
+            seed=options.seed,
+            bracketed=options.pairing == "bracketed",
+            clock=clock,
+            observe=observe,
+            interruptions=interruptions,
+            earlier=earlier,
+            spent_before=spent_before,
+        )
+        run = opened.run
+        written = written or find_search_space(DEFAULT_SPACE[opened.device])
+        space = _resolved(written, opened, options)
+        if earlier is not None:
+            refuse_another_question(earlier, baseline=run.baseline, choices=space.choices)
+            opened.beside.keep_baseline()
+        record = _completed_run(opened, reference, machine, written, space, options)
+        directory.write_run(record)
+        sampler = Sampler(space, file=directory.study_file, name=opened.facts.name, seed=options.seed)
+        found = Loop(
+            run,
+            opened.beside,
+            opened.deadline,
+            space=space,
+            sampler=sampler,
+            options=options,
+            limits=limits,
+            import_seconds=opened.import_seconds,
+            earlier=[] if earlier is None else earlier.trials()[1:],
+        ).run()
+        opened.beside.end_baseline()
+        recipe = recommend(
+            found=found,
+            watched=_watched(found, run, options, limits),
+            batch_losses=_batch_losses(found, run, options),
+            run=run,
+            record=record,
+            options=options,
+        )
+        recipe.save(directory.recipe_file)
+        return recipe
+
+
+def _watched(found: Found, run: Run, options: Options, limits: Limits) -> Watched | None:
+    """A watch over what would be recommended, where one was asked for."""
+    champion = found.state.champion
+    if not options.soak or champion is None or run.interrupted():
+        return None
+    run.observe(Began(text=f"watching the winner for {options.soak:.0f} s"))
+    configuration = found.confirmations[champion.number].trial.configuration
+    return soak(run, configuration, seconds=options.soak, limits=limits)
+
+
+def _batch_losses(found: Found, run: Run, options: Options) -> Mapping[int, BatchLosses]:
+    """What the recommended batch size costs in learning, where time is left."""
+    champion = found.state.champion
+    left = options.budget - CLOSING_SECONDS - run.clock()
+    if champion is None or run.interrupted() or left < LEAST_LOSSES_SECONDS:
+        return {}
+    configuration = found.confirmations[champion.number].trial.configuration
+    if configuration.batch_size == run.baseline.batch_size:
+        return {}
+    run.observe(Began(text=f"comparing training losses at batch_size={configuration.batch_size}"))
+    seconds = min(left, max(LEAST_LOSSES_SECONDS, CHECK_SHARE * options.budget))
+    with Trainings(run, ends=run.clock() + seconds) as trainings:
+        return measure_batch_losses(trainings, [configuration])
+
+
+def _completed_run(
+    opened: Opened,
+    reference: WorkloadReference,
+    machine: Machine,
+    written: SearchSpace,
+    space: ResolvedSpace,
+    options: Options,
+) -> RunRecord:
+    """run.json with what is known only once the baseline is warm."""
+    run, warm = opened.run, opened.warm
+    return run.directory.read_run().model_copy(
+        update={
+            "machine": _completed(machine, warm, opened.device, run.observe),
+            "workload": _workload_record(opened.facts, reference, warm, opened.device),
+            "search_space": SearchSpaceRecord(
+                source=written.source, choices=dict(space.choices), left_out=dict(space.left_out)
+            ),
+            "baseline": dict(run.baseline),
+            "isolation": isolation_of(run.trials, options.isolation),
+        }
+    )
+
+
+def _resolved(written: SearchSpace, opened: Opened, options: Options) -> ResolvedSpace:
+    started = opened.warm.started
+    return written.resolve(
+        baseline=opened.run.baseline,
+        device=opened.device,
+        cores=available_cores(),
+        examples=started.examples,
+        dataset_takes_config=opened.facts.dataset_takes_config,
+        largest_batch=options.max_batch,
+        fixed_batch=options.fixed_batch,
+        set_by_dataset=started.set_by_dataset,
+    )
+
+
+def _completed(machine: Machine, warm: WarmUp, device: Device, observe: Observer) -> Machine:
+    """The fingerprint with what only TensorFlow knows; a word where it sees no GPU that is there."""
+    if machine.gpus and device is Device.CPU:
+        observe(
+            Notice(
+                text=f"there is a GPU ({machine.gpus[0].name}), but TensorFlow does not see it, so the CPU is "
+                "tuned; pip install 'tensorflow[and-cuda]' brings the CUDA libraries"
+            )
+        )
+    if device is Device.CPU:
+        return machine
+    build = warm.started.build
+    return machine.model_copy(
+        update={"tensorflow_cuda": build.get("cuda_version"), "cudnn": build.get("cudnn_version")}
+    )
+
+
+def _workload_record(
+    facts: WorkloadFacts, reference: WorkloadReference, warm: WarmUp, device: Device
+) -> WorkloadRecord:
+    return WorkloadRecord(
+        name=facts.name,
+        reference=str(reference),
+        fingerprint=facts.fingerprint,
+        batch_size=facts.batch_size,
+        batched=facts.batched,
+        drop_remainder=facts.drop_remainder,
+        takes_config=facts.dataset_takes_config,
+        examples=warm.started.examples,
+        endless=warm.started.endless,
+        element=warm.started.element,
+        batch_ranks=warm.started.batch_ranks or None,
+        parameters=warm.started.parameters,
+        device=device.value,
+    )
 
 
 def _name_of(reference: WorkloadReference) -> str:

@@ -1,9 +1,8 @@
-"""Does a recipe's claim hold here and now? The confirmation again, of one configuration, held against the claim."""
+"""Does a recipe's claim hold here and now? A confirmation of one configuration, held against the claim."""
 
 from __future__ import annotations
 
 import math
-import random
 import shutil
 import tempfile
 import time
@@ -15,37 +14,34 @@ from typing import Literal
 
 from autotune.errors import NoStableConfigurationError, RecipeError, TrialProcessError
 from autotune.machine import Machine, fingerprint, require_linux
-from autotune.measure.deciding import MIN_GAIN, Finding, Shortfall, Verdict, finding
-from autotune.measure.intervals import LogInterval, log_interval
+from autotune.measure.deciding import MIN_GAIN, Finding, finding
+from autotune.measure.intervals import LogInterval, between_templates, instance_interval, log_interval
 from autotune.measure.stability import MEMORY_MARGIN
 from autotune.printable import first_line
-from autotune.recipe.recipe import Evidence, Recipe
+from autotune.recipe.recipe import Recipe
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
-from autotune.space.knobs import Device
-from autotune.study.confirmation import GROUPS, Confirmer
-from autotune.study.confirmed import Confirmed, Limits, Result
+from autotune.study import costs
+from autotune.study.beside import Interrupted
+from autotune.study.fresh_pairs import BASELINE_FAILURES, Confirmation, FreshPairs
+from autotune.study.loop import CLOSING_SECONDS
+from autotune.study.opening import Opened, interruptions_noted, open_run
 from autotune.study.options import Options, seconds_of
-from autotune.study.phases import baseline_of, isolation_of, tell_isolation, tell_what_is_odd
-from autotune.study.plan import CLOSING_SECONDS, LEAST_MEASURED, Plan, baseline_timeout
-from autotune.study.progress import Notice, Observer, PhaseBegan, silent
-from autotune.study.run import Run
-from autotune.study.running import now_utc
-from autotune.study.side_by_side import SideBySide
-from autotune.study.slicing import shortest_taken
+from autotune.study.progress import Notice, Observer, silent
+from autotune.study.rules import Limits, checks_of
+from autotune.study.running import now_utc, ratio_interval
 from autotune.study.tune import limits_of, reference_to
-from autotune.trial.live import Clock, Trials, WarmUp
+from autotune.study.waiting import TimeIsUp
+from autotune.trial.live import Clock, TrialFailed, Trials
 from autotune.trial.process import TrialProcesses
 from autotune.trial.record import Interval, Outcome, Pairing, Phase, TrialRecord
 from autotune.workload import Workload, WorkloadFacts, WorkloadReference, refuse_while_loading
 
 DEFAULT_BUDGET = "100s"
-CONTINUOUS_SHARE = 0.25
-"""Of the budget: for a continuous run, where the claim comes from one."""
-CONFIRMATION_SHARE_HERE = 0.75
-"""A continuous run included. The rest is for importing the workload and the baseline's start; nothing is searched."""
+FEWEST_PROCESSES, MOST_PROCESSES = 4, 16
+"""A side: fewer tell next to nothing, more are not measured."""
 LARGER = 2.0
-"""A budget that is advised where nothing tells how much would do: so many times the one that did not."""
+"""A budget that is advised where this one was too small: so many times as much."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,40 +161,73 @@ def verify_with(
     """
     for difference in recipe.machine.differences(machine):
         observe(Notice(text=f"the recipe was measured on another machine: {difference}"))
-    observe(PhaseBegan(phase=Phase.BASELINE, ends=None, detail="importing the workload"))
-    opening = clock()
-    facts = trials.open()
-    import_seconds = clock() - opening
-    tell_isolation(trials, observe)
-    _compare_workloads(recipe, facts, reference, observe, may_be_imported=found_by_object)
-    run = Run(
-        directory=directory,
-        trials=trials,
-        clock=clock,
-        observe=observe,
-        interruptions=lambda: 0,
-        rng=random.Random(seed),
-        baseline=baseline_of(facts, reference, Device.GPU if machine.gpus else Device.CPU, observe),
-    )
-    beside = SideBySide(run)
-    warm = beside.start_baseline(baseline_timeout(budget))
-    device = Device.GPU if warm.started.gpus else Device.CPU
-    tell_what_is_odd(facts, warm, device, beside.baseline.slices, observe)
-    _refuse_another_baseline(recipe, run.baseline)
-    beside.end_baseline()
-    trials.retire(0)
-    if not recipe.changes:
-        return Verification(
-            finding=Finding.HOLDS,
-            claimed=None,
-            measured=None,
-            instances=0,
-            reason="the recipe is the baseline, and claims nothing",
+    with interruptions_noted(observe, directory.path) as interruptions:
+        opened = open_run(
+            trials,
+            directory=directory,
+            machine=machine,
+            reference=reference,
+            budget=budget,
+            seed=seed,
+            bracketed=False,
+            clock=clock,
+            observe=observe,
+            interruptions=interruptions,
+            check=lambda facts: _compare_workloads(
+                recipe, facts, reference, observe, may_be_imported=found_by_object
+            ),
         )
-    forked = isolation_of(trials, "template") == "template"
-    plan = _plan(budget, warm, import_seconds if forked else 0.0, recipe)  # else each start has its own
-    confirmer = Confirmer(run, plan, limits, min_gain=recipe.evidence.min_gain)
-    return _verification(recipe, confirmer.confirm([_as_if_searched(recipe, warm)]), budget, directory)
+        _refuse_another_baseline(recipe, opened.run.baseline)
+        opened.beside.end_baseline()
+        if not recipe.changes:
+            return Verification(
+                finding=Finding.HOLDS,
+                claimed=None,
+                measured=None,
+                instances=0,
+                reason="the recipe is the baseline, and claims nothing",
+            )
+        confirmation = _measured(recipe, opened, budget)
+        return _verification(recipe, confirmation, opened, limits, budget)
+
+
+def _measured(recipe: Recipe, opened: Opened, budget: float) -> Confirmation:
+    """As many fresh pairs as the time holds, whatever they show."""
+    run = opened.run
+    in_search = _as_if_searched(recipe, opened)
+    records = [run.records[0], in_search]
+    left = budget - CLOSING_SECONDS - run.clock()
+    timing = costs.confirmation_timing(records, seconds=left, pairs=FEWEST_PROCESSES)
+    reference = run.new_trial(Phase.CONFIRM, run.baseline)
+    trial = run.new_trial(Phase.CONFIRM, Configuration(recipe.configuration))
+    confirmation = Confirmation(
+        reference=reference, trial=trial, champion=None, in_search=in_search, timing=timing
+    )
+    timeout = costs.trial_timeout(
+        budget, first_step=in_search.first_step_seconds or 1.0, ready=opened.warm.ready_seconds
+    )
+    pairs, failures = FreshPairs(run, opened.deadline, timeout=timeout), 0
+    expected = costs.pair_seconds(records, timing)
+    while len(confirmation.measured) < MOST_PROCESSES and confirmation.failure is None:
+        if budget - CLOSING_SECONDS - run.clock() < expected or failures == BASELINE_FAILURES:
+            break
+        try:
+            pairs.measure(confirmation, costs.rounds(records, timing))
+        except TrialFailed as failure:
+            failures += 1
+            why = first_line(failure.reason) or str(failure.outcome)
+            run.observe(
+                Notice(text=f"the baseline failed in a fresh process ({why}), which counts for nothing")
+            )
+        except (TimeIsUp, Interrupted):
+            break
+        if confirmation.seconds:
+            expected = sum(confirmation.seconds) / len(confirmation.seconds)
+    record = trial.record(Outcome.OK) if confirmation.failure is None else trial.failed(confirmation.failure)
+    if reference.slices:
+        run.keep(reference.record(Outcome.OK), announce=False)
+    run.keep(record)
+    return confirmation
 
 
 def _compare_workloads(
@@ -245,31 +274,9 @@ def _refuse_another_baseline(recipe: Recipe, baseline: Configuration) -> None:
         )
 
 
-def _plan(budget: float, warm: WarmUp, import_seconds: float, recipe: Recipe) -> Plan:
-    """All of the time that is left is the confirmation's."""
-    continuous = recipe.evidence.continuous
-    start = warm.ready_seconds + (recipe.evidence.compile_seconds or 0.0)
-    soaks = continuous is not None and continuous.replaces_slices
-    return Plan(
-        confirmation_share=CONFIRMATION_SHARE_HERE - (CONTINUOUS_SHARE if soaks else 0.0),
-        budget=budget,
-        search_ends=0.0,
-        sampling_ends=0.0,
-        probes_end=0.0,
-        ends=budget - CLOSING_SECONDS,
-        trial_timeout=max(20.0, 4 * start),
-        measured=LEAST_MEASURED,
-        finalists=1,
-        import_seconds=import_seconds,
-        slice_seconds=shortest_taken(warm, measured=LEAST_MEASURED),
-        soak=CONTINUOUS_SHARE * budget if soaks else 0.0,
-        soak_wanted=soaks,
-    )
-
-
-def _as_if_searched(recipe: Recipe, warm: WarmUp) -> TrialRecord:
-    """What the confirmation must know beforehand: how long its processes take to start, and whether two fit."""
-    evidence = recipe.evidence
+def _as_if_searched(recipe: Recipe, opened: Opened) -> TrialRecord:
+    """What must be known beforehand: how long its processes take to start, and whether two fit."""
+    evidence, warm = recipe.evidence, opened.warm
     longer = (evidence.compile_seconds or 0.0) - (evidence.baseline_compile_seconds or 0.0)
     return TrialRecord(
         trial=1,
@@ -285,58 +292,65 @@ def _as_if_searched(recipe: Recipe, warm: WarmUp) -> TrialRecord:
     )
 
 
-def _verification(recipe: Recipe, result: Result, budget: float, directory: RunDirectory) -> Verification:
-    (confirmed,) = result.confirmed
+def _verification(
+    recipe: Recipe, confirmation: Confirmation, opened: Opened, limits: Limits, budget: float
+) -> Verification:
+    run, trial = opened.run, confirmation.trial
+    now = _claim(confirmation, opened)
     estimate = recipe.evidence.speedup
     low, high = estimate.ci95
-    if failed := _failed(confirmed, result):
-        found, what, trial = failed
-        reason = f"{what} (see {directory.trial_directory(trial)})"
+    failed = _failed(confirmation, limits)
+    if failed is not None:
+        found, reason = Finding.UNSTABLE, f"{failed} (see {run.directory.trial_directory(trial.number)})"
     else:
-        found, reason = _judged(recipe, confirmed, result, budget)
+        found, reason = _judged(recipe, now, budget)
     return Verification(
         finding=found,
         claimed=Interval(value=estimate.value, low=low, high=high),
-        measured=confirmed.speedup,
-        instances=0 if confirmed.ratio is None else confirmed.ratio.count,
+        measured=None if now is None else ratio_interval(now),
+        instances=len(confirmation.measured),
         reason=reason,
     )
 
 
-def _failed(confirmed: Confirmed, result: Result) -> tuple[Finding, str, int] | None:
-    """What failed, and the number of its trial; None where the speed-up decides."""
-    record = confirmed.record
-    if not confirmed.stable and record.outcome is not Outcome.INTERRUPTED:
-        broke = record.outcome is Outcome.UNSTABLE
-        what = "it broke a stability rule" if broke else f"it failed ({record.outcome})"
-        why = first_line(record.reason)
-        return Finding.UNSTABLE, f"{what}: {why}" if why else what, record.trial
-    if confirmed.speedup is None and result.cut_short is Shortfall.BASELINE_FAILED:
-        why = "the baseline failed beside it in a fresh process, or one had no device"
-        return Finding.UNDECIDED, why, result.baseline.trial
-    return None
+def _claim(confirmation: Confirmation, opened: Opened) -> LogInterval | None:
+    if len(confirmation.instances) < 2:
+        return None
+    interval = instance_interval(confirmation.instances)
+    apart = opened.run.trials.apart(confirmation.trial.configuration, opened.run.baseline)
+    return between_templates(interval) if apart else interval
 
 
-def _judged(recipe: Recipe, confirmed: Confirmed, result: Result, budget: float) -> tuple[Finding, str]:
+def _failed(confirmation: Confirmation, limits: Limits) -> str | None:
+    """What failed, or which rule it broke; None where the speed-up decides."""
+    failure = confirmation.failure
+    if failure is not None:
+        why = first_line(failure.reason)
+        return f"it failed ({failure.outcome})" + (f": {why}" if why else "")
+    if len(confirmation.measured) < 2:
+        return None
+    checks = checks_of(
+        confirmation.trial.record(Outcome.OK), confirmation.reference.record(Outcome.OK), limits
+    )
+    broken = [f"{each.name}: {each.detail}" for each in checks if not each.passed]
+    return f"it broke a rule: {'; '.join(broken)}" if broken else None
+
+
+def _judged(recipe: Recipe, now: LogInterval | None, budget: float) -> tuple[Finding, str]:
     """What the speed-up says of the claim, and why."""
-    evidence, now = recipe.evidence, confirmed.ratio
+    evidence = recipe.evidence
     counts = min(evidence.min_gain, MIN_GAIN)  # of a gain that has to be large, no large part may be lost
-    if now is None or confirmed.speedup is None or confirmed.templates < len(GROUPS):
-        more = _option(result.sufficient_budget or LARGER * budget)
+    more = f"--budget {math.ceil(LARGER * budget / 10) * 10}s"
+    if now is None or not math.isfinite(now.half_width):
         return (
             Finding.UNDECIDED,
-            f"the budget ended before it was measured in fresh processes of two interpreters; give {more}",
+            f"the time held fewer than two fresh processes a side; give {more}",
         )
     claim = log_interval(evidence.speedup.value, *evidence.speedup.ci95)
     found = finding(claim, now, min_gain=counts)
-    more = _option(max(result.sufficient_budget or 0.0, LARGER * budget))
     if found is Finding.UNDECIDED:
         return found, _why_undecided(claim, now, counts, more)
-    if not _in_slices_only(evidence, confirmed):
-        return found, _why(found, counts)
-    if found is not Finding.HOLDS and _flattered(evidence):
-        return found, f"{_why(found, counts)}, even in slices, which pauses have made look faster"
-    return Finding.UNDECIDED, _why_not_continuous(confirmed, evidence.min_gain, more)
+    return found, _why(found, counts)
 
 
 def _why(found: Finding, min_gain: float) -> str:
@@ -349,33 +363,6 @@ def _why(found: Finding, min_gain: float) -> str:
     if found is Finding.WEAKER:
         return "it is faster than the baseline here, but surely by less than is claimed"
     return "it is not surely faster than the baseline here, and surely gains less than is claimed"
-
-
-def _in_slices_only(evidence: Evidence, confirmed: Confirmed) -> bool:
-    """Whether the claim is free of what pauses between slices give, and nothing tells how much that is here."""
-    if evidence.continuous is None or not evidence.continuous.replaces_slices:
-        return False
-    soaked = confirmed.soaked
-    return soaked is None or not (soaked.tells or soaked.contradicts)
-
-
-def _flattered(evidence: Evidence) -> bool:
-    """Whether pauses made it look faster than it was: without them it would be slower still."""
-    return evidence.continuous is not None and evidence.continuous.pauses.value > 1
-
-
-def _why_not_continuous(confirmed: Confirmed, min_gain: float, more: str) -> str:
-    if confirmed.soaked is not None:
-        return (
-            "the claim comes from a continuous run, and the one here was too short to tell what pauses give; "
-            f"give {more}"
-        )
-    if confirmed.verdict is Verdict.FASTER:
-        return f"the claim comes from a continuous run, and none came to its end here; give {more}"
-    return (
-        f"the claim comes from a continuous run, which only what is surely faster in slices, by {_percent(min_gain)} "
-        "or more, has here; tune again"
-    )
 
 
 def _why_undecided(claim: LogInterval, now: LogInterval, min_gain: float, more: str) -> str:
@@ -393,11 +380,6 @@ def _why_undecided(claim: LogInterval, now: LogInterval, min_gain: float, more: 
             "its interval is the wider one; tune again with a larger budget"
         )
     return f"it is not surely faster than the baseline here, nor surely below the claim; give {more}"
-
-
-def _option(seconds: float) -> str:
-    """A budget as it is given, in whole tens of seconds."""
-    return f"--budget {math.ceil(seconds / 10) * 10}s"
 
 
 def _percent(share: float) -> str:

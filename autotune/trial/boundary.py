@@ -1,4 +1,4 @@
-"""What lies between two long epochs, for a training that is timed by steps: what it costs, and how often it is a stall.
+"""What lies between two long epochs, for a training that is timed by steps.
 
 Runs in the trial process, on the model's own compiled functions.
 """
@@ -11,17 +11,19 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from autotune.measure.epoch_ends import FEWEST_ENDS, EpochEnd, share_of_stalls, usual_gap_of
-from autotune.trial.building import kind_of
+from autotune.recipe.apply import kind_of
+from autotune.trial.building import ENDLESS, elements_in
+from autotune.trial.record import Boundary
 
 if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
-    from autotune.trial.step_clock import Training
+    from autotune.recipe.apply import TrainingPipeline
+    from autotune.trial.training import Training
 
 MOST_BOUNDARY_CALLS, FEWEST_BOUNDARY_CALLS = 6, 2
 """Calls of the train function in each of the short epochs that show what a boundary costs."""
@@ -29,45 +31,105 @@ BOUNDARY_EPOCH_SECONDS = 0.5
 BOUNDARY_EPOCHS = 4
 BOUNDARY_SECONDS = 2.0
 """No further short epoch is begun after so long, once one boundary was seen."""
-TELLING_SECONDS = (0.16, 0.22)
-"""Lengths of epochs that show how often one ends in a stall: such stalls take 0.14 and 0.08 s. Two, because a pipeline
-that takes its time at an epoch's start makes them longer: one of them is far from an awakening."""
-TELLING_EPOCHS = 4
-"""Of each length, and without tuning."""
-TELLING_MOST_SECONDS = 2.0
-"""No further one of these is begun after so long."""
-SLOW_EPOCH_SECONDS = 1.0
-"""Where an epoch of one call takes longer, they would take too long to be trained."""
 WORTH_MENDING = 0.01
-"""Share of an epoch that a boundary must cost before it is asked how much of that the epoch's end pays back."""
+"""A smaller share of an epoch is charged in full, whatever the epoch's last steps save."""
 FEWEST_COUNTED_CALLS = 2
 """Of an epoch: its first call is no part of a slice, so with fewer no slice would ever end."""
-LONGEST_STALL_SECONDS = 60.0
-"""Of one at a long epoch's end."""
 KEPT_SECONDS = 0.3
 """How long the step is timed on a batch kept in memory."""
 VALIDATION_CALLS, VALIDATION_SECONDS = 20, 0.25
-"""A longer validation's time is extrapolated from so many calls of the test function; from as many as are over in so
-many seconds, where those are more."""
+"""A validation runs so many calls of the test function, or for so long, whichever is more. Its rest is extrapolated."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Boundary:
-    """What lies between two long epochs, for a training that is timed by steps.
+class BetweenEpochs:
+    """What lies between two long epochs, and how steps are timed around it.
 
     Args:
-        seconds: What an epoch costs beyond its steps, at the pace of those that count.
-        counted_calls: So many calls of an epoch count, from its beginning; None for all. The rest is quicker than
-            the usual pace: a shuffle buffer is emptied that nothing refills. That is in `seconds`.
-        stalled_ends: Share of epochs that end in a stall on top of that (`measure/epoch_ends.py`): 0 where `tf.data`
-            does not tune the pipeline, None where too little was seen.
-        uncounted_seconds: How long nothing may count between two epochs that follow on each other without a validation.
+        boundary: What an epoch costs beyond its steps.
+        taken_over: Whether another process measured it.
+        counted_calls: So many calls of an epoch count, from its beginning; None for all. The shuffle buffer feeds the
+            others, which are faster.
+        uncounted_seconds: How long nothing may count between two epochs, validation left out.
     """
 
-    seconds: float
+    boundary: Boundary
+    taken_over: bool = False
     counted_calls: int | None = None
-    stalled_ends: float | None = None
     uncounted_seconds: float = 0.0
+
+
+def take_over(boundary: Boundary, train: TrainingPipeline, training: Training) -> BetweenEpochs:
+    """What lies between two epochs, by another process's measurement on the same dataset.
+
+    Args:
+        boundary: What that process measured.
+        train: The training pipeline of this process.
+        training: The training's sizes.
+    """
+    buffered = _steps_in_shuffle_buffer(train.dataset, training.batch_size)
+    counted = _counted_calls(buffered, training) if boundary.tail_excluded else None
+    tail = 0.0
+    if counted is not None and training.examples is not None:
+        uncounted = training.examples - counted * training.steps_per_call * training.batch_size
+        tail = uncounted * boundary.seconds_per_example
+    return BetweenEpochs(
+        boundary=boundary,
+        taken_over=True,
+        counted_calls=counted,
+        # A buffer takes up to as long to refill as the tail takes; `seconds` may leave that out.
+        uncounted_seconds=boundary.seconds + 2 * tail,
+    )
+
+
+def measure_between_epochs(
+    model: keras.Model,
+    train: TrainingPipeline,
+    validation: tf.data.Dataset | None,
+    training: Training,
+    call_seconds: float,
+    *,
+    validation_examples: int | None = None,
+) -> BetweenEpochs:
+    """Measure what an epoch costs beyond its steps: a new iterator, a refilled shuffle buffer, validation.
+
+    Trains a few short epochs of the same pipeline and subtracts the time of their steps. The median epoch counts: one
+    that stalls does not.
+
+    Short epochs never reach the end of a long one, where the steps take what the shuffle buffer holds and need not wait
+    for new examples. So the refill costs a long training less. With p seconds to produce what a step takes from the
+    buffer, and w seconds that a step waits for input, min(p, w) is subtracted for each step that the full buffer feeds.
+
+    Args:
+        model: Compiled, and trained already.
+        train: The training pipeline.
+        validation: What is validated after each epoch, or None.
+        training: The training's sizes.
+        call_seconds: What a call of the train function usually takes.
+        validation_examples: How many are validated, where the dataset does not say; None where that is unknown.
+    """
+    held_out = None
+    if validation is not None:
+        held_out = _held_out(model, validation, training, validation_examples)
+    short = _short_epochs(model, train, held_out, training, call_seconds)
+    charged = uncounted = short.start
+    calls = (training.steps_per_epoch or math.inf) / training.steps_per_call
+    buffered = _steps_in_shuffle_buffer(train.dataset, training.batch_size)
+    counted = _counted_calls(buffered, training) if charged >= WORTH_MENDING * calls * short.call else None
+    if counted is not None and buffered is not None:
+        waited = max(0.0, short.call - _kept_call_seconds(model, train.dataset, training))
+        charged = max(0.0, charged - waited * buffered / training.steps_per_call)
+        uncounted += (calls - counted) * short.call
+    return BetweenEpochs(
+        boundary=Boundary(
+            seconds=charged,
+            validation_seconds=short.validation,
+            seconds_per_example=max(short.call, 1e-9) / (training.steps_per_call * training.batch_size),
+            tail_excluded=counted is not None,
+        ),
+        counted_calls=counted,
+        uncounted_seconds=uncounted,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,167 +137,45 @@ class _ShortEpochs:
     """What short epochs showed.
 
     Args:
-        start: Seconds of one beyond its calls and its validation, a stall at its end included.
+        start: Seconds of one beyond its calls and its validation.
         call: Seconds of a call within one, the first left out.
-        validating: Seconds of a validation, or of the part of it that is run.
-        validated_call: Seconds from the end of one of its calls to that of the next.
-        ends: How they ended, all but the last.
-        usual_gap: Seconds from an epoch's beginning to its first call where no stall can be; infinite where nobody
-            looked, because the pipeline is not tuned, or is too slow.
+        validation: Seconds of a whole validation.
     """
 
     start: float
     call: float
-    validating: float
-    validated_call: float
-    ends: list[EpochEnd]
-    usual_gap: float
-
-
-def boundary(
-    model: keras.Model,
-    train: tf.data.Dataset,
-    validation: tf.data.Dataset | None,
-    training: Training,
-    call_seconds: float,
-    *,
-    validation_examples: int | None = None,
-) -> Boundary:
-    """What an epoch costs beyond its steps: a new iterator, a refilled shuffle buffer, validation.
-
-    Trains a few short epochs of the same pipeline and takes the time of their steps away. What fills a shuffle
-    buffer at an epoch's start need not be produced at its end, which short epochs never reach: so much
-    less is charged as the steps wait for that production. With p seconds to produce what a step takes from
-    the buffer, and w seconds that a step waits for input, it is min(p, w) for each step that the full buffer feeds:
-    all of it in a pipeline that takes turns with its training, nothing where it keeps ahead of it.
-
-    Where `tf.data` tunes the pipeline, some short epochs end in a stall, which is left out. How often, they and some
-    more show; how long that takes follows from a long epoch's length, which only its slices tell.
-
-    Args:
-        model: Compiled, and trained already.
-        train: The training pipeline, batched.
-        validation: What is validated after each epoch, or None.
-        training: The training's sizes.
-        call_seconds: What a call of the train function usually takes.
-        validation_examples: How many are validated, where the dataset does not say; None where nobody knows.
-
-    Returns:
-        The mean of several, for a long training pays for its stalls too.
-    """
-    held_out, unseen = None, 0.0
-    if validation is not None:
-        held_out = _held_out(model, validation, training, validation_examples)
-        unseen = held_out.unseen
-    short = _short_epochs(model, train, held_out, training, call_seconds)
-    ends = short.ends
-    stalled_ends: float | None = 0.0
-    tuned = train.options().autotune.enabled is not False
-    if tuned:
-        ends, stalled_ends = _ends_with_stalls(model, train, training, short, call_seconds)
-    start, counted_calls = short.start - _stalled(short, ends), None
-    uncounted = max(0.0, start)
-    buffered, steps = _steps_in_shuffle_buffer(train, training.batch_size), training.steps_per_epoch
-    per_call = training.steps_per_call
-    # From a buffer that holds most of an epoch, most steps are fed without production.
-    if buffered is not None and steps is not None and 0 < buffered <= steps / 2:
-        counted = int((steps - buffered) / per_call)
-        if start >= WORTH_MENDING * steps / per_call * short.call and counted >= FEWEST_COUNTED_CALLS:
-            waited = max(0.0, short.call - _kept_call_seconds(model, train))
-            start -= min(start, waited * buffered / per_call)
-            counted_calls = counted
-            uncounted += (steps / per_call - counted) * short.call
-    if tuned:
-        # Whatever short epochs have shown: a stall takes up to as long as its epoch.
-        epoch = math.inf if steps is None else steps / per_call * short.call
-        uncounted += min(LONGEST_STALL_SECONDS, epoch)
-    return Boundary(
-        seconds=max(0.0, start + short.validating + unseen * short.validated_call),
-        counted_calls=counted_calls,
-        stalled_ends=stalled_ends,
-        uncounted_seconds=uncounted,
-    )
+    validation: float
 
 
 def _short_epochs(
     model: keras.Model,
-    train: tf.data.Dataset,
+    train: TrainingPipeline,
     held_out: _HeldOut | None,
     training: Training,
     call_seconds: float,
 ) -> _ShortEpochs:
     wanted = BOUNDARY_EPOCH_SECONDS / max(call_seconds, 1e-9)
     calls_each = int(min(MOST_BOUNDARY_CALLS, max(FEWEST_BOUNDARY_CALLS, wanted)))
-    few = train.take(calls_each * training.steps_per_call)
-    seen = _train(model, few, held_out, BOUNDARY_EPOCHS, most_seconds=BOUNDARY_SECONDS)
-    calls_each = max(1, len(seen.calls) // len(seen.ended))  # one that has run dry is told of by the next fit
-    usual_call = statistics.fmean(
-        [seconds for index, seconds in enumerate(seen.calls) if index % calls_each] or seen.calls
+    few = train.shorter(calls_each * training.steps_per_call)
+    seen = _train(
+        model, few, held_out, BOUNDARY_EPOCHS, most_seconds=BOUNDARY_SECONDS, synchronise=training.synchronise
     )
-    spent = [late - early for early, late in itertools.pairwise(seen.ended)]
-    checked = seen.validations[1:]
-    validating = statistics.fmean(each.seconds for each in checked) if checked else 0.0
-    start = statistics.fmean(spent) - validating - calls_each * usual_call
-    if len(checked) == len(spent):
-        # A validation's iterator goes as well, perhaps in a stall: of three ends one says little of each.
-        after = [late - each.ended_at for late, each in zip(seen.ended[1:], checked, strict=True)]
-        start -= statistics.fmean(after) - min(after)
-    usual_gap = math.inf
-    if train.options().autotune.enabled is not False and start + usual_call <= SLOW_EPOCH_SECONDS:
-        one = _untuned(train).take(training.steps_per_call)
-        untuned = _train(model, one, None, TELLING_EPOCHS, most_seconds=TELLING_MOST_SECONDS)
-        usual_gap = statistics.median(each.gap for each in untuned.ends)
+    # A dataset that has run dry is reported by the next fit.
+    first_calls = [each.calls[0] for each in seen if each.calls]
+    later_calls = [seconds for each in seen for seconds in each.calls[1:]]
+    call = statistics.median(later_calls or first_calls)
+    starts = [
+        late.ended_at - early.ended_at - late.validation_seconds - sum(late.calls[1:]) - call
+        for early, late in itertools.pairwise(seen)
+    ]
+    validations = [each.validation for each in seen[1:] if each.validation is not None]
     return _ShortEpochs(
-        start=start,
-        call=usual_call,
-        validating=validating,
-        validated_call=statistics.fmean(map(held_out.call_of, checked)) if held_out and checked else 0.0,
-        ends=seen.ends,
-        usual_gap=usual_gap,
+        start=max(0.0, statistics.median(starts)),
+        call=call,
+        validation=statistics.median(map(held_out.whole_seconds, validations))
+        if held_out and validations
+        else 0.0,
     )
-
-
-def _stalled(short: _ShortEpochs, ends: Sequence[EpochEnd]) -> float:
-    """Seconds that stalls took of an epoch beyond its calls, on average.
-
-    What a tuned pipeline takes longer at every end is no stall's: it is charged. The shortest epochs do not tell the
-    two apart, whose stalls would be as short.
-
-    Args:
-        short: What short epochs have shown.
-        ends: Theirs, and those of longer ones.
-    """
-    if math.isinf(short.usual_gap):
-        return 0.0
-    usual = usual_gap_of(ends, short.usual_gap)
-    return sum(max(0.0, each.gap - usual) for each in short.ends) / max(1, len(short.ends))
-
-
-def _ends_with_stalls(
-    model: keras.Model, train: tf.data.Dataset, training: Training, short: _ShortEpochs, call_seconds: float
-) -> tuple[list[EpochEnd], float | None]:
-    """How short epochs of the pipeline as it is end, and the share that do in a stall; None if that does not tell.
-
-    Args:
-        model: Compiled, and trained already.
-        train: The training pipeline, batched, which `tf.data` tunes.
-        training: The training's sizes.
-        short: What short epochs have shown already.
-        call_seconds: What a call of the train function usually takes.
-    """
-    call = max(short.call, call_seconds)
-    if math.isinf(short.usual_gap) or call > SLOW_EPOCH_SECONDS:
-        return short.ends, None
-    ends, calls, left = list(short.ends), 0, TELLING_MOST_SECONDS
-    for seconds in TELLING_SECONDS:
-        calls = max(calls + 1, round(seconds / call))
-        began = time.perf_counter()
-        few = train.take(calls * training.steps_per_call)
-        ends += _train(model, few, None, TELLING_EPOCHS, most_seconds=left).ends
-        left -= time.perf_counter() - began
-        if left < 0 and len(ends) >= FEWEST_ENDS:
-            break
-    return ends, share_of_stalls(ends, short.usual_gap)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,9 +194,11 @@ class _HeldOut:
     unseen: float
     synchronise: Callable[[], None]
 
-    def call_of(self, seen: _Validation) -> float:
-        """Seconds of one call; on average, where a model validates by another function than its own."""
-        return seen.call if seen.calls > 1 else seen.seconds / (self.calls or 1)
+    def whole_seconds(self, seen: _Validation) -> float:
+        """Seconds that a validation would take on all of the data."""
+        # A model that validates by another function than its own shows no calls.
+        call = seen.call if seen.calls > 1 else seen.seconds / (self.calls or 1)
+        return seen.seconds + self.unseen * call
 
 
 @dataclass
@@ -295,31 +237,35 @@ class _Validation:
         self.calls += 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Seen:
-    """What some epochs showed.
+@dataclass
+class _Epoch:
+    """One short epoch.
 
     Args:
         calls: Seconds of each call of the train function.
-        ended: When epochs ended, validation included.
-        validations: All of them.
-        ends: Of all epochs but the last.
+        validation: What followed; None without validation data, or where the model does not tell.
+        ended_at: When it was over, validation included.
     """
 
-    calls: list[float]
-    ended: list[float]
-    validations: list[_Validation]
-    ends: list[EpochEnd]
+    calls: list[float] = field(default_factory=list)
+    validation: _Validation | None = None
+    ended_at: float = 0.0
+
+    @property
+    def validation_seconds(self) -> float:
+        """Of its validation, as far as that was run."""
+        return 0.0 if self.validation is None else self.validation.seconds
 
 
 def _train(
     model: keras.Model,
-    train: tf.data.Dataset,
+    train: TrainingPipeline,
     held_out: _HeldOut | None,
     epochs: int,
     *,
     most_seconds: float,
-) -> _Seen:
+    synchronise: Callable[[], None],
+) -> list[_Epoch]:
     """Train some epochs, fewer where they take long.
 
     Args:
@@ -328,70 +274,59 @@ def _train(
         held_out: What each is validated on, or None.
         epochs: How many.
         most_seconds: No further epoch is begun after so long, once one has followed on another.
+        synchronise: Waits until the devices have done what they were given: so each call is timed whole.
     """
     import keras
 
-    calls: list[float] = []
-    began_at: list[float] = []
-    first_calls: list[float] = []
-    ended: list[float] = []
-    validations: list[_Validation] = []
+    seen: list[_Epoch] = []
 
     class Edges(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
         """Notes when epochs and validations begin and end, and ends it all when enough was seen."""
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            began_at.append(time.perf_counter())
+            seen.append(_Epoch())
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            ended.append(time.perf_counter())
-            if len(ended) > 1 and ended[-1] - began > most_seconds:
+            seen[-1].ended_at = time.perf_counter()
+            if len(seen) > 1 and seen[-1].ended_at - began > most_seconds:
                 self.model.stop_training = True
 
         def on_test_begin(self, logs: Any = None) -> None:
-            validations.append(_Validation(time.perf_counter()))
+            seen[-1].validation = _Validation(time.perf_counter())
 
         def on_test_end(self, logs: Any = None) -> None:
-            validations[-1].ended_at = time.perf_counter()
+            if (validation := seen[-1].validation) is not None:
+                validation.ended_at = time.perf_counter()
 
-    def timed(iterator: Any) -> Any:
-        if len(first_calls) < len(began_at):
-            first_calls.append(time.perf_counter())
-        return function(iterator)
+    def note(seconds: float) -> None:
+        seen[-1].calls.append(seconds)
 
     usual = model.train_function
-    function = _timing(usual, calls)
-    model.train_function = timed
+    model.train_function = _timing(usual, note, synchronise)
     began = time.perf_counter()
     arguments = {"epochs": epochs, "verbose": 0, "shuffle": False, "callbacks": [Edges()]}
     try:
-        with nullcontext() if held_out is None else _calls_noted(model, held_out, validations):
-            model.fit(train, validation_data=held_out and held_out.dataset, **arguments)
+        with nullcontext() if held_out is None else _calls_noted(model, held_out, seen):
+            model.fit(**train.fit_args, validation_data=held_out and held_out.dataset, **arguments)
     finally:
         model.train_function = usual
-    ends = [
-        EpochEnd(age=next_began - called, gap=next_called - next_began)
-        for called, next_began, next_called in zip(first_calls, began_at[1:], first_calls[1:], strict=False)
-    ]
-    return _Seen(calls=calls, ended=ended, validations=validations, ends=ends)
+    return seen
 
 
 @contextmanager
-def _calls_noted(
-    model: keras.Model, held_out: _HeldOut, validations: Sequence[_Validation]
-) -> Iterator[None]:
+def _calls_noted(model: keras.Model, held_out: _HeldOut, seen: Sequence[_Epoch]) -> Iterator[None]:
     """Have each call of the test function noted.
 
     Args:
         model: What is validated.
         held_out: On what.
-        validations: Those that have begun, the present one last.
+        seen: Epochs that have begun, the present one last.
     """
 
     def noted(iterator: Any) -> Any:
         result = usual(iterator)
-        if validations:  # none, where a model's own `evaluate` calls nobody back
-            current = validations[-1]
+        current = seen[-1].validation
+        if current is not None:  # a model's own `evaluate` may call nobody back
             if current.calls in (0, (held_out.calls or 0) - 1):  # a device may still be at what came back
                 held_out.synchronise()
             current.called(time.perf_counter())
@@ -405,20 +340,28 @@ def _calls_noted(
         model.test_function = usual
 
 
-def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The same without `tf.data`'s own tuning."""
-    import tensorflow as tf
+def _counted_calls(buffered: float | None, training: Training) -> int | None:
+    """How many calls of an epoch are over before the shuffle buffer alone feeds the rest; None where all are to count.
 
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return dataset.with_options(options)
+    A buffer that holds most of an epoch feeds most of its steps: then all count.
+
+    Args:
+        buffered: Steps' worth of examples in a full buffer; None without one.
+        training: The training's sizes.
+    """
+    steps = training.steps_per_epoch
+    if buffered is None or steps is None or not 0 < buffered <= steps / 2:
+        return None
+    counted = int((steps - buffered) / training.steps_per_call)
+    return counted if counted >= FEWEST_COUNTED_CALLS else None
 
 
 def _steps_in_shuffle_buffer(train: tf.data.Dataset, batch_size: int) -> float | None:
     """How many steps' worth of examples the pipeline's shuffle buffer holds; None where there is none.
 
     Looks back from the end of the pipeline over what hands on element by element. What lies further up, such as a
-    shuffle of file names, is not taken for one of examples.
+    shuffle of file names, is not taken for one of examples. A repeat without an end begins a new epoch each time; any
+    other refills the buffer within an epoch.
     """
     hands_on = (
         *("Options", "Prefetch", "AssertCardinality", "Map", "ParallelMap", "DenseToRagged"),
@@ -429,20 +372,20 @@ def _steps_in_shuffle_buffer(train: tf.data.Dataset, batch_size: int) -> float |
         kind = kind_of(dataset)
         if kind == "Shuffle":
             return float(getattr(dataset, "_buffer_size", math.nan)) * steps_per_element
-        if kind not in hands_on:
+        if kind not in hands_on and not (kind == "Repeat" and elements_in(dataset) == ENDLESS):
             return None
         if kind.endswith("Batch"):
             steps_per_element = 1 / batch_size
         (dataset,) = dataset._inputs()
 
 
-def _kept_call_seconds(model: keras.Model, train: tf.data.Dataset) -> float:
+def _kept_call_seconds(model: keras.Model, train: tf.data.Dataset, training: Training) -> float:
     """What a call takes on a batch that is kept in memory."""
     kept = iter(train.take(1).cache().repeat())
     for _ in range(2):  # the second ends what was kept, and takes its pipeline down: that may take long
         model.train_function(kept)
     calls: list[float] = []
-    function = _timing(model.train_function, calls)
+    function = _timing(model.train_function, calls.append, training.synchronise)
     while sum(calls) < KEPT_SECONDS:
         function(kept)
     return statistics.fmean(calls)
@@ -507,11 +450,16 @@ def _examples_per_batch(dataset: tf.data.Dataset) -> int:
     return next((int(shape[0]) for shape in shapes if shape is not None and shape.rank and shape[0]), 1)
 
 
-def _timing(function: Callable[[Any], Any], into: list[float]) -> Callable[[Any], Any]:
+def _timing(
+    function: Callable[[Any], Any], note: Callable[[float], None], synchronise: Callable[[], None]
+) -> Callable[[Any], Any]:
+    """`function`, with the seconds of each call noted: until the devices have done its work."""
+
     def timed(iterator: Any) -> Any:
         began = time.perf_counter()
         result = function(iterator)
-        into.append(time.perf_counter() - began)
+        synchronise()
+        note(time.perf_counter() - began)
         return result
 
     return timed

@@ -43,7 +43,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def datasets(
     workload: Workload, configuration: Configuration, *, examine: bool
-) -> tuple[tf.data.Dataset, tf.data.Dataset | None, apply.SetByDataset]:
+) -> tuple[apply.TrainingPipeline, tf.data.Dataset | None, apply.SetByDataset]:
     """The batched pipelines of training and validation (None without one), and what the user's dataset set itself.
 
     Args:
@@ -64,7 +64,7 @@ def datasets(
             )
         validation = apply.pipeline(held_out, configuration, batched=workload.batched)
     return (
-        apply.pipeline(
+        apply.training_pipeline(
             train,
             configuration,
             batched=workload.batched,
@@ -353,11 +353,6 @@ def own_examples(
 def examples_in(batches: tf.data.Dataset, *, batch_size: int) -> int:
     """Examples in a batched pipeline that was seen to end: all of it is read."""
     return _counted_batches(batches, math.inf, wanted=batch_size).examples
-
-
-def kind_of(dataset: tf.data.Dataset) -> str:
-    """What a dataset does to its input, as tf.data names it: `Map`, `Shuffle`, `Cache`."""
-    return type(dataset).__name__.strip("_").removesuffix("Dataset")
 
 
 def elements_in(dataset: tf.data.Dataset) -> int:

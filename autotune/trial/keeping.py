@@ -10,7 +10,8 @@ import functools
 from typing import TYPE_CHECKING
 
 from autotune.errors import WorkloadError
-from autotune.trial.building import ENDLESS, call_user, elements_in, kind_of
+from autotune.recipe.apply import kind_of
+from autotune.trial.building import ENDLESS, call_user, elements_in
 
 if TYPE_CHECKING:
     import tensorflow as tf

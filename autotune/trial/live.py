@@ -6,13 +6,15 @@ are tested in milliseconds on `trial/simulated.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from autotune.space.configuration import Configuration
 from autotune.trial.messages import (
-    EPOCH_SECONDS,
+    CONFIRMATION_EPOCH_SECONDS,
+    CONFIRMATION_WARMUP_SECONDS,
+    SEARCH_EPOCH_SECONDS,
+    SEARCH_WARMUP_SECONDS,
     Finished,
     LossCurves,
     LossRuns,
@@ -20,7 +22,7 @@ from autotune.trial.messages import (
     Started,
     StartedByImport,
 )
-from autotune.trial.record import Outcome, Slice
+from autotune.trial.record import Boundary, Outcome, Slice
 from autotune.workload import WorkloadFacts
 
 
@@ -142,6 +144,27 @@ class Data:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrialTiming:
+    """How a trial is timed.
+
+    Args:
+        epoch_seconds: Epochs up to this long are timed whole.
+        warmup_seconds: The longest usual warm-up after the first step.
+        boundary: What lies between two epochs, taken over from another trial; None to measure it.
+    """
+
+    epoch_seconds: float = SEARCH_EPOCH_SECONDS
+    warmup_seconds: float = SEARCH_WARMUP_SECONDS
+    boundary: Boundary | None = None
+
+
+IN_SEARCH = TrialTiming()
+IN_CONFIRMATION = TrialTiming(
+    epoch_seconds=CONFIRMATION_EPOCH_SECONDS, warmup_seconds=CONFIRMATION_WARMUP_SECONDS
+)
+
+
 class Trials(Protocol):
     """Where trials come from.
 
@@ -160,27 +183,16 @@ class Trials(Protocol):
         *,
         log: str,
         data: Data | None,
-        group: int = 0,
-        epoch_seconds: float = EPOCH_SECONDS,
+        timing: TrialTiming = IN_SEARCH,
         losses: LossRuns | None = None,
     ) -> LiveTrial:
-        """Start a trial; trials of different groups come from different template processes.
+        """Start a trial.
 
-        Epochs of up to `epoch_seconds` are timed whole. With `losses` nothing is timed: its answer is
-        `loss_curves`.
+        With `losses` nothing is timed: its answer is `loss_curves`.
         """
 
-    def prepare(self, group: int, configurations: Sequence[Configuration]) -> None:
-        """Have the templates of a group ready for these configurations."""
-
-    def await_ready(self, group: int) -> None:
-        """Wait until the group's templates have imported everything."""
-
     def apart(self, one: Configuration, other: Configuration) -> bool:
-        """Whether a group's trials of the two are forks of different templates."""
-
-    def retire(self, group: int) -> None:
-        """End the templates of a group, and their trials."""
+        """Whether trials of the two are forks of different templates."""
 
     def close(self) -> None:
         """End everything."""

@@ -35,7 +35,7 @@ def loss_curves(
 
     Args:
         workload: What is trained.
-        configuration: How; one step per call, whatever it says of that.
+        configuration: How. Steps are called one by one, and batches are read once, whatever it says.
         runs: Which trainings.
         examples: Per epoch; None when endless or unknown. Only full batches are recorded.
 
@@ -45,7 +45,7 @@ def loss_curves(
     """
     import keras
 
-    configuration = configuration.replace(steps_per_execution=1)
+    configuration = configuration.replace(steps_per_execution=1, persistent_iterator=False)
     keras.utils.set_random_seed(runs.seeds[0])  # what draws from a seed of its own: dropout, augmentation
     batches = _recorded(workload, configuration, runs, examples)
     model = building.compiled_model(workload, configuration, batches)
@@ -95,11 +95,11 @@ def _recorded(
     import tensorflow as tf
 
     if not Path(runs.folder).exists():
-        train, *_ = building.datasets(workload, configuration, examine=False)
+        pipeline, *_ = building.datasets(workload, configuration, examine=False)
         whole = max(1, examples // configuration.batch_size) if examples else runs.most_steps
-        size = max(1, sum(_bytes(leaf) for leaf in tf.nest.flatten(next(iter(train)))))
+        size = max(1, sum(_bytes(leaf) for leaf in tf.nest.flatten(next(iter(pipeline.dataset)))))
         count = max(1, min(runs.most_steps, whole, LARGEST_RECORDING_BYTES // size))
-        train.take(count).save(runs.folder)
+        pipeline.dataset.take(count).save(runs.folder)
     batches = tf.data.Dataset.load(runs.folder).cache().repeat()
     if runs.recorded_batch_size != configuration.batch_size:
         batches = batches.unbatch().batch(configuration.batch_size, drop_remainder=True)

@@ -29,7 +29,7 @@ from pydantic import (
 from autotune.mistakes import first_mistake
 from autotune.printable import LONGEST_MESSAGE, one_line
 from autotune.space.knobs import Value
-from autotune.trial.record import Outcome, Slice
+from autotune.trial.record import Boundary, Outcome, Slice
 from autotune.workload import WorkloadFacts
 
 LARGEST_MESSAGE_BYTES = 4 << 20
@@ -79,8 +79,12 @@ class LossRuns(_Message):
     seconds: FiniteFloat
 
 
-EPOCH_SECONDS = 1.5
-"""Longer epochs are timed by steps in the search: two of them per slice would leave few slices."""
+SEARCH_EPOCH_SECONDS = 1.0
+CONFIRMATION_EPOCH_SECONDS = 5.0
+"""Epochs up to this long are timed whole. Longer ones are timed by steps: they would leave few slices."""
+SEARCH_WARMUP_SECONDS = 1.5
+CONFIRMATION_WARMUP_SECONDS = 3.0
+"""The usual warm-up ends after this long at the latest."""
 
 
 class TrialRequest(_Message):
@@ -95,8 +99,9 @@ class TrialRequest(_Message):
         validation_uncounted: Whether that took an earlier trial too long to count.
         endless: Whether the dataset is known to have no end.
         count_seconds: How long counting may take, of either.
-        warmup_seconds: Cap on the warm-up after the first step.
+        warmup_seconds: Usual cap on the warm-up after the first step.
         epoch_seconds: Epochs up to this long are timed whole.
+        boundary: The baseline's, taken over instead of measured; None to measure it.
         losses: Nothing is timed; these trainings are run instead.
     """
 
@@ -109,8 +114,9 @@ class TrialRequest(_Message):
     validation_uncounted: bool = False
     endless: bool = False
     count_seconds: FiniteFloat = 5.0
-    warmup_seconds: FiniteFloat = 3.0
-    epoch_seconds: FiniteFloat = EPOCH_SECONDS
+    warmup_seconds: FiniteFloat = SEARCH_WARMUP_SECONDS
+    epoch_seconds: FiniteFloat = SEARCH_EPOCH_SECONDS
+    boundary: Boundary | None = None
     losses: LossRuns | None = None
 
 
@@ -216,6 +222,7 @@ class Started(_Message):
         device_limit_bytes: What it may take of the one that it uses; None where CUDA does not tell.
         build: CUDA and cuDNN versions that TensorFlow was built with, where it was.
         set_by_dataset: Pipeline knobs that the workload's dataset has set itself, with what it has set.
+        in_force: Knobs whose value in force differs from what was asked.
     """
 
     kind: Literal["started"] = "started"
@@ -236,6 +243,7 @@ class Started(_Message):
     set_by_dataset: dict[
         Literal["data_autotune", "deterministic", "data_threads"], bool | Annotated[int, Field(ge=1)]
     ] = {}
+    in_force: dict[str, Value] = {}
 
 
 class FirstStep(_Message):
@@ -256,11 +264,13 @@ class Ready(_Message):
     Args:
         settled: Whether the steady state was reached, not only the cap; None where too few steps ran to tell.
         warmup_steps: Steps of training that count in no slice, those that show a boundary's cost left out.
+        epoch_overhead_seconds: What an epoch is charged beyond its steps. None where epochs have no end, or where whole
+            epochs have a single call.
         run_in_seconds: What it trains after each freeze before a slice begins.
-        stalled_ends: Share of epochs that end in a stall, on top of `epoch_overhead_seconds`; 0 where `tf.data` does
-            not tune the pipeline, None where epochs are timed whole or too little was seen of it.
-        uncounted_seconds: How long a slice may take beyond what counts in it: where epochs are timed by steps, one ends
-            and the next one fills its shuffle buffer, or a smaller last batch is compiled for.
+        boundary: What this process measured between two epochs. None where epochs are timed whole or have no end, or
+            where the boundary was taken over.
+        uncounted_seconds: How long a slice may take beyond what counts in it. Where steps are timed, an epoch may end
+            within it, or a smaller last batch may be compiled for.
     """
 
     kind: Literal["trial_ready"] = "trial_ready"
@@ -273,7 +283,7 @@ class Ready(_Message):
     epoch_seconds: FiniteFloat | None
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
     run_in_seconds: Annotated[FiniteFloat, Field(ge=0)] = 0.0
-    stalled_ends: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
+    boundary: Boundary | None = None
     uncounted_seconds: Annotated[FiniteFloat, Field(ge=0)] = 0.0
 
 

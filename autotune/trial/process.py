@@ -9,7 +9,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -17,7 +17,7 @@ from autotune.errors import TrialProcessError, WorkloadError
 from autotune.recipe.apply import environment
 from autotune.space.configuration import Configuration
 from autotune.trial import messages
-from autotune.trial.live import Data, TrialFailed, WarmUp
+from autotune.trial.live import IN_SEARCH, Data, TrialFailed, TrialTiming, WarmUp
 from autotune.trial.log import fatal_line, tail
 from autotune.trial.messages import ChannelClosed, ProtocolError, StartedByImport
 from autotune.trial.no_memory import says_no_memory
@@ -296,7 +296,7 @@ class TrialProcesses:
         self._logs = logs
         self._spawn = isolation == "spawn"
         self._preload = True
-        self._templates: dict[tuple[int, tuple[tuple[str, str], ...]], Template] = {}
+        self._templates: dict[tuple[tuple[str, str], ...], Template] = {}
         self._trials: list[TrialProcess] = []
         self._count = 0
         self._fingerprint: str | None = None
@@ -319,12 +319,12 @@ class TrialProcesses:
         Raises:
             WorkloadError: It cannot be imported.
         """
-        _, ready = self._ready_template(0, {})
+        _, ready = self._ready_template({})
         assert ready.workload is not None
         self._fingerprint = ready.workload.fingerprint
         self.started_by_import = ready.started
         if self._spawn or ready.started is not None:
-            self.retire(0)
+            self.close()
             self._preload = False
         return ready.workload
 
@@ -332,17 +332,6 @@ class TrialProcesses:
     def isolation(self) -> Literal["template", "spawn"]:
         """How trials are kept apart."""
         return "template" if self._preload else "spawn"
-
-    def prepare(self, group: int, configurations: Sequence[Configuration]) -> None:
-        """Start the group's templates, side by side, without waiting for them."""
-        for configuration in configurations:
-            self._template(group, environment(configuration) if self._preload else {})
-
-    def await_ready(self, group: int) -> None:
-        """Wait for the group's imports."""
-        for of_group, variables in list(self._templates):
-            if of_group == group:
-                self._same_workload(self._ready_template(of_group, dict(variables))[1])
 
     def _same_workload(self, ready: messages.TemplateReady) -> None:
         """Refuse to measure other code than the run began with.
@@ -366,11 +355,10 @@ class TrialProcesses:
         *,
         log: str,
         data: Data | None,
-        group: int = 0,
-        epoch_seconds: float = messages.EPOCH_SECONDS,
+        timing: TrialTiming = IN_SEARCH,
         losses: messages.LossRuns | None = None,
     ) -> TrialProcess:
-        """Fork a trial from the group's template, which is restarted if it died."""
+        """Fork a trial from its template, which is restarted if it died."""
         request = messages.TrialRequest(
             configuration=dict(configuration),
             log=log,
@@ -379,12 +367,14 @@ class TrialProcesses:
             validation_examples=None if data is None else data.validation_examples,
             validation_uncounted=data is not None and data.validation_uncounted,
             endless=data is not None and data.endless,
-            epoch_seconds=epoch_seconds,
+            epoch_seconds=timing.epoch_seconds,
+            warmup_seconds=timing.warmup_seconds,
+            boundary=timing.boundary,
             losses=losses,
         )
         variables = environment(configuration) if self._preload else {}
         for attempt in (1, 2):
-            template, ready = self._ready_template(group, variables)
+            template, ready = self._ready_template(variables)
             self._same_workload(ready)
             try:
                 self._trials = [each for each in self._trials if not each.killed]
@@ -400,37 +390,28 @@ class TrialProcesses:
         raise AssertionError("unreachable")
 
     def apart(self, one: Configuration, other: Configuration) -> bool:
-        """See `live.Trials`: not where all trials are fresh interpreters, each of which has its own luck."""
+        """See `live.Trials`; never where all trials are fresh interpreters."""
         return self._preload and environment(one) != environment(other)
-
-    def retire(self, group: int) -> None:
-        """End the group's templates and their trials."""
-        self._end([key for key in self._templates if key[0] == group])
 
     def close(self) -> None:
         """End every template and every trial."""
-        self._end(list(self._templates))
-
-    def _end(self, keys: Sequence[tuple[int, tuple[tuple[str, str], ...]]]) -> None:
-        for key in keys:
-            template = self._templates.pop(key)
+        for template in self._templates.values():
             for trial in self._trials:
                 if trial.template is template:
                     trial.kill()
             template.close()
+        self._templates.clear()
 
-    def _ready_template(
-        self, group: int, variables: Mapping[str, str]
-    ) -> tuple[Template, messages.TemplateReady]:
+    def _ready_template(self, variables: Mapping[str, str]) -> tuple[Template, messages.TemplateReady]:
         """A template that has imported everything, and what it found; one that dies over it is started once more."""
         with contextlib.suppress(TemplateDied):
-            template = self._template(group, variables)
+            template = self._template(variables)
             return template, template.wait_ready()
-        template = self._template(group, variables)
+        template = self._template(variables)
         return template, template.wait_ready()
 
-    def _template(self, group: int, variables: Mapping[str, str]) -> Template:
-        key = (group, tuple(sorted(variables.items())))
+    def _template(self, variables: Mapping[str, str]) -> Template:
+        key = tuple(sorted(variables.items()))
         found = self._templates.get(key)
         if found is None or not found.alive:
             if found is not None:

@@ -49,10 +49,11 @@ class Phase(enum.StrEnum):
     """What a trial was for."""
 
     BASELINE = "baseline"
-    PROBE = "probe"
-    """One single change to the baseline, known to help often."""
     SEARCH = "search"
     CONFIRM = "confirm"
+    """Fresh processes of a leader and the baseline, for the claim."""
+    SOAK = "soak"
+    """A watch over the winner at the end of a run."""
 
 
 class Pairing(enum.StrEnum):
@@ -98,8 +99,7 @@ class Slice(_Data):
         throttled_seconds: How long quotas held the process's control groups back meanwhile, summed over cores.
         cpu_megahertz: Mean clock rate of the cores at its end.
         trained_examples: What its process had trained on by its end, most of its warm-up and what counts in no slice
-            included (short epochs that show a boundary's cost are not); None where an epoch's length is unknown, and
-            in older records.
+            included (short epochs that show a boundary's cost are not); None where an epoch's length is unknown.
         retraces: How often the train function was traced or compiled again since the trial was warm or the slice
             before had ended; None where that could not be seen.
         skipped_steps: In how many steps a loss scale left the weights alone, because gradients had overflowed; None
@@ -145,16 +145,25 @@ class Pair(_Data):
     disturbed: Disturbance | None = None
 
 
-class Leg(_Data):
-    """Slices of a soak that followed on one another: only the first has a freeze before it.
+class Boundary(_Data):
+    """What lies between two epochs of a training that is timed by steps.
 
     Args:
-        instance: Which process of the trial they came from, from 0.
-        slices: In order.
+        seconds: What an epoch costs beyond its steps without validation: a new iterator, a refilled shuffle buffer.
+        validation_seconds: What its validation costs.
+        seconds_per_example: The pace of training at which both were measured: validation scales with it.
+        tail_excluded: Whether slices leave out an epoch's last steps, which a full shuffle buffer feeds. They are
+            faster than the others; `seconds` is smaller by what they save.
     """
 
-    instance: Annotated[int, Field(ge=0)]
-    slices: Annotated[tuple[Slice, ...], Field(fail_fast=True)]
+    seconds: Seconds
+    validation_seconds: Seconds = 0.0
+    seconds_per_example: Annotated[FiniteFloat, Field(gt=0)]
+    tail_excluded: bool = False
+
+    def seconds_at(self, seconds_per_example: float) -> float:
+        """What an epoch costs beyond its steps, validation included, at another pace of training."""
+        return self.seconds + self.validation_seconds * seconds_per_example / self.seconds_per_example
 
 
 class Interval(_Data):
@@ -165,11 +174,56 @@ class Interval(_Data):
     high: FiniteFloat
 
 
+class Standing(enum.StrEnum):
+    """How a leader's confirmation stands."""
+
+    OPEN = "open"
+    """There are looks to come."""
+    OUT_OF_TIME = "out_of_time"
+    """The run ended before all looks were taken as planned, and the last one, taken then, did not decide."""
+    CONFIRMED = "confirmed"
+    NOT_SHOWN = "not_shown"
+    """All looks were taken, and none showed that it is faster."""
+    UNSTABLE = "unstable"
+    """It failed, or broke a rule."""
+
+
+class Looks(_Data):
+    """When a leader's confirmation is looked at, and the error that may be made in it.
+
+    A look at the result is another chance to err: looks are fixed when they are planned, and share one error.
+
+    Args:
+        leader: Which leader of the run this is, from 1; one that is planned anew counts again.
+        candidate: The leader's trial in the search.
+        error: The chance to err that all these looks share.
+        after: Processes a side after which the result is looked at, ascending.
+        standing: What they have shown.
+        reference: The trial of the baseline's processes beside it.
+        champion: The trial of the processes of the leader confirmed before, which it must beat; None without one.
+    """
+
+    leader: Annotated[int, Field(ge=1)]
+    candidate: Annotated[int, Field(ge=1)]
+    error: Annotated[FiniteFloat, Field(gt=0, lt=1)]
+    after: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1, fail_fast=True)]
+    standing: Standing = Standing.OPEN
+    reference: Annotated[int, Field(ge=1)]
+    champion: Annotated[int, Field(ge=1)] | None = None
+
+    @property
+    def confidence(self) -> float:
+        """Of the interval at each look."""
+        return 1 - self.error / len(self.after)
+
+
 class TrialRecord(_Data):
     """All that is kept of one trial.
 
     Args:
         trial: The trial's number within its run; 0 is the baseline.
+        configuration: What was in force.
+        asked: What was asked for, where that was another configuration; None elsewhere.
         instances: How many processes it was measured in.
         reason: Why it ended as it did, in one line; below it the next step and the user's own frames, where there are
             any. Empty for `ok`.
@@ -178,31 +232,29 @@ class TrialRecord(_Data):
         seconds: From asking for the process to its end, all instances together, the partner's turns included;
             of a confirmation's trials what starting them and their own slices took.
         ended_at_seconds: When it ended, in seconds of the run: what all its invocations had taken by then, by a clock
-            that nobody can set. None in older records.
+            that nobody can set.
         launch_seconds: From asking for the process to the fork having happened.
         first_step_seconds: From asking for the process to the end of the first train step.
-        filling_seconds: What of that went into filling what the dataset keeps in memory (`.cache()`); None in older
-            records.
+        filling_seconds: What of that went into filling what the dataset keeps in memory (`.cache()`).
         compile_seconds: Trace and compile: what the first calls took beyond steady ones.
         warmup_seconds: From the first step to the steady state.
         warmup_steps: Steps up to then: they compile, or are not at the usual pace yet, and count in no slice.
         settled: Whether most of its processes had reached the steady state when they were measured; None where none
             was warm, or all ran too few steps to tell.
-        run_in_seconds: What it trains after each pause before a slice begins; None in older records.
+        run_in_seconds: What it trains after each pause before a slice begins.
         timed_by: `epochs` (whole ones) or `steps` (boundary cost added in proportion).
-        epoch_overhead_seconds: What an epoch costs beyond its steps.
-        stalled_ends: Share of epochs that end in a stall because `tf.data` tunes their pipeline, on top of
-            `epoch_overhead_seconds`; 0 where it does not. None where epochs are timed whole, or too little was seen.
-        stalls_untold: Processes that were timed by steps and saw too little of that.
+        epoch_overhead_seconds: What an epoch is charged beyond its steps.
+        boundary: What lies between two epochs, measured by the trial's own process. None where epochs are timed whole
+            or have no end, or where the boundary was taken over from the baseline.
         examples_per_epoch: None when endless or unknown.
         validation_uncounted: Whether the validation data does not say how long it is and counting took too long: where
-            epochs are timed by steps, only its beginning is in `epoch_overhead_seconds`. None in older records.
+            epochs are timed by steps, only its beginning is in `epoch_overhead_seconds`.
         pairs: Slices beside the baseline's.
         disturbed_pairs: What became of the pairs that were disturbed: `left_out` of the speed-up, or `used` where
             too few others remained in an instance; None where there are none.
         slices: Slices taken alone (the baseline's own).
-        legs: Of the soak.
-        stopped_by: Why measuring stopped: `narrow`, `cannot_win`, `behind`, `time`, or None.
+        looks: When its confirmation is looked at; empty for all but leaders. The last ones are in force.
+        stopped_by: Why measuring stopped: `narrow`, `cannot_win`, `behind`, `ahead`, `time`, or None.
         throughput: Samples per second of a long training, epoch boundaries included.
         speedup: Ratio of throughputs, candidate over baseline, from the pairs.
         peak_host_bytes: Largest resident memory of the process tree.
@@ -219,6 +271,7 @@ class TrialRecord(_Data):
     trial: Annotated[int, Field(ge=0)]
     phase: Phase
     configuration: dict[str, Value]
+    asked: dict[str, Value] | None = None
     outcome: Outcome
     reason: str = ""
     log_tail: str = ""
@@ -236,16 +289,15 @@ class TrialRecord(_Data):
     run_in_seconds: Seconds | None = None
     timed_by: Literal["epochs", "steps"] | None = None
     epoch_overhead_seconds: Seconds | None = None
-    stalled_ends: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
-    stalls_untold: Count = 0
+    boundary: Boundary | None = None
     examples_per_epoch: int | None = None
     validation_uncounted: bool | None = None
     pairing: Pairing | None = None
     pairs: Annotated[tuple[Pair, ...], Field(fail_fast=True)] = ()
     disturbed_pairs: Literal["left_out", "used"] | None = None
     slices: Annotated[tuple[Slice, ...], Field(fail_fast=True)] = ()
-    legs: Annotated[tuple[Leg, ...], Field(fail_fast=True)] = ()
-    stopped_by: Literal["narrow", "cannot_win", "behind", "time"] | None = None
+    looks: Annotated[tuple[Looks, ...], Field(fail_fast=True)] = ()
+    stopped_by: Literal["narrow", "cannot_win", "behind", "ahead", "time"] | None = None
     throughput: Interval | None = None
     speedup: Interval | None = None
     peak_host_bytes: Bytes | None = None

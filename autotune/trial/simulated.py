@@ -17,19 +17,18 @@ from collections.abc import Callable, Mapping, Sequence
 from autotune.measure.steady_state import SMALLEST_WINDOW, WINDOW_SECONDS
 from autotune.recipe.apply import environment
 from autotune.space.configuration import Configuration
-from autotune.trial.live import Data, TrialFailed, WarmUp
+from autotune.trial.live import IN_SEARCH, Data, TrialFailed, TrialTiming, WarmUp
 from autotune.trial.messages import (
-    EPOCH_SECONDS,
     Finished,
     LossCurves,
     LossRuns,
     Ready,
     Started,
     StartedByImport,
-    TrialRequest,
 )
-from autotune.trial.record import Outcome, Slice, StepSeconds
-from autotune.trial.step_clock import WHOLE_EPOCH_CALLS, Training
+from autotune.trial.record import Boundary, Outcome, Slice, StepSeconds
+from autotune.trial.step_clock import WHOLE_EPOCH_CALLS
+from autotune.trial.training import Training
 from autotune.workload import WorkloadFacts
 
 LAUNCH_SECONDS = 0.01
@@ -41,7 +40,6 @@ SEED_SPREAD = 0.02
 """Largest share by which the losses of different seeds differ."""
 HOST_BYTES, HOST_BYTES_PER_EXAMPLE = 512 << 20, 1 << 16
 DEVICE_BYTES, DEVICE_BYTES_PER_EXAMPLE = 256 << 20, 1 << 20
-_WARMUP_SECONDS = float(TrialRequest.model_fields["warmup_seconds"].default)
 
 
 def _no_gain(configuration: Configuration) -> float:
@@ -78,9 +76,8 @@ class SimulatedTrial:
     Args:
         trials: The machine it runs on.
         configuration: What it runs, `jit_compile` resolved.
-        group: Of the template that it was forked from.
         luck: How much faster than the formula this very process is, as a factor.
-        epoch_seconds: Epochs up to this long are timed whole.
+        timing: How it is timed.
         losses: What to train for the losses alone; None for a trial that is timed.
     """
 
@@ -89,14 +86,13 @@ class SimulatedTrial:
         trials: SimulatedTrials,
         configuration: Configuration,
         *,
-        group: int,
         luck: float,
-        epoch_seconds: float = EPOCH_SECONDS,
+        timing: TrialTiming = IN_SEARCH,
         losses: LossRuns | None = None,
     ) -> None:
         self.configuration = configuration
-        self._epoch_seconds = epoch_seconds
-        self.group = group
+        self.timing = timing
+        self._epoch_seconds = timing.epoch_seconds
         self._trials = trials
         self._luck = luck
         self._losses = losses
@@ -136,7 +132,8 @@ class SimulatedTrial:
         pace = self._pace()
         by_epochs, call_seconds, epoch_seconds = self._shape(pace)
         wanted = max(call_seconds, 2 * max(WINDOW_SECONDS, SMALLEST_WINDOW * call_seconds))
-        warmup_seconds = max(call_seconds, min(_WARMUP_SECONDS, wanted))
+        warmup_seconds = max(call_seconds, min(self.timing.warmup_seconds, wanted))
+        timed_boundary = not by_epochs and trials.examples is not None
         self._pass(warmup_seconds, deadline)
         self._trained += round(warmup_seconds * pace)
         self._state = _State.WARM
@@ -147,8 +144,10 @@ class SimulatedTrial:
                 settled=warmup_seconds >= wanted,
                 warmup_seconds=warmup_seconds,
                 compile_seconds=trials.start_seconds / 2,
-                epoch_overhead_seconds=None if by_epochs or trials.examples is None else 0.0,
-                stalled_ends=None if by_epochs or trials.examples is None else 0.0,
+                epoch_overhead_seconds=0.0 if timed_boundary else None,
+                boundary=Boundary(seconds=0.0, seconds_per_example=1 / pace)
+                if timed_boundary and self.timing.boundary is None
+                else None,
                 call_seconds=call_seconds,
                 epoch_seconds=epoch_seconds if by_epochs else None,
                 run_in_seconds=self._run_in_seconds(pace),
@@ -454,7 +453,7 @@ class SimulatedTrials:
         self.at_work: SimulatedTrial | None = None
         self.launched: list[SimulatedTrial] = []
         self.orphaned: set[SimulatedTrial] = set()
-        self._ready_at: dict[tuple[int, tuple[tuple[str, str], ...]], float] = {}
+        self._ready_at: dict[tuple[tuple[str, str], ...], float] = {}
 
     @property
     def alive(self) -> list[SimulatedTrial]:
@@ -465,8 +464,7 @@ class SimulatedTrials:
 
     def open(self) -> WorkloadFacts:
         """See `live.Trials`."""
-        self._start_template(0, {})
-        self.await_ready(0)
+        self._wait_until(self._start_template({}))
         return self.facts
 
     def launch(
@@ -475,60 +473,42 @@ class SimulatedTrials:
         *,
         log: str,
         data: Data | None,
-        group: int = 0,
-        epoch_seconds: float = EPOCH_SECONDS,
+        timing: TrialTiming = IN_SEARCH,
         losses: LossRuns | None = None,
     ) -> SimulatedTrial:
         """See `live.Trials`; no log is written."""
         known = data in (None, Data(examples=self.examples, endless=self.examples is None))
         assert known, f"the trial was told wrong things of its dataset: {data}"
-        self._wait_until(self._start_template(group, environment(configuration)))
+        self._wait_until(self._start_template(environment(configuration)))
         luck = math.exp(self.random.gauss(0.0, self.instance_noise)) * self._template_luck(
-            group, environment(configuration)
+            environment(configuration)
         )
         resolved = configuration
         if configuration["jit_compile"] == "auto":
             resolved = configuration.replace(jit_compile=self.jit_resolves_to)
-        trial = SimulatedTrial(
-            self, resolved, group=group, luck=luck, epoch_seconds=epoch_seconds, losses=losses
-        )
+        trial = SimulatedTrial(self, resolved, luck=luck, timing=timing, losses=losses)
         self.launched.append(trial)
         return trial
-
-    def prepare(self, group: int, configurations: Sequence[Configuration]) -> None:
-        """See `live.Trials`: templates that are started together import side by side."""
-        for configuration in configurations:
-            self._start_template(group, environment(configuration))
-
-    def await_ready(self, group: int) -> None:
-        """See `live.Trials`."""
-        self._wait_until(max((at for key, at in self._ready_at.items() if key[0] == group), default=0.0))
 
     def apart(self, one: Configuration, other: Configuration) -> bool:
         """See `live.Trials`."""
         return environment(one) != environment(other)
 
-    def retire(self, group: int) -> None:
-        """See `live.Trials`: what a trial of the group is asked from now on, it answers with `crashed`."""
-        self._ready_at = {key: at for key, at in self._ready_at.items() if key[0] != group}
-        for trial in self.alive:
-            if trial.group == group:
-                trial.kill()
-                self.orphaned.add(trial)
-
     def close(self) -> None:
-        """See `live.Trials`."""
-        for group in {key[0] for key in self._ready_at}:
-            self.retire(group)
+        """See `live.Trials`: what a trial is asked from now on, it answers with `crashed`."""
+        self._ready_at.clear()
+        for trial in self.alive:
+            trial.kill()
+            self.orphaned.add(trial)
 
-    def _start_template(self, group: int, variables: dict[str, str]) -> float:
+    def _start_template(self, variables: dict[str, str]) -> float:
         """When the template with these environment variables has imported everything."""
-        key = (group, tuple(sorted(variables.items())))
+        key = tuple(sorted(variables.items()))
         return self._ready_at.setdefault(key, self.clock() + self.import_seconds)
 
-    def _template_luck(self, group: int, variables: dict[str, str]) -> float:
+    def _template_luck(self, variables: dict[str, str]) -> float:
         """How much faster than the formula all forks of the template are, as a factor; drawn apart from the rest."""
-        drawn = random.Random(f"{self._seed} {group} {sorted(variables.items())}")
+        drawn = random.Random(f"{self._seed} {sorted(variables.items())}")
         return math.exp(drawn.gauss(0.0, self.template_noise))
 
     def _wait_until(self, moment: float) -> None:

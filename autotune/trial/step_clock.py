@@ -1,44 +1,53 @@
-"""Times a running `model.fit` in slices, and holds it still in between.
+"""Times a running `model.fit` in slices, and freezes the process in between.
 
-The clock wraps the model's train function, so `fit` itself stays as the user's: same loop, same callbacks. A
-*call* is one call of the train function: `steps_per_execution` steps. While it warms up the clock looks on;
-then it reports, freezes the process, and obeys: each `Measure` is one slice, or several without a pause.
+The clock wraps the model's train function: `fit`, its loop and its callbacks stay the user's. A *call* is one call of
+the train function: `steps_per_execution` steps. The clock watches the warm-up, reports, freezes the process, and obeys
+the tuner: each `Measure` asks for one slice, or for several without a pause.
 
-Short epochs are timed in *laps*, each from the end of an epoch's first call to that of the next one's, and the
-process freezes after a first call: a slice is a number of whole epochs. The first lap after a freeze is not counted.
-What was on its way when it was frozen would be a gift; and to end what `tf.data` has begun in an iterator takes
-longer after a pause, which no training pays. Epochs that are longer than the tuner allows, and of very few calls, are
-timed boundary to boundary. Where an epoch is longer and has more calls, `LongEpoch` leaves `fit` once, and a second
-`fit` is timed by steps: the stretch from the last call of an epoch to the first call of the next is not counted,
-because its cost is measured apart (`trial/boundary.py`).
+| epochs | how they are timed |
+|---|---|
+| short | In *laps*, from the end of an epoch's first call to the end of the next one's. A slice is whole laps. |
+| long, of very few calls | Whole, from boundary to boundary. |
+| long | By steps. The stretch from an epoch's last call to the end of the next one's first call is not counted. |
+
+The first lap after a freeze is not counted: work that was on its way would be a gift, and `tf.data` takes longer to end
+an iterator after a pause. By steps, the cost of a boundary is charged apart (`trial/boundary.py`). Where that cost is
+unknown, `LongEpoch` leaves `fit`, so that it can be measured; a second `fit` is timed by steps. Otherwise the clock
+changes to steps within the same `fit`.
 
 This module knows no TensorFlow: what it needs of it is handed in.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from autotune.measure.steady_state import agree, is_steady
+from autotune.measure.steady_state import enough_calls, enough_epochs, is_steady, recent_mean, thirds_agree
 from autotune.trial.messages import Finish, FirstStep, Measure, Ready, SliceDone
-from autotune.trial.record import Outcome, Slice, StepSeconds
+from autotune.trial.record import Boundary, Outcome, Slice, StepSeconds
 from autotune.trial.telemetry import Counters, between, host_bytes, part_of, read_counters
+from autotune.trial.training import Mark, Progress, Training
 
-ENDLESS_EPOCH_SECONDS = 0.5
-"""How long a first epoch is watched before its length is extrapolated, where it is not known to have no end."""
+if TYPE_CHECKING:
+    from autotune.trial.boundary import BetweenEpochs
+
+LOOK_SECONDS = 0.2
+"""An epoch's length is extrapolated once it has been watched for so long."""
 FEWEST_CALLS_TO_EXTRAPOLATE = 3
-"""From the second call on: their median tells what an epoch takes; the first ones may take a hundred times as long."""
+"""After the first: their median gives an epoch's length. The first calls may take a hundred times as long."""
 WHOLE_EPOCH_CALLS = 3
 """An epoch of so few calls is timed whole, however long: by steps, its first call would not count."""
 
 
 class LongEpoch(Exception):
-    """An epoch takes longer than slices may: time by steps instead."""
+    """Epochs are to be timed by steps, and what lies between two of them must be measured first."""
 
 
 class TrainingEnded(Exception):
@@ -70,70 +79,6 @@ class Tuner(Protocol):
         """Wait for the next command."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """What the clock must know of the training it times.
-
-    Args:
-        steps_per_call: The knob `steps_per_execution`.
-        batch_size: Examples per full step.
-        examples: Examples per epoch; None when endless or unknown.
-        drop_remainder: Whether a smaller last batch is dropped.
-        iterations: Reads `optimizer.iterations`; None when the model has no optimizer.
-        synchronise: Waits until the devices have done what they were given.
-        retraces: How often the train function was traced or compiled since this was last called; None where that
-            cannot be seen.
-        updates: Reads how many steps changed the weights so far; None where no loss scale skips any.
-        endless: Whether the dataset is known to have no end.
-        count: Counts the examples that an epoch trains on, by reading one; None where it cannot be asked.
-        device_bytes: Reads what TensorFlow holds on a device; None without one.
-    """
-
-    steps_per_call: int
-    batch_size: int
-    examples: int | None
-    drop_remainder: bool
-    iterations: Callable[[], int] | None
-    synchronise: Callable[[], None]
-    retraces: Callable[[], int | None] = lambda: None
-    updates: Callable[[], int] | None = None
-    endless: bool = False
-    count: Callable[[], int] | None = None
-    device_bytes: Callable[[], int | None] = lambda: None
-
-    @property
-    def steps_per_epoch(self) -> int | None:
-        """Steps of one epoch, None when endless or unknown."""
-        if self.examples is None:
-            return None
-        whole, rest = divmod(self.examples, self.batch_size)
-        return whole if self.drop_remainder or not rest else whole + 1
-
-    @property
-    def examples_missing_from_last_step(self) -> int:
-        """By how many examples an epoch's last step is smaller than the others."""
-        if self.examples is None or self.drop_remainder:
-            return 0
-        return -self.examples % self.batch_size
-
-    def examples_in_epoch(self, steps: int) -> int:
-        """Examples of a whole epoch that took `steps` steps."""
-        if steps == self.steps_per_epoch:
-            return steps * self.batch_size - self.examples_missing_from_last_step
-        return steps * self.batch_size
-
-    @property
-    def examples_per_epoch(self) -> int | None:
-        """Examples that a whole epoch trains on, None when endless or unknown."""
-        steps = self.steps_per_epoch
-        return None if steps is None else self.examples_in_epoch(steps)
-
-    def ends_epoch(self, calls: int) -> bool:
-        """Whether the call with this number, from 1, is the last of an epoch; False where nobody knows."""
-        steps = self.steps_per_epoch
-        return steps is not None and calls * self.steps_per_call >= steps
-
-
 @dataclass
 class _OpenSlice:
     """A slice that is being measured."""
@@ -162,8 +107,9 @@ class StepClock:
     Args:
         training: What is timed.
         tuner: Where reports go and commands come from.
-        warmup_seconds: Cap on the warm-up after the first step.
+        warmup_seconds: Usual cap on the warm-up after the first step.
         epoch_seconds: Longest epoch that is timed whole, unless it has very few calls.
+        between_epochs: What lies between two epochs. None to leave `fit` where epochs are long.
         freeze: Stops the process; comes back when the tuner lets it go on.
         clock: Seconds, monotonic.
         counters: Reads what the machine counts; before and after a slice, outside of what is timed.
@@ -176,40 +122,34 @@ class StepClock:
         *,
         warmup_seconds: float,
         epoch_seconds: float,
+        between_epochs: BetweenEpochs | None = None,
         freeze: Callable[[], None] = freeze_own_group,
         clock: Callable[[], float] = time.perf_counter,
         counters: Callable[[], Counters] = read_counters,
     ) -> None:
-        self._training = training
+        self._progress = Progress(training)
         self._tuner = tuner
         self._warmup_seconds = warmup_seconds
         self._epoch_seconds = epoch_seconds
+        self._between = between_epochs
         self._freeze = freeze
         self._clock = clock
         self._counters = counters
-        self._by_epochs = True
-        self._overhead: float | None = None
-        self._stalled_ends: float | None = None
-        self._uncounted_seconds = 0.0
-        self._counting_seconds = 0.0
-        self._counted_calls = math.inf
-        self._open: _OpenSlice | None = None
-        self._slices_left = 0
-        self._ready = False
+        self._by_epochs = not training.endless
         self._in_laps = False
         self._settled: bool | None = None
-        self._epoch_began_at = 0.0
+        self._open: _OpenSlice | None = None
+        self._slices_left = 0
         self._first_call_at: float | None = None
         self._first_call_seconds = 0.0
         self._compile_seconds: float | None = None
         self._epoch_times: list[float] = []
         self._logs: Any = None
         self._epoch_logs: Any = None
-        self._total_calls = 0
+        self._mark: Mark | None = None
+        """Where a lap, an epoch or a segment began that may count in a slice."""
         self._smaller_batch_traced = False
         self._expected_traces = 0
-        self._steps_of_ended_epochs = 0
-        self._ended_epochs = 0
         self._skipped_before = 0
         self._begin_fit()
 
@@ -225,131 +165,106 @@ class StepClock:
 
         return timed
 
-    def time_by_steps(
-        self,
-        epoch_overhead_seconds: float | None,
-        *,
-        counted_calls: int | None = None,
-        stalled_ends: float | None = None,
-        uncounted_seconds: float = 0.0,
-    ) -> None:
+    def time_by_steps(self, between_epochs: BetweenEpochs) -> None:
         """From the next `fit` on, time by steps.
 
         Args:
-            epoch_overhead_seconds: What an epoch costs beyond its steps, measured apart.
-            counted_calls: After so many calls of an epoch the rest of it is not counted: the overhead speaks of it.
-            stalled_ends: Share of epochs that end in a stall, to be told.
-            uncounted_seconds: How long nothing counts between two epochs, to be told.
+            between_epochs: What lies between two epochs.
         """
         self._by_epochs = False
-        self._overhead = epoch_overhead_seconds
-        self._stalled_ends = stalled_ends
-        self._uncounted_seconds = uncounted_seconds
-        self._counted_calls = math.inf if counted_calls is None else counted_calls
+        self._between = between_epochs
+        self._epoch_logs = None
         self._begin_fit()
 
     def epoch_began(self) -> None:
         """`fit` is about to make the epoch's iterator."""
-        self._steps_of_ended_epochs = self._steps_trained()
-        self._calls = 0
+        self._progress.epoch_began()
 
     def epoch_ended(self) -> None:
         """`fit` has trained, and validated if it does, one whole epoch."""
-        if self._calls == 0:
+        if self._progress.calls == 0:
             self._refuse_exhausted()
-        self._smaller_batch_traced = True
-        if self._training.steps_per_epoch is None:  # nobody knows how many of its steps the last call had
-            self._steps_of_ended_epochs -= self._training.steps_per_call - 1
-        self._ended_epochs += 1
-        self._calls_of_epoch = self._calls
-        self._epoch_logs = self._logs
         now = self._clock()
-        self._count_if_unknown(now)
+        self._smaller_batch_traced = True
+        if self._by_epochs:
+            self._epoch_logs = self._logs
+            self._count_if_unknown(now)
+        self._progress.epoch_ended()
         if not self._by_epochs:
             self._close_segment()
         elif self._open is None:
             self._warm_up_by_epochs(now)
         elif not self._in_laps:
-            self._count_epoch(now, now - self._epoch_began_at)
-        self._epoch_began_at = self._clock()
-        if not self._in_laps:
-            self._epoch_iterations = self._iterations_if_unknown()
-            self._epoch_calls = self._total_calls
-
-    def _count_if_unknown(self, now: float) -> None:
-        """Have the examples of an epoch counted, once one has ended in good time and nobody knows them.
-
-        Its smaller last batch would else count as a whole one: the more, the larger batches are.
-        """
-        if not self._by_epochs or self._training.examples is not None or self._training.count is None:
-            return
-        self._training = replace(self._training, examples=self._training.count())
-        assert self._first_call_at is not None
-        self._counting_seconds = self._clock() - now
-        self._first_call_at += self._counting_seconds  # a warm-up is no shorter for it
+            self._count_epoch(now)
+        if self._by_epochs and not self._in_laps:
+            self._mark = self._progress.mark(self._clock())
 
     @property
     def call_seconds(self) -> float:
         """What a call of the train function takes, by the last ones seen."""
-        recent = (self._call_times or self._epoch_times)[-50:]
-        return max(sum(recent) / max(len(recent), 1), 1e-9)
-
-    @property
-    def last_loss(self) -> float | None:
-        """The running training loss, of the last whole epoch where those are timed; None where there is none."""
-        logs = self._logs if self._epoch_logs is None or not self._by_epochs else self._epoch_logs
-        value = logs.get("loss") if isinstance(logs, Mapping) else None
-        return None if value is None else float(value)
+        return max(recent_mean(self._call_times or self._epoch_times), 1e-9)
 
     # ------------------------------------------------------------------------------------------- each call
 
+    @property
+    def _training(self) -> Training:
+        return self._progress.training
+
     def _begin_fit(self) -> None:
+        now = self._clock()
         self._call_times: list[float] = []
-        self._calls = 0
         self._fits_first_epoch = True
         self._first_epoch_last_call: float | None = None
-        self._call_before_at = self._last_call_at = self._clock()
-        self._epoch_began_at = self._last_call_at
-        self._fit_began_at = self._last_call_at
-        self._calls_of_epoch = 0
-        self._epoch_iterations = self._iterations_if_unknown()
-        self._epoch_calls = self._total_calls
-        self._lap_at: float | None = None
-        self._segment_at: float | None = None
-        self._counted_up_to: tuple[float, int] | None = None
+        self._call_before_at = self._last_call_at = now
+        self._warm_since: float | None = None
+        self._mark = self._progress.mark(now) if self._by_epochs else None
+        self._counted_up_to: Mark | None = None
 
     def _call_ended(self, logs: Any) -> None:
         self._logs = logs
-        self._calls += 1
-        self._total_calls += 1
+        self._progress.called()
         if self._first_call_at is None:
             self._report_first_call()
             return
         now = self._clock()
         seconds = now - self._last_call_at
         self._call_before_at, self._last_call_at = self._last_call_at, now
-        first_of_epoch = self._calls == 1
-        if not self._by_epochs and self._traces_smaller_batch():
-            self._expected_traces = 1
-            self._segment_at = None  # a training pays for it once: the stretch it fell into is not counted
-            return
-        if not self._by_epochs and self._calls > self._counted_calls:
-            return
-        if not first_of_epoch and not self._ready:
-            self._call_times.append(seconds)
-        if self._open is not None and (self._by_epochs or not first_of_epoch):
-            self._open.call_seconds.append(seconds)
+        if self._warm_since is None:
+            self._warm_since = now
         if self._by_epochs:
-            self._watch_for_long_epoch(now)
-            if first_of_epoch and self._in_laps:
-                self._lap_ended(now)
-        elif first_of_epoch:
+            self._called_by_epochs(now, seconds)
+        else:
+            self._called_by_steps(now, seconds)
+
+    def _called_by_epochs(self, now: float, seconds: float) -> None:
+        first_of_epoch = self._progress.calls == 1
+        if self._open is not None:
+            self._open.call_seconds.append(seconds)
+        elif not first_of_epoch:
+            self._call_times.append(seconds)
+            if self._takes_long(now):
+                self._change_to_steps()
+        if first_of_epoch and self._in_laps:
+            self._lap_ended(now)
+
+    def _called_by_steps(self, now: float, seconds: float) -> None:
+        calls = self._progress.calls
+        counted = self._between.counted_calls if self._between else None
+        if self._traces_smaller_batch():
+            self._expected_traces = 1
+            self._mark = None  # a training pays for it once: the stretch it fell into is not counted
+            return
+        if counted is not None and calls > counted:
+            return
+        if calls == 1:
             self._open_segment(now)
         elif self._open is not None:
-            self._measure_by_steps(now)
-        elif not self._ready:
+            self._open.call_seconds.append(seconds)
+            self._measure_by_steps(self._open, now)
+        else:
+            self._call_times.append(seconds)
             self._warm_up_by_steps(now)
-        if not self._by_epochs and self._calls == self._counted_calls:
+        if calls == counted:
             self._close_segment()
 
     def _traces_smaller_batch(self) -> bool:
@@ -357,82 +272,40 @@ class StepClock:
         return (
             not self._smaller_batch_traced
             and self._training.examples_missing_from_last_step > 0
-            and self._training.ends_epoch(self._calls)
+            and self._training.ends_epoch(self._progress.calls)
         )
 
     def _report_first_call(self) -> None:
         self._training.synchronise()
-        loss = self.last_loss
-        self._first_call_at = self._clock()
+        self._warm_since = self._first_call_at = self._clock()
         self._first_call_seconds = self._first_call_at - self._last_call_at
-        self._require_finite(loss)
-        self._tuner.send(FirstStep(at=time.monotonic(), loss=loss))
+        self._tuner.send(FirstStep(at=time.monotonic(), loss=self._finite_loss()))
         self._last_call_at = self._clock()
 
-    def _iterations(self) -> int:
-        if self._training.iterations is None:
-            return self._total_calls * self._training.steps_per_call
-        return self._training.iterations()
+    def _finite_loss(self) -> float | None:
+        """The running training loss, of the last whole epoch where those are timed; None where there is none.
 
-    def _steps_since(self, iterations: int, calls: int) -> int:
-        """Optimizer steps since `iterations` and the number of `calls` were these.
-
-        Never more than the calls that came back can have taken: where Keras does not know an epoch's length, it
-        calls once more than there are batches, and that call counts an iteration before it finds no data.
-        Where a loss scale skips steps they are not counted by the optimizer, and cost as much: the calls are what was
-        trained, where every call has all of its steps, as of data that never ends, and where it skipped every step.
+        Raises:
+            TrainingFailed: The loss, or another number that a step reports, is not finite.
         """
-        most = (self._total_calls - calls) * self._training.steps_per_call
-        if self._training.endless:
-            return most
-        counted = self._iterations() - iterations
-        return min(counted, most) if counted > 0 else most
+        reported = _numbers(self._logs if self._epoch_logs is None else self._epoch_logs)
+        for name, value in reported.items():
+            if not math.isfinite(value):
+                what = "the training loss" if name == "loss" else f"the metric {name}"
+                raise TrainingFailed(
+                    Outcome.NONFINITE, f"{what} became {value} by step {self._progress.steps}"
+                )
+        return reported.get("loss")
 
-    def _steps_trained(self) -> int:
-        """Batches trained on so far, whether they changed the weights or not; at least so many, if in doubt."""
-        steps, known = self._calls * self._training.steps_per_call, self._training.steps_per_epoch
-        return self._steps_of_ended_epochs + (steps if known is None else min(steps, known))
+    def _count_if_unknown(self, now: float) -> None:
+        """Have the examples of an epoch counted, once one has ended in good time and they are unknown.
 
-    def _examples_trained(self) -> int | None:
-        """Examples trained on so far, an epoch's smaller last step counted as a whole one until it ends.
-
-        None where nobody knows how many steps the last call of an epoch had.
+        Otherwise its smaller last batch would count as a whole one: the more, the larger batches are.
         """
-        if self._training.steps_per_epoch is None and not self._training.endless:
-            return None
-        missing = self._ended_epochs * self._training.examples_missing_from_last_step
-        return max(0, self._steps_trained() * self._training.batch_size - missing)
-
-    def _iterations_if_unknown(self) -> int:
-        """Where the steps of an epoch are known, they need not be read, which takes a tenth of a millisecond."""
-        return self._iterations() if self._training.steps_per_epoch is None else 0
-
-    def _steps_of_epoch(self) -> int:
-        """Steps of the epoch or lap that ends; what is known of the dataset counts more than what an optimizer says.
-
-        An optimizer counts updates: fewer than steps where gradients are accumulated or a loss scale skips.
-        """
-        known = self._training.steps_per_epoch
-        if known is None:
-            return self._steps_since(self._epoch_iterations, self._epoch_calls)
-        # Fewer, where a dataset that batches by itself drops more than anybody can tell.
-        called = (self._total_calls - self._epoch_calls) * self._training.steps_per_call
-        return min(known, called)
-
-    def _steps_of_segment(self) -> int:
-        """Steps since the segment began, within one epoch."""
-        known = self._training.steps_per_epoch
-        if known is None:
-            return self._steps_since(self._segment_iterations, self._segment_calls)
-        before = self._calls - (self._total_calls - self._segment_calls)
-        per_call = self._training.steps_per_call
-        return max(1, min(self._calls * per_call, known) - min(before * per_call, known))
-
-    def _require_finite(self, loss: float | None) -> None:
-        if loss is not None and not math.isfinite(loss):
-            raise TrainingFailed(
-                Outcome.NONFINITE, f"the training loss became {loss} by step {self._iterations()}"
-            )
+        if self._training.examples is None and self._training.count is not None:
+            self._progress.training = replace(self._training, examples=self._training.count())
+            assert self._warm_since is not None
+            self._warm_since += self._clock() - now  # a warm-up is no shorter for it
 
     def _refuse_exhausted(self) -> None:
         counted = self._training.steps_per_epoch  # more than 0: counting has seen batches
@@ -453,34 +326,33 @@ class StepClock:
 
     # -------------------------------------------------------------------------------------------- warm-up
 
-    def _elapsed(self, now: float) -> float:
-        assert self._first_call_at is not None
-        return now - self._first_call_at
+    def _takes_long(self, now: float) -> bool:
+        """Whether this epoch, of which two calls are over, will be too long to be timed whole."""
+        training, calls = self._training, self._progress.calls
+        if training.ends_epoch(WHOLE_EPOCH_CALLS):
+            return False
+        if training.ends_epoch(calls):  # perhaps it compiled for a smaller batch
+            return False
+        assert self._mark is not None
+        watched = now - self._mark.at - (self._first_call_seconds if self._fits_first_epoch else 0)
+        if watched < LOOK_SECONDS:
+            return False
+        steps = training.steps_per_epoch
+        if steps is None and calls <= WHOLE_EPOCH_CALLS:
+            return False  # it may end in a moment, and an epoch needs more calls to be timed by steps
+        if steps is not None and len(self._call_times) >= FEWEST_CALLS_TO_EXTRAPOLATE:
+            ratio = statistics.median(self._call_times) * steps / training.steps_per_call / self._epoch_seconds
+            if ratio > 2 or (ratio > 1 and is_steady(self._call_times)):  # the first calls may be slow
+                return True
+        return watched > max(self._warmup_seconds, self._epoch_seconds)
 
-    def _watch_for_long_epoch(self, now: float) -> None:
-        if self._open is not None or self._ready or self._calls < 2:
-            return
-        if self._training.ends_epoch(WHOLE_EPOCH_CALLS):
-            return
-        if self._training.ends_epoch(self._calls):  # perhaps it compiled for a smaller batch
-            return
-        if self._training.endless:
-            raise LongEpoch  # what a usual call takes shows later
-        elapsed = now - self._epoch_began_at - (self._first_call_seconds if self._fits_first_epoch else 0)
-        if elapsed < ENDLESS_EPOCH_SECONDS:
-            return
-        steps = self._training.steps_per_epoch
-        if steps is None and self._calls <= WHOLE_EPOCH_CALLS:
-            return  # it may end in a moment, and an epoch needs more calls to be timed by steps
-        watched = max(self._warmup_seconds, self._epoch_seconds)
-        too_long = False
-        if (
-            steps is not None and len(self._call_times) >= FEWEST_CALLS_TO_EXTRAPOLATE
-        ):  # the first ones may be slow
-            too_long = _median(self._call_times) * steps / self._training.steps_per_call > 2 * watched
-        if too_long or elapsed > watched:
+    def _change_to_steps(self) -> None:
+        if self._between is None:
             self._note_compile_seconds()
             raise LongEpoch
+        self._by_epochs = False
+        self._mark = None
+        self._epoch_logs = None
 
     def _warm_up_by_epochs(self, now: float) -> None:
         if self._in_laps:
@@ -490,39 +362,33 @@ class StepClock:
             self._first_epoch_last_call = self._call_times[-1] if self._call_times else None
             self._call_times.clear()
             return
-        seconds = now - self._epoch_began_at
-        so_far = sorted([*self._epoch_times, seconds])
-        usual = so_far[(len(so_far) - 1) // 2]  # one that comes later may have stalled
-        if usual > self._epoch_seconds and self._calls > WHOLE_EPOCH_CALLS:
-            self._note_compile_seconds()
-            raise LongEpoch
-        self._epoch_times.append(seconds)
-        self._settled = is_steady(self._epoch_times)
-        if self._settled or (self._elapsed(now) >= self._warmup_seconds and len(self._epoch_times) >= 2):
-            if self._settled is None:  # the cap holds too few epochs to tell
-                self._settled = self._last_epochs_agree()
-            self._in_laps = (
-                self._calls > WHOLE_EPOCH_CALLS or _median(self._epoch_times) <= self._epoch_seconds
-            )
+        assert self._mark is not None
+        assert self._warm_since is not None
+        times = [*self._epoch_times, now - self._mark.at]
+        few_calls = self._progress.calls <= WHOLE_EPOCH_CALLS
+        # Of an even number the lower middle one: the last epoch may have stalled.
+        if statistics.median_low(times) > self._epoch_seconds and not few_calls:
+            self._change_to_steps()
+            return
+        self._epoch_times = times
+        if enough_epochs(times, seconds=now - self._warm_since, cap_seconds=self._warmup_seconds):
+            self._settled = is_steady(times)
+            if self._settled is None:  # too few epochs to tell
+                self._settled = thirds_agree(self._call_times)
+            self._in_laps = not few_calls or statistics.median(times) <= self._epoch_seconds
             if not self._in_laps:
-                self._hold_ready(self._settled, now)
-
-    def _last_epochs_agree(self) -> bool | None:
-        """Whether the calls of the last three epochs do not say that each was clearly faster than the one before.
-
-        Of two, a machine that is restless for a second would say that too often. First calls do not count.
-        """
-        calls = self._calls_of_epoch - 1
-        if calls < 1 or len(self._call_times) < 3 * calls:
-            return None
-        times = self._call_times[-3 * calls :]
-        return agree(times[:calls], times[calls : 2 * calls], times[2 * calls :])
+                self._hold_ready(now)
 
     def _warm_up_by_steps(self, now: float) -> None:
-        settled = is_steady(self._call_times)
-        if settled or (now - self._fit_began_at >= self._warmup_seconds and len(self._call_times) >= 3):
-            self._close_segment()
-            self._hold_ready(settled, now)
+        assert self._warm_since is not None
+        if enough_calls(
+            self._call_times,
+            steps_per_call=self._training.steps_per_call,
+            seconds=now - self._warm_since,
+            cap_seconds=self._warmup_seconds,
+        ):
+            self._settled = is_steady(self._call_times)
+            self._hold_ready(now)
             self._open_segment(self._clock())
 
     def _note_compile_seconds(self) -> None:
@@ -530,63 +396,72 @@ class StepClock:
         if self._compile_seconds is not None:
             return
         calls = self._call_times or self._epoch_times  # an epoch without a second call is one call
-        usual = _median(calls) if calls else 0.0
+        usual = statistics.median(calls) if calls else 0.0
         excess = max(0.0, self._first_call_seconds - usual)
         if self._first_epoch_last_call is not None and self._training.examples_missing_from_last_step:
             excess += max(0.0, self._first_epoch_last_call - usual)
         self._compile_seconds = excess
 
-    def _hold_ready(self, settled: bool | None, now: float) -> None:
+    def _hold_ready(self, now: float) -> None:
         self._training.synchronise()
         self._note_compile_seconds()
-        epoch_seconds = _median(self._epoch_times) if self._by_epochs else None
-        overhead = self._overhead_of_short_epochs() if self._by_epochs else self._overhead
         assert self._compile_seconds is not None
+        assert self._first_call_at is not None
+        epoch_seconds = statistics.median(self._epoch_times) if self._by_epochs else None
+        overhead, measured = self._charged()
         self._tuner.send(
             Ready(
                 timed_by="epochs" if self._by_epochs else "steps",
-                settled=settled,
-                warmup_seconds=self._elapsed(now) + self._counting_seconds,  # each process takes them
+                settled=self._settled,
+                warmup_seconds=now - self._first_call_at,
                 compile_seconds=self._compile_seconds,
                 epoch_overhead_seconds=overhead,
+                boundary=measured,
                 call_seconds=self.call_seconds,
                 epoch_seconds=epoch_seconds,
-                warmup_steps=self._total_calls * self._training.steps_per_call,
+                warmup_steps=self._progress.total_calls * self._training.steps_per_call,
                 run_in_seconds=epoch_seconds or 0.0 if self._in_laps else 0.0,
-                stalled_ends=self._stalled_ends,
-                uncounted_seconds=self._uncounted_seconds + self._compiling_still(),
+                uncounted_seconds=self._uncounted_seconds(),
             )
         )
-        self._ready = True
         self._retraces()  # those of the warm-up are no retraces
         self._skipped_steps()
         self._hold()
 
-    @property
-    def _may_end_anywhere(self) -> bool:
-        """Whether an epoch has an end, and nobody knows where."""
-        return self._training.steps_per_epoch is None and not self._training.endless
+    def _charged(self) -> tuple[float | None, Boundary | None]:
+        """What an epoch costs beyond its steps, in seconds, and the boundary that this process measured."""
+        if self._by_epochs:
+            if not self._call_times:
+                return None, None
+            steps = self._progress.calls_of_last_epoch * statistics.median(self._call_times)
+            return max(0.0, statistics.median(self._epoch_times) - steps), None
+        if self._between is None:  # there is no end
+            return None, None
+        pace = self.call_seconds / (self._training.steps_per_call * self._training.batch_size)
+        boundary = self._between.boundary
+        if self._between.taken_over:
+            return boundary.seconds_at(pace), None
+        boundary = boundary.model_copy(update={"seconds_per_example": pace})  # of the warm training
+        return boundary.seconds_at(pace), boundary
 
-    def _compiling_still(self) -> float:
-        """Seconds that an epoch's smaller last batch will take to compile for, where none was met so far."""
-        if self._by_epochs or self._smaller_batch_traced:
+    def _uncounted_seconds(self) -> float:
+        """How long a slice may take beyond what counts in it."""
+        if self._by_epochs:
             return 0.0
-        smaller = self._training.examples_missing_from_last_step > 0
-        smaller = smaller or (self._may_end_anywhere and not self._training.drop_remainder)
-        return (self._compile_seconds or 0.0) if smaller else 0.0
-
-    def _overhead_of_short_epochs(self) -> float | None:
-        """What an epoch takes beyond its steps at the usual pace; needs two calls in an epoch."""
-        if not self._call_times:
-            return None
-        return max(0.0, _median(self._epoch_times) - self._calls_of_epoch * _median(self._call_times))
+        seconds = self._between.uncounted_seconds if self._between else 0.0
+        training = self._training
+        smaller = training.examples_missing_from_last_step > 0
+        smaller = smaller or (training.may_end_anywhere and not training.drop_remainder)
+        if smaller and not self._smaller_batch_traced:
+            seconds += self._compile_seconds or 0.0
+        return seconds
 
     # --------------------------------------------------------------------------------------------- slices
 
     def _hold(self) -> None:
         """Freeze, then do as the tuner says."""
         self._freeze()
-        self._lap_at = None
+        self._mark = None
         command = self._tuner.receive()
         if isinstance(command, Finish):
             raise TrainingEnded(command)
@@ -595,7 +470,7 @@ class StepClock:
 
     def _open_slice(self, seconds: float) -> None:
         # The number of epochs is set beforehand: to end a slice once its time is up would prefer slow epochs.
-        usual = _median(self._epoch_times) if self._epoch_times else seconds
+        usual = statistics.median(self._epoch_times) if self._epoch_times else seconds
         self._open = _OpenSlice(
             target_seconds=seconds,
             target_epochs=max(1, math.ceil(seconds / max(usual, 1e-9) - 1e-6)),
@@ -604,84 +479,74 @@ class StepClock:
         )
         self._last_call_at = self._clock()
 
-    def _count_epoch(self, now: float, seconds: float) -> None:
-        current = self._open
+    def _count_epoch(self, now: float) -> None:
+        """Count the epoch or lap that began at the mark, and report the slice where it was the last one."""
+        current, mark = self._open, self._mark
         assert current is not None
-        steps = self._steps_of_epoch()
+        assert mark is not None
+        steps = self._progress.steps_since(mark)
         current.epochs += 1
         current.steps += steps
         current.examples += self._training.examples_in_epoch(steps)
-        current.seconds += seconds
+        current.seconds += now - mark.at
         if current.epochs >= current.target_epochs:
             self._report_slice(current, now)
 
-    def _begin_lap(self) -> None:
-        self._epoch_iterations = self._iterations_if_unknown()
-        self._epoch_calls = self._total_calls
-        self._lap_at = self._clock()
-
     def _lap_ended(self, now: float) -> None:
         """An epoch's first call has come back: a lap ends, and the next begins."""
-        began = self._lap_at
         if self._open is None:
-            self._hold_ready(self._settled, now)
-        elif began is None:
+            self._hold_ready(now)
+            return
+        if self._mark is None:  # the run-in ends
             self._training.synchronise()
-            self._skipped_steps()  # those of the run-in are nobody's
+            self._skipped_steps()
             self._open.call_seconds.clear()
-            self._begin_lap()
         else:
-            self._count_epoch(now, now - began)
-            if self._lap_at is not None:
-                self._begin_lap()
+            self._count_epoch(now)
+            if self._mark is None:  # it was frozen
+                return
+        self._mark = self._progress.mark(self._clock())
 
     def _open_segment(self, now: float) -> None:
-        self._segment_at = now
+        self._mark = self._progress.mark(now)
         self._counted_up_to = None
-        self._segment_iterations = self._iterations()
-        self._segment_calls = self._total_calls
 
     def _close_segment(self) -> None:
         """Count what was trained since the segment began, up to the last call's end.
 
-        Up to the end of the one before where nobody knows whether it was an epoch's last: that may have held a smaller
+        Where an epoch may end anywhere, only up to the end of the call before. The last call may have held a smaller
         batch, or fewer steps, and have compiled for it.
         """
-        if self._segment_at is None:
+        current, mark, training = self._open, self._mark, self._training
+        self._mark = None
+        if mark is None or current is None:
             return
-        current, began = self._open, self._segment_at
-        self._segment_at = None
-        may_be_last = self._may_end_anywhere
-        counted_at, counted_calls = self._call_before_at, self._total_calls - 1
-        if self._counted_up_to is not None and self._counted_up_to[1] <= counted_calls:
-            counted_at, counted_calls = self._counted_up_to
-        calls = (counted_calls if may_be_last else self._total_calls) - self._segment_calls
-        if current is None or calls < 1:
+        end = self._progress.mark(self._last_call_at)
+        if training.may_end_anywhere:
+            end = Mark(self._call_before_at, end.calls - 1)
+            if self._counted_up_to is not None and self._counted_up_to.calls <= end.calls:
+                end = self._counted_up_to
+        if end.calls <= mark.calls:
             return
-        if may_be_last:
-            steps = calls * self._training.steps_per_call
-            current.seconds += counted_at - began
-            current.steps += steps
-            current.examples += steps * self._training.batch_size
-            return
-        steps = self._steps_of_segment()
-        ended = self._training.ends_epoch(self._calls)
-        missing = self._training.examples_missing_from_last_step if ended else 0
-        current.seconds += self._last_call_at - began
+        if training.may_end_anywhere:
+            steps, missing = (end.calls - mark.calls) * training.steps_per_call, 0
+        else:
+            steps = self._progress.steps_since(mark)
+            ended = training.ends_epoch(self._progress.calls)
+            missing = training.examples_missing_from_last_step if ended else 0
+        current.seconds += end.at - mark.at
         current.steps += steps
-        current.examples += max(1, steps * self._training.batch_size - missing)
+        current.examples += max(1, steps * training.batch_size - missing)
 
-    def _measure_by_steps(self, now: float) -> None:
-        current = self._open
-        assert current is not None
-        assert self._segment_at is not None
+    def _measure_by_steps(self, current: _OpenSlice, now: float) -> None:
+        assert self._mark is not None
         if self._counted_up_to is None:
-            if current.seconds + (now - self._segment_at) < current.target_seconds:
+            if current.seconds + (now - self._mark.at) < current.target_seconds:
                 return
             self._training.synchronise()
             self._last_call_at = self._clock()
-            if self._may_end_anywhere:  # the next call shows that this one was not an epoch's last
-                self._counted_up_to = self._last_call_at, self._total_calls
+            if self._training.may_end_anywhere:  # the next call shows that this one was not an epoch's last
+                self._counted_up_to = self._progress.mark(self._last_call_at)
                 return
         self._close_segment()
         self._report_slice(current, now)
@@ -691,8 +556,7 @@ class StepClock:
         self._training.synchronise()
         if self._by_epochs:
             current.seconds += self._clock() - now
-        loss = self.last_loss
-        self._require_finite(loss)
+        loss = self._finite_loss()
         self._open = None
         cpu_seconds, after = _cpu_seconds() - current.cpu_at_start, self._counters()
         part = part_of(current.counters, after, seconds=current.seconds)
@@ -709,7 +573,7 @@ class StepClock:
                     host_bytes=host_bytes(),
                     device_bytes=self._training.device_bytes(),
                     **between(current.counters, after, seconds=current.seconds),
-                    trained_examples=self._examples_trained(),
+                    trained_examples=self._progress.examples,
                     retraces=self._retraces(),
                     skipped_steps=self._skipped_steps(),
                 )
@@ -731,20 +595,24 @@ class StepClock:
         """Steps since this was last called whose gradients a loss scale found to be infinite."""
         if self._training.updates is None:
             return None
-        skipped, before = self._steps_trained() - self._training.updates(), self._skipped_before
+        skipped, before = self._progress.steps - self._training.updates(), self._skipped_before
         self._skipped_before = skipped
         return max(0, skipped - before)
+
+
+def _numbers(logs: Any) -> dict[str, float]:
+    """The numbers that a step reports, by name; vectors and text are left out. Each one read waits for the device."""
+    numbers: dict[str, float] = {}
+    for name, value in logs.items() if isinstance(logs, Mapping) else ():
+        if not isinstance(value, str | bytes):
+            with contextlib.suppress(TypeError, ValueError):
+                numbers[name] = float(value)
+    return numbers
 
 
 def _cpu_seconds() -> float:
     """Processor time of this process and its ended children, all threads."""
     return sum(os.times()[:4])
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def step_quantiles(call_seconds: Sequence[float], steps_per_call: int) -> StepSeconds:

@@ -18,13 +18,14 @@ from autotune.errors import ApplyError, AutotuneError, WorkloadError
 from autotune.recipe import apply
 from autotune.space.configuration import Configuration
 from autotune.trial import building, loss_curves, messages, profiling, telemetry
-from autotune.trial.boundary import boundary
+from autotune.trial.boundary import BetweenEpochs, measure_between_epochs, take_over
 from autotune.trial.keeping import fill_caches
 from autotune.trial.live import Data
 from autotune.trial.log import printable
 from autotune.trial.record import Outcome
 from autotune.trial.retracing import Retracing
-from autotune.trial.step_clock import LongEpoch, StepClock, Training, TrainingEnded, TrainingFailed
+from autotune.trial.step_clock import LongEpoch, StepClock, TrainingEnded, TrainingFailed
+from autotune.trial.training import Training
 from autotune.workload import Workload, WorkloadReference, load, users_traceback
 
 if TYPE_CHECKING:
@@ -112,33 +113,47 @@ def _train(
     import tensorflow as tf
 
     train, validation, own_options = building.datasets(workload, configuration, examine=request.examine)
-    model = building.compiled_model(workload, configuration, train)
+    model = building.compiled_model(workload, train.in_force, train.dataset)
     data, taken = _prepared(request, workload, configuration, train, validation)
     retracing = Retracing(Path(request.log), xla=bool(model.jit_compile) and not model.run_eagerly)
     training = Training(
-        steps_per_call=int(configuration["steps_per_execution"]),
+        steps_per_call=int(train.in_force["steps_per_execution"]),
         batch_size=configuration.batch_size,
         examples=data.examples,
         drop_remainder=workload.drop_remainder,
         endless=data.endless,
-        iterations=_iterations_of(model),
         synchronise=tf.test.experimental.sync_devices,
         retraces=retracing.since_last_asked,
         updates=_updates_of(model),
         count=None
         if data.endless
-        else lambda: building.examples_in(train, batch_size=configuration.batch_size),
+        else lambda: building.examples_in(train.one_epoch, batch_size=configuration.batch_size),
         device_bytes=profiling.device_bytes,
     )
-    channel.send(_started(model, train, own_options, data, training).model_copy(update=taken))
+    told = {**taken, "in_force": train.in_force.differences(configuration)}
+    channel.send(_started(model, train.dataset, own_options, data, training).model_copy(update=told))
+    known = None if request.boundary is None else take_over(request.boundary, train, training)
+    validation = None if data.endless else validation
     clock = StepClock(
         training,
         cast(Any, channel),
         warmup_seconds=request.warmup_seconds,
         epoch_seconds=request.epoch_seconds,
+        between_epochs=known if validation is None else None,  # a `fit` that validates is left
     )
-    finish = _fit(model, train, validation, clock, retracing, training, data)
-    _tell_closing(channel, model, train, finish)
+
+    def between_epochs() -> BetweenEpochs:
+        return known or measure_between_epochs(
+            model,
+            train,
+            validation,
+            training,
+            clock.call_seconds,
+            validation_examples=data.validation_examples,
+        )
+
+    finish = _fit(model, train, validation, clock, retracing, between_epochs)
+    _tell_closing(channel, model, train.dataset, finish)
     return 0
 
 
@@ -162,7 +177,7 @@ def _prepared(
     request: messages.TrialRequest,
     workload: Workload,
     configuration: Configuration,
-    train: tf.data.Dataset,
+    train: apply.TrainingPipeline,
     validation: tf.data.Dataset | None,
 ) -> tuple[Data, dict[str, float]]:
     """What is known of the dataset, with all filled that it keeps; and the seconds of either, by `Started`'s names."""
@@ -170,10 +185,10 @@ def _prepared(
     data = _data(request, workload, configuration, validation)
     if workload.batched:
         own = building.own_examples(
-            train, data.examples, request.count_seconds, batch_size=configuration.batch_size
+            train.one_epoch, data.examples, request.count_seconds, batch_size=configuration.batch_size
         )
         data = replace(data, examples=own)
-    keeping = [(train, "dataset")]
+    keeping = [(train.dataset, "dataset")]
     if validation is not None and not data.endless:
         keeping.append((validation, "validation"))
     for dataset, part in keeping:
@@ -249,17 +264,6 @@ def _applied(
     return workload
 
 
-def _iterations_of(model: keras.Model) -> Callable[[], int] | None:
-    """Reads how many steps were taken, also where gradients are accumulated, and `iterations` counts updates."""
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is None:
-        return None
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if getattr(inner, "gradient_accumulation_steps", None):
-        return lambda: int(inner._iterations)
-    return lambda: int(optimizer.iterations)
-
-
 def _updates_of(model: keras.Model) -> Callable[[], int] | None:
     """Reads how many steps' gradients were finite; None where no loss scale leaves out those that are not.
 
@@ -278,14 +282,22 @@ def _updates_of(model: keras.Model) -> Callable[[], int] | None:
 
 def _fit(
     model: keras.Model,
-    train: tf.data.Dataset,
+    train: apply.TrainingPipeline,
     validation: tf.data.Dataset | None,
     clock: StepClock,
     retracing: Retracing,
-    training: Training,
-    data: Data,
+    between_epochs: Callable[[], BetweenEpochs],
 ) -> messages.Finish:
-    """Train until the tuner asks for the closing figures, whose message is returned."""
+    """Train until the tuner asks for the closing figures, and return its message.
+
+    Args:
+        model: Compiled.
+        train: What it is trained on.
+        validation: What it is validated on after each epoch, or None.
+        clock: Times the training.
+        retracing: Counts what is traced or compiled.
+        between_epochs: Says what lies between two long epochs. It may train the model.
+    """
     import keras
 
     class EpochEdges(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
@@ -301,35 +313,25 @@ def _fit(
     usual = model.train_function
     timed = clock.wrap(retracing.wrap(usual))
     model.train_function = timed
-    arguments = {"epochs": ENDLESS, "verbose": 0, "shuffle": False, "callbacks": [EpochEdges()]}
+    arguments = {
+        **train.fit_args,
+        "epochs": ENDLESS,
+        "verbose": 0,
+        "shuffle": False,
+        "callbacks": [EpochEdges()],
+    }
     try:
         long = False
         try:
-            model.fit(train, validation_data=None if data.endless else validation, **arguments)
+            model.fit(validation_data=validation, **arguments)
         except LongEpoch:
             long = True  # to go on in here would keep the iterator of that `fit`, and all that its pipeline holds
         if long:
             gc.collect()  # Keras's iterator is part of a cycle
             model.train_function = usual
-            if data.endless:
-                clock.time_by_steps(None)
-            else:
-                between = boundary(
-                    model,
-                    train,
-                    validation,
-                    training,
-                    clock.call_seconds,
-                    validation_examples=data.validation_examples,
-                )
-                clock.time_by_steps(
-                    between.seconds,
-                    counted_calls=between.counted_calls,
-                    stalled_ends=between.stalled_ends,
-                    uncounted_seconds=between.uncounted_seconds,
-                )
+            clock.time_by_steps(between_epochs())
             model.train_function = timed
-            model.fit(train, **arguments)
+            model.fit(**arguments)
     except TrainingEnded as ended:
         return ended.finish
     finally:

@@ -110,6 +110,13 @@ def test_sample_weights_reach_the_loss(launch):
     assert trial.measure().loss == 0.0
 
 
+@pytest.mark.parametrize(("case", "examples"), [("batches", 100), ("full_batches", 90)])
+def test_a_persistent_iterator_has_the_epochs_of_a_dataset_that_batches_itself(launch, case, examples):
+    """Its cardinality says how many steps an epoch has, also where it drops what fills no batch."""
+    trial = launch(case, 30, workload="batched", persistent_iterator=True, steps_per_execution=2)
+    assert_whole_epochs(trial.warm_up(), trial.measure(), examples=examples, steps=-(-examples // 30))
+
+
 @pytest.mark.parametrize("batch_size", [16, 30])
 def test_a_dataset_may_do_its_own_batching(launch, batch_size):
     """With `batched=True` the dataset's batches are the steps, of the trial's batch size."""
@@ -177,6 +184,17 @@ def test_a_long_epoch_is_timed_by_steps_and_its_boundary_apart(launch, workload)
         assert (trial.log.parent / "validations").stat().st_size >= 3
 
 
+def test_a_long_epoch_of_a_persistent_iterator_is_timed_by_steps_and_its_boundary_apart(launch):
+    """Steps per execution divide the long epoch's 125,000 steps, and the short ones that show the boundary."""
+    trial = launch("long_epoch", 8, persistent_iterator=True, steps_per_execution=12)
+    warm, part = trial.warm_up(), trial.measure()
+    assert warm.started.in_force == {"steps_per_execution": 10, "prefetch": 1}
+    assert warm.ready.timed_by == "steps"
+    assert warm.ready.boundary is not None
+    assert part.steps % 10 == 0
+    assert part.examples == part.steps * 8
+
+
 def test_an_epoch_that_cannot_be_counted_in_time_is_timed_by_steps(launch):
     """Its length stays unknown, which is no lack of an end; what lies between two is measured and charged to nobody."""
     warm = launch("slow_generator").warm_up()
@@ -225,10 +243,11 @@ def produced(trial):
     return marks.stat().st_size if marks.exists() else 0
 
 
+@pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("case", ["kept", "kept_in_a_file", "kept_in_a_snapshot", "more_than_is_kept"])
-def test_what_a_dataset_keeps_is_kept_before_anything_is_timed(launch, case):
+def test_what_a_dataset_keeps_is_kept_before_anything_is_timed(launch, case, persistent):
     """A training reads what `.cache()` or `.snapshot()` keeps from its second epoch on; a trial may see less of one."""
-    trial = launch(case)
+    trial = launch(case, persistent_iterator=persistent)
     warm = trial.warm_up()
     assert warm.ready.timed_by == "steps"
     assert (warm.started.filling_seconds < 0.05) == (case == "kept_in_a_file")
@@ -277,9 +296,10 @@ def test_what_is_never_kept_whole_is_produced_in_every_epoch(launch):
     assert produced(trial) > before
 
 
-def test_an_iterator_that_is_not_trained_on_any_more_is_gone(launch):
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_iterator_that_is_not_trained_on_any_more_is_gone(launch, persistent):
     """Of a long epoch's first `fit`, or it would hold its buffers beside those of the one that is timed."""
-    trial = launch("passes_that_end")
+    trial = launch("passes_that_end", persistent_iterator=persistent)
     assert trial.warm_up().ready.timed_by == "steps"
     trial.measure()
     passes = (trial.log.parent / "passes").read_text()

@@ -32,6 +32,7 @@ def test_the_defaults_leave_tensorflow_alone(launch):
         "deterministic": None,
         "data_autotune": None,
         "last": "BatchDataset",
+        "steps_per_epoch": None,
         "compute_dtype": "float32",
         "variable_dtype": "float32",
     }
@@ -58,6 +59,23 @@ def test_every_knob_of_the_fork_acts_at_once(launch):
     assert (said["steps_per_execution"], said["jit_compile"]) == (4, False)
     assert (said["prefetch"], said["data_threads"]) == (6, 7)
     assert (said["deterministic"], said["data_autotune"]) == (False, False)
+
+
+def test_a_persistent_iterator_is_trained_on(launch):
+    """The trial repeats the batches and tells which knobs have another value in force; epochs stay whole."""
+    trial = launch("telling", 10, persistent_iterator=True, steps_per_execution=4)
+    assert trial.warm_up().started.in_force == {"steps_per_execution": 2, "prefetch": 1}
+    said = trial.printed()
+    assert (said["steps_per_epoch"], said["steps_per_execution"], said["last"]) == (10, 2, "PrefetchDataset")
+    part = trial.measure()
+    assert (part.steps, part.examples) == (part.epochs * 10, part.epochs * 100)
+
+
+@pytest.mark.parametrize("case", ["endless", "generated"])
+def test_a_persistent_iterator_cannot_act_without_a_known_length(launch, case):
+    """The trial trains as without it, and tells that it is off."""
+    trial = launch(case, persistent_iterator=True, steps_per_execution=4)
+    assert trial.warm_up().started.in_force == {"persistent_iterator": False}
 
 
 @pytest.mark.parametrize(("batch_size", "steps"), [(50, 2), (25, 4)])

@@ -39,7 +39,7 @@ def curves(launch, tmp_path):
 def test_the_same_weights_and_batches_give_the_same_curve(curves):
     """Another process, another order of shuffling, other pipeline knobs: the losses are the first one's."""
     first = curves("learns")[0]
-    again = curves("learns", prefetch=2, steps_per_execution=4)[0]
+    again = curves("learns", prefetch=2, steps_per_execution=4, persistent_iterator=True)[0]
     assert len(first) == len(again) == STEPS
     assert again == pytest.approx(first, rel=1e-4)
 

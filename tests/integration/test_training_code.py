@@ -200,7 +200,7 @@ def test_a_precision_set_after_layers_were_built_is_an_error(train):
 
 
 def test_batches_of_batches_are_an_error(train):
-    """`recipe.batch()` wants single examples, unless the workload did its own batching."""
+    """A recipe batches single examples, unless the workload did its own batching."""
     said = train(
         """
         import json
@@ -224,13 +224,14 @@ def test_batches_of_batches_are_an_error(train):
         """
     )
     assert said[0] == said[2] == said[4] == ""
-    assert said[1].startswith("recipe.batch() was given a dataset that is batched already")
-    assert said[3].startswith("recipe.batch() was given single examples")
+    assert said[1].startswith("the recipe was given a dataset that is batched already")
+    assert said[3].startswith("the recipe was given single examples")
 
 
 def test_the_example_trains_with_a_recipe(recipe, tmp_path, environment):
     """`examples/train_with_recipe.py RECIPE` reaches 95% on the held-out digits, and prints its speed."""
-    configuration = {**recipe.configuration, "batch_size": 64, "prefetch": 4, "steps_per_execution": 4}
+    changes = {"batch_size": 128, "prefetch": 4, "steps_per_execution": 4, "persistent_iterator": True}
+    configuration = {**recipe.configuration, **changes}
     recipe.model_copy(update={"configuration": configuration}).save(tmp_path / "recipe.json")
     ended = subprocess.run(
         [

@@ -590,6 +590,7 @@ class TellingModel(keras.Model):
             deterministic=options.deterministic,
             data_autotune=options.autotune.enabled,
             last=type(x).__name__.strip("_"),
+            steps_per_epoch=arguments.get("steps_per_epoch"),
         )
         return super().fit(x, **arguments)
 

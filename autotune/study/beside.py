@@ -1,4 +1,4 @@
-"""Runs candidates beside the live baseline: two processes take turns in short slices, one always frozen.
+"""Search trials: candidates run beside the live baseline. Two processes take turns in short slices, one always frozen.
 
 Where both do not fit in memory, the candidate runs alone between two stretches of the baseline
 (*bracketing*), and its record says so.
@@ -9,23 +9,31 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from autotune.errors import BudgetError, NoStableConfigurationError, WorkloadError
 from autotune.measure.deciding import Stop, stop_measuring
-from autotune.measure.intervals import Spread
+from autotune.measure.intervals import LogInterval, Spread
 from autotune.recipe.apply import environment
 from autotune.space.configuration import Configuration, on_device
 from autotune.space.knobs import Device
-from autotune.study.plan import Plan
 from autotune.study.run import Run, never_two_alive
 from autotune.study.running import Trial
-from autotune.study.slicing import SLICE_SECONDS, SLICES_IN_A_TRIAL, slice_seconds, slice_times
+from autotune.study.slicing import SLICE_SECONDS, most_waiting, slice_seconds, slice_times, wanted_seconds
 from autotune.study.waiting import GENEROUS, Deadline, TimeIsUp
-from autotune.trial.live import Data, DeviceUnavailable, LiveTrial, TrialFailed, WarmUp
+from autotune.trial.live import (
+    IN_SEARCH,
+    Data,
+    DeviceUnavailable,
+    LiveTrial,
+    TrialFailed,
+    TrialTiming,
+    WarmUp,
+)
 from autotune.trial.record import Outcome, Pairing, Phase, Slice, TrialRecord
 
-INPUT_WAIT_SECONDS = 1.0
+INPUT_WAIT_SECONDS = 0.5
 """The counterfactual's time, for the baseline and what is confirmed: those figures stand in the recipe."""
 QUICK_INPUT_WAIT_SECONDS = 0.05
 """The same for a trial of the search, where it would be most of what the tool itself costs."""
@@ -38,6 +46,10 @@ SLICE_PATIENCE_SECONDS = 5.0
 """How long a slice may take beyond three times its length when the trial's own time is over."""
 PATIENCE_SECONDS = 30.0
 """How long the baseline, which has been warm before, may take over a slice beyond its length."""
+SLICES_IN_A_TRIAL = 8
+"""In the time that a search trial's slices may take, where calls and epochs let them be so short."""
+STRUCTURE = ("persistent_iterator", "prefetch", "data_autotune", "data_threads", "num_parallel_calls")
+"""Knobs that change what a pipeline is made of: a candidate that changes one measures its own boundary of epochs."""
 
 Enough = Callable[[Sequence[float]], Stop | None]
 """Says of a trial's log-ratios why it has been measured enough, or None to go on."""
@@ -47,19 +59,46 @@ class Interrupted(Exception):
     """The user asked to stop."""
 
 
-class SideBySide:
+class SameInForce(Exception):
+    """What is in force is a configuration that was tried before.
+
+    Args:
+        configuration: Which.
+    """
+
+    def __init__(self, configuration: Configuration) -> None:
+        super().__init__()
+        self.configuration = configuration
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialLimits:
+    """What a search trial may take.
+
+    Args:
+        timeout: Seconds from request to end.
+        measured: Seconds of slices, the baseline's turns included.
+    """
+
+    timeout: float
+    measured: float
+
+
+class Beside:
     """The live baseline, and candidates run beside it.
 
     Args:
-        run: What all phases share.
+        run: What all parts share.
+        deadline: When every wait has ended.
         bracketed: Never keep two processes alive at once.
     """
 
-    def __init__(self, run: Run, *, bracketed: bool = False) -> None:
+    def __init__(self, run: Run, deadline: Deadline, *, bracketed: bool = False) -> None:
         self._run = run
         self._bracketed = bracketed
-        self._deadline = Deadline(clock=run.clock)
+        self._deadline = deadline
         self._imported: set[tuple[tuple[str, str], ...]] = set()
+        self._wanted = SLICE_SECONDS
         self.baseline: Trial
 
     # ------------------------------------------------------------------------------------------- baseline
@@ -87,18 +126,22 @@ class SideBySide:
                 warm = self._launch(trial, timeout)
             started = warm.started
             run.data, run.gpus = Data.found_by(started), started.gpus
+            run.boundary = warm.ready.boundary
             run.device_limit_bytes = started.device_limit_bytes
             device = Device.GPU if started.gpus else Device.CPU
             run.baseline = on_device(run.baseline, device).replace(
                 jit_compile=started.jit_compile, **started.set_by_dataset
             )
-            trial.configuration = run.baseline
-            length = slice_seconds(warm, measured=SLICE_SECONDS * SLICES_IN_A_TRIAL)
+            trial.configuration = trial.asked = run.baseline
+            length = slice_seconds(warm)
             patience = length * 20 + PATIENCE_SECONDS + GENEROUS * warm.ready.uncounted_seconds
             if hurried := timeout < patience:
                 patience = max(timeout, 2 * length)
             for _ in range(_within(BASELINE_SLICES, BASELINE_SLICES_SECONDS / length)):
                 trial.add_slices([run.stamped(_live(trial).measure(length, patience))])
+                if run.interrupted():
+                    break
+            self._wanted = min(SLICE_SECONDS, wanted_seconds(most_waiting(trial.slices, None)))
         except TrialFailed as failure:
             trial.seconds += run.clock() - began
             if earlier is None:  # else what it gave then stands
@@ -118,7 +161,7 @@ class SideBySide:
         detail = failure.detail or failure.log_tail
         if failure.outcome is Outcome.TIMEOUT and (hurried or not self.baseline.slices):
             return BudgetError(
-                f"the baseline was not warm and timed in the share of the budget that it has: {failure.reason}",
+                f"the baseline was not warm and timed within the budget: {failure.reason}",
                 hint="Give a larger --budget. If it never trains at all, try it on its own with model.fit first; if it "
                 "does train there, try --isolation spawn, where that is not in force: threads that a library has "
                 "started at import do not survive a fork.",
@@ -139,9 +182,8 @@ class SideBySide:
         if trial.live is None:
             return
         try:
-            trial.note_closing(
-                trial.live.finish(INPUT_WAIT_SECONDS, self._deadline.closing(PATIENCE_SECONDS))
-            )
+            asked = INPUT_WAIT_SECONDS if trial.finished is None else 0.0
+            trial.note_closing(trial.live.finish(asked, self._deadline.closing(PATIENCE_SECONDS)))
         except TrialFailed:
             pass  # its slices stand; only the closing figures are missing
         finally:
@@ -195,7 +237,7 @@ class SideBySide:
                     contextlib.nullcontext() if beside else never_two_alive(),
                     self._deadline.wait(usual, at_most=at_most, generous=math.inf) as timeout,
                 ):
-                    self._launch(self.baseline, timeout)
+                    self._launch(self.baseline, timeout, replace(IN_SEARCH, boundary=self._run.boundary))
             except TimeIsUp:
                 self._stop_baseline()
                 raise
@@ -206,9 +248,11 @@ class SideBySide:
                 raise self._baseline_error(failure) from failure
         return _live(self.baseline)
 
-    def _launch(self, trial: Trial, timeout: float) -> WarmUp:
+    def _launch(self, trial: Trial, timeout: float, timing: TrialTiming = IN_SEARCH) -> WarmUp:
         run = self._run
-        trial.live = run.trials.launch(trial.configuration, log=run.log_of(trial), data=run.data)
+        trial.live = run.trials.launch(
+            trial.configuration, log=run.log_of(trial), data=run.data, timing=timing
+        )
         self._imported.add(_variables(trial.configuration))
         trial.instances += 1
         warm = trial.live.warm_up(timeout)
@@ -218,12 +262,18 @@ class SideBySide:
 
     # ----------------------------------------------------------------------------------------- candidates
 
-    def import_seconds(self, configuration: Configuration, plan: Plan) -> float:
-        """What it costs to launch a configuration before it starts: an import, where no template has its variables."""
-        return 0.0 if _variables(configuration) in self._imported else plan.import_seconds
+    def imports_first(self, configuration: Configuration) -> bool:
+        """Whether a configuration needs a template that has not imported yet."""
+        return _variables(configuration) not in self._imported
 
     def measure(
-        self, trial: Trial, plan: Plan, *, incumbent_low: float | None, others: Spread | None = None
+        self,
+        trial: Trial,
+        limits: TrialLimits,
+        *,
+        leader: LogInterval | None,
+        others: Spread | None = None,
+        known: Callable[[Configuration], bool] = lambda configuration: False,
     ) -> TrialRecord:
         """Run a trial beside the baseline, in one more process, and keep its record.
 
@@ -231,26 +281,29 @@ class SideBySide:
 
         Args:
             trial: What to run.
-            plan: Time limits.
-            incumbent_low: Lower bound of the best log-ratio so far, below which the trial is given up;
-                None to measure it in any case.
+            limits: What it may take.
+            leader: Logarithm of the leader's speed-up, against which it is told apart; None to measure it in any case.
             others: How much the pairs of other trials vary, where that is known.
+            known: Whether a configuration was tried before: one that turns out to be in force is not measured again.
 
         Raises:
             Interrupted: The user asked to stop; the record is kept.
-            TimeIsUp: The search's time is over; the record is kept.
+            TimeIsUp: The time is over; the record is kept.
+            SameInForce: What is in force was tried before; the record is kept.
             NoStableConfigurationError: The baseline does not run any more, or the device is gone; the record is kept.
         """
         run, began, pairs_before = self._run, self._run.clock(), len(trial.pairs)
-        # Near the search's end a trial has less time, or a hanging one would take the confirmation's.
-        self._deadline = Deadline(clock=run.clock, at=plan.search_last)
-        ended: Interrupted | TimeIsUp | NoStableConfigurationError | None = None
+        ended: Interrupted | TimeIsUp | SameInForce | NoStableConfigurationError | None = None
         outcome, reason, log_tail = Outcome.OK, "", ""
-        enough = partial(stop_measuring, incumbent_low=incumbent_low, others=others)
+        enough = partial(stop_measuring, leader=leader, others=others)
+        self._known = known
         try:
-            self._measure_or_bracket(trial, plan, began, enough)
+            self._measure_or_bracket(trial, limits, began, enough)
             if trial.stopped_by == Stop.CANNOT_WIN:
-                outcome, reason = Outcome.PRUNED, "its interval lies below the best one's"
+                outcome, reason = Outcome.PRUNED, "its interval lies below the leader's"
+        except SameInForce as same:
+            ended, outcome = same, Outcome.PRUNED
+            reason = f"the same as a trial before: {run.changes(same.configuration)} is in force"
         except DeviceUnavailable as failure:
             # Of this configuration it says nothing, and the next would fare alike.
             outcome, reason, log_tail = Outcome.INTERRUPTED, failure.whole, failure.log_tail
@@ -266,9 +319,7 @@ class SideBySide:
             if isinstance(why, TimeIsUp) and len(trial.log_ratios) > 1:
                 trial.stopped_by = Stop.TIME
             elif trial.number not in run.records:  # what an earlier process of it gave stands
-                stopped = (
-                    "stopped by the user" if isinstance(why, Interrupted) else "the search's time was over"
-                )
+                stopped = "stopped by the user" if isinstance(why, Interrupted) else "the time was over"
                 outcome, reason = Outcome.INTERRUPTED, stopped
         finally:
             if trial.live is not None:
@@ -283,11 +334,11 @@ class SideBySide:
             raise ended
         return record
 
-    def _measure_or_bracket(self, trial: Trial, plan: Plan, began: float, enough: Enough) -> None:
+    def _measure_or_bracket(self, trial: Trial, limits: TrialLimits, began: float, enough: Enough) -> None:
         pairs_before, beside = len(trial.pairs), None
         if not self._bracketed and trial.pairing is not Pairing.BRACKETED:
             try:
-                self._alternate(trial, plan, began, enough)
+                self._alternate(trial, limits, began, enough)
             except TrialFailed as failure:
                 if failure.outcome is not Outcome.OOM:
                     raise
@@ -296,28 +347,29 @@ class SideBySide:
                 return
         try:
             with never_two_alive():
-                self._bracket(trial, plan)
+                self._bracket(trial, limits)
         except TimeIsUp:
             if beside is None or len(trial.pairs) == pairs_before:
                 raise
             trial.pairing = Pairing.ALTERNATING
             raise beside from None  # what it gave before it failed makes it no success
 
-    def _alternate(self, trial: Trial, plan: Plan, began: float, enough: Enough) -> None:
+    def _alternate(self, trial: Trial, limits: TrialLimits, began: float, enough: Enough) -> None:
         run = self._run
         self._live_baseline(beside=False)
-        warm = self._start(trial, plan)
+        warm = self._start(trial, limits)
         reference = self.baseline.warm
         assert reference is not None
         trial.pairing = Pairing.ALTERNATING
-        length = slice_seconds(warm, reference, measured=plan.measured)
+        most = limits.measured / SLICES_IN_A_TRIAL
+        length = slice_seconds(warm, reference, wanted=self._wanted, most=most)
         measuring_since, pairs_before = run.clock(), len(trial.pairs)
         while True:
             if run.interrupted():
                 raise Interrupted
             baseline_first = run.rng.random() < 0.5
             first = self._baseline_slice(length, beside=True) if baseline_first else None
-            left = plan.trial_timeout - (run.clock() - began)
+            left = limits.timeout - (run.clock() - began)
             own = self._own_slice(trial, length, max(left, 3 * length + SLICE_PATIENCE_SECONDS))
             trial.add_pair(
                 baseline_first=baseline_first,
@@ -329,35 +381,43 @@ class SideBySide:
             trial.stopped_by = enough(trial.log_ratios)
             two_pairs = len(trial.pairs) - pairs_before >= 2
             spent = run.clock() - measuring_since - 2 * length * trial.repeats()
-            left = plan.trial_timeout - (run.clock() - began)
+            left = limits.timeout - (run.clock() - began)
             if (
                 trial.stopped_by is None
                 and two_pairs
-                and (spent + 2 * length > plan.measured or left < 2 * length)
+                and (spent + 2 * length > limits.measured or left < 2 * length)
             ):
                 trial.stopped_by = Stop.TIME
             if trial.stopped_by is not None:
                 break
         self._finish(trial)
 
-    def _start(self, trial: Trial, plan: Plan) -> WarmUp:
-        """Launch a candidate; of one that was never seen, the baseline's start says how long that takes at least.
+    def _start(self, trial: Trial, limits: TrialLimits) -> WarmUp:
+        """Launch a candidate, and take what is in force for its configuration.
 
         Raises:
             TrialFailed: It did not become warm, or Keras does not do what is to be measured.
+            SameInForce: What is in force was tried before.
             TimeIsUp: The time does not hold it.
         """
         assert self.baseline.warm is not None
-        usual = self.baseline.warm.ready_seconds
-        if self._deadline.left() < usual + self.import_seconds(trial.configuration, plan):
-            raise TimeIsUp
-        with self._deadline.wait(usual, at_most=plan.trial_timeout) as timeout:
-            warm = self._launch(trial, timeout)
+        with self._deadline.wait(self.baseline.warm.ready_seconds, at_most=limits.timeout) as timeout:
+            warm = self._launch(trial, timeout, self._timing(trial.configuration))
         if trial.configuration["jit_compile"] is True and not warm.started.jit_compile:
             raise TrialFailed(
                 Outcome.ERROR, "Keras does not compile this model with XLA: jit_compile falls back to false"
             )
+        if warm.started.in_force:
+            in_force = trial.configuration.replace(**warm.started.in_force)
+            if in_force != trial.configuration and self._known(in_force):
+                raise SameInForce(in_force)
+            trial.configuration = in_force
         return warm
+
+    def _timing(self, configuration: Configuration) -> TrialTiming:
+        """The baseline's boundary of epochs is taken over, unless the pipeline is made of other parts."""
+        changed = set(configuration.differences(self._run.baseline))
+        return IN_SEARCH if changed & set(STRUCTURE) else replace(IN_SEARCH, boundary=self._run.boundary)
 
     def _own_slice(self, trial: Trial, length: float, at_most: float) -> Slice:
         usual, beyond = slice_times(length, trial.warm)
@@ -370,7 +430,7 @@ class SideBySide:
             patience = self._deadline.closing(PATIENCE_SECONDS)
             trial.note_closing(_live(trial).finish(QUICK_INPUT_WAIT_SECONDS, patience))
 
-    def _bracket(self, trial: Trial, plan: Plan) -> None:
+    def _bracket(self, trial: Trial, limits: TrialLimits) -> None:
         """Baseline, candidate, baseline again; each pair takes its baseline from one side."""
         if trial.live is not None:
             trial.live.kill()
@@ -378,13 +438,13 @@ class SideBySide:
         trial.pairing = Pairing.BRACKETED
         reference = self.baseline.warm
         assert reference is not None
-        length = slice_seconds(reference, measured=plan.measured)
+        length = slice_seconds(reference, most=limits.measured / SLICES_IN_A_TRIAL)
         usual = 4 * BRACKET_SLICES * SLICE_SECONDS
-        count = _within(BRACKET_SLICES, max(plan.measured, usual) / (4 * length))
+        count = _within(BRACKET_SLICES, max(limits.measured, usual) / (4 * length))
         before = [self._baseline_slice(length) for _ in range(count)]
         self._stop_baseline()
-        self._start(trial, plan)
-        own = [self._own_slice(trial, length, plan.trial_timeout + length) for _ in range(2 * count)]
+        self._start(trial, limits)
+        own = [self._own_slice(trial, length, limits.timeout + length) for _ in range(2 * count)]
         self._finish(trial)
         _live(trial).kill()
         trial.live = None

@@ -1,0 +1,238 @@
+"""Plain `fit` of a baseline and a candidate in turns, for `oracle.py`, `answers.py` and `plain_optuna.py`.
+
+    python benchmarks/plain_rounds.py WORKLOAD.py
+
+Imports the workload, then answers each line of JSON on standard input with a line of JSON. A fork serves each line,
+so every answer comes from a fresh process. The first answer, which nobody asks for, describes the workload. A request
+has `baseline`, `candidate` and `seconds`; the answer has the samples per second of both.
+
+Both train in that process in ABBA order. A turn is one `fit` of whole epochs, validation included, as in
+`plain_training.py`. The model that waits has no iterator.
+"""
+
+import contextlib
+import importlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from plain_training import trained
+
+from autotune.machine import available_cores, read_gpus
+from autotune.recipe import apply
+from autotune.space.configuration import Configuration, baseline_configuration
+from autotune.space.knobs import KNOBS, Device, Stage
+from autotune.space.search_space import ResolvedSpace, SearchSpace, find_search_space
+from autotune.workload import Workload, call_with_config, takes_config
+
+PATIENCE_SECONDS = 900
+"""An answer that takes longer has failed."""
+WARMUP_SECONDS, WARMUP_SECONDS_LATER = 0.5, 0.1
+"""Warm-up ends with the epoch in which these are over. In a first turn that epoch compiles."""
+
+
+class Failed(Exception):
+    """A training failed; the message says why in one line."""
+
+
+class Rounds:
+    """Plain trainings of one workload, each round in a fresh process.
+
+    Args:
+        process: `plain_rounds.py` at work.
+
+    Raises:
+        Failed: The workload cannot be imported.
+    """
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self._facts = self._answer()
+        self._device = Device.GPU if read_gpus().gpus else Device.CPU
+        named = {
+            "jit_compile": self._device is Device.GPU,
+            **self._facts["baseline"],
+            **self._facts["set_by_dataset"],
+        }
+        self.baseline = baseline_configuration(
+            self._facts["batch_size"], named, self._device, where="Workload"
+        )
+        self.examples: int = self._facts["examples"]
+
+    def space(self, written: SearchSpace | None = None) -> ResolvedSpace:
+        """A search space resolved for this workload and machine: the default of `autotune tune`, or another."""
+        default = "gpu" if self._device is Device.GPU else "quick"
+        return (written or find_search_space(default)).resolve(
+            baseline=self.baseline,
+            device=self._device,
+            cores=available_cores(),
+            examples=self.examples,
+            dataset_takes_config=self._facts["takes_config"],
+            set_by_dataset=self._facts["set_by_dataset"],
+        )
+
+    def speeds(self, candidate: Configuration, seconds: float) -> tuple[float, float]:
+        """Samples per second of the baseline and of a candidate, from one fresh process.
+
+        Args:
+            candidate: Differs from the baseline only in knobs that act on a single model or pipeline.
+            seconds: Shortest timed stretch of a turn. Each side has two turns.
+
+        Raises:
+            Failed: One of the two cannot be trained.
+        """
+        for name in candidate.differences(self.baseline):
+            if KNOBS[name].stage in (Stage.IMPORT, Stage.RUNTIME):
+                raise Failed(f"{name} acts on a whole process: it cannot differ from the baseline's here")
+        request = {"baseline": dict(self.baseline), "candidate": dict(candidate), "seconds": seconds}
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        found = self._answer()
+        return found["baseline"], found["candidate"]
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith('{"'):  # others are a library's
+                found: dict[str, Any] = json.loads(line)
+                if "error" in found:
+                    raise Failed(found["error"])
+                return found
+        raise Failed("the process ended early: run benchmarks/plain_rounds.py by hand to see why")
+
+
+@contextlib.contextmanager
+def plain_rounds(file: Path) -> Iterator[Rounds]:
+    """Rounds of the workload in a file; all processes are killed in the end."""
+    with subprocess.Popen(
+        [sys.executable, __file__, str(file)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield Rounds(process)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+# ------------------------------------------------------------------------------ inside the training process
+
+
+def imported(file: str) -> Workload:
+    """The workload of a file. Imports TensorFlow."""
+    sys.path.insert(0, str(Path(file).parent))
+    workload: Workload = importlib.import_module(Path(file).stem).workload
+    return workload
+
+
+def model_and_data(workload: Workload, configuration: Configuration) -> tuple[Any, dict[str, Any]]:
+    """A compiled model, and what `fit` is given to train it. The dtype policy must be set."""
+    pipeline = apply.training_pipeline(
+        call_with_config(workload.dataset, configuration),
+        configuration,
+        batched=workload.batched,
+        drop_remainder=workload.drop_remainder,
+    )
+    model = workload.model()
+    model.compile(**workload.compile(), **apply.compile_arguments(pipeline.in_force))
+    return model, pipeline.fit_args
+
+
+class Side:
+    """One of both trainings.
+
+    Args:
+        workload: What is trained.
+        configuration: How.
+    """
+
+    def __init__(self, workload: Workload, configuration: Configuration) -> None:
+        self.samples, self.seconds = 0, 0.0
+        self._warmup = WARMUP_SECONDS
+        self._policy = configuration["precision"]
+        self._set_policy()
+        self._model, self._data = model_and_data(workload, configuration)
+        self._validation = workload.validation and apply.pipeline(
+            call_with_config(workload.validation, configuration), configuration, batched=workload.batched
+        )
+
+    def turn(self, seconds: float, examples: int) -> None:
+        """Train for at least so long, up to the end of an epoch of so many examples."""
+        self._set_policy()
+        ends = trained(self._model, self._data, self._validation, warmup=self._warmup, seconds=seconds)
+        self._warmup = WARMUP_SECONDS_LATER
+        self.samples += (len(ends) - 1) * examples
+        self.seconds += ends[-1] - ends[0]
+
+    def _set_policy(self) -> None:
+        import keras
+
+        keras.config.set_dtype_policy(self._policy)
+
+
+def examples_in_epoch(workload: Workload) -> int:
+    """Examples in an epoch of the baseline."""
+    import keras
+
+    configuration = Configuration({"batch_size": workload.batch_size})
+    dataset = call_with_config(workload.dataset, configuration)
+    if not workload.batched and dataset.cardinality() >= 0:
+        return int(dataset.cardinality())
+    batches = apply.pipeline(dataset, configuration, batched=workload.batched)
+    return sum(int(keras.tree.flatten(each)[0].shape[0]) for each in batches)
+
+
+def answer(workload: Workload, request: dict[str, Any]) -> dict[str, Any]:
+    """What a request asks for; the facts of the workload if it is empty."""
+    examples = examples_in_epoch(workload)
+    if not request:
+        configuration = Configuration({"batch_size": workload.batch_size})
+        return {
+            "batch_size": workload.batch_size,
+            "baseline": dict(workload.baseline),
+            "takes_config": takes_config(workload.dataset),
+            "examples": examples,
+            "set_by_dataset": apply.set_by_dataset(call_with_config(workload.dataset, configuration)),
+        }
+    names = ("baseline", "candidate")
+    sides = {name: Side(workload, Configuration(request[name])) for name in names}
+    for name in (*names, *reversed(names)):
+        sides[name].turn(request["seconds"], examples)
+    return {name: side.samples / side.seconds for name, side in sides.items()}
+
+
+def answer_in_fork(workload: Workload, request: dict[str, Any]) -> None:
+    """Print the answer to a request."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(PATIENCE_SECONDS)
+        try:
+            found = answer(workload, request)
+        except Exception as error:
+            found = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+        print(json.dumps(found), flush=True)
+        os._exit(0)
+    if code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        print(json.dumps({"error": f"the training ended with exit code {code}"}), flush=True)
+
+
+def main(file: str) -> None:
+    """A fork for each line."""
+    workload = imported(file)
+    for line in itertools.chain(["{}"], sys.stdin):
+        answer_in_fork(workload, json.loads(line))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

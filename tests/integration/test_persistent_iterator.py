@@ -1,0 +1,263 @@
+"""A persistent iterator trains on the same epochs as Keras's new iterators; each script is a process of its own."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from simulated_runs import faster_by, quick_tune, simulated_trials
+
+pytestmark = pytest.mark.slow
+
+EXAMPLES, EPOCHS = 1437, 4
+
+COMMON = f"""
+import json
+import keras
+import numpy as np
+import tensorflow as tf
+from autotune.errors import ApplyError
+from autotune.recipe import apply
+from autotune.recipe.recipe import Recipe
+from autotune.space.configuration import baseline_configuration
+from autotune.space.knobs import Device
+
+def configuration(batch_size=128, **knobs):
+    return baseline_configuration(batch_size, {{"persistent_iterator": True, **knobs}}, Device.CPU, where="test")
+
+def kinds(dataset):
+    found = []
+    while dataset is not None:
+        found.append(apply.kind_of(dataset))
+        dataset = next(iter(dataset._inputs()), None)
+    return found
+
+ids = tf.data.Dataset.range({EXAMPLES})
+"""
+
+TRAINED = f"""
+class Sees(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.epochs = []
+
+    def train_step(self, batch):
+        tf.py_function(lambda each: self.epochs[-1].append(each.numpy().tolist()), [batch], [])
+        return {{"loss": 0.0}}
+
+class Begins(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.epochs.append([])
+
+def trained(dataset, **knobs):
+    pipeline = apply.training_pipeline(dataset, configuration(**knobs), batched=batched, drop_remainder=drop)
+    model = Sees()
+    steps_per_execution = pipeline.in_force["steps_per_execution"]
+    model.compile(jit_compile=False, steps_per_execution=steps_per_execution)
+    model.fit(**pipeline.fit_args, epochs={EPOCHS}, verbose=0, callbacks=[Begins()])
+    return model.epochs
+"""
+
+
+@pytest.fixture
+def run(environment):
+    """Runs a script in a process of its own and returns what its last line printed, from JSON."""
+
+    def start(*parts: str):
+        ended = subprocess.run(
+            [sys.executable, "-c", "\n".join(map(textwrap.dedent, parts))],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=120,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(ended.stdout.splitlines()[-1])
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("dataset", "batched", "drop"),
+    [
+        (f"ids.shuffle({EXAMPLES})", False, False),
+        (f"ids.shuffle({EXAMPLES})", False, True),
+        (f"ids.cache().shuffle({EXAMPLES}).batch(128).prefetch(2)", True, False),
+        ("ids.batch(128).shuffle(12)", True, False),
+    ],
+)
+def test_every_epoch_trains_on_the_same_examples_in_another_order(run, dataset, batched, drop):
+    """Each epoch of `fit` sees as many batches as without it, the same examples once each, shuffled anew."""
+    seen = run(
+        COMMON,
+        f"batched, drop = {batched}, {drop}",
+        TRAINED,
+        f"print(json.dumps([trained({dataset}, persistent_iterator=each) for each in (False, True)]))",
+    )
+    for epochs in seen:
+        assert len(epochs) == EPOCHS
+        assert [len(each) for each in epochs] == [11 if drop else 12] * EPOCHS
+        examples = [[example for batch in each for example in batch] for each in epochs]
+        if drop:
+            assert all(len(set(each)) == len(each) == 11 * 128 for each in examples)
+        else:
+            assert all(sorted(each) == list(range(EXAMPLES)) for each in examples)
+        assert len({tuple(each) for each in examples}) == EPOCHS
+
+
+@pytest.mark.parametrize("asked", [5, 8, 16])
+def test_no_epoch_runs_past_its_end(run, asked):
+    """Steps per execution that do not divide the epoch become the largest divisor below them."""
+    seen = run(
+        COMMON,
+        "batched, drop = False, False",
+        TRAINED,
+        f"""
+        pipeline = apply.training_pipeline(ids, configuration(steps_per_execution={asked}))
+        epochs = trained(ids, steps_per_execution={asked})
+        print(json.dumps([pipeline.in_force["steps_per_execution"], [len(each) for each in epochs]]))
+        """,
+    )
+    assert seen == [{5: 4, 8: 6, 16: 12}[asked], [12] * EPOCHS]
+
+
+def test_the_repeat_comes_before_the_last_prefetch(run):
+    """There is always a prefetch behind the repeat; one that ends the user's own dataset is moved there."""
+    seen = run(
+        COMMON,
+        """
+        options = tf.data.Options()
+        options.deterministic = False
+        own = ids.batch(128).prefetch(3)
+        cases = [
+            (ids, False, 0), (ids, False, 5), (own, True, 0), (own, True, 5), (own.with_options(options), True, 0),
+            (ids.batch(128).prefetch(2).map(lambda each: each), True, 0), (ids.batch(128).prefetch(0), True, 0),
+        ]
+        said = []
+        for dataset, batched, prefetch in cases:
+            pipeline = apply.training_pipeline(dataset, configuration(prefetch=prefetch), batched=batched)
+            buffers, each = [], pipeline.dataset
+            while apply.kind_of(each) != "Repeat":
+                if apply.kind_of(each) == "Prefetch":
+                    buffers.append(int(each._buffer_size))
+                (each,) = each._inputs()
+            said.append([buffers, pipeline.in_force["prefetch"], pipeline.dataset.options().deterministic])
+        print(json.dumps(said))
+        """,
+    )
+    assert seen == [
+        [[1], 1, None],
+        [[5], 5, None],
+        [[3], 0, None],
+        [[5, 3], 5, None],
+        [[3], 0, False],
+        [[1], 1, None],
+        [[1], 1, None],
+    ]
+
+
+def test_it_is_off_where_the_steps_of_an_epoch_are_not_known(run):
+    """Datasets of unknown or infinite cardinality, and empty ones, keep their own end; the value in force says so."""
+    seen = run(
+        COMMON,
+        """
+        said = []
+        for dataset in (ids.filter(lambda each: each > 9), ids.repeat(), ids.take(0)):
+            pipeline = apply.training_pipeline(dataset, configuration(steps_per_execution=16))
+            changed = pipeline.in_force.differences(configuration(steps_per_execution=16))
+            said.append([sorted(pipeline.fit_args), changed, kinds(pipeline.dataset)[0]])
+        print(json.dumps(said))
+        """,
+    )
+    assert seen == [[["x"], {"persistent_iterator": False}, "Batch"]] * 3
+
+
+def test_a_pipeline_of_shorter_epochs_is_otherwise_the_same(run):
+    """It repeats the first batches, behind them all is as it was; without the knob it ends after them."""
+    seen = run(
+        COMMON,
+        """
+        said = []
+        for on in (True, False):
+            whole = apply.training_pipeline(ids, configuration(persistent_iterator=on, prefetch=2))
+            short = whole.shorter(3)
+            elements = [each.numpy().tolist() for each in short.dataset.take(6)]
+            said.append([kinds(short.dataset), short.steps_per_epoch, len(elements), elements[0] == elements[-3]])
+            said.append([int(each.one_epoch.cardinality()) for each in (whole, short)])
+        print(json.dumps(said))
+        """,
+    )
+    assert seen == [
+        [["Prefetch", "Repeat", "Take", "Batch", "Range"], 3, 6, True],
+        [12, 3],
+        [["Take", "Prefetch", "Batch", "Range"], None, 3, True],
+        [12, 3],
+    ]
+
+
+def test_the_shuffle_buffer_of_an_epoch_is_found_before_the_repeat(run):
+    """A persistent pipeline refills it once an epoch, as any other; a dataset that repeats by itself more often."""
+    seen = run(
+        COMMON,
+        """
+        from autotune.trial.boundary import _steps_in_shuffle_buffer
+        said = []
+        for dataset in (ids.shuffle(256), ids.shuffle(256).repeat(3)):
+            for on in (True, False):
+                pipeline = apply.training_pipeline(dataset, configuration(persistent_iterator=on, prefetch=2))
+                said.append(_steps_in_shuffle_buffer(pipeline.dataset, 128))
+        print(json.dumps(said))
+        """,
+    )
+    assert seen == [2.0, 2.0, None, None]
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    """A recipe with a persistent iterator and batches of 128, out of a simulated run."""
+    trials = simulated_trials(faster_by(batch_size=1.5), noise=0.02)
+    made, _ = quick_tune(trials, tmp_path_factory.mktemp("run"))
+    knobs = {"batch_size": 128, "persistent_iterator": True, "steps_per_execution": 12, "prefetch": 1}
+    path = tmp_path_factory.mktemp("recipe") / "recipe.json"
+    made.model_copy(update={"configuration": {**made.configuration, **knobs}}).save(path)
+    return path
+
+
+def test_fit_args_repeat_and_batches_do_not(run, recipe):
+    """`recipe.fit_args` gives dataset and steps together; `recipe.batch` ends, as validation data must."""
+    seen = run(
+        COMMON,
+        f"""
+        recipe = Recipe.load({str(recipe)!r})
+        off = recipe.model_copy(update={{"configuration": {{**recipe.configuration, "persistent_iterator": False}}}})
+        said = []
+        for each in (recipe, off):
+            arguments = each.fit_args(ids)
+            said.append([int(arguments.pop("x").cardinality()), arguments, int(each.batch(ids).cardinality())])
+        print(json.dumps(said))
+        """,
+    )
+    assert seen == [[-1, {"steps_per_epoch": 12}, 12], [12, {}, 12]]
+
+
+def test_fit_args_refuse_an_epoch_that_would_run_past_its_end(run, recipe):
+    """On epochs of another length, the error names both numbers and the steps per execution that fit."""
+    seen = run(
+        COMMON,
+        f"""
+        recipe = Recipe.load({str(recipe)!r})
+        fewer = ids.take(1000)
+        try:
+            recipe.fit_args(fewer)
+        except ApplyError as error:
+            said = [error.message, error.hint]
+        print(json.dumps([*said, recipe.fit_args(fewer, steps_per_execution=8)["steps_per_epoch"]]))
+        """,
+    )
+    message, hint, steps = seen
+    assert message == "steps_per_execution=12 does not divide the 8 steps of an epoch"
+    assert 'model.compile(..., **recipe.compile_args() | {"steps_per_execution": 8})' in hint
+    assert "recipe.fit_args(dataset, steps_per_execution=8)" in hint
+    assert steps == 8
