@@ -10,21 +10,25 @@ SLOW, FAST = BASELINE | {"prefetch": 2}, BASELINE | {"jit_compile": True}
 
 
 def key(configuration):
+    """A configuration as the referee names it."""
     return answers.Configuration(configuration).key
 
 
 def searched(number, configuration, ended_at, speedup, **more):
+    """A trial of the search."""
     found = {"trial": number, "phase": "search", "configuration": configuration, "outcome": "ok"}
     found |= {"seconds": 3.0, "ended_at_seconds": ended_at, "pairs": [], "slices": []}
     return found | {"speedup": speedup and {"value": speedup}} | more
 
 
 def run_of(trials=(), recipe=None, *, name="digits_mlp", budget="2m", wall_seconds=130.0):
+    """A run of the tuner, from its files."""
     command = {"name": name, "budget": budget, "exit_code": 0, "remark": ""}
     return answers.read_run(list(trials), recipe, wall_seconds=wall_seconds, **command)
 
 
 def recipe_of(verdict, configuration=FAST, spent_seconds=120.0):
+    """A recipe."""
     evidence = {"verdict": verdict, "speedup": {"value": 2.0, "ci95": [1.8, 2.2]}}
     created = {"spent_seconds": spent_seconds, "budget_seconds": 120.0}
     return {"evidence": evidence, "created_by": created, "configuration": configuration}

@@ -20,7 +20,7 @@ from autotune.space.configuration import Configuration, on_device
 from autotune.space.knobs import Device
 from autotune.study.run import Run, never_two_alive
 from autotune.study.running import Trial
-from autotune.study.slicing import SLICE_SECONDS, most_waiting, slice_seconds, slice_times, wanted_seconds
+from autotune.study.slicing import SHORT_SLICE_SECONDS, SLICE_SECONDS, is_busy, slice_seconds, slice_times
 from autotune.study.waiting import GENEROUS, Deadline, TimeIsUp
 from autotune.trial.live import (
     IN_SEARCH,
@@ -37,6 +37,8 @@ INPUT_WAIT_SECONDS = 0.5
 """The counterfactual's time, for the baseline and what is confirmed: those figures stand in the recipe."""
 QUICK_INPUT_WAIT_SECONDS = 0.05
 """The same for a trial of the search, where it would be most of what the tool itself costs."""
+BASELINE_SECONDS = 120.0
+"""What the baseline may take until it is warm: where it has less, a timeout is the budget's fault."""
 BASELINE_SLICES = 3
 BASELINE_SLICES_SECONDS = 12.0
 """For the baseline's own slices: fewer of them where an epoch is long."""
@@ -120,7 +122,7 @@ class Beside:
         self.baseline = trial = earlier or run.new_trial(Phase.BASELINE, run.baseline)
         if earlier is not None:
             run.announce(trial)
-        began, hurried = run.clock(), True
+        began, hurried = run.clock(), timeout < BASELINE_SECONDS
         try:
             with never_two_alive():
                 warm = self._launch(trial, timeout)
@@ -135,13 +137,14 @@ class Beside:
             trial.configuration = trial.asked = run.baseline
             length = slice_seconds(warm)
             patience = length * 20 + PATIENCE_SECONDS + GENEROUS * warm.ready.uncounted_seconds
-            if hurried := timeout < patience:
+            if timeout < patience:
+                hurried = True
                 patience = max(timeout, 2 * length)
             for _ in range(_within(BASELINE_SLICES, BASELINE_SLICES_SECONDS / length)):
                 trial.add_slices([run.stamped(_live(trial).measure(length, patience))])
                 if run.interrupted():
                     break
-            self._wanted = min(SLICE_SECONDS, wanted_seconds(most_waiting(trial.slices, None)))
+            self._wanted = SHORT_SLICE_SECONDS if is_busy(trial.slices) else SLICE_SECONDS
         except TrialFailed as failure:
             trial.seconds += run.clock() - began
             if earlier is None:  # else what it gave then stands
@@ -159,12 +162,17 @@ class Beside:
     def _baseline_error(self, failure: TrialFailed, *, hurried: bool = False) -> Exception:
         """What to tell of a baseline that failed, `hurried` where the budget left it less time than it may take."""
         detail = failure.detail or failure.log_tail
-        if failure.outcome is Outcome.TIMEOUT and (hurried or not self.baseline.slices):
+        if failure.outcome is Outcome.TIMEOUT and hurried:
             return BudgetError(
-                f"the baseline was not warm and timed within the budget: {failure.reason}",
-                hint="Give a larger --budget. If it never trains at all, try it on its own with model.fit first; if it "
-                "does train there, try --isolation spawn, where that is not in force: threads that a library has "
-                "started at import do not survive a fork.",
+                f"the budget ended before the baseline was timed: {failure.reason}",
+                hint="Give a larger --budget.",
+                detail=detail,
+            )
+        if failure.outcome is Outcome.TIMEOUT and not self.baseline.slices:
+            return BudgetError(
+                f"the baseline was not warm and timed in time: {failure.reason}",
+                hint="If it never trains at all, try it on its own with model.fit first; if it does train there, try "
+                "--isolation spawn: threads that a library has started at import do not survive a fork.",
                 detail=detail,
             )
         if failure.input_error:
@@ -296,6 +304,7 @@ class Beside:
         ended: Interrupted | TimeIsUp | SameInForce | NoStableConfigurationError | None = None
         outcome, reason, log_tail = Outcome.OK, "", ""
         enough = partial(stop_measuring, leader=leader, others=others)
+        trial.others = others
         self._known = known
         try:
             self._measure_or_bracket(trial, limits, began, enough)

@@ -141,12 +141,14 @@ class FreshPairs:
 
     def _alternate(self, confirmation: Confirmation, rounds: int) -> None:
         reference, trial, champion = confirmation.reference, confirmation.trial, confirmation.champion
+        together = False
         try:
             with contextlib.ExitStack() as stack:
                 with never_two_alive():
                     self._start(reference, stack, confirmation.timing)
                 with _kept(confirmation):
                     self._start(trial, stack, confirmation.timing)
+                    together = True
                 if champion is not None and confirmation.failure is None:
                     try:
                         self._start(champion, stack, confirmation.timing)
@@ -158,11 +160,7 @@ class FreshPairs:
                 for each in (reference, trial, champion):
                     self._close(each)
         except TrialFailed as failure:
-            if (
-                failure.outcome is not Outcome.OOM
-                or isinstance(failure, DeviceUnavailable)
-                or trial.live is None
-            ):
+            if failure.outcome is not Outcome.OOM or not together:
                 raise
             confirmation.failure = failure  # the baseline found no memory beside the leader
         if confirmation.failure is not None and confirmation.failure.outcome is Outcome.OOM:

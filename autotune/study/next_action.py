@@ -30,6 +30,8 @@ ENOUGH_CANDIDATES = 6
 """The usually best ones: then time is kept for excluding gains of all that was tried."""
 CLEARLY = 3.0
 """So many standard errors above what counts, a leader is confirmed without another look in the search."""
+SAFELY_LONGER = 1.1
+"""A confirmation may take so many times as long as expected."""
 SLOWER = 1.3
 """Another candidate may take so many times as long as the last ones."""
 ENOUGH_PROCESSES = 3
@@ -201,7 +203,7 @@ def confirmation_seconds(state: State, leader: Candidate) -> float:
     wanted = processes_wanted(leader.ratio, state.pair_deviation())
     most = int(MOST_CONFIRMATION_SHARE * state.budget / leader.pair_seconds)
     count = min(wanted, max(LOOKS_AFTER[0], most))
-    return count * leader.pair_seconds + (state.check_seconds if leader.unchecked else 0.0)
+    return SAFELY_LONGER * count * leader.pair_seconds + (state.check_seconds if leader.unchecked else 0.0)
 
 
 def processes_wanted(gain: float, deviation: float) -> int:

@@ -15,7 +15,7 @@ from autotune.machine import Machine
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
-from autotune.study.beside import Beside
+from autotune.study.beside import BASELINE_SECONDS, Beside
 from autotune.study.loop import CLOSING_SECONDS, OVERRUN_SHARE
 from autotune.study.progress import Began, Notice, Observer
 from autotune.study.resuming import Earlier, refuse_another_workload
@@ -25,6 +25,9 @@ from autotune.study.waiting import Deadline
 from autotune.trial.live import Clock, Trials, WarmUp
 from autotune.trial.record import Slice
 from autotune.workload import WorkloadFacts, WorkloadReference
+
+BASELINE_SHARE = 0.35
+"""Of the budget: what the baseline may take until it is warm, where that is more than `BASELINE_SECONDS`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +117,8 @@ def open_run(
     )
     deadline = Deadline(clock=clock, at=budget - CLOSING_SECONDS + OVERRUN_SHARE * budget)
     beside = Beside(run, deadline, bracketed=bracketed)
-    warm = beside.start_baseline(max(1.0, budget - clock()), known[0] if known else None)
+    longest = max(BASELINE_SECONDS, BASELINE_SHARE * budget)
+    warm = beside.start_baseline(max(1.0, min(longest, budget - clock())), known[0] if known else None)
     device = Device.GPU if warm.started.gpus else Device.CPU
     tell_what_is_odd(facts, warm, device, beside.baseline.slices, observe)
     forked = isolation_of(trials, "template") == "template"

@@ -9,7 +9,13 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from autotune.measure.disturbance import Disturbance, Timing, disturbances, kept, load_of
-from autotune.measure.intervals import FEW_INSTANCES, LogInterval, instance_interval, mean_interval
+from autotune.measure.intervals import (
+    FEW_INSTANCES,
+    LogInterval,
+    Spread,
+    instance_interval,
+    mean_interval,
+)
 from autotune.measure.throughput import long_run_rate, overall_log_ratios, overall_rate
 from autotune.space.configuration import Configuration
 from autotune.trial.live import LiveTrial, TrialFailed, WarmUp
@@ -91,6 +97,7 @@ class Trial:
 
     Attributes:
         asked: What was asked for; `configuration` is what turned out to be in force.
+        others: How much the pairs of other trials vary, where that is known.
     """
 
     def __init__(self, number: int, phase: Phase, configuration: Configuration) -> None:
@@ -101,6 +108,7 @@ class Trial:
         self.live: LiveTrial | None = None
         self._warm: list[WarmUp] = []
         self.pairing: Pairing | None = None
+        self.others: Spread | None = None
         self.stopped_by: str | None = None
         self.instances = 0
         self.seconds = 0.0
@@ -269,7 +277,7 @@ class Trial:
     @property
     def estimate(self) -> LogInterval | None:
         """Logarithm of the speed-up so far; None before the first pair."""
-        return mean_interval(self.log_ratios) if self.pairs else None
+        return mean_interval(self.log_ratios, others=self.others) if self.pairs else None
 
     @property
     def speedup(self) -> Interval | None:

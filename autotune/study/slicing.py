@@ -8,6 +8,7 @@ where it surely waits a lot (`benchmarks/freezing.py`).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from autotune.trial.live import WarmUp
 from autotune.trial.record import Slice
@@ -22,6 +23,8 @@ LONG_SLICE_SECONDS = 2.0
 of half a second, and 4% in these."""
 MUCH_WAITING = 0.3
 """Share of its time from which that is so."""
+BUSY = 0.5
+"""Cores' worth of processor time: a training that takes less waits, whatever for."""
 CALLS_IN_A_SLICE = 5
 ALMOST_AN_EPOCH = 0.8
 """Share of an epoch that is asked for where a slice is one epoch. A slice has as many epochs as hold the seconds asked
@@ -62,7 +65,13 @@ def wanted_seconds(*waiting: float) -> float:
     return LONG_SLICE_SECONDS if max(waiting) > MUCH_WAITING else SLICE_SECONDS
 
 
-def most_waiting(slices: list[Slice], input_wait_fraction: float | None) -> float:
+def is_busy(slices: Sequence[Slice]) -> bool:
+    """Whether a trial uses a processor for much of its time, so that it hardly waits for anything from outside."""
+    seconds = sum(each.seconds for each in slices)
+    return sum(each.cpu_seconds for each in slices) > BUSY * seconds
+
+
+def most_waiting(slices: Sequence[Slice], input_wait_fraction: float | None) -> float:
     """Share of its time in which a trial can at most have waited for something from outside of its processors.
 
     It waits for input no longer than the input-wait measurement says, and no longer than some of its processors were

@@ -17,6 +17,8 @@ from autotune.trial.live import WarmUp
 from autotune.trial.record import Slice
 from autotune.workload import WorkloadFacts
 
+NOTABLE_ENDS = 0.1
+"""Share of its time that a training may spend between epochs without a word."""
 SAY_HOW_LONG = "Let it say so: dataset.apply(tf.data.experimental.assert_cardinality(N))"
 """The usual way where a dataset is read from records or made by a generator; N elements."""
 
@@ -98,6 +100,7 @@ def oddities(facts: WorkloadFacts, warm: WarmUp, device: Device) -> Iterator[str
             "the training data has no end, so there are no epochs, and what validation costs is left out: a "
             "training with few steps_per_epoch will gain less than is claimed"
         )
+    yield from _slow_ends(facts, warm)
     if warm.started.endless or warm.ready.timed_by == "epochs":
         return
     if warm.started.examples is None:
@@ -109,6 +112,25 @@ def oddities(facts: WorkloadFacts, warm: WarmUp, device: Device) -> Iterator[str
         yield (
             "the validation data does not say how long it is, and counting took too long: where epochs are timed by "
             f"steps, only its beginning is charged. {SAY_HOW_LONG}"
+        )
+
+
+def _slow_ends(facts: WorkloadFacts, warm: WarmUp) -> Iterator[str]:
+    """A notice where much of the baseline's time passes between epochs."""
+    ready, validation = warm.ready, facts.validates
+    if ready.timed_by == "epochs":
+        spent, epoch = ready.epoch_overhead_seconds, ready.epoch_seconds
+    else:
+        spent = None if ready.boundary is None else ready.boundary.seconds
+        examples = warm.started.examples_per_epoch
+        epoch = (
+            None if ready.boundary is None or not examples else examples * ready.boundary.seconds_per_example
+        )
+        validation = False  # its cost is known apart
+    if spent and epoch and not validation and spent > NOTABLE_ENDS * epoch:
+        yield (
+            f"the baseline spends {min(1.0, spent / epoch):.0%} of its time between epochs, where Keras makes a new "
+            "iterator; persistent_iterator avoids that"
         )
 
 

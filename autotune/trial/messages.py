@@ -83,7 +83,7 @@ SEARCH_EPOCH_SECONDS = 1.0
 CONFIRMATION_EPOCH_SECONDS = 5.0
 """Epochs up to this long are timed whole. Longer ones are timed by steps: they would leave few slices."""
 SEARCH_WARMUP_SECONDS = 1.5
-CONFIRMATION_WARMUP_SECONDS = 3.0
+CONFIRMATION_WARMUP_SECONDS = 2.0
 """The usual warm-up ends after this long at the latest."""
 
 
