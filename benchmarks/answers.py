@@ -207,8 +207,8 @@ class Results:
     Args:
         file: Where it is kept; nowhere if None.
         runs: By workload and budget.
-        plain: The beliefs of the plain loop, by workload.
-        referee: Speed-ups by workload and `Configuration.key`.
+        plain: The beliefs of the plain loop, by workload and budget.
+        referee: Speed-ups by workload and budget, and by `Configuration.key`.
     """
 
     file: Path | None
@@ -257,10 +257,8 @@ def figures(results: Results) -> dict[str, Figure]:
         settled = [each.settled for each in runs if each.budget == budget]
         bar = SETTLED_BARS.get(budget) if len(settled) == len(SEEDS) else None
         found[f"settled after {budget}"] = one(sum(settled), len(settled), bar)
-    for name, speeds in results.referee.items():
-        run = longest(runs, name)
-        if run is not None:
-            found |= compared(run, results.plain[name], speeds)
+    for key, speeds in results.referee.items():
+        found |= compared(results.runs[key], results.plain[key], speeds)
     return found
 
 
@@ -352,20 +350,21 @@ def measure(results: Results, given: argparse.Namespace, runs_directory: Path) -
                 results.save()
                 progress(f"{key}: {run.verdict} ×{run.speedup}, {run.spent_seconds:.0f} s {run.remark}")
     for name in COMPARED:
-        own = longest(results.runs.values(), name)
-        if own is None or name not in given.only:
+        run = longest(results.runs.values(), name)
+        if run is None or name not in given.only:
             continue
-        if name not in results.plain:
-            progress(f"{name}: plain Optuna for {own.budget}")
-            trials = plain_optuna.search(workload_file(name), seconds_of("budget", own.budget), PLAIN_SEED)
-            results.plain[name] = running_best(
+        key = f"{name} {run.budget}"
+        if key not in results.plain:
+            progress(f"{key}: plain Optuna")
+            trials = plain_optuna.search(workload_file(name), seconds_of("budget", run.budget), PLAIN_SEED)
+            results.plain[key] = running_best(
                 (each.ended_at_seconds, each.samples_per_second or 0.0, each.configuration) for each in trials
             )
             results.save()
-        beliefs = [*own.beliefs, *results.plain[name]]
-        if name not in results.referee and beliefs:
+        beliefs = [*run.beliefs, *results.plain[key]]
+        if key not in results.referee and beliefs:
             seconds = REFEREE_SECONDS_QUICK if given.quick else REFEREE_SECONDS
-            results.referee[name] = refereed(name, beliefs, seconds)
+            results.referee[key] = refereed(name, beliefs, seconds)
             results.save()
 
 

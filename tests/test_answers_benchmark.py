@@ -102,8 +102,8 @@ def test_results_are_the_same_after_a_file(tmp_path):
     results = answers.Results(file)
     run = run_of([searched(1, FAST, 10.0, 2.0)], recipe_of("faster"))
     results.runs["digits_mlp 2m"] = run
-    results.plain["digits_mlp"] = [(20.0, FAST)]
-    results.referee["digits_mlp"] = {key(FAST): 2.0}
+    results.plain["digits_mlp 2m"] = [(20.0, FAST)]
+    results.referee["digits_mlp 2m"] = {key(FAST): 2.0}
     results.save()
     loaded = answers.Results.load(file)
     assert json.dumps(loaded.parts) == json.dumps(results.parts)

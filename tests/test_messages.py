@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from autotune.trial import messages
 from autotune.trial.messages import Channel, ChannelClosed, ProtocolError
-from autotune.trial.record import Outcome, Slice, StepSeconds
+from autotune.trial.record import Boundary, Outcome, Slice, StepSeconds
 from autotune.workload import WorkloadFacts, WorkloadReference
 
 FACTS = WorkloadFacts(
@@ -39,6 +39,7 @@ SLICE = Slice(
     step_seconds=StepSeconds(p50=0.005, p90=0.006, p99=0.02, max=0.03),
     loss=0.25,
 )
+BOUNDARY = Boundary(seconds=0.125, validation_seconds=0.25, seconds_per_example=0.001, tail_excluded=True)
 EVERY_MESSAGE = [
     (
         messages.to_template,
@@ -48,6 +49,7 @@ EVERY_MESSAGE = [
             examine=False,
             examples=1437,
             warmup_seconds=0.1,
+            boundary=BOUNDARY,
         ),
     ),
     (
@@ -91,6 +93,7 @@ EVERY_MESSAGE = [
             gpus=("NVIDIA H200",),
             device_limit_bytes=150_000_000_000,
             build={"cuda_version": "12.5"},
+            in_force={"persistent_iterator": False, "prefetch": 1},
         ),
     ),
     (messages.from_trial, messages.FirstStep(at=1e9 + 0.123456789, loss=None)),
@@ -113,9 +116,10 @@ EVERY_MESSAGE = [
             settled=False,
             warmup_seconds=3.0,
             compile_seconds=2.5,
-            epoch_overhead_seconds=0.0,
+            epoch_overhead_seconds=0.375,
             call_seconds=1.5,
             epoch_seconds=None,
+            boundary=BOUNDARY,
         ),
     ),
     (messages.from_trial, messages.SliceDone(slice=SLICE)),

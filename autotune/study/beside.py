@@ -322,7 +322,9 @@ class Beside:
                 detail=failure.detail,
             )
         except TrialFailed as failure:
-            outcome, reason, log_tail = failure.outcome, failure.whole, failure.log_tail
+            before = run.records.get(trial.number)
+            if failure.outcome is not Outcome.TIMEOUT or before is None or not before.outcome.measured:
+                outcome, reason, log_tail = failure.outcome, failure.whole, failure.log_tail
         except (Interrupted, TimeIsUp) as why:
             ended = why
             if isinstance(why, TimeIsUp) and len(trial.log_ratios) > 1:

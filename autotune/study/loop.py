@@ -310,6 +310,7 @@ class Loop:
             self._tried,
             best.asked,
             waits=self._waits(best),
+            step_seconds=self._step_seconds(),
             passes_over=self._passes_over,
         )
         if proposed is None:
@@ -338,6 +339,11 @@ class Loop:
                 del self._tried[configuration]
         if configuration in self._tried:
             self._tried.setdefault(trial.configuration, trial)
+
+    def _step_seconds(self) -> float:
+        """What a step of the baseline takes."""
+        slices = self._run.records[0].slices
+        return statistics.median(each.step_seconds.p50 for each in slices) if slices else 0.0
 
     def _waits(self, trial: Trial) -> bool:
         """Whether a training waits for its input, as far as is known."""

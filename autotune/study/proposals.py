@@ -28,6 +28,9 @@ _NAMED = (
     *("prefetch", "jit_compile", "precision", "data_autotune"),
 )
 
+SHORT_STEP_SECONDS = 0.02
+"""Of a step that more steps per execution may make clearly faster: calling TensorFlow takes a millisecond or so."""
+
 Changes = dict[str, KnobValue]
 
 
@@ -50,6 +53,7 @@ class Proposals:
         best: Configuration,
         *,
         waits: bool,
+        step_seconds: float = 0.0,
         passes_over: Callable[[Configuration], bool] = lambda configuration: False,
     ) -> tuple[optuna.Trial, Configuration] | None:
         """The next configuration and the Optuna trial to be told about it; None where nothing new is left.
@@ -58,12 +62,14 @@ class Proposals:
             tried: What was tried, in whichever outcome; the baseline is among them.
             best: The fastest so far.
             waits: Whether the fastest so far waits for its input.
+            step_seconds: What a step of the baseline takes.
             passes_over: Whether a configuration cannot be run in the time there is.
         """
         if len(tried) >= self._space.size:
             self.exhausted = True
             return None
-        for configuration in neighbours(best, tried, self._space, waits=waits):
+        short = step_seconds <= SHORT_STEP_SECONDS
+        for configuration in neighbours(best, tried, self._space, waits=waits, short_steps=short):
             if not passes_over(configuration):
                 return self._sampler.ask_for(configuration), configuration
         for _ in range(REPEATS_THAT_END_IT):
@@ -76,7 +82,12 @@ class Proposals:
 
 
 def neighbours(
-    best: Configuration, tried: Collection[Configuration], space: ResolvedSpace, *, waits: bool
+    best: Configuration,
+    tried: Collection[Configuration],
+    space: ResolvedSpace,
+    *,
+    waits: bool,
+    short_steps: bool = True,
 ) -> Iterator[Configuration]:
     """The untried neighbours of the fastest configuration, the most promising first.
 
@@ -87,11 +98,12 @@ def neighbours(
         tried: What was tried.
         space: Where they must lie.
         waits: Whether it waits for its input.
+        short_steps: Whether steps are so short that more of them per execution are likely to help.
     """
     values = {(name, each[name]) for each in tried for name in each if each[name] != space.baseline[name]}
     fresh: list[Configuration] = []
     again: list[Configuration] = []
-    for changes in _changes(best, space, waits=waits):
+    for changes in _changes(best, space, waits=waits, short_steps=short_steps):
         configuration = best.replace(**changes)
         if configuration in tried or configuration in fresh or configuration in again:
             continue
@@ -103,15 +115,18 @@ def neighbours(
     yield from again
 
 
-def _changes(best: Configuration, space: ResolvedSpace, *, waits: bool) -> Iterator[Changes]:
+def _changes(
+    best: Configuration, space: ResolvedSpace, *, waits: bool, short_steps: bool
+) -> Iterator[Changes]:
     at_first = best == space.baseline
     batch, steps = int(best["batch_size"]), int(best["steps_per_execution"])
     if at_first:
-        more = _nearest(space, "steps_per_execution", STEPS_PER_EXECUTION)
+        more = _nearest(space, "steps_per_execution", STEPS_PER_EXECUTION) if short_steps else {}
         for factor in (4, 2):
             yield _nearest(space, "batch_size", factor * batch) | more
     yield _next(space, "batch_size", batch, up=True)
-    yield _nearest(space, "steps_per_execution", 4 * steps)
+    if short_steps:
+        yield _nearest(space, "steps_per_execution", 4 * steps)
     yield from _set(space, "persistent_iterator", True)
     pipeline = [*_input_changes(space)]
     if waits:

@@ -341,7 +341,9 @@ class StepClock:
         if steps is None and calls <= WHOLE_EPOCH_CALLS:
             return False  # it may end in a moment, and an epoch needs more calls to be timed by steps
         if steps is not None and len(self._call_times) >= FEWEST_CALLS_TO_EXTRAPOLATE:
-            ratio = statistics.median(self._call_times) * steps / training.steps_per_call / self._epoch_seconds
+            ratio = (
+                statistics.median(self._call_times) * steps / training.steps_per_call / self._epoch_seconds
+            )
             if ratio > 2 or (ratio > 1 and is_steady(self._call_times)):  # the first calls may be slow
                 return True
         return watched > max(self._warmup_seconds, self._epoch_seconds)
