@@ -110,8 +110,7 @@ def tune(
         except KeyboardInterrupt as interrupt:
             raise TuningInterruptedError(
                 "interrupted",
-                hint=f"What was measured is there: autotune history {progress.directory}; --resume "
-                f"{progress.directory} goes on with it."
+                hint=f"To go on with what was measured: {console.resume_command(workload, progress.directory)}"
                 if progress.directory
                 else "Nothing was measured yet.",
             ) from interrupt
@@ -136,9 +135,9 @@ def verify(
 ) -> int:
     """Measure a recipe against its baseline again, here and now: does its claim hold?
 
-    It holds (exit code 0), or else (exit code 1) is weaker: faster, but surely by less than is claimed; gone: not
-    surely faster, and surely gaining less than is claimed; unstable: it failed, or broke a stability rule; undecided:
-    what was measured cannot tell, and the reason says what could.
+    It holds (exit code 0). Or else (exit code 1) it is weaker: faster, but clearly by less than claimed; gone: no gain
+    is shown, and clearly less than claimed; unstable: it failed, or broke a stability rule; undecided: too little was
+    measured to tell, and the reason says what to do.
 
     Other exit codes: 2 wrong arguments or input, such as a recipe of another workload or baseline; 3 the
     baseline itself fails; 4 internal error; 130 interrupted.
@@ -203,9 +202,12 @@ def show(path: Path, /) -> int:
     baseline = run.baseline or (records[0].configuration if records else {})
     console.show_trials(records, check_configuration(baseline, path / "run.json", "baseline"))
     if os.path.exists(directory.recipe_file):
-        console.show_recipe(Recipe.load(directory.recipe_file), directory.recipe_file)
+        recipe = Recipe.load(directory.recipe_file)
+        console.show_recipe(recipe, directory.recipe_file)
+        if recipe.evidence.go_on_seconds is not None and run.workload is not None:
+            console.show_usage(recipe, directory.recipe_file, tuned=run.workload.reference)
     else:
-        console.say("No recipe: the run has not ended, or nothing could be recommended.")
+        console.say("No recipe: the run has not ended, or it was cut off.")
     return 0
 
 

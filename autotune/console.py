@@ -6,6 +6,7 @@ alone. Nothing is redrawn while a slice is measured: drawing would take processo
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 import time
@@ -153,7 +154,7 @@ class Progress:
             self._began = self._clock() - event.spent
             self._line(
                 Text(
-                    f"{self._workload}: {duration(event.budget)} for everything, in {clean(event.directory)}"
+                    f"{self._workload}: budget {duration(event.budget)}, run directory {clean(event.directory)}"
                 )
             )
         elif isinstance(event, Began):
@@ -217,11 +218,11 @@ def trial_line(record: TrialRecord, changes: str, *, stamp: str) -> Text:
     else:
         text.append(f"{record.outcome:<18}", style="red")
     text.append(f"  {clean(changes)}")
-    for looks in record.looks[-1:]:
+    for looks in record.looks[-1:] if record.outcome.measured else ():
         processes = len({pair.instance for pair in record.pairs})
         text.append(f"  ({_STANDS[looks.standing]} after {processes} fresh processes a side)")
     if record.reason and not record.outcome.measured:
-        text.append(f"  ({clean(first_line(record.reason))[:160]})", style="dim")
+        text.append(f"  ({one_line(first_line(record.reason), longest=160)})", style="dim")
     if record.outcome.measured and record.settled is False:
         text.append("  (was still getting faster when it was measured)", style="dim")
     return text
@@ -245,16 +246,22 @@ def show_recipe(recipe: Recipe, path: Path | None, console: RichConsole | None =
     evidence = recipe.evidence
     faster = evidence.verdict == "faster"
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for heading in ("", "baseline", "recommendation"):
+    headings = ("", "baseline", "recommendation") if recipe.changes else ("", "baseline")
+    for heading in headings:
         table.add_column(heading, overflow="fold")
-    for name, (before, after) in _recipe_rows(recipe).items():
-        table.add_row(name, before, after)
+    for name, values in _recipe_rows(recipe).items():
+        table.add_row(name, *values[: len(headings) - 1])
     console.print()
     console.print(table)
     console.print()
     if faster:
+        processes = f"{evidence.confirmation.processes} fresh processes a side"
         console.print(
-            Text(f"Faster: {estimated_ratio(evidence.speedup)}, with 95% confidence.", style="bold green")
+            Text(
+                f"Faster: {estimated_ratio(evidence.speedup)} with 95% confidence, from {processes}.",
+                style="bold green",
+            ),
+            soft_wrap=True,
         )
     else:
         _show_why_not(recipe, console)
@@ -267,7 +274,7 @@ def _recipe_rows(recipe: Recipe) -> Mapping[str, tuple[str, str]]:
     evidence = recipe.evidence
     rows = {
         "samples/s": (_rate(evidence.baseline_throughput), _rate(evidence.throughput)),
-        "speed-up": ("×1", estimated_ratio(evidence.speedup) if recipe.changes else "×1"),
+        "speed-up": ("×1", estimated_ratio(evidence.speedup)),
         "peak host memory": (
             size(evidence.baseline_peak_memory_bytes.host),
             size(evidence.peak_memory_bytes.host),
@@ -280,6 +287,8 @@ def _recipe_rows(recipe: Recipe) -> Mapping[str, tuple[str, str]]:
     }
     if evidence.peak_memory_bytes.device is None:
         del rows["peak device memory"]
+    if not recipe.changes:
+        del rows["speed-up"]
     for name in recipe.changes:
         before = recipe.baseline.get(name)
         rows[name] = (
@@ -299,32 +308,32 @@ def _seconds(seconds: float | None) -> str:
 
 
 def _show_why_not(recipe: Recipe, console: RichConsole) -> None:
-    """Why the baseline is recommended: no gain is one thing, not enough time to tell another."""
+    """Why the baseline is recommended, and what came closest to a recommendation."""
     evidence, best = recipe.evidence, recipe.evidence.best_candidate
     console.print(Text(_verdict_in_words(evidence), style="bold"), soft_wrap=True)
     if best is None:
         return
     changes = Configuration(best.configuration).describe(relative_to=Configuration(recipe.baseline))
-    told = f"Closest: {changes}: "
+    told = ""
     if best.speedup is not None:
-        told += f"{estimated_ratio(best.speedup)} so far; "
+        told = f"{estimated_ratio(best.speedup)}; "
     elif best.search_speedup is not None:
-        told += f"×{best.search_speedup:.2f} in the search, which is no claim; "
-    console.print(Text(f"{told}{clean(best.reason)}."), soft_wrap=True)
+        told = f"×{best.search_speedup:.2f} (search only); "
+    console.print(Text(f"Best candidate: {changes}: {told}{clean(best.reason)}."), soft_wrap=True)
 
 
 def _verdict_in_words(evidence: Evidence) -> str:
-    tried = f"{evidence.candidates} candidate{'' if evidence.candidates == 1 else 's'} tried"
-    excluded = (
-        "" if evidence.excluded_gain is None else f"gains above {evidence.excluded_gain:.0%} are excluded"
-    )
+    tried = f"{evidence.candidates or 'no'} candidate{'' if evidence.candidates == 1 else 's'} tried"
     if evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN:
         if evidence.ended_by is EndedBy.EXHAUSTED:
-            excluded = f"nothing is left to try; {excluded}" if excluded else "nothing is left to try"
-        return f"No significant gain: {excluded} ({tried}). Keep what you have."
+            tried += ", none is left"
+        if evidence.excluded_gain is None:
+            return f"No significant gain: no candidate could be measured ({tried}). Keep what you have."
+        excluded = math.ceil(round(100 * evidence.excluded_gain, 6))  # up: a smaller bound would claim too much
+        return f"No significant gain: gains above {excluded}% are excluded ({tried}). Keep what you have."
     if evidence.verdict is Verdict.UNSTABLE:
-        return f"Nothing to recommend: what was faster broke a rule ({tried}). Keep what you have."
-    why = "it was stopped" if evidence.ended_by is EndedBy.INTERRUPTED else "the time ended"
+        return f"Unstable: every faster candidate failed or broke a stability rule ({tried}). Keep what you have."
+    why = "the run was stopped" if evidence.ended_by is EndedBy.INTERRUPTED else "the budget ended"
     return f"Undecided: {why} before the answer was settled ({tried})."
 
 
@@ -333,9 +342,9 @@ def _show_learning_rate(note: LearningRate, recipe: Recipe, console: RichConsole
     before, after = recipe.baseline["batch_size"], recipe.configuration["batch_size"]
     console.print(
         Text(
-            f"The batch is {note.batch_ratio:g} times the baseline's: the learning rate may want to change, by "
-            f"{note.sqrt_scale:.2f} (square root, Adam) to {note.linear_scale:g} (linear, SGD). Compare held-out loss "
-            "before a long training."
+            f"The batch size is {note.batch_ratio:g} times the baseline's. Usual rules multiply the learning rate by "
+            f"{note.sqrt_scale:.2f} (Adam) or {note.linear_scale:g} (SGD). Compare the held-out loss before a long "
+            "training."
         ),
         soft_wrap=True,
     )
@@ -360,11 +369,11 @@ def _show_learning_rate(note: LearningRate, recipe: Recipe, console: RichConsole
 def _watched(watch: Watch) -> str:
     """What a watch over the winner showed, in a sentence."""
     if watch.failure:
-        return f"Watched without a pause: it failed: {clean(watch.failure)}."
+        return f"It failed while it trained without a pause (`--soak`): {clean(watch.failure)}."
     rate = "" if watch.throughput is None else f" at {watch.throughput.value:,.0f} samples/s"
     failed = [clean(each.detail) for each in watch.checks if not each.passed]
-    found = "; ".join(failed) if failed else "no leak and no hang was seen"
-    return f"Watched for {watch.seconds:.0f} s without a pause{rate}: {found}."
+    found = "; ".join(failed) if failed else "no memory leak and no hang"
+    return f"It trained for {watch.seconds:.0f} s without a pause{rate} (`--soak`): {found}."
 
 
 def _show_notes(recipe: Recipe, console: RichConsole) -> None:
@@ -401,9 +410,8 @@ def show_usage(recipe: Recipe, path: Path, *, tuned: str, console: RichConsole |
     console = console or terminal()
     seconds = recipe.evidence.go_on_seconds
     if seconds is not None:
-        command = f"autotune tune {shlex.quote(tuned)} --resume {shlex.quote(str(path.parent))} --budget {seconds:.0f}s"
-        console.print(Text("To go on with all that was measured:"))
-        console.print(Text(f"    {clean(command)}"), soft_wrap=True)
+        console.print(Text("To go on with what was measured:"))
+        console.print(Text(f"    {resume_command(tuned, path.parent, seconds=seconds)}"), soft_wrap=True)
         return
     if not recipe.changes:
         console.print(Text("The recipe is the baseline: nothing needs to change in your training code."))
@@ -425,6 +433,18 @@ def show_usage(recipe: Recipe, path: Path, *, tuned: str, console: RichConsole |
         console.print(Text(f"    {line}"), soft_wrap=True)
 
 
+def resume_command(tuned: str, directory: Path, *, seconds: float | None = None) -> str:
+    """The command that goes on with a run, to be pasted into a shell.
+
+    Args:
+        tuned: The workload, as it was named on the command line.
+        directory: The run's.
+        seconds: The budget to go on with; what is left of the run's own when None.
+    """
+    command = f"autotune tune {shlex.quote(tuned)} --resume {shlex.quote(str(directory))}"
+    return clean(command if seconds is None else f"{command} --budget {seconds:.0f}s")
+
+
 def show_verification(verification: Verification, console: RichConsole | None = None) -> None:
     """The finding, the claim, and what was measured."""
     console = console or terminal()
@@ -432,7 +452,7 @@ def show_verification(verification: Verification, console: RichConsole | None = 
     console.print()
     if verification.claimed is not None:
         console.print(Text(f"claimed   {ratio(verification.claimed)}"))
-        processes = f" in {verification.instances} fresh processes of each" if verification.instances else ""
+        processes = f" from {verification.instances} fresh processes a side" if verification.instances else ""
         console.print(Text(f"measured  {ratio(verification.measured)}{processes}"), soft_wrap=True)
     style = "bold green" if found is Finding.HOLDS else "bold red"
     console.print(Text(f"{found}: {clean(verification.reason)}.", style=style), soft_wrap=True)

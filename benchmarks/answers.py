@@ -350,18 +350,20 @@ def measure(results: Results, given: argparse.Namespace, runs_directory: Path) -
                 results.save()
                 progress(f"{key}: {run.verdict} ×{run.speedup}, {run.spent_seconds:.0f} s {run.remark}")
     for name in COMPARED:
-        run = longest(results.runs.values(), name)
-        if run is None or name not in given.only:
+        longest_run = longest(results.runs.values(), name)
+        if longest_run is None or name not in given.only:
             continue
-        key = f"{name} {run.budget}"
+        key = f"{name} {longest_run.budget}"
         if key not in results.plain:
             progress(f"{key}: plain Optuna")
-            trials = plain_optuna.search(workload_file(name), seconds_of("budget", run.budget), PLAIN_SEED)
+            trials = plain_optuna.search(
+                workload_file(name), seconds_of("budget", longest_run.budget), PLAIN_SEED
+            )
             results.plain[key] = running_best(
                 (each.ended_at_seconds, each.samples_per_second or 0.0, each.configuration) for each in trials
             )
             results.save()
-        beliefs = [*run.beliefs, *results.plain[key]]
+        beliefs = [*longest_run.beliefs, *results.plain[key]]
         if key not in results.referee and beliefs:
             seconds = REFEREE_SECONDS_QUICK if given.quick else REFEREE_SECONDS
             results.referee[key] = refereed(name, beliefs, seconds)

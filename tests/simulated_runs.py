@@ -9,6 +9,7 @@ import random
 from pathlib import Path
 
 from autotune.machine import Machine
+from autotune.measure.intervals import LogInterval, Spread
 from autotune.measure.throughput import overall_log_ratios
 from autotune.run_directory import RunDirectory, RunRecord
 from autotune.space.configuration import Configuration, baseline_configuration
@@ -18,10 +19,21 @@ from autotune.study.options import Options
 from autotune.study.progress import silent
 from autotune.study.rules import Limits
 from autotune.study.run import Run
+from autotune.study.state import Candidate, Leader, State
 from autotune.study.tune import tune_with
 from autotune.trial.live import WarmUp
 from autotune.trial.messages import Ready, Started
-from autotune.trial.record import Interval, Outcome, Pair, Phase, Slice, StepSeconds, TrialRecord
+from autotune.trial.record import (
+    Interval,
+    Looks,
+    Outcome,
+    Pair,
+    Phase,
+    Slice,
+    Standing,
+    StepSeconds,
+    TrialRecord,
+)
 from autotune.trial.simulated import SimulatedTrials
 from autotune.workload import WorkloadFacts, WorkloadReference
 
@@ -225,6 +237,35 @@ def run_on(trials, path, *, observe=silent, interruptions=lambda: 0, seed=0):
         rng=random.Random(seed),
         baseline=BASELINE.replace(jit_compile="auto"),
     )
+
+
+# ------------------------------------------------------------------------------------- what a run knows
+
+
+def a_candidate(number, gain=0.0, *, pairs=8, **fields):
+    """A candidate that looks so much faster than the baseline, as a share."""
+    fields = {"configuration": BASELINE, "look_seconds": 5.0, "pair_seconds": 10.0, **fields}
+    return Candidate(number=number, ratio=math.log1p(gain), pairs=pairs, **fields)
+
+
+def a_leader(candidate, *, low=None, high=None, after=(4, 8, 12), standing=Standing.OPEN, number=90, **fields):
+    """A leader; with bounds, its claim lies in the middle of them."""
+    ratio = None
+    if low is not None:
+        bounds = math.log1p(low), math.log1p(high)
+        ratio = LogInterval(value=sum(bounds) / 2, low=bounds[0], high=bounds[1], count=4)
+    looks = Looks(
+        leader=1, candidate=candidate, error=0.025, after=after, reference=number + 1, standing=standing
+    )
+    fields = {"processes": 0, "pair_seconds": 10.0, **fields}
+    return Leader(number=number, candidate=candidate, looks=looks, ratio=ratio, **fields)
+
+
+def a_state(*candidates, left=100.0, **fields):
+    """What a run knows in which another candidate takes 5 s, and a fresh pair of processes 10 s."""
+    usual = {"budget": 300.0, "spread": Spread(deviation=0.05, degrees=30)}
+    costs = {"candidate_seconds": 5.0, "first_pair_seconds": 10.0}
+    return State(left=left, candidates=tuple(candidates), **{**usual, **costs, **fields})
 
 
 # ------------------------------------------------------------------------------------------------- records

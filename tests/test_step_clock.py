@@ -1079,6 +1079,29 @@ def test_a_boundary_that_was_measured_is_reported_at_the_pace_of_the_warm_traini
     assert simulation.ready.epoch_overhead_seconds == 0.5
 
 
+def test_a_second_fit_has_a_warm_up_of_its_own():
+    """Measuring the boundary does not use up its cap, while steps still get faster."""
+    simulation = Simulation(**{**LONG, "warmup_seconds": 1.5})
+    began = simulation.now
+    simulation.step_seconds = lambda call: 0.7 ** min(14.0, simulation.now - began) / 8
+    simulation.run()
+    assert simulation.ready.warmup_seconds > 7.0 + 1.5
+    assert simulation.ready.settled is False
+
+
+def test_the_loss_of_steps_is_the_present_one():
+    """Not that of the last whole epoch, where it was known only then that epochs are long."""
+    simulation = Simulation(
+        Measure(seconds=0.5),
+        step_seconds=1 / 32,
+        boundary_seconds=0.5,
+        boundary=BETWEEN,
+        loss=lambda call: 9.0 if call < 2 * STEPS else 0.5,
+    )
+    (measured,) = simulation.run()
+    assert (simulation.ready.timed_by, measured.loss) == ("steps", 0.5)
+
+
 def test_examples_trained_before_a_fit_was_left_are_counted():
     """All that moved the weights: the steps of the first `fit` and of the second."""
     simulation = Simulation(Measure(seconds=1.0), **LONG)
@@ -1369,10 +1392,11 @@ def test_skipped_steps_are_counted_from_the_warm_up_on(shape, steps_per_call, ev
     assert Simulation(*commands, **settings).run(overhead=0.0)[0].skipped_steps is None
 
 
-def test_steps_that_a_last_call_did_not_have_are_not_skipped():
+@pytest.mark.parametrize(("examples", "seconds"), [(1437, 2.0), (14_370, 20.0)], ids=["epochs", "steps"])
+def test_steps_that_a_last_call_did_not_have_are_not_skipped(examples, seconds):
     """Where nobody knows an epoch's length, its last call may have fewer steps: those that lack overflowed nowhere."""
-    commands = [Measure(seconds=2.0)] * 3
-    epochs = {"known": False, "steps_per_call": 32, "warmup_seconds": 3.0}
+    commands = [Measure(seconds=seconds)] * 3
+    epochs = {"examples": examples, "known": False, "steps_per_call": 32, "warmup_seconds": 3.0}
     quiet = Simulation(*commands, skips=lambda step: False, **epochs)
     assert [part.skipped_steps for part in quiet.run(overhead=0.0)] == [0, 0, 0]
     loud = Simulation(*commands, skips=lambda step: True, **epochs)

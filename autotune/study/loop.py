@@ -411,7 +411,7 @@ class Loop:
         """Whether a leader still learns as float32 without XLA does; one that does not is unstable, and its like."""
         run, began = self._run, self._run.clock()
         self._beside.end_baseline()
-        run.observe(Began(text=f"does it still learn? {run.changes(trial.configuration)}"))
+        run.observe(Began(text=f"comparing losses with float32 without XLA: {run.changes(trial.configuration)}"))
         ends = min(began + self._check_seconds, self._options.budget - CLOSING_SECONDS)
         with Trainings(run, ends=ends) as trainings:
             check = Parity(trainings).check(trial.configuration)
@@ -430,6 +430,7 @@ class Loop:
         """Plan a leader's looks, and pay for them; nothing is measured yet."""
         run = self._run
         self._beside.end_baseline()
+        run.observe(Began(text=f"confirming in fresh processes: {run.changes(candidate.configuration)}"))
         k = self._looks_planned() + 1
         known = next(
             (each for each in self._confirmations.values() if each.looks.candidate == candidate.number), None
@@ -539,7 +540,8 @@ class Loop:
             return Standing.UNSTABLE
         if is_faster(claim, min_gain=self._options.min_gain) and self._beats_champion(confirmation):
             return Standing.CONFIRMED
-        hopeless = claim.high < math.log1p(self._options.min_gain)
+        gain = math.log1p(self._options.min_gain)
+        hopeless = claim.high < gain or (claim.value < gain and claim.high < self.state().bound)
         return Standing.NOT_SHOWN if hopeless or self._is_last(confirmation) else Standing.OPEN
 
     def _is_last(self, confirmation: Confirmation) -> bool:

@@ -245,7 +245,7 @@ def verdict(state: State) -> Verdict:
     """What the run comes to."""
     if state.champion is not None:
         return Verdict.FASTER
-    unsettled = state.open is not None or state.contenders
+    unsettled = state.open is not None or state.contenders or state.unclear or state.inconclusive
     if not unsettled and _excluded(state):
         refused = [
             each for each in state.candidates if each.unstable and each.ratio > math.log1p(state.min_gain)
@@ -260,7 +260,8 @@ def _excluded(state: State) -> bool:
     if state.exhausted:
         return True
     measured = sum(each.measured for each in state.candidates)
-    return measured >= FEWEST_CANDIDATES and excluded_above(state) < state.bound
+    enough = measured >= FEWEST_CANDIDATES or not state.more_candidates
+    return enough and excluded_above(state) < state.bound
 
 
 def excluded_above(state: State) -> float:

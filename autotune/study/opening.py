@@ -175,10 +175,14 @@ def tell_isolation(trials: Trials, observe: Observer) -> None:
 
 
 @contextlib.contextmanager
-def interruptions_noted(observe: Observer, where: object) -> Iterator[Callable[[], int]]:
+def interruptions_noted(observe: Observer, answer: str) -> Iterator[Callable[[], int]]:
     """Counts Ctrl-C and SIGTERM: the first ends the run with the verdict it has, the second raises `KeyboardInterrupt`.
 
-    The first is acknowledged at once, by a thread: a signal's handler may have come in the midst of printing.
+    The first is answered at once, by a thread: a signal's handler may have come in the midst of printing.
+
+    Args:
+        observe: Is told of the first.
+        answer: What it is told.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: 0  # signals reach the main thread only; its owner decides
@@ -188,11 +192,7 @@ def interruptions_noted(observe: Observer, where: object) -> Iterator[Callable[[
 
     def acknowledge() -> None:
         if os.read(reading, 1) == b"!":
-            observe(
-                Notice(
-                    text=f"stopping with the verdict there is; the run is in {where}, and --resume goes on with it"
-                )
-            )
+            observe(Notice(text=answer))
 
     def note(number: int, frame: object) -> None:
         nonlocal count

@@ -41,18 +41,18 @@ from autotune.version import __version__
 
 NUMERICS_NOT_CHECKED = "numerics parity with float32 without XLA"
 BATCH_NOT_CHECKED = "{} loss after equal numbers of examples at the recommended batch size"
-LONG_RUN_NOT_CHECKED = "minutes of training without a pause (`--soak 2m` watches that)"
+LONG_RUN_NOT_CHECKED = "minutes of uninterrupted training (`--soak 2m` adds them)"
 THROTTLING_NOT_CHECKED = "thermal throttling of the device"
-DEVICE_MEMORY_NOT_CHECKED = "memory on the device (how much it has could not be read)"
-GROWTH_NOT_CHECKED = "whether it is this configuration that leaks memory, or the workload"
+DEVICE_MEMORY_NOT_CHECKED = "device memory (the device's size could not be read)"
+GROWTH_NOT_CHECKED = "whether this configuration leaks memory or the workload does"
 STEADY_NOT_CHECKED = {
     False: "the steady state (the {} was still getting faster when it was measured)",
     None: "the steady state (the {}'s warm-up had too few steps to tell)",
 }
-EPOCHS_NOT_CHECKED = "what lies between epochs (steps alone were timed)"
-VALIDATION_NOT_CHECKED = "what validation costs beyond its beginning (its data does not say how long it is)"
-MEMORY_NOT_CHECKED = "peak memory, and whether it grows (no process has told it)"
-RETRACING_NOT_CHECKED = "retracing after the warm-up (the log does not tell of XLA's compilations)"
+EPOCHS_NOT_CHECKED = "the time between epochs (only steps were timed)"
+VALIDATION_NOT_CHECKED = "the full cost of validation (its dataset has unknown cardinality)"
+MEMORY_NOT_CHECKED = "peak memory and its growth (no process reported it)"
+RETRACING_NOT_CHECKED = "retracing after the warm-up (the log does not show XLA's compilations)"
 """What a user must not take for granted; the recipe says so."""
 ROUND_TO_SECONDS, MARGIN = 10, 1.5
 """Of the budget that is named to go on with."""
@@ -199,7 +199,7 @@ def _best_candidate(found: Found, watched: Watched | None, run: Run) -> BestCand
     if champion is not None and watched is not None:
         failed = watched.failure or "; ".join(each.detail for each in watched.checks if not each.passed)
         return _described(
-            state.candidate(champion.candidate), champion, run, f"while it was watched: {failed}"
+            state.candidate(champion.candidate), champion, run, f"it failed while it was watched: {failed}"
         )
     if state.open is not None:
         return _described(state.candidate(state.open.candidate), state.open, run, _so_far(state.open))
@@ -207,7 +207,7 @@ def _best_candidate(found: Found, watched: Watched | None, run: Run) -> BestCand
         best = state.contenders[0]
         leader = state.standing.get(best.number)
         reason = (
-            "the time ended before it was measured in fresh processes" if leader is None else _so_far(leader)
+            "the run ended before it was measured in fresh processes" if leader is None else _so_far(leader)
         )
         return _described(best, leader, run, reason)
     tried = [each for each in state.candidates if each.measured]
@@ -225,22 +225,18 @@ def _best_candidate(found: Found, watched: Watched | None, run: Run) -> BestCand
         )
     if leader is not None:
         return _described(best, leader, run, _not_shown(leader))
-    return _described(best, None, run, "it did not look faster by more than chance in the search")
+    return _described(best, None, run, "the search showed no gain beyond chance")
 
 
 def _so_far(leader: Leader) -> str:
     planned = f"{leader.processes} of {leader.looks.after[-1]} fresh processes a side were measured"
-    return f"the time ended before it was decided: {planned}"
+    return f"the run ended before it was decided: {planned}"
 
 
 def _not_shown(leader: Leader) -> str:
-    interval = None if leader.ratio is None else ratio_interval(leader.ratio)
-    if interval is None:
+    if leader.ratio is None:
         return "it was not measured in two fresh processes a side"
-    return (
-        f"its interval, {interval.low:.3f} to {interval.high:.3f} over {leader.processes} fresh processes a side, "
-        "does not show the gain"
-    )
+    return f"{leader.processes} fresh processes a side do not show a gain"
 
 
 def _described(candidate: Candidate, leader: Leader | None, run: Run, reason: str) -> BestCandidate:

@@ -18,9 +18,11 @@ PROCESS_DEVIATION = 0.02
 """Log deviation between processes of one configuration that is allowed for where few were measured."""
 EXCLUDED_GAIN = 0.10
 """Gains above this share must be excluded for `no_significant_gain`, or above `min_gain` where that is larger."""
+BY_ERRORS = 1.5
+"""Standard errors by which an estimate must lie above what counts: the best of many looks faster by chance."""
 CLEARLY_FASTER = 0.03
 """By how much, as a logarithm, a candidate must look faster than the champion to be confirmed against it."""
-MOST_LOOKS = 4
+MOST_LOOKS = 8
 """At one candidate, that are kept time for."""
 NO_SPREAD = Spread(deviation=0.0, degrees=0)
 SURE = 0.05
@@ -167,10 +169,11 @@ class State:
 
     @cached_property
     def contenders(self) -> list[Candidate]:
-        """The candidates that may be confirmed: faster by the estimate less its error; the most promising first.
+        """The candidates that may be confirmed: faster by more than chance; the most promising first.
 
         With a champion, those that look clearly faster than it did.
         """
+        errors = BY_ERRORS if self.more_candidates else 1.0
         floor = math.log1p(self.min_gain)
         if self.champion is not None:
             floor = max(floor, self.candidate(self.champion.candidate).ratio + CLEARLY_FASTER)
@@ -181,7 +184,7 @@ class State:
             and not each.pruned
             and not each.unstable
             and self._may_be_confirmed(each)
-            and each.ratio - each.error(self.spread) > floor
+            and each.ratio - errors * each.error(self.spread) > floor
         ]
         return sorted(able, key=lambda each: each.ratio - each.error(self.spread), reverse=True)
 

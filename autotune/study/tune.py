@@ -265,7 +265,8 @@ def tune_with(
 
     `clock` has the seconds that count for the budget, `spent_before` those of earlier invocations that do not.
     """
-    with interruptions_noted(observe, directory.path) as interruptions:
+    stopping = f"stopping with what was measured; the run is in {directory.path}, and --resume goes on with it"
+    with interruptions_noted(observe, stopping) as interruptions:
         opened = open_run(
             trials,
             directory=directory,

@@ -12,7 +12,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Literal
 
-from autotune.errors import NoStableConfigurationError, RecipeError, TrialProcessError
+from autotune.errors import (
+    NoStableConfigurationError,
+    RecipeError,
+    TrialProcessError,
+    TuningInterruptedError,
+)
 from autotune.machine import Machine, fingerprint, require_linux
 from autotune.measure.deciding import MIN_GAIN, Finding, finding
 from autotune.measure.intervals import LogInterval, between_templates, instance_interval, log_interval
@@ -91,6 +96,7 @@ def verify(
     Raises:
         InputError: Recipe or workload cannot be used, or do not belong together.
         NoStableConfigurationError: The baseline itself fails.
+        TuningInterruptedError: Interrupted before two fresh processes a side were measured.
     """
     began = time.monotonic()
     refuse_while_loading()
@@ -161,7 +167,7 @@ def verify_with(
     """
     for difference in recipe.machine.differences(machine):
         observe(Notice(text=f"the recipe was measured on another machine: {difference}"))
-    with interruptions_noted(observe, directory.path) as interruptions:
+    with interruptions_noted(observe, "stopping with what was measured") as interruptions:
         opened = open_run(
             trials,
             directory=directory,
@@ -185,14 +191,18 @@ def verify_with(
                 claimed=None,
                 measured=None,
                 instances=0,
-                reason="the recipe is the baseline, and claims nothing",
+                reason="the recipe is the baseline, so there is no claim to check",
             )
-        confirmation = _measured(recipe, opened, budget)
-        return _verification(recipe, confirmation, opened, limits, budget)
+        confirmation, baseline_failure = _measured(recipe, opened, budget)
+        if opened.run.interrupted() and len(confirmation.measured) < 2 and confirmation.failure is None:
+            raise TuningInterruptedError(
+                "interrupted before the claim was judged", hint="The same command begins anew."
+            )
+        return _verification(recipe, confirmation, opened, limits, budget, baseline_failure)
 
 
-def _measured(recipe: Recipe, opened: Opened, budget: float) -> Confirmation:
-    """As many fresh pairs as the time holds, whatever they show."""
+def _measured(recipe: Recipe, opened: Opened, budget: float) -> tuple[Confirmation, str]:
+    """As many fresh pairs as the time holds, whatever they show; and how the baseline kept failing, if it did."""
     run = opened.run
     in_search = _as_if_searched(recipe, opened)
     records = [run.records[0], in_search]
@@ -206,13 +216,15 @@ def _measured(recipe: Recipe, opened: Opened, budget: float) -> Confirmation:
     timeout = costs.trial_timeout(
         budget, first_step=in_search.first_step_seconds or 1.0, ready=opened.warm.ready_seconds
     )
-    pairs, failures = FreshPairs(run, opened.deadline, timeout=timeout), 0
+    pairs, failures, why = FreshPairs(run, opened.deadline, timeout=timeout), 0, ""
     expected = costs.pair_seconds(records, timing)
     while len(confirmation.measured) < MOST_PROCESSES and confirmation.failure is None:
-        if budget - CLOSING_SECONDS - run.clock() < expected or failures == BASELINE_FAILURES:
+        too_late = budget - CLOSING_SECONDS - run.clock() < expected
+        if too_late or failures == BASELINE_FAILURES or run.interrupted():
             break
         try:
             pairs.measure(confirmation, costs.rounds(records, timing))
+            failures = 0
         except TrialFailed as failure:
             failures += 1
             why = first_line(failure.reason) or str(failure.outcome)
@@ -227,7 +239,7 @@ def _measured(recipe: Recipe, opened: Opened, budget: float) -> Confirmation:
     if reference.slices:
         run.keep(reference.record(Outcome.OK), announce=False)
     run.keep(record)
-    return confirmation
+    return confirmation, why if failures == BASELINE_FAILURES else ""
 
 
 def _compare_workloads(
@@ -293,7 +305,12 @@ def _as_if_searched(recipe: Recipe, opened: Opened) -> TrialRecord:
 
 
 def _verification(
-    recipe: Recipe, confirmation: Confirmation, opened: Opened, limits: Limits, budget: float
+    recipe: Recipe,
+    confirmation: Confirmation,
+    opened: Opened,
+    limits: Limits,
+    budget: float,
+    baseline_failure: str,
 ) -> Verification:
     run, trial = opened.run, confirmation.trial
     now = _claim(confirmation, opened)
@@ -302,6 +319,9 @@ def _verification(
     failed = _failed(confirmation, limits)
     if failed is not None:
         found, reason = Finding.UNSTABLE, f"{failed} (see {run.directory.trial_directory(trial.number)})"
+    elif baseline_failure and now is None:
+        place = run.directory.trial_directory(confirmation.reference.number)
+        found, reason = Finding.UNDECIDED, f"the baseline kept failing: {baseline_failure} (see {place})"
     else:
         found, reason = _judged(recipe, now, budget)
     return Verification(
@@ -354,32 +374,29 @@ def _judged(recipe: Recipe, now: LogInterval | None, budget: float) -> tuple[Fin
 
 
 def _why(found: Finding, min_gain: float) -> str:
-    """Of a finding that is none of want of knowledge."""
+    """The sentence for a claim that was judged."""
     if found is Finding.HOLDS:
-        return (
-            "it is faster than the baseline here, by what is claimed or more, within the errors or the "
-            f"{_percent(min_gain)} that count"
-        )
+        return f"the gain here is the claimed one or more (differences below {_percent(min_gain)} do not count)"
     if found is Finding.WEAKER:
-        return "it is faster than the baseline here, but surely by less than is claimed"
-    return "it is not surely faster than the baseline here, and surely gains less than is claimed"
+        return "it is faster than the baseline here, but clearly by less than claimed"
+    return "no gain over the baseline is shown here, and it is clearly less than claimed"
 
 
 def _why_undecided(claim: LogInterval, now: LogInterval, min_gain: float, more: str) -> str:
     """Why what was measured neither holds nor refutes the claim, and what would tell."""
     if now.low > 0:
-        return f"it is faster than the baseline here, but what is known of how much is too vague to judge; give {more}"
+        return f"it is faster than the baseline here, but by how much is too uncertain to check the claim; give {more}"
     if claim.value - now.value > math.hypot(claim.half_width, now.half_width):
         return (
-            "it is not surely faster than the baseline here, but what it lacks of the claim is less than the "
-            f"{_percent(min_gain)} that count; give {more}"
+            "no gain over the baseline is shown here, but the claim is missed by less than "
+            f"{_percent(min_gain)}, which does not count; give {more}"
         )
     if claim.half_width > now.half_width:
         return (
-            "it is not surely faster than the baseline here, but the claim itself is too uncertain to be refuted: "
-            "its interval is the wider one; tune again with a larger budget"
+            "no gain over the baseline is shown here, but the claim's own interval is too wide to be refuted; "
+            "tune again with a larger budget"
         )
-    return f"it is not surely faster than the baseline here, nor surely below the claim; give {more}"
+    return f"no gain over the baseline is shown here, but it is not clearly less than claimed either; give {more}"
 
 
 def _percent(share: float) -> str:

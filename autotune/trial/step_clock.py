@@ -173,7 +173,6 @@ class StepClock:
         """
         self._by_epochs = False
         self._between = between_epochs
-        self._epoch_logs = None
         self._begin_fit()
 
     def epoch_began(self) -> None:
@@ -288,7 +287,8 @@ class StepClock:
         Raises:
             TrainingFailed: The loss, or another number that a step reports, is not finite.
         """
-        reported = _numbers(self._logs if self._epoch_logs is None else self._epoch_logs)
+        whole_epoch = self._by_epochs and self._epoch_logs is not None
+        reported = _numbers(self._epoch_logs if whole_epoch else self._logs)
         for name, value in reported.items():
             if not math.isfinite(value):
                 what = "the training loss" if name == "loss" else f"the metric {name}"
@@ -353,8 +353,6 @@ class StepClock:
             self._note_compile_seconds()
             raise LongEpoch
         self._by_epochs = False
-        self._mark = None
-        self._epoch_logs = None
 
     def _warm_up_by_epochs(self, now: float) -> None:
         if self._in_laps:

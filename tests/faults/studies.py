@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from fault_table import BASELINE_BATCH_SIZE, BATCH_SIZES, BY_NAME
@@ -12,15 +12,16 @@ from fault_table import BASELINE_BATCH_SIZE, BATCH_SIZES, BY_NAME
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
-from autotune.study.plan import Plan
+from autotune.study.beside import Beside, TrialLimits
 from autotune.study.progress import silent
 from autotune.study.run import Run
-from autotune.study.side_by_side import SideBySide
+from autotune.study.waiting import Deadline
 from autotune.trial.live import Trials
 from autotune.trial.record import Phase, TrialRecord
 
 BASELINE_SECONDS = 120.0
 ENDING_SECONDS = 60.0
+MEASURED_SECONDS = 0.5
 
 
 class Study:
@@ -29,7 +30,7 @@ class Study:
     Args:
         trials: Where they come from.
         path: The run's directory.
-        trial_seconds: Time limit of a candidate that is to hang; the others have more, for some take their time.
+        trial_seconds: Time limit of a candidate that hangs; the others have `ENDING_SECONDS`.
     """
 
     def __init__(self, trials: Trials, path: Path, *, trial_seconds: float) -> None:
@@ -45,17 +46,8 @@ class Study:
             rng=random.Random(0),
             baseline=baseline_configuration(BASELINE_BATCH_SIZE, {}, Device.CPU, where="faults"),
         )
-        self.plan = Plan(
-            budget=1e6,
-            search_ends=1e6,
-            sampling_ends=1e6,
-            probes_end=1e6,
-            ends=1e6,
-            trial_timeout=trial_seconds,
-            measured=0.5,
-            finalists=1,
-        )
-        self.beside = SideBySide(self.run)
+        self._trial_seconds = trial_seconds
+        self.beside = Beside(self.run, Deadline(clock=self.run.clock, at=math.inf))
         self.beside.start_baseline(BASELINE_SECONDS)
 
     def try_fault(self, name: str) -> TrialRecord:
@@ -64,9 +56,11 @@ class Study:
         compiled = bool(name) and BY_NAME[name].compiled
         configuration = self.run.baseline.replace(batch_size=size, jit_compile=compiled)
         hangs = bool(name) and BY_NAME[name].seconds is not None
-        plan = self.plan if hangs else replace(self.plan, trial_timeout=ENDING_SECONDS)
+        timeout = self._trial_seconds if hangs else ENDING_SECONDS
         trial = self.run.new_trial(Phase.SEARCH, configuration)
-        return self.beside.measure(trial, plan, incumbent_low=None)
+        return self.beside.measure(
+            trial, TrialLimits(timeout=timeout, measured=MEASURED_SECONDS), leader=None
+        )
 
     def log_of(self, record: TrialRecord) -> Path:
         """Where the trial wrote its log."""

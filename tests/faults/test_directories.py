@@ -5,12 +5,11 @@ import os
 import subprocess
 
 import pytest
+from simulated_runs import simulated_trials
 from studies import Study
 
 from autotune.errors import RunDirectoryError
 from autotune.run_directory import RunDirectory
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -51,6 +50,7 @@ def write_for_ever(file):
         file.write(b"x" * 4096)
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up(processes, small_disk):
     """The error says what could not be written and why; the trials before it can be read."""
     study = Study(processes, small_disk / "run", trial_seconds=8.0)
@@ -66,9 +66,9 @@ def test_a_disk_that_fills_up(processes, small_disk):
         study.end()
 
 
-def test_a_run_directory_that_becomes_unwritable(processes, tmp_path):
-    """As with a full disk."""
-    study = Study(processes, tmp_path / "run", trial_seconds=8.0)
+def test_a_run_directory_that_becomes_unwritable(tmp_path):
+    """The error says so; the trials before it can be read."""
+    study = Study(simulated_trials(), tmp_path / "run", trial_seconds=8.0)
     with (
         unwritable(tmp_path / "run" / "trials"),
         pytest.raises(
@@ -80,9 +80,9 @@ def test_a_run_directory_that_becomes_unwritable(processes, tmp_path):
     study.end()
 
 
-def test_a_run_directory_that_is_deleted(processes, tmp_path):
+def test_a_run_directory_that_is_deleted(tmp_path):
     """The error names it; it is not made anew with half a run in it."""
-    study = Study(processes, tmp_path / "run", trial_seconds=8.0)
+    study = Study(simulated_trials(), tmp_path / "run", trial_seconds=8.0)
     (tmp_path / "run").rename(tmp_path / "gone")
     with pytest.raises(
         RunDirectoryError, match=r"cannot write to .*run/trials/0001: No such file or directory"

@@ -136,7 +136,7 @@ def test_a_killed_run_keeps_what_it_finished(tmp_path):
     finished = sorted(results.glob("*/result.json"))
     history = autotune.load_history(tmp_path / "run")
     assert list(history["trial"]) == [json.loads(each.read_text())["trial"] for each in finished]
-    assert list(history["phase"])[:2] == ["baseline", "probe"]
+    assert list(history["phase"])[:2] == ["baseline", "search"]
 
 
 STANDSTILL_SECONDS = 4.0

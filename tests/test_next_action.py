@@ -1,0 +1,399 @@
+"""What a run does next, by what it knows: each rule on frozen values, and whole plays against random answers."""
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated_runs import BASELINE, a_candidate, a_leader, a_state
+
+from autotune.measure.deciding import EndedBy, Verdict
+from autotune.measure.intervals import LogInterval, Spread
+from autotune.study.next_action import (
+    CompareLosses,
+    Confirm,
+    End,
+    FreshPair,
+    LookAgain,
+    TryAnother,
+    confirmation_seconds,
+    error_of,
+    excluded_above,
+    next_action,
+    plan_looks,
+    processes_wanted,
+    seconds_to_settle,
+    verdict,
+)
+from autotune.trial.record import Looks, Standing
+
+SLOWER = tuple(a_candidate(number, -0.5) for number in range(1, 8))
+"""Tried candidates of which a gain is excluded."""
+FAST = a_candidate(9, 0.5, processes=2)
+CONFIRMED = a_leader(9, standing=Standing.CONFIRMED, low=0.3, high=0.6, processes=4)
+NOT_SHOWN = Standing.NOT_SHOWN
+
+
+def confirms(action):
+    """The candidate whose confirmation begins; None for another action."""
+    return action.candidate if isinstance(action, Confirm) else None
+
+
+# ---------------------------------------------------------------------------------- search on, or confirm
+
+
+def test_a_run_begins_with_a_candidate_and_one_that_holds_none_ends():
+    """Nothing is known yet: another candidate is tried where the time holds one."""
+    assert next_action(a_state()) == TryAnother()
+    assert next_action(a_state(left=5.0)) == End(EndedBy.BUDGET)
+
+
+def test_a_leader_is_confirmed_when_what_is_left_is_what_that_needs():
+    """Before, the search goes on: another candidate may be faster still."""
+    needed = confirmation_seconds(a_state(FAST), FAST)
+    assert next_action(a_state(*SLOWER[:2], FAST, left=needed + 20.0)) == TryAnother()
+    assert confirms(next_action(a_state(*SLOWER[:2], FAST, left=needed))) == FAST.number
+
+
+def test_a_leader_that_stays_ahead_is_confirmed_early_and_the_search_goes_on():
+    """When many in a row were no faster, and the time holds a later confirmation as well."""
+    behind = [a_candidate(number, 0.1, pairs=20) for number in range(10, 25)]
+    assert next_action(a_state(FAST, *behind[:1], left=1000.0, budget=1000.0)) == TryAnother()
+    assert confirms(next_action(a_state(FAST, *behind, left=1000.0, budget=1000.0))) == FAST.number
+    known = a_state(FAST, *behind, left=1000.0, budget=1000.0, leaders=(CONFIRMED,))
+    assert next_action(known) == TryAnother()
+
+
+def test_a_leader_within_chance_is_looked_at_again_first():
+    """Two slices of one process may be luck; after some looks, it is confirmed all the same."""
+    narrowly = a_candidate(9, 0.12, pairs=4)
+    state = a_state(*SLOWER, narrowly, more_candidates=False, spread=Spread(deviation=0.08, degrees=30))
+    assert state.contenders
+    assert next_action(state) == LookAgain(9)
+    assert confirms(next_action(dataclasses.replace(state, looks_since=50))) == 9
+
+
+def test_of_two_that_may_be_the_best_the_one_that_is_less_known_is_looked_at():
+    """Else the leader would be looked at again and again, while two slices speak of the other."""
+    first, second = a_candidate(8, 0.5, processes=2, pairs=16), a_candidate(9, 0.49, processes=1)
+    assert next_action(a_state(first, second, more_candidates=False)) == LookAgain(9)
+
+
+def test_losses_are_compared_before_the_confirmation_of_what_computes_otherwise():
+    """Where there is time for it; what computes as the baseline does needs none."""
+    unchecked = dataclasses.replace(FAST, unchecked=True)
+    state = a_state(unchecked, more_candidates=False, check_seconds=20.0)
+    assert next_action(state) == CompareLosses(9)
+    assert confirms(next_action(dataclasses.replace(state, check_seconds=0.0))) == 9
+    assert confirms(next_action(dataclasses.replace(state, left=25.0))) == 9
+    assert confirms(next_action(a_state(FAST, more_candidates=False, check_seconds=20.0))) == 9
+
+
+def test_a_leader_that_the_time_does_not_hold_makes_way():
+    """What takes a minute to start cannot be confirmed in half of one; the next one is."""
+    slow = dataclasses.replace(FAST, number=8, ratio=1.0, pair_seconds=60.0)
+    state = a_state(slow, FAST, more_candidates=False, looks_since=50, left=45.0)
+    assert confirms(next_action(state)) == FAST.number
+
+
+def test_an_open_leader_is_measured_on():
+    """Whatever else looks fast; without time for its next processes the run ends."""
+    state = a_state(FAST, a_candidate(10, 2.0), leaders=(a_leader(9),))
+    assert next_action(state) == FreshPair(90)
+    assert next_action(dataclasses.replace(state, left=9.0)) == End(EndedBy.BUDGET)
+
+
+@pytest.mark.parametrize("leaders", [(), (a_leader(9),), (CONFIRMED,)])
+def test_who_asks_to_stop_is_heard_first(leaders):
+    """Whatever there is to do."""
+    assert next_action(a_state(FAST, leaders=leaders, interrupted=True)) == End(EndedBy.INTERRUPTED)
+
+
+def test_another_is_confirmed_after_a_champion_only_if_it_looks_clearly_faster():
+    """A head-to-head with what is as fast would show nothing."""
+    alike, faster = a_candidate(10, 0.5, processes=2), a_candidate(10, 0.9, processes=2)
+    state = a_state(FAST, alike, leaders=(CONFIRMED,), more_candidates=False)
+    assert next_action(state) == End(EndedBy.EXHAUSTED)
+    state = a_state(FAST, faster, leaders=(CONFIRMED,), more_candidates=False)
+    assert confirms(next_action(state)) == 10
+
+
+# ------------------------------------------------------------------------------------- nothing is faster
+
+
+def test_what_is_unclear_is_looked_at_again_where_nothing_is_faster():
+    """The most doubtful first: gains are excluded for what was tried, rather than more tried."""
+    doubtful = (a_candidate(8, 0.02, pairs=1), a_candidate(9, 0.04, pairs=1))
+    state = a_state(*SLOWER, *doubtful, left=14.0)
+    assert next_action(state) == LookAgain(9)
+    assert next_action(a_state(*SLOWER, left=14.0)) == TryAnother()
+
+
+@pytest.mark.parametrize(("keeps", "by"), [(False, EndedBy.SETTLED), (True, None)])
+def test_a_budget_that_was_asked_for_is_used(keeps, by):
+    """Without one, the run ends when enough candidates brought nothing: excluded, or confirmed before."""
+    many = [a_candidate(number, -0.5) for number in range(20)]
+    for state in (
+        a_state(*many, keeps_budget=keeps),
+        a_state(FAST, *many, leaders=(CONFIRMED,), keeps_budget=keeps, budget=1e4, left=1e4),
+    ):
+        assert next_action(state) == (TryAnother() if by is None else End(by))
+
+
+def test_an_exhausted_space_ends_the_run():
+    """All was tried, and gains are excluded, or confirmed."""
+    state = a_state(*SLOWER, more_candidates=False, exhausted=True)
+    assert next_action(state) == End(EndedBy.EXHAUSTED)
+    assert verdict(state) is Verdict.NO_SIGNIFICANT_GAIN
+
+
+def test_a_leader_whose_looks_decided_nothing_is_measured_further():
+    """With more looks, after those it had: the gain is neither shown nor excluded."""
+    open_question = a_leader(9, standing=NOT_SHOWN, low=-0.1, high=0.4, processes=12)
+    state = a_state(*SLOWER, FAST, leaders=(open_question,), more_candidates=False)
+    action = next_action(state)
+    assert confirms(action) == 9
+    assert min(action.after) > 12
+    answered = a_leader(9, standing=NOT_SHOWN, low=-0.02, high=0.04, processes=12)
+    assert next_action(dataclasses.replace(state, leaders=(answered,))) == End(EndedBy.EXHAUSTED)
+
+
+# -------------------------------------------------------------------------------------- looks and errors
+
+
+@pytest.mark.parametrize("affordable", range(40))
+def test_looks_are_few_and_fit(affordable):
+    """Ascending, at most one more than three, within what the time holds but for the two that a claim needs."""
+    looks = plan_looks(affordable)
+    assert list(looks) == sorted(set(looks))
+    assert 1 <= len(looks) <= 3
+    assert 2 <= looks[-1] <= max(2, affordable)
+    assert looks[-1] >= min(affordable - 1, 12), "time that is there is used"
+
+
+def test_the_errors_of_any_number_of_leaders_are_five_percent_together():
+    """However often the leader is switched; an earlier one gets more."""
+    errors = [error_of(leader) for leader in range(1, 10_000)]
+    assert 0.0499 < math.fsum(errors) <= 0.05
+    assert errors == sorted(errors, reverse=True)
+
+
+def test_small_gains_want_more_processes():
+    """A gain of half needs the fewest, and one within the noise of processes the most."""
+    wanted = [processes_wanted(math.log1p(gain), 0.03) for gain in (0.5, 0.06, 0.001)]
+    assert wanted == sorted(wanted)
+    assert wanted[0] < wanted[-1] == processes_wanted(-1.0, 0.03)
+
+
+# ---------------------------------------------------------------------------------------------- verdicts
+
+
+def unstable(number, gain):
+    """A candidate that broke a rule."""
+    return a_candidate(number, gain, unstable=True)
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (a_state(*SLOWER), Verdict.NO_SIGNIFICANT_GAIN),
+        (a_state(*SLOWER[:2]), Verdict.UNDECIDED),
+        (a_state(*SLOWER[:2], exhausted=True), Verdict.NO_SIGNIFICANT_GAIN),
+        (a_state(), Verdict.UNDECIDED),
+        (a_state(*SLOWER, a_candidate(9, 0.05, pairs=1)), Verdict.UNDECIDED),
+        (a_state(*SLOWER, FAST), Verdict.UNDECIDED),
+        (a_state(*SLOWER, FAST, leaders=(a_leader(9),)), Verdict.UNDECIDED),
+        (a_state(*SLOWER, FAST, leaders=(CONFIRMED,)), Verdict.FASTER),
+        (a_state(*SLOWER, FAST, leaders=(CONFIRMED, a_leader(1))), Verdict.FASTER),
+        (a_state(*SLOWER, unstable(9, 0.5)), Verdict.UNSTABLE),
+        (a_state(*SLOWER, unstable(9, -0.5)), Verdict.NO_SIGNIFICANT_GAIN),
+        (a_state(*SLOWER, FAST, leaders=(a_leader(9, standing=Standing.UNSTABLE),)), Verdict.UNSTABLE),
+        (
+            a_state(*SLOWER, FAST, leaders=(a_leader(9, standing=NOT_SHOWN, low=-0.02, high=0.05),)),
+            Verdict.NO_SIGNIFICANT_GAIN,
+        ),
+        (
+            a_state(*SLOWER, FAST, leaders=(a_leader(9, standing=NOT_SHOWN, low=-0.2, high=0.5),)),
+            Verdict.UNDECIDED,
+        ),
+    ],
+)
+def test_what_a_run_comes_to(state, expected):
+    """One of four; a gain must be excluded for several candidates before a run says that there is none."""
+    assert verdict(state) is expected
+
+
+def test_the_gain_that_is_excluded_is_that_of_the_most_doubtful():
+    """What broke a rule does not count, nor what was not measured; a leader counts with its confirmation."""
+    alone = excluded_above(a_state(*SLOWER, a_candidate(9, 0.05)))
+    assert alone > math.log1p(0.05)
+    crashed = dataclasses.replace(a_candidate(10), ratio=-math.inf, pairs=0)
+    assert excluded_above(a_state(*SLOWER, a_candidate(9, 0.05), crashed)) == pytest.approx(alone)
+    assert excluded_above(a_state(*SLOWER, unstable(9, 0.5))) < math.log1p(0.05)
+    confirmed = a_leader(9, standing=NOT_SHOWN, low=-0.02, high=0.03)
+    assert excluded_above(a_state(*SLOWER, FAST, leaders=(confirmed,))) == pytest.approx(math.log1p(0.03))
+
+
+# ------------------------------------------------------------------------------------------ whatever it knows
+
+seconds = st.floats(0.5, 400.0)
+candidates = st.builds(
+    a_candidate,
+    st.just(0),
+    st.floats(-0.9, 2.0),
+    pairs=st.integers(0, 20),
+    processes=st.integers(1, 5),
+    pruned=st.booleans(),
+    unstable=st.booleans(),
+    unchecked=st.booleans(),
+    look_seconds=seconds,
+    pair_seconds=seconds,
+)
+
+
+@st.composite
+def states(draw):
+    """Any state: candidates, of which some are or were confirmed, and any costs and times."""
+    found = [
+        dataclasses.replace(each, number=number)
+        for number, each in enumerate(draw(st.lists(candidates, max_size=8)), 1)
+    ]
+    leaders = []
+    for each in draw(st.lists(st.sampled_from(found), unique_by=id, max_size=3)) if found else []:
+        middle, half = draw(st.floats(-0.5, 1.0)), draw(st.floats(0.001, 0.5))
+        ratio = LogInterval(value=middle, low=middle - half, high=middle + half, count=4)
+        standing = draw(st.sampled_from(Standing))
+        leader = a_leader(each.number, standing=standing, number=100 + each.number, processes=4)
+        leaders.append(dataclasses.replace(leader, ratio=ratio, pair_seconds=draw(seconds)))
+    more = draw(st.booleans())
+    return a_state(
+        *found,
+        leaders=tuple(leaders),
+        left=draw(st.floats(-10.0, 2000.0)),
+        budget=2000.0,
+        keeps_budget=draw(st.booleans()),
+        candidate_seconds=draw(seconds),
+        first_pair_seconds=draw(seconds),
+        more_candidates=more,
+        exhausted=not more and draw(st.booleans()),
+        check_seconds=draw(st.floats(0.0, 200.0)),
+        looks_since=draw(st.integers(0, 5)),
+        interrupted=draw(st.booleans()),
+        spread=draw(st.builds(Spread, deviation=st.floats(0.0, 0.3), degrees=st.integers(0, 40))),
+    )
+
+
+def cost(state, action):
+    """Seconds that must be there for an action."""
+    match action:
+        case TryAnother():
+            return state.candidate_seconds
+        case LookAgain(candidate=number):
+            return state.candidate(number).look_seconds
+        case CompareLosses():
+            return state.check_seconds
+        case FreshPair():
+            return state.open.pair_seconds
+        case Confirm(candidate=number):
+            return min(
+                [state.candidate(number).pair_seconds]
+                + [each.pair_seconds for each in state.leaders if each.candidate == number]
+            )
+        case End():
+            return 0.0
+
+
+@settings(max_examples=400)
+@given(states())
+def test_no_action_is_begun_that_does_not_fit(state):
+    """Whatever is known; and what is confirmed is neither unstable nor confirmed already."""
+    action = next_action(state)
+    if not isinstance(action, End):
+        assert cost(state, action) <= state.left
+    if isinstance(action, Confirm):
+        assert not state.candidate(action.candidate).unstable
+        before = state.standing.get(action.candidate)
+        assert before is None or before.standing in (Standing.OUT_OF_TIME, NOT_SHOWN)
+        assert action.after[0] > (0 if before is None else before.processes)
+
+
+@settings(max_examples=200)
+@given(states())
+def test_an_undecided_run_can_go_on_in_the_time_that_is_named(state):
+    """The budget of the command that is printed holds a next action."""
+    state = dataclasses.replace(state, interrupted=False, keeps_budget=True)
+    if verdict(state) is Verdict.UNDECIDED and (state.more_candidates or state.candidates):
+        named = 1.5 * seconds_to_settle(state) + state.first_pair_seconds
+        action = next_action(dataclasses.replace(state, left=named))
+        assert action != End(EndedBy.BUDGET)
+
+
+def after(state, action, draw):
+    """A state in which the action has been done, with answers that are drawn."""
+    state = dataclasses.replace(state, left=state.left - 0.5 - draw(st.floats(0.0, 1.2)) * cost(state, action))
+    match action:
+        case TryAnother() if draw(st.integers(0, 20)) == 0:
+            return dataclasses.replace(state, more_candidates=False, exhausted=True)
+        case TryAnother():
+            new = dataclasses.replace(draw(candidates), number=len(state.candidates) + 1, unstable=False)
+            return dataclasses.replace(state, candidates=(*state.candidates, new), looks_since=0)
+        case LookAgain(candidate=number):
+            looked = state.candidate(number)
+            looked = dataclasses.replace(
+                looked,
+                pairs=looked.pairs + 4,
+                processes=looked.processes + 1,
+                ratio=looked.ratio + draw(st.floats(-0.1, 0.1)),
+            )
+            state = dataclasses.replace(state, looks_since=state.looks_since + 1)
+            return with_candidate(state, looked)
+        case CompareLosses(candidate=number):
+            fails = draw(st.booleans())
+            checked = dataclasses.replace(state.candidate(number), unchecked=False, unstable=fails)
+            return dataclasses.replace(with_candidate(state, checked), check_seconds=0.0)
+        case Confirm(candidate=number, after=looks):
+            k = sum(each.looks.leader > 0 for each in state.leaders) + 1
+            known = state.standing.get(number)
+            leader = known or a_leader(number, number=100 + number)
+            looks = Looks(
+                leader=k, candidate=number, error=error_of(k), after=looks, reference=200 + number
+            )
+            others = tuple(each for each in state.leaders if each is not known)
+            return dataclasses.replace(
+                state, leaders=(*others, dataclasses.replace(leader, looks=looks))
+            )
+        case FreshPair():
+            leader = state.open
+            leader = dataclasses.replace(leader, processes=leader.processes + 1)
+            if leader.processes in leader.looks.after:
+                last = leader.processes == leader.looks.after[-1]
+                standings = [each for each in Standing if each is not Standing.OPEN or not last]
+                standing = draw(st.sampled_from(standings))
+                looks = leader.looks.model_copy(update={"standing": standing})
+                middle, half = draw(st.floats(-0.5, 1.0)), draw(st.floats(0.001, 0.5))
+                ratio = LogInterval(value=middle, low=middle - half, high=middle + half, count=4)
+                leader = dataclasses.replace(leader, looks=looks, ratio=ratio)
+            others = tuple(each for each in state.leaders if each.number != leader.number)
+            return dataclasses.replace(state, leaders=(*others, leader))
+
+
+def with_candidate(state, candidate):
+    """The state with one candidate known better."""
+    changed = tuple(candidate if each.number == candidate.number else each for each in state.candidates)
+    return dataclasses.replace(state, candidates=changed)
+
+
+@settings(max_examples=60)
+@given(st.data(), st.floats(20.0, 2000.0), st.booleans())
+def test_a_run_ends_whatever_its_actions_bring(data, budget, keeps_budget):
+    """No sequence of answers keeps it going without time passing."""
+    state = a_state(
+        left=budget, budget=budget, keeps_budget=keeps_budget, first_pair_seconds=20.0, candidate_seconds=8.0
+    )
+    for _ in range(3000):
+        action = next_action(state)
+        if isinstance(action, End):
+            return
+        state = after(state, action, data.draw)
+    pytest.fail("it goes on for ever")
