@@ -9,18 +9,22 @@ import random
 from pathlib import Path
 
 from autotune.machine import Machine
-from autotune.measure.intervals import LogInterval, Spread
+from autotune.measure.intervals import LogInterval, Spread, instance_interval
 from autotune.measure.throughput import overall_log_ratios
 from autotune.run_directory import RunDirectory, RunRecord
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.search_space import SearchSpace
+from autotune.study import costs
+from autotune.study.beside import Beside, TrialLimits
+from autotune.study.fresh_pairs import Confirmation, FreshPairs
 from autotune.study.options import Options
 from autotune.study.progress import silent
 from autotune.study.rules import Limits
 from autotune.study.run import Run
 from autotune.study.state import Candidate, Leader, State
 from autotune.study.tune import tune_with
+from autotune.study.waiting import Deadline
 from autotune.trial.live import WarmUp
 from autotune.trial.messages import Ready, Started
 from autotune.trial.record import (
@@ -28,6 +32,7 @@ from autotune.trial.record import (
     Looks,
     Outcome,
     Pair,
+    Pairing,
     Phase,
     Slice,
     Standing,
@@ -237,6 +242,90 @@ def run_on(trials, path, *, observe=silent, interruptions=lambda: 0, seed=0):
         rng=random.Random(seed),
         baseline=BASELINE.replace(jit_compile="auto"),
     )
+
+
+FAST = BASELINE.replace(jit_compile=True)
+
+
+class Searching:
+    """A run whose baseline is warm, with candidates beside it.
+
+    `left` is the time that its waits have from then on, and `settings` are of the run.
+    """
+
+    def __init__(
+        self, path, trials, *, bracketed=False, left=math.inf, baseline_seconds=600.0, open_first=True, **settings
+    ):
+        if open_first:
+            trials.open()
+        self.trials = trials
+        self.run = run_on(trials, path, **settings)
+        self.beside = Beside(self.run, Deadline(clock=trials.clock), bracketed=bracketed)
+        self.beside.start_baseline(baseline_seconds)
+        self.deadline = self.beside._deadline = Deadline(clock=trials.clock, at=trials.clock() + left)
+
+    def measure(self, configuration=FAST, *, trial=None, seconds=4.0, timeout=30.0, leader=None, **how):
+        """Measure a candidate, or a trial again; returns trial and record."""
+        trial = trial or self.run.new_trial(Phase.SEARCH, configuration)
+        limits = TrialLimits(timeout=timeout, measured=seconds)
+        return trial, self.beside.measure(trial, limits, leader=leader, **how)
+
+    def lose_the_baseline(self):
+        """Its process dies while nobody looks."""
+        lose(self.beside.baseline.live)
+
+
+class Fresh:
+    """A leader's confirmation: what the search has found of it, and fresh pairs of processes."""
+
+    def __init__(self, path, trials, configuration=FAST, *, champion=None, pairing=None, left=math.inf, **settings):
+        searching = Searching(path, trials, bracketed=pairing is Pairing.BRACKETED, **settings)
+        self.trials, self.run = trials, searching.run
+        found = [
+            searching.measure(each, timeout=600.0)[1] for each in (configuration, champion) if each is not None
+        ]
+        searching.beside.end_baseline()
+        self.records = [self.run.records[0], *found]
+        self.left, self.before = left, len(trials.launched)
+        self.began = trials.clock()
+        sides = [self.run.baseline, configuration, champion]
+        reference, trial, other = (
+            None if each is None else self.run.new_trial(Phase.CONFIRM, each) for each in sides
+        )
+        self.confirmation = Confirmation(
+            reference=reference, trial=trial, champion=other, in_search=found[0]
+        )
+        deadline = Deadline(clock=trials.clock, at=trials.clock() + left)
+        self.pairs = FreshPairs(self.run, deadline, timeout=60.0)
+
+    @property
+    def record(self):
+        """The leader's."""
+        failure = self.confirmation.failure
+        trial = self.confirmation.trial
+        return trial.record(Outcome.OK) if failure is None else trial.failed(failure)
+
+    @property
+    def launched(self):
+        """The processes of the confirmation."""
+        return self.trials.launched[self.before :]
+
+    def measure(self, count=1, *, rounds=None):
+        """So many more pairs; returns the log-ratios of all that were measured."""
+        rounds = rounds or costs.rounds(self.records, self.confirmation.timing)
+        for _ in range(count):
+            self.pairs.measure(self.confirmation, rounds)
+        return self.confirmation.instances
+
+    def interval(self):
+        """What they show, as a logarithm."""
+        return instance_interval(self.confirmation.instances)
+
+
+def lose(live):
+    """A simulated process dies while nobody looks."""
+    live._trials.orphaned.add(live)
+    live.kill()
 
 
 # ------------------------------------------------------------------------------------- what a run knows

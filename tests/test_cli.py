@@ -2,8 +2,10 @@
 
 import inspect
 import json
+import math
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,12 +13,15 @@ from pathlib import Path
 
 import pytest
 from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
+from test_recommendation import run_that_is
 
 from autotune import cli
 from autotune.cli import app
 from autotune.machine import Gpu, GpuReading
-from autotune.measure.deciding import Finding
+from autotune.measure.deciding import EndedBy, Finding, Verdict
+from autotune.space.knobs import KNOBS
 from autotune.study import verifying
+from autotune.study.progress import RunBegan
 from autotune.study.verifying import Verification
 from autotune.trial.record import Interval
 
@@ -163,6 +168,7 @@ def test_show_prints_the_trials_and_the_claim_of_a_run(capsys, finished):
     assert "baseline   0" in out
     assert f"×{recipe['evidence']['speedup']['value']:.2f}" in out
     assert "Faster" in out
+    assert "--resume" not in out
 
 
 def test_show_prints_a_recipe_by_its_file(capsys, finished):
@@ -234,8 +240,10 @@ def test_space_shows_the_choices_and_their_number(capsys):
     """`space quick` resolves bounds for the machine and multiplies the choices."""
     code, out, _ = run(capsys, "space", "quick", "--examples", 1437, "--cores", 2)
     assert code == 0
-    assert "16 32 64 128 256" in out
-    assert "9,600 configurations" in out
+    assert re.search(r"batch_size +16 32 64 128 256 *\n", out)
+    choices = [line.split()[1:] for line in out.splitlines() if line.split()[:1] and line.split()[0] in KNOBS]
+    number = math.prod(len(each) for each in choices if each[:2] != ["left", "out:"])
+    assert f"{number:,} configurations" in out
 
 
 def test_space_can_be_asked_about_another_machine(capsys):
@@ -321,6 +329,81 @@ def test_show_names_the_file_whose_knob_does_not_exist(capsys, finished, tmp_pat
     assert "'warp'" in err
 
 
+@pytest.fixture
+def tune_gives(monkeypatch, tmp_path):
+    """`tune_gives(verdict, **evidence)`: from now on a run ends with such a recipe; the run's directory."""
+
+    def gives(verdict, **evidence):
+        recipe, directory = run_that_is(verdict, tmp_path / "my run")
+
+        def tune(workload, *, observe, **options):
+            observe(RunBegan(directory=directory.path, workload="simulated", budget=18.0))
+            return recipe.model_copy(update={"evidence": recipe.evidence.model_copy(update=evidence)})
+
+        monkeypatch.setattr("autotune.study.tune.tune", tune)
+        return directory.path
+
+    return gives
+
+
+@pytest.mark.parametrize(
+    ("verdict", "ended_by", "expected"),
+    [
+        *((each, EndedBy.BUDGET, 0) for each in Verdict),
+        (Verdict.FASTER, EndedBy.INTERRUPTED, 0),
+        (Verdict.UNDECIDED, EndedBy.INTERRUPTED, 130),
+        (Verdict.NO_SIGNIFICANT_GAIN, EndedBy.INTERRUPTED, 130),
+    ],
+)
+def test_tune_leaves_with_0_unless_it_was_stopped_with_nothing_to_recommend(
+    capsys, tune_gives, verdict, ended_by, expected
+):
+    """Every verdict is an answer; scripts tell by 130 that the user has cut it short."""
+    path = tune_gives(verdict, ended_by=ended_by)
+    code, out, err = run(capsys, "tune", "train.py", "--budget", "18s")
+    assert code == expected
+    assert f"Recipe: {path / 'recipe.json'}" in out
+    assert err == ""
+
+
+def test_tune_ends_with_the_command_that_goes_on(capsys, tune_gives):
+    """With the workload as it was named, so that it can be pasted."""
+    path = tune_gives(Verdict.UNDECIDED)
+    _, out, _ = run(capsys, "tune", "my train.py:it")
+    words = shlex.split(out.splitlines()[-1])
+    assert words[:5] == ["autotune", "tune", "my train.py:it", "--resume", str(path)]
+    assert words[5] == "--budget"
+
+
+def test_a_second_ctrl_c_says_how_to_go_on(capsys, monkeypatch, tmp_path):
+    """No verdict, exit code 130, and the command that goes on with what was measured; without a run, nothing to do."""
+
+    def tune(workload, *, observe, **options):
+        if workload == "my train.py":
+            observe(RunBegan(directory=tmp_path / "my run", workload="simulated", budget=18.0))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("autotune.study.tune.tune", tune)
+    code, _, err = run(capsys, "tune", "my train.py")
+    assert code == 130
+    assert err.splitlines()[-1].endswith(f"autotune tune 'my train.py' --resume '{tmp_path / 'my run'}'")
+    code, _, err = run(capsys, "tune", "train.py")
+    assert code == 130
+    assert "--resume" not in err
+
+
+def test_show_of_an_undecided_run_has_the_command_that_goes_on(capsys, tmp_path):
+    """Also the next day, when the run's own output is gone; a decided one needs none."""
+    trials = simulated_trials(faster_by(batch_size=2.0), noise=0.02)
+    with on_disk(tmp_path / "my run") as directory:
+        recipe = tune_simulated(trials, directory, budget=18.0)
+    assert recipe.evidence.verdict is Verdict.UNDECIDED
+    _, out, _ = run(capsys, "show", tmp_path / "my run")
+    words = shlex.split(out.splitlines()[-1])
+    assert words[3:5] == ["--resume", str(tmp_path / "my run")]
+    assert cli.app.parse_args(words[1:])
+
+
 CLAIMED, MEASURED = Interval(value=1.5, low=1.4, high=1.61), Interval(value=1.2, low=1.15, high=1.26)
 
 
@@ -346,7 +429,7 @@ def test_verify_says_what_it_found_and_leaves_with_0_only_if_the_claim_holds(
     assert err == ""
     assert f"{found}: so it is." in out.splitlines()
     assert "claimed   ×1.50 (1.40 to 1.61)" in out.splitlines()
-    shown = "–" if measured is None else "×1.20 (1.15 to 1.26) in 6 fresh processes of each"
+    shown = "–" if measured is None else "×1.20 (1.15 to 1.26) from 6 fresh processes a side"
     assert f"measured  {shown}" in out.splitlines()
     ((arguments, settings),) = given
     assert arguments == (Path("recipe.json"), "train.py")

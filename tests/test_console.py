@@ -1,8 +1,8 @@
 """What is printed: plain lines away from a terminal, nothing of a user's that could drive one."""
 
-import dataclasses
 import io
 import re
+import shlex
 from pathlib import Path
 
 import pandas as pd
@@ -10,17 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from simulated_runs import BASELINE
-from test_recommendation import COMPILED, NO_GAIN, OVER_PLAIN, REFERENCE, SLOWER, UNSURE, confirmed, recipe_of
+from simulated_runs import BASELINE, a_pair
+from test_recommendation import run_that_is
 
-from autotune import console
+from autotune import cli, console
 from autotune.errors import WorkloadError
 from autotune.history.frame import COLUMNS
-from autotune.measure.deciding import Shortfall
-from autotune.recipe.recipe import Estimate
-from autotune.study.confirmed import Plain
-from autotune.study.progress import Notice, PhaseBegan, RunBegan, TrialBegan, TrialEnded, TrialMeasured
-from autotune.trial.record import Interval, Outcome, Phase, TrialRecord
+from autotune.measure.deciding import EndedBy, Verdict
+from autotune.recipe.recipe import Estimate, StabilityCheck, Throughput, Watch
+from autotune.study.progress import Began, Notice, RunBegan, TrialBegan, TrialEnded, TrialMeasured
+from autotune.trial.record import Interval, Looks, Outcome, Phase, Standing, TrialRecord
 
 
 def record(**changes):
@@ -50,7 +49,7 @@ def drawn(events, *, terminal):
 
 EVENTS = [
     RunBegan(directory=Path("results/x/1"), workload="digits", budget=180.0),
-    PhaseBegan(phase=Phase.SEARCH, ends=60.0, detail="what the sampler proposes"),
+    Began(text="importing the workload"),
     TrialBegan(trial=3, phase=Phase.SEARCH, configuration=BASELINE, changes="batch_size=128"),
     TrialMeasured(trial=3, speedup=Interval(value=2.4, low=1.9, high=2.9), pairs=3),
     TrialEnded(record=record(), changes="batch_size=128"),
@@ -66,21 +65,54 @@ def test_away_from_a_terminal_there_are_plain_lines_only():
     """No escape sequence, one line per finished trial, failures with their reason."""
     text = drawn(EVENTS, terminal=False)
     assert "\x1b" not in text
-    assert re.search(r"search\s+3\s+×2.50 \(2.00 to 3.00\)\s+batch_size=128", text)
+    assert re.search(r"search\s+3\s+×2.50\s+batch_size=128", text)
     assert re.search(r"search\s+4\s+oom\s+batch_size=512\s+\(no\)", text)
     assert "something once" in text
     assert len(text.splitlines()) == 5
 
 
 def test_a_resumed_runs_moments_count_from_its_beginning():
-    """When a phase ends is told in the run's seconds, and so is when it began."""
+    """What an earlier invocation has taken of the budget is behind the moments that are shown."""
     resumed = RunBegan(directory=Path("results/x/1"), workload="digits", budget=180.0, spent=40.0)
     lines = drawn([resumed, *EVENTS[1:2]], terminal=False).splitlines()
-    assert lines[1].strip() == "0:40  search: what the sampler proposes, until 1:00"
+    assert lines[1].strip() == "0:40  importing the workload"
 
 
-def test_on_a_terminal_the_status_tells_phase_trial_speed_best_failures_and_time():
-    """The status block holds all that the design promises."""
+@pytest.mark.parametrize(
+    ("low", "high", "uncertain"), [(2.0, 3.0, False), (1.7, 3.4, True), (1.8, 3.5, False), (0.0, 3.0, True)]
+)
+def test_a_vague_speed_up_is_marked(low, high, uncertain):
+    """A trial's line has the speed-up alone; where its interval spans a factor of two, that it is uncertain."""
+    measured = record(speedup=Interval(value=2.5, low=low, high=high))
+    text = console.trial_line(measured, "batch_size=128", stamp="0:05").plain
+    assert "×2.50" in text
+    assert ("(uncertain)" in text) is uncertain
+    assert f"{low:.2f} to" not in text
+
+
+@pytest.mark.parametrize(
+    ("standing", "told"),
+    [
+        (Standing.CONFIRMED, "confirmed after 3 fresh processes a side"),
+        (Standing.NOT_SHOWN, "no gain shown after 3 fresh processes a side"),
+        (Standing.OPEN, "not decided after 3 fresh processes a side"),
+        (Standing.OUT_OF_TIME, "not decided after 3 fresh processes a side"),
+    ],
+)
+def test_a_leaders_line_says_how_its_confirmation_stands(standing, told):
+    """After how many fresh processes a side, whatever came of it."""
+    looks = Looks(leader=1, candidate=1, error=0.025, after=(4, 8), standing=standing, reference=2)
+    pairs = tuple(a_pair(2.5, instance=instance) for instance in (0, 0, 1, 2))
+    leader = record(phase=Phase.CONFIRM, looks=(looks,), pairs=pairs)
+    assert f"({told})" in console.trial_line(leader, "batch_size=128", stamp="0:05").plain
+    failed = leader.model_copy(update={"outcome": Outcome.UNSTABLE, "reason": "retracing: too often"})
+    line = console.trial_line(failed, "batch_size=128", stamp="0:05").plain
+    assert "unstable" in line
+    assert line.endswith("(retracing: too often)")
+
+
+def test_on_a_terminal_the_status_tells_trial_speed_best_failures_and_time():
+    """The status block names what runs now, how fast it is, the best, what failed and what is left."""
     text = drawn(EVENTS, terminal=True)
     for expected in (
         "search",
@@ -170,99 +202,133 @@ def test_a_history_has_the_settled_column_where_it_says_something(settled, shown
 # -------------------------------------------------------------------------------------------------- recipes
 
 
-def shown(recipe):
-    """What `autotune tune` ends with, as plain text."""
+@pytest.fixture(scope="module")
+def recipes(tmp_path_factory):
+    """One recipe of each verdict, out of simulated runs."""
+    return {each: run_that_is(each, tmp_path_factory.mktemp("run") / "run")[0] for each in Verdict}
+
+
+def shown(recipe, path=Path("recipe.json"), tuned="train.py", **evidence):
+    """What `autotune tune` ends with, as plain text; with changes to the recipe's evidence."""
+    recipe = recipe.model_copy(update={"evidence": recipe.evidence.model_copy(update=evidence)})
     output = io.StringIO()
     screen = Console(file=output, width=200, force_terminal=False, highlight=False)
-    console.show_recipe(recipe, Path("recipe.json"), screen)
-    console.show_usage(recipe, Path("recipe.json"), screen)
+    console.show_recipe(recipe, path, screen)
+    console.show_usage(recipe, path, tuned=tuned, console=screen)
     return output.getvalue()
 
 
-@pytest.mark.parametrize(("onednn", "before"), [(True, "the first tensor"), (False, "import tensorflow")])
-def test_training_code_is_told_what_apply_must_precede(monkeypatch, onednn, before):
-    """An environment variable that TensorFlow reads while it is imported is set before that."""
-    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
-    text = shown(recipe_of(confirmed(BASELINE.replace(onednn=onednn, batch_size=128))))
-    assert re.search(rf"recipe\.apply\(\) +# before {before}", text)
+def test_a_gain_comes_with_its_interval_and_the_lines_for_the_training_code(recipes):
+    """Both sides, the verdict with its interval and what it rests on, then how to use the recipe."""
+    recipe = recipes[Verdict.FASTER]
+    text = shown(recipe)
+    heading = next(line for line in text.splitlines() if line.strip())
+    assert heading.split() == ["baseline", "recommendation"]
+    assert re.search(r"batch_size +32 +128", text)
+    low, high = recipe.evidence.speedup.ci95
+    claim = f"×{recipe.evidence.speedup.value:.2f} ({low:.2f} to {high:.2f}) with 95% confidence"
+    processes = recipe.evidence.confirmation.processes
+    assert f"Faster: {claim}, from {processes} fresh processes a side." in text
+    assert "Recipe.load" in text
+    assert "recipe.fit_args(dataset)" in text
+    assert "--resume" not in text
 
 
-def test_what_had_no_time_is_called_unconfirmed():
-    """Not "no gain": what looked faster, that this is no claim, and the budget to run again with."""
-    looked = Interval(value=2.4, low=2.2, high=2.6)
-    finalist = dataclasses.replace(confirmed(speedup=None, verdict=NO_GAIN), in_search=looked)
-    text = shown(recipe_of(finalist, sufficient_budget=130.0))
+def test_no_gain_says_what_is_excluded_and_to_keep_what_there_is(recipes):
+    """The bound, rounded up, for how many candidates; the closest one; nothing to do."""
+    recipe = recipes[Verdict.NO_SIGNIFICANT_GAIN]
+    text = shown(recipe, excluded_gain=0.061, ended_by=EndedBy.SETTLED, candidates=7)
     assert (
-        "Not confirmed: batch_size=128 jit_compile=true looked ×2.40 in the search (not a claim), but" in text
+        "No significant gain: gains above 7% are excluded (7 candidates tried). Keep what you have." in text
     )
-    assert "Run again with --budget 130s." in text
-    assert "No significant gain" not in text
-
-
-def test_what_was_measured_and_is_not_faster_is_no_gain():
-    """The closest candidate is shown with its interval and the rule it failed."""
-    text = shown(recipe_of(dataclasses.replace(confirmed(verdict=NO_GAIN), ratio=UNSURE)))
-    assert "No significant gain: keep what you have." in text
-    assert "Closest: batch_size=128 jit_compile=true: ×1.05 (0.99 to 1.12); its interval" in text
-    assert "Not confirmed" not in text
-    assert "--budget" not in text
-
-
-def test_nothing_to_confirm_is_said_so():
-    """No candidate that looked faster, or none that could be measured: each in its own words."""
-    slower = REFERENCE.model_copy(update={"trial": 1, "speedup": Interval(value=0.8, low=0.7, high=0.9)})
-    assert "nothing that was tried looked faster" in shown(recipe_of(result=False, searched=[slower]))
-    assert "no other configuration could be measured" in shown(recipe_of(result=False))
-
-
-def test_a_confirmation_that_was_stopped_is_not_a_matter_of_the_budget():
-    """Who pressed Ctrl-C hears that, and no budget."""
-    finalist = confirmed(speedup=None, verdict=NO_GAIN)
-    text = shown(recipe_of(finalist, cut_short=Shortfall.INTERRUPTED, sufficient_budget=130.0))
-    assert "Not confirmed" in text
-    assert "stopped" in text
-    assert "--budget" not in text
-
-
-def test_the_baseline_as_recommendation_has_no_interval_and_no_usage():
-    """Its speed-up over itself is ×1; nothing needs to change in the training code, so no line is given for it."""
-    text = shown(recipe_of(confirmed(verdict=NO_GAIN)))
-    (line,) = (each for each in text.splitlines() if "speed-up" in each)
-    assert line.split() == ["speed-up", "×1", "×1"]
+    assert "gains above 10% are excluded (1 candidate tried, none is left)" in shown(
+        recipe, excluded_gain=0.1, ended_by=EndedBy.EXHAUSTED
+    )
+    assert "no candidate could be measured (1 candidate tried" in shown(recipe, excluded_gain=None)
+    assert "Best candidate: batch_size=128: ×" in text
     assert "nothing needs to change in your training code" in text
     assert "Recipe.load" not in text
+    assert "--resume" not in text
 
 
-def test_a_gain_comes_with_the_lines_for_the_training_code():
-    """The verdict with its interval, then how to use the recipe."""
-    text = shown(recipe_of(confirmed()))
-    assert "Faster: ×" in text
-    assert "Recipe.load" in text
-    assert "jit_compile" in text
+@pytest.mark.parametrize(
+    ("ended_by", "why"), [(EndedBy.BUDGET, "the budget ended"), (EndedBy.INTERRUPTED, "the run was stopped")]
+)
+@pytest.mark.parametrize("name", ["run", "my run's $HOME; rm -r x"])
+def test_undecided_ends_with_the_very_command_that_goes_on(recipes, ended_by, why, name):
+    """What came closest, and a command to paste into a shell, whatever the directory is called."""
+    recipe = recipes[Verdict.UNDECIDED]
+    text = shown(recipe, Path("results") / name / "recipe.json", tuned="my train.py:it", ended_by=ended_by)
+    assert f"Undecided: {why} before the answer was settled (1 candidate tried)." in text
+    looked = recipe.evidence.best_candidate.search_speedup
+    assert f"Best candidate: batch_size=128: ×{looked:.2f} (search only); the run ended before" in text
+    assert "Recipe.load" not in text
+    words = shlex.split(text.splitlines()[-1])
+    assert words[:3] == ["autotune", "tune", "my train.py:it"]
+    assert words[3:6] == ["--resume", f"results/{name}", "--budget"]
+    assert words[6] == f"{recipe.evidence.go_on_seconds:.0f}s"
+    cli.app.parse_args(words[1:])
 
 
-def test_a_second_baseline_is_shown_where_it_is_another():
-    """Float32 without XLA has a line of its own where the baseline is not that; else there is none."""
-    assert "lain float32" not in shown(recipe_of(confirmed()))
-    winner = dataclasses.replace(confirmed(), over_plain=OVER_PLAIN)
-    told = shown(recipe_of(winner, baseline=COMPILED, plain=SLOWER))
-    assert (
-        "Plain float32 without XLA: 3,000 (2,900 to 3,100) samples/s; the baseline is ×1.35 (1.22 to 1.49)"
-        in told
+def test_unstable_names_the_rule(recipes):
+    """Faster, and refused: by which rule, with the figure."""
+    text = shown(recipes[Verdict.UNSTABLE])
+    assert "Unstable: every faster candidate failed or broke a stability rule (1 candidate tried)." in text
+    assert re.search(r"Best candidate: batch_size=128: ×1\.\d\d .*it broke a rule: retracing: ", text)
+    assert "Keep what you have" in text
+    assert "--resume" not in text
+
+
+def test_the_baseline_as_recommendation_stands_alone(recipes):
+    """Nothing is shown beside it: its speed-up over itself says nothing."""
+    text = shown(recipes[Verdict.NO_SIGNIFICANT_GAIN])
+    heading = next(line for line in text.splitlines() if line.strip())
+    assert heading.split() == ["baseline"]
+    assert "speed-up" not in text
+
+
+@pytest.mark.parametrize(("onednn", "before"), [(True, "the first tensor"), (False, "import tensorflow")])
+def test_training_code_is_told_what_apply_must_precede(recipes, monkeypatch, onednn, before):
+    """An environment variable that TensorFlow reads while it is imported is set before that."""
+    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
+    recipe = recipes[Verdict.FASTER]
+    other = recipe.model_copy(update={"configuration": {**recipe.configuration, "onednn": onednn}})
+    assert re.search(rf"recipe\.apply\(\) +# before {before}", shown(other))
+
+
+def test_what_was_not_checked_is_listed(recipes):
+    """On one line, each thing of the recipe's list."""
+    recipe = recipes[Verdict.FASTER]
+    (line,) = (each for each in shown(recipe).splitlines() if each.startswith("Not checked: "))
+    assert all(each in line for each in recipe.evidence.stability.not_checked)
+    assert "Not checked" not in shown(recipes[Verdict.UNDECIDED])
+
+
+def test_a_watch_is_told_in_a_sentence(recipes):
+    """How long, how fast, and what it showed: nothing, a rule that was broken, or a failure."""
+    leak = StabilityCheck(
+        name="leak", passed=False, value=1.0, limit=0.0, detail="it grows by 3 MiB a minute"
     )
-    assert "of that, the recommendation ×2.23 (2.01 to 2.46)." in told
-    kept = shown(recipe_of(confirmed(verdict=NO_GAIN), baseline=COMPILED, plain=SLOWER))
-    assert "the baseline is ×1.35 (1.22 to 1.49) of that." in kept
-    left_out = shown(recipe_of(confirmed(), baseline=COMPILED, plain=Plain(left_out="no room")))
-    assert "not plain float32 without XLA, and that was not measured: no room." in left_out
+    rate = Throughput(value=5982.0, ci95=(5900.0, 6000.0))
+    told = {
+        checks: shown(recipes[Verdict.FASTER], watch=Watch(seconds=18.2, throughput=rate, checks=checks))
+        for checks in ((), (leak,))
+    }
+    assert "for 18 s without a pause at 5,982 samples/s" in told[()]
+    assert "no memory leak and no hang" in told[()]
+    assert "it grows by 3 MiB a minute" in told[(leak,)]
+    failed = Watch(seconds=3.0, throughput=None, checks=(), failure="out of memory")
+    assert "failed while it trained without a pause (`--soak`): out of memory." in shown(
+        recipes[Verdict.FASTER], watch=failed
+    )
 
 
-def test_a_rate_from_one_slice_has_no_interval():
+def test_a_rate_from_one_slice_has_no_interval(recipes):
     """One slice has no spread: its rate stands alone, not between two bounds that equal it."""
-    one = Interval(value=4000.0, low=4000.0, high=4000.0)
-    text = shown(recipe_of(result=False, baseline_rate=one))
+    one = Throughput(value=4000.0, ci95=(4000.0, 4000.0))
+    text = shown(recipes[Verdict.UNDECIDED], throughput=one, baseline_throughput=one)
     (line,) = (each for each in text.splitlines() if "samples/s" in each)
-    assert line.split() == ["samples/s", "4,000", "4,000"]
+    assert line.split() == ["samples/s", "4,000"]
 
 
 def test_bounds_that_are_the_figure_itself_are_not_shown():

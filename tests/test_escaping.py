@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -12,17 +13,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from simulated_runs import BASELINE, MACHINE
+from test_recommendation import run_that_is
 
 from autotune import cli, console
 from autotune.errors import WorkloadError
 from autotune.history.compare import compare_runs
 from autotune.history.frame import load_history, write_csv
+from autotune.measure.deciding import Verdict
 from autotune.recipe.recipe import Recipe
 from autotune.run_directory import RunDirectory, RunRecord, WorkloadRecord
-from autotune.study.progress import Notice, PhaseBegan, RunBegan, TrialBegan, TrialEnded
+from autotune.study.progress import Began, Notice, RunBegan, TrialBegan, TrialEnded
 from autotune.trial.record import Outcome, Phase, TrialRecord
 
-RECIPE = sorted((Path(__file__).parents[1] / "results").glob("**/recipe.json"))[0].read_text()
 PIECES = st.sampled_from(
     [
         "name",
@@ -109,9 +111,15 @@ def write_run(path, text, trials=2):
         directory.write_trial(trial(number, reason=text, log_tail=text))
 
 
-def recipe_with(text):
-    """A recipe in whose every field of free text stands `text`."""
-    document = json.loads(RECIPE)
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A recipe's JSON."""
+    return run_that_is(Verdict.FASTER, tmp_path_factory.mktemp("run"))[0].to_json()
+
+
+def recipe_with(written, text, **evidence_changes):
+    """The recipe, `text` in its every field of free text, with changes of its evidence."""
+    document = json.loads(written)
     document["workload"]["name"] = document["workload"]["fingerprint"] = text
     document["workload"]["takes_config"] = True
     document["created_by"]["run"] = document["created_by"]["search_space"] = text
@@ -123,6 +131,8 @@ def recipe_with(text):
         "not_checked": [text],
     }
     evidence["best_candidate"] = {"configuration": document["baseline"], "speedup": None, "reason": text}
+    evidence["watch"] = {"seconds": 1.0, "throughput": None, "checks": [], "failure": text}
+    evidence.update(evidence_changes)
     return Recipe.parse(json.dumps(document), source="a.json")
 
 
@@ -134,7 +144,7 @@ def test_progress_draws_a_line_for_each_event_whatever_it_speaks_of(text):
     """Names, changes, reasons and notices add no lines and no escape sequences, with or without a terminal."""
     events = [
         RunBegan(directory=Path(f"results/{text}"), workload=text, budget=180.0),
-        PhaseBegan(phase=Phase.SEARCH, ends=60.0, detail=text),
+        Began(text=text),
         TrialBegan(trial=3, phase=Phase.SEARCH, configuration=BASELINE, changes=text),
         TrialEnded(record=trial(reason=text), changes=text),
         Notice(text=text),
@@ -162,22 +172,35 @@ def test_trials_are_a_line_each(text):
 
 
 @given(STRINGS)
-def test_a_recipe_is_shown_as_text(text):
+def test_a_recipe_is_shown_as_text(written, text):
     """Everything of a recipe that others wrote, and the name of its file."""
-    recipe = recipe_with(text)
-    plain = printed(lambda output: console.show_recipe(recipe_with("plain"), Path("plain"), output))
+    recipe, other = recipe_with(written, text), recipe_with(written, "plain")
+    plain = printed(lambda output: console.show_recipe(other, Path("plain"), output))
     shown = printed(lambda output: console.show_recipe(recipe, Path("a") / (text or "b"), output))
     assert len(shown.split("\n")) == len(plain.split("\n"))
 
 
 @given(NAMES)
-def test_the_lines_for_training_code_name_the_recipe_whatever_it_is_called(text):
+def test_the_lines_for_training_code_name_the_recipe_whatever_it_is_called(written, text):
     """The line that is to be copied is Python, and loads that very file."""
     path = Path(text)
-    shown = printed(lambda output: console.show_usage(recipe_with("plain"), path, output))
+    recipe = recipe_with(written, "plain")
+    shown = printed(lambda output: console.show_usage(recipe, path, tuned="train.py", console=output))
     line = next(each for each in shown.split("\n") if "Recipe.load" in each)
     call = ast.parse(line.strip()).body[0].value
     assert ast.literal_eval(call.args[0]) == str(path)
+
+
+@given(text=NAMES, tuned=NAMES)
+def test_the_command_that_goes_on_is_one_line_whatever_names_are_in_it(written, text, tuned):
+    """What can be printed can be pasted; a name that cannot be printed drives no terminal."""
+    recipe = recipe_with(written, "plain", verdict="undecided", go_on_seconds=60.0)
+    path = Path("results") / text / "recipe.json"
+    shown = printed(lambda output: console.show_usage(recipe, path, tuned=tuned, console=output))
+    (command,) = (line for line in shown.split("\n") if "--resume" in line)
+    if console.clean(text + tuned) == text + tuned:
+        words = ["autotune", "tune", tuned, "--resume", str(path.parent), "--budget", "60s"]
+        assert shlex.split(command) == words
 
 
 @given(text=STRINGS)
@@ -215,13 +238,15 @@ def test_an_error_is_a_line_a_hint_and_its_detail(message, detail):
 
 
 @pytest.mark.parametrize("text", [NASTY, "[/nothing]", ":smile:"])
-def test_markup_and_escapes_are_shown_as_they_are_written(tmp_path, text):
+def test_markup_and_escapes_are_shown_as_they_are_written(tmp_path, written, text):
     """Nothing of a name is taken for colour, emoji or an end of markup, and nothing of it is lost."""
     write_run(tmp_path / "run", text)
     shown = console.clean(text)
     assert printed(lambda output: console.show_comparison(compare_runs(tmp_path), output)).count(shown) == 3
     assert shown in printed(lambda output: console.show_history(load_history(tmp_path), output))
-    assert shown in printed(lambda output: console.show_recipe(recipe_with(text), Path(text), output))
+    assert shown in printed(
+        lambda output: console.show_recipe(recipe_with(written, text), Path(text), output)
+    )
 
 
 # --------------------------------------------------------------------------------------- the command line
@@ -240,11 +265,11 @@ def test_a_name_that_is_nowhere_is_refused_in_printable_lines(capsys, tmp_path, 
 
 
 @pytest.mark.parametrize("name", [NASTY, "\udcff"])
-def test_files_with_such_names_are_read_and_shown(capsys, tmp_path, name):
+def test_files_with_such_names_are_read_and_shown(capsys, tmp_path, written, name):
     """A recipe and a run whose path holds escapes, or is not UTF-8, are shown like any other."""
     folder = tmp_path / name
     write_run(folder, NASTY)
-    (folder / "recipe.json").write_text(RECIPE)
+    (folder / "recipe.json").write_text(written)
     for command in (
         ["show", folder],
         ["show", folder / "recipe.json"],

@@ -16,7 +16,7 @@ from autotune.errors import RecipeError, RunDirectoryError
 from autotune.history.compare import RunSummary, compare_runs, describe_machine
 from autotune.history.frame import COLUMNS, load_history, write_csv, write_parquet
 from autotune.machine import Gpu, Machine
-from autotune.measure.deciding import Verdict
+from autotune.measure.deciding import EndedBy, Verdict
 from autotune.recipe.recipe import (
     Confirmation,
     CreatedBy,
@@ -66,7 +66,6 @@ DTYPES = {
     "first_step_seconds": "Float64",
     "filling_seconds": "Float64",
     "epoch_overhead_seconds": "Float64",
-    "stalled_ends": "Float64",
     "peak_host_bytes": "Int64",
     "peak_device_bytes": "Int64",
     "input_wait_fraction": "Float64",
@@ -78,7 +77,7 @@ DTYPES = {
     "workload": "string",
     "reason": "string",
 }
-PHASES = ["baseline", "probe", "search", "confirm"]
+PHASES = ["baseline", "search", "confirm", "soak"]
 OUTCOMES = [
     "ok",
     "pruned",
@@ -159,7 +158,6 @@ FULL = {
     "warmup_steps": 45,
     "settled": False,
     "epoch_overhead_seconds": 0.05,
-    "stalled_ends": 0.25,
     "stopped_by": "behind",
     "throughput": interval(2000.0),
     "speedup": interval(2.0),
@@ -175,7 +173,7 @@ BASELINE_TRIAL = a_trial(
 )
 TRIALS = (
     BASELINE_TRIAL,
-    a_trial(1, Phase.PROBE, **FULL),
+    a_trial(1, **FULL),
     a_trial(2, outcome=Outcome.PRUNED, reason="cannot win any more", speedup=interval(0.5)),
     a_trial(3, outcome=Outcome.OOM, reason="killed:\r out of\nmemory"),
     a_trial(4, Phase.CONFIRM, speedup=interval(3.0), throughput=interval(3000.0)),
@@ -212,7 +210,10 @@ def a_recipe(verdict=Verdict.FASTER, speedup=(1.84, 1.79, 1.90), configuration=N
         baseline=EVERY_KNOB,
         evidence=Evidence(
             verdict=verdict,
+            ended_by=EndedBy.SETTLED,
             min_gain=0.02,
+            candidates=3,
+            excluded_gain=None if verdict is Verdict.FASTER else 0.05,
             speedup=Estimate(value=value, ci95=(low, high)),
             throughput=Throughput(value=1000 * value, ci95=(1000 * low, 1000 * high)),
             baseline_throughput=Throughput(value=1000.0, ci95=(990.0, 1010.0)),
@@ -224,7 +225,13 @@ def a_recipe(verdict=Verdict.FASTER, speedup=(1.84, 1.79, 1.90), configuration=N
             input_wait_fraction=None,
             stability=Stability(checks=(), not_checked=()),
             confirmation=Confirmation(
-                instances=4, templates=2, pairs=16, finalists=1, pairing="alternating", trials=(4,)
+                processes=4,
+                pairs=16,
+                leaders=1,
+                looks=(4, 8, 12),
+                confidence=0.99,
+                pairing="alternating",
+                trials=(4,),
             ),
         ),
         learning_rate=None,
@@ -283,7 +290,7 @@ def test_every_trial_is_a_row_failed_and_pruned_included(run):
     """Failed and pruned trials stand in the table with their outcome and reason."""
     frame = load_history(run)
     assert frame["trial"].tolist() == [0, 1, 2, 3, 4]
-    assert frame["phase"].tolist() == ["baseline", "probe", "search", "search", "confirm"]
+    assert frame["phase"].tolist() == ["baseline", "search", "search", "search", "confirm"]
     assert frame["outcome"].tolist() == ["ok", "ok", "pruned", "oom", "ok"]
     assert frame.loc[2, "reason"] == "cannot win any more"
     assert frame.loc[2, "speedup"] == 0.5
@@ -299,7 +306,6 @@ def test_figures_stand_under_their_names(run):
     assert (row["warmup_steps"], row["settled"]) == (45, False)
     assert row["first_step_seconds"] == 1.5
     assert row["epoch_overhead_seconds"] == 0.05
-    assert row["stalled_ends"] == 0.25
     assert row["stopped_by"] == "behind"
     assert row["peak_host_bytes"] == 3 << 30
     assert row["peak_device_bytes"] == 1 << 40
@@ -333,7 +339,7 @@ def test_what_was_not_measured_is_na(run):
     """A trial that ran out of memory has NA for every figure, and no zeros that could be averaged."""
     row = load_history(run).loc[3]
     figures = list(DTYPES)[list(DTYPES).index("throughput") : list(DTYPES).index("started_at")]
-    assert len(figures) == 19
+    assert len(figures) == 18
     assert all(pd.isna(row[name]) for name in figures)
 
 
@@ -638,7 +644,7 @@ def test_csv_has_one_header_and_a_line_per_trial(run, tmp_path):
     lines = (tmp_path / "history.csv").read_text().split("\n")
     assert lines[0] == ",".join(DTYPES)
     assert [line.partition(",2026-")[0] for line in lines[4:5]] == [
-        "run-a,3,search,oom,256,float32,,true,,autotune,0,,true,,,,,true" + "," * 19
+        "run-a,3,search,oom,256,float32,,true,,autotune,0,,true,,,,,true" + "," * 18
     ]
     assert len(lines) == 1 + len(TRIALS) + 1
 
@@ -745,7 +751,7 @@ def test_a_summary_cannot_be_changed(run):
 
 
 def test_the_best_trial_is_the_fastest_that_ended_well_in_the_search(tmp_path):
-    """The best trial comes from probes and search; pruned, failed and confirming trials do not compete."""
+    """The best trial comes from the search; pruned, failed and confirming trials do not compete."""
     trials = [
         *TRIALS,
         a_trial(5, configuration={**BASELINE, "prefetch": 2}, speedup=interval(2.5)),
@@ -759,8 +765,8 @@ def test_the_best_trial_is_the_fastest_that_ended_well_in_the_search(tmp_path):
     assert summary.best_speedup == interval(2.5)
 
 
-def test_a_probe_can_be_the_best_trial(run):
-    """A single change that was the fastest is the best trial, told as its differences from the baseline."""
+def test_the_best_trial_is_told_by_its_changes(run):
+    """As its differences from the baseline."""
     summary = only(run)
     assert (summary.best_trial, summary.best_speedup) == (1, interval(2.0))
     assert summary.best_changes == "batch_size=256 jit_compile=true prefetch=autotune"
@@ -808,11 +814,12 @@ def test_a_recipe_brings_verdict_claim_and_recommendation(tmp_path):
     assert summary.best_speedup == interval(2.0)
 
 
-def test_a_recipe_may_recommend_the_baseline(tmp_path):
-    """A recipe without a gain recommends the baseline, and claims no more than it measured."""
-    recipe = a_recipe(Verdict.NO_SIGNIFICANT_GAIN, (1.0, 1.0, 1.0), EVERY_KNOB)
+@pytest.mark.parametrize("verdict", [each for each in Verdict if each is not Verdict.FASTER])
+def test_a_recipe_may_recommend_the_baseline(tmp_path, verdict):
+    """A recipe of any other verdict recommends the baseline, and claims no more than it measured."""
+    recipe = a_recipe(verdict, (1.0, 1.0, 1.0), EVERY_KNOB)
     summary = only(a_run(tmp_path / "run", recipe=recipe))
-    assert summary.verdict == "no_significant_gain"
+    assert summary.verdict is verdict
     assert summary.claimed == Interval(value=1.0, low=1.0, high=1.0)
     assert summary.recommended_changes == "baseline"
 

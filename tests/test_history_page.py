@@ -1,20 +1,22 @@
 """A run's time as a page: its points, its phases, and that it loads nothing."""
 
+import itertools
 import json
 import re
-import shutil
 from html.parser import HTMLParser
 
 import pytest
-from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
+from simulated_runs import Watcher, faster_by, on_disk, simulated_trials, tune_simulated
 
 from autotune import cli
 from autotune.errors import RunDirectoryError
 from autotune.history.page import page
 from autotune.history.timeline import Point, Span, Timeline, timelines
 from autotune.measure.disturbance import Disturbance
+from autotune.study.progress import TrialBegan
 from autotune.trial.record import Phase
 
+BUDGET = 300.0
 NASTY = "<script>alert(1)</script><a href='https://evil.test/'>click</a>\x1b[31m"
 
 
@@ -29,12 +31,12 @@ def finished(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "one"
     trials = simulated_trials(faster_by(batch_size=2.0), noise=0.02, foreign_load=burst)
     with on_disk(path) as directory:
-        tune_simulated(trials, directory, budget=600.0)
+        tune_simulated(trials, directory, budget=BUDGET, soak=30.0)
     return path
 
 
 def without_times(finished, path):
-    """The same run as an earlier version wrote it: no slice has a time."""
+    """The same run, its slices without the time at which they ended."""
     for file in [finished / "run.json", *finished.glob("trials/*/result.json")]:
         text = re.sub(r'"at":\s*[0-9.e+-]+', '"at": null', file.read_text())
         target = path / file.relative_to(finished)
@@ -77,36 +79,12 @@ def drawn_in(text):
     return traces, layout
 
 
-def test_the_continuous_run_is_in_the_timeline(finished):
-    """The machine's speed is known for its slices as well as for those between pauses."""
-    (timeline,) = timelines(finished)
-    records = [json.loads(file.read_text()) for file in finished.glob("trials/*/result.json")]
-    (legs,) = [each["legs"] for each in records if each["legs"] and not each["pairs"]]
-    ends = {one["at"] for leg in legs for one in leg["slices"]}
-    assert ends
-    assert ends <= {point.at for point in timeline.reference}
-
-
-def test_a_second_confirmation_has_its_own_baseline(finished, tmp_path):
-    """Of a run that was killed in one and resumed: what its continuous run was measured at is plotted."""
-    directory = tmp_path / "run"
-    shutil.copytree(finished, directory)
-    files = sorted(directory.glob("trials/*/result.json"))
-    records = [json.loads(file.read_text()) for file in files]
-    confirmed = [each for each in records if each["phase"] == "confirm"]
-    more = len(records)
-    for each in confirmed:
-        again = directory / "trials" / f"{each['trial'] + more:04}"
-        again.mkdir()
-        (again / "result.json").write_text(json.dumps({**each, "trial": each["trial"] + more}))
-        killed = directory / "trials" / f"{each['trial']:04}" / "result.json"
-        killed.write_text(json.dumps({**each, "legs": []}))
-    ends = {
-        one["at"] for each in confirmed if not each["pairs"] for leg in each["legs"] for one in leg["slices"]
-    }
-    assert ends
-    (timeline,) = timelines(directory)
-    assert ends <= {point.at for point in timeline.reference}
+def phases_of(timeline):
+    """The phases, each as often as it came, seen to follow each other without a gap."""
+    ends = [span.ends for span in timeline.phases]
+    assert [span.begins for span in timeline.phases[1:]] == ends[:-1]
+    assert all(span.begins < span.ends for span in timeline.phases)
+    return [span.phase for span in timeline.phases]
 
 
 def test_a_run_has_a_timeline(finished):
@@ -114,27 +92,51 @@ def test_a_run_has_a_timeline(finished):
     (timeline,) = timelines(finished)
     times = [point.at for point in timeline.reference]
     assert times == sorted(set(times))
-    assert 0 < times[0] < times[-1] < 600.0
-    assert [span.phase for span in timeline.phases] == list(Phase)
-    ends = [span.ends for span in timeline.phases]
-    assert [span.begins for span in timeline.phases[1:]] == ends[:-1]
-    assert all(
-        span.begins <= point.at <= span.ends
-        for point in timeline.ratios
-        for span in timeline.phases
-        if span.phase is point.phase is Phase.CONFIRM
-    )
+    assert 0 < times[0] < times[-1] < BUDGET
+    phases = phases_of(timeline)
+    assert phases[:3] == [Phase.BASELINE, Phase.SEARCH, Phase.CONFIRM]
+    assert phases[-1] is Phase.SOAK
+    for point in timeline.ratios:
+        (around,) = [span for span in timeline.phases if span.begins < point.at <= span.ends]
+        assert around.phase is point.phase
 
 
-def test_phases_whose_trials_had_no_memory_beside_the_baseline_are_there(tmp_path):
+def test_a_search_that_goes_on_after_a_claim_is_a_stretch_of_its_own(tmp_path):
+    """What is tried once something is confirmed is search again."""
+
+    def speed(configuration):
+        return 6000.0 if configuration["batch_size"] == 128 else 4000.0
+
+    space = """
+        schema_version = 1
+        [knobs.batch_size]
+        kind = "categorical"
+        choices = [16, 32, 64, 128, 256, 512]
+        [knobs.steps_per_execution]
+        kind = "categorical"
+        choices = [1, 2, 4, 8]
+        """
+    watcher = Watcher()
+    trials = simulated_trials(speed, noise=0.01)
+    with on_disk(tmp_path / "run") as directory:
+        tune_simulated(trials, directory, space=space, budget=900.0, observe=watcher)
+    order = [each.phase for each in watcher.of(TrialBegan) if each.phase in (Phase.SEARCH, Phase.CONFIRM)]
+    changes = [phase for phase, _ in itertools.groupby(order)]
+    assert changes.count(Phase.SEARCH) > 1, "the case is another one: no search after a claim"
+    (timeline,) = timelines(tmp_path / "run")
+    assert phases_of(timeline)[1:] == changes
+
+
+def test_trials_that_had_no_memory_beside_the_baseline_are_there(tmp_path):
     """Their first process ran out of memory, and all that was measured is of a second one."""
     trials = simulated_trials(
         faster_by(jit_compile=2.0), noise=0.02, fits_together=lambda alive: len(alive) < 2
     )
     with on_disk(tmp_path / "run") as directory:
-        tune_simulated(trials, directory, budget=600.0)
+        tune_simulated(trials, directory, budget=300.0)
     (timeline,) = timelines(tmp_path / "run")
-    assert [span.phase for span in timeline.phases] == list(Phase)
+    assert phases_of(timeline)[:3] == [Phase.BASELINE, Phase.SEARCH, Phase.CONFIRM]
+    assert {Phase.SEARCH, Phase.CONFIRM} <= {point.phase for point in timeline.ratios}
 
 
 def test_the_references_speed_and_the_ratios_are_what_was_measured(finished):
@@ -175,7 +177,7 @@ def test_the_page_loads_nothing_and_has_every_point(finished):
     assert layout["yaxis"]["title"]["text"] == "samples/s"
     assert layout["yaxis2"]["title"]["text"] == "times the reference"
     names = {each["text"] for each in layout["annotations"]}
-    assert {"baseline", "single changes", "search", "confirmation"} <= names
+    assert {"baseline", "search", "confirmation", "watch"} <= names
 
 
 def point_of(**fields):
@@ -224,7 +226,7 @@ def test_several_runs_have_a_panel_each(finished):
 
 
 def test_a_run_without_times_is_refused_in_a_line(finished, tmp_path, capsys):
-    """An older run can be listed as ever; asked for its plot, it says why there is none."""
+    """It can be listed; asked for its plot, the command says why there is none."""
     older = without_times(finished, tmp_path / "older")
     with pytest.raises(
         RunDirectoryError, match="nothing can be plotted: no slice tells when it was measured"

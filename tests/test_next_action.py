@@ -98,10 +98,17 @@ def test_a_leader_that_the_time_does_not_hold_makes_way():
 
 
 def test_an_open_leader_is_measured_on():
-    """Whatever else looks fast; without time for its next processes the run ends."""
-    state = a_state(FAST, a_candidate(10, 2.0), leaders=(a_leader(9),))
-    assert next_action(state) == FreshPair(90)
-    assert next_action(dataclasses.replace(state, left=9.0)) == End(EndedBy.BUDGET)
+    """Whatever else looks fast."""
+    assert next_action(a_state(FAST, a_candidate(10, 2.0), leaders=(a_leader(9),))) == FreshPair(90)
+
+
+@pytest.mark.parametrize("leaders", [(), (a_leader(9),)])
+def test_time_that_holds_no_fresh_pair_is_used_by_the_search(leaders):
+    """For another candidate, or another look at the leader, until neither fits."""
+    state = a_state(*SLOWER, FAST, leaders=leaders, left=9.0, looks_since=50)
+    assert next_action(state) == TryAnother()
+    assert next_action(dataclasses.replace(state, left=6.0)) == LookAgain(FAST.number)
+    assert next_action(dataclasses.replace(state, left=4.0)) == End(EndedBy.BUDGET)
 
 
 @pytest.mark.parametrize("leaders", [(), (a_leader(9),), (CONFIRMED,)])

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_runs import BASELINE, MACHINE, faster_by, quick_tune, simulated_trials
+from test_recommendation import run_that_is
 
 from autotune.errors import ArgumentError, MachineMismatchError, RecipeError, RunDirectoryError
+from autotune.measure.deciding import Verdict
 from autotune.recipe import recipe as recipe_module
 from autotune.recipe.apply import environment
 from autotune.recipe.recipe import (
@@ -48,10 +50,10 @@ def recipe(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def none_gained(tmp_path_factory):
-    """A recipe that recommends the baseline."""
-    made, _ = quick_tune(simulated_trials(noise=0.02), tmp_path_factory.mktemp("run"), space=SPACE)
-    return made
+def of_each_verdict(tmp_path_factory):
+    """A recipe of each verdict, and one with a watch at its end."""
+    made = [run_that_is(each, tmp_path_factory.mktemp("run"))[0] for each in Verdict]
+    return [*made, run_that_is(Verdict.FASTER, tmp_path_factory.mktemp("run"), soak=10.0)[0]]
 
 
 def document_of(recipe):
@@ -85,9 +87,10 @@ def refusal(text):
 # ----------------------------------------------------------------------------------------- there and back
 
 
-def test_what_was_saved_is_loaded(tmp_path, recipe, none_gained):
-    """Save and load give the same recipe, and saving that again the same file."""
-    for each in (recipe, none_gained):
+def test_what_was_saved_is_loaded(tmp_path, recipe, of_each_verdict):
+    """Save and load give the same recipe, whatever its verdict, and saving that again the same file."""
+    assert of_each_verdict[-1].evidence.watch is not None
+    for each in (recipe, *of_each_verdict):
         path = tmp_path / "recipe.json"
         each.save(path)
         loaded = Recipe.load(path)
@@ -244,6 +247,11 @@ def test_numbers_that_are_none_are_refused(recipe, number):
         ("evidence.peak_memory_bytes.host", -1, "host"),
         ("evidence.stability.checks", None, "checks"),
         ("evidence.confirmation.pairing", "sometimes", "pairing"),
+        ("evidence.confirmation.confidence", 1.0, "confidence"),
+        ("evidence.confirmation.looks", [4, -8], "looks"),
+        ("evidence.ended_by", "boredom", "ended_by"),
+        ("evidence.excluded_gain", -0.1, "excluded_gain"),
+        ("evidence.watch", {"seconds": 1.0}, "watch"),
         ("created_by.seed", "5", "seed"),
         ("machine.cores", 0, "cores"),
         ("machine.cores", True, "cores"),
@@ -377,10 +385,10 @@ def test_the_schema_says_what_it_is():
     jsonschema.Draft202012Validator.check_schema(schema)
 
 
-def test_real_recipes_validate(recipe, none_gained):
-    """What the tuner writes is what the schema describes, with and without a winner."""
+def test_real_recipes_validate(recipe, of_each_verdict):
+    """What the tuner writes is what the schema describes, whatever the verdict."""
     schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
-    for each in (recipe, none_gained):
+    for each in (recipe, *of_each_verdict):
         jsonschema.validate(document_of(each), schema)
 
 

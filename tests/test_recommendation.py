@@ -314,7 +314,6 @@ def test_a_watch_over_the_winner_stands_in_the_recipe(tmp_path):
 
 def test_a_winner_that_fails_while_it_is_watched_is_not_recommended(tmp_path):
     """The claim stands, the training does not last: the baseline stands, and why."""
-
     watcher = Watcher()
 
     def failure(configuration):

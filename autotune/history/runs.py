@@ -1,4 +1,4 @@
-"""Which runs do these paths stand for, and are their values sane.
+"""Find run directories and check their values.
 
 This module may not import pandas, measure or print.
 """

@@ -7,7 +7,7 @@ or print.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.errors import RunDirectoryError
@@ -44,7 +44,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A phase, from its first second to its last, in seconds of the run."""
+    """A stretch of one phase, from its first second to its last, in seconds of the run."""
 
     phase: Phase
     begins: float
@@ -60,7 +60,7 @@ class Timeline:
         workload: The workload's name; None where it is not known.
         reference: The baseline's slices.
         ratios: The pairs.
-        phases: One after another.
+        phases: One after another; one may come again.
     """
 
     run: str
@@ -106,7 +106,7 @@ def _timeline(directory: RunDirectory) -> Timeline:
         workload=run.workload.name if run.workload else None,
         reference=tuple(in_order),
         ratios=tuple(sorted(ratios, key=lambda point: point.at)),
-        phases=_phases(records, ends=max(point.at for point in (*in_order, *ratios))),
+        phases=_phases(records),
     )
 
 
@@ -161,27 +161,27 @@ def _baseline_of(record: TrialRecord, records: Sequence[TrialRecord]) -> TrialRe
     return records[0]
 
 
-def _phases(records: Sequence[TrialRecord], *, ends: float) -> tuple[Span, ...]:
-    """Each phase up to where the next begins; what was measured of a trial again, later, does not count."""
-    began: dict[Phase, float] = {}
-    for record in records:
-        at_first = min(
-            (pair.instance for pair in record.pairs), default=0
-        )  # of those before, none was measured
-        first = [
-            each
-            for pair in record.pairs
-            if pair.instance == at_first
-            for each in (pair.baseline, pair.candidate)
-        ]
-        for each in (*first, *record.slices):
-            if each.at is not None:
-                began[record.phase] = min(began.get(record.phase, ends), each.at - each.seconds)
-    order = sorted(began.items(), key=lambda item: item[1])
-    until = [begins for _, begins in order[1:]] + [ends]
-    return tuple(
-        Span(phase=phase, begins=begins, ends=end) for (phase, begins), end in zip(order, until, strict=True)
-    )
+def _phases(records: Sequence[TrialRecord]) -> tuple[Span, ...]:
+    """Each stretch of one phase, up to where the next begins: the search goes on after a confirmation."""
+    measured = [
+        (each.at, each.seconds, record.phase)
+        for record in records
+        for each in (
+            *record.slices,
+            *(side for pair in record.pairs for side in (pair.baseline, pair.candidate)),
+        )
+        if each.at is not None
+    ]
+    spans: list[Span] = []
+    for at, seconds, phase in sorted(measured):
+        if spans and spans[-1].phase is phase:
+            spans[-1] = replace(spans[-1], ends=at)
+            continue
+        begins = at - seconds
+        if spans:
+            spans[-1] = replace(spans[-1], ends=begins)
+        spans.append(Span(phase=phase, begins=begins, ends=at))
+    return tuple(spans)
 
 
 def _changes(directory: RunDirectory, record: TrialRecord, baseline: TrialRecord) -> str:

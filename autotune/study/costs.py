@@ -19,7 +19,7 @@ LEAST_SLICES_SECONDS, MOST_SLICES_SECONDS = 3.0, 12.0
 """Slices of a fresh pair, where the fewest rounds are no longer."""
 SLICES_OVER_STARTS = 0.5
 """Slices take this share of what starting their processes takes: degrees of freedom cost starts."""
-LEAST_MEASURED_SECONDS, MOST_MEASURED_SECONDS = 3.0, 12.0
+LEAST_MEASURED_SECONDS, MOST_MEASURED_SECONDS = 2.5, 10.0
 """Slices of a search trial, the baseline's turns included."""
 SMALLEST_TRIAL_TIMEOUT, FIRST_STEP_FACTOR, SLOWEST_START, LARGEST_TRIAL_SHARE = 20.0, 4.0, 1.5, 0.1
 
@@ -55,7 +55,7 @@ def start_seconds(record: TrialRecord, timing: TrialTiming) -> float:
     if record.timed_by == "steps":
         if whole := _now_whole(record, timing):
             seconds += 2 * whole
-        elif record.boundary is None and timing.boundary is None:
+        elif record.boundary is None and timing.boundary is None and record.examples_per_epoch is not None:
             seconds += BOUNDARY_SECONDS
     return seconds
 

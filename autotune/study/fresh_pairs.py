@@ -157,7 +157,7 @@ class FreshPairs:
                         confirmation.champion = champion = None
                 if confirmation.failure is None:
                     self._take_turns(confirmation, champion, rounds)
-                for each in (reference, trial, champion):
+                for each in (reference, trial if confirmation.failure is None else None, champion):
                     self._close(each)
         except TrialFailed as failure:
             if failure.outcome is not Outcome.OOM or not together:

@@ -425,6 +425,11 @@ class Loop:
                 if record.outcome.measured:
                     refused = {"outcome": Outcome.UNSTABLE, "reason": f"{check.name}: {check.detail}"}
                     run.keep(record.model_copy(update=refused), announce=each is trial)
+        for confirmation in self._confirmations.values():
+            alike = numerics_of(confirmation.trial.configuration) == numerics_of(trial.configuration)
+            if alike and confirmation.looks.standing is Standing.CONFIRMED:
+                self._checks[confirmation.trial.number] = self._rules(confirmation)
+                self._conclude(confirmation, Standing.UNSTABLE)
 
     def _begin_confirmation(self, candidate: Trial, after: tuple[int, ...]) -> None:
         """Plan a leader's looks, and pay for them; nothing is measured yet."""

@@ -37,7 +37,7 @@ SLOWER = 1.3
 ENOUGH_PROCESSES = 3
 """Of a candidate: further looks at it choose no better."""
 FEWEST_CANDIDATES = 3
-"""Of which no gain must be known before a run says so; fewer where the space has fewer."""
+"""Of which no gain must be known before a run says so; fewer where no more are to be tried."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ def next_action(state: State) -> Action:
     if state.interrupted:
         return End(EndedBy.INTERRUPTED)
     if state.open is not None:
-        return FreshPair(state.open.number) if state.left >= state.open.pair_seconds else End(EndedBy.BUDGET)
+        fits = state.left >= state.open.pair_seconds
+        return FreshPair(state.open.number) if fits else _in_the_rest(state, state.open.candidate)
     if is_settled(state):
         return End(EndedBy.SETTLED if state.more_candidates else EndedBy.EXHAUSTED)
     if state.contenders:
@@ -136,8 +137,16 @@ def _for_leader(state: State, leader: Candidate) -> Action:
         return CompareLosses(leader.number)
     able = [each for each in state.contenders if each.pair_seconds <= state.left]
     if not able:
-        return End(EndedBy.BUDGET)
+        return _in_the_rest(state, leader.number)
     return _confirm(state, able[0])
+
+
+def _in_the_rest(state: State, leader: int) -> Action:
+    """In time that holds no fresh pair of the leader: another candidate, or another look at the leader."""
+    if _holds_another(state, reserve=0.0):
+        return TryAnother()
+    fits = state.left >= state.candidate(leader).look_seconds
+    return LookAgain(leader) if fits else End(EndedBy.BUDGET)
 
 
 def _confirm(state: State, candidate: Candidate) -> Confirm:
@@ -163,7 +172,8 @@ def _reserve(state: State) -> float:
     first = LOOKS_AFTER[0] * state.first_pair_seconds
     if len(state.candidates) < ENOUGH_CANDIDATES:
         return first if state.left > first + 2 * state.candidate_seconds else 0.0
-    return max(first, sum(state.looks_to_exclude(each) * each.look_seconds for each in state.unclear))
+    looks = [state.looks_to_exclude(each) * each.look_seconds for each in state.unclear]
+    return first + sum(looks) + max(looks, default=0.0)  # what is tried next may be unclear, or a leader
 
 
 def _choosing_seconds(state: State, leader: Candidate) -> float:

@@ -32,14 +32,15 @@ for: with the whole of one, there would be two wherever epochs are a little quic
 
 
 def slice_seconds(*warm: WarmUp, wanted: float = SLICE_SECONDS, most: float = math.inf) -> float:
-    """How long a slice is: several calls of each of the trials, a whole epoch where those are short.
+    """How long a slice is: several calls of each trial that is timed by steps, a whole epoch of the others.
 
     Args:
         warm: The trials that take turns.
         wanted: Seconds of a slice, where calls and epochs let it be so short.
         most: Seconds of a slice at most, where a single call or epoch is no longer.
     """
-    longest_call = max(each.ready.call_seconds for each in warm)
+    by_steps = [each.ready for each in warm if each.ready.epoch_seconds is None]
+    longest_call = max((each.call_seconds for each in by_steps), default=0.0)
     longest_epoch = max(each.ready.epoch_seconds or 0.0 for each in warm)
     wanted = max(wanted, CALLS_IN_A_SLICE * longest_call)
     return max(min(wanted, most), longest_call, ALMOST_AN_EPOCH * longest_epoch)

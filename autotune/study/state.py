@@ -25,6 +25,8 @@ CLEARLY_FASTER = 0.03
 MOST_LOOKS = 8
 """At one candidate, that are kept time for."""
 NO_SPREAD = Spread(deviation=0.0, degrees=0)
+UNDECIDED = (Standing.NOT_SHOWN, Standing.OUT_OF_TIME)
+"""Of leaders that were looked at, and may have a gain."""
 SURE = 0.05
 """The chance to err in saying that no candidate gains more than a bound."""
 
@@ -159,7 +161,7 @@ class State:
     def upper(self, candidate: Candidate) -> float:
         """The gain that is excluded for a candidate, as a logarithm, with `SURE` for all candidates together."""
         leader = self.standing.get(candidate.number)
-        if leader is not None and leader.ratio is not None and leader.standing is Standing.NOT_SHOWN:
+        if leader is not None and leader.ratio is not None and leader.standing in UNDECIDED:
             return leader.ratio.high
         if not candidate.measured:
             return -math.inf  # it cannot be run
@@ -206,14 +208,17 @@ class State:
         return sorted(doubtful, key=self.upper, reverse=True)
 
     def looks_to_exclude(self, candidate: Candidate) -> int:
-        """Looks again at a candidate after which a gain above the bound should be excluded; at most `MOST_LOOKS`."""
+        """Looks again at a candidate after which a gain above the bound should be excluded; at most `MOST_LOOKS`.
+
+        One that looked slower than the baseline is taken to be as fast: it looked so by chance.
+        """
         each = max(1, candidate.pairs // candidate.processes)
         quantile = (self.upper(candidate) - candidate.ratio) / candidate.error(self.spread)
         for looks in range(MOST_LOOKS):
             more = replace(
                 candidate, pairs=candidate.pairs + looks * each, processes=candidate.processes + looks
             )
-            if candidate.ratio + quantile * more.error(self.spread) < self.bound:
+            if max(0.0, candidate.ratio) + quantile * more.error(self.spread) < self.bound:
                 return looks
         return MOST_LOOKS
 
@@ -223,7 +228,9 @@ class State:
         return [
             each
             for each in self.standing.values()
-            if each.standing is Standing.NOT_SHOWN and (each.ratio is None or each.ratio.high >= self.bound)
+            if each.standing in UNDECIDED
+            and (each.ratio is None or each.ratio.high >= self.bound)
+            and not self.candidate(each.candidate).unstable
         ]
 
     @cached_property

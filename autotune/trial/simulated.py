@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from autotune.measure.steady_state import SMALLEST_WINDOW, WINDOW_SECONDS
 from autotune.recipe.apply import environment
 from autotune.space.configuration import Configuration
+from autotune.space.knobs import KnobValue
 from autotune.trial.live import IN_SEARCH, Data, TrialFailed, TrialTiming, WarmUp
 from autotune.trial.messages import (
     Finished,
@@ -105,7 +106,6 @@ class SimulatedTrial:
             batch_size=configuration.batch_size,
             examples=trials.examples,
             drop_remainder=trials.facts.drop_remainder,
-            iterations=None,
             synchronise=lambda: None,
         )
 
@@ -349,6 +349,7 @@ class SimulatedTrial:
             gpus=self._trials.gpus,
             device_limit_bytes=self._trials.device_limit_bytes,
             set_by_dataset=self._trials.set_by_dataset,
+            in_force=dict(self._trials.in_force(self.configuration)),
         )
 
 
@@ -376,6 +377,7 @@ class SimulatedTrials:
         gpus: Names of the GPUs that TensorFlow would see.
         device_limit_bytes: What it might take of them, where that can be told.
         set_by_dataset: Pipeline knobs that the workload's dataset sets itself.
+        in_force: Knobs of a configuration whose value in force differs from what was asked; none when not given.
         examples: Per epoch; None for a dataset without an end.
         fits_together: Whether the configurations that are alive at once fit in memory; always, when None.
         learns: Whether a configuration's loss falls; always, when None.
@@ -414,6 +416,7 @@ class SimulatedTrials:
         gpus: tuple[str, ...] = (),
         device_limit_bytes: int | None = None,
         set_by_dataset: Mapping[str, bool | int] | None = None,
+        in_force: Callable[[Configuration], Mapping[str, KnobValue]] = lambda configuration: {},
         examples: int | None = 1437,
         fits_together: Callable[[Sequence[Configuration]], bool] | None = None,
         learns: Callable[[Configuration], bool] | None = None,
@@ -439,6 +442,7 @@ class SimulatedTrials:
         self.xla_falls_back = xla_falls_back
         self.gpus, self.device_limit_bytes = gpus, device_limit_bytes
         self.set_by_dataset = dict(set_by_dataset or {})
+        self.in_force = in_force
         self.examples = examples
         self.fits_together = fits_together or (lambda configurations: True)
         self.learns = learns or (lambda configuration: True)

@@ -32,7 +32,6 @@ class Training:
     synchronise: Callable[[], None]
     retraces: Callable[[], int | None] = lambda: None
     updates: Callable[[], int] | None = None
-    iterations: None = None  # TODO: goes when trial/simulated.py no longer gives it
     endless: bool = False
     count: Callable[[], int] | None = None
     device_bytes: Callable[[], int | None] = lambda: None

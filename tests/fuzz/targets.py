@@ -27,12 +27,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from mutations import LONGEST_INPUT, change_bytes, change_json_text, change_toml
 from rich.console import Console
 from test_messages import EVERY_MESSAGE
+from test_recommendation import run_that_is
 
 from autotune import console
 from autotune.errors import AutotuneError, RecipeError, RunDirectoryError, SearchSpaceError
 from autotune.history.compare import compare_runs
 from autotune.history.frame import load_history
 from autotune.machine import Machine
+from autotune.measure.deciding import Verdict
 from autotune.recipe.apply import environment
 from autotune.recipe.recipe import Recipe
 from autotune.run_directory import LARGEST_TRIAL_BYTES, RunDirectory, RunRecord, SearchSpaceRecord
@@ -122,7 +124,7 @@ def check_recipe(data: bytes) -> str:
     recipe.machine.differences(HERE)
     assert recipe.batch_size >= 1
     check_shown(lambda screen: console.show_recipe(recipe, Path(NASTY_NAME), screen))
-    check_shown(lambda screen: console.show_usage(recipe, Path(NASTY_NAME), screen))
+    check_shown(lambda screen: console.show_usage(recipe, Path(NASTY_NAME), tuned=NASTY_NAME, console=screen))
     return "read"
 
 
@@ -388,13 +390,24 @@ def change_run(data: bytes, rng: random.Random) -> bytes:
 # ------------------------------------------------------------------------------------------------- targets
 
 
-def _recorded_run(folder: Path, trials: int) -> bytes:
-    files = [
-        folder / "run.json",
-        *sorted(folder.glob("trials/*/result.json"))[:trials],
-        folder / "recipe.json",
-    ]
-    return _packed([(str(each.relative_to(folder)).encode(), b"f", each.read_bytes()) for each in files])
+def _simulated_recipes() -> list[bytes]:
+    """A recipe of each verdict, and one with a watch at its end."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = [run_that_is(each, Path(folder, each))[0] for each in Verdict]
+        made.append(run_that_is(Verdict.FASTER, Path(folder, "watched"), soak=10.0)[0])
+    return [each.to_json().encode() for each in made]
+
+
+def _simulated_run() -> bytes:
+    """A run's baseline, a candidate and a leader, each with its first pair or slice, and its recipe."""
+    with tempfile.TemporaryDirectory() as folder:
+        recipe, directory = run_that_is(Verdict.FASTER, Path(folder, "run"))
+    files = {"run.json": directory.record.model_dump_json(), "recipe.json": recipe.to_json()}
+    for number in (0, 1, recipe.evidence.confirmation.trials[-1]):
+        record = directory.trials[number]
+        short = record.model_copy(update={"pairs": record.pairs[:1], "slices": record.slices[:1]})
+        files[f"trials/{number:04}/result.json"] = short.model_dump_json()
+    return _packed([(name.encode(), b"f", content.encode()) for name, content in files.items()])
 
 
 def _small_run() -> bytes:
@@ -423,8 +436,7 @@ def _bounded(change: Callable[[bytes, random.Random], bytes]) -> Callable[[bytes
 
 
 def _targets() -> dict[str, Target]:
-    results = sorted((ROOT / "results").glob("**/run.json"))
-    recipes = tuple(each.read_bytes() for each in sorted((ROOT / "results").glob("**/recipe.json")))
+    recipes = _simulated_recipes()
     spaces = tuple(each.read_bytes() for each in sorted((ROOT / "search_spaces").glob("*.toml")))
     compact = tuple(json.dumps(json.loads(each)).encode() for each in recipes)
     sent = tuple(
@@ -440,7 +452,7 @@ def _targets() -> dict[str, Target]:
         ),
         "run": Target(
             check=check_run,
-            seeds=(_small_run(), *(_recorded_run(each.parent, 2) for each in results)),
+            seeds=(_small_run(), _simulated_run()),
             change=_bounded(change_run),
         ),
         "messages": Target(check=check_messages, seeds=sent, change=_bounded(change_messages)),

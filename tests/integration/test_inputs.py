@@ -307,13 +307,6 @@ def test_an_iterator_that_is_not_trained_on_any_more_is_gone(launch, persistent)
     assert passes.count("+") - passes.count("-") == 1
 
 
-@pytest.mark.parametrize("tuned", [True, False])
-def test_short_epochs_show_how_often_long_ones_end_in_a_stall(launch, tuned):
-    """Where `tf.data` tunes the pipeline some ends may be stalls; where it does not, none is."""
-    share = launch("long_epoch", 8, data_autotune=tuned).warm_up().ready.stalled_ends
-    assert 0.0 <= share <= 1.0 if tuned else share == 0.0
-
-
 def test_a_shuffle_buffer_that_the_epochs_end_pays_back_is_not_charged(launch):
     """Where steps wait for each example, those that fill the buffer are not waited for again when it is emptied.
 

@@ -1,13 +1,12 @@
 """Each knob really acts in the trial: what the workload sees there is what the configuration says."""
 
-import os
 
 import pytest
 from real_trials import PATIENCE_SECONDS, WORKLOADS, configuration
 
 from autotune.errors import WorkloadError
 from autotune.space.knobs import Device
-from autotune.study.phases import baseline_of
+from autotune.study.opening import baseline_of
 from autotune.study.progress import silent
 from autotune.trial.live import Data, TrialFailed
 from autotune.trial.record import Outcome
@@ -118,18 +117,11 @@ def test_jit_compile_is_recorded_as_resolved(launch):
     assert launch("pairs", jit_compile="auto").warm_up().started.jit_compile is False
 
 
-def test_onednn_is_set_before_tensorflow_is_imported(cases, tmp_path):
+def test_onednn_is_set_before_tensorflow_is_imported(launch):
     """`onednn=False` gets a template of its own, whose environment says so before the import."""
-    processes = cases.processes()
-    log = tmp_path / "telling.log"
-    trial = processes.launch(configuration(onednn=False), log=str(log), data=None, group=1)
-    try:
-        trial.warm_up(PATIENCE_SECONDS)
-        assert '"onednn": "0", "onednn_at_import": "0"' in log.read_text()
-    finally:
-        trial.kill()
-        processes.retire(1)
-    assert not os.path.exists(f"/proc/{trial.pid}")
+    trial = launch("telling", onednn=False)
+    trial.warm_up()
+    assert (trial.printed()["onednn"], trial.printed()["onednn_at_import"]) == ("0", "0")
 
 
 SPAWNED = """

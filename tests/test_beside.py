@@ -1,0 +1,495 @@
+"""Search trials: candidates beside the live baseline, or between two stretches of it."""
+
+import contextlib
+import math
+
+import pytest
+from simulated_runs import BASELINE, FAST, Searching, Watcher, faster_by, simulated_trials
+
+from autotune.errors import BudgetError, NoStableConfigurationError, WorkloadError
+from autotune.measure.intervals import LogInterval, Spread
+from autotune.study.beside import Interrupted, SameInForce
+from autotune.study.progress import TrialEnded, TrialMeasured
+from autotune.study.waiting import TimeIsUp
+from autotune.trial.live import TrialFailed
+from autotune.trial.record import Outcome, Pairing, Phase
+from autotune.trial.simulated import SimulatedTrial
+
+OTHER = BASELINE.replace(prefetch=2)
+TWICE = faster_by(jit_compile=2.0)
+TAKEN = TrialFailed(Outcome.OOM, "INTERNAL: all CUDA-capable devices are busy or unavailable")
+
+
+def failing(outcome, *, of=None):
+    """A failure of one configuration, or of all."""
+    failure = TrialFailed(outcome, "as planned", hint="a hint", log_tail="the log")
+    return lambda each: failure if of in (None, each) else None
+
+
+def only_one_fits(alive):
+    """There is memory for one trial at a time."""
+    return len(alive) == 1
+
+
+def alive(trials):
+    """What has a process."""
+    return [each.configuration for each in trials.alive]
+
+
+# ------------------------------------------------------------------------------------------------- baseline
+
+
+def test_the_baseline_tells_what_the_workload_is(tmp_path):
+    """From trial 0 come the example count and what `jit_compile="auto"` means; it is timed alone and kept."""
+    searching = Searching(tmp_path, simulated_trials(examples=1437, jit_resolves_to=True))
+    run, record = searching.run, searching.run.records[0]
+    assert (run.data.examples, run.data.endless) == (1437, False)
+    assert run.baseline["jit_compile"] is record.configuration["jit_compile"] is True
+    assert (record.phase, record.outcome) == (Phase.BASELINE, Outcome.OK)
+    assert record.throughput.value == pytest.approx(4000.0)
+    assert alive(searching.trials) == [run.baseline]
+
+
+def test_a_workload_on_a_gpu_gets_the_gpus_knobs(tmp_path):
+    """Whatever was guessed before TensorFlow said what it sees: the baseline has the knobs that exist there."""
+    run = Searching(tmp_path, simulated_trials(gpus=("NVIDIA H200",))).run
+    assert "tensor_float_32" in run.baseline
+    assert "onednn" not in run.baseline
+
+
+@pytest.mark.parametrize(
+    ("failure", "error", "words"),
+    [
+        (failing(Outcome.CRASHED), NoStableConfigurationError, r"crashed.*as planned"),
+        (failing(Outcome.TIMEOUT), BudgetError, "baseline"),
+        (
+            lambda each: TrialFailed(Outcome.ERROR, "dataset() is empty", input_error=True),
+            WorkloadError,
+            "dataset",
+        ),
+        (lambda each: TAKEN, NoStableConfigurationError, r"\(error\).*busy or unavailable"),
+    ],
+)
+def test_a_failing_baseline_ends_the_run_and_leaves_its_record(tmp_path, failure, error, words):
+    """A crash, want of time, a mistake of the user's and a card that another has are told apart."""
+    trials = simulated_trials(failure=failure)
+    started = []
+
+    def keep(event):
+        started.append(event)
+
+    with pytest.raises(error, match=words):
+        Searching(tmp_path, trials, observe=keep)
+    (ended,) = [each for each in started if isinstance(each, TrialEnded)]
+    assert (ended.record.trial, ended.record.outcome.measured) == (0, False)
+
+
+@pytest.mark.parametrize(("timeout", "told"), [(3.0, BudgetError), (600.0, NoStableConfigurationError)])
+def test_a_baseline_that_stands_still_in_a_small_budget_asks_for_more_time(tmp_path, timeout, told):
+    """A slice that the budget left less time than it may take is a question of the budget; else it is a failure."""
+    trials = simulated_trials()
+    warm_at = trials.open() and trials.clock() + trials.start_seconds
+    trials.foreign_load = lambda seconds: 0.999 if seconds > warm_at + 1.0 else 0.0
+    with pytest.raises(told):
+        Searching(tmp_path, trials, baseline_seconds=timeout, open_first=False)
+
+
+def test_long_epochs_are_timed_in_fewer_slices(tmp_path):
+    """Several of short ones, one of eight seconds."""
+    counts = [
+        len(Searching(tmp_path / str(number), simulated_trials(speed, examples=96)).run.records[0].slices)
+        for number, speed in enumerate((lambda each: 4000.0, lambda each: 12.0))
+    ]
+    assert counts[0] > counts[1] == 1
+
+
+def test_the_baselines_closing_figures_are_kept_quietly(tmp_path):
+    """Ending the baseline adds memory and input wait to its record, without announcing a second end."""
+    watcher = Watcher()
+    searching = Searching(tmp_path, simulated_trials(), observe=watcher)
+    searching.beside.end_baseline()
+    searching.beside.end_baseline()
+    record = searching.run.records[0]
+    assert record.peak_host_bytes > 0
+    assert record.input_wait_fraction == 0.0
+    assert len(watcher.of(TrialEnded)) == 1
+    assert alive(searching.trials) == []
+
+
+def test_a_baseline_that_died_is_started_again(tmp_path):
+    """Once: the candidate beside it is measured all the same. What does not come back ends the run."""
+    searching = Searching(tmp_path, simulated_trials(TWICE))
+    searching.lose_the_baseline()
+    _, record = searching.measure()
+    assert record.outcome is Outcome.OK
+    assert record.speedup.value == pytest.approx(2.0)
+    searching.lose_the_baseline()
+    searching.trials.failure = failing(Outcome.CRASHED, of=BASELINE)
+    with pytest.raises(NoStableConfigurationError):
+        searching.measure()
+    assert alive(searching.trials) == []
+
+
+def test_a_baseline_that_starts_slowly_has_the_time_to_start_again(tmp_path):
+    """Two minutes, as the first time."""
+    searching = Searching(tmp_path, simulated_trials(TWICE, start_seconds=120.0), bracketed=True)
+    _, record = searching.measure(timeout=300.0)
+    assert record.outcome is Outcome.OK
+
+
+# ----------------------------------------------------------------------------------------------- candidates
+
+
+def test_a_candidate_is_set_against_the_baseline(tmp_path):
+    """Without noise the speed-up is the planted one, measuring stops as soon as it is known, and the baseline stays."""
+    searching = Searching(tmp_path, simulated_trials(TWICE))
+    _, record = searching.measure(seconds=60.0)
+    assert (record.outcome, record.stopped_by, record.pairing) == (Outcome.OK, "narrow", "alternating")
+    assert record.speedup.value == pytest.approx(2.0)
+    assert record.throughput.value == pytest.approx(8000.0)
+    assert record.peak_host_bytes > 0
+    assert record.input_wait_fraction is not None
+    assert alive(searching.trials) == [BASELINE]
+
+
+def test_who_goes_first_is_drawn_and_slices_are_of_single_epochs(tmp_path):
+    """In some pairs the baseline runs first; where epochs are long, a slice is one, though some are quicker."""
+    searching = Searching(tmp_path, simulated_trials(lambda each: 60.0, noise=0.05, examples=96))
+    trial, _ = searching.measure(seconds=60.0)
+    _, record = searching.measure(trial=trial, seconds=60.0)
+    assert {pair.baseline_first for pair in record.pairs} == {True, False}
+    assert {each.epochs for pair in record.pairs for each in (pair.baseline, pair.candidate)} == {1}
+
+
+def test_a_drifting_machine_does_not_bias_the_speedup(tmp_path):
+    """The machine's speed halves and comes back twice a minute; the pairs see the planted factor all the same."""
+    drift = lambda seconds: math.exp(0.35 * math.sin(seconds / 5))  # noqa: E731  # a formula
+    _, record = Searching(tmp_path, simulated_trials(faster_by(jit_compile=1.3), drift=drift)).measure(
+        seconds=60.0, timeout=90.0
+    )
+    rates = [pair.candidate.examples / pair.candidate.seconds for pair in record.pairs]
+    assert max(rates) / min(rates) > 1.5
+    assert record.speedup.value == pytest.approx(1.3, rel=0.03)
+
+
+def test_a_noisy_candidate_is_measured_until_its_time_is_up(tmp_path):
+    """About as long as it may be, the baseline's turns included."""
+    _, record = Searching(tmp_path, simulated_trials(noise=0.3, examples=None)).measure(seconds=8.0)
+    assert record.stopped_by == "time"
+    assert 6.0 < sum(each.baseline.seconds + each.candidate.seconds for each in record.pairs) < 9.0
+
+
+@pytest.mark.parametrize("slower", [0.5, 0.97])
+def test_a_candidate_that_cannot_win_is_pruned_and_one_that_may_is_not(tmp_path, slower):
+    """Told apart from the fastest by what other trials have shown of the noise, after a few pairs."""
+    trials = simulated_trials(faster_by(jit_compile=slower), noise=0.05, examples=None)
+    best = LogInterval(value=0.02, low=-0.03, high=0.07, count=4)
+    _, record = Searching(tmp_path, trials).measure(
+        seconds=40.0, timeout=90.0, leader=best, others=Spread(deviation=0.07, degrees=50)
+    )
+    assert (record.outcome is Outcome.PRUNED) is (slower == 0.5)
+    if slower == 0.5:
+        assert (record.stopped_by, len(record.pairs)) == ("cannot_win", 2)
+        assert record.reason
+
+
+@pytest.mark.parametrize(
+    "outcome", [Outcome.CRASHED, Outcome.TIMEOUT, Outcome.ERROR, Outcome.NONFINITE], ids=str
+)
+def test_a_failing_candidate_is_data(tmp_path, outcome):
+    """It leaves a record with outcome, reason, hint and log; it costs its time at most, and the baseline goes on."""
+    searching = Searching(tmp_path, simulated_trials(failure=failing(outcome, of=FAST)))
+    began = searching.run.clock()
+    trial, record = searching.measure(timeout=12.0)
+    assert searching.run.clock() - began <= 12.0 + 1e-6
+    assert (record.outcome, record.reason, record.log_tail) == (outcome, "as planned\na hint", "the log")
+    assert searching.run.directory.trials[trial.number] == record
+    assert searching.measure(OTHER)[1].outcome is Outcome.OK
+    assert searching.beside.baseline.instances == 1
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_model_that_falls_back_from_xla_is_not_measured_as_if_it_did_not(tmp_path, together):
+    """Beside the baseline, and alone where memory does not hold both."""
+    trials = simulated_trials(xla_falls_back=True, fits_together=lambda each: together or len(each) < 2)
+    _, record = Searching(tmp_path, trials).measure()
+    assert record.outcome is Outcome.ERROR
+    assert "falls back to false" in record.reason
+
+
+def test_measuring_again_adds_to_what_was_measured(tmp_path):
+    """A second process of the same trial: its pairs come on top, and say that they are another instance's."""
+    searching = Searching(tmp_path, simulated_trials(TWICE, noise=0.1))
+    trial, first = searching.measure()
+    _, second = searching.measure(trial=trial)
+    assert second.pairs[: len(first.pairs)] == first.pairs
+    assert {pair.instance for pair in second.pairs} == {0, 1}
+    assert (second.instances, len(trial.log_ratios)) == (2, len(second.pairs))
+    assert second.seconds > first.seconds
+
+
+# ------------------------------------------------------------------------------------- in force, boundaries
+
+
+def test_what_is_in_force_is_what_was_tried(tmp_path):
+    """Steps per execution that an epoch does not hold become fewer: the record has both what was asked and what ran."""
+    asked = BASELINE.replace(steps_per_execution=16)
+    trials = simulated_trials(in_force=lambda each: {"steps_per_execution": 9} if each == asked else {})
+    trial, record = Searching(tmp_path, trials).measure(asked)
+    assert trial.configuration["steps_per_execution"] == record.configuration["steps_per_execution"] == 9
+    assert record.asked == dict(asked)
+
+
+def test_what_was_tried_under_another_name_is_not_measured_again(tmp_path):
+    """It is started to learn that, and no slice of it is taken."""
+    trials = simulated_trials(in_force=lambda each: {"jit_compile": False} if each == FAST else {})
+    searching = Searching(tmp_path, trials)
+    trial = searching.run.new_trial(Phase.SEARCH, FAST)
+    with pytest.raises(SameInForce) as caught:
+        searching.measure(trial=trial, known=lambda each: each == BASELINE)
+    assert caught.value.configuration == BASELINE
+    record = searching.run.records[trial.number]
+    assert (record.outcome, record.pairs) == (Outcome.PRUNED, ())
+    assert alive(trials) == [BASELINE]
+
+
+@pytest.mark.parametrize(
+    ("changes", "own"),
+    [
+        ({"batch_size": 64}, False),
+        ({"jit_compile": True}, False),
+        ({"prefetch": 2}, True),
+        ({"persistent_iterator": True}, True),
+        ({"batch_size": 64, "num_parallel_calls": 4}, True),
+    ],
+)
+def test_the_boundary_of_epochs_is_the_baselines_unless_the_pipeline_is_another(tmp_path, changes, own):
+    """Measuring it takes long where epochs are; a pipeline that is made of other parts has another one."""
+    searching = Searching(tmp_path, simulated_trials(examples=1_000_000))
+    searching.measure(BASELINE.replace(**changes))
+    searching.lose_the_baseline()
+    searching.measure(BASELINE.replace(**changes))
+    launched = searching.trials.launched
+    first, again = (each for each in launched if each.configuration == BASELINE)
+    candidate = launched[1]
+    assert first.timing.boundary is None
+    assert candidate.timing.boundary == (None if own else searching.run.boundary)
+    assert again.timing.boundary == searching.run.boundary is not None
+
+
+# -------------------------------------------------------------------------------------------- bracketing
+
+
+def test_what_does_not_fit_beside_the_baseline_is_bracketed(tmp_path):
+    """Baseline, candidate, baseline again, never two alive; the record says so, and a drift cancels."""
+    trials = simulated_trials(
+        TWICE, fits_together=only_one_fits, drift=lambda seconds: math.exp(-0.03 * seconds)
+    )
+    watcher = Watcher()
+    searching = Searching(tmp_path, trials, observe=watcher)
+    _, record = searching.measure()
+    assert (record.outcome, record.pairing) == (Outcome.OK, Pairing.BRACKETED)
+    assert len(record.pairs) == watcher.of(TrialMeasured)[-1].pairs >= 4
+    assert record.speedup.value == pytest.approx(2.0, rel=0.02)
+    assert record.peak_host_bytes > 0
+    assert alive(trials) == [BASELINE]
+
+
+def test_bracketing_can_be_asked_for(tmp_path):
+    """There are never two processes alive, even where they would fit; a second look is a bracket as well."""
+    seen = []
+    trials = simulated_trials(TWICE, fits_together=lambda each: seen.append(len(each)) or True)
+    searching = Searching(tmp_path, trials, bracketed=True)
+    trial, first = searching.measure()
+    _, record = searching.measure(trial=trial)
+    assert record.pairing is Pairing.BRACKETED
+    assert len(record.pairs) == 2 * len(first.pairs)
+    assert max(seen) == 1
+
+
+def test_what_does_not_fit_alone_is_out_of_memory(tmp_path):
+    """Tried beside the baseline and alone; then it is an OOM, and the baseline is there for the next one."""
+    trials = simulated_trials(fits_together=lambda each: sum(one.batch_size for one in each) <= 128)
+    searching = Searching(tmp_path, trials)
+    assert searching.measure(BASELINE.replace(batch_size=256))[1].outcome is Outcome.OOM
+    for size, pairing in ((64, Pairing.ALTERNATING), (128, Pairing.BRACKETED)):
+        _, record = searching.measure(BASELINE.replace(batch_size=size))
+        assert (record.outcome, record.pairing) == (Outcome.OK, pairing)
+
+
+def test_a_leader_that_just_fitted_is_bracketed_when_it_is_measured_again(tmp_path):
+    """Memory holds both at one moment and not at the next: what it gave stands, and more is added."""
+    room = [True]
+    trials = simulated_trials(TWICE, noise=0.05, fits_together=lambda each: room[0] or len(each) == 1)
+    searching = Searching(tmp_path, trials)
+    trial, first = searching.measure()
+    room[0] = False
+    _, record = searching.measure(trial=trial)
+    assert (first.pairing, record.pairing) == (Pairing.ALTERNATING, Pairing.BRACKETED)
+    assert record.pairs[: len(first.pairs)] == first.pairs
+    assert len(record.pairs) > len(first.pairs)
+
+
+def lose_slices_of_the_baseline(monkeypatch, trials, outcome, *, since_slices=0, beside=True):
+    """Each slice of the baseline fails while `FAST` is alive, or at all, once that has had so many."""
+    measure, own = SimulatedTrial.measure, []
+
+    def losing(trial, seconds, timeout_seconds):
+        if trial.configuration == FAST:
+            own.append(trial)
+        elif len(own) >= since_slices and (FAST in alive(trials) or not beside):
+            trial.kill()
+            raise TrialFailed(outcome, "the baseline's last words", log_tail="the log")
+        return measure(trial, seconds, timeout_seconds)
+
+    monkeypatch.setattr(SimulatedTrial, "measure", losing)
+
+
+@pytest.mark.parametrize("since_slices", [0, 3])
+def test_a_baseline_that_finds_no_memory_beside_a_candidate_is_not_given_up(tmp_path, monkeypatch, since_slices):
+    """That is the candidate's failure: it is bracketed, also where memory grows late; its pairs are kept."""
+    trials = simulated_trials(TWICE, noise=0.3)
+    searching = Searching(tmp_path, trials)
+    lose_slices_of_the_baseline(monkeypatch, trials, Outcome.OOM, since_slices=since_slices)
+    _, record = searching.measure(seconds=30.0, timeout=60.0)
+    assert (record.outcome, record.pairing) == (Outcome.OK, Pairing.BRACKETED)
+    assert len({pair.instance for pair in record.pairs}) == (2 if since_slices else 1)
+    assert searching.measure(OTHER)[1].pairing is Pairing.ALTERNATING
+    assert alive(trials) == [BASELINE]
+
+
+def test_what_runs_out_of_memory_when_there_is_no_time_to_try_it_alone_has_run_out_of_it(tmp_path, monkeypatch):
+    """The pairs that it gave before make it no success."""
+    trials = simulated_trials(TWICE, noise=0.3)
+    searching = Searching(tmp_path, trials, left=12.0)
+    lose_slices_of_the_baseline(monkeypatch, trials, Outcome.OOM, since_slices=3)
+    _, record = searching.measure(seconds=30.0, timeout=60.0)
+    assert len(record.pairs) >= 2, "the case is another one"
+    assert (record.outcome, record.pairing) == (Outcome.OOM, Pairing.ALTERNATING)
+    assert (record.reason, record.log_tail) == ("the baseline's last words", "the log")
+
+
+@pytest.mark.parametrize(("outcome", "bracketed"), [(Outcome.CRASHED, False), (Outcome.OOM, True)])
+def test_a_baseline_that_fails_twice_by_itself_ends_the_run(tmp_path, monkeypatch, outcome, bracketed):
+    """Only want of memory beside a candidate is laid at its door."""
+    trials = simulated_trials()
+    searching = Searching(tmp_path, trials, bracketed=bracketed)
+    lose_slices_of_the_baseline(monkeypatch, trials, outcome, beside=False)
+    with pytest.raises(NoStableConfigurationError, match=f"{outcome}.*the baseline's last words"):
+        searching.measure()
+    assert alive(trials) == []
+
+
+# -------------------------------------------------------------------------------------------- a lost device
+
+
+@pytest.mark.parametrize(("first", "later"), [(("H200",), ()), (("H200", "H200"), ("H200",))])
+def test_a_candidate_that_has_lost_its_card_is_no_candidate(tmp_path, first, later):
+    """TensorFlow would train it on the processor, or on fewer cards, without a word: the run ends, and says so."""
+    searching = Searching(tmp_path, simulated_trials(TWICE, gpus=first))
+    searching.trials.gpus = later
+    trial = searching.run.new_trial(Phase.SEARCH, OTHER)
+    with pytest.raises(NoStableConfigurationError, match="not available any more") as caught:
+        searching.measure(trial=trial)
+    record = searching.run.records[trial.number]
+    assert record.outcome is Outcome.INTERRUPTED
+    assert f"sees {', '.join(later) or 'no GPU'}, where the baseline saw H200" in record.reason
+    assert "--resume" in caught.value.hint
+
+
+def test_a_card_that_another_process_holds_tells_nothing_of_memory(tmp_path):
+    """Beside the baseline it is tried without; alone as well, the run ends, and a resumed one tries it again."""
+    trials = simulated_trials(failure=lambda each: TAKEN if each == FAST else None)
+    searching = Searching(tmp_path, trials)
+    trial = searching.run.new_trial(Phase.SEARCH, FAST)
+    with pytest.raises(NoStableConfigurationError, match=r"not available any more.*busy or unavailable"):
+        searching.measure(trial=trial)
+    assert searching.run.records[trial.number].outcome is Outcome.INTERRUPTED
+
+
+def test_a_card_that_is_taken_between_brackets_is_told_as_that(tmp_path):
+    """The baseline's process is to start again, with no other alive."""
+    searching = Searching(tmp_path, simulated_trials(), bracketed=True)
+    searching.measure()
+    searching.trials.failure = lambda each: TAKEN if each == BASELINE else None
+    searching.lose_the_baseline()
+    with pytest.raises(NoStableConfigurationError, match=r"\(error\).*busy or unavailable"):
+        searching.measure(OTHER)
+
+
+# ------------------------------------------------------------------------------------ stopped, or out of time
+
+
+def test_a_trial_that_is_stopped_is_kept_as_such(tmp_path):
+    """Its record says so and its process is gone; one that was measured before stays what it was."""
+    asked = []
+    searching = Searching(tmp_path, simulated_trials(TWICE, noise=0.3), interruptions=lambda: len(asked))
+    trial, record = searching.measure()
+    asked.append("stop")
+    with pytest.raises(Interrupted):
+        searching.measure(trial=trial)
+    assert searching.run.records[trial.number] == record
+    other = searching.run.new_trial(Phase.SEARCH, OTHER)
+    with pytest.raises(Interrupted):
+        searching.measure(trial=other)
+    assert searching.run.records[other.number].outcome is Outcome.INTERRUPTED
+    assert alive(searching.trials) == [BASELINE]
+
+
+def test_what_cannot_start_in_time_is_not_begun(tmp_path):
+    """With less time than the baseline's start took there is no process; what was measured before stands."""
+    searching = Searching(tmp_path, simulated_trials(TWICE), left=20.0)
+    trial, record = searching.measure(OTHER)
+    searching.trials.clock.advance(max(0.0, searching.deadline.left() - 1.0))
+    launched = len(searching.trials.launched)
+    new = searching.run.new_trial(Phase.SEARCH, FAST)
+    for each in (trial, new):
+        with pytest.raises(TimeIsUp):
+            searching.measure(trial=each)
+    assert len(searching.trials.launched) == launched
+    assert searching.run.records[trial.number] == record
+    assert searching.run.records[new.number].outcome is Outcome.INTERRUPTED
+
+
+def test_what_needs_an_import_of_its_own_is_known_before_and_after(tmp_path):
+    """Other environment variables mean another template, which imports once."""
+    searching = Searching(tmp_path, simulated_trials())
+    apart = BASELINE.replace(onednn=False)
+    assert searching.beside.imports_first(apart)
+    assert not searching.beside.imports_first(FAST)
+    searching.measure(apart)
+    assert not searching.beside.imports_first(apart)
+
+
+@pytest.mark.parametrize("left", [4.0 + 0.8 * step for step in range(8)])
+def test_whenever_the_time_is_up_nobody_is_blamed(tmp_path, left):
+    """A slice that cannot end is no failure; pairs that were measured by then count."""
+    trials = simulated_trials(faster_by(jit_compile=1.05), examples=5600, noise=0.02)
+    searching = Searching(tmp_path, trials, left=left)
+    trial = searching.run.new_trial(Phase.SEARCH, FAST)
+    with contextlib.suppress(TimeIsUp):
+        searching.measure(trial=trial, seconds=60.0)
+    record = searching.run.records[trial.number]
+    assert record.outcome is (Outcome.OK if len(record.pairs) > 1 else Outcome.INTERRUPTED)
+
+
+@pytest.mark.parametrize("bracketed", [False, True])
+def test_a_machine_that_stands_still_is_not_waited_for_beyond_the_last_moment(tmp_path, bracketed):
+    """Neither the baseline nor the candidate is blamed, and no wait is longer than the time there is."""
+    trials = simulated_trials(TWICE)
+    searching = Searching(tmp_path, trials, bracketed=bracketed, left=3.0)
+    trials.drift = lambda seconds: 1e-6
+    with pytest.raises(TimeIsUp):
+        searching.measure()
+    assert searching.deadline.left() >= 0.0
+    assert trials.clock() <= searching.deadline.at
+    searching.beside.end_baseline()
+    assert alive(trials) == []
+
+
+def test_a_slice_at_whose_end_an_epoch_ends_has_its_time(tmp_path):
+    """A minute to empty and fill a shuffle buffer is no hang: trials tell of it beforehand."""
+    trials = simulated_trials(TWICE, examples=1_000_000, uncounted_seconds=70.0)
+    for bracketed in (False, True):
+        _, record = Searching(tmp_path, trials, bracketed=bracketed).measure(timeout=30.0)
+        assert record.outcome is Outcome.OK

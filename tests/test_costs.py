@@ -1,0 +1,83 @@
+"""What starting and measuring processes takes, as it is expected, and as it then is."""
+
+import itertools
+
+import pytest
+from simulated_runs import (
+    BASELINE,
+    Fresh,
+    a_record,
+    a_slice,
+    faster_by,
+    simulated_trials,
+)
+
+from autotune.study import costs
+from autotune.trial.live import IN_CONFIRMATION, IN_SEARCH
+
+SHAPES = {
+    "short epochs": {},
+    "epochs of two seconds": {"examples": 8_000},
+    "long epochs": {"examples": 1_000_000},
+    "a minute to compile": {"examples": 1_000_000, "start_seconds": 60.0},
+    "endless": {"examples": None},
+    "slow steps": {"samples_per_second": faster_by(), "examples": 200},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_fresh_pair_takes_about_what_is_expected(tmp_path, shape):
+    """From what the search has seen of both sides: hardly more, so that the time holds it, and not much less."""
+    fresh = Fresh(tmp_path, simulated_trials(**{"samples_per_second": faster_by(), **SHAPES[shape]}))
+    expected = costs.pair_seconds(fresh.records, fresh.confirmation.timing)
+    fresh.measure(3)
+    assert 0.5 * expected <= fresh.confirmation.seconds[-1] <= 1.1 * expected
+
+
+@pytest.mark.parametrize("budget", [30.0, 300.0, 3600.0])
+@pytest.mark.parametrize("ready", [1.0, 5.0, 25.0])
+def test_a_trial_that_hangs_costs_a_tenth_of_the_budget(budget, ready):
+    """Unless one that does not hang takes longer; and one that is a little slower than the baseline may end."""
+    timeout = costs.trial_timeout(budget, first_step=0.8 * ready, ready=ready)
+    least = 1.5 * ready + costs.measured_seconds(ready)
+    assert timeout >= least
+    assert timeout <= max(0.1 * budget, least + 1.0)
+
+
+def test_processes_that_take_long_to_start_are_asked_more():
+    """Within bounds: what starts in a second need not train for one, and nobody trains for minutes."""
+    seconds = [costs.measured_seconds(ready) for ready in (0.1, 5.0, 60.0, 600.0)]
+    assert seconds == sorted(seconds)
+    assert seconds[0] > 1.0
+    assert seconds[-1] == seconds[-2] < 60.0
+
+
+def test_rounds_are_few_and_not_too_few():
+    """Degrees of freedom cost starts: processes that take long to start give more slices, within bounds."""
+    records = [
+        a_record(first_step_seconds=start, warmup_seconds=1.0, slices=(a_slice(),) * 3, timed_by="steps")
+        for start in (0.5, 20.0, 2000.0)
+    ]
+    rounds = [costs.rounds([each, each], IN_SEARCH) for each in records]
+    assert rounds == sorted(rounds)
+    assert 2 < rounds[0] < rounds[1]
+    slow = a_record(first_step_seconds=1.0, warmup_seconds=1.0, slices=(a_slice(seconds=60.0),))
+    assert costs.rounds([slow, slow], IN_SEARCH) <= rounds[0]
+
+
+@pytest.mark.parametrize(("seconds", "whole"), [(1000.0, True), (40.0, False)])
+def test_a_confirmation_times_longer_epochs_whole_where_there_is_time(tmp_path, seconds, whole):
+    """Epochs of two seconds, which the search times by steps: enough processes come first."""
+    fresh = Fresh(tmp_path, simulated_trials(examples=8_000))
+    timing = costs.confirmation_timing(fresh.records, seconds=seconds, pairs=4)
+    assert (timing.epoch_seconds == IN_CONFIRMATION.epoch_seconds) is whole
+    assert whole or 4 * costs.pair_seconds(fresh.records, timing) <= seconds + 20.0
+
+
+def test_an_epoch_of_unknown_length_is_no_short_one():
+    """An endless dataset, or a trial that was not timed."""
+    assert costs.epoch_seconds(a_record()) == float("inf")
+    shapes = itertools.product((None, 100.0), (1.0, None))
+    for first, warm in shapes:
+        record = a_record(BASELINE, first_step_seconds=first, warmup_seconds=warm)
+        assert costs.pair_seconds([record, record], IN_SEARCH) > 0
