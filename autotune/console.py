@@ -329,7 +329,8 @@ def _verdict_in_words(evidence: Evidence) -> str:
             tried += ", none is left"
         if evidence.excluded_gain is None:
             return f"No significant gain: no candidate could be measured ({tried}). Keep what you have."
-        excluded = math.ceil(round(100 * evidence.excluded_gain, 6))  # up: a smaller bound would claim too much
+        # Rounded up: a smaller bound would claim too much.
+        excluded = math.ceil(round(100 * evidence.excluded_gain, 6))
         return f"No significant gain: gains above {excluded}% are excluded ({tried}). Keep what you have."
     if evidence.verdict is Verdict.UNSTABLE:
         return f"Unstable: every faster candidate failed or broke a stability rule ({tried}). Keep what you have."

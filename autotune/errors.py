@@ -8,7 +8,7 @@
     │   ├── ConfigurationError              a knob that does not exist, or a value it cannot take
     │   ├── RecipeError                     a recipe file
     │   ├── RunDirectoryError               a run directory that cannot be written or read
-    │   ├── BudgetError                     too little time for the baseline, a trial and its confirmation
+    │   ├── BudgetError                     too little time to measure the baseline
     │   ├── ApplyError                      a recipe that cannot act: applied too late, or to other data
     │   └── MachineMismatchError            a recipe measured on another machine (on_mismatch="error")
     ├── NoStableConfigurationError      3   the baseline itself fails
@@ -79,7 +79,7 @@ class RunDirectoryError(InputError):
 
 
 class BudgetError(InputError):
-    """The budget does not hold the baseline, one trial and its confirmation; the hint names one that would."""
+    """The budget does not hold the baseline."""
 
 
 class ApplyError(InputError):

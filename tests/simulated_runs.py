@@ -20,6 +20,7 @@ from autotune.study.beside import Beside, TrialLimits
 from autotune.study.fresh_pairs import Confirmation, FreshPairs
 from autotune.study.options import Options
 from autotune.study.progress import silent
+from autotune.study.resuming import read_earlier
 from autotune.study.rules import Limits
 from autotune.study.run import Run
 from autotune.study.state import Candidate, Leader, State
@@ -224,6 +225,15 @@ def tune_simulated(
     )
 
 
+def go_on(trials, path, /, *, kind=DirectoryWithoutStudy, **options):
+    """Another invocation of a run on disk, with as much more time as is given; returns its recipe."""
+    directory = kind(path)
+    earlier = read_earlier(directory)
+    spent = earlier.spent_seconds
+    with directory.reopened():
+        return tune_simulated(trials, directory, earlier=earlier, spent_before=spent, **options)
+
+
 def quick_tune(trials, path, /, **options):
     """One whole run that writes nothing but its recipe; returns recipe and directory."""
     path.mkdir(parents=True, exist_ok=True)
@@ -260,7 +270,8 @@ class Searching:
             trials.open()
         self.trials = trials
         self.run = run_on(trials, path, **settings)
-        self.beside = Beside(self.run, Deadline(clock=trials.clock), bracketed=bracketed)
+        first = Deadline(clock=trials.clock, at=trials.clock() + baseline_seconds)
+        self.beside = Beside(self.run, first, bracketed=bracketed)
         self.beside.start_baseline(baseline_seconds)
         self.deadline = self.beside._deadline = Deadline(clock=trials.clock, at=trials.clock() + left)
 

@@ -1,25 +1,26 @@
 """The loss at another batch size: whose is measured, and where too little would be seen."""
 
 import pytest
-from simulated_runs import BASELINE, a_record, run_on, simulated_trials
+from simulated_runs import BASELINE, Watcher, a_record, run_on, simulated_trials
 
 from autotune.study.batch_loss import SEEDS, measure_batch_losses
+from autotune.study.progress import Notice, silent
 from autotune.study.trainings import Trainings
 
 
 @pytest.fixture
 def measured(tmp_path):
-    """What is found for finalists of these batch sizes, and what was launched for it."""
+    """What is found for these batch sizes, and what was launched for it."""
 
-    def measure(*sizes, seconds=60.0):
+    def measure(*sizes, seconds=60.0, observe=silent):
         trials = simulated_trials()
-        run = run_on(trials, tmp_path)
+        run = run_on(trials, tmp_path, observe=observe)
         run.baseline = BASELINE
         trials.open()
         run.records[0] = a_record(BASELINE, trial=0, first_step_seconds=1.5)
-        finalists = [a_record(BASELINE.replace(batch_size=size)) for size in sizes]
+        configurations = [BASELINE.replace(batch_size=size) for size in sizes]
         with Trainings(run, ends=run.clock() + seconds) as trainings:
-            return measure_batch_losses(trainings, finalists), trials.launched
+            return measure_batch_losses(trainings, configurations), trials.launched
 
     return measure
 
@@ -34,8 +35,10 @@ def test_each_other_batch_size_is_measured_once(measured):
 
 
 def test_a_batch_too_large_for_a_curve_is_left_out(measured):
-    """400 steps of 32 are six of 2,048: nothing that few steps end at is reported."""
-    found, launched = measured(2048)
+    """400 steps of 32 are six of 2,048: nothing that few steps end at is reported, and a notice says so."""
+    watcher = Watcher()
+    found, launched = measured(2048, observe=watcher)
+    assert ["batch_size=2048 was not compared" in each.text for each in watcher.of(Notice)] == [True]
     assert found == {}
     assert [each.configuration.batch_size for each in launched] == [32]
 

@@ -109,6 +109,7 @@ def test_a_leaders_line_says_how_its_confirmation_stands(standing, told):
     line = console.trial_line(failed, "batch_size=128", stamp="0:05").plain
     assert "unstable" in line
     assert line.endswith("(retracing: too often)")
+    assert "fresh processes" not in line
 
 
 def test_on_a_terminal_the_status_tells_trial_speed_best_failures_and_time():

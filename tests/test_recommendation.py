@@ -168,20 +168,25 @@ def test_a_candidate_in_doubt_leaves_the_verdict_open(tmp_path):
     assert "do not show a gain" in evidence.best_candidate.reason
 
 
-def test_an_undecided_run_names_its_leader_and_a_budget_that_decides(tmp_path):
+@pytest.mark.parametrize(("start_seconds", "budget"), [(1.5, 18.0), (25.0, 130.0)])
+def test_an_undecided_run_names_its_leader_and_a_budget_that_decides(tmp_path, start_seconds, budget):
     """How fast the leader looked, why it is not recommended, and a budget to go on with that is enough."""
-    recipe, _ = run_that_is(Verdict.UNDECIDED, tmp_path / "short")
+
+    def run(name, seconds):
+        trials = simulated_trials(faster_by(batch_size=1.5), noise=0.03, start_seconds=start_seconds)
+        return quick_tune(trials, tmp_path / name, space=ONE_CANDIDATE, budget=seconds)[0]
+
+    recipe = run("short", budget)
     evidence = recipe.evidence
+    assert evidence.verdict is Verdict.UNDECIDED
     assert recipe.configuration == recipe.baseline
     assert evidence.ended_by is EndedBy.BUDGET
     assert evidence.best_candidate.configuration == dict(FAST)
     assert evidence.best_candidate.search_speedup == pytest.approx(1.5, rel=0.1)
     assert evidence.best_candidate.speedup is None
     assert "before it was measured in fresh processes" in evidence.best_candidate.reason
-    budget = 18.0 + evidence.go_on_seconds
-    trials = simulated_trials(faster_by(batch_size=1.5), noise=0.03)
-    longer, _ = quick_tune(trials, tmp_path / "long", space=ONE_CANDIDATE, budget=budget)
-    assert longer.evidence.verdict is Verdict.FASTER
+    assert evidence.go_on_seconds >= 8 * start_seconds, "holds four processes a side"
+    assert run("long", budget + evidence.go_on_seconds).evidence.verdict is Verdict.FASTER
 
 
 def test_a_leader_that_broke_a_rule_is_named_with_the_rule(tmp_path):

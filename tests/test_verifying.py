@@ -30,7 +30,7 @@ from autotune.measure.intervals import LogInterval
 from autotune.measure.stability import MEMORY_MARGIN
 from autotune.recipe.recipe import Estimate
 from autotune.study import verifying
-from autotune.study.progress import Notice, TrialBegan, TrialMeasured
+from autotune.study.progress import Notice, TrialBegan, TrialEnded, TrialMeasured
 from autotune.study.running import ratio_interval
 from autotune.study.verifying import Verification, verify, verify_with
 from autotune.trial.live import TrialFailed
@@ -95,6 +95,20 @@ def test_what_the_batch_gives_now_decides(recipe, tmp_path, speed, expected):
     assert verification.claimed.value == recipe.evidence.speedup.value
     assert verification.measured.low <= speed * 1.05
     assert verification.instances >= 4
+
+
+def test_a_claim_takes_no_more_time_than_it_needs(recipe, tmp_path):
+    """However large the budget is: after so many processes another one tells next to nothing."""
+    verification = found(recipe, tmp_path, budget=2000.0)
+    assert 8 <= verification.instances < 30
+
+
+def test_the_trials_line_and_the_finding_have_the_same_figure(recipe, tmp_path):
+    """Two estimates of one thing would make the reader ask which one counts."""
+    watcher = Watcher()
+    verification = found(recipe, tmp_path, observe=watcher, instance_noise=0.1)
+    (confirmed,) = [each.record for each in watcher.of(TrialEnded) if each.record.phase is Phase.CONFIRM]
+    assert confirmed.speedup == verification.measured
 
 
 def test_where_noise_hides_all_nothing_is_decided(recipe, tmp_path):
@@ -178,6 +192,21 @@ def test_a_baseline_that_fails_beside_it_is_not_want_of_time(recipe, tmp_path):
     assert verification.reason.startswith("the baseline kept failing: gone (see ")
     assert "--budget" not in verification.reason
     assert place_in(verification.reason).is_dir()
+
+
+def test_a_baseline_that_fails_now_and_then_does_not_end_it(recipe, tmp_path):
+    """What such a process was to tell is lost; the others decide."""
+    launched = []
+
+    def failure(configuration):
+        if configuration["batch_size"] == 32:
+            launched.append(configuration)
+        return TrialFailed(Outcome.CRASHED, "gone") if len(launched) % 3 == 2 else None
+
+    watcher = Watcher()
+    verification = found(recipe, tmp_path, failure=failure, observe=watcher)
+    assert verification.finding is Finding.HOLDS
+    assert sum("counts for nothing" in each.text for each in watcher.of(Notice)) > 2
 
 
 @pytest.mark.parametrize(

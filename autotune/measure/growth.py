@@ -101,8 +101,8 @@ def growth(processes: Sequence[Samples]) -> Growth | None:
 
 
 def tells(check: Check) -> bool:
-    """Whether the rule could say whose leak it is, where there is one."""
-    return not check.detail.endswith(NOT_TOLD)
+    """Whether the rule could say if there is a leak, and whose it is."""
+    return check.value is not None and not check.detail.endswith(NOT_TOLD)
 
 
 def _without_largest_step(samples: Samples) -> Samples:

@@ -44,8 +44,12 @@ def measure_batch_losses(
                 Notice(text=f"the loss at batch_size={size} was not compared: {failure.reason}")
             )
             continue
-        if losses is not None:
-            found[size] = losses
+        if losses is None:
+            trainings.run.observe(
+                Notice(text=f"the loss at batch_size={size} was not compared: too few steps were trained")
+            )
+            continue
+        found[size] = losses
     return found
 
 

@@ -20,7 +20,14 @@ from autotune.space.configuration import Configuration, on_device
 from autotune.space.knobs import Device
 from autotune.study.run import Run, never_two_alive
 from autotune.study.running import Trial
-from autotune.study.slicing import SHORT_SLICE_SECONDS, SLICE_SECONDS, is_busy, slice_seconds, slice_times
+from autotune.study.slicing import (
+    SHORT_SLICE_SECONDS,
+    SLICE_SECONDS,
+    is_busy,
+    slice_seconds,
+    slice_times,
+    taken_seconds,
+)
 from autotune.study.waiting import GENEROUS, Deadline, TimeIsUp
 from autotune.trial.live import (
     IN_SEARCH,
@@ -109,7 +116,7 @@ class Beside:
         """Run trial 0 until it is warm, learn from it what the workload is, and time it alone.
 
         Args:
-            timeout: Seconds until it must be warm; where slices may take longer than that, seconds for each of them.
+            timeout: Seconds until it must be warm.
             earlier: What an earlier invocation measured of it, to be added to; its record stays as it is until
                 `keep_baseline`, for this may turn out to be another training.
 
@@ -137,13 +144,12 @@ class Beside:
             trial.configuration = trial.asked = run.baseline
             length = slice_seconds(warm)
             patience = length * 20 + PATIENCE_SECONDS + GENEROUS * warm.ready.uncounted_seconds
-            if timeout < patience:
-                hurried = True
-                patience = max(timeout, 2 * length)
-            for _ in range(_within(BASELINE_SLICES, BASELINE_SLICES_SECONDS / length)):
-                trial.add_slices([run.stamped(_live(trial).measure(length, patience))])
-                if run.interrupted():
+            for place in range(_within(BASELINE_SLICES, BASELINE_SLICES_SECONDS / length)):
+                left = self._deadline.left()
+                if place and (run.interrupted() or left < taken_seconds(length, warm)):
                     break
+                hurried = left < patience
+                trial.add_slices([run.stamped(_live(trial).measure(length, max(1.0, min(patience, left))))])
             self._wanted = SHORT_SLICE_SECONDS if is_busy(trial.slices) else SLICE_SECONDS
         except TrialFailed as failure:
             trial.seconds += run.clock() - began

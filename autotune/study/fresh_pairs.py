@@ -152,6 +152,8 @@ class FreshPairs:
                 if champion is not None and confirmation.failure is None:
                     try:
                         self._start(champion, stack, confirmation.timing)
+                    except DeviceUnavailable:
+                        raise
                     except TrialFailed as failure:
                         confirmation.champion_failure = failure
                         confirmation.champion = champion = None

@@ -199,7 +199,7 @@ class Loop:
             spread=spread,
             candidate_seconds=self._candidate_seconds(),
             first_pair_seconds=costs.pair_seconds([baseline, baseline], IN_SEARCH),
-            more_candidates=not self._proposals.exhausted and not limit,
+            more_candidates=not (self._proposals.exhausted or self._proposals.nothing_fits or limit),
             exhausted=self._proposals.exhausted,
             check_seconds=self._check_seconds,
             rounds_in_pair=costs.rounds([baseline, baseline], IN_SEARCH),
@@ -411,7 +411,9 @@ class Loop:
         """Whether a leader still learns as float32 without XLA does; one that does not is unstable, and its like."""
         run, began = self._run, self._run.clock()
         self._beside.end_baseline()
-        run.observe(Began(text=f"comparing losses with float32 without XLA: {run.changes(trial.configuration)}"))
+        run.observe(
+            Began(text=f"comparing losses with float32 without XLA: {run.changes(trial.configuration)}")
+        )
         ends = min(began + self._check_seconds, self._options.budget - CLOSING_SECONDS)
         with Trainings(run, ends=ends) as trainings:
             check = Parity(trainings).check(trial.configuration)

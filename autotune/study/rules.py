@@ -62,8 +62,8 @@ def _growth(of: str, record: TrialRecord, held_bytes: int, limit_bytes: int, mar
         return []
     return [
         growth.memory_growth(
-            _memory_of(record, of, candidate=True),
-            _memory_of(record, of, candidate=False),
+            memory_of(record, of, candidate=True),
+            memory_of(record, of, candidate=False),
             of=of,
             examples_per_second=record.throughput.value,
             held_bytes=held_bytes,
@@ -73,7 +73,7 @@ def _growth(of: str, record: TrialRecord, held_bytes: int, limit_bytes: int, mar
     ]
 
 
-def _memory_of(record: TrialRecord, of: str, *, candidate: bool) -> list[list[tuple[float, float]]]:
+def memory_of(record: TrialRecord, of: str, *, candidate: bool) -> list[list[tuple[float, float]]]:
     """By process: examples trained so far and memory held, at the end of each slice of a confirmation.
 
     Args:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.measure import growth
 from autotune.measure.stability import Check, hangs
 from autotune.space.configuration import Configuration
 from autotune.study.beside import PATIENCE_SECONDS
-from autotune.study.rules import Limits, call_seconds, memory_samples
+from autotune.study.rules import Limits, call_seconds, memory_of, memory_samples
 from autotune.study.run import Run, never_two_alive
 from autotune.study.running import Trial
 from autotune.study.slicing import slice_seconds
 from autotune.trial.live import IN_CONFIRMATION, TrialFailed
-from autotune.trial.record import Interval, Outcome, Phase
+from autotune.trial.record import Interval, Outcome, Phase, Slice, TrialRecord
 
 SLICES_AT_ONCE = 8
 """Of a watch, between which the user may stop it."""
@@ -37,15 +38,16 @@ class Watched:
     failure: str = ""
 
 
-def soak(run: Run, configuration: Configuration, *, seconds: float, limits: Limits) -> Watched:
-    """Train one process of a configuration, and keep its slices as a trial of its own.
+def soak(run: Run, confirmed: TrialRecord, *, seconds: float, limits: Limits) -> Watched:
+    """Train one process of the winner, and keep its slices as a trial of its own.
 
     Args:
         run: What all parts share.
-        configuration: The winner.
+        confirmed: The winner's confirmation: its pairs show whether the baseline leaks as well.
         seconds: How long, its start included.
         limits: Memory limits of the machine.
     """
+    configuration = Configuration(confirmed.configuration)
     began, trial, failure = run.clock(), run.new_trial(Phase.SOAK, configuration), None
     try:
         with never_two_alive():
@@ -61,7 +63,7 @@ def soak(run: Run, configuration: Configuration, *, seconds: float, limits: Limi
     return Watched(
         seconds=math.fsum(each.seconds for each in trial.slices),
         throughput=record.throughput,
-        checks=_checks(trial, limits, record.throughput),
+        checks=_checks(trial, confirmed, limits, record.throughput),
         failure="" if failure is None else failure.reason or str(failure.outcome),
     )
 
@@ -77,11 +79,21 @@ def _train(run: Run, trial: Trial, *, ends: float) -> None:
     while run.clock() < ends and not run.interrupted():
         count = max(1, min(SLICES_AT_ONCE, int((ends - run.clock()) / length)))
         slices = trial.live.measure_continuously(length, count, 3 * count * length + PATIENCE_SECONDS)
-        trial.add_slices([run.stamped(each) for each in slices])
+        trial.add_slices(_stamped(slices, run.now()))
     trial.note_closing(trial.live.finish(0.0, PATIENCE_SECONDS))
 
 
-def _checks(trial: Trial, limits: Limits, throughput: Interval | None) -> tuple[Check, ...]:
+def _stamped(slices: Sequence[Slice], ended: float) -> list[Slice]:
+    """Slices without a pause between them, with the second of the run at which each ended."""
+    left = [math.fsum(later.seconds for later in slices[place + 1 :]) for place in range(len(slices))]
+    return [
+        each.model_copy(update={"at": ended - after}) for each, after in zip(slices, left, strict=True)
+    ]
+
+
+def _checks(
+    trial: Trial, confirmed: TrialRecord, limits: Limits, throughput: Interval | None
+) -> tuple[Check, ...]:
     if throughput is None:
         return ()
     found = []
@@ -92,7 +104,7 @@ def _checks(trial: Trial, limits: Limits, throughput: Interval | None) -> tuple[
             found.append(
                 growth.memory_growth(
                     [samples],
-                    [],
+                    memory_of(confirmed, of, candidate=False),
                     of=of,
                     examples_per_second=throughput.value,
                     held_bytes=round(max(each for _, each in samples)),

@@ -265,7 +265,9 @@ def tune_with(
 
     `clock` has the seconds that count for the budget, `spent_before` those of earlier invocations that do not.
     """
-    stopping = f"stopping with what was measured; the run is in {directory.path}, and --resume goes on with it"
+    stopping = (
+        f"stopping with what was measured; the run is in {directory.path}, and --resume goes on with it"
+    )
     with interruptions_noted(observe, stopping) as interruptions:
         opened = open_run(
             trials,
@@ -320,8 +322,7 @@ def _watched(found: Found, run: Run, options: Options, limits: Limits) -> Watche
     if not options.soak or champion is None or run.interrupted():
         return None
     run.observe(Began(text=f"watching the winner for {options.soak:.0f} s"))
-    configuration = found.confirmations[champion.number].trial.configuration
-    return soak(run, configuration, seconds=options.soak, limits=limits)
+    return soak(run, run.records[champion.number], seconds=options.soak, limits=limits)
 
 
 def _batch_losses(found: Found, run: Run, options: Options) -> Mapping[int, BatchLosses]:

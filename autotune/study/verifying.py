@@ -219,8 +219,7 @@ def _measured(recipe: Recipe, opened: Opened, budget: float) -> tuple[Confirmati
     pairs, failures, why = FreshPairs(run, opened.deadline, timeout=timeout), 0, ""
     expected = costs.pair_seconds(records, timing)
     while len(confirmation.measured) < MOST_PROCESSES and confirmation.failure is None:
-        too_late = budget - CLOSING_SECONDS - run.clock() < expected
-        if too_late or failures == BASELINE_FAILURES or run.interrupted():
+        if budget - CLOSING_SECONDS - run.clock() < expected or failures == BASELINE_FAILURES:
             break
         try:
             pairs.measure(confirmation, costs.rounds(records, timing))
@@ -236,6 +235,8 @@ def _measured(recipe: Recipe, opened: Opened, budget: float) -> tuple[Confirmati
         if confirmation.seconds:
             expected = sum(confirmation.seconds) / len(confirmation.seconds)
     record = trial.record(Outcome.OK) if confirmation.failure is None else trial.failed(confirmation.failure)
+    now = _claim(confirmation, opened)  # over processes, as it is told at the end; not over all slices
+    record = record.model_copy(update={"speedup": None if now is None else ratio_interval(now)})
     if reference.slices:
         run.keep(reference.record(Outcome.OK), announce=False)
     run.keep(record)
@@ -376,7 +377,9 @@ def _judged(recipe: Recipe, now: LogInterval | None, budget: float) -> tuple[Fin
 def _why(found: Finding, min_gain: float) -> str:
     """The sentence for a claim that was judged."""
     if found is Finding.HOLDS:
-        return f"the gain here is the claimed one or more (differences below {_percent(min_gain)} do not count)"
+        return (
+            f"the gain here is the claimed one or more (differences below {_percent(min_gain)} do not count)"
+        )
     if found is Finding.WEAKER:
         return "it is faster than the baseline here, but clearly by less than claimed"
     return "no gain over the baseline is shown here, and it is clearly less than claimed"

@@ -1,6 +1,5 @@
 """Each knob really acts in the trial: what the workload sees there is what the configuration says."""
 
-
 import pytest
 from real_trials import PATIENCE_SECONDS, WORKLOADS, configuration
 

@@ -1,0 +1,355 @@
+"""A confirmation's instances: fresh processes of a leader, the baseline and a champion, set against one another."""
+
+import itertools
+import math
+
+import pytest
+from simulated_runs import (
+    BASELINE,
+    FAST,
+    Fresh,
+    faster_by,
+    lose,
+    simulated_trials,
+)
+
+from autotune.measure.intervals import instance_interval
+from autotune.study.beside import Interrupted
+from autotune.study.waiting import TimeIsUp
+from autotune.trial.live import DeviceUnavailable, TrialFailed
+from autotune.trial.record import Outcome, Pairing
+from autotune.trial.simulated import SimulatedTrial
+
+SPEED = faster_by(jit_compile=1.5, batch_size=1.2)
+LARGE = BASELINE.replace(batch_size=64)
+TAKEN = TrialFailed(Outcome.OOM, "INTERNAL: all CUDA-capable devices are busy or unavailable")
+
+
+def failing(of, outcome=Outcome.CRASHED, times=10**9):
+    """One configuration ends badly, so many times."""
+    left = [TrialFailed(outcome, "as planned")] * min(times, 100)
+    return lambda each: left.pop() if each == of and left else None
+
+
+def noted(monkeypatch, trials):
+    """Which trials were asked for slices, in order."""
+    taken, measure = [], SimulatedTrial.measure
+
+    def note(trial, seconds, timeout_seconds):
+        taken.append(trial)
+        return measure(trial, seconds, timeout_seconds)
+
+    monkeypatch.setattr(SimulatedTrial, "measure", note)
+    return taken
+
+
+# ------------------------------------------------------------------------------------------------- what it is
+
+
+def test_each_instance_is_a_fresh_process_of_either_side(tmp_path):
+    """Started for it and ended after it; the claim is the planted factor, and nothing of the search is in it."""
+    fresh = Fresh(tmp_path, simulated_trials(SPEED, noise=0.05, instance_noise=0.01))
+    fresh.trials.samples_per_second = faster_by(jit_compile=1.3)  # the search was lucky
+    fresh.measure(6)
+    assert [each.configuration for each in fresh.launched] == [BASELINE, FAST] * 6
+    assert fresh.trials.alive == []
+    assert fresh.record.instances == 6
+    assert {pair.instance for pair in fresh.record.pairs} == set(range(6))
+    assert math.exp(fresh.interval().low) < 1.3 < math.exp(fresh.interval().high) < 1.5
+    assert fresh.confirmation.reference.record(Outcome.OK).throughput.value == pytest.approx(4000, rel=0.05)
+
+
+def test_the_interval_is_over_processes_not_over_slices(tmp_path):
+    """Processes that differ by ten percent leave a wide one, however many slices each of them gave."""
+    fresh = Fresh(tmp_path, simulated_trials(SPEED, noise=0.001, instance_noise=0.1))
+    fresh.measure(6, rounds=20)
+    assert fresh.interval().half_width > 0.05
+
+
+@pytest.mark.parametrize("champion", [None, LARGE])
+def test_orders_are_drawn_and_turned_round(tmp_path, monkeypatch, champion):
+    """Every second round takes the order of the one before backwards: a drift favours nobody."""
+    fresh = Fresh(tmp_path, simulated_trials(SPEED), champion=champion)
+    taken = noted(monkeypatch, fresh.trials)
+    count = 2 if champion is None else 3
+    fresh.measure(8, rounds=6)
+    orders = [
+        tuple(each.configuration for each in taken[at : at + count]) for at in range(0, len(taken), count)
+    ]
+    assert all(len(set(each)) == count for each in orders)
+    assert all(later == one[::-1] for one, later in zip(orders[::2], orders[1::2], strict=True))
+    assert set(orders) == set(itertools.permutations(orders[0]))
+
+
+def test_a_champion_takes_turns_in_the_same_rounds(tmp_path):
+    """The ratio over it is of slices of the same round: noise of the baseline's is in neither side."""
+    trials = simulated_trials(SPEED)
+    fresh = Fresh(tmp_path, trials, champion=LARGE)
+    trials.samples_per_second = lambda each: (
+        SPEED(each) * (math.exp(trials.random.gauss(0.0, 0.3)) if each == BASELINE else 1.0)
+    )
+    fresh.measure(4, rounds=6)
+    over = instance_interval(fresh.confirmation.over_champion)
+    assert over.value == pytest.approx(math.log(1.5 / 1.2), abs=0.001)
+    assert over.half_width < 0.2 * fresh.interval().half_width
+    assert len(fresh.launched) == 12
+    assert fresh.confirmation.champion.record(Outcome.OK).throughput.value == pytest.approx(4800, rel=0.02)
+
+
+def test_short_epochs_are_timed_whole_and_longer_ones_too(tmp_path):
+    """Epochs of two seconds, which the search times by steps: their ends are in the claim."""
+    fresh = Fresh(tmp_path, simulated_trials(SPEED, examples=8_000))
+    fresh.measure(2)
+    assert {each.timed_by for each in fresh.records} == {"steps"}
+    assert fresh.record.timed_by == "epochs"
+    slices = [each for pair in fresh.record.pairs for each in (pair.baseline, pair.candidate)]
+    assert {each.epochs for each in slices} == {1, 2}
+
+
+def test_the_boundary_of_long_epochs_is_measured_by_the_first_processes_and_then_taken_over(tmp_path):
+    """Of each side by its own: more of them would say no more, and it takes long."""
+    fresh = Fresh(tmp_path, simulated_trials(SPEED, examples=1_000_000))
+    fresh.measure(4)
+    for configuration in (BASELINE, FAST):
+        own = [each.timing.boundary for each in fresh.launched if each.configuration == configuration]
+        assert [each is None for each in own] == [True, True, False, False]
+
+
+def test_how_long_it_waits_for_input_is_asked_of_few(tmp_path, monkeypatch):
+    """Of one process of a side, of a second one where that did not tell, and of no third."""
+    for silent, times in ((False, 1), (True, 2)):
+        asked, finish = [], SimulatedTrial.finish
+
+        def noting(trial, seconds, timeout, *, silent=silent, asked=asked, finish=finish):
+            asked.append((trial.configuration, seconds > 0))
+            return finish(trial, 0.0 if silent else seconds, timeout)
+
+        fresh = Fresh(tmp_path / str(silent), simulated_trials(SPEED))
+        with monkeypatch.context() as patch:
+            patch.setattr(SimulatedTrial, "finish", noting)
+            fresh.measure(4)
+        assert asked.count((FAST, True)) == asked.count((BASELINE, True)) == times
+        assert (fresh.record.input_wait_fraction is None) is silent
+
+
+@pytest.mark.parametrize("waiting", [None, BASELINE, FAST])
+def test_slices_are_long_where_either_side_waits_for_something_from_outside(tmp_path, waiting):
+    """A pause of half a second is a gain for it, which a long training has not."""
+    gain = lambda each: 1.6 if each == waiting else 1.0  # noqa: E731  # a formula
+    fresh = Fresh(tmp_path, simulated_trials(SPEED, examples=None, freeze_gain=gain))
+    fresh.measure(3)
+    later = [pair.baseline.seconds for pair in fresh.record.pairs if pair.instance]
+    assert min(later) > 1.0 if waiting else max(later) < 0.6
+
+
+# ------------------------------------------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.TIMEOUT, Outcome.NONFINITE], ids=str)
+def test_a_leader_that_fails_cannot_be_recommended(tmp_path, outcome):
+    """Its failure is kept with what was measured before; no process is left."""
+    fresh = Fresh(tmp_path, simulated_trials(SPEED))
+    fresh.measure(2)
+    fresh.trials.failure = failing(FAST, outcome)
+    fresh.measure()
+    assert (fresh.confirmation.failure.outcome, fresh.record.outcome) == (outcome, outcome)
+    assert len(fresh.confirmation.measured) == 2
+    assert fresh.trials.alive == []
+
+
+@pytest.mark.parametrize("pairing", list(Pairing))
+def test_a_baseline_that_fails_is_not_the_leaders_fault(tmp_path, pairing):
+    """The instance is lost, and the next one counts."""
+    fresh = Fresh(tmp_path, simulated_trials(SPEED), pairing=pairing)
+    fresh.trials.failure = failing(BASELINE, times=1)
+    with pytest.raises(TrialFailed, match="as planned"):
+        fresh.measure()
+    assert fresh.confirmation.failure is None
+    fresh.measure(2)
+    assert len(fresh.confirmation.measured) == 2
+    assert math.exp(fresh.interval().value) == pytest.approx(1.5, rel=0.01)
+
+
+@pytest.mark.parametrize("victim", [BASELINE, LARGE])
+def test_one_that_dies_in_its_slices_beside_the_leader_costs_that_instance_at_most(tmp_path, monkeypatch, victim):
+    """What was measured before counts, and the leader is not blamed; without its champion it is measured on."""
+    fresh = Fresh(tmp_path, simulated_trials(SPEED), champion=LARGE)
+    taken = noted(monkeypatch, fresh.trials)
+    usual = fresh.trials.samples_per_second
+
+    def die_once(each):
+        if each == victim and len(taken) > 19 and None not in taken:
+            taken.append(None)
+            (own,) = (one for one in fresh.trials.alive if one.configuration == victim)
+            lose(own)
+            raise TrialFailed(Outcome.CRASHED, "in the midst of its slices")
+        return usual(each)
+
+    fresh.trials.samples_per_second = die_once
+    fresh.measure(1, rounds=6)
+    with pytest.raises(TrialFailed, match="in the midst"):
+        fresh.measure(1, rounds=6)
+    fresh.measure(2, rounds=6)
+    assert fresh.confirmation.failure is None
+    assert len(fresh.confirmation.measured) >= 3
+    assert (fresh.confirmation.champion is None) is (victim == LARGE)
+    assert math.exp(fresh.interval().value) == pytest.approx(1.5, rel=0.01)
+
+
+def test_a_champion_that_does_not_start_costs_the_leader_nothing(tmp_path):
+    """It is measured beside the baseline; that nothing is known of the two together is known."""
+    fresh = Fresh(tmp_path, simulated_trials(SPEED), champion=LARGE)
+    fresh.trials.failure = failing(LARGE)
+    fresh.measure(3)
+    assert fresh.confirmation.over_champion == []
+    assert fresh.confirmation.champion_failure is not None
+    assert len(fresh.confirmation.measured) == 3
+
+
+# --------------------------------------------------------------------------------------------------- memory
+
+
+def test_a_leader_without_room_beside_the_baseline_is_bracketed_from_then_on(tmp_path):
+    """What fits beside nothing is measured apart, not failed; what was measured side by side before stands."""
+    room = [True]
+    trials = simulated_trials(SPEED, noise=0.02, fits_together=lambda each: room[0] or len(each) <= 1)
+    fresh = Fresh(tmp_path, trials)
+    fresh.measure(2)
+    room[0] = False
+    fresh.measure(3)
+    assert fresh.record.pairing is Pairing.BRACKETED
+    assert fresh.confirmation.failure is None
+    assert len(fresh.confirmation.measured) == 4
+    assert math.exp(fresh.interval().value) == pytest.approx(1.5, rel=0.05)
+
+
+def test_what_was_bracketed_in_the_search_is_bracketed_again(tmp_path):
+    """Never two alive, and a steady drift cancels."""
+    seen = []
+    trials = simulated_trials(
+        SPEED,
+        fits_together=lambda each: seen.append(len(each)) or True,
+        drift=lambda seconds: math.exp(-0.02 * seconds),
+    )
+    fresh = Fresh(tmp_path, trials, pairing=Pairing.BRACKETED)
+    fresh.measure(3)
+    assert max(seen) == 1
+    assert [each.configuration for each in fresh.launched] == [BASELINE, FAST, BASELINE] * 3
+    assert math.exp(fresh.interval().value) == pytest.approx(1.5, rel=0.02)
+
+
+def test_where_memory_does_not_hold_three_the_champion_makes_way(tmp_path):
+    """The leader stays side by side with the baseline."""
+    fresh = Fresh(tmp_path, simulated_trials(SPEED, fits_together=lambda each: len(each) <= 2), champion=LARGE)
+    fresh.measure(3)
+    assert fresh.record.pairing is Pairing.ALTERNATING
+    assert "memory" in fresh.confirmation.champion_failure.reason
+    assert len(fresh.confirmation.measured) >= 2
+
+
+@pytest.mark.parametrize("champion", [None, LARGE])
+def test_a_baseline_that_finds_no_memory_beside_a_leader_gets_room(tmp_path, monkeypatch, champion):
+    """Where it runs out of memory in a slice, fewer are alive from then on, and nobody is blamed."""
+    fresh = Fresh(tmp_path, simulated_trials(SPEED), champion=champion)
+    usual, most = SimulatedTrial.measure, 1 if champion is None else 2
+
+    def starving(trial, seconds, timeout_seconds):
+        if trial.configuration == BASELINE and len(fresh.trials.alive) > most:
+            trial.kill()
+            raise TrialFailed(Outcome.OOM, "killed by the kernel")
+        return usual(trial, seconds, timeout_seconds)
+
+    monkeypatch.setattr(SimulatedTrial, "measure", starving)
+    fresh.measure(3)
+    assert fresh.confirmation.failure is None
+    assert fresh.record.pairing is (Pairing.BRACKETED if champion is None else Pairing.ALTERNATING)
+    assert len(fresh.confirmation.measured) >= 2
+    assert fresh.trials.alive == []
+
+
+# --------------------------------------------------------------------------------------------- a lost device
+
+
+@pytest.mark.parametrize("lost", [None, FAST, LARGE])
+def test_a_card_that_another_process_holds_is_nobodys_fault(tmp_path, lost):
+    """Nothing is said of memory, the leader or the champion: the instance is lost."""
+    fresh = Fresh(tmp_path, simulated_trials(SPEED, gpus=("H200",)), champion=LARGE)
+    fresh.measure()
+    launch = fresh.trials.launch
+
+    def launch_without(configuration, **how):
+        fresh.trials.gpus = () if configuration == (lost or fresh.run.baseline) else ("H200",)
+        return launch(configuration, **how)
+
+    fresh.trials.launch = launch_without
+    with pytest.raises(DeviceUnavailable):
+        fresh.measure()
+    fresh.trials.launch = launch
+    fresh.trials.gpus = ("H200",)
+    fresh.measure()
+    assert fresh.confirmation.failure is fresh.confirmation.champion_failure is None
+    assert fresh.record.pairing is Pairing.ALTERNATING
+
+
+def test_a_card_that_is_taken_before_an_instance_makes_no_room(tmp_path):
+    """The baseline starts alone: that it cannot is no want of memory, and the next instance is side by side."""
+    fresh = Fresh(tmp_path, simulated_trials(SPEED))
+    failures = [TAKEN]
+    fresh.trials.failure = lambda each: failures.pop() if each == BASELINE and failures else None
+    with pytest.raises(DeviceUnavailable):
+        fresh.measure()
+    fresh.measure()
+    assert fresh.record.pairing is Pairing.ALTERNATING
+
+
+# --------------------------------------------------------------------------------------- stopped, or out of time
+
+
+@pytest.mark.parametrize("pairing", list(Pairing))
+def test_an_instance_that_cannot_start_in_time_is_not_begun(tmp_path, pairing):
+    """No process is started that would be killed."""
+    fresh = Fresh(tmp_path, simulated_trials(SPEED), pairing=pairing, left=40.0)
+    fresh.measure()
+    fresh.trials.clock.advance(fresh.left - (fresh.trials.clock() - fresh.began) - 1.0)
+    before = len(fresh.launched)
+    with pytest.raises(TimeIsUp):
+        fresh.measure()
+    assert len(fresh.launched) == before
+    assert len(fresh.confirmation.measured) == 1
+
+
+@pytest.mark.parametrize("left", [8.0 + 1.1 * step for step in range(6)])
+@pytest.mark.parametrize("pairing", list(Pairing))
+@pytest.mark.parametrize("stands_still", [False, True])
+def test_whenever_the_time_is_up_nothing_is_waited_for(tmp_path, pairing, left, stands_still):
+    """No wait goes beyond the deadline and no process is left; a slice that cannot end is no failure of the leader."""
+    fresh = Fresh(tmp_path, simulated_trials(SPEED, noise=0.02), pairing=pairing, left=left)
+    if stands_still:
+        fresh.trials.drift = lambda at: 1.0 if at < fresh.began + left - 2.0 else 1e-6
+    with pytest.raises((TimeIsUp, TrialFailed) if stands_still else TimeIsUp):
+        while fresh.confirmation.failure is None:
+            fresh.measure()
+        raise fresh.confirmation.failure
+    assert fresh.trials.clock() - fresh.began <= left + 1.1
+    assert fresh.trials.alive == []
+
+
+def test_who_stops_it_keeps_the_rounds_that_were_measured(tmp_path):
+    """An instance of which pairs were measured counts."""
+    asked = []
+    fresh = Fresh(tmp_path, simulated_trials(SPEED, noise=0.1), interruptions=lambda: len(asked))
+    taken = fresh.trials.samples_per_second
+    fresh.measure()
+    pairs = len(fresh.confirmation.trial.pairs)
+
+    def stop_then(each):
+        if len(fresh.confirmation.trial.pairs) > pairs + 1:
+            asked.append(True)
+        return taken(each)
+
+    fresh.trials.samples_per_second = stop_then
+    with pytest.raises(Interrupted):
+        fresh.measure(1, rounds=20)
+    assert len(fresh.confirmation.measured) == 2
+    assert len(fresh.confirmation.instances[1]) < 20
+    assert fresh.trials.alive == []

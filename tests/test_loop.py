@@ -1,0 +1,540 @@
+"""Leaders of a run: when and how they are confirmed, judged, replaced and refused; whole runs on simulated trials."""
+
+import itertools
+import math
+
+import pytest
+from simulated_runs import (
+    BASELINE,
+    FAST,
+    LIMITS,
+    DirectoryWithoutStudy,
+    Watcher,
+    faster_by,
+    go_on,
+    on_disk,
+    quick_tune,
+    simulated_trials,
+    tune_simulated,
+)
+
+from autotune.errors import NoStableConfigurationError
+from autotune.measure.deciding import EndedBy, Verdict
+from autotune.run_directory import RunDirectory
+from autotune.study.progress import Began, Notice, TrialBegan
+from autotune.study.rules import Limits
+from autotune.trial.live import TrialFailed
+from autotune.trial.record import Outcome, Pairing, Phase, Standing
+
+
+def space(**knobs):
+    """A search space of these choices."""
+    written = [
+        f'[knobs.{name}]\nkind = "categorical"\nchoices = [{", ".join(map(word, choices))}]'
+        for name, choices in knobs.items()
+    ]
+    return "\n".join(["schema_version = 1", *written])
+
+
+def word(value):
+    """A value in TOML."""
+    return f'"{value}"' if isinstance(value, str) else str(value).lower()
+
+
+ONE = space(jit_compile=[False, True])
+TWO = space(jit_compile=[False, True], batch_size=[32, 64])
+PRECISION = space(precision=["float32", "mixed_bfloat16"])
+WIDE = space(
+    jit_compile=[False, True],
+    prefetch=[0, 2, 8, "autotune"],
+    num_parallel_calls=[0, 2, 4, 8],
+    data_threads=[0, 4, 16],
+)
+SPEED = faster_by(jit_compile=1.5, batch_size=1.2)
+
+
+def run(tmp_path, trials, **options):
+    """The recipe and the records of a run of 200 s in a space of one knob, and who watched it."""
+    watcher = options.pop("observe", Watcher())
+    options = {"space": ONE, "budget": 200.0, **options}
+    recipe, directory = quick_tune(trials, tmp_path, observe=watcher, **options)
+    assert trials.clock() <= 1.1 * options["budget"]
+    assert trials.alive == []
+    return recipe, list(directory.trials.values()), watcher
+
+
+def leaders(records):
+    """The records of what was confirmed, in order."""
+    return [each for each in records if each.looks]
+
+
+def in_confirmation(watcher):
+    """Whether the last trial that began is of a confirmation."""
+    began = watcher.of(TrialBegan)
+    return bool(began) and began[-1].phase is Phase.CONFIRM
+
+
+# ----------------------------------------------------------------------------------------------- the claim
+
+
+def test_a_claim_is_of_fresh_processes_and_of_nothing_that_the_search_saw(tmp_path):
+    """The search saw 2.0 by luck; what is claimed is what processes show that were started after the leader was chosen."""
+    watcher = Watcher()
+    trials = simulated_trials(
+        lambda each: 4000.0 * (1.0 if each != FAST else 1.3 if in_confirmation(watcher) else 2.0), noise=0.02
+    )
+    recipe, records, _ = run(tmp_path, trials, observe=watcher)
+    low, high = recipe.evidence.speedup.ci95
+    assert low < 1.3 < high < 1.6
+    (leader,) = leaders(records)
+    confirmation = recipe.evidence.confirmation
+    assert confirmation.trials == (leader.looks[-1].reference, leader.trial)
+    assert confirmation.processes == leader.instances == len({pair.instance for pair in leader.pairs}) >= 4
+    assert leader.phase is Phase.CONFIRM
+
+
+def test_luck_of_the_search_is_not_recommended(tmp_path):
+    """Of what is as fast as the baseline in fresh processes nothing is claimed."""
+    watcher = Watcher()
+    trials = simulated_trials(
+        lambda each: 4000.0 if each != FAST or in_confirmation(watcher) else 8000.0, noise=0.02
+    )
+    recipe, records, _ = run(tmp_path, trials, observe=watcher)
+    assert recipe.evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN
+    assert recipe.configuration == recipe.baseline
+    (leader,) = leaders(records)
+    assert leader.looks[-1].standing is Standing.NOT_SHOWN
+    assert recipe.evidence.best_candidate.configuration == dict(FAST)
+    assert recipe.evidence.excluded_gain < 0.1
+
+
+def test_looks_are_fixed_before_and_paid_for(tmp_path):
+    """A gain that is clear ends at the first look; each has its part of the leader's error."""
+    recipe, records, _ = run(tmp_path, simulated_trials(SPEED, noise=0.02), budget=400.0)
+    (looks,) = leaders(records)[0].looks
+    assert (looks.leader, looks.standing) == (1, Standing.CONFIRMED)
+    assert recipe.evidence.confirmation.processes == looks.after[0]
+    assert len(looks.after) == 3
+    assert looks.confidence == recipe.evidence.confirmation.confidence == pytest.approx(1 - 0.025 / 3)
+
+
+def test_a_gain_in_the_noise_takes_all_its_looks(tmp_path):
+    """Processes differ by much: it is not confirmed at a look that does not show it."""
+    trials = simulated_trials(faster_by(jit_compile=1.3), noise=0.02)
+    watcher = Watcher(
+        lambda event: setattr(trials, "instance_noise", 0.2) if is_confirming(event) else None
+    )
+    recipe, records, _ = run(tmp_path, trials, observe=watcher, budget=600.0)
+    (first, *_) = leaders(records)
+    assert first.instances >= first.looks[0].after[1]
+    assert recipe.evidence.verdict is not Verdict.NO_SIGNIFICANT_GAIN
+
+
+@pytest.mark.parametrize(("min_gain", "verdict"), [(0.02, "no_significant_gain"), (0.005, "faster")])
+def test_the_smallest_gain_that_counts_is_the_users(tmp_path, min_gain, verdict):
+    """One percent, however sure, is recommended to who asks for half a percent."""
+    trials = simulated_trials(faster_by(jit_compile=1.03 if min_gain == 0.005 else 1.01))
+    recipe, *_ = run(tmp_path, trials, min_gain=min_gain, budget=600.0)
+    assert (recipe.evidence.verdict, recipe.evidence.min_gain) == (verdict, min_gain)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_the_luck_of_templates_is_allowed_for_where_sides_have_their_own(tmp_path, apart):
+    """What all forks of one template have in common cancels out; of two templates it does not."""
+    knob = {"onednn": [True, False]} if apart else {"jit_compile": [False, True]}
+    trials = simulated_trials(faster_by(jit_compile=1.5, onednn=1.5), noise=0.01)
+    recipe, *_ = run(tmp_path, trials, space=space(**knob), budget=400.0)
+    low, high = recipe.evidence.speedup.ci95
+    assert low < 1.5 < high
+    assert (math.log(high / low) / 2 > 0.05) is apart
+
+
+def test_a_claim_of_several_processes_survives_the_end_of_the_time(tmp_path):
+    """The looks that were planned did not all come: the last one is taken then, and the answer is open without it."""
+    slow = [False]
+    trials = simulated_trials(SPEED, noise=0.02)
+    launch = trials.launch
+
+    def later(*arguments, **how):
+        trials.clock.advance(8.0 if slow[0] else 0.0)
+        return launch(*arguments, **how)
+
+    trials.launch = later
+    watcher = Watcher(lambda event: slow.append(True) or slow.pop(0) if is_confirming(event) else None)
+    recipe, records, _ = run(tmp_path, trials, observe=watcher, budget=100.0)
+    (leader,) = leaders(records)
+    assert leader.instances < leader.looks[-1].after[0], "the case is another one"
+    assert leader.looks[-1].standing in (Standing.CONFIRMED, Standing.OUT_OF_TIME)
+    assert recipe.evidence.verdict in (Verdict.FASTER, Verdict.UNDECIDED)
+
+
+def is_confirming(event):
+    """Whether a confirmation begins."""
+    return isinstance(event, Began) and "confirm" in event.text
+
+
+# ------------------------------------------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.OOM, Outcome.NONFINITE, Outcome.TIMEOUT], ids=str)
+def test_a_leader_that_fails_in_fresh_processes_makes_way_for_the_next(tmp_path, outcome):
+    """What is fast but does not start again is worth nothing; its record says how it failed."""
+    watcher = Watcher()
+    fails = lambda each: each["jit_compile"] and in_confirmation(watcher)  # noqa: E731  # a word
+    trials = simulated_trials(SPEED, noise=0.02)
+    trials.failure = lambda each: TrialFailed(outcome, "late") if fails(each) else None
+    recipe, records, _ = run(tmp_path, trials, observe=watcher, space=TWO, budget=500.0)
+    assert recipe.changes == {"batch_size": 64}
+    failed = [each for each in leaders(records) if each.configuration["jit_compile"]]
+    assert {each.looks[-1].standing for each in failed} == {Standing.UNSTABLE}
+    assert {each.outcome for each in failed} == {outcome}
+
+
+def test_a_baseline_that_fails_now_and_then_is_told_of_and_ends_nothing(tmp_path):
+    """The leader is not blamed, and other processes are measured."""
+    watcher, starts = Watcher(), itertools.count()
+    trials = simulated_trials(SPEED, noise=0.02)
+    trials.failure = lambda each: (
+        TrialFailed(Outcome.CRASHED, "now and then")
+        if each == BASELINE and in_confirmation(watcher) and next(starts) % 3 == 0
+        else None
+    )
+    recipe, _, _ = run(tmp_path, trials, observe=watcher, budget=400.0)
+    assert recipe.evidence.verdict is Verdict.FASTER
+    assert any("now and then" in each.text for each in watcher.of(Notice))
+
+
+@pytest.mark.parametrize("what", ["crashes", "no device"])
+def test_a_baseline_that_keeps_failing_leaves_nothing_to_claim(tmp_path, what):
+    """Two in a row end the confirmation; the run ends, with what it has."""
+    watcher = Watcher()
+    trials = simulated_trials(SPEED, noise=0.02, gpus=("H200",))
+    device, is_baseline = space(jit_compile=[False, True]), lambda each: each["jit_compile"] is False
+
+    def fail(event):
+        if is_confirming(event):
+            if what == "no device":
+                trials.gpus = ()
+            else:
+                trials.failure = lambda each: (
+                    TrialFailed(Outcome.CRASHED, "as planned") if is_baseline(each) else None
+                )
+
+    watcher.react = fail
+    recipe, records, _ = run(tmp_path, trials, observe=watcher, space=device)
+    assert recipe.evidence.verdict is Verdict.UNDECIDED
+    assert recipe.configuration == recipe.baseline
+    assert all(each.outcome is Outcome.OK for each in leaders(records))
+    assert len([each for each in watcher.of(Notice) if "confirmation" in each.text]) >= 2
+
+
+# ---------------------------------------------------------------------------------------------------- rules
+
+
+def only(configuration, figure, usual):
+    """What one configuration does at each slice, and what all others do."""
+    return lambda each: figure if each == configuration else usual
+
+
+def every(count, seconds):
+    """A call that takes so much longer in each so-manieth slice of a configuration under XLA."""
+    slices = itertools.count(1)
+    return lambda each: seconds if each == FAST and next(slices) % count == 0 else 0.0
+
+
+BROKEN = [
+    ({"retraces": only(FAST, 1, 0)}, "retracing"),
+    ({"slow_calls": only(FAST, 0.9, 0.0)}, "step_tail"),
+    ({"slow_calls": every(4, 2.5)}, "hangs"),
+    ({"skipped_share": only(FAST, 0.2, None)}, "loss_scale"),
+    ({"leak": only(FAST, 4000.0, 0.0), "start_seconds": 10.0}, "host_memory_growth"),
+]
+
+
+@pytest.mark.parametrize(("behaviour", "rule"), BROKEN, ids=[rule for _, rule in BROKEN])
+def test_what_breaks_a_rule_is_not_recommended(tmp_path, behaviour, rule):
+    """One that retraces, stalls, hangs, skips steps or leaks, where the baseline does not, however fast it is."""
+    trials = simulated_trials(SPEED, noise=0.005, examples=1_000_000, **behaviour)
+    recipe, records, _ = run(tmp_path, trials, budget=800.0)
+    assert recipe.evidence.verdict is Verdict.UNSTABLE
+    assert recipe.configuration == recipe.baseline
+    (leader,) = leaders(records)
+    assert (leader.outcome, leader.looks[-1].standing) == (Outcome.UNSTABLE, Standing.UNSTABLE)
+    assert leader.reason.startswith(rule)
+    assert recipe.evidence.best_candidate.configuration == dict(FAST)
+    assert rule in recipe.evidence.best_candidate.reason
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        {"retraces": lambda each: 1},
+        {"slow_calls": lambda each: 0.9},
+        {"skipped_share": lambda each: 0.2},
+        {"leak": lambda each: 4000.0, "start_seconds": 10.0},
+    ],
+)
+def test_what_the_baseline_does_as_well_is_nobodys_fault(tmp_path, behaviour):
+    """The workload itself retraces, stalls, skips steps or leaks: a faster configuration wins all the same."""
+    trials = simulated_trials(SPEED, noise=0.01, examples=1_000_000, **behaviour)
+    recipe, *_ = run(tmp_path, trials, budget=800.0)
+    assert recipe.configuration == dict(FAST)
+
+
+@pytest.mark.parametrize(("start_seconds", "told"), [(10.0, True), (0.2, False)])
+def test_what_a_rule_could_not_see_is_not_said_to_be_checked(tmp_path, start_seconds, told):
+    """Few slices of each process do not show whether memory grows."""
+    trials = simulated_trials(SPEED, noise=0.01, examples=1_000_000, start_seconds=start_seconds)
+    recipe, *_ = run(tmp_path, trials, budget=800.0)
+    assert not any("host memory growth" in each for each in recipe.evidence.stability.not_checked) is told
+
+
+def test_one_odd_process_breaks_no_rule(tmp_path):
+    """Rules are asked once there are enough of them."""
+    watcher, first = Watcher(), []
+
+    def retraces(each):
+        if each != FAST or not in_confirmation(watcher):
+            return 0
+        first.append(trials.alive[-1])
+        return int(first[-1] is first[0])
+
+    trials = simulated_trials(SPEED, noise=0.02, retraces=retraces)
+    recipe, records, _ = run(tmp_path, trials, observe=watcher)
+    assert recipe.configuration == dict(FAST)
+    assert leaders(records)[0].retraces > 2
+
+
+def test_the_next_one_is_confirmed_after_one_that_broke_a_rule(tmp_path):
+    """The memory that the large batch takes is above the limit; without it there is a gain, too."""
+    trials = simulated_trials(faster_by(jit_compile=1.3, batch_size=1.5), noise=0.02)
+    tight = Limits(host_bytes=int(515 / 0.9) << 20, device_bytes=None)  # 514 MiB for 32 examples, 516 for 64
+    with on_disk(tmp_path / "run", DirectoryWithoutStudy) as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("simulated_runs.LIMITS", tight)
+        recipe = tune_simulated(trials, directory, space=TWO, budget=600.0)
+    assert recipe.changes == {"jit_compile": True}
+    refused = [each for each in RunDirectory(directory.path).read_trials() if each.outcome is Outcome.UNSTABLE]
+    assert refused
+    assert {each.configuration["batch_size"] for each in refused} == {64}
+    assert all("host_memory" in each.reason for each in refused)
+
+
+def test_what_the_process_may_take_of_a_device_is_its_limit(tmp_path):
+    """A training on a part of a card, or one that limits itself, does not have all that the machine's card has."""
+    assert LIMITS.device_bytes is None
+    trials = simulated_trials(SPEED, noise=0.02, gpus=("H200",), device_limit_bytes=1 << 20)
+    recipe, records, _ = run(tmp_path, trials)
+    assert recipe.evidence.verdict is Verdict.UNSTABLE
+    assert "device_memory" in leaders(records)[0].reason
+
+
+# ------------------------------------------------------------------------------------------------- numerics
+
+
+def precise(learns=lambda each: True, **gains):
+    """Trials that are faster in bfloat16."""
+    return simulated_trials(faster_by(**(gains or {"precision": 1.6})), noise=0.02, learns=learns)
+
+
+def test_what_computes_otherwise_and_learns_says_so(tmp_path):
+    """The check stands in the recipe with its figure and limit, and is not among what was not checked."""
+    trials = precise()
+    recipe, *_ = run(tmp_path, trials, space=PRECISION)
+    assert recipe.configuration["precision"] == "mixed_bfloat16"
+    (parity,) = [each for each in recipe.evidence.stability.checks if each.name == "numerics_parity"]
+    assert parity.passed
+    assert parity.value <= parity.limit
+    assert not any("numerics" in each for each in recipe.evidence.stability.not_checked)
+    assert len([each for each in trials.launched if not each.timed]) == 2, "float32, and bfloat16"
+
+
+def test_what_does_not_learn_is_refused_with_all_its_like_and_the_next_is_confirmed(tmp_path):
+    """Trials of its class of numerics are unstable in the history; another class, and a larger batch, are not."""
+    trials = precise(lambda each: each["precision"] == "float32", precision=1.6, batch_size=1.2)
+    both = space(precision=["float32", "mixed_bfloat16"], batch_size=[32, 64, 128])
+    recipe, records, _ = run(tmp_path, trials, space=both, budget=500.0)
+    assert recipe.evidence.verdict is Verdict.FASTER
+    assert recipe.configuration["precision"] == "float32"
+    assert recipe.configuration["batch_size"] > 32
+    refused = [each for each in records if each.outcome is Outcome.UNSTABLE]
+    assert len(refused) >= 2
+    assert {each.configuration["precision"] for each in refused} == {"mixed_bfloat16"}
+    assert all("numerics_parity: after" in each.reason for each in refused)
+    assert not any(each.looks for each in refused), "none of them was confirmed"
+
+
+def test_where_only_what_does_not_learn_is_faster_the_run_is_unstable(tmp_path):
+    """The recipe is the baseline, and names the rule and what broke it."""
+    recipe, *_ = run(tmp_path, precise(lambda each: each["precision"] == "float32"), space=PRECISION)
+    assert (recipe.evidence.verdict, recipe.changes) == (Verdict.UNSTABLE, {})
+    assert recipe.evidence.best_candidate.configuration["precision"] == "mixed_bfloat16"
+    assert "numerics_parity" in recipe.evidence.best_candidate.reason
+
+
+def test_nothing_is_compared_where_nothing_computes_otherwise(tmp_path):
+    """A space of pipeline knobs has all the time for the search."""
+    trials = simulated_trials(faster_by(prefetch=1.5), noise=0.02)
+    recipe, *_ = run(tmp_path, trials, space=space(prefetch=[0, 2]))
+    assert all(each.timed for each in trials.launched)
+    assert not any("numerics" in each for each in recipe.evidence.stability.not_checked)
+
+
+def test_comparing_losses_takes_a_tenth_of_the_budget_at_most(tmp_path):
+    """Models that train slowly are not compared to the end of the time."""
+    trials = precise()
+    spent = []
+    launch = trials.launch
+
+    def timed(configuration, *, losses=None, **how):
+        trial = launch(configuration, losses=losses, **how)
+        if losses is not None:
+            began, curves = trials.clock(), trial.loss_curves
+
+            def noting(timeout):
+                try:
+                    return curves(timeout)
+                finally:
+                    spent.append(trials.clock() - began)
+
+            trial.loss_curves = noting
+        return trial
+
+    trials.launch = timed
+    recipe, *_ = run(tmp_path, trials, space=PRECISION, budget=400.0)
+    assert 0.0 < sum(spent) <= 40.0 + 1.0
+    assert recipe.evidence.verdict is Verdict.FASTER
+
+
+def test_a_larger_batch_is_judged_apart(tmp_path):
+    """The losses after equal numbers of examples stand in the recipe; they refuse nothing."""
+    trials = simulated_trials(faster_by(batch_size=1.5), noise=0.02)
+    recipe, *_ = run(tmp_path, trials, space=space(batch_size=[32, 64]))
+    assert recipe.configuration["batch_size"] == 64
+    losses = recipe.learning_rate.losses
+    assert losses.examples % 64 == 0
+    assert losses.unscaled > losses.baseline, "half as many steps"
+    assert recipe.evidence.verdict is Verdict.FASTER
+
+
+# ------------------------------------------------------------------------------------------- leader by leader
+
+
+def begun(tmp_path, trials, **options):
+    """A run in which two candidates were to be tried, on disk; returns its recipe."""
+    with on_disk(tmp_path / "run", DirectoryWithoutStudy) as directory:
+        return tune_simulated(
+            trials, directory, **{"space": TWO, "budget": 200.0, "trials": 1, **options}
+        )
+
+
+def records_of(tmp_path):
+    """The records of the run on disk."""
+    return list(RunDirectory(tmp_path / "run").read_trials())
+
+
+def test_a_better_leader_replaces_the_champion_after_a_head_to_head(tmp_path):
+    """Both are in fresh processes beside the baseline; the second has less error to spend."""
+    first = begun(tmp_path, simulated_trials(SPEED, noise=0.02))
+    assert first.changes == {"batch_size": 64}
+    second = go_on(simulated_trials(SPEED, noise=0.02, seed=1), tmp_path / "run", space=TWO, budget=300.0, trials=9)
+    assert second.changes == {"batch_size": 64, "jit_compile": True}
+    champion, leader = leaders(records_of(tmp_path))
+    (looks,) = leader.looks
+    assert (looks.leader, looks.standing, looks.error) == (2, Standing.CONFIRMED, pytest.approx(0.05 / 6))
+    assert champion.looks[-1].standing is Standing.CONFIRMED
+    beside = next(each for each in records_of(tmp_path) if each.trial == looks.champion)
+    assert beside.configuration == champion.configuration
+    assert len(beside.pairs) == len(leader.pairs)
+    assert second.evidence.confirmation.leaders == 2
+    assert second.evidence.speedup.value == pytest.approx(1.8, rel=0.03)
+
+
+def test_what_is_not_faster_than_the_champion_does_not_replace_it(tmp_path):
+    """However much faster than the baseline it is, and whatever the search saw."""
+    begun(tmp_path, simulated_trials(SPEED, noise=0.02))
+    watcher = Watcher()
+    trials = simulated_trials(noise=0.02, seed=1)
+    trials.samples_per_second = lambda each: (
+        SPEED(each) if each["jit_compile"] is False or not in_confirmation(watcher) else 4800.0
+    )
+    recipe = go_on(trials, tmp_path / "run", space=TWO, budget=400.0, trials=9, observe=watcher)
+    assert recipe.changes == {"batch_size": 64}
+    champion, *others = leaders(records_of(tmp_path))
+    assert others
+    assert {each.looks[-1].standing for each in others} == {Standing.NOT_SHOWN}
+    assert recipe.evidence.confirmation.trials[1] == champion.trial
+
+
+def test_a_leader_is_confirmed_early_and_the_search_goes_on(tmp_path):
+    """What many candidates were no faster than is confirmed while time is left, which the search then has."""
+    trials = simulated_trials(faster_by(jit_compile=1.5), noise=0.02)
+    recipe, records, _ = run(tmp_path, trials, space=WIDE, budget=900.0)
+    leader = leaders(records)[0]
+    later = [each for each in records if each.phase is Phase.SEARCH and each.trial > leader.trial]
+    assert len(later) > 5
+    assert recipe.evidence.verdict is Verdict.FASTER
+    assert recipe.evidence.ended_by in (EndedBy.BUDGET, EndedBy.EXHAUSTED)
+
+
+def test_without_a_budget_the_run_ends_when_it_is_settled(tmp_path):
+    """And with one that was asked for it goes on looking for something faster."""
+    clocks = []
+    for keeps_budget in (False, True):
+        trials = simulated_trials(faster_by(jit_compile=1.5), noise=0.02)
+        recipe, *_ = run(
+            tmp_path / str(keeps_budget), trials, space=WIDE, budget=600.0, keeps_budget=keeps_budget
+        )
+        assert recipe.evidence.verdict is Verdict.FASTER
+        clocks.append(trials.clock())
+    assert recipe.evidence.ended_by is not EndedBy.SETTLED
+    assert clocks[0] < 0.6 * clocks[1]
+
+
+def test_a_champion_stands_when_the_device_is_lost_later(tmp_path):
+    """The run ends there with what was confirmed, and says so."""
+    watcher = Watcher()
+    trials = simulated_trials(faster_by(jit_compile=1.5), noise=0.02, gpus=("H200",))
+    confirmed = []
+
+    def lose(event):
+        if is_confirming(event):
+            confirmed.append(True)
+        if confirmed and isinstance(event, TrialBegan) and event.phase is Phase.SEARCH:
+            trials.gpus = ()
+
+    watcher.react = lose
+    recipe, *_ = run(tmp_path, trials, observe=watcher, space=WIDE, budget=900.0)
+    assert recipe.evidence.verdict is Verdict.FASTER
+    assert any("the search ends here" in each.text for each in watcher.of(Notice))
+
+
+def test_without_a_champion_a_lost_device_is_an_error(tmp_path):
+    """Nothing can be recommended; what was measured can be gone on with."""
+    trials = simulated_trials(noise=0.02, gpus=("H200",))
+
+    def lose(event):
+        if isinstance(event, TrialBegan) and event.trial == 2:
+            trials.gpus = ()
+
+    with pytest.raises(NoStableConfigurationError, match="not available any more"):
+        run(tmp_path, trials, observe=Watcher(lose), space=WIDE)
+
+
+# --------------------------------------------------------------------------------------------------- pairing
+
+
+def test_a_leader_that_does_not_fit_beside_the_baseline_is_confirmed_in_brackets(tmp_path):
+    """From its search to its claim; with `--pairing bracketed` nothing is ever beside anything."""
+    for name, options in (("memory", {}), ("asked", {"pairing": "bracketed"})):
+        seen = []
+        fits = {"fits_together": lambda alive: len(alive) == 1} if name == "memory" else {}
+        trials = simulated_trials(SPEED, noise=0.02, **fits)
+        launch = trials.launch
+        trials.launch = lambda *a, launch=launch, trials=trials, seen=seen, **k: (
+            seen.append(len(trials.alive)) or launch(*a, **k)
+        )
+        recipe, records, _ = run(tmp_path / name, trials, budget=400.0, **options)
+        assert recipe.configuration == dict(FAST)
+        assert recipe.evidence.confirmation.pairing == "bracketed"
+        assert {each.pairing for each in records if each.pairs} == {Pairing.BRACKETED}
+        assert name == "memory" or max(seen) == 0

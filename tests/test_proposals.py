@@ -1,0 +1,167 @@
+"""Which configuration is tried next: neighbours of the fastest, the usually best first, then the sampler's."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from optuna.trial import TrialState
+from simulated_runs import BASELINE, GROWING_SPACE, SMALL_SPACE, a_record, space_of
+
+from autotune.space.search_space import find_search_space
+from autotune.study.proposals import Proposals, neighbours
+from autotune.study.sampler import Sampler
+
+TINY_SPACE = """
+schema_version = 1
+[knobs.jit_compile]
+kind = "categorical"
+choices = [false, true]
+[knobs.precision]
+kind = "categorical"
+choices = ["float32", "mixed_bfloat16"]
+"""
+INPUT = {"num_parallel_calls", "data_threads", "prefetch"}
+
+
+def shipped(name):
+    """A shipped search space, resolved for the simulated machine."""
+    written = find_search_space(name)
+    return written.resolve(baseline=BASELINE, device="cpu", cores=2, examples=1437, dataset_takes_config=True)
+
+
+def proposals_in(space):
+    """Proposals of a new study, and the study."""
+    sampler = Sampler(space, file=None, name="test", seed=0)
+    return Proposals(space, sampler), sampler
+
+
+def changes(space, best=BASELINE, tried=(), *, waits=False, **how):
+    """How the neighbours of the best differ from it, in order."""
+    return [each.differences(best) for each in neighbours(best, {BASELINE, *tried}, space, waits=waits, **how)]
+
+
+def test_a_larger_batch_with_more_steps_per_execution_comes_first():
+    """Four times the batch size, then twice; after those what an iterator that persists gives, XLA and precision."""
+    found = changes(shipped("quick"))
+    assert [set(each) for each in found[:2]] == [{"batch_size", "steps_per_execution"}] * 2
+    assert [each["batch_size"] for each in found[:2]] == [128, 64]
+    alone = [next(iter(each)) for each in found if len(each) == 1]
+    assert alone.index("persistent_iterator") < alone.index("jit_compile") < alone.index("precision")
+
+
+def test_input_knobs_come_before_all_other_single_changes_where_it_waits_for_input():
+    """Threads and parallel calls together, for calls need threads to run on; where it does not wait, they come late."""
+
+    def place(*, waits):
+        found = changes(shipped("quick"), waits=waits)
+        first = next(index for index, each in enumerate(found) if set(each) & INPUT)
+        assert {"num_parallel_calls", "data_threads"} <= set(found[first])
+        return first - next(index for index, each in enumerate(found) if "jit_compile" in each)
+
+    assert place(waits=True) < 0 < place(waits=False)
+
+
+def test_steps_per_execution_are_not_raised_first_where_steps_are_long():
+    """Calling TensorFlow takes a millisecond: of steps of a second nothing is to be had."""
+    found = changes(shipped("quick"), short_steps=False)
+    assert set(found[0]) == {"batch_size"}
+    assert "steps_per_execution" not in {name for each in found[:4] for name in each}
+
+
+def test_what_is_faster_is_changed_further():
+    """Neighbours are those of the fastest so far; a change that was tried elsewhere comes after what is new."""
+    best = BASELINE.replace(batch_size=128)
+    found = changes(space_of(), best, {best, BASELINE.replace(jit_compile=True)})
+    assert found[0] == {"batch_size": 256}
+    assert found.index({"jit_compile": True}) > found.index({"steps_per_execution": 8})
+    top = BASELINE.replace(batch_size=512)
+    assert {"batch_size": 256} in changes(space_of(), top, {top})
+
+
+def test_values_that_are_no_choice_are_not_proposed():
+    """A wish for a number becomes the nearest choice, and a word or a truth value is itself or nothing."""
+    narrow = space_of(SMALL_SPACE.replace("512", "64"))
+    assert {each["batch_size"] for each in changes(narrow) if "batch_size" in each} <= {16, 64}
+    assert all(type(each["jit_compile"]) is bool for each in changes(narrow) if "jit_compile" in each)
+    assert not any("precision" in each or "prefetch" in each for each in changes(narrow))
+
+
+def test_knobs_that_nothing_is_known_of_are_tried_last():
+    """A few values of each, before the sampler has its turn."""
+    found = changes(shipped("cpu"))
+    named = {"intra_op_threads", "inter_op_threads", "onednn", "deterministic"}
+    places = [index for index, each in enumerate(found) if set(each) & named]
+    assert {name for index in places for name in found[index]} == named
+    assert places == list(range(len(found) - len(places), len(found)))
+
+
+@given(st.data(), st.booleans(), st.booleans(), st.sampled_from(["quick", "cpu"]))
+def test_neighbours_are_new_and_in_the_space(data, waits, short_steps, name):
+    """Whatever is the fastest and whatever was tried: none comes twice, none was tried."""
+    space = shipped(name)
+    drawn = st.fixed_dictionaries({name: st.sampled_from(choices) for name, choices in space.choices.items()})
+    configurations = drawn.map(space.configuration)
+    best = data.draw(configurations)
+    tried = {BASELINE, best, *data.draw(st.lists(configurations, max_size=5))}
+    tried |= set(list(neighbours(best, tried, space, waits=waits))[: data.draw(st.integers(0, 6))])
+    found = list(neighbours(best, tried, space, waits=waits, short_steps=short_steps))
+    assert len(set(found)) == len(found)
+    assert not set(found) & tried
+    assert all(each in space for each in found)
+
+
+def told(sampler):
+    """Of each state, how many trials the study has."""
+    states = [each.state for each in sampler._study.trials]
+    return {each: states.count(each) for each in set(states)}
+
+
+def test_all_of_a_small_space_is_proposed_once_and_then_it_is_exhausted():
+    """Neighbours and samples; each is an Optuna trial that is told how it did."""
+    space = space_of(TINY_SPACE)
+    proposals, sampler = proposals_in(space)
+    tried = {BASELINE}
+    while (proposed := proposals.next(tried, BASELINE, waits=False)) is not None:
+        asked, configuration = proposed
+        assert configuration not in tried
+        tried.add(configuration)
+        sampler.tell(asked, a_record(configuration, speedup=1.1))
+    assert len(tried) == 4
+    assert proposals.exhausted
+    assert told(sampler)[TrialState.COMPLETE] == 3
+    assert TrialState.RUNNING not in told(sampler)
+
+
+def test_after_its_neighbours_the_sampler_proposes():
+    """What nobody would have named: three and more knobs changed at once."""
+    space = space_of(GROWING_SPACE, examples=1 << 14)
+    proposals, sampler = proposals_in(space)
+    tried = {BASELINE, *neighbours(BASELINE, {BASELINE}, space, waits=False)}
+    asked, configuration = proposals.next(tried, BASELINE, waits=False)
+    assert configuration not in tried
+    assert configuration in space
+    sampler.tell(asked, a_record(configuration, speedup=1.1))
+    assert not proposals.exhausted
+
+
+def test_what_the_time_does_not_hold_is_passed_over_and_the_space_is_not_exhausted():
+    """More time would hold it; what does fit is proposed before that is said."""
+    space = space_of(TINY_SPACE)
+    proposals, sampler = proposals_in(space)
+    needs_import = lambda each: each["jit_compile"]  # noqa: E731  # a word
+    tried = {BASELINE}
+    asked, configuration = proposals.next(tried, BASELINE, waits=False, passes_over=needs_import)
+    assert not configuration["jit_compile"]
+    sampler.tell(asked, a_record(configuration, speedup=1.1))
+    tried.add(configuration)
+    assert proposals.next(tried, BASELINE, waits=False, passes_over=needs_import) is None
+    assert proposals.nothing_fits
+    assert not proposals.exhausted
+    assert TrialState.RUNNING not in told(sampler)
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_whether_steps_are_short_is_asked_of_their_time(short):
+    """A tenth of a millisecond, or a second."""
+    proposals, _ = proposals_in(space_of())
+    _, configuration = proposals.next({BASELINE}, BASELINE, waits=False, step_seconds=1e-4 if short else 1.0)
+    assert (configuration["steps_per_execution"] > 1) is short
