@@ -1,6 +1,5 @@
-"""A run that was stopped goes on: nothing finished is lost or run again. Killed for real, on simulated trials."""
+"""A run goes on, stopped or ended: nothing finished is lost or run again. Killed for real, on simulated trials."""
 
-import json
 import os
 import random
 import signal
@@ -11,9 +10,12 @@ import pytest
 from simulated_runs import (
     MACHINE,
     SMALL_SPACE,
+    DirectoryWithoutStudy,
+    Searching,
     Watcher,
     a_record,
     faster_by,
+    go_on,
     on_disk,
     run_on,
     simulated_trials,
@@ -21,16 +23,23 @@ from simulated_runs import (
     with_run,
 )
 
-from autotune.errors import ArgumentError, BudgetError, RunDirectoryError
-from autotune.run_directory import Resumption, RunDirectory
+from autotune.errors import RunDirectoryError
+from autotune.measure.deciding import EndedBy, Verdict
+from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
-from autotune.study.plan import ENOUGH_INSTANCES
-from autotune.study.progress import Notice, TrialBegan
+from autotune.study.progress import TrialBegan, TrialMeasured
 from autotune.study.resuming import note_resumption, read_earlier, refuse_another_machine
 from autotune.trial.live import TrialFailed
-from autotune.trial.record import Outcome, Phase
+from autotune.trial.record import Outcome, Phase, Standing
 
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2, steps_per_execution=1.1)
+ONE_KNOB = 'schema_version = 1\n[knobs.jit_compile]\nkind = "categorical"\nchoices = [false, true]\n'
+PRECISION = """
+schema_version = 1
+[knobs.precision]
+kind = "categorical"
+choices = ["float32", "mixed_bfloat16"]
+"""
 MOMENTS = 50
 EVENTS = 60
 """About as many events as a whole run has before its confirmation ends."""
@@ -44,35 +53,27 @@ class Stopped(BaseException):
     """Ends a run from within, as nothing in it expects."""
 
 
-def trials(seed=0, **settings):
+def trials(seed=0, speed=SPEED, **settings):
     """The machine that both invocations run on."""
-    return simulated_trials(SPEED, noise=0.05, instance_noise=0.01, seed=seed, **settings)
+    return simulated_trials(speed, **{"noise": 0.05, "instance_noise": 0.01, "seed": seed, **settings})
 
 
-def stop_at(path, number, *, failure=None, machine_of_its_own=None, on=None, **options):
-    """A run that ends when its trial `number` is announced; `on` are its trials."""
+def stop_at(path, number, *, on=None, kind=DirectoryWithoutStudy, when=None, **options):
+    """A run that ends when its trial `number` is announced, or `when` an event comes; `on` are its trials."""
 
     def react(event):
-        if isinstance(event, TrialBegan) and event.trial == number:
+        if when(event) if when else isinstance(event, TrialBegan) and event.trial == number:
             raise Stopped
 
-    with on_disk(path) as directory, pytest.raises(Stopped):
-        tune_simulated(
-            on or trials(failure=failure, **(machine_of_its_own or {})),
-            directory,
-            observe=Watcher(react),
-            **options,
-        )
+    with on_disk(path, kind) as directory, pytest.raises(Stopped):
+        tune_simulated(on or trials(), directory, observe=Watcher(react), **options)
     return RunDirectory(path)
 
 
-def go_on(directory, *, seed=1, machine_of_its_own=None, **options):
-    """The second invocation; returns its recipe."""
-    earlier = read_earlier(directory)
-    with directory.reopened():
-        return tune_simulated(
-            trials(seed, **(machine_of_its_own or {})), directory, earlier=earlier, **options
-        )
+def ended(path, machine=None, **options):
+    """A run to its end, on disk; returns its recipe."""
+    with on_disk(path, DirectoryWithoutStudy) as directory:
+        return tune_simulated(machine or trials(), directory, **options)
 
 
 def searched(directory):
@@ -84,10 +85,18 @@ def searched(directory):
     }
 
 
+def leaders(path):
+    """The records of what was confirmed, in order."""
+    return [each for each in RunDirectory(path).read_trials() if each.looks]
+
+
 def assert_each_was_run_once(directory):
     """No two trials of the search have the same configuration."""
     seen = [Configuration(each.configuration) for each in searched(directory).values()]
     assert len(seen) == len(set(seen))
+
+
+# --------------------------------------------------------------------------------------------- a run that was stopped
 
 
 def test_finished_trials_are_not_run_again(tmp_path):
@@ -95,73 +104,29 @@ def test_finished_trials_are_not_run_again(tmp_path):
     directory = stop_at(tmp_path / "run", 5)
     before = searched(directory)
     assert set(before) == {0, 1, 2, 3, 4}
-    recipe = go_on(directory)
+    recipe = go_on(trials(1), tmp_path / "run")
     after = searched(directory)
-    assert {number: after[number].pairs for number in (1, 2)} == {n: before[n].pairs for n in (1, 2)}
+    assert all(after[n].pairs[: len(each.pairs)] == each.pairs for n, each in before.items())
     assert_each_was_run_once(directory)
-    assert recipe.evidence.verdict == "faster"
+    assert recipe.evidence.verdict is Verdict.FASTER
     assert directory.recipe_file.exists()
-
-
-@pytest.mark.parametrize(("spent", "instances"), [(185.0, ENOUGH_INSTANCES), (230.0, ENOUGH_INSTANCES - 1)])
-def test_a_run_killed_in_its_confirmation_is_confirmed_anew(tmp_path, spent, instances):
-    """The search's time was over: what it found is confirmed in the rest, and nothing is said of a larger budget."""
-    directory = stop_at(tmp_path / "run", 6)
-    earlier, before = read_earlier(directory), searched(directory)
-    machine, watcher = trials(1), Watcher()
-    machine.clock.advance(spent)
-    with directory.reopened():
-        recipe = tune_simulated(machine, directory, earlier=earlier, observe=watcher)
-    assert searched(directory).keys() == before.keys()
-    assert recipe.evidence.verdict == "faster"
-    assert recipe.evidence.confirmation.instances >= instances
-    assert any("the search's time was over" in each.text for each in watcher.of(Notice))
-    assert machine.clock() <= 300.0
-
-
-@pytest.mark.parametrize("slower", [False, True])
-def test_a_run_in_which_nothing_was_found_needs_time_for_it(tmp_path, slower):
-    """With the baseline alone, or what is slower, there is nothing to confirm: time for a trial is asked for."""
-    directory = stop_at(tmp_path / "run", 2 if slower else 1, on=simulated_trials(faster_by(batch_size=0.5)))
-    assert len(searched(directory)) == 1 + slower
-    machine = trials(1)
-    machine.clock.advance(185.0)
-    with directory.reopened(), pytest.raises(BudgetError):
-        tune_simulated(machine, directory, earlier=read_earlier(directory))
-    assert not directory.recipe_file.exists()
-
-
-def test_a_budget_for_the_rest_is_one_for_a_search(tmp_path):
-    """Where it is too small for that, it is refused with one that would do: the run can still be gone on with."""
-    directory = stop_at(tmp_path / "run", 6)
-    with directory.reopened(), pytest.raises(BudgetError):
-        tune_simulated(trials(1), directory, earlier=read_earlier(directory), budget=31.0, spent_before=150.0)
-    assert not directory.recipe_file.exists()
-
-
-def test_what_the_dataset_sets_itself_is_found_again(tmp_path):
-    """The baseline that is started again has it in its configuration already: it is the same question all the same."""
-    own = {"set_by_dataset": {"data_autotune": False}}
-    directory = stop_at(tmp_path / "run", 3, machine_of_its_own=own)
-    go_on(directory, machine_of_its_own=own)
-    assert {each.configuration["data_autotune"] for each in directory.read_trials()} == {False}
 
 
 def test_the_baseline_is_added_to(tmp_path):
     """It must live again beside the candidates; its earlier slices stay."""
     directory = stop_at(tmp_path / "run", 3)
     before = searched(directory)[0]
-    go_on(directory)
+    go_on(trials(1), tmp_path / "run")
     after = searched(directory)[0]
     assert after.slices[: len(before.slices)] == before.slices
     assert len(after.slices) > len(before.slices)
-    assert after.instances == before.instances + 1
+    assert after.instances > before.instances
 
 
 def test_the_study_knows_all_of_it(tmp_path):
     """Each trial of the search is told once; what was open when the run stopped is told as failed."""
-    directory = stop_at(tmp_path / "run", 4)
-    go_on(directory)
+    directory = stop_at(tmp_path / "run", 4, kind=RunDirectory)
+    go_on(trials(1), tmp_path / "run", kind=RunDirectory)
     study = optuna.load_study(study_name="simulated", storage=f"sqlite:///{directory.study_file}")
     told = [each.user_attrs["trial"] for each in study.trials if "trial" in each.user_attrs]
     assert set(told) >= set(searched(directory))
@@ -171,18 +136,15 @@ def test_the_study_knows_all_of_it(tmp_path):
 
 def test_a_failed_configuration_is_not_tried_again(tmp_path):
     """What ran out of memory before the stop is known after it."""
-
-    def failure(configuration):
-        if configuration["jit_compile"] is True:
-            return TrialFailed(Outcome.OOM, "out of memory")
-        return None
-
-    directory = stop_at(tmp_path / "run", 4, failure=failure)
+    failure = lambda each: TrialFailed(Outcome.OOM, "out of memory") if each["jit_compile"] else None  # noqa: E731
+    directory = stop_at(tmp_path / "run", 6, on=trials(failure=failure))
+    failed = [each for each in searched(directory).values() if each.outcome is Outcome.OOM]
+    assert failed
     second = trials(1, failure=failure)
-    with directory.reopened():
-        tune_simulated(second, directory, earlier=read_earlier(directory))
-    alone = Configuration(searched(directory)[0].configuration).replace(jit_compile=True)
-    assert alone not in [each.configuration for each in second.launched]
+    go_on(second, tmp_path / "run")
+    assert not {Configuration(each.configuration) for each in failed} & {
+        each.configuration for each in second.launched
+    }
     assert_each_was_run_once(directory)
 
 
@@ -191,16 +153,166 @@ def test_a_run_without_a_baseline_begins_again(tmp_path):
     directory = stop_at(tmp_path / "run", 0)
     earlier = read_earlier(directory)
     assert (earlier.records, earlier.next_number, earlier.spent_seconds) == ({}, 0, 0.0)
-    go_on(directory)
+    go_on(trials(1), tmp_path / "run")
     assert searched(directory)[0].outcome is Outcome.OK
 
 
-def test_a_run_that_has_ended_cannot_be_resumed(tmp_path):
-    """Its recipe is named."""
+def test_what_the_dataset_sets_itself_is_found_again(tmp_path):
+    """The baseline that is started again has it in its configuration already: it is the same question all the same."""
+    own = {"set_by_dataset": {"data_autotune": False}}
+    directory = stop_at(tmp_path / "run", 3, on=trials(**own))
+    go_on(trials(1, **own), tmp_path / "run")
+    assert {each.configuration["data_autotune"] for each in directory.read_trials()} == {False}
+
+
+# ------------------------------------------------------------------------------------------- leaders and their errors
+
+
+@pytest.mark.parametrize("measured", [1, 2, 3])
+def test_a_confirmation_that_was_stopped_goes_on_with_the_looks_that_were_planned(tmp_path, measured):
+    """Its processes count, none is run again, and no error is spent twice."""
+    path, seen = tmp_path / "run", []
+
+    def when(event):
+        if isinstance(event, TrialBegan) and event.phase is Phase.CONFIRM:
+            seen.append(event.trial)
+        enough = isinstance(event, TrialMeasured) and event.trial in seen
+        when.count += enough
+        return when.count == measured
+
+    when.count = 0
+    stop_at(path, None, when=when, on=trials(speed=faster_by(jit_compile=1.5)), space=ONE_KNOB)
+    (before,) = leaders(path)
+    assert before.looks[-1].standing is Standing.OPEN
+    recipe = go_on(trials(1, speed=faster_by(jit_compile=1.5)), path, space=ONE_KNOB)
+    (after,) = leaders(path)
+    assert [each.model_copy(update={"standing": Standing.OPEN}) for each in after.looks] == list(before.looks)
+    assert after.pairs[: len(before.pairs)] == before.pairs
+    assert recipe.evidence.verdict is Verdict.FASTER
+    processes = {pair.instance for pair in after.pairs}
+    assert len(processes) == recipe.evidence.confirmation.processes == after.looks[0].after[0]
+
+
+def test_a_leader_that_the_time_cut_off_gets_further_looks_at_an_error_of_their_own(tmp_path):
+    """An undecided run goes on with what it has; the processes that were measured stay in the claim."""
+    path = tmp_path / "run"
+    wild = {"speed": faster_by(jit_compile=1.5), "noise": 0.02}
+    machine = trials(**wild)
+    restless = lambda event: (  # noqa: E731  # a word
+        setattr(machine, "instance_noise", 0.3)
+        if isinstance(event, TrialBegan) and event.phase is Phase.CONFIRM
+        else None
+    )
+    first = ended(path, machine, space=ONE_KNOB, budget=70.0, observe=Watcher(restless))
+    (before,) = leaders(path)
+    assert first.evidence.verdict is Verdict.UNDECIDED
+    assert before.looks[-1].standing in (Standing.OUT_OF_TIME, Standing.NOT_SHOWN)
+    go_on(trials(1, instance_noise=0.01, **wild), path, space=ONE_KNOB, budget=400.0)
+    (after,) = leaders(path)
+    assert after.looks[: len(before.looks)] == before.looks
+    assert after.pairs[: len(before.pairs)] == before.pairs
+    errors = [each.error for each in after.looks]
+    assert [each.leader for each in after.looks] == list(range(1, len(errors) + 1))
+    assert len(errors) > 1
+    assert sum(errors) <= 0.05
+    assert after.looks[1].after[0] > before.instances
+
+
+def test_an_undecided_run_is_decided_with_the_time_that_it_names(tmp_path):
+    """Gone on with a few times, it comes to the answer."""
+    path = tmp_path / "run"
+    recipe = ended(path, trials(), budget=40.0)
+    assert recipe.evidence.verdict is Verdict.UNDECIDED
+    spent = 40.0
+    for seed in range(1, 8):
+        budget = recipe.evidence.go_on_seconds
+        recipe = go_on(trials(seed), path, budget=budget)
+        spent += budget
+        if recipe.evidence.verdict is not Verdict.UNDECIDED:
+            break
+    assert recipe.evidence.verdict is Verdict.FASTER
+    assert spent < 600.0
+    assert sum(each.error for leader in leaders(path) for each in leader.looks) <= 0.05
+
+
+def test_a_run_that_has_its_answer_goes_on_with_it(tmp_path):
+    """More time searches on; its claim, and what was checked, stay what they were where nothing better is found."""
+    path = tmp_path / "run"
+    speed = faster_by(jit_compile=1.5, batch_size=0.7, steps_per_execution=0.7)
+    first = ended(path, trials(speed=speed), budget=120.0)
+    assert first.evidence.verdict is Verdict.FASTER
+    before = searched(RunDirectory(path))
+    second = go_on(trials(1, speed=speed), path, budget=60.0)
+    assert len(searched(RunDirectory(path))) > len(before)
+    assert second.configuration == first.configuration
+    assert second.evidence.speedup == first.evidence.speedup
+    assert second.evidence.throughput == first.evidence.throughput
+    assert second.evidence.stability == first.evidence.stability
+    assert len(leaders(path)) == 1
+    assert_each_was_run_once(RunDirectory(path))
+
+
+def test_what_was_compared_once_is_known_later(tmp_path):
+    """Numerics that passed, or were refused, are not trained for their losses again."""
+    for learns, verdict in ((True, Verdict.FASTER), (False, Verdict.UNSTABLE)):
+        path = tmp_path / str(learns)
+        settings = {
+            "speed": faster_by(precision=1.6),
+            "learns": lambda each, learns=learns: learns or each["precision"] == "float32",
+        }
+        first = ended(path, trials(**settings), space=PRECISION, budget=200.0)
+        assert first.evidence.verdict is verdict
+        second = trials(1, **settings)
+        recipe = go_on(second, path, space=PRECISION, budget=100.0)
+        assert recipe.evidence.verdict is verdict
+        assert recipe.evidence.stability == first.evidence.stability
+        assert all(each.timed for each in second.launched)
+
+
+def test_an_exhausted_run_ends_at_once(tmp_path):
+    """There is nothing left to be tried: its answer stands."""
+    path = tmp_path / "run"
+    quiet = {"speed": faster_by(jit_compile=1.5), "noise": 0.01}
+    first = ended(path, trials(**quiet), space=ONE_KNOB, budget=300.0)
+    machine = trials(1, **quiet)
+    second = go_on(machine, path, space=ONE_KNOB, budget=300.0)
+    assert (second.configuration, second.evidence.verdict) == (first.configuration, Verdict.FASTER)
+    assert second.evidence.ended_by is EndedBy.EXHAUSTED
+    assert machine.clock() < 30.0
+
+
+@pytest.mark.parametrize("stop", [0, 3])
+def test_a_run_that_was_interrupted_goes_on(tmp_path, stop):
+    """It has a recipe, which says that the answer is open; after that it is found."""
+    path = tmp_path / "run"
+    first = ended(
+        path,
+        observe=Watcher(
+            lambda event: signal.raise_signal(signal.SIGTERM)
+            if isinstance(event, TrialBegan) and event.trial == stop
+            else None
+        ),
+    )
+    assert first.evidence.ended_by is EndedBy.INTERRUPTED
+    second = go_on(trials(1), path)
+    assert second.evidence.verdict is Verdict.FASTER
+    assert_each_was_run_once(RunDirectory(path))
+
+
+def test_a_restored_trial_says_what_its_record_says(tmp_path):
+    """Nothing is judged anew: the log-ratios are those that the record's speed-up was made of."""
+    searching = Searching(tmp_path, trials(speed=faster_by(jit_compile=1.5)))
+    trial, record = searching.measure()
     with on_disk(tmp_path / "run") as directory:
-        tune_simulated(trials(), directory)
-    with pytest.raises(ArgumentError, match=r"has ended: its recipe is .*recipe\.json"):
-        read_earlier(RunDirectory(tmp_path / "run"))
+        for each in searching.run.records.values():
+            directory.write_trial(each)
+    (restored,) = read_earlier(directory).trials()[1:]
+    assert restored.log_ratios == pytest.approx(trial.log_ratios)
+    assert restored.speedup == record.speedup
+    assert (restored.instances, restored.seconds) == (record.instances, record.seconds)
+
+
+# ------------------------------------------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize(
@@ -214,46 +326,46 @@ def test_another_question_is_refused(tmp_path, options, words):
     second = trials(1)
     if not options:
         second.facts = second.facts.model_copy(update={"fingerprint": "sha256:11"})
-    with directory.reopened(), pytest.raises(RunDirectoryError, match=f"{words} changed since it began"):
-        tune_simulated(second, directory, earlier=read_earlier(directory), **options)
+    with pytest.raises(RunDirectoryError, match=f"{words} changed since it began"):
+        go_on(second, tmp_path / "run", **options)
     assert searched(directory) == before  # the baseline, too, which had to run again to tell
 
 
-def wall_clock(monkeypatch, clock, *, set_by=0.0):
-    """What the date of a trial is read from: set anew, by so many seconds, a while after the run has begun."""
-
-    def now():
-        moved = set_by if clock() > A_WHILE else 0.0
-        return (BEGAN + timedelta(seconds=clock() + moved)).isoformat(timespec="milliseconds")
-
-    monkeypatch.setattr("autotune.study.running.now_utc", now)
+# ----------------------------------------------------------------------------------------------------- time
 
 
 @pytest.mark.parametrize("set_by", [3600.0, -3600.0], ids=["forward", "back"])
 def test_a_wall_clock_that_is_set_changes_nothing_of_what_is_spent(tmp_path, monkeypatch, set_by):
     """Set forward an hour it uses up no budget, and set back it gives none again: the run's own clock counts."""
     machine = trials()
-    wall_clock(monkeypatch, machine.clock, set_by=set_by)
+
+    def now():
+        moved = set_by if machine.clock() > A_WHILE else 0.0
+        return (BEGAN + timedelta(seconds=machine.clock() + moved)).isoformat(timespec="milliseconds")
+
+    monkeypatch.setattr("autotune.study.running.now_utc", now)
     directory = stop_at(tmp_path / "run", 5, on=machine)
     assert machine.clock() > 2 * A_WHILE
-    starts = [datetime.fromisoformat(each.started_at) for each in directory.read_trials()]
-    assert max(starts) - min(starts) >= timedelta(seconds=3600 - A_WHILE)
     assert read_earlier(directory).spent_seconds == machine.clock()
 
 
-def test_what_is_spent_adds_up_over_invocations(tmp_path):
-    """Gone on with, with a budget of its own, and stopped again: all that both took."""
+def test_what_is_spent_adds_up_over_invocations_and_slices_go_on_in_it(tmp_path):
+    """Gone on with, with a budget of its own, and stopped again: all that both took, in one order of moments."""
     directory = stop_at(tmp_path / "run", 3)
     before = read_earlier(directory).spent_seconds
-    second, earlier = trials(1), read_earlier(directory)
+    early = [pair.candidate.at for each in searched(directory).values() for pair in each.pairs]
 
     def react(event):
         if isinstance(event, TrialBegan) and event.trial == 6:
             raise Stopped
 
-    with directory.reopened(), pytest.raises(Stopped):
-        tune_simulated(second, directory, earlier=earlier, spent_before=before, observe=Watcher(react))
+    second = trials(1)
+    with pytest.raises(Stopped):
+        go_on(second, tmp_path / "run", observe=Watcher(react))
     assert read_earlier(directory).spent_seconds == before + second.clock() > before > 0.0
+    ends = [pair.candidate.at for each in searched(directory).values() for pair in each.pairs]
+    assert len(ends) == len(set(ends)) > len(early)
+    assert sorted(ends)[: len(early)] == sorted(early)
 
 
 def test_a_record_that_stands_keeps_the_moment_at_which_its_trial_ended(tmp_path):
@@ -265,66 +377,6 @@ def test_a_record_that_stands_keeps_the_moment_at_which_its_trial_ended(tmp_path
     again = run.keep(first.model_copy(update={"outcome": Outcome.UNSTABLE}))
     assert (first.ended_at_seconds, again.ended_at_seconds) == (3.0, 3.0)
     assert run.directory.trials[1] == run.records[1] == again
-
-
-def test_a_run_of_an_older_version_goes_on(tmp_path, monkeypatch):
-    """Its records do not say when they ended: their dates do, and the run ends with a recipe."""
-    machine = trials()
-    wall_clock(monkeypatch, machine.clock)
-    directory = stop_at(tmp_path / "run", 5, on=machine)
-    for each in searched(directory).values():
-        of_then = each.model_dump(mode="json", exclude={"ended_at_seconds"})
-        (directory.trial_directory(each.trial) / "result.json").write_text(json.dumps(of_then))
-    assert {each.ended_at_seconds for each in searched(directory).values()} == {None}
-    assert read_earlier(directory).spent_seconds == pytest.approx(machine.clock(), abs=0.5)
-    assert go_on(directory).evidence.verdict == "faster"
-
-
-def test_dates_are_not_asked_where_a_record_says_when_it_ended(tmp_path):
-    """One that a later invocation has kept counts in what older records came to, whatever their dates say now."""
-    directory = RunDirectory(tmp_path / "run")
-    directory.create()
-    with_run(directory)
-    of_a_clock_set_back_since = "2026-11-20T23:59:00.000+00:00"
-    directory.write_trial(a_record(trial=0, ended_at_seconds=40.0))
-    directory.write_trial(a_record(trial=1, started_at=of_a_clock_set_back_since, seconds=5.0))
-    directory.write_trial(a_record(trial=2, ended_at_seconds=31.0))
-    assert read_earlier(directory).spent_seconds == 40.0
-
-
-def test_a_pause_is_not_the_runs_time(tmp_path):
-    """Stopped, gone on with a day later, and stopped again: by dates, too, what is spent is what was tuned."""
-    directory = RunDirectory(tmp_path / "run")
-    directory.create()
-    with_run(directory)  # begun on the 20th at 19:10:01.250
-    directory.write_trial(a_record(trial=0, started_at="2026-11-20T19:10:06.250+00:00", seconds=4.0))
-    earlier = read_earlier(directory)
-    assert earlier.spent_seconds == 9.0
-    later = Resumption(at="2026-11-21T19:00:00.000+00:00", spent_seconds=9.0)
-    directory.write_run(earlier.run.model_copy(update={"resumed": (later,)}))
-    assert read_earlier(directory).spent_seconds == 9.0
-    directory.write_trial(a_record(trial=1, started_at="2026-11-21T19:00:10.000+00:00", seconds=5.0))
-    assert read_earlier(directory).spent_seconds == 24.0
-
-
-def test_slices_go_on_in_the_runs_time(tmp_path):
-    """With a budget of its own, an invocation's slices still come after those of the one before."""
-    directory = stop_at(tmp_path / "run", 4)
-    before = [pair.candidate.at for each in searched(directory).values() for pair in each.pairs]
-    go_on(directory, budget=100.0, spent_before=max(before))
-    ends = [pair.candidate.at for each in directory.read_trials() for pair in each.pairs]
-    assert len(ends) == len(set(ends)) > len(before)
-    assert sorted(ends)[: len(before)] == sorted(before)
-
-
-def test_a_damaged_date_is_an_error_where_dates_are_asked(tmp_path):
-    """The run and what is wrong with it are named."""
-    directory = RunDirectory(tmp_path / "run")
-    directory.create()
-    with_run(directory)
-    directory.write_trial(a_record(trial=0, started_at="yesterday"))
-    with pytest.raises(RunDirectoryError, match=r"run: a time is damaged: .*yesterday"):
-        _ = read_earlier(directory).spent_seconds
 
 
 def test_a_resumption_is_written_down(tmp_path):
@@ -401,7 +453,7 @@ def test_killed_at_any_moment(tmp_path):
         killed += 1
         directory = RunDirectory(path)
         before = searched(directory)
-        go_on(directory, seed=index + 1)
+        go_on(trials(index + 1), path, kind=RunDirectory)
         after = searched(directory)
         assert set(before) <= set(after)
         assert all(after[n].pairs[: len(each.pairs)] == each.pairs for n, each in before.items())

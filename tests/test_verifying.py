@@ -3,7 +3,9 @@
 import contextlib
 import math
 import re
+import signal
 import tempfile
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -134,12 +136,18 @@ def test_a_budget_without_two_processes_decides_nothing_and_a_larger_one_is_name
 
 
 @pytest.mark.parametrize("enough", [1, 5])
-def test_ctrl_c_judges_what_there_is(recipe, tmp_path, monkeypatch, enough):
+def test_ctrl_c_judges_what_there_is(recipe, tmp_path, enough):
     """After a few processes there is a finding; before two of them verifying ends as an interrupted run does."""
-    watcher = Watcher()
-    monkeypatch.setattr(
-        "autotune.study.run.Run.interrupted", lambda self: len(watcher.of(TrialMeasured)) >= enough
-    )
+    stopping = threading.Event()
+
+    def react(event):
+        if isinstance(event, TrialMeasured) and len(watcher.of(TrialMeasured)) == enough:
+            signal.raise_signal(signal.SIGINT)
+        if isinstance(event, Notice) and "stopping" in event.text:
+            assert "--resume" not in event.text, "nothing is kept that could be gone on with"
+            stopping.set()
+
+    watcher = Watcher(react)
     if enough == 1:
         with pytest.raises(TuningInterruptedError) as interrupted:
             found(recipe, tmp_path, observe=watcher)
@@ -148,6 +156,7 @@ def test_ctrl_c_judges_what_there_is(recipe, tmp_path, monkeypatch, enough):
         verification = found(recipe, tmp_path, observe=watcher)
         assert verification.finding is Finding.HOLDS
         assert verification.instances == enough
+    assert stopping.wait(timeout=30)
 
 
 def out_of_memory(configuration):

@@ -170,8 +170,8 @@ class Beside:
         detail = failure.detail or failure.log_tail
         if failure.outcome is Outcome.TIMEOUT and hurried:
             return BudgetError(
-                f"the budget ended before the baseline was timed: {failure.reason}",
-                hint="Give a larger --budget.",
+                f"the budget ended after {self._run.clock():.0f} s, before the baseline was timed",
+                hint=f"Give a larger --budget, such as {max(60, math.ceil(self._run.clock() / 6) * 60)}s.",
                 detail=detail,
             )
         if failure.outcome is Outcome.TIMEOUT and not self.baseline.slices:

@@ -11,8 +11,6 @@ from autotune.trial.record import TrialRecord
 
 BETWEEN_SECONDS = 0.4
 """Added to each start, for the fork, for what is said on the pipes, and for the end of the process."""
-BOUNDARY_SECONDS = 2.5
-"""What a process takes longer that measures the boundary of long epochs."""
 LEAST_ROUNDS, MOST_ROUNDS = 3, 24
 """Pairs of slices in a fresh pair of processes."""
 LEAST_SLICES_SECONDS, MOST_SLICES_SECONDS = 3.0, 12.0
@@ -55,8 +53,6 @@ def start_seconds(record: TrialRecord, timing: TrialTiming) -> float:
     if record.timed_by == "steps":
         if whole := _now_whole(record, timing):
             seconds += 2 * whole
-        elif record.boundary is None and timing.boundary is None and record.examples_per_epoch is not None:
-            seconds += BOUNDARY_SECONDS
     return seconds
 
 

@@ -8,7 +8,6 @@ balanced random order. Where two do not fit in memory together they follow each 
 from __future__ import annotations
 
 import contextlib
-import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -30,8 +29,6 @@ from autotune.trial.record import Boundary, Looks, Outcome, Pairing, Slice, Tria
 
 BRACKET_ROUNDS = 3
 """Slices of the baseline on either side of a leader that runs alone, which has twice as many."""
-BOUNDARIES = 2
-"""Processes of a side that measure the boundary of their epochs; later ones take over the mean."""
 MOST_ASKED = 2
 """Processes of a side that are asked how long they wait for input: the second where the first did not tell."""
 BASELINE_FAILURES = 2
@@ -109,7 +106,7 @@ class FreshPairs:
         self._deadline = deadline
         self._timeout = timeout
         self._times_asked: Counter[int] = Counter()
-        self._boundaries: dict[int, list[Boundary]] = {}
+        self._boundaries: dict[int, Boundary] = {}
 
     def measure(self, confirmation: Confirmation, rounds: int) -> None:
         """One more instance: a fresh process of each side, measured against one another.
@@ -262,7 +259,8 @@ class FreshPairs:
     def _start(self, trial: Trial, stack: contextlib.ExitStack, timing: TrialTiming) -> None:
         """A fresh process of a trial, warm; the stack kills it at its end."""
         run, began = self._run, self._run.clock()
-        known = self._boundaries.setdefault(trial.number, [])
+        is_baseline = trial.configuration == run.baseline
+        boundary = self._boundaries.get(trial.number, run.boundary if is_baseline else None)
         usual = 0.0 if trial.warm is None else trial.warm.ready_seconds
         at_most = max(self._timeout, GENEROUS * usual) + SLICE_PATIENCE_SECONDS
         with self._deadline.wait(usual, at_most=at_most) as timeout:
@@ -270,7 +268,7 @@ class FreshPairs:
                 trial.configuration,
                 log=run.log_of(trial),
                 data=run.data,
-                timing=replace(timing, boundary=_mean(known) if len(known) >= BOUNDARIES else None),
+                timing=replace(timing, boundary=boundary),
             )
             stack.callback(_end, trial)
             trial.live = live
@@ -279,7 +277,7 @@ class FreshPairs:
             run.refuse_other_devices(warm.started.gpus)
             trial.note_warm(warm)
         if warm.ready.boundary is not None:
-            known.append(warm.ready.boundary)
+            self._boundaries[trial.number] = warm.ready.boundary
         trial.seconds += run.clock() - began
 
     def _slice(self, trial: Trial, length: float, confirmation: Confirmation) -> Slice:
@@ -345,11 +343,3 @@ def _end(trial: Trial) -> None:
     if trial.live is not None:
         trial.live.kill()
         trial.live = None
-
-
-def _mean(known: Sequence[Boundary]) -> Boundary:
-    return Boundary(
-        seconds=statistics.fmean(each.seconds for each in known),
-        validation_seconds=statistics.fmean(each.validation_seconds for each in known),
-        seconds_per_example=statistics.fmean(each.seconds_per_example for each in known),
-    )

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autotune.errors import NoStableConfigurationError
+from autotune.measure import numerics
 from autotune.measure.deciding import EndedBy, is_faster
 from autotune.measure.intervals import (
     LogInterval,
@@ -507,7 +508,8 @@ class Loop:
         record = trial.record(Outcome.OK) if failure is None else trial.failed(failure)
         claim = self.claim(confirmation)
         # The claim's interval is the one over processes, not the one over all slices.
-        return record.model_copy(update={"speedup": None if claim is None else ratio_interval(claim)})
+        speedup = None if claim is None else ratio_interval(claim)
+        return record.model_copy(update={"speedup": speedup, "checks": self._checks.get(trial.number, ())})
 
     def _look(self, confirmation: Confirmation) -> None:
         """Judge a leader where a look is due; rules are asked of it as well."""
@@ -590,6 +592,6 @@ class Loop:
                     in_search=self._run.records[looks.candidate],
                 )
                 self._confirmations[trial.number] = confirmation
-                if looks.standing is not Standing.OPEN:
-                    self._checks[trial.number] = self._rules(confirmation)
+                self._checks[trial.number] = checks = self._run.records[trial.number].checks
+                self._parity |= {trial.configuration: each for each in checks if each.name == numerics.NAME}
         self._sampler.catch_up(self._run.records.values())

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from autotune.measure.disturbance import Disturbance
+from autotune.measure.stability import Check
 from autotune.space.knobs import Value
 
 Seconds = Annotated[FiniteFloat, Field(ge=0)]
@@ -254,6 +255,7 @@ class TrialRecord(_Data):
             too few others remained in an instance; None where there are none.
         slices: Slices taken alone (the baseline's own).
         looks: When its confirmation is looked at; empty for all but leaders. The last ones are in force.
+        checks: The stability rules at the last look, and what comparing losses has shown; empty for all but leaders.
         stopped_by: Why measuring stopped: `narrow`, `cannot_win`, `behind`, `ahead`, `time`, or None.
         throughput: Samples per second of a long training, epoch boundaries included.
         speedup: Ratio of throughputs, candidate over baseline, from the pairs.
@@ -297,6 +299,7 @@ class TrialRecord(_Data):
     disturbed_pairs: Literal["left_out", "used"] | None = None
     slices: Annotated[tuple[Slice, ...], Field(fail_fast=True)] = ()
     looks: Annotated[tuple[Looks, ...], Field(fail_fast=True)] = ()
+    checks: Annotated[tuple[Check, ...], Field(fail_fast=True)] = ()
     stopped_by: Literal["narrow", "cannot_win", "behind", "ahead", "time"] | None = None
     throughput: Interval | None = None
     speedup: Interval | None = None

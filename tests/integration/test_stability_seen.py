@@ -37,12 +37,14 @@ def test_a_fixed_shape_is_traced_once(launch, case, jit_compile):
 
 def test_a_smaller_last_batch_that_comes_late_is_no_retrace(launch):
     """An epoch that is longer than the warm-up ends in a slice: what XLA compiles there once is left out."""
-    trial = launch("late_remainder", jit_compile=True, data=Data(examples=100, endless=False))
-    warm = trial.warm_up()
-    assert warm.ready.timed_by == "steps"
+    trial = launch("late_remainder", jit_compile=True, data=Data(examples=644, endless=False))
+    assert trial.warm_up().ready.timed_by == "steps"
     assert "2 times" not in trial.log.read_text()
-    assert [each.retraces for each in slices(trial, seconds=4.0, count=2)] == [0, 0]
-    assert "2 times" in trial.log.read_text()
+    for _ in range(60):
+        assert trial.measure(1.0).retraces == 0
+        if "2 times" in trial.log.read_text():
+            return
+    pytest.fail("no slice reached the end of the epoch")
 
 
 def test_python_numbers_are_traced_for_each_time(launch):
@@ -70,7 +72,7 @@ def test_a_leak_is_seen_in_a_continuous_run(launch, case, passes):
     """A pipeline that keeps something of each example is found out within seconds; an ordinary one is not accused."""
     trial = launch(case)
     trial.warm_up()
-    parts = trial.trial.measure_continuously(0.3, 20, 120.0)
+    parts = trial.trial.measure_continuously(0.3, 12, 120.0)
     trained = itertools.accumulate(each.examples for each in parts)
     samples = [(float(count), float(each.host_bytes)) for count, each in zip(trained, parts, strict=True)]
     found = memory_growth(
