@@ -4,10 +4,9 @@ import pytest
 from simulated_runs import BASELINE, Watcher, a_record, run_on, simulated_trials
 
 from autotune.measure.numerics import tells
-from autotune.space.configuration import Configuration
 from autotune.study.parity import SAME, Parity
 from autotune.study.progress import Notice
-from autotune.study.trainings import SEEDS, Trainings
+from autotune.study.trainings import Trainings
 from autotune.trial.live import TrialFailed
 from autotune.trial.record import Outcome
 
@@ -169,31 +168,3 @@ def test_a_card_that_is_lost_or_taken_is_no_configurations_fault(started, refere
     assert check.passed
     assert not tells(check)
     assert ("busy or unavailable" if failure else "where the baseline saw NVIDIA H200") in check.detail
-
-
-def test_sifting_refuses_and_goes_on(started):
-    """The refused one's record says `unstable` and why; the next takes its place."""
-    _, run, watcher = started(learns=lambda each: each["precision"] != "mixed_bfloat16")
-    finalists = [
-        a_record(each) for each in (BFLOAT, BASELINE.replace(jit_compile=True), BASELINE.replace(prefetch=2))
-    ]
-    run.records |= {each.trial: each for each in finalists}
-    kept, checks = Parity(Trainings(run, ends=run.clock() + 600)).sift(finalists, wanted=1)
-    assert kept == finalists[1:]
-    assert set(checks) == {Configuration(each.configuration) for each in kept}
-    refused = run.records[finalists[0].trial]
-    assert refused.outcome is Outcome.UNSTABLE
-    assert refused.reason.startswith("numerics_parity: ")
-    assert "precision=mixed_bfloat16 is not stable" in watcher.of(Notice)[0].text
-
-
-def test_once_there_are_enough_nothing_more_is_trained(started):
-    """Further ones stand by only where they ask for no trainings of their own."""
-    trials, run, _ = started()
-    finalists = [
-        a_record(each) for each in (BFLOAT, BFLOAT.replace(batch_size=64), BFLOAT.replace(prefetch=2))
-    ]
-    kept, _ = Parity(Trainings(run, ends=run.clock() + 600)).sift(finalists, wanted=1)
-    assert kept == [finalists[0], finalists[2]]
-    assert len(trials.launched) == 2
-    assert len(SEEDS) >= 5

@@ -7,7 +7,6 @@ import pytest
 from simulated_runs import a_slice
 
 from autotune.measure.disturbance import Disturbance
-from autotune.measure.epoch_ends import mean_stall_seconds, variance_of_charge
 from autotune.space.configuration import Configuration
 from autotune.study.running import Trial, recorded_rate, throughput_interval
 from autotune.trial.live import WarmUp
@@ -57,7 +56,7 @@ def beside_another(marks, *, own_marked=False):
     """A trial and another one in the same rounds of an instance; a pair of either is disturbed where marked."""
     own, other = (Trial(number, Phase.CONFIRM, Configuration({})) for number in (1, 2))
     for index, marked in enumerate(marks):
-        baseline = a_slice()
+        baseline = a_slice().model_copy(update={"at": float(index)})
         for trial, rate in ((own, 6000.0 + 600.0 * index), (other, 4000.0)):
             disturbed = Disturbance.LOAD if marked and (trial is own) == own_marked else None
             pair = Pair(baseline_first=True, baseline=baseline, candidate=a_slice(rate), disturbed=disturbed)
@@ -122,7 +121,7 @@ def test_a_confirmation_tells_its_throughput_over_processes(phase, wide, alone):
     trial = Trial(1, phase, Configuration({}))
     trial.pairing = Pairing.ALTERNATING
     trial.note_warm(
-        replace(warm(0.0, None), started=warm(0.0, None).started.model_copy(update={"examples": None}))
+        replace(warm(0.0), started=warm(0.0).started.model_copy(update={"examples": None}))
     )
     for speed in (3800.0, 4200.0) * 2:
         trial.instances += 1
@@ -153,7 +152,7 @@ def test_a_trial_has_settled_where_most_of_its_processes_had(told, expected):
     trial = Trial(1, Phase.CONFIRM, Configuration({}))
     for each in told:
         trial.note_warm(
-            replace(warm(1.0, None), ready=warm(1.0, None).ready.model_copy(update={"settled": each}))
+            replace(warm(1.0), ready=warm(1.0).ready.model_copy(update={"settled": each}))
         )
     assert trial.record(Outcome.OK).settled is expected
 
@@ -174,7 +173,7 @@ def test_closing_figures_of_several_processes_are_put_together():
     assert trial.finished == Finished(peak_host_bytes=5, peak_device_bytes=9, input_wait_fraction=0.3)
 
 
-def warm(overhead, stalled_ends):
+def warm(overhead):
     """What a process told whose epochs of a thousand examples are timed by steps."""
     return WarmUp(
         started=Started(
@@ -193,7 +192,6 @@ def warm(overhead, stalled_ends):
             epoch_overhead_seconds=overhead,
             call_seconds=0.1,
             epoch_seconds=None,
-            stalled_ends=stalled_ends,
         ),
         launch_seconds=0.0,
         first_step_seconds=1.0,
@@ -205,7 +203,7 @@ def warm(overhead, stalled_ends):
 @pytest.mark.parametrize("uncounted", [False, True])
 def test_a_record_says_whether_its_validation_was_counted(uncounted):
     """As its process told: the recipe warns of what such a validation costs beyond its beginning."""
-    trial, told = Trial(1, Phase.CONFIRM, Configuration({})), warm(1.0, None)
+    trial, told = Trial(1, Phase.CONFIRM, Configuration({})), warm(1.0)
     trial.note_warm(
         replace(told, started=told.started.model_copy(update={"validation_uncounted": uncounted}))
     )
@@ -215,50 +213,18 @@ def test_a_record_says_whether_its_validation_was_counted(uncounted):
 def test_what_processes_saw_of_boundaries_is_averaged():
     """Each has seen a few: the record has their mean, and a throughput that goes with it."""
     trial = Trial(1, Phase.CONFIRM, Configuration({}))
-    for overhead, share in [(1.0, 0.0), (3.0, 0.5), (2.0, None)]:
-        trial.note_warm(warm(overhead, share))
+    for overhead in (1.0, 3.0, 2.0):
+        trial.note_warm(warm(overhead))
     trial.add_slices([a_slice(100, seconds=1.0, epochs=0)])
     record = trial.record(Outcome.OK)
-    assert (record.epoch_overhead_seconds, record.stalled_ends, record.stalls_untold) == (2.0, 0.25, 1)
-    assert record.throughput.value == pytest.approx(1000 / (12.0 + 0.25 * mean_stall_seconds(12.0)))
-
-
-@pytest.mark.parametrize(
-    ("own", "beside", "counts"), [(0.5, 0.2, True), (0.5, None, False), (None, 0.2, False), (0.0, 0.2, False)]
-)
-def test_only_stalls_that_are_charged_make_a_rate_uncertain(own, beside, counts):
-    """Where one side's are not known neither is charged; and what no epoch does is no luck."""
-    trial, other = Trial(1, Phase.CONFIRM, Configuration({})), Trial(2, Phase.CONFIRM, Configuration({}))
-    trial.note_warm(warm(1.0, own))
-    other.note_warm(warm(1.0, beside))
-    trial.add_slices([a_slice(100, seconds=1.0, epochs=0)])
-    assert trial.variance_of_stalls(trial) >= 0.0
-    expected = variance_of_charge(own, 1000 / trial.record(Outcome.OK).throughput.value) if counts else 0.0
-    assert trial.variance_of_stalls(other) == expected
-    assert (expected > 0) is counts
-
-
-def test_only_processes_that_were_charged_make_a_rate_uncertain():
-    """One of four, whichever it was: the others were timed in whole epochs."""
-    told, other = warm(1.0, 0.5), Trial(2, Phase.CONFIRM, Configuration({}))
-    whole = replace(told, ready=told.ready.model_copy(update={"timed_by": "epochs", "stalled_ends": None}))
-    other.note_warm(whole)
-    found = set()
-    for order in ([told, whole, whole, whole], [whole, whole, whole, told]):
-        trial = Trial(1, Phase.CONFIRM, Configuration({}))
-        for each in order:
-            trial.note_warm(each)
-        trial.add_slices([a_slice(100, seconds=9.0, epochs=1)])
-        pace = trial.record(Outcome.OK).throughput.value
-        assert trial.variance_of_stalls(other) == pytest.approx(variance_of_charge(0.5, 1000 / pace) / 4)
-        found.add(pace)
-    assert len(found) == 1
+    assert record.epoch_overhead_seconds == 2.0
+    assert record.throughput.value == pytest.approx(1000 / 12.0)
 
 
 @pytest.mark.parametrize("of_baseline", [False, True])
 def test_losses_are_medians_of_processes(of_baseline):
     """One process whose first batch or last slice was unlike the others' says nothing of a trial's losses."""
-    trial, told = Trial(1, Phase.CONFIRM, Configuration({})), warm(1.0, 0.0)
+    trial, told = Trial(1, Phase.CONFIRM, Configuration({})), warm(1.0)
     for first, losses in [(2.0, (5.0, 1.0)), (9.0, (5.0, 1.5)), (2.5, (1.0, 8.0))]:
         trial.instances += 1
         trial.note_warm(replace(told, first_loss=first))
@@ -274,7 +240,7 @@ def test_losses_are_medians_of_processes(of_baseline):
 
 def test_what_an_epoch_costs_is_borne_by_what_it_trains_on():
     """Of a thousand examples, 900 in whole batches: the rest is dropped, and the boundary comes after 9 seconds."""
-    told = warm(1.0, 0.0)
+    told = warm(1.0)
     dropping = replace(told, started=told.started.model_copy(update={"examples_per_epoch": 900}))
     trial = Trial(1, Phase.CONFIRM, Configuration({}))
     trial.note_warm(dropping)
@@ -290,31 +256,14 @@ def test_what_an_epoch_costs_is_borne_by_what_it_trains_on():
 def test_what_no_process_told_is_not_in_the_record():
     """Neither before the first is warm, nor where nothing was seen of boundaries."""
     trial = Trial(1, Phase.CONFIRM, Configuration({}))
-    assert trial.record(Outcome.CRASHED).epoch_overhead_seconds is None
-    trial.note_warm(warm(None, None))
-    assert trial.record(Outcome.OK).stalled_ends is None
-
-
-def test_stalls_that_only_one_side_knows_of_count_on_neither():
-    """Steps too slow to see any beside ones that saw some: charged on one side only they would make a gain."""
-    slow, quick, untuned = warm(0.0, None), warm(0.0, 0.5), warm(0.0, 0.0)
-    trial = Trial(1, Phase.SEARCH, Configuration({}))
-    for own, reference in [(slow, quick), (quick, slow), (slow, slow), (quick, quick), (quick, untuned)]:
-        trial.note_warm(own)
-        trial.add_pair(
-            baseline_first=True, baseline=a_slice(100), candidate=a_slice(100), reference=reference
-        )
-    assert trial.log_ratios[:4] == [0.0] * 4
-    assert trial.log_ratios[-1] < -0.1, "that an untuned pipeline has none is known"
+    for _ in range(2):
+        assert trial.record(Outcome.CRASHED).epoch_overhead_seconds is None
+        trial.note_warm(warm(None))
 
 
 def test_a_recorded_slice_has_the_rate_that_it_had_when_it_was_measured():
-    """A pair that is restored, or drawn, says what it said: with the stalls that were charged, or without."""
-    trial, beside = (Trial(number, Phase.SEARCH, Configuration({})) for number in (1, 0))
-    trial.note_warm(warm(2.0, 0.5))
-    beside.note_warm(warm(1.0, None))
+    """A pair that is restored says what it said, with what an epoch costs beyond its steps."""
+    trial = Trial(1, Phase.SEARCH, Configuration({}))
+    trial.note_warm(warm(2.0))
     each = a_slice(100)
-    own, other = (one.record(Outcome.OK) for one in (trial, beside))
-    assert recorded_rate(each, own, own) == trial.rate(each) < 1000 / 12.0
-    assert recorded_rate(each, own, other) == pytest.approx(1000 / 12.0), "neither side is charged"
-    assert recorded_rate(each, other, own) == pytest.approx(1000 / 11.0)
+    assert recorded_rate(each, trial.record(Outcome.OK)) == trial.rate(each) == pytest.approx(1000 / 12.0)

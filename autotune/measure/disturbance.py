@@ -43,8 +43,6 @@ DEVIATIONS = 6.0
 """The same in standard deviations, estimated robustly: where all is always restless, that is the usual."""
 FEWEST_KEPT = 2
 """Pairs that must remain in an instance, and at least half: else all are used."""
-NOTABLE_SHARE = 0.10
-"""Share of a confirmation's pairs from which on the user is told that they were disturbed."""
 _DEVIATION_OF_MEDIAN = 1.4826
 """A normal distribution's standard deviation over its median absolute deviation."""
 

@@ -103,9 +103,7 @@ def mean_interval(
     return LogInterval(value=mean, low=mean - margin, high=mean + margin, count=len(values))
 
 
-def instance_interval(
-    instances: Sequence[Sequence[float]], *, confidence: float = CONFIDENCE
-) -> LogInterval:
+def instance_interval(instances: Sequence[Sequence[float]], *, confidence: float = CONFIDENCE) -> LogInterval:
     """Mean over instances, with an interval that allows for differences between instances.
 
     The standard error is the larger of two: the spread between the instances' means, and what the spread

@@ -40,7 +40,7 @@ from autotune.trial.live import (
 )
 from autotune.trial.record import Outcome, Pairing, Phase, Slice, TrialRecord
 
-INPUT_WAIT_SECONDS = 0.5
+INPUT_WAIT_SECONDS = 0.3
 """The counterfactual's time, for the baseline and what is confirmed: those figures stand in the recipe."""
 QUICK_INPUT_WAIT_SECONDS = 0.05
 """The same for a trial of the search, where it would be most of what the tool itself costs."""

@@ -29,9 +29,9 @@ def epoch_seconds(record: TrialRecord) -> float:
     return record.examples_per_epoch / record.throughput.value
 
 
-def measured_seconds(ready_seconds: float) -> float:
-    """What the slices of a search trial may take: processes that take long to start are asked more."""
-    return min(MOST_MEASURED_SECONDS, max(LEAST_MEASURED_SECONDS, ready_seconds))
+def measured_seconds(first_step: float) -> float:
+    """What the slices of a search trial may take: processes that take long until their first step are asked more."""
+    return min(MOST_MEASURED_SECONDS, max(LEAST_MEASURED_SECONDS, first_step))
 
 
 def trial_timeout(budget: float, *, first_step: float, ready: float) -> float:
@@ -43,16 +43,15 @@ def trial_timeout(budget: float, *, first_step: float, ready: float) -> float:
         ready: What it took until it was warm.
     """
     usual = max(SMALLEST_TRIAL_TIMEOUT, FIRST_STEP_FACTOR * first_step, 2 * ready)
-    least = SLOWEST_START * ready + measured_seconds(ready) + 1.0
+    least = SLOWEST_START * ready + measured_seconds(first_step) + 1.0
     return max(least, min(usual, LARGEST_TRIAL_SHARE * budget))
 
 
 def start_seconds(record: TrialRecord, timing: TrialTiming) -> float:
     """To start and warm up one process of a configuration that the search has measured."""
     seconds = (record.first_step_seconds or 1.0) + (record.warmup_seconds or 1.0) + BETWEEN_SECONDS
-    if record.timed_by == "steps":
-        if whole := _now_whole(record, timing):
-            seconds += 2 * whole
+    if whole := _now_whole(record, timing):
+        seconds += 2 * whole
     return seconds
 
 

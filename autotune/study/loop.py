@@ -128,7 +128,9 @@ class Loop:
         self._options, self._import_seconds = options, import_seconds
         # The process knows better than NVML what it may take: a part of a card, or what the workload allows itself.
         self._limits = replace(limits, device_bytes=run.device_limit_bytes or limits.device_bytes)
-        self._trial_limits = TrialLimits(timeout=timeout, measured=costs.measured_seconds(warm.ready_seconds))
+        self._trial_limits = TrialLimits(
+            timeout=timeout, measured=costs.measured_seconds(warm.first_step_seconds)
+        )
         self._pairs = FreshPairs(run, deadline, timeout=timeout)
         self._proposals = Proposals(space, sampler)
         self._tried: dict[Configuration, Trial] = {space.baseline: beside.baseline}
@@ -593,5 +595,7 @@ class Loop:
                 )
                 self._confirmations[trial.number] = confirmation
                 self._checks[trial.number] = checks = self._run.records[trial.number].checks
-                self._parity |= {trial.configuration: each for each in checks if each.name == numerics.NAME}
+                for each in checks:
+                    if each.name == numerics.NAME:
+                        self._parity[trial.configuration] = each
         self._sampler.catch_up(self._run.records.values())

@@ -179,7 +179,7 @@ def _reserve(state: State) -> float:
 def _choosing_seconds(state: State, leader: Candidate) -> float:
     """What looks again will take that choose among the fastest."""
     rival = _rival(state, leader)
-    return 0.0 if rival is None else MOST_LOOKS_AGAIN * rival.look_seconds
+    return 0.0 if rival is None else min(MOST_LOOKS_AGAIN, len(state.contenders)) * rival.look_seconds
 
 
 def _rival(state: State, leader: Candidate) -> Candidate | None:

@@ -1,4 +1,4 @@
-"""Finalists' loss curves against float32 without XLA, before they are confirmed.
+"""A leader's loss curve against float32 without XLA, before it is confirmed.
 
 A speed-up that no longer learns is none. What is compared, and how far apart two curves may end, is in
 `measure/numerics.py`; here is who is compared, when, and what follows.
@@ -6,17 +6,14 @@ A speed-up that no longer learns is none. What is compared, and how far apart tw
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from autotune.measure.numerics import NAME, parity, tells
 from autotune.measure.stability import Check
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS
-from autotune.space.search_space import ResolvedSpace
 from autotune.study.progress import Notice
 from autotune.study.trainings import LEAST_SECONDS, MOST_STEPS, SEEDS, Curves, Trainings
 from autotune.trial.live import DeviceUnavailable, TrialFailed
-from autotune.trial.record import Outcome, TrialRecord
+from autotune.trial.record import Outcome
 
 _NOT_COMPUTED_WITH = ("batch_size", "deterministic")
 """Knobs that change numerics through the order or the number of examples: the comparison holds both still."""
@@ -30,14 +27,6 @@ def numerics_of(configuration: Configuration) -> tuple[object, ...]:
         configuration.get(name)
         for name, knob in KNOBS.items()
         if knob.changes_numerics and name not in _NOT_COMPUTED_WITH
-    )
-
-
-def varies_what_is_learned(space: ResolvedSpace) -> bool:
-    """Whether the space has configurations that compute otherwise than the baseline does, or in other batches."""
-    return any(
-        KNOBS[name].changes_numerics and name != "deterministic" and len(choices) > 1
-        for name, choices in space.choices.items()
     )
 
 
@@ -58,36 +47,6 @@ class Parity:
         self._run = trainings.run
         self._checks: dict[tuple[int, tuple[object, ...]], Check] = {}
         self._references: dict[int, Curves | str] = {}
-
-    @staticmethod
-    def asks(configuration: Configuration, baseline: Configuration) -> bool:
-        """Whether anything is to be trained for this one: it computes otherwise, or in other batches."""
-        return configuration.batch_size != baseline.batch_size or numerics_of(configuration) != numerics_of(
-            baseline
-        )
-
-    def sift(
-        self, finalists: Sequence[TrialRecord], *, wanted: int
-    ) -> tuple[list[TrialRecord], Mapping[Configuration, Check]]:
-        """The finalists that may be confirmed, and what was found of each.
-
-        Args:
-            finalists: The most promising first. One whose loss does not fall as it should becomes `unstable`.
-            wanted: How many are enough; after these, only such that need no further check.
-        """
-        found: dict[Configuration, Check] = {}
-        kept: list[TrialRecord] = []
-        for record in finalists:
-            configuration = Configuration(record.configuration)
-            if len(kept) >= wanted and self._known(configuration) is None:
-                continue
-            check = self.check(configuration)
-            if not check.passed:
-                self._refuse(record, check)
-                continue
-            kept.append(record)
-            found[configuration] = check
-        return kept, found
 
     def check(self, configuration: Configuration) -> Check:
         """The check of one configuration, from what is known or from trainings of its own."""
@@ -115,12 +74,6 @@ class Parity:
             if numerics_tried == numerics and (size == configuration.batch_size or not check.passed):
                 return check  # what does not learn at one batch size is not tried at others
         return None
-
-    def _refuse(self, record: TrialRecord, check: Check) -> None:
-        changes = self._run.changes(Configuration(record.configuration))
-        self._run.observe(Notice(text=f"{changes} is not stable: {check.detail}"))
-        refused = {"outcome": Outcome.UNSTABLE, "reason": f"{check.name}: {check.detail}"}
-        self._run.keep(record.model_copy(update=refused), announce=False)
 
     def _compare(self, configuration: Configuration) -> Check:
         reference = self._reference(configuration)

@@ -158,11 +158,8 @@ class Sampler:
             }
         for record in records:
             configuration = Configuration(record.asked or record.configuration)
-            if (
-                record.phase is not Phase.CONFIRM
-                and record.trial not in told
-                and configuration in self._space
-            ):
+            of_search = record.phase in (Phase.BASELINE, Phase.SEARCH)
+            if of_search and record.trial not in told and configuration in self._space:
                 self.tell(self.ask_for(configuration), record)
 
     def ask(self) -> tuple[Trial, Configuration]:

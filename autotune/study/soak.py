@@ -86,9 +86,7 @@ def _train(run: Run, trial: Trial, *, ends: float) -> None:
 def _stamped(slices: Sequence[Slice], ended: float) -> list[Slice]:
     """Slices without a pause between them, with the second of the run at which each ended."""
     left = [math.fsum(later.seconds for later in slices[place + 1 :]) for place in range(len(slices))]
-    return [
-        each.model_copy(update={"at": ended - after}) for each, after in zip(slices, left, strict=True)
-    ]
+    return [each.model_copy(update={"at": ended - after}) for each, after in zip(slices, left, strict=True)]
 
 
 def _checks(

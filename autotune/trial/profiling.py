@@ -11,86 +11,64 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import keras
-    import tensorflow as tf
 
-FIRST_BATCH_SECONDS = 3.0
-"""A pipeline whose first batch takes longer is not opened again for the input wait."""
-STRETCH_SECONDS = 0.015
-"""How long the step runs on what is kept, or one call, before the pipeline has its turn."""
-DRAIN_STRETCHES, COUNTED_STRETCHES = 6, 3
-"""What the pipeline has filled its buffers with during a stretch, a step that waits for a share `w` of its time has
-used up within (1 - w)/w stretches: within 6 for 15% and more. So many pass before so many count."""
-LONG_CALL_SHARE = 0.1
-"""Of the time: a call that takes more leaves no room for stretches."""
-FIRST_DRAIN_SHARE = 0.25
-"""Of the time: for what the pipeline had gathered before the first stretch."""
+FEWEST_KEPT_CALLS = 2
+"""Of the train function on the kept batch, after a first one that does not count."""
 
 
 def input_wait_fraction(
-    model: keras.Model, train: tf.data.Dataset, seconds: float, patience_seconds: float = FIRST_BATCH_SECONDS
+    model: keras.Model, iterator: Any, call_seconds: float, seconds: float
 ) -> float | None:
     """Share of the step that waits for input: the same step on a batch kept in memory is the counterfactual.
 
-    Both take turns in short stretches, on the model's own compiled function. While the step runs on what is kept, the
-    pipeline goes on and fills its buffers; so before the step on the pipeline counts, it runs until a pipeline that is
-    slower than the step has emptied them again. What a pipeline takes away from the step by using the same cores counts
-    as waiting only as far as it stops meanwhile.
+    The batch is the next one of the training's own iterator: no pipeline is opened again. What the pipeline takes away
+    from the step by using the same cores counts as waiting.
 
     Args:
         model: Compiled, and trained already.
-        train: The training pipeline, batched.
-        seconds: How long all of it may take, once both have begun. Where calls take more than a tenth of it, the one
-            on what is kept is timed once, the one on the pipeline as often as the seconds hold.
-        patience_seconds: How long the pipeline's first batch may take.
+        iterator: The training's own, which no training goes on with.
+        call_seconds: What a call of the train function took in the timed slices.
+        seconds: How long calls on the kept batch are timed, two of them at least.
 
     Returns:
-        None where the first batch takes longer than that: a shuffle buffer to be filled, files to be opened.
+        None where the iterator has no batch left.
     """
     import tensorflow as tf
 
-    def timed(iterator: Any, calls: int) -> float:
-        tf.test.experimental.sync_devices()
-        began = time.perf_counter()
-        for _ in range(calls):
-            model.train_function(iterator)
-        tf.test.experimental.sync_devices()
-        return time.perf_counter() - began
-
-    began = time.perf_counter()
-    kept = iter(train.take(1).cache().repeat())
-    model.train_function(kept)
-    if time.perf_counter() - began > patience_seconds:
+    kept = _kept(iterator)
+    if kept is None:
         return None
-    real = iter(train.repeat())
-    for iterator in (kept, real, real):
-        model.train_function(iterator)
-    real_call, kept_call = timed(real, 1), timed(kept, 1)
-    one = max(real_call, kept_call)
-    if one > LONG_CALL_SHARE * seconds:
-        more = int((seconds - real_call - kept_call) / one)  # a single one may have found full buffers
-        if more > 0:
-            real_call = (real_call + timed(real, more)) / (1 + more)
-        return max(0.0, 1.0 - kept_call / real_call)
-    calls = max(1, min(200, int(min(STRETCH_SECONDS, seconds / 10) / one)))
+    model.train_function(kept)
+    tf.test.experimental.sync_devices()
+    began, calls = time.perf_counter(), 0
+    while calls < FEWEST_KEPT_CALLS or time.perf_counter() - began < seconds:
+        model.train_function(kept)
+        calls += 1
+    tf.test.experimental.sync_devices()
+    kept_call = (time.perf_counter() - began) / calls
+    return min(1.0, max(0.0, 1.0 - kept_call / call_seconds))
 
-    def timed_for(at_least: float) -> tuple[float, int]:
-        """On the pipeline, for so long: seconds, and how many calls that were."""
-        spent, done = timed(real, calls), calls
-        while spent < at_least:
-            spent, done = spent + timed(real, calls), done + calls
-        return spent, done
 
-    deadline = time.perf_counter() + seconds
-    timed_for(seconds * FIRST_DRAIN_SHARE)
-    kept_spent = real_spent = 0.0
-    kept_calls = real_calls = 0
-    while not real_calls or time.perf_counter() < deadline:
-        stretch = timed(kept, calls)
-        timed_for(stretch * DRAIN_STRETCHES)
-        spent, done = timed_for(stretch * COUNTED_STRETCHES)
-        kept_spent, kept_calls = kept_spent + stretch, kept_calls + calls
-        real_spent, real_calls = real_spent + spent, real_calls + done
-    return min(1.0, max(0.0, 1.0 - (kept_spent / kept_calls) / (real_spent / real_calls)))
+def _kept(iterator: Any) -> Any:
+    """An iterator that yields the next batch of another one again and again, in its shapes: nothing is traced again."""
+    import tensorflow as tf
+
+    batch = next(iterator, None)
+    if batch is None:
+        return None
+    spec = iterator.element_spec
+
+    def as_in_pipeline(*parts: Any) -> Any:
+        whole = parts if isinstance(spec, tuple) else parts[0]
+        shaped = [
+            tf.raw_ops.PlaceholderWithDefault(input=each, shape=wanted.shape)
+            if isinstance(wanted, tf.TensorSpec)
+            else each
+            for each, wanted in zip(tf.nest.flatten(whole), tf.nest.flatten(spec), strict=True)
+        ]
+        return tf.nest.pack_sequence_as(spec, shaped)
+
+    return iter(tf.data.Dataset.from_tensors(batch).map(as_in_pipeline).cache().repeat())
 
 
 def gpu_names() -> tuple[str, ...]:

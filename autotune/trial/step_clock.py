@@ -140,6 +140,8 @@ class StepClock:
         self._settled: bool | None = None
         self._open: _OpenSlice | None = None
         self._slices_left = 0
+        self._sliced_seconds = self._sliced_calls = 0.0
+        self.iterator: Any = None
         self._first_call_at: float | None = None
         self._first_call_seconds = 0.0
         self._compile_seconds: float | None = None
@@ -159,6 +161,7 @@ class StepClock:
         """`train_function`, with every call of it timed."""
 
         def timed(iterator: Any) -> Any:
+            self.iterator = iterator
             logs = train_function(iterator)
             self._call_ended(logs)
             return logs
@@ -552,10 +555,25 @@ class StepClock:
         self._report_slice(current, now)
         self._open_segment(self._clock())
 
+    @property
+    def sliced_call_seconds(self) -> float | None:
+        """What a call took in the slices so far, boundaries of epochs left out; None where no call shows it."""
+        return self._sliced_seconds / self._sliced_calls if self._sliced_calls else None
+
+    def _note_pace(self, current: _OpenSlice) -> None:
+        if not self._by_epochs:
+            self._sliced_seconds += current.seconds
+            self._sliced_calls += current.steps / self._training.steps_per_call
+            return
+        within = sorted(current.call_seconds)[: max(0, len(current.call_seconds) - current.epochs)]
+        self._sliced_seconds += sum(within)
+        self._sliced_calls += len(within)
+
     def _report_slice(self, current: _OpenSlice, now: float) -> None:
         self._training.synchronise()
         if self._by_epochs:
             current.seconds += self._clock() - now
+        self._note_pace(current)
         loss = self._finite_loss()
         self._open = None
         cpu_seconds, after = _cpu_seconds() - current.cpu_at_start, self._counters()

@@ -153,12 +153,12 @@ def _train(
         )
 
     finish = _fit(model, train, validation, clock, retracing, between_epochs)
-    _tell_closing(channel, model, train.dataset, finish)
+    _tell_closing(channel, model, clock, finish)
     return 0
 
 
 def _tell_closing(
-    channel: TrialChannel, model: keras.Model, train: tf.data.Dataset, finish: messages.Finish
+    channel: TrialChannel, model: keras.Model, clock: StepClock, finish: messages.Finish
 ) -> None:
     """The closing figures, before the input wait is measured and, where that is asked for, with it."""
     told = messages.Finished(
@@ -168,8 +168,10 @@ def _tell_closing(
     )
     channel.send(told)
     if finish.input_wait_seconds > 0:
-        gc.collect()  # `fit`'s iterator, or it would hold its buffers beside that of the measurement
-        waits = profiling.input_wait_fraction(model, train, finish.input_wait_seconds)
+        pace = clock.sliced_call_seconds
+        waits = None
+        if pace is not None:
+            waits = profiling.input_wait_fraction(model, clock.iterator, pace, finish.input_wait_seconds)
         channel.send(told.model_copy(update={"input_wait_fraction": waits}))
 
 
