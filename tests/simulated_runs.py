@@ -264,7 +264,15 @@ class Searching:
     """
 
     def __init__(
-        self, path, trials, *, bracketed=False, left=math.inf, baseline_seconds=600.0, open_first=True, **settings
+        self,
+        path,
+        trials,
+        *,
+        bracketed=False,
+        left=math.inf,
+        baseline_seconds=600.0,
+        open_first=True,
+        **settings,
     ):
         if open_first:
             trials.open()
@@ -289,11 +297,15 @@ class Searching:
 class Fresh:
     """A leader's confirmation: what the search has found of it, and fresh pairs of processes."""
 
-    def __init__(self, path, trials, configuration=FAST, *, champion=None, pairing=None, left=math.inf, **settings):
+    def __init__(
+        self, path, trials, configuration=FAST, *, champion=None, pairing=None, left=math.inf, **settings
+    ):
         searching = Searching(path, trials, bracketed=pairing is Pairing.BRACKETED, **settings)
         self.trials, self.run = trials, searching.run
         found = [
-            searching.measure(each, timeout=600.0)[1] for each in (configuration, champion) if each is not None
+            searching.measure(each, timeout=600.0)[1]
+            for each in (configuration, champion)
+            if each is not None
         ]
         searching.beside.end_baseline()
         self.records = [self.run.records[0], *found]
@@ -303,9 +315,7 @@ class Fresh:
         reference, trial, other = (
             None if each is None else self.run.new_trial(Phase.CONFIRM, each) for each in sides
         )
-        self.confirmation = Confirmation(
-            reference=reference, trial=trial, champion=other, in_search=found[0]
-        )
+        self.confirmation = Confirmation(reference=reference, trial=trial, champion=other, in_search=found[0])
         deadline = Deadline(clock=trials.clock, at=trials.clock() + left)
         self.pairs = FreshPairs(self.run, deadline, timeout=60.0)
 
@@ -348,7 +358,9 @@ def a_candidate(number, gain=0.0, *, pairs=8, **fields):
     return Candidate(number=number, ratio=math.log1p(gain), pairs=pairs, **fields)
 
 
-def a_leader(candidate, *, low=None, high=None, after=(4, 8, 12), standing=Standing.OPEN, number=90, **fields):
+def a_leader(
+    candidate, *, low=None, high=None, after=(4, 8, 12), standing=Standing.OPEN, number=90, **fields
+):
     """A leader; with bounds, its claim lies in the middle of them."""
     ratio = None
     if low is not None:

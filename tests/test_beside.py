@@ -347,7 +347,9 @@ def lose_slices_of_the_baseline(monkeypatch, trials, outcome, *, since_slices=0,
 
 
 @pytest.mark.parametrize("since_slices", [0, 3])
-def test_a_baseline_that_finds_no_memory_beside_a_candidate_is_not_given_up(tmp_path, monkeypatch, since_slices):
+def test_a_baseline_that_finds_no_memory_beside_a_candidate_is_not_given_up(
+    tmp_path, monkeypatch, since_slices
+):
     """That is the candidate's failure: it is bracketed, also where memory grows late; its pairs are kept."""
     trials = simulated_trials(TWICE, noise=0.3)
     searching = Searching(tmp_path, trials)
@@ -359,7 +361,9 @@ def test_a_baseline_that_finds_no_memory_beside_a_candidate_is_not_given_up(tmp_
     assert alive(trials) == [BASELINE]
 
 
-def test_what_runs_out_of_memory_when_there_is_no_time_to_try_it_alone_has_run_out_of_it(tmp_path, monkeypatch):
+def test_what_runs_out_of_memory_when_there_is_no_time_to_try_it_alone_has_run_out_of_it(
+    tmp_path, monkeypatch
+):
     """The pairs that it gave before make it no success."""
     trials = simulated_trials(TWICE, noise=0.3)
     searching = Searching(tmp_path, trials, left=12.0)

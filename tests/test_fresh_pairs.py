@@ -171,7 +171,9 @@ def test_a_baseline_that_fails_is_not_the_leaders_fault(tmp_path, pairing):
 
 
 @pytest.mark.parametrize("victim", [BASELINE, LARGE])
-def test_one_that_dies_in_its_slices_beside_the_leader_costs_that_instance_at_most(tmp_path, monkeypatch, victim):
+def test_one_that_dies_in_its_slices_beside_the_leader_costs_that_instance_at_most(
+    tmp_path, monkeypatch, victim
+):
     """What was measured before counts, and the leader is not blamed; without its champion it is measured on."""
     fresh = Fresh(tmp_path, simulated_trials(SPEED), champion=LARGE)
     taken = noted(monkeypatch, fresh.trials)
@@ -223,24 +225,42 @@ def test_a_leader_without_room_beside_the_baseline_is_bracketed_from_then_on(tmp
     assert math.exp(fresh.interval().value) == pytest.approx(1.5, rel=0.05)
 
 
-def test_what_was_bracketed_in_the_search_is_bracketed_again(tmp_path):
-    """Never two alive, and a steady drift cancels."""
+@pytest.mark.parametrize("champion", [None, LARGE])
+def test_what_was_bracketed_in_the_search_is_bracketed_again(tmp_path, champion):
+    """Never two alive, a champion in the same bracket, and a steady drift cancels."""
     seen = []
     trials = simulated_trials(
         SPEED,
         fits_together=lambda each: seen.append(len(each)) or True,
         drift=lambda seconds: math.exp(-0.02 * seconds),
     )
-    fresh = Fresh(tmp_path, trials, pairing=Pairing.BRACKETED)
-    fresh.measure(3)
+    fresh = Fresh(tmp_path, trials, champion=champion, pairing=Pairing.BRACKETED)
+    fresh.measure(4)
     assert max(seen) == 1
-    assert [each.configuration for each in fresh.launched] == [BASELINE, FAST, BASELINE] * 3
-    assert math.exp(fresh.interval().value) == pytest.approx(1.5, rel=0.02)
+    order = [each.configuration for each in fresh.launched]
+    length = 3 if champion is None else 4
+    assert order[::length] == order[length - 1 :: length] == [BASELINE] * 4
+    assert order.count(FAST) == order.count(champion) or champion is None
+    assert math.exp(fresh.interval().value) == pytest.approx(1.5, rel=0.03)
+    if champion is not None:
+        over = instance_interval(fresh.confirmation.over_champion)
+        assert math.exp(over.value) == pytest.approx(1.25, rel=0.03)
+
+
+def test_a_champion_that_fails_in_a_bracket_is_not_the_leaders_fault(tmp_path):
+    """Nor is its failure the baseline's: the leader is measured without it."""
+    fresh = Fresh(tmp_path, simulated_trials(SPEED), champion=LARGE, pairing=Pairing.BRACKETED)
+    fresh.trials.failure = failing(LARGE)
+    fresh.measure(3)
+    assert fresh.confirmation.failure is fresh.confirmation.champion is None
+    assert len(fresh.confirmation.measured) == 3
 
 
 def test_where_memory_does_not_hold_three_the_champion_makes_way(tmp_path):
     """The leader stays side by side with the baseline."""
-    fresh = Fresh(tmp_path, simulated_trials(SPEED, fits_together=lambda each: len(each) <= 2), champion=LARGE)
+    fresh = Fresh(
+        tmp_path, simulated_trials(SPEED, fits_together=lambda each: len(each) <= 2), champion=LARGE
+    )
     fresh.measure(3)
     assert fresh.record.pairing is Pairing.ALTERNATING
     assert "memory" in fresh.confirmation.champion_failure.reason
@@ -318,6 +338,13 @@ def test_an_instance_that_cannot_start_in_time_is_not_begun(tmp_path, pairing):
     assert len(fresh.confirmation.measured) == 1
 
 
+def measure_until_it_fails(fresh):
+    """Instance after instance; a failure of the leader is raised."""
+    while fresh.confirmation.failure is None:
+        fresh.measure()
+    raise fresh.confirmation.failure
+
+
 @pytest.mark.parametrize("left", [8.0 + 1.1 * step for step in range(6)])
 @pytest.mark.parametrize("pairing", list(Pairing))
 @pytest.mark.parametrize("stands_still", [False, True])
@@ -327,9 +354,7 @@ def test_whenever_the_time_is_up_nothing_is_waited_for(tmp_path, pairing, left, 
     if stands_still:
         fresh.trials.drift = lambda at: 1.0 if at < fresh.began + left - 2.0 else 1e-6
     with pytest.raises((TimeIsUp, TrialFailed) if stands_still else TimeIsUp):
-        while fresh.confirmation.failure is None:
-            fresh.measure()
-        raise fresh.confirmation.failure
+        measure_until_it_fails(fresh)
     assert fresh.trials.clock() - fresh.began <= left + 1.1
     assert fresh.trials.alive == []
 

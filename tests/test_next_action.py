@@ -6,7 +6,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_runs import BASELINE, a_candidate, a_leader, a_state
+from simulated_runs import a_candidate, a_leader, a_state
 
 from autotune.measure.deciding import EndedBy, Verdict
 from autotune.measure.intervals import LogInterval, Spread
@@ -338,7 +338,9 @@ def test_an_undecided_run_can_go_on_in_the_time_that_is_named(state):
 
 def after(state, action, draw):
     """A state in which the action has been done, with answers that are drawn."""
-    state = dataclasses.replace(state, left=state.left - 0.5 - draw(st.floats(0.0, 1.2)) * cost(state, action))
+    state = dataclasses.replace(
+        state, left=state.left - 0.5 - draw(st.floats(0.0, 1.2)) * cost(state, action)
+    )
     match action:
         case TryAnother() if draw(st.integers(0, 20)) == 0:
             return dataclasses.replace(state, more_candidates=False, exhausted=True)
@@ -363,13 +365,9 @@ def after(state, action, draw):
             k = sum(each.looks.leader > 0 for each in state.leaders) + 1
             known = state.standing.get(number)
             leader = known or a_leader(number, number=100 + number)
-            looks = Looks(
-                leader=k, candidate=number, error=error_of(k), after=looks, reference=200 + number
-            )
+            looks = Looks(leader=k, candidate=number, error=error_of(k), after=looks, reference=200 + number)
             others = tuple(each for each in state.leaders if each is not known)
-            return dataclasses.replace(
-                state, leaders=(*others, dataclasses.replace(leader, looks=looks))
-            )
+            return dataclasses.replace(state, leaders=(*others, dataclasses.replace(leader, looks=looks)))
         case FreshPair():
             leader = state.open
             leader = dataclasses.replace(leader, processes=leader.processes + 1)

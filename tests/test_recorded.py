@@ -9,6 +9,7 @@ import time
 
 import false_wins
 import pytest
+from autotune.study.plan import FINALISTS
 from confirming import Confirmations
 from estimators import WAYS, autocorrelated
 from figures import share
@@ -16,7 +17,6 @@ from recorded import FEW_REPLAYS, Nowhere, RecordedTrials, Recording, Stretch, i
 from simulated_runs import a_pair, a_record
 
 from autotune.measure.deciding import Verdict
-from autotune.study.plan import FINALISTS
 
 
 def an_instance(rng, *, noise, pairs=5, ratio=1.0):

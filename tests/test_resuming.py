@@ -288,9 +288,11 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path, stop):
     first = ended(
         path,
         observe=Watcher(
-            lambda event: signal.raise_signal(signal.SIGTERM)
-            if isinstance(event, TrialBegan) and event.trial == stop
-            else None
+            lambda event: (
+                signal.raise_signal(signal.SIGTERM)
+                if isinstance(event, TrialBegan) and event.trial == stop
+                else None
+            )
         ),
     )
     assert first.evidence.ended_by is EndedBy.INTERRUPTED
@@ -427,7 +429,9 @@ def killed_after(path, events):
         try:
             os.close(reading)
             with on_disk(path) as directory:
-                tune_simulated(trials(), directory, budget=120.0, observe=lambda event: os.write(writing, b"."))
+                tune_simulated(
+                    trials(), directory, budget=120.0, observe=lambda event: os.write(writing, b".")
+                )
             status = 0
         finally:
             os._exit(status)

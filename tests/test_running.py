@@ -120,9 +120,7 @@ def test_a_confirmation_tells_its_throughput_over_processes(phase, wide, alone):
     """The baseline's slices as well as the candidates' of pairs; a search has hardly two processes of any."""
     trial = Trial(1, phase, Configuration({}))
     trial.pairing = Pairing.ALTERNATING
-    trial.note_warm(
-        replace(warm(0.0), started=warm(0.0).started.model_copy(update={"examples": None}))
-    )
+    trial.note_warm(replace(warm(0.0), started=warm(0.0).started.model_copy(update={"examples": None})))
     for speed in (3800.0, 4200.0) * 2:
         trial.instances += 1
         if alone:
@@ -151,9 +149,7 @@ def test_a_trial_has_settled_where_most_of_its_processes_had(told, expected):
     """A restless second may look like a warm-up in one of them; those with too few steps to tell do not vote."""
     trial = Trial(1, Phase.CONFIRM, Configuration({}))
     for each in told:
-        trial.note_warm(
-            replace(warm(1.0), ready=warm(1.0).ready.model_copy(update={"settled": each}))
-        )
+        trial.note_warm(replace(warm(1.0), ready=warm(1.0).ready.model_copy(update={"settled": each})))
     assert trial.record(Outcome.OK).settled is expected
 
 

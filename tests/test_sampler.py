@@ -10,7 +10,7 @@ from simulated_runs import BASELINE, a_pair, a_record, space_of
 
 from autotune.errors import RunDirectoryError
 from autotune.space.configuration import Configuration
-from autotune.study.sampler import RANDOM_TRIALS, Sampler, distributions
+from autotune.study.sampler import Sampler, distributions
 from autotune.trial.record import Outcome, Phase
 
 UNEVEN_SPACE = """
@@ -25,6 +25,8 @@ choices = [0, 2, 8, "autotune"]
 kind = "categorical"
 choices = [false, true]
 """
+FIRST = 10
+"""Trials before the samples are modelled."""
 
 
 def a_sampler(space, *, file=None, seed=0):
@@ -47,7 +49,7 @@ def run(sampler, count, outcome=lambda configuration: 1.0):
 def test_every_sample_lies_in_the_space():
     """Before and after the model takes over, each value is one of the choices, of its own type."""
     space = space_of(UNEVEN_SPACE)
-    asked = run(a_sampler(space), 5 * RANDOM_TRIALS, lambda each: each.batch_size / 100)
+    asked = run(a_sampler(space), 5 * FIRST, lambda each: each.batch_size / 100)
     assert all(configuration in space for configuration in asked)
     for name, choices in space.choices.items():
         assert {type(each[name]) for each in asked} <= {type(each) for each in choices}
@@ -76,7 +78,7 @@ def test_a_seed_makes_the_samples_repeatable():
 def test_the_model_goes_where_it_is_fast():
     """Once it has a model, the sampler proposes the fast third of the space far more often than chance."""
     asked = run(a_sampler(space_of()), 50, lambda each: each.batch_size / 32)
-    modelled = asked[RANDOM_TRIALS:]
+    modelled = asked[FIRST:]
     assert sum(each.batch_size >= 256 for each in modelled) > 0.75 * len(modelled)
 
 
@@ -85,10 +87,10 @@ def test_a_failing_half_of_the_space_is_mostly_avoided(seed):
     """Of 40 samples after the start, few go where everything fails (told as failed, it was 35 of 40)."""
     asked = run(
         a_sampler(space_of(), seed=seed),
-        40 + RANDOM_TRIALS,
+        40 + FIRST,
         lambda each: None if each["jit_compile"] else 1.0,
     )
-    assert sum(bool(each["jit_compile"]) for each in asked[RANDOM_TRIALS:]) <= 15
+    assert sum(bool(each["jit_compile"]) for each in asked[FIRST:]) <= 15
 
 
 def test_the_study_opens_as_optuna_reads_it(tmp_path):
@@ -194,11 +196,13 @@ def test_what_is_passed_over_is_told_as_pruned():
 
 
 def test_what_the_study_knows_it_is_not_told_again(tmp_path):
-    """Catching up twice, and with the file opened anew, leaves one trial for each record."""
+    """Catching up twice, and with the file opened anew, leaves one trial for each record of the search."""
     space = space_of()
     records = [
         a_record(BASELINE, trial=0),
         a_record(BASELINE.replace(jit_compile=True), trial=1, speedup=1.5),
+        a_record(BASELINE.replace(jit_compile=True), trial=2, speedup=1.5, phase=Phase.CONFIRM),
+        a_record(BASELINE.replace(jit_compile=True), trial=3, phase=Phase.SOAK),
     ]
     for _ in range(2):
         sampler = a_sampler(space, file=tmp_path / "study.db")

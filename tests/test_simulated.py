@@ -9,7 +9,6 @@ from simulated_runs import BASELINE, FACTS, faster_by, simulated_trials
 
 from autotune.trial.live import Data, TrialFailed
 from autotune.trial.record import Outcome
-from autotune.trial.simulated import FIRST_LOSS
 
 KNOWN = Data(examples=1437, endless=False)
 
@@ -102,7 +101,8 @@ def test_the_loss_falls_with_training():
     """Slice after slice it is lower."""
     trial = warm(simulated_trials(examples=None))
     losses = [trial.measure(5.0, 100.0).loss for _ in range(4)]
-    assert FIRST_LOSS > losses[0] > losses[1] > losses[2] > losses[3] > FIRST_LOSS / 2
+    assert losses == sorted(losses, reverse=True)
+    assert losses[0] > losses[-1] > losses[0] / 2
 
 
 def test_a_step_takes_the_slices_share():
@@ -239,16 +239,6 @@ def test_closing_figures():
 # ------------------------------------------------------------------------------------------------ templates
 
 
-def test_templates_that_are_started_together_import_side_by_side():
-    """Two groups, prepared one after the other, are ready after one import's time."""
-    trials = simulated_trials(import_seconds=4.0)
-    trials.prepare(1, [BASELINE])
-    trials.prepare(2, [BASELINE])
-    trials.await_ready(1)
-    trials.await_ready(2)
-    assert trials.clock() == 4.0
-
-
 def test_a_knob_that_is_read_at_import_costs_an_import():
     """Another value of an import-stage knob needs a template of its own, once."""
     trials = simulated_trials(import_seconds=4.0)
@@ -260,21 +250,36 @@ def test_a_knob_that_is_read_at_import_costs_an_import():
     assert trials.clock() == 8.0
 
 
-def test_retiring_a_group_ends_its_trials_only():
-    """A trial of a retired group is gone, and answers as one whose template died; others go on."""
+def test_what_is_closed_has_no_trials_any_more():
+    """They are gone, and answer as those whose template died; a later one imports afresh."""
     trials = simulated_trials(import_seconds=4.0, start_seconds=0.0)
-    gone, stays = warm(trials, group=1), warm(trials, group=2)
-    trials.retire(1)
-    assert trials.alive == [stays]
+    gone = warm(trials)
+    trials.close()
+    assert trials.alive == []
     before = trials.clock()
-    launch(trials, group=1)
-    assert trials.clock() == pytest.approx(before + 4.0), "another template imports afresh"
+    launch(trials)
+    assert trials.clock() == pytest.approx(before + 4.0)
     with pytest.raises(TrialFailed, match="template died") as caught:
         gone.measure(0.5, 10.0)
     assert caught.value.outcome is Outcome.CRASHED
-    stays.measure(0.5, 10.0)
-    trials.close()
-    assert trials.alive == []
+
+
+def test_forks_of_one_template_share_its_luck():
+    """Of other templates they are told apart; `apart` says which are which."""
+    trials = simulated_trials(template_noise=0.3, examples=None)
+    apart = BASELINE.replace(onednn=False)
+    one, like, other = (rate(warm(trials, each).measure(0.5, 100.0)) for each in (BASELINE, BASELINE, apart))
+    assert one == pytest.approx(like)
+    assert one != pytest.approx(other, rel=0.01)
+    assert trials.apart(BASELINE, apart)
+    assert not trials.apart(BASELINE, BASELINE.replace(batch_size=64))
+
+
+def test_what_is_in_force_may_be_another_configuration():
+    """A trial says so once it is warm."""
+    trials = simulated_trials(in_force=lambda each: {"steps_per_execution": 4})
+    found = launch(trials, BASELINE.replace(steps_per_execution=16)).warm_up(100.0)
+    assert found.started.in_force == {"steps_per_execution": 4}
 
 
 # --------------------------------------------------------------------------------------------------- misuse

@@ -188,7 +188,9 @@ def test_the_batch_size_can_be_bounded(tmp_path, bound, largest):
 
 def test_a_bound_below_the_workloads_own_batch_is_refused(directory):
     """The baseline has it whatever was asked for, so "no larger one" could not be kept."""
-    with pytest.raises(ArgumentError, match=r"--max-batch 16 is below the workload's own batch size, which is 32"):
+    with pytest.raises(
+        ArgumentError, match=r"--max-batch 16 is below the workload's own batch size, which is 32"
+    ):
         tune_simulated(simulated_trials(SPEED), directory, max_batch=16)
 
 
@@ -255,7 +257,9 @@ def test_a_failing_baseline_ends_the_run(directory, failure, error, code):
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.CRASHED, Outcome.ERROR, Outcome.NONFINITE], ids=str)
+@pytest.mark.parametrize(
+    "outcome", [Outcome.TIMEOUT, Outcome.CRASHED, Outcome.ERROR, Outcome.NONFINITE], ids=str
+)
 def test_failing_configurations_do_not_end_the_run(tmp_path, outcome):
     """XLA fails here, in all its trials; what is faster without it is found, and the failures are kept."""
     trials = simulated_trials(
@@ -336,7 +340,9 @@ def test_what_fits_alone_only_is_bracketed_and_what_cannot_fit_is_not_run(tmp_pa
 EPOCHS = ((0.05, 40), (1.0, 100), (4.0, 2000), (16.0, 3), (50.0, 8), (50.0, 8000))
 """Seconds of an epoch of the baseline, and calls in it: few calls are timed as whole epochs, however long."""
 WRONG = ("nothing", "crashes", "hangs", "hangs late", "stalls late", "all hang", "machine slows down")
-MACHINES = list(itertools.product((1.0, 5.0, 20.0), (0.5, 2.0, 20.0, 60.0), EPOCHS, WRONG, ("auto", "bracketed")))
+MACHINES = list(
+    itertools.product((1.0, 5.0, 20.0), (0.5, 2.0, 20.0, 60.0), EPOCHS, WRONG, ("auto", "bracketed"))
+)
 
 
 def machine(budget, import_seconds, start_seconds, epoch, wrong):
@@ -417,7 +423,7 @@ SLOW = {
 
 @pytest.mark.parametrize("shape", SLOW)
 def test_slow_starters_get_an_answer(tmp_path, shape):
-    """Large models on GPUs are like that: in 40 of their starts they are searched, confirmed and kept within the time."""
+    """Large models on GPUs are like that: within forty of their starts there is a claim, and the time is kept."""
     settings = SLOW[shape]
     budget = 40.0 * settings["start_seconds"] + 400.0
     trials = simulated_trials(faster_by(jit_compile=1.5), **QUIET, **settings)
@@ -432,9 +438,7 @@ def test_what_needs_an_import_that_the_time_does_not_hold_is_not_tried(tmp_path)
     """No trial is made for it; the rest of the space is searched."""
     for import_seconds in (120.0, 4.0):
         trials = simulated_trials(**QUIET, import_seconds=import_seconds)
-        _, records = answered(
-            tmp_path / str(import_seconds), trials, space=TINY_SPACE + ONEDNN, budget=240.0
-        )
+        _, records = answered(tmp_path / str(import_seconds), trials, space=TINY_SPACE + ONEDNN, budget=240.0)
         tried = [each for each in searched(records) if each.configuration["onednn"] is False]
         assert bool(tried) is (import_seconds < 100.0)
         assert len(searched(records)) >= 3

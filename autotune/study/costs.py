@@ -11,6 +11,8 @@ from autotune.trial.record import TrialRecord
 
 BETWEEN_SECONDS = 0.4
 """Added to each start, for the fork, for what is said on the pipes, and for the end of the process."""
+CLEARLY_WHOLE = 0.8
+"""Of the longest epoch that is timed whole: a process takes seconds to find out about one that is about as long."""
 LEAST_ROUNDS, MOST_ROUNDS = 3, 24
 """Pairs of slices in a fresh pair of processes."""
 LEAST_SLICES_SECONDS, MOST_SLICES_SECONDS = 3.0, 12.0
@@ -49,7 +51,10 @@ def trial_timeout(budget: float, *, first_step: float, ready: float) -> float:
 
 def start_seconds(record: TrialRecord, timing: TrialTiming) -> float:
     """To start and warm up one process of a configuration that the search has measured."""
-    seconds = (record.first_step_seconds or 1.0) + (record.warmup_seconds or 1.0) + BETWEEN_SECONDS
+    warm_up = record.warmup_seconds or 1.0
+    if record.boundary is not None:  # its process measured that, and others take it over
+        warm_up = min(warm_up, timing.warmup_seconds)
+    seconds = (record.first_step_seconds or 1.0) + warm_up + BETWEEN_SECONDS
     if whole := _now_whole(record, timing):
         seconds += 2 * whole
     return seconds
@@ -94,13 +99,14 @@ def pair_seconds(records: list[TrialRecord], timing: TrialTiming) -> float:
 
 
 def confirmation_timing(records: list[TrialRecord], *, seconds: float, pairs: int) -> TrialTiming:
-    """How a confirmation is timed: epochs of up to 5 s whole where the time holds enough pairs so.
+    """How a confirmation is timed: epochs of up to 5 s whole, where all sides' are and the time holds enough pairs so.
 
     Args:
         records: Of all that take turns.
         seconds: For the confirmation.
         pairs: How many fresh pairs are wanted.
     """
-    if pairs * pair_seconds(records, IN_CONFIRMATION) <= seconds:
+    clearly = max(map(epoch_seconds, records)) <= CLEARLY_WHOLE * IN_CONFIRMATION.epoch_seconds
+    if clearly and pairs * pair_seconds(records, IN_CONFIRMATION) <= seconds:
         return IN_CONFIRMATION
     return TrialTiming(epoch_seconds=IN_SEARCH.epoch_seconds, warmup_seconds=IN_CONFIRMATION.warmup_seconds)

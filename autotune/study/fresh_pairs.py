@@ -2,7 +2,8 @@
 
 The search's leader owes part of its lead to luck, so nothing of the search enters the claim. Each *instance* is a fresh
 process of either side, and of the champion where a leader was confirmed before; they take turns in short slices, in a
-balanced random order. Where two do not fit in memory together they follow each other: baseline, leader, baseline.
+balanced random order. Where two do not fit in memory together they follow each other: baseline, leader, champion,
+baseline.
 """
 
 from __future__ import annotations
@@ -224,25 +225,36 @@ class FreshPairs:
         )
 
     def _bracket(self, confirmation: Confirmation, rounds: int) -> None:
-        """Baseline, leader, baseline again, each in a process of its own, never two alive."""
+        """Baseline, leader and champion, baseline again, each in a process of its own, never two alive."""
         reference, trial = confirmation.reference, confirmation.trial
         rounds = max(1, min(BRACKET_ROUNDS, rounds // 2))
         before = self._alone(reference, rounds, confirmation)
         reference.add_slices(before)
-        with _kept(confirmation):
-            own = self._alone(trial, 2 * rounds, confirmation)
-        if confirmation.failure is not None:
-            return
+        inside = [trial] if confirmation.champion is None else [trial, confirmation.champion]
+        taken: list[tuple[Trial, list[Slice]]] = []
+        for each in inside if trial.instances % 2 == 0 else inside[::-1]:
+            try:
+                with _kept(confirmation) if each is trial else contextlib.nullcontext():
+                    taken.append((each, self._alone(each, 2 * rounds, confirmation)))
+            except DeviceUnavailable:
+                raise
+            except (TrialFailed, _OfBaseline) as failure:
+                other = failure.failure if isinstance(failure, _OfBaseline) else failure
+                confirmation.champion_failure, confirmation.champion = other, None
+            if confirmation.failure is not None:
+                return
         after = self._alone(reference, rounds, confirmation)
         reference.add_slices(after)
         assert reference.warm is not None
-        for index, candidate in enumerate(own):
-            trial.add_pair(
-                baseline_first=index % 2 == 0,
-                baseline=(before, after)[index % 2][index // 2],
-                candidate=candidate,
-                reference=reference.warm,
-            )
+        for each, own in taken:
+            each.pairing = Pairing.BRACKETED
+            for index, candidate in enumerate(own):
+                each.add_pair(
+                    baseline_first=index % 2 == 0,
+                    baseline=(before, after)[index % 2][index // 2],
+                    candidate=candidate,
+                    reference=reference.warm,
+                )
         confirmation.measured.append(trial.instances - 1)
 
     def _alone(self, trial: Trial, count: int, confirmation: Confirmation) -> list[Slice]:

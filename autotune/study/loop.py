@@ -51,7 +51,7 @@ from autotune.study.rules import Limits, checks_of
 from autotune.study.run import Run
 from autotune.study.running import Trial, ratio_interval
 from autotune.study.sampler import Sampler
-from autotune.study.slicing import MUCH_WAITING, most_waiting
+from autotune.study.slicing import is_busy
 from autotune.study.state import Candidate, Leader, State
 from autotune.study.trainings import Trainings
 from autotune.study.waiting import Deadline, TimeIsUp
@@ -353,7 +353,7 @@ class Loop:
         record = self._run.records[trial.number]
         if record.input_wait_fraction is not None:
             return record.input_wait_fraction > WAITS
-        return most_waiting(list(record.slices), None) > MUCH_WAITING
+        return not is_busy(record.slices)
 
     def _look_again(self, trial: Trial) -> None:
         self._looks_since += 1

@@ -76,9 +76,9 @@ def most_waiting(slices: Sequence[Slice], input_wait_fraction: float | None) -> 
     """Share of its time in which a trial can at most have waited for something from outside of its processors.
 
     It waits for input no longer than the input-wait measurement says, and no longer than some of its processors were
-    idle. 1 where neither is known.
+    idle. Where only the latter is known, it is not taken to wait for much of its time.
     """
     told = [each for each in slices if each.cores is not None]
     offered = sum(each.seconds * (each.cores or 0) for each in told)
     idle = 1.0 - sum(each.cpu_seconds for each in told) / offered if offered else 1.0
-    return min(max(0.0, idle), 1.0 if input_wait_fraction is None else input_wait_fraction)
+    return min(max(0.0, idle), MUCH_WAITING if input_wait_fraction is None else input_wait_fraction)

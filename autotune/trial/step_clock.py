@@ -565,7 +565,7 @@ class StepClock:
             self._sliced_seconds += current.seconds
             self._sliced_calls += current.steps / self._training.steps_per_call
             return
-        within = sorted(current.call_seconds)[: max(0, len(current.call_seconds) - current.epochs)]
+        within = sorted(current.call_seconds)[: -current.epochs] or current.call_seconds
         self._sliced_seconds += sum(within)
         self._sliced_calls += len(within)
 
