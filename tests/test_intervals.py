@@ -105,9 +105,9 @@ def test_where_instances_differ_their_spread_is_the_error():
 
 def test_where_instances_agree_the_slices_are_the_error():
     """Equal means from slices with a variance of 0.02: the interval is that of the slices, and the usual deviation."""
-    instances = [[-0.1, 0.1], [0.1, -0.1], [-0.1, 0.1]]
-    found = instance_interval(instances).half_width / t_quantile(0.95, 3)
-    assert found == pytest.approx(math.sqrt(3 * 0.02 / 2 / 9 + 0.01**2 / 3))
+    instances = [[-0.1, 0.1], [0.1, -0.1], [-0.1, 0.1], [0.1, -0.1]]
+    found = instance_interval(instances).half_width / t_quantile(0.95, 4)
+    assert found == pytest.approx(math.sqrt(4 * 0.02 / 2 / 16 + 0.01**2 / 4))
 
 
 def test_single_slices_that_agree_by_chance_do_not_narrow_the_interval_to_nothing():

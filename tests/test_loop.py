@@ -147,23 +147,25 @@ def test_the_luck_of_templates_is_allowed_for_where_sides_have_their_own(tmp_pat
     assert (math.log(high / low) / 2 > 0.05) is apart
 
 
-def test_a_claim_of_several_processes_survives_the_end_of_the_time(tmp_path):
-    """The looks that were planned did not all come: the last one is taken then, and the answer is open without it."""
-    slow = [False]
-    trials = simulated_trials(SPEED, noise=0.02)
-    launch = trials.launch
+@pytest.mark.parametrize(
+    ("deviation", "standing", "verdict"),
+    [
+        (0.0, Standing.CONFIRMED, Verdict.FASTER),
+        (0.8, Standing.OUT_OF_TIME, Verdict.UNDECIDED),
+    ],
+)
+def test_when_the_time_is_over_the_last_look_is_taken(tmp_path, deviation, standing, verdict):
+    """A claim that is clear by then is made; else the looks that were planned are spent, and the answer is open."""
+    trials = simulated_trials(SPEED, noise=0.005, examples=None, seed=1)
 
-    def later(*arguments, **how):
-        trials.clock.advance(8.0 if slow[0] else 0.0)
-        return launch(*arguments, **how)
+    def slow_down(event):
+        if is_confirming(event):
+            trials.start_seconds, trials.instance_noise = 9.0, deviation
 
-    trials.launch = later
-    watcher = Watcher(lambda event: slow.append(True) or slow.pop(0) if is_confirming(event) else None)
-    recipe, records, _ = run(tmp_path, trials, observe=watcher, budget=100.0)
-    (leader,) = leaders(records)
-    assert leader.instances < leader.looks[-1].after[0], "the case is another one"
-    assert leader.looks[-1].standing in (Standing.CONFIRMED, Standing.OUT_OF_TIME)
-    assert recipe.evidence.verdict in (Verdict.FASTER, Verdict.UNDECIDED)
+    recipe, records, _ = run(tmp_path, trials, observe=Watcher(slow_down), budget=100.0)
+    leader = leaders(records)[-1]
+    assert 2 <= leader.instances < leader.looks[-1].after[0], "the case is another one"
+    assert (leader.looks[-1].standing, recipe.evidence.verdict) == (standing, verdict)
 
 
 def is_confirming(event):
@@ -382,7 +384,7 @@ def test_a_champion_that_was_not_compared_falls_with_its_class(tmp_path):
 
     def stand_still(event):
         if isinstance(event, TrialEnded) and event.record.trial == 2 and not event.record.looks:
-            trials[0].clock.advance(max(0.0, 175.0 - trials[0].clock()))
+            trials[0].clock.advance(max(0.0, 165.0 - trials[0].clock()))
 
     first = begun(tmp_path, trials[0], space=both, trials=2, observe=Watcher(stand_still))
     assert first.configuration["precision"] == "mixed_bfloat16", "the case is another one"

@@ -30,7 +30,7 @@ from autotune.space.configuration import Configuration
 from autotune.study.progress import TrialBegan, TrialMeasured
 from autotune.study.resuming import note_resumption, read_earlier, refuse_another_machine
 from autotune.trial.live import TrialFailed
-from autotune.trial.record import Outcome, Phase, Standing
+from autotune.trial.record import Outcome, Pairing, Phase, Standing
 
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2, steps_per_execution=1.1)
 ONE_KNOB = 'schema_version = 1\n[knobs.jit_compile]\nkind = "categorical"\nchoices = [false, true]\n'
@@ -146,6 +146,21 @@ def test_a_failed_configuration_is_not_tried_again(tmp_path):
         each.configuration for each in second.launched
     }
     assert_each_was_run_once(directory)
+
+
+@pytest.mark.parametrize(("pairing", "inferred"), [(Pairing.ALTERNATING, False), (Pairing.BRACKETED, True)])
+def test_what_ran_out_of_memory_only_beside_the_baseline_says_nothing_of_what_is_larger(
+    tmp_path, pairing, inferred
+):
+    """It may fit alone, and so may the larger ones; one that was tried alone tells."""
+    directory = stop_at(tmp_path / "run", 2)
+    record = searched(directory)[1]
+    small = {**record.configuration, "batch_size": 64, "steps_per_execution": 1}
+    failed = {"configuration": small, "asked": None, "outcome": Outcome.OOM, "pairing": pairing}
+    directory.write_trial(record.model_copy(update=failed))
+    go_on(trials(1), tmp_path / "run")
+    larger = [each for each in searched(directory).values() if each.configuration["batch_size"] > 64]
+    assert (Outcome.INFERRED_OOM in {each.outcome for each in larger}) is inferred
 
 
 def test_a_run_without_a_baseline_begins_again(tmp_path):
@@ -283,7 +298,7 @@ def test_an_exhausted_run_ends_at_once(tmp_path):
 
 @pytest.mark.parametrize("stop", [0, 3])
 def test_a_run_that_was_interrupted_goes_on(tmp_path, stop):
-    """It has a recipe, which says that the answer is open; after that it is found."""
+    """It has a recipe, which says that the answer is open; what ran when it was stopped is tried again."""
     path = tmp_path / "run"
     first = ended(
         path,
@@ -296,8 +311,15 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path, stop):
         ),
     )
     assert first.evidence.ended_by is EndedBy.INTERRUPTED
+    stopped = [
+        each.configuration for each in RunDirectory(path).read_trials() if each.outcome is Outcome.INTERRUPTED
+    ]
+    assert len(stopped) == (stop > 0)
     second = go_on(trials(1), path)
     assert second.evidence.verdict is Verdict.FASTER
+    assert all(
+        each in [one.configuration for one in searched(RunDirectory(path)).values()] for each in stopped
+    )
     assert_each_was_run_once(RunDirectory(path))
 
 

@@ -70,6 +70,12 @@ def test_slices_are_short_only_where_nothing_waits_and_long_where_one_waits_a_lo
     assert wanted_seconds(0.9, 0.1) == longest
 
 
+def test_where_nothing_is_known_of_waiting_slices_are_neither_short_nor_long():
+    """It may wait, and was not seen to wait a lot."""
+    unknown = wanted_seconds(most_waiting([], None))
+    assert wanted_seconds(0.0) < unknown < wanted_seconds(1.0)
+
+
 @pytest.mark.parametrize(("busy", "expected"), [(1.9, True), (1.0, True), (0.2, False)])
 def test_what_uses_a_processor_is_busy(busy, expected):
     """On however many cores: it hardly waits for anything from outside."""

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 CONFIDENCE = 0.95
 INSTANCE_DEVIATION = 0.01
 """Log deviation between instances that is allowed for even where the slices show none."""
+DEVIATION_OF_FEW = 0.02
+"""The same where there are too few instances for their agreement to be evidence."""
 TEMPLATE_DEVIATION = 0.02
 """Log deviation that is allowed for between forks of two templates that import the same, which they would keep for as
 long as they live. `benchmarks/templates.py` found 0 to 0.015, an earlier look at the shortest epochs 0.02 to 0.03."""
@@ -122,7 +124,8 @@ def instance_interval(instances: Sequence[Sequence[float]], *, confidence: float
     count = len(means)
     if count < 2:
         return LogInterval(value=mean, low=-math.inf, high=math.inf, count=count)
-    between, floor = statistics.variance(means) / count, INSTANCE_DEVIATION**2 / count
+    allowed = INSTANCE_DEVIATION if count >= FEW_INSTANCES else DEVIATION_OF_FEW
+    between, floor = statistics.variance(means) / count, allowed**2 / count
     spread = [each for each in instances if len(each) > 1]
     degrees = sum(len(each) - 1 for each in spread) or count - 1
     pooled = sum(statistics.variance(each) * (len(each) - 1) for each in spread) / degrees

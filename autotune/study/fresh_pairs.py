@@ -20,10 +20,10 @@ from autotune.study.beside import (
     SLICES_IN_A_TRIAL,
     Interrupted,
 )
-from autotune.study.costs import MOST_SLICES_SECONDS
+from autotune.study.costs import LEAST_ROUNDS, MOST_SLICES_SECONDS
 from autotune.study.run import Run, never_two_alive
 from autotune.study.running import Trial
-from autotune.study.slicing import most_waiting, slice_seconds, slice_times, wanted_seconds
+from autotune.study.slicing import most_waiting, slice_seconds, slice_times, taken_seconds, wanted_seconds
 from autotune.study.waiting import GENEROUS, Deadline
 from autotune.trial.live import IN_CONFIRMATION, DeviceUnavailable, TrialFailed, TrialTiming
 from autotune.trial.record import Boundary, Looks, Outcome, Pairing, Slice, TrialRecord
@@ -109,7 +109,9 @@ class FreshPairs:
         self._times_asked: Counter[int] = Counter()
         self._boundaries: dict[int, Boundary] = {}
 
-    def measure(self, confirmation: Confirmation, rounds: int) -> None:
+    def measure(
+        self, confirmation: Confirmation, rounds: int, *, most_seconds: float = MOST_SLICES_SECONDS
+    ) -> None:
         """One more instance: a fresh process of each side, measured against one another.
 
         A failure of the leader is kept with the confirmation. Where memory ran out beside the baseline, the next
@@ -118,6 +120,7 @@ class FreshPairs:
         Args:
             confirmation: Whose.
             rounds: Slices of each.
+            most_seconds: What all slices may take, where the fewest are no longer: long slices ask for as much.
 
         Raises:
             TrialFailed: The baseline failed.
@@ -130,14 +133,14 @@ class FreshPairs:
         if trial.pairing is Pairing.BRACKETED:
             self._bracket(confirmation, rounds)
         else:
-            self._alternate(confirmation, rounds)
+            self._alternate(confirmation, rounds, most_seconds)
         if isinstance(confirmation.failure, DeviceUnavailable):
             failure, confirmation.failure = confirmation.failure, None
             raise failure
         confirmation.seconds.append(self._run.clock() - began)
         self._run.measured(trial)
 
-    def _alternate(self, confirmation: Confirmation, rounds: int) -> None:
+    def _alternate(self, confirmation: Confirmation, rounds: int, most_seconds: float) -> None:
         reference, trial, champion = confirmation.reference, confirmation.trial, confirmation.champion
         together = False
         try:
@@ -156,7 +159,7 @@ class FreshPairs:
                         confirmation.champion_failure = failure
                         confirmation.champion = champion = None
                 if confirmation.failure is None:
-                    self._take_turns(confirmation, champion, rounds)
+                    self._take_turns(confirmation, champion, rounds, most_seconds)
                 for each in (reference, trial if confirmation.failure is None else None, champion):
                     self._close(each)
         except TrialFailed as failure:
@@ -173,10 +176,14 @@ class FreshPairs:
             else:
                 trial.pairing = Pairing.BRACKETED
 
-    def _take_turns(self, confirmation: Confirmation, champion: Trial | None, rounds: int) -> None:
+    def _take_turns(
+        self, confirmation: Confirmation, champion: Trial | None, rounds: int, most_seconds: float
+    ) -> None:
         reference, trial = confirmation.reference, confirmation.trial
         sides = [each for each in (reference, trial, champion) if each is not None]
-        length = self._length(confirmation, sides)
+        length = self._length(confirmation, sides, most=most_seconds / (LEAST_ROUNDS * len(sides)))
+        one_round = sum(taken_seconds(length, each.warm) for each in sides if each.warm is not None)
+        rounds = min(rounds, max(LEAST_ROUNDS, round(most_seconds / one_round)))
         order = sides
         done = 0
         try:
@@ -209,8 +216,8 @@ class FreshPairs:
                     reference=reference.warm,
                 )
 
-    def _length(self, confirmation: Confirmation, sides: Sequence[Trial]) -> float:
-        """Seconds of a slice that suit all of them."""
+    def _length(self, confirmation: Confirmation, sides: Sequence[Trial], *, most: float) -> float:
+        """Seconds of a slice that suit all of them; at most so many where calls and epochs are no longer."""
         seen = [(confirmation.reference, self._run.records[0]), (confirmation.trial, confirmation.in_search)]
         waiting = [
             most_waiting(
@@ -220,9 +227,7 @@ class FreshPairs:
             for trial, record in seen
         ]
         warm = [each.warm for each in sides if each.warm is not None]
-        return slice_seconds(
-            *warm, wanted=wanted_seconds(*waiting), most=MOST_SLICES_SECONDS / SLICES_IN_A_TRIAL
-        )
+        return slice_seconds(*warm, wanted=wanted_seconds(*waiting), most=most)
 
     def _bracket(self, confirmation: Confirmation, rounds: int) -> None:
         """Baseline, leader and champion, baseline again, each in a process of its own, never two alive."""

@@ -33,6 +33,7 @@ from autotune.study.beside import Beside, Interrupted, SameInForce, TrialLimits
 from autotune.study.feasibility import known_to_fail
 from autotune.study.fresh_pairs import BASELINE_FAILURES, Confirmation, FreshPairs
 from autotune.study.next_action import (
+    FEWEST_PROCESSES,
     CompareLosses,
     Confirm,
     End,
@@ -480,7 +481,11 @@ class Loop:
             records += self._champion_records()
         run.announce(confirmation.trial)
         try:
-            self._pairs.measure(confirmation, costs.rounds(records, confirmation.timing))
+            self._pairs.measure(
+                confirmation,
+                costs.rounds(records, confirmation.timing),
+                most_seconds=self._slices_seconds(confirmation, records),
+            )
             self._failures = 0
         except TrialFailed as failure:
             self._failures += 1
@@ -488,6 +493,13 @@ class Loop:
         finally:
             self._keep(confirmation)
             self._look(confirmation)
+
+    def _slices_seconds(self, confirmation: Confirmation, records: list[TrialRecord]) -> float:
+        """What the slices of the next fresh pair may take, so that the planned ones fit."""
+        planned = max(1, confirmation.looks.after[-1] - len(confirmation.measured))
+        starts = sum(costs.start_seconds(each, confirmation.timing) for each in records)
+        each = self.state().left / planned - starts
+        return min(costs.MOST_SLICES_SECONDS, max(costs.LEAST_SLICES_SECONDS, each))
 
     def _tell_of_failure(self, failure: TrialFailed) -> None:
         """Of the baseline's, or of a process that had not the baseline's device: the instance is lost."""
@@ -543,7 +555,7 @@ class Loop:
         if confirmation.failure is not None:
             return Standing.UNSTABLE
         claim = self.claim(confirmation)
-        if claim is None:
+        if claim is None or claim.count < FEWEST_PROCESSES:
             return Standing.NOT_SHOWN
         self._checks[number] = self._rules(confirmation)
         broken = not all(each.passed for each in self._checks[number])

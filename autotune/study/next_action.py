@@ -18,6 +18,8 @@ ERROR = 0.05
 """The chance that a run claims a gain that is not there."""
 LOOKS_AFTER = (4, 8, 12)
 """Fresh processes a side after which a confirmation is looked at, as far as the time holds them."""
+FEWEST_PROCESSES = 3
+"""A side, that a claim rests on: two may agree by chance."""
 SAFELY = 0.7
 """Share of a leader's gain that the half-width of its interval should not exceed, for its planned processes."""
 MOST_CONFIRMATION_SHARE = 0.4
@@ -236,7 +238,7 @@ def plan_looks(affordable: int) -> tuple[int, ...]:
     Args:
         affordable: How many the time holds.
     """
-    most = min(max(2, affordable), LOOKS_AFTER[-1])
+    most = min(max(FEWEST_PROCESSES, affordable), LOOKS_AFTER[-1])
     whole = [each for each in LOOKS_AFTER if each <= most]
     if not whole:
         return (most,)
