@@ -331,11 +331,14 @@ class Fresh:
         """The processes of the confirmation."""
         return self.trials.launched[self.before :]
 
-    def measure(self, count=1, *, rounds=None):
-        """So many more pairs; returns the log-ratios of all that were measured."""
-        rounds = rounds or costs.rounds(self.records, self.confirmation.timing)
+    def measure(self, count=1, *, rounds=None, **limits):
+        """So many more pairs, of as many rounds as are given or usual; returns the log-ratios of all."""
+        if rounds is None:
+            rounds = costs.rounds(self.records, self.confirmation.timing)
+        elif not limits:
+            limits = {"most_seconds": 1000.0}
         for _ in range(count):
-            self.pairs.measure(self.confirmation, rounds)
+            self.pairs.measure(self.confirmation, rounds, **limits)
         return self.confirmation.instances
 
     def interval(self):

@@ -14,6 +14,7 @@ from simulated_runs import (
 
 from autotune.study import costs
 from autotune.trial.live import IN_CONFIRMATION, IN_SEARCH
+from autotune.trial.record import Interval
 
 SHAPES = {
     "short epochs": {},
@@ -72,6 +73,18 @@ def test_a_confirmation_times_longer_epochs_whole_where_there_is_time(tmp_path, 
     timing = costs.confirmation_timing(fresh.records, seconds=seconds, pairs=4)
     assert (timing.epoch_seconds == IN_CONFIRMATION.epoch_seconds) is whole
     assert whole or 4 * costs.pair_seconds(fresh.records, timing) <= seconds + 20.0
+
+
+@pytest.mark.parametrize(("epoch", "whole"), [(2.0, True), (4.9, False), (60.0, False)])
+def test_only_epochs_that_are_clearly_short_are_timed_whole(epoch, whole):
+    """A process takes seconds to find out about one that is about as long as may be."""
+    rate = Interval(value=1000.0, low=1000.0, high=1000.0)
+    records = [
+        a_record(examples_per_epoch=round(1000 * each), throughput=rate, timed_by="steps")
+        for each in (1.5, epoch)
+    ]
+    timing = costs.confirmation_timing(records, seconds=1e6, pairs=4)
+    assert (timing.epoch_seconds == IN_CONFIRMATION.epoch_seconds) is whole
 
 
 def test_an_epoch_of_unknown_length_is_no_short_one():

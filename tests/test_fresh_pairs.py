@@ -142,6 +142,20 @@ def test_slices_are_long_where_either_side_waits_for_something_from_outside(tmp_
     assert min(later) > 1.0 if waiting else max(later) < 0.6
 
 
+def test_slices_take_no_longer_than_the_time_that_was_planned_for_them(tmp_path):
+    """Long ones, of what waits, become fewer and shorter; a few there are."""
+    gain = {"freeze_gain": lambda each: 1.6}
+    taken = []
+    for most_seconds in (3.0, 12.0, 1000.0):
+        trials = simulated_trials(SPEED, examples=None, **gain)
+        fresh = Fresh(tmp_path / str(most_seconds), trials)
+        fresh.measure(2, rounds=8, most_seconds=most_seconds)
+        pairs = [pair for pair in fresh.record.pairs if pair.instance]
+        taken.append(sum(pair.baseline.seconds + pair.candidate.seconds for pair in pairs))
+        assert len(pairs) > 2
+    assert taken[0] <= 3.5 < taken[1] <= 13.0 < taken[2]
+
+
 # ------------------------------------------------------------------------------------------------- failures
 
 

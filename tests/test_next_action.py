@@ -80,6 +80,15 @@ def test_of_two_that_may_be_the_best_the_one_that_is_less_known_is_looked_at():
     assert next_action(a_state(first, second, more_candidates=False)) == LookAgain(9)
 
 
+def test_time_to_choose_between_two_is_kept_with_that_of_the_confirmation():
+    """Another candidate is not tried in it; a clear leader needs none."""
+    close = (a_candidate(8, 0.5, processes=1), a_candidate(9, 0.49, processes=1))
+    needed = confirmation_seconds(a_state(*close), close[0])
+    assert isinstance(next_action(a_state(*close, left=needed + 9.0)), LookAgain)
+    assert next_action(a_state(*close, left=needed + 30.0)) == TryAnother()
+    assert next_action(a_state(FAST, left=needed + 9.0)) == TryAnother()
+
+
 def test_losses_are_compared_before_the_confirmation_of_what_computes_otherwise():
     """Where there is time for it; what computes as the baseline does needs none."""
     unchecked = dataclasses.replace(FAST, unchecked=True)

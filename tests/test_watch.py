@@ -122,6 +122,14 @@ def test_the_recipe_says_what_was_watched(tmp_path):
     assert not any("--soak" in each for each in recipe.evidence.stability.not_checked)
 
 
+def test_its_time_is_kept_from_the_search(tmp_path):
+    """The run ends in its budget, however much there is to search."""
+    trials = simulated_trials(SPEED, noise=0.02)
+    recipe, _ = quick_tune(trials, tmp_path, budget=150.0, soak=60.0)
+    assert recipe.evidence.watch.seconds > 30.0
+    assert trials.clock() <= 155.0
+
+
 def test_a_winner_that_fails_while_it_is_watched_is_not_recommended(tmp_path):
     """The recipe is the baseline, and says what came closest and why it is not it."""
     fast_starts = itertools.count()

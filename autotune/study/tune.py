@@ -60,7 +60,7 @@ DEFAULT_BUDGET = "10m"
 DEFAULT_SPACE = {Device.CPU: "quick", Device.GPU: "gpu"}
 MAY_CHANGE = ("trials", "soak")
 """Options that a resumed run may be given anew."""
-LEAST_LOSSES_SECONDS = 6.0
+LEAST_LOSSES_SECONDS = 12.0
 """For comparing training losses at another batch size: with less, it is not begun."""
 
 

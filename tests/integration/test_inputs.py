@@ -197,7 +197,7 @@ def test_a_long_epoch_of_a_persistent_iterator_is_timed_by_steps_and_its_boundar
 
 
 def test_an_epoch_that_cannot_be_counted_in_time_is_timed_by_steps(launch):
-    """Its length stays unknown, which is not endless. The seconds of counting are told apart from those of the start."""
+    """Its length stays unknown, which is not endless. The time to start is told without the time of counting."""
     launch("pairs").warm_up()  # its template has imported everything
     began = time.monotonic()
     warm = launch("slow_generator").warm_up()

@@ -8,10 +8,30 @@ from autotune.space.knobs import Device
 from autotune.study.opening import baseline_of
 from autotune.study.progress import silent
 from autotune.trial.live import Data, TrialFailed
+from autotune.trial.process import TrialProcesses
 from autotune.trial.record import Outcome
-from autotune.workload import parse_reference
+from autotune.workload import WorkloadReference, parse_reference
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    """Trials of a workload file with this source, imported once for all tests that ask for it."""
+    known = {}
+
+    def trials_of(source):
+        if source not in known:
+            folder = tmp_path_factory.mktemp("workload")
+            (folder / "train.py").write_text(source)
+            reference = WorkloadReference(file=str(folder / "train.py"), search_path=(str(folder),))
+            processes = TrialProcesses(reference, logs=folder)
+            known[source] = processes, processes.open()
+        return known[source]
+
+    yield trials_of
+    for processes, _ in known.values():
+        processes.close()
 
 
 def test_the_defaults_leave_tensorflow_alone(launch):
@@ -144,10 +164,9 @@ workload = autotune.Workload(model=model, dataset=dataset, compile=lambda: {"los
 """
 
 
-def test_a_file_that_starts_the_runtime_gets_a_fresh_interpreter_per_trial(processes_of, tmp_path):
+def test_a_file_that_starts_the_runtime_gets_a_fresh_interpreter_per_trial(opened, tmp_path):
     """It is noticed, and the knobs of every stage act all the same."""
-    processes = processes_of(SPAWNED)
-    facts = processes.open()
+    processes, facts = opened(SPAWNED)
     assert (processes.started_by_import, processes.isolation) == ("runtime", "spawn")
     assert facts.batch_size == 16
     assert not processes.apart(configuration(), configuration(onednn=False))  # no parents whose luck they had
@@ -192,6 +211,7 @@ def test_a_file_that_starts_a_thread_gets_a_fresh_interpreter_per_trial(processe
     trial.kill()
 
 
+STARTED = "STARTED = tf.constant(1.0) + 1"
 SETS = """
 import os
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # before TensorFlow, as its documentation says
@@ -216,20 +236,19 @@ workload = autotune.Workload(model=model, dataset=dataset, compile=lambda: {{"lo
 """
 
 
-def test_what_the_file_sets_is_found(processes_of):
+def test_what_the_file_sets_is_found(opened):
     """Policy, threads and what TensorFlow read while it was imported, as the user would run it."""
-    processes = processes_of(SETS.format(more=""))
-    found = processes.open().in_force
+    processes, facts = opened(SETS.format(more=""))
+    found = facts.in_force
     assert processes.started_by_import is None
     assert (found["precision"], found["intra_op_threads"]) == ("mixed_bfloat16", 1)
     assert (found["inter_op_threads"], found["onednn"]) == (0, False)
 
 
-@pytest.mark.parametrize("more", ["", "STARTED = tf.constant(1.0) + 1"])
-def test_a_trial_runs_what_its_configuration_says(processes_of, tmp_path, more):
+@pytest.mark.parametrize("more", ["", STARTED])
+def test_a_trial_runs_what_its_configuration_says(opened, tmp_path, more):
     """Whatever the file sets by being imported, forked or afresh: the knobs come after it."""
-    processes = processes_of(SETS.format(more=more))
-    processes.open()
+    processes, _ = opened(SETS.format(more=more))
     log = tmp_path / "trial.log"
     wanted = configuration(precision="float32", intra_op_threads=1, onednn=False)
     trial = processes.launch(wanted, log=str(log), data=None)
@@ -261,25 +280,23 @@ def test_a_file_that_ignores_how_its_children_end_is_trained_all_the_same(proces
     processes.open()
     assert processes.isolation == "template"
     for _ in range(2):
-        trial = processes.launch(configuration(onednn=False), log=str(tmp_path / "trial.log"), data=None)
+        trial = processes.launch(configuration(), log=str(tmp_path / "trial.log"), data=None)
         trial.warm_up(PATIENCE_SECONDS)
         trial.kill()
 
 
-def test_threads_that_the_file_has_fixed_cannot_be_had_otherwise(processes_of, tmp_path):
+def test_threads_that_the_file_has_fixed_cannot_be_had_otherwise(opened, tmp_path):
     """It sets them and starts the runtime: a trial of other threads fails, and is not timed under a wrong name."""
-    processes = processes_of(SETS.format(more="STARTED = tf.constant(1.0) + 1"))
-    processes.open()
+    processes, _ = opened(SETS.format(more=STARTED))
     wanted = configuration(intra_op_threads=2, onednn=False)
     trial = processes.launch(wanted, log=str(tmp_path / "trial.log"), data=None)
     with pytest.raises(TrialFailed, match="intra_op_threads=2 cannot act any more"):
         trial.warm_up(PATIENCE_SECONDS)
 
 
-def test_a_variable_that_the_file_overwrites_cannot_be_had_otherwise(processes_of, tmp_path):
+def test_a_variable_that_the_file_overwrites_cannot_be_had_otherwise(opened, tmp_path):
     """A trial with oneDNN, of a file that turns it off, fails and says why."""
-    processes = processes_of(SETS.format(more=""))
-    processes.open()
+    processes, _ = opened(SETS.format(more=""))
     trial = processes.launch(configuration(onednn=True), log=str(tmp_path / "trial.log"), data=None)
     with pytest.raises(TrialFailed, match="TF_ENABLE_ONEDNN_OPTS=1"):
         trial.warm_up(PATIENCE_SECONDS)

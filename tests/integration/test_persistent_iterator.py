@@ -50,7 +50,7 @@ class Begins(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         self.model.epochs.append([])
 
-def trained(dataset, **knobs):
+def trained(dataset, *, batched=False, drop=False, **knobs):
     pipeline = apply.training_pipeline(dataset, configuration(**knobs), batched=batched, drop_remainder=drop)
     model = Sees()
     steps_per_execution = pipeline.in_force["steps_per_execution"]
@@ -79,24 +79,26 @@ def run(environment):
     return start
 
 
-@pytest.mark.parametrize(
-    ("dataset", "batched", "drop"),
-    [
-        (f"ids.shuffle({EXAMPLES})", False, False),
-        (f"ids.shuffle({EXAMPLES})", False, True),
-        (f"ids.cache().shuffle({EXAMPLES}).batch(128).prefetch(2)", True, False),
-        ("ids.batch(128).shuffle(12)", True, False),
-    ],
-)
-def test_every_epoch_trains_on_the_same_examples_in_another_order(run, dataset, batched, drop):
+def test_every_epoch_trains_on_the_same_examples_in_another_order(run):
     """Each epoch of `fit` sees as many batches as without it, the same examples once each, shuffled anew."""
     seen = run(
         COMMON,
-        f"batched, drop = {batched}, {drop}",
         TRAINED,
-        f"print(json.dumps([trained({dataset}, persistent_iterator=each) for each in (False, True)]))",
+        f"""
+        cases = [
+            (ids.shuffle({EXAMPLES}), False, False),
+            (ids.shuffle({EXAMPLES}), False, True),
+            (ids.cache().shuffle({EXAMPLES}).batch(128).prefetch(2), True, False),
+            (ids.batch(128).shuffle(12), True, False),
+        ]
+        print(json.dumps([
+            (drop, trained(dataset, batched=batched, drop=drop, persistent_iterator=on))
+            for dataset, batched, drop in cases for on in (False, True)
+        ]))
+        """,
     )
-    for epochs in seen:
+    assert len(seen) == 8
+    for drop, epochs in seen:
         assert len(epochs) == EPOCHS
         assert [len(each) for each in epochs] == [11 if drop else 12] * EPOCHS
         examples = [[example for batch in each for example in batch] for each in epochs]
@@ -107,20 +109,21 @@ def test_every_epoch_trains_on_the_same_examples_in_another_order(run, dataset, 
         assert len({tuple(each) for each in examples}) == EPOCHS
 
 
-@pytest.mark.parametrize("asked", [5, 8, 16])
-def test_no_epoch_runs_past_its_end(run, asked):
+def test_no_epoch_runs_past_its_end(run):
     """Steps per execution that do not divide the epoch become the largest divisor below them."""
     seen = run(
         COMMON,
-        "batched, drop = False, False",
         TRAINED,
-        f"""
-        pipeline = apply.training_pipeline(ids, configuration(steps_per_execution={asked}))
-        epochs = trained(ids, steps_per_execution={asked})
-        print(json.dumps([pipeline.in_force["steps_per_execution"], [len(each) for each in epochs]]))
+        """
+        said = []
+        for asked in (5, 8, 16):
+            pipeline = apply.training_pipeline(ids, configuration(steps_per_execution=asked))
+            epochs = trained(ids, steps_per_execution=asked)
+            said.append([pipeline.in_force["steps_per_execution"], [len(each) for each in epochs]])
+        print(json.dumps(said))
         """,
     )
-    assert seen == [{5: 4, 8: 6, 16: 12}[asked], [12] * EPOCHS]
+    assert seen == [[4, [12] * EPOCHS], [6, [12] * EPOCHS], [12, [12] * EPOCHS]]
 
 
 def test_the_repeat_comes_before_the_last_prefetch(run):
