@@ -270,9 +270,9 @@ def claim_of(recipe: Recipe) -> tuple[Recipe, Comparison]:
 
 
 def processes_of(recipe: Recipe) -> tuple[int, int]:
-    """Fresh processes of either side in its confirmation, at most of any finalist, and how many of those there were."""
+    """Fresh processes of either side in its confirmation, and how many leaders there were."""
     confirmation = recipe.evidence.confirmation
-    return confirmation.instances, confirmation.finalists
+    return confirmation.processes, confirmation.leaders
 
 
 class Training:

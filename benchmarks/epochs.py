@@ -135,7 +135,7 @@ def log_ratio(processes: TrialProcesses, server: subprocess.Popen[bytes], case: 
     trial = processes.launch(configuration, log=str(logs / f"{size}-{batch}.log"), data=None)
     try:
         warm = trial.warm_up(PATIENCE_SECONDS)
-        length = slice_seconds(warm, measured=math.inf, wanted=TURN_SECONDS)
+        length = slice_seconds(warm, wanted=TURN_SECONDS)
         plain.turn(WARMUP_SECONDS)
         since = plain.epoch_ends()[-1]
         own: list[Slice] = []
@@ -159,7 +159,6 @@ def shown(parts: list[Slice], warm: WarmUp) -> float:
             each,
             examples_per_epoch=warm.started.examples,
             epoch_overhead_seconds=ready.epoch_overhead_seconds,
-            stalled_ends=ready.stalled_ends,
         )
         for each in parts
     ]

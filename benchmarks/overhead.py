@@ -94,7 +94,7 @@ def tuning(budget: float, scratch: Path) -> tuple[list[float], float, float]:
         own_seconds(records[number], whole)
         for number, whole in watch.whole.items()
         if records[number].outcome is Outcome.OK and records[number].instances == 1 and records[number].pairs
-        if records[number].phase in (Phase.PROBE, Phase.SEARCH)
+        if records[number].phase is Phase.SEARCH
     ]
     timed = sum(
         pair.candidate.seconds + (pair.baseline.seconds if record.phase is not Phase.CONFIRM else 0.0)

@@ -80,9 +80,13 @@ def _timing(each: Slice, samples_per_second: float) -> Timing:
     return Timing(at=each.at or 0.0, log_rate=math.log(samples_per_second), load=load)
 
 
+LARGEST_LOGARITHM = 300.0
+"""Of a bound that is written down; e to the power of 710 is no number any more."""
+
+
 def ratio_interval(estimate: LogInterval) -> Interval | None:
-    """A logarithm's interval as one of the ratio; None while it is unbounded."""
-    if not math.isfinite(estimate.low) or not math.isfinite(estimate.high):
+    """A logarithm's interval as one of the ratio; None while it is unbounded, or too wide for a number."""
+    if max(abs(estimate.low), abs(estimate.high)) > LARGEST_LOGARITHM:
         return None
     return Interval(value=math.exp(estimate.value), low=math.exp(estimate.low), high=math.exp(estimate.high))
 

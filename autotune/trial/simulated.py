@@ -189,7 +189,7 @@ class SimulatedTrial:
         self._require(_State.WARM)
         nominal = self._pace() * gain(self.configuration)
         load = self._trials.foreign_load(self._trials.clock())
-        pace = nominal * (1 - load) * math.exp(self._trials.random.gauss(0.0, self._trials.noise))
+        pace = nominal * (1 - load) * math.exp(self._noise())
         steps, examples, epochs = self._stretch(seconds * pace, by_epochs=self._shape(nominal)[0])
         spent = examples / pace
         self._slices += 1
@@ -216,6 +216,10 @@ class SimulatedTrial:
             retraces=self._trials.retraces(self.configuration),
             skipped_steps=None if skipped is None else round(skipped * steps),
         )
+
+    def _noise(self) -> float:
+        """How much faster than its pace the next slice is, as a logarithm."""
+        return self._trials.random.gauss(0.0, self._trials.noise)
 
     def finish(self, input_wait_seconds: float, timeout_seconds: float) -> Finished:
         """See `live.LiveTrial`."""
@@ -490,9 +494,15 @@ class SimulatedTrials:
         resolved = configuration
         if configuration["jit_compile"] == "auto":
             resolved = configuration.replace(jit_compile=self.jit_resolves_to)
-        trial = SimulatedTrial(self, resolved, luck=luck, timing=timing, losses=losses)
+        trial = self.process(resolved, luck=luck, timing=timing, losses=losses)
         self.launched.append(trial)
         return trial
+
+    def process(
+        self, configuration: Configuration, *, luck: float, timing: TrialTiming, losses: LossRuns | None
+    ) -> SimulatedTrial:
+        """A trial that `launch` starts."""
+        return SimulatedTrial(self, configuration, luck=luck, timing=timing, losses=losses)
 
     def apart(self, one: Configuration, other: Configuration) -> bool:
         """See `live.Trials`."""

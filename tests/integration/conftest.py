@@ -81,8 +81,8 @@ def processes_of(tmp_path: Path) -> Iterator[Callable[[str | Path], TrialProcess
         processes.close()
 
 
-@pytest.fixture
-def environment() -> dict[str, str]:
+@pytest.fixture(scope="session")
+def environment(_cpu_only: None) -> dict[str, str]:
     """For subprocesses: this checkout's autotune first, output buffered as usual."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     return {**inherited, "PYTHONPATH": str(REPOSITORY)}

@@ -280,7 +280,7 @@ def test_a_file_that_ignores_how_its_children_end_is_trained_all_the_same(proces
     processes.open()
     assert processes.isolation == "template"
     for _ in range(2):
-        trial = processes.launch(configuration(), log=str(tmp_path / "trial.log"), data=None)
+        trial = processes.launch(configuration(onednn=False), log=str(tmp_path / "trial.log"), data=None)
         trial.warm_up(PATIENCE_SECONDS)
         trial.kill()
 
