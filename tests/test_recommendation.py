@@ -165,7 +165,7 @@ def test_a_candidate_in_doubt_leaves_the_verdict_open(tmp_path):
     assert evidence.verdict is Verdict.UNDECIDED
     assert evidence.excluded_gain > EXCLUDED_GAIN
     assert evidence.best_candidate.speedup.ci95[1] - 1 == pytest.approx(evidence.excluded_gain)
-    assert "do not show a gain" in evidence.best_candidate.reason
+    assert "fresh processes a side" in evidence.best_candidate.reason
 
 
 @pytest.mark.parametrize(("start_seconds", "budget"), [(1.5, 18.0), (25.0, 130.0)])
