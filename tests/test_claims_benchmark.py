@@ -99,7 +99,10 @@ def test_what_came_closest_is_tested_where_the_recipe_is_the_baseline(recipe):
     tested, comparison = claims.claim_of(recipe)
     assert tested.configuration == recipe.configuration
     assert math.exp(comparison.claim.value) == pytest.approx(recipe.evidence.speedup.value)
-    assert comparison.processes == (recipe.evidence.confirmation.processes, recipe.evidence.confirmation.leaders)
+    assert comparison.processes == (
+        recipe.evidence.confirmation.processes,
+        recipe.evidence.confirmation.leaders,
+    )
 
     best = BestCandidate(
         configuration=recipe.configuration,

@@ -3,7 +3,6 @@
 import itertools
 import math
 import random
-import statistics
 
 import pytest
 from estimators import WAYS, autocorrelated

@@ -68,7 +68,8 @@ def _kept(iterator: Any) -> Any:
         ]
         return tf.nest.pack_sequence_as(spec, shaped)
 
-    return iter(tf.data.Dataset.from_tensors(batch).map(as_in_pipeline).cache().repeat())
+    as_it_is = tf.autograph.experimental.do_not_convert(as_in_pipeline)  # a conversion leaves a file in /tmp
+    return iter(tf.data.Dataset.from_tensors(batch).map(as_it_is).cache().repeat())
 
 
 def gpu_names() -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 import os
 
-import psutil
 import pytest
 from fault_table import FAULTS, witness
 from real_trials import PATIENCE_SECONDS, Awake, is_gone, until
@@ -28,9 +27,19 @@ def ends(trial, seconds=PATIENCE_SECONDS):
     pytest.fail("the trial did not fail")
 
 
+ELSEWHERE = {
+    *("kills_its_template", "kills_its_keeper"),  # test_templates.py
+    *("raises_in_model", "raises_in_dataset"),  # integration/test_bad_input.py
+    *("sends_half_a_message", "sends_too_much"),  # test_messages.py
+    *("exceeds_rlimit_in_pipeline", "segfaults_late"),  # as without a pipeline, and as `is_killed_late`
+    "hangs_in_python",  # as `hangs_with_a_family`
+}
+"""Faults that other tests have."""
+
+
 def of(*outcomes):
-    """The faults that end so, those of a keeper left to `test_templates.py`."""
-    chosen = [each for each in FAULTS if each.outcome in outcomes and each.name != "kills_its_keeper"]
+    """The faults that end so, without those that other tests have."""
+    chosen = [each for each in FAULTS if each.outcome in outcomes and each.name not in ELSEWHERE]
     return pytest.mark.parametrize("fault", [pytest.param(each, id=each.name) for each in chosen])
 
 
@@ -82,10 +91,9 @@ def has_a_reader(fifo):
     return True
 
 
-@pytest.mark.parametrize("name", ["raises_in_model", "raises_in_train_step", "raises_in_dataset"])
-def test_an_exception_is_shown_with_the_users_own_frames(launch, name):
-    """Theirs down to where it was raised, and none of autotune's."""
-    failure = ends(launch(name))
+def test_an_exception_is_shown_with_the_users_own_frames(launch):
+    """Of a train step: theirs down to where it was raised, and none of autotune's."""
+    failure = ends(launch("raises_in_train_step"))
     assert "in users_own_function" in failure.detail
     assert "faulty.py" in failure.detail
     assert "autotune/trial" not in failure.detail
@@ -109,16 +117,3 @@ def test_gigabytes_of_garbage_are_ignored_and_the_log_is_capped(launch):
     assert b"[autotune: cut out here" in trial.log.read_bytes()
     trial.trial.finish(0.0, PATIENCE_SECONDS)
     assert b"the last line" in trial.log.read_bytes()
-
-
-def test_the_template_goes_on_after_each_fault(launch):
-    """A trial that is well is forked from the same template as those that were not."""
-    templates = set()
-    for name in ("segfaults", "hangs_with_a_family", "sends_too_much", ""):
-        trial = launch(name)
-        templates.add(psutil.Process(trial.trial.pid).ppid())
-        if name:
-            with pytest.raises(TrialFailed):
-                trial.trial.warm_up(3.0)
-    assert trial.warm_up().started.examples == 128
-    assert len(templates) == 1

@@ -1,15 +1,8 @@
 """Nothing that a trial started outlives it, and nothing outlives `close`; `tests/faults` has the other faults."""
 
-import os
-import signal
-
 import psutil
 import pytest
 from real_trials import PATIENCE_SECONDS, WORKLOADS, configuration, is_gone, until
-
-from autotune.trial.live import TrialFailed
-from autotune.trial.messages import ChannelClosed
-from autotune.trial.record import Outcome
 
 pytestmark = pytest.mark.slow
 
@@ -37,29 +30,6 @@ def test_what_a_living_trial_left_to_itself_outlives_other_trials(launch):
     trial.measure()
     trial.trial.finish(0.0, PATIENCE_SECONDS)
     until(lambda: is_gone(helper), "the helper to end with its trial")
-
-
-def test_a_trial_killed_from_outside_while_frozen(launch):
-    """The next slice says what happened, instead of waiting."""
-    trial = launch("pairs")
-    trial.warm_up()
-    os.kill(trial.trial.pid, signal.SIGKILL)
-    with pytest.raises(TrialFailed) as caught:
-        trial.measure()
-    assert (caught.value.outcome, caught.value.reason) == (Outcome.CRASHED, "killed by SIGKILL")
-
-
-def test_a_killed_template_takes_the_whole_family_with_it(cases, launch):
-    """Also what its trials left in sessions of their own; the tuner hears of it when all are gone."""
-    trial = launch("hangs")
-    family = until(lambda: trial.printed().get("family"), "the hanging trial's children")
-    template = psutil.Process(trial.trial.pid).ppid()
-    os.kill(template, signal.SIGKILL)
-    failure = trial.failure()
-    assert failure.outcome is Outcome.CRASHED
-    with pytest.raises(ChannelClosed):
-        trial.trial.template.channel.receive(PATIENCE_SECONDS)
-    assert [pid for pid in (template, trial.trial.pid, *family) if not is_gone(pid)] == []
 
 
 def test_closing_ends_every_process(processes_of, tmp_path):

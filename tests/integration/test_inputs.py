@@ -243,10 +243,7 @@ def produced(trial):
 
 @pytest.mark.parametrize(
     ("case", "persistent"),
-    [
-        *((case, False) for case in ("kept", "kept_in_a_file", "kept_in_a_snapshot", "more_than_is_kept")),
-        ("kept", True),
-    ],
+    [("kept_in_a_file", False), ("kept_in_a_snapshot", False), ("more_than_is_kept", False), ("kept", True)],
 )
 def test_what_a_dataset_keeps_is_kept_before_anything_is_timed(launch, case, persistent):
     """A training reads what `.cache()` or `.snapshot()` keeps from its second epoch on; a trial may see less of one."""
@@ -356,7 +353,7 @@ def test_drop_remainder_drops_the_last_batch(launch):
     assert_whole_epochs(warm, trial.measure(), examples=96, steps=6)
 
 
-@pytest.mark.parametrize("steps_per_execution", [2, 4, 7, 64])
+@pytest.mark.parametrize("steps_per_execution", [2, 64])
 def test_steps_per_execution_need_not_divide_the_epoch(launch, steps_per_execution):
     """Optimizer steps are counted, not calls: an epoch stays 7 steps and 100 examples."""
     trial = launch("pairs", steps_per_execution=steps_per_execution)
@@ -514,18 +511,24 @@ def test_the_closing_figures(launch):
     finished = trial.trial.finish(0.2, 60.0)
     assert finished.peak_host_bytes > 50 << 20
     assert finished.peak_device_bytes is None
-    assert (
-        finished.input_wait_fraction is None or 0 <= finished.input_wait_fraction <= 1
-    )  # None in a standstill
+    assert 0 <= finished.input_wait_fraction <= 1
     trial.trial.kill()  # once more does nothing
+
+
+def test_the_wait_is_measured_without_another_pipeline(launch):
+    """A pipeline that nobody may begin again: the wait is that of the training's own iterator."""
+    trial = launch("shut")
+    trial.warm_up()
+    trial.measure()
+    (trial.log.parent / "shut").touch()
+    assert trial.trial.finish(INPUT_WAIT_SECONDS, PATIENCE_SECONDS).input_wait_fraction > 0
 
 
 @pytest.mark.parametrize(("batch_size", "least", "most"), [(8, 0.25, 0.65), (2, 0.0, 0.15)])
 def test_a_wait_behind_buffers_is_seen(launch, batch_size, least, most):
     """Sixteen answers arrive in 250 ms, a step takes 70: with 8 of them to a step it waits for 44% of its time.
 
-    Buffers fill while the step runs on what is kept, and must not pass for input that comes in time. In half a second
-    there are few calls, and one that the machine delays decides: what is missed is missed by every process.
+    A slice holds few calls, and one that the machine delays decides: a wait is missed by every process.
     """
     knobs = {"num_parallel_calls": 16, "data_threads": 16, "prefetch": 8}
 
@@ -533,7 +536,6 @@ def test_a_wait_behind_buffers_is_seen(launch, batch_size, least, most):
         trial = launch("waits_and_works", batch_size, **knobs)
         trial.warm_up()
         trial.measure()
-        share = trial.trial.finish(INPUT_WAIT_SECONDS, 60.0).input_wait_fraction
-        return -1.0 if share is None else share  # the machine stood still
+        return trial.trial.finish(INPUT_WAIT_SECONDS, PATIENCE_SECONDS).input_wait_fraction
 
     assert any(least <= waited() <= most for _ in range(3))

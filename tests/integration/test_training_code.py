@@ -1,13 +1,11 @@
 """Training code with a recipe: what was measured is what runs, and too late is an error that says so."""
 
 import json
-import re
 import subprocess
 import sys
 import textwrap
 
 import pytest
-from real_trials import REPOSITORY
 from simulated_runs import faster_by, quick_tune, simulated_trials
 
 pytestmark = pytest.mark.slow
@@ -178,27 +176,6 @@ def test_applied_again_the_recipes_precision_is_in_force_again(train):
     assert seen == ["mixed_bfloat16", "precision=mixed_bfloat16 cannot act any m"]
 
 
-def test_a_precision_set_after_layers_were_built_is_an_error(train):
-    """They keep the one that they were built with, and the training would not be what was measured."""
-    said = train(
-        """
-        import json
-        import keras
-        import autotune
-        recipe = autotune.Recipe.load("recipe.json")
-        dense = keras.layers.Dense(1)
-        try:
-            recipe.apply(on_mismatch="ignore")
-        except autotune.AutotuneError as error:
-            print(json.dumps(f"{type(error).__name__}: {error}"))
-        """,
-        precision="mixed_bfloat16",
-    )
-    assert said.startswith(
-        "ApplyError: precision=mixed_bfloat16 cannot act any more: layers were built before"
-    )
-
-
 def test_batches_of_batches_are_an_error(train):
     """A recipe batches single examples, unless the workload did its own batching."""
     said = train(
@@ -226,29 +203,3 @@ def test_batches_of_batches_are_an_error(train):
     assert said[0] == said[2] == said[4] == ""
     assert said[1].startswith("the recipe was given a dataset that is batched already")
     assert said[3].startswith("the recipe was given single examples")
-
-
-def test_the_example_trains_with_a_recipe(recipe, tmp_path, environment):
-    """`examples/train_with_recipe.py RECIPE` reaches 95% on the held-out digits, and prints its speed."""
-    changes = {"batch_size": 128, "prefetch": 4, "steps_per_execution": 4, "persistent_iterator": True}
-    configuration = {**recipe.configuration, **changes}
-    recipe.model_copy(update={"configuration": configuration}).save(tmp_path / "recipe.json")
-    ended = subprocess.run(
-        [
-            sys.executable,
-            str(REPOSITORY / "examples" / "train_with_recipe.py"),
-            str(tmp_path / "recipe.json"),
-        ],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=300,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert "MachineMismatchWarning" in ended.stderr  # the simulated run's machine is another one
-    accuracy = re.search(r"held-out accuracy (\S+)", ended.stdout)
-    speed = re.search(r"samples/s (\d+)", ended.stdout)
-    assert accuracy
-    assert speed
-    assert float(accuracy[1]) >= 0.95
