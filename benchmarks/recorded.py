@@ -1,9 +1,9 @@
 """Whole runs replayed on recorded slices: the loop itself, in milliseconds a run.
 
 A recording holds, for each instance of real confirmations of two equal sides, its pairs of slices in the order of time.
-A replayed process draws an instance and a side, and plays its slices; the true ratio of two configurations is the one
-that is planted. Slices of two processes are drawn apart, so what a machine does to both at once is lost: intervals are
-wider than in a real run.
+What the two slices of a pair have in common is the machine's; by what they differ is the processes' own. A replayed
+process plays the machine of the baseline beside it, and the differences of an instance that is drawn for it alone. Both
+sides vary alike, and pairs vary as they did. The true ratio of two configurations is the one that is planted.
 """
 
 from __future__ import annotations
@@ -81,9 +81,18 @@ class Stretch:
         self._start = rng.randrange(len(self._pairs))
         self._side = rng.randrange(2)
 
-    def slice(self, index: int) -> Timed:
-        """The first side's slice of a pair, by its place in the replay."""
-        return self._pair(index)[self._side]
+    def machine(self, index: int) -> float:
+        """What a pair's slices have in common: the mean logarithm of their rates."""
+        (own, _), (other, _) = self.sides(index)
+        return math.log(own * other) / 2
+
+    def own(self, index: int) -> float:
+        """By how much the first side is faster than that, scaled.
+
+        Two of these differ as much as the sides of a pair do: each has half the variance of their difference.
+        """
+        (own, _), (other, _) = self.sides(index)
+        return math.log(own / other) / math.sqrt(2)
 
     def ratio(self, index: int) -> float:
         """The other side's rate over that of the first."""
@@ -102,16 +111,25 @@ class Stretch:
 
 
 class RecordedTrial(SimulatedTrial):
-    """A process whose slices are as fast, relative to its pace, as those of a recorded one."""
+    """A process whose slices are as fast, relative to its pace, as those of a recorded one.
 
-    stretch: Stretch
+    Attributes:
+        machine: The stretch of the baseline beside it, or its own.
+        first: The place in that at which it begins.
+        own: Its own stretch.
+        usual: The mean logarithm of recorded rates.
+        played: How many slices it has had.
+    """
+
+    machine: Stretch
+    first: int
+    own: Stretch
     usual: float
     played = 0
 
     def _noise(self) -> float:
-        examples, seconds = self.stretch.slice(self.played)
-        self.played += 1
-        return math.log(examples / seconds) - self.usual
+        place, self.played = self.played, self.played + 1
+        return self.machine.machine(self.first + place) - self.usual + self.own.own(place)
 
 
 class RecordedTrials(SimulatedTrials):
@@ -150,8 +168,18 @@ class RecordedTrials(SimulatedTrials):
     ) -> SimulatedTrial:
         """See `SimulatedTrials`."""
         trial = RecordedTrial(self, configuration, luck=luck, timing=timing, losses=losses)
-        trial.stretch, trial.usual = Stretch(self._pool, self.random), self._usual
+        trial.own, trial.usual = Stretch(self._pool, self.random), self._usual
+        beside = None if configuration == BASELINE else self._baseline()
+        trial.machine = trial.own if beside is None else beside.machine
+        trial.first = 0 if beside is None else beside.first + beside.played
         return trial
+
+    def _baseline(self) -> RecordedTrial | None:
+        """The baseline's latest process that is alive."""
+        for each in reversed(self.alive):
+            if isinstance(each, RecordedTrial) and each.configuration == BASELINE:
+                return each
+        return None
 
 
 def planted(gain: float) -> Callable[[Configuration], float]:

@@ -1,13 +1,16 @@
 """Whole runs replayed on recorded slices, and the ways of making intervals that are compared on them."""
 
+import dataclasses
 import itertools
 import math
 import random
+import statistics
 
 import pytest
 from estimators import WAYS, autocorrelated
 from figures import share
-from recorded import Recording, Stretch, replay, true_speedup
+from recorded import RecordedTrials, Recording, Stretch, planted, replay, true_speedup
+from simulated_runs import BASELINE
 
 from autotune.measure.deciding import Verdict
 
@@ -65,6 +68,43 @@ def test_all_instances_and_both_sides_are_drawn():
     assert sum(map(abs, means)) / 2000 == pytest.approx(sum(map(abs, of_pool)) / 40, rel=0.03)
     assert sum(mean > 0 for mean in means) / 2000 == pytest.approx(0.5, abs=0.05)
     assert len({round(abs(math.log(each.ratio(0))), 9) for each in drawn}) > 0.95 * 40 * 5
+
+
+def ratios_in_replay(recording, pairs=2000):
+    """Log-ratios of neighbouring slices of replayed processes, each two of which have five."""
+    trials = RecordedTrials(recording, "quiet", planted(0.0), seed=1)
+    found = []
+    while len(found) < pairs:
+        sides = [
+            trials.launch(each, log="", data=None) for each in (BASELINE, BASELINE.replace(jit_compile=True))
+        ]
+        for each in sides:
+            each.warm_up(60.0)
+        for _ in range(5):
+            slices = [each.measure(5.0, 60.0) for each in sides]
+            rates = [math.log(each.examples / each.seconds) for each in slices]
+            found.append(rates[1] - rates[0])
+        for each in sides:
+            each.kill()
+    return found
+
+
+def test_pairs_of_a_replay_vary_as_they_were_recorded_to():
+    """Without favour for either side."""
+    recording = a_recording(noise=0.1)
+    recorded = [value for each in log_ratios_of(recording) for value in each]
+    replayed = ratios_in_replay(recording)
+    assert statistics.pstdev(replayed) == pytest.approx(math.hypot(*recorded) / math.sqrt(200), rel=0.1)
+    assert abs(statistics.fmean(replayed)) < 0.01
+
+
+def test_what_the_machine_does_to_both_sides_cancels_out():
+    """In a replay as in a recording: slices that were equally fast in pairs are equally fast in pairs."""
+    rng = random.Random(0)
+    speeds = [0.5 * math.exp(rng.gauss(0, 0.3)) for _ in range(40)]
+    pool = [[((2000, each), (2000, each)) for each in speeds]]
+    recording = dataclasses.replace(a_recording(), pools={"quiet": pool})
+    assert max(map(abs, ratios_in_replay(recording, 50))) < 1e-6
 
 
 def test_no_gain_is_rarely_claimed():
