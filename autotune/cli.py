@@ -111,7 +111,7 @@ def tune(
             raise TuningInterruptedError(
                 "interrupted",
                 hint=f"To go on with what was measured: {console.resume_command(workload, progress.directory)}"
-                if progress.directory
+                if progress.directory and progress.directory.exists()
                 else "Nothing was measured yet.",
             ) from interrupt
     assert progress.directory is not None

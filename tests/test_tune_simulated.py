@@ -493,13 +493,21 @@ def test_what_was_confirmed_before_the_run_was_stopped_is_recommended(tmp_path):
     assert recipe.evidence.ended_by is EndedBy.INTERRUPTED
 
 
-def test_a_run_that_is_stopped_before_its_first_candidate_has_an_answer(tmp_path):
+def test_a_run_that_is_stopped_at_its_first_candidate_has_an_answer(tmp_path):
     """The baseline was measured: nothing else is known."""
     recipe, records = answered(
-        tmp_path, simulated_trials(SPEED), observe=stopping(lambda event: event.trial == 0)
+        tmp_path, simulated_trials(SPEED), observe=stopping(lambda event: event.trial == 1)
     )
     assert (recipe.evidence.verdict, recipe.changes) == (Verdict.UNDECIDED, {})
-    assert [each.phase for each in records] == [Phase.BASELINE]
+    assert records[0].outcome is Outcome.OK
+    assert all(each.outcome is Outcome.INTERRUPTED for each in records[1:])
+
+
+def test_a_run_that_is_stopped_before_its_baseline_is_measured_ends_at_once(directory):
+    """There is nothing to answer with: the usual KeyboardInterrupt."""
+    with pytest.raises(KeyboardInterrupt):
+        tune_simulated(simulated_trials(SPEED), directory, observe=stopping(lambda event: event.trial == 0))
+    assert not directory.recipe_file.exists()
 
 
 def test_the_second_interruption_stops_at_once(directory):

@@ -174,20 +174,36 @@ def tell_isolation(trials: Trials, observe: Observer) -> None:
         )
 
 
-@contextlib.contextmanager
-def interruptions_noted(observe: Observer, answer: str) -> Iterator[Callable[[], int]]:
-    """Counts Ctrl-C and SIGTERM: the first ends the run with the verdict it has, the second raises `KeyboardInterrupt`.
+class Interruptions:
+    """How often the user has asked to stop: by Ctrl-C or SIGTERM.
 
-    The first is answered at once, by a thread: a signal's handler may have come in the midst of printing.
+    Args:
+        answerable: Whether something was measured that the run can end with. Before, a request stops the run at once.
+    """
+
+    def __init__(self, *, answerable: bool = False) -> None:
+        self.answerable = answerable
+        self.count = 0
+
+    def __call__(self) -> int:
+        return self.count
+
+
+@contextlib.contextmanager
+def interruptions_noted(observe: Observer, answer: str) -> Iterator[Interruptions]:
+    """Count Ctrl-C and SIGTERM: the first ends the run with the verdict it has, the second raises `KeyboardInterrupt`.
+
+    The first raises as well while nothing is answerable. It is acknowledged by a thread, because a signal's handler may
+    run in the midst of printing.
 
     Args:
         observe: Is told of the first.
         answer: What it is told.
     """
+    interruptions = Interruptions()
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: 0  # signals reach the main thread only; its owner decides
+        yield interruptions  # signals reach the main thread only; its owner decides
         return
-    count = 0
     reading, writing = os.pipe()
 
     def acknowledge() -> None:
@@ -195,9 +211,8 @@ def interruptions_noted(observe: Observer, answer: str) -> Iterator[Callable[[],
             observe(Notice(text=answer))
 
     def note(number: int, frame: object) -> None:
-        nonlocal count
-        count += 1
-        if count > 1:
+        interruptions.count += 1
+        if interruptions.count > 1 or not interruptions.answerable:
             raise KeyboardInterrupt
         os.write(writing, b"!")
 
@@ -205,7 +220,7 @@ def interruptions_noted(observe: Observer, answer: str) -> Iterator[Callable[[],
     thread.start()
     before = {each: signal.signal(each, note) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: count
+        yield interruptions
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)

@@ -283,6 +283,7 @@ def tune_with(
             earlier=earlier,
             spent_before=spent_before,
         )
+        interruptions.answerable = True
         run = opened.run
         written = written or find_search_space(DEFAULT_SPACE[opened.device])
         space = _resolved(written, opened, options)
@@ -429,9 +430,10 @@ def _occupied(directory: RunDirectory) -> Iterator[None]:
         yield
     except RunDirectoryError:
         raise  # what was finished before stays
-    except InputError:
+    except (InputError, KeyboardInterrupt) as error:
         directory.release()
-        if not (directory.trial_directory(1) / "result.json").exists():
+        needed = 0 if isinstance(error, KeyboardInterrupt) else 1
+        if not (directory.trial_directory(needed) / "result.json").exists():
             _remove(directory.path, before, parent=made_parent)
         raise
     finally:

@@ -183,6 +183,7 @@ def verify_with(
                 recipe, facts, reference, observe, may_be_imported=found_by_object
             ),
         )
+        interruptions.answerable = True
         _refuse_another_baseline(recipe, opened.run.baseline)
         opened.beside.end_baseline()
         if not recipe.changes:
