@@ -380,6 +380,7 @@ def test_a_second_ctrl_c_says_how_to_go_on(capsys, monkeypatch, tmp_path):
 
     def tune(workload, *, observe, **options):
         if workload == "my train.py":
+            (tmp_path / "my run").mkdir()
             observe(RunBegan(directory=tmp_path / "my run", workload="simulated", budget=18.0))
         raise KeyboardInterrupt
 

@@ -186,6 +186,7 @@ class Interruptions:
         self.count = 0
 
     def __call__(self) -> int:
+        """The requests so far."""
         return self.count
 
 
