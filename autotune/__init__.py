@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.errors import AutotuneError
 from autotune.version import __version__
-from autotune.workload import DatasetConfig, Workload
+from autotune.workloads.workload import DatasetConfig, Workload
 
 if TYPE_CHECKING:
-    from autotune.history.frame import load_history
     from autotune.recipe.recipe import MachineMismatchWarning, Recipe
-    from autotune.study.tune import tune
-    from autotune.study.verifying import Verification, verify
+    from autotune.report.frame import load_history
+    from autotune.tuning.tune import tune
+    from autotune.tuning.verifying import Verification, verify
 
 _LAZY = {
     "MachineMismatchWarning": "autotune.recipe.recipe",
     "Recipe": "autotune.recipe.recipe",
-    "Verification": "autotune.study.verifying",
-    "load_history": "autotune.history.frame",
-    "tune": "autotune.study.tune",
-    "verify": "autotune.study.verifying",
+    "Verification": "autotune.tuning.verifying",
+    "load_history": "autotune.report.frame",
+    "tune": "autotune.tuning.tune",
+    "verify": "autotune.tuning.verifying",
 }
 
 __all__ = [

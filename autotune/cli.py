@@ -84,8 +84,8 @@ def tune(
         Time at the end in which the winner trains without a pause and is watched for leaks and hangs, such as 60s.
     """
     from autotune import console
-    from autotune.measure.deciding import EndedBy
-    from autotune.study.tune import tune as run
+    from autotune.stats.deciding import EndedBy
+    from autotune.tuning.tune import tune as run
 
     with console.Progress() as progress:
         try:
@@ -158,9 +158,9 @@ def verify(
         As for `autotune tune`: the share of memory that must stay free.
     """
     from autotune import console
-    from autotune.measure.deciding import Finding
-    from autotune.study.options import seconds_of
-    from autotune.study.verifying import verify as run
+    from autotune.stats.deciding import Finding
+    from autotune.tuning.options import seconds_of
+    from autotune.tuning.verifying import verify as run
 
     with console.Progress(budget=seconds_of("budget", budget)) as progress:
         verification = run(
@@ -186,8 +186,8 @@ def show(path: Path, /) -> int:
         A recipe.json, or a run directory.
     """
     from autotune import console
-    from autotune.history.runs import check_configuration
     from autotune.recipe.recipe import Recipe
+    from autotune.report.runs import check_configuration
     from autotune.run_directory import RunDirectory
 
     if not os.path.isdir(path):  # Path.is_dir raises on a name that is too long
@@ -234,7 +234,7 @@ def history(
         Write a page to this HTML file: the reference's speed over each run's time, and the pairs beside it.
     """
     from autotune import console
-    from autotune.history.frame import load_history, write_csv, write_parquet
+    from autotune.report.frame import load_history, write_csv, write_parquet
 
     frame = load_history(*runs)
     if csv is not None:
@@ -244,7 +244,7 @@ def history(
         write_parquet(frame, parquet)
         console.say(f"{len(frame)} trials written to {parquet}")
     if plot is not None:
-        from autotune.history.page import plot_history
+        from autotune.report.page import plot_history
 
         shown = plot_history(*runs, path=plot)
         console.say(f"{shown} run{'' if shown == 1 else 's'} plotted in {plot}")
@@ -263,7 +263,7 @@ def compare(runs: Annotated[list[Path], Parameter(allow_leading_hyphen=False)], 
         Run directories, or a directory that holds some, such as results/.
     """
     from autotune import console
-    from autotune.history.compare import compare_runs
+    from autotune.report.compare import compare_runs
 
     console.show_comparison(compare_runs(*runs))
     return 0
@@ -305,7 +305,7 @@ def space(
     """
     _at_least_one(batch_size=batch_size, examples=examples, cores=cores)
     from autotune import console
-    from autotune.machine import available_cores, read_gpus
+    from autotune.devices.machine import available_cores, read_gpus
     from autotune.run_directory import SearchSpaceRecord
     from autotune.space.configuration import baseline_configuration
     from autotune.space.knobs import Device

@@ -24,12 +24,13 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.errors import AutotuneError
-from autotune.measure.deciding import EndedBy, Finding, Verdict
 from autotune.printable import first_line, one_line
 from autotune.recipe.apply import environment
+from autotune.record import Interval, Outcome, Phase, Standing, TrialRecord
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS
-from autotune.study.progress import (
+from autotune.stats.deciding import EndedBy, Finding, Verdict
+from autotune.tuning.progress import (
     Began,
     Event,
     Notice,
@@ -38,15 +39,14 @@ from autotune.study.progress import (
     TrialEnded,
     TrialMeasured,
 )
-from autotune.trial.record import Interval, Outcome, Phase, Standing, TrialRecord
 
 if TYPE_CHECKING:
     import pandas
 
-    from autotune.history.compare import RunSummary
     from autotune.recipe.recipe import Estimate, Evidence, LearningRate, Recipe, Watch
+    from autotune.report.compare import RunSummary
     from autotune.run_directory import SearchSpaceRecord
-    from autotune.study.verifying import Verification
+    from autotune.tuning.verifying import Verification
 
 WIDTH_WITHOUT_TERMINAL = 120
 VAGUE = 2.0

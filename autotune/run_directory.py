@@ -33,12 +33,12 @@ from pydantic import (
     ValidationError,
 )
 
+from autotune.devices.machine import Machine
 from autotune.errors import RunDirectoryError
 from autotune.files import is_utf8, read_at_most, write_atomically
-from autotune.machine import Machine
 from autotune.mistakes import first_mistake
+from autotune.record import TrialRecord
 from autotune.space.knobs import Value
-from autotune.trial.record import TrialRecord
 
 LARGEST_RUN_BYTES = 1 << 20
 LARGEST_TRIAL_BYTES = 32 << 20

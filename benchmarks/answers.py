@@ -28,7 +28,7 @@ from figures import Figure, one, parser, report, write
 from plain_rounds import Failed, plain_rounds
 
 from autotune.space.configuration import Configuration
-from autotune.study.options import seconds_of
+from autotune.tuning.options import seconds_of
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS: dict[str, dict[str, int]] = {

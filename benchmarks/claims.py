@@ -48,8 +48,8 @@ from scipy.optimize import brentq
 from scipy.stats import binomtest
 
 from autotune.errors import AutotuneError
-from autotune.measure.intervals import CONFIDENCE, LogInterval, log_interval, mean_interval, t_quantile
 from autotune.recipe.recipe import Recipe
+from autotune.stats.intervals import CONFIDENCE, LogInterval, log_interval, mean_interval, t_quantile
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAINING = Path(__file__).with_name("plain_training.py")

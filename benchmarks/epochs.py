@@ -23,14 +23,14 @@ from pathlib import Path
 
 from figures import Figure, factor, parser, report, share
 
+from autotune.executors.executor import WarmUp
+from autotune.executors.process import TrialProcesses, is_stopped
+from autotune.record import Slice
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
-from autotune.study.running import rate, throughput_interval
-from autotune.study.slicing import slice_seconds
-from autotune.trial.live import WarmUp
-from autotune.trial.process import TrialProcesses, is_stopped
-from autotune.trial.record import Slice
-from autotune.workload import parse_reference
+from autotune.tuning.running import rate, throughput_interval
+from autotune.tuning.slicing import slice_seconds
+from autotune.workloads.workload import parse_reference
 
 HERE = Path(__file__).resolve().parent
 SIZES = (300, 3_000, 100_000)

@@ -24,8 +24,8 @@ import recorded
 from figures import Figure, mean, parser, report, share
 from recorded import Recording, Stretch
 
-from autotune.measure.intervals import CONFIDENCE, instance_interval, mean_interval, t_quantile
-from autotune.measure.throughput import Measured, overall_log_ratios
+from autotune.stats.intervals import CONFIDENCE, instance_interval, mean_interval, t_quantile
+from autotune.stats.throughput import Measured, overall_log_ratios
 
 Sides = tuple[Measured, Measured]
 """The baseline's slice of a pair, and the candidate's."""

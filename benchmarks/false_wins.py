@@ -9,7 +9,7 @@ on which another process burned a core on and off: with switches of the leader, 
 from figures import Figure, parser, report, share
 from recorded import DEFAULT, Recording, replay
 
-from autotune.measure.deciding import Verdict
+from autotune.stats.deciding import Verdict
 
 MOST_FALSE = 0.05
 """Share of runs that may claim a gain."""

@@ -10,9 +10,9 @@ from typing import Any
 
 from scipy.stats import binomtest, chi2
 
+from autotune.devices.machine import fingerprint
 from autotune.files import write_atomically
-from autotune.machine import fingerprint
-from autotune.measure.intervals import mean_interval
+from autotune.stats.intervals import mean_interval
 
 Bar = Mapping[str, float]
 Figure = dict[str, Any]

@@ -19,13 +19,13 @@ from typing import Any
 
 from figures import Figure, factor, parser, report
 
+from autotune.executors.executor import Data
+from autotune.executors.process import TrialProcess, TrialProcesses
+from autotune.record import Slice
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
-from autotune.study.slicing import SHORT_SLICE_SECONDS
-from autotune.trial.live import Data
-from autotune.trial.process import TrialProcess, TrialProcesses
-from autotune.trial.record import Slice
-from autotune.workload import parse_reference
+from autotune.tuning.slicing import SHORT_SLICE_SECONDS
+from autotune.workloads.workload import parse_reference
 
 WORKLOADS = Path(__file__).with_name("pipelines.py")
 PREFETCHES: tuple[int | str, ...] = (0, 2, 8, 32, "autotune")

@@ -12,14 +12,14 @@ from typing import Any
 
 from figures import Figure, parser, report, share
 
-from autotune.measure.numerics import parity, tells
+from autotune.executors.executor import Data
+from autotune.executors.process import TrialProcesses
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
-from autotune.study.trainings import SEEDS
-from autotune.trial.live import Data
-from autotune.trial.messages import LossRuns
-from autotune.trial.process import TrialProcesses
-from autotune.workload import parse_reference
+from autotune.stats.numerics import parity, tells
+from autotune.tuning.trainings import SEEDS
+from autotune.worker.messages import LossRuns
+from autotune.workloads.workload import parse_reference
 
 WORKLOADS = Path(__file__).with_name("planted.py")
 REPEATS, REPEATS_QUICK = 20, 6

@@ -26,8 +26,8 @@ from answers import progress, tune
 from figures import Figure, factor, one, parser, report
 from plain_rounds import Failed, Rounds, plain_rounds
 
+from autotune.devices.machine import Machine, fingerprint
 from autotune.files import write_atomically
-from autotune.machine import Machine, fingerprint
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KnobValue
 from autotune.space.search_space import ResolvedSpace, SearchSpace

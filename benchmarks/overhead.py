@@ -14,15 +14,15 @@ from pathlib import Path
 
 from figures import Bar, Figure, mean, parser, report
 
+from autotune.executors.executor import Data
+from autotune.executors.process import TrialProcesses
+from autotune.record import Outcome, Phase, TrialRecord
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
-from autotune.study.progress import Event, TrialBegan, TrialEnded
-from autotune.study.tune import tune
-from autotune.trial.live import Data
-from autotune.trial.process import TrialProcesses
-from autotune.trial.record import Outcome, Phase, TrialRecord
-from autotune.workload import parse_reference
+from autotune.tuning.progress import Event, TrialBegan, TrialEnded
+from autotune.tuning.tune import tune
+from autotune.workloads.workload import parse_reference
 
 WORKLOAD = Path(__file__).resolve().parent.parent / "examples" / "digits_mlp.py"
 STARTS = 7

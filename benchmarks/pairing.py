@@ -29,15 +29,15 @@ from pathlib import Path
 
 from figures import Bar, Figure, factor, parser, report, root_mean_square, share
 
-from autotune.measure.intervals import LogInterval, mean_interval, t_quantile
+from autotune.executors.executor import Data, LiveTrial, WarmUp
+from autotune.executors.process import TrialProcesses
+from autotune.record import Phase, Slice
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
-from autotune.study.running import Trial
-from autotune.study.slicing import SHORT_SLICE_SECONDS
-from autotune.trial.live import Data, LiveTrial, WarmUp
-from autotune.trial.process import TrialProcesses
-from autotune.trial.record import Phase, Slice
-from autotune.workload import parse_reference
+from autotune.stats.intervals import LogInterval, mean_interval, t_quantile
+from autotune.tuning.running import Trial
+from autotune.tuning.slicing import SHORT_SLICE_SECONDS
+from autotune.workloads.workload import parse_reference
 
 HERE = Path(__file__).resolve().parent
 WORKLOADS = {

@@ -21,7 +21,7 @@ from figures import Figure, one, parser, report
 from plain_rounds import plain_rounds
 
 from autotune.space.knobs import KnobValue
-from autotune.study.options import seconds_of
+from autotune.tuning.options import seconds_of
 
 WORKLOAD = Path(__file__).resolve().parent.parent / "examples" / "digits_mlp.py"
 TRIAL = Path(__file__).with_name("plain_trial.py")

@@ -24,12 +24,12 @@ from typing import Any
 
 from plain_training import trained
 
-from autotune.machine import available_cores, read_gpus
+from autotune.devices.machine import available_cores, read_gpus
 from autotune.recipe import apply
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import KNOBS, Device, Stage
 from autotune.space.search_space import ResolvedSpace, SearchSpace, find_search_space
-from autotune.workload import Workload, call_with_config, takes_config
+from autotune.workloads.workload import Workload, call_with_config, takes_config
 
 PATIENCE_SECONDS = 900
 """An answer that takes longer has failed."""

@@ -9,7 +9,7 @@ Prints one table. One knob has a planted gain; whole runs of the loop are replay
 from figures import Figure, parser, report, share
 from recorded import DEFAULT, Recording, replay, true_speedup
 
-from autotune.measure.deciding import Verdict
+from autotune.stats.deciding import Verdict
 
 GAINS, BUDGETS = (0.10, 0.05), (90.0, 300.0)
 LEAST_COVERAGE = 0.93

@@ -18,13 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.measure.deciding import Verdict
-from autotune.measure.throughput import Measured
+from simulated import SimulatedTrial, SimulatedTrials
+
+from autotune.executors.executor import TrialTiming
 from autotune.recipe.recipe import Recipe
 from autotune.space.configuration import Configuration
-from autotune.trial.live import TrialTiming
-from autotune.trial.messages import LossRuns
-from autotune.trial.simulated import SimulatedTrial, SimulatedTrials
+from autotune.stats.deciding import Verdict
+from autotune.stats.throughput import Measured
+from autotune.worker.messages import LossRuns
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from simulated_runs import BASELINE, FACTS, DirectoryWithoutStudy, go_on, on_disk, tune_simulated

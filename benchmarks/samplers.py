@@ -25,14 +25,14 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, RandomSampler, TPESampler
 from oracle import SPACE, TABLE
 
+from autotune.record import Interval, Outcome, Phase, TrialRecord
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.search_space import ResolvedSpace, SearchSpace, find_search_space
-from autotune.study.loop import WAITS
-from autotune.study.proposals import Proposals
-from autotune.study.running import now_utc
-from autotune.study.sampler import Sampler
-from autotune.trial.record import Interval, Outcome, Phase, TrialRecord
+from autotune.tuning.loop import WAITS
+from autotune.tuning.proposals import Proposals
+from autotune.tuning.running import now_utc
+from autotune.tuning.sampler import Sampler
 
 STUDIES, STUDIES_QUICK = 40, 2
 """Of each kind."""

@@ -8,27 +8,11 @@ import math
 import random
 from pathlib import Path
 
-from autotune.machine import Machine
-from autotune.measure.intervals import LogInterval, Spread, instance_interval
-from autotune.measure.throughput import overall_log_ratios
-from autotune.run_directory import RunDirectory, RunRecord
-from autotune.space.configuration import Configuration, baseline_configuration
-from autotune.space.knobs import Device
-from autotune.space.search_space import SearchSpace
-from autotune.study import costs
-from autotune.study.beside import Beside, TrialLimits
-from autotune.study.fresh_pairs import Confirmation, FreshPairs
-from autotune.study.options import Options
-from autotune.study.progress import silent
-from autotune.study.resuming import read_earlier
-from autotune.study.rules import Limits
-from autotune.study.run import Run
-from autotune.study.state import Candidate, Leader, State
-from autotune.study.tune import tune_with
-from autotune.study.waiting import Deadline
-from autotune.trial.live import WarmUp
-from autotune.trial.messages import Ready, Started
-from autotune.trial.record import (
+from simulated import SimulatedTrials
+
+from autotune.devices.machine import Machine
+from autotune.executors.executor import WarmUp
+from autotune.record import (
     Interval,
     Looks,
     Outcome,
@@ -40,8 +24,25 @@ from autotune.trial.record import (
     StepSeconds,
     TrialRecord,
 )
-from autotune.trial.simulated import SimulatedTrials
-from autotune.workload import WorkloadFacts, WorkloadReference
+from autotune.run_directory import RunDirectory, RunRecord
+from autotune.space.configuration import Configuration, baseline_configuration
+from autotune.space.knobs import Device
+from autotune.space.search_space import SearchSpace
+from autotune.stats.intervals import LogInterval, Spread, instance_interval
+from autotune.stats.throughput import overall_log_ratios
+from autotune.tuning import costs
+from autotune.tuning.beside import Beside, TrialLimits
+from autotune.tuning.fresh_pairs import Confirmation, FreshPairs
+from autotune.tuning.options import Options
+from autotune.tuning.progress import silent
+from autotune.tuning.resuming import read_earlier
+from autotune.tuning.rules import Limits
+from autotune.tuning.run import Run
+from autotune.tuning.state import Candidate, Leader, State
+from autotune.tuning.tune import tune_with
+from autotune.tuning.waiting import Deadline
+from autotune.worker.messages import Ready, Started
+from autotune.workloads.workload import WorkloadFacts, WorkloadReference
 
 BATCH_SIZE = 32
 FACTS = WorkloadFacts(

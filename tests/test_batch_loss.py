@@ -3,9 +3,9 @@
 import pytest
 from simulated_runs import BASELINE, Watcher, a_record, run_on, simulated_trials
 
-from autotune.study.batch_loss import measure_batch_losses
-from autotune.study.progress import Notice, silent
-from autotune.study.trainings import Trainings
+from autotune.tuning.batch_loss import measure_batch_losses
+from autotune.tuning.progress import Notice, silent
+from autotune.tuning.trainings import Trainings
 
 
 @pytest.fixture

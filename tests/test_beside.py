@@ -4,16 +4,16 @@ import contextlib
 import math
 
 import pytest
+from simulated import SimulatedTrial
 from simulated_runs import BASELINE, FAST, Searching, Watcher, faster_by, simulated_trials
 
 from autotune.errors import BudgetError, NoStableConfigurationError, WorkloadError
-from autotune.measure.intervals import LogInterval, Spread
-from autotune.study.beside import Interrupted, SameInForce
-from autotune.study.progress import TrialEnded, TrialMeasured
-from autotune.study.waiting import TimeIsUp
-from autotune.trial.live import TrialFailed
-from autotune.trial.record import Outcome, Pairing, Phase
-from autotune.trial.simulated import SimulatedTrial
+from autotune.executors.executor import TrialFailed
+from autotune.record import Outcome, Pairing, Phase
+from autotune.stats.intervals import LogInterval, Spread
+from autotune.tuning.beside import Interrupted, SameInForce
+from autotune.tuning.progress import TrialEnded, TrialMeasured
+from autotune.tuning.waiting import TimeIsUp
 
 OTHER = BASELINE.replace(prefetch=2)
 TWICE = faster_by(jit_compile=2.0)

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.trial import boundary
-from autotune.trial.training import Training
+from autotune.worker import boundary
+from autotune.worker.training import Training
 
 
 def training(steps, steps_per_call, synchronise=lambda: None):

@@ -10,8 +10,8 @@ import claims
 import pytest
 from simulated_runs import faster_by, quick_tune, simulated_trials
 
-from autotune.measure.intervals import LogInterval, log_interval
 from autotune.recipe.recipe import BestCandidate, Estimate
+from autotune.stats.intervals import LogInterval, log_interval
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,13 @@ from test_recommendation import run_that_is
 
 from autotune import cli
 from autotune.cli import app
-from autotune.machine import Gpu, GpuReading
-from autotune.measure.deciding import EndedBy, Finding, Verdict
+from autotune.devices.machine import Gpu, GpuReading
+from autotune.record import Interval
 from autotune.space.knobs import KNOBS
-from autotune.study import verifying
-from autotune.study.progress import RunBegan
-from autotune.study.verifying import Verification
-from autotune.trial.record import Interval
+from autotune.stats.deciding import EndedBy, Finding, Verdict
+from autotune.tuning import verifying
+from autotune.tuning.progress import RunBegan
+from autotune.tuning.verifying import Verification
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -274,7 +274,7 @@ def test_the_search_space_that_the_readme_shows_is_one(capsys, tmp_path):
 )
 def test_space_shows_the_choices_of_this_machines_device(capsys, monkeypatch, here, asked, shown):
     """A GPU's where there is one, unless another device is asked about."""
-    monkeypatch.setattr("autotune.machine.read_gpus", lambda: GpuReading(gpus=here))
+    monkeypatch.setattr("autotune.devices.machine.read_gpus", lambda: GpuReading(gpus=here))
     code, out, _ = run(capsys, "space", "gpu", *asked)
     assert code == 0
     assert re.search(rf"tensor_float_32 +{shown} *\n", out)
@@ -340,7 +340,7 @@ def tune_gives(monkeypatch, tmp_path):
             observe(RunBegan(directory=directory.path, workload="simulated", budget=18.0))
             return recipe.model_copy(update={"evidence": recipe.evidence.model_copy(update=evidence)})
 
-        monkeypatch.setattr("autotune.study.tune.tune", tune)
+        monkeypatch.setattr("autotune.tuning.tune.tune", tune)
         return directory.path
 
     return gives
@@ -384,7 +384,7 @@ def test_a_second_ctrl_c_says_how_to_go_on(capsys, monkeypatch, tmp_path):
             observe(RunBegan(directory=tmp_path / "my run", workload="simulated", budget=18.0))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("autotune.study.tune.tune", tune)
+    monkeypatch.setattr("autotune.tuning.tune.tune", tune)
     code, _, err = run(capsys, "tune", "my train.py")
     assert code == 130
     assert err.splitlines()[-1].endswith(f"autotune tune 'my train.py' --resume '{tmp_path / 'my run'}'")

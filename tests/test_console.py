@@ -15,11 +15,11 @@ from test_recommendation import run_that_is
 
 from autotune import cli, console
 from autotune.errors import WorkloadError
-from autotune.history.frame import COLUMNS
-from autotune.measure.deciding import EndedBy, Verdict
 from autotune.recipe.recipe import Estimate, StabilityCheck, Throughput, Watch
-from autotune.study.progress import Began, Notice, RunBegan, TrialBegan, TrialEnded, TrialMeasured
-from autotune.trial.record import Interval, Looks, Outcome, Phase, Standing, TrialRecord
+from autotune.record import Interval, Looks, Outcome, Phase, Standing, TrialRecord
+from autotune.report.frame import COLUMNS
+from autotune.stats.deciding import EndedBy, Verdict
+from autotune.tuning.progress import Began, Notice, RunBegan, TrialBegan, TrialEnded, TrialMeasured
 
 
 def record(**changes):

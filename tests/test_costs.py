@@ -12,9 +12,9 @@ from simulated_runs import (
     simulated_trials,
 )
 
-from autotune.study import costs
-from autotune.trial.live import IN_CONFIRMATION, IN_SEARCH
-from autotune.trial.record import Interval
+from autotune.executors.executor import IN_CONFIRMATION, IN_SEARCH
+from autotune.record import Interval
+from autotune.tuning import costs
 
 SHAPES = {
     "short epochs": {},

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from autotune.measure.deciding import Finding, Stop, finding, is_faster, stop_measuring
-from autotune.measure.intervals import LogInterval, Spread
+from autotune.stats.deciding import Finding, Stop, finding, is_faster, stop_measuring
+from autotune.stats.intervals import LogInterval, Spread
 
 KNOWN = Spread(deviation=0.05, degrees=100)
 """Of other trials, whose pairs vary as those of `noisy`."""

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_runs import Fresh, a_pair, faster_by, log_ratios_of, quick_tune, simulated_trials
 
-from autotune.measure.disturbance import (
+from autotune.record import Pair, Phase
+from autotune.stats.disturbance import (
     Disturbance,
     Timing,
     departures,
@@ -18,9 +19,8 @@ from autotune.measure.disturbance import (
     kept,
     load_of,
 )
-from autotune.study import running
-from autotune.study.resuming import Earlier
-from autotune.trial.record import Pair, Phase
+from autotune.tuning import running
+from autotune.tuning.resuming import Earlier
 
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2, steps_per_execution=1.1)
 

@@ -17,13 +17,13 @@ from test_recommendation import run_that_is
 
 from autotune import cli, console
 from autotune.errors import WorkloadError
-from autotune.history.compare import compare_runs
-from autotune.history.frame import load_history, write_csv
-from autotune.measure.deciding import Verdict
 from autotune.recipe.recipe import Recipe
+from autotune.record import Outcome, Phase, TrialRecord
+from autotune.report.compare import compare_runs
+from autotune.report.frame import load_history, write_csv
 from autotune.run_directory import RunDirectory, RunRecord, WorkloadRecord
-from autotune.study.progress import Began, Notice, RunBegan, TrialBegan, TrialEnded
-from autotune.trial.record import Outcome, Phase, TrialRecord
+from autotune.stats.deciding import Verdict
+from autotune.tuning.progress import Began, Notice, RunBegan, TrialBegan, TrialEnded
 
 PIECES = st.sampled_from(
     [

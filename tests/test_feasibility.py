@@ -3,7 +3,7 @@
 import pytest
 from simulated_runs import BASELINE
 
-from autotune.study.feasibility import known_to_fail, needs_at_least
+from autotune.tuning.feasibility import known_to_fail, needs_at_least
 
 FAILED = BASELINE.replace(batch_size=256, prefetch=2)
 

@@ -4,6 +4,7 @@ import itertools
 import math
 
 import pytest
+from simulated import SimulatedTrial
 from simulated_runs import (
     BASELINE,
     FAST,
@@ -13,12 +14,11 @@ from simulated_runs import (
     simulated_trials,
 )
 
-from autotune.measure.intervals import instance_interval
-from autotune.study.beside import Interrupted
-from autotune.study.waiting import TimeIsUp
-from autotune.trial.live import DeviceUnavailable, TrialFailed
-from autotune.trial.record import Outcome, Pairing
-from autotune.trial.simulated import SimulatedTrial
+from autotune.executors.executor import DeviceUnavailable, TrialFailed
+from autotune.record import Outcome, Pairing
+from autotune.stats.intervals import instance_interval
+from autotune.tuning.beside import Interrupted
+from autotune.tuning.waiting import TimeIsUp
 
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2)
 LARGE = BASELINE.replace(batch_size=64)

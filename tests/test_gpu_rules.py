@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.errors import ApplyError
+from autotune.executors.no_memory import says_no_memory, says_taken
+from autotune.executors.template import is_gpu_file
 from autotune.recipe.apply import apply_before_build
-from autotune.trial import worker
-from autotune.trial.messages import LossCurves, LossRuns
-from autotune.trial.no_memory import says_no_memory, says_taken
-from autotune.trial.profiling import device_limit_bytes
-from autotune.trial.template import is_gpu_file
+from autotune.worker import main as worker
+from autotune.worker.messages import LossCurves, LossRuns
+from autotune.worker.profiling import device_limit_bytes
 
 FULL_OR_TAKEN = [
     "OOM when allocating tensor: Out of memory while trying to allocate 1073741824 bytes.",

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.measure.growth import FEWEST_SLICES, HOST, LEAST_GROWTH_BYTES, growth, memory_growth, tells
+from autotune.stats.growth import FEWEST_SLICES, HOST, LEAST_GROWTH_BYTES, growth, memory_growth, tells
 
 MIB = 1 << 20
 LIMIT = 16 << 30

@@ -12,11 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from autotune.devices.machine import Gpu, Machine
 from autotune.errors import RecipeError, RunDirectoryError
-from autotune.history.compare import RunSummary, compare_runs, describe_machine
-from autotune.history.frame import COLUMNS, load_history, write_csv, write_parquet
-from autotune.machine import Gpu, Machine
-from autotune.measure.deciding import EndedBy, Verdict
 from autotune.recipe.recipe import (
     Confirmation,
     CreatedBy,
@@ -28,8 +25,11 @@ from autotune.recipe.recipe import (
     Stability,
     Throughput,
 )
+from autotune.record import Interval, Outcome, Pair, Phase, Slice, StepSeconds, TrialRecord
+from autotune.report.compare import RunSummary, compare_runs, describe_machine
+from autotune.report.frame import COLUMNS, load_history, write_csv, write_parquet
 from autotune.run_directory import LARGEST_TRIAL_BYTES, RunDirectory, RunRecord, WorkloadRecord
-from autotune.trial.record import Interval, Outcome, Pair, Phase, Slice, StepSeconds, TrialRecord
+from autotune.stats.deciding import EndedBy, Verdict
 
 KNOB_DTYPES = {
     "batch_size": "Int64",
@@ -941,5 +941,5 @@ def test_a_machine_is_told_in_words():
 @pytest.mark.parametrize("package", ["pandas", "tensorflow"])
 def test_comparing_does_without_the_large_packages(package):
     """Whoever compares runs does not wait for pandas or TensorFlow to be imported."""
-    code = f"import sys, autotune.history.compare; sys.exit({package!r} in sys.modules)"
+    code = f"import sys, autotune.report.compare; sys.exit({package!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

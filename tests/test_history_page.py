@@ -10,11 +10,11 @@ from simulated_runs import Watcher, faster_by, on_disk, simulated_trials, tune_s
 
 from autotune import cli
 from autotune.errors import RunDirectoryError
-from autotune.history.page import page
-from autotune.history.timeline import Point, Span, Timeline, timelines
-from autotune.measure.disturbance import Disturbance
-from autotune.study.progress import TrialBegan
-from autotune.trial.record import Phase
+from autotune.record import Phase
+from autotune.report.page import page
+from autotune.report.timeline import Point, Span, Timeline, timelines
+from autotune.stats.disturbance import Disturbance
+from autotune.tuning.progress import TrialBegan
 
 BUDGET = 300.0
 NASTY = "<script>alert(1)</script><a href='https://evil.test/'>click</a>\x1b[31m"

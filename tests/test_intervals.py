@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.measure.intervals import (
+from autotune.stats.intervals import (
     LogInterval,
     Spread,
     between_templates,

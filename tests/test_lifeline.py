@@ -8,7 +8,7 @@ import psutil
 import pytest
 from real_trials import is_gone
 
-from autotune.trial.lifeline import kill_family, mark_of
+from autotune.executors.lifeline import kill_family, mark_of
 
 
 @pytest.fixture

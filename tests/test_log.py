@@ -5,7 +5,7 @@ import os
 import pytest
 from test_runtime_noise import NOISE
 
-from autotune.trial.log import (
+from autotune.executors.log import (
     HEAD_BYTES,
     LARGEST_LOG_BYTES,
     LOG_READ_BYTES,

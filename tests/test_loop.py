@@ -19,12 +19,12 @@ from simulated_runs import (
 )
 
 from autotune.errors import NoStableConfigurationError
-from autotune.measure.deciding import EndedBy, Verdict
+from autotune.executors.executor import TrialFailed
+from autotune.record import Outcome, Pairing, Phase, Standing
 from autotune.run_directory import RunDirectory
-from autotune.study.progress import Began, Notice, TrialBegan, TrialEnded
-from autotune.study.rules import Limits
-from autotune.trial.live import TrialFailed
-from autotune.trial.record import Outcome, Pairing, Phase, Standing
+from autotune.stats.deciding import EndedBy, Verdict
+from autotune.tuning.progress import Began, Notice, TrialBegan, TrialEnded
+from autotune.tuning.rules import Limits
 
 
 def space(**knobs):

@@ -17,9 +17,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from autotune import machine
+from autotune.devices import machine
+from autotune.devices.machine import Gpu, GpuReading, Machine
 from autotune.errors import InputError
-from autotune.machine import Gpu, GpuReading, Machine
 
 DATA = Path(__file__).parent / "data"
 GIB = 1 << 30
@@ -486,7 +486,7 @@ def test_the_cpu_is_the_model_name_or_the_architecture(monkeypatch, roots, cpuin
 def test_the_fingerprint_imports_neither_tensorflow_nor_pynvml_early():
     """Importing the module loads no pynvml, and taking the fingerprint loads no TensorFlow."""
     code = (
-        "import sys, autotune.machine as m; assert 'pynvml' not in sys.modules; m.fingerprint(); "
+        "import sys, autotune.devices.machine as m; assert 'pynvml' not in sys.modules; m.fingerprint(); "
         "assert not {'tensorflow', 'keras'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

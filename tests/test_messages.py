@@ -15,10 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from autotune.trial import messages
-from autotune.trial.messages import Channel, ChannelClosed, ProtocolError
-from autotune.trial.record import Boundary, Outcome, Slice, StepSeconds
-from autotune.workload import WorkloadFacts, WorkloadReference
+from autotune.record import Boundary, Outcome, Slice, StepSeconds
+from autotune.worker import messages
+from autotune.worker.messages import Channel, ChannelClosed, ProtocolError
+from autotune.workloads.workload import WorkloadFacts, WorkloadReference
 
 FACTS = WorkloadFacts(
     name="digits",

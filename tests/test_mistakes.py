@@ -6,12 +6,12 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from autotune import mistakes
-from autotune.machine import Machine
+from autotune.devices.machine import Machine
 from autotune.mistakes import first_mistake
 from autotune.recipe.recipe import Recipe
+from autotune.record import TrialRecord
 from autotune.run_directory import RunRecord
-from autotune.trial import messages
-from autotune.trial.record import TrialRecord
+from autotune.worker import messages
 
 
 def mistakes_in(model, document):

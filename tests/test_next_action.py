@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_runs import a_candidate, a_leader, a_state
 
-from autotune.measure.deciding import EndedBy, Verdict
-from autotune.measure.intervals import LogInterval, Spread
-from autotune.study.next_action import (
+from autotune.record import Looks, Standing
+from autotune.stats.deciding import EndedBy, Verdict
+from autotune.stats.intervals import LogInterval, Spread
+from autotune.tuning.next_action import (
     CompareLosses,
     Confirm,
     End,
@@ -26,7 +27,6 @@ from autotune.study.next_action import (
     seconds_to_settle,
     verdict,
 )
-from autotune.trial.record import Looks, Standing
 
 SLOWER = tuple(a_candidate(number, -0.5) for number in range(1, 8))
 """Tried candidates of which a gain is excluded."""

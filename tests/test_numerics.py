@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.measure.numerics import FEWEST_STEPS, LEAST_TOLERANCE, batch_losses, parity, tells
+from autotune.stats.numerics import FEWEST_STEPS, LEAST_TOLERANCE, batch_losses, parity, tells
 
 STEPS = 60
 

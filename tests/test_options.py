@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import ArgumentError, WorkloadError
-from autotune.study.options import Options, seconds_of
-from autotune.study.tune import tune
+from autotune.tuning.options import Options, seconds_of
+from autotune.tuning.tune import tune
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@
 import pytest
 from simulated_runs import BASELINE, Watcher, a_record, run_on, simulated_trials
 
-from autotune.measure.numerics import tells
-from autotune.study.parity import SAME, Parity
-from autotune.study.progress import Notice
-from autotune.study.trainings import Trainings
-from autotune.trial.live import TrialFailed
-from autotune.trial.record import Outcome
+from autotune.executors.executor import TrialFailed
+from autotune.record import Outcome
+from autotune.stats.numerics import tells
+from autotune.tuning.parity import SAME, Parity
+from autotune.tuning.progress import Notice
+from autotune.tuning.trainings import Trainings
 
 BFLOAT = BASELINE.replace(precision="mixed_bfloat16")
 

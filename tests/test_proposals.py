@@ -7,8 +7,8 @@ from optuna.trial import TrialState
 from simulated_runs import BASELINE, GROWING_SPACE, SMALL_SPACE, a_record, space_of
 
 from autotune.space.search_space import find_search_space
-from autotune.study.proposals import Proposals, neighbours
-from autotune.study.sampler import Sampler
+from autotune.tuning.proposals import Proposals, neighbours
+from autotune.tuning.sampler import Sampler
 
 TINY_SPACE = """
 schema_version = 1

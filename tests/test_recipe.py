@@ -14,7 +14,6 @@ from simulated_runs import BASELINE, MACHINE, faster_by, quick_tune, simulated_t
 from test_recommendation import run_that_is
 
 from autotune.errors import ArgumentError, MachineMismatchError, RecipeError, RunDirectoryError
-from autotune.measure.deciding import Verdict
 from autotune.recipe import recipe as recipe_module
 from autotune.recipe.apply import environment
 from autotune.recipe.recipe import (
@@ -28,6 +27,7 @@ from autotune.recipe.recipe import (
 )
 from autotune.recipe.schema import recipe_schema, schema_text
 from autotune.space.knobs import KNOBS, Device, Domain, Stage, knobs_on
+from autotune.stats.deciding import Verdict
 
 SPACE = """
 schema_version = 1

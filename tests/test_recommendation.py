@@ -6,16 +6,16 @@ import math
 import pytest
 from simulated_runs import BASELINE, Watcher, faster_by, quick_tune, simulated_trials
 
-from autotune.measure.deciding import EndedBy, Verdict
-from autotune.measure.growth import NOT_TOLD
-from autotune.measure.stability import Check, device_memory
+from autotune.executors.executor import TrialFailed
 from autotune.recipe.recipe import Recipe
-from autotune.study import tune
-from autotune.study.progress import TrialBegan, TrialEnded, TrialMeasured, silent
-from autotune.study.recommendation import break_even, recommend
-from autotune.study.state import EXCLUDED_GAIN
-from autotune.trial.live import TrialFailed
-from autotune.trial.record import Interval, Outcome, Phase
+from autotune.record import Interval, Outcome, Phase
+from autotune.stats.deciding import EndedBy, Verdict
+from autotune.stats.growth import NOT_TOLD
+from autotune.stats.stability import Check, device_memory
+from autotune.tuning import tune
+from autotune.tuning.progress import TrialBegan, TrialEnded, TrialMeasured, silent
+from autotune.tuning.recommendation import break_even, recommend
+from autotune.tuning.state import EXCLUDED_GAIN
 
 ONE_CANDIDATE = """
 schema_version = 1
@@ -202,7 +202,7 @@ def stopped_when(path, enough, **settings):
     """The evidence of a run that the user stops once enough was seen."""
     watcher = Watcher()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("autotune.study.run.Run.interrupted", lambda self: enough(watcher))
+        patch.setattr("autotune.tuning.run.Run.interrupted", lambda self: enough(watcher))
         trials = simulated_trials(faster_by(batch_size=1.1), noise=0.02, **settings)
         recipe, _ = quick_tune(trials, path, space=ONE_CANDIDATE, observe=watcher)
     assert recipe.evidence.ended_by is EndedBy.INTERRUPTED

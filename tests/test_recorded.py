@@ -12,7 +12,7 @@ from figures import share
 from recorded import RecordedTrials, Recording, Stretch, planted, replay, true_speedup
 from simulated_runs import BASELINE
 
-from autotune.measure.deciding import Verdict
+from autotune.stats.deciding import Verdict
 
 
 def an_instance(rng, *, noise, pairs=5, ratio=1.0):

@@ -24,13 +24,13 @@ from simulated_runs import (
 )
 
 from autotune.errors import RunDirectoryError
-from autotune.measure.deciding import EndedBy, Verdict
+from autotune.executors.executor import TrialFailed
+from autotune.record import Outcome, Pairing, Phase, Standing
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
-from autotune.study.progress import TrialBegan, TrialMeasured
-from autotune.study.resuming import note_resumption, read_earlier, refuse_another_machine
-from autotune.trial.live import TrialFailed
-from autotune.trial.record import Outcome, Pairing, Phase, Standing
+from autotune.stats.deciding import EndedBy, Verdict
+from autotune.tuning.progress import TrialBegan, TrialMeasured
+from autotune.tuning.resuming import note_resumption, read_earlier, refuse_another_machine
 
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2, steps_per_execution=1.1)
 ONE_KNOB = 'schema_version = 1\n[knobs.jit_compile]\nkind = "categorical"\nchoices = [false, true]\n'
@@ -367,7 +367,7 @@ def test_a_wall_clock_that_is_set_changes_nothing_of_what_is_spent(tmp_path, mon
         moved = set_by if machine.clock() > A_WHILE else 0.0
         return (BEGAN + timedelta(seconds=machine.clock() + moved)).isoformat(timespec="milliseconds")
 
-    monkeypatch.setattr("autotune.study.running.now_utc", now)
+    monkeypatch.setattr("autotune.tuning.running.now_utc", now)
     directory = stop_at(tmp_path / "run", 5, on=machine)
     assert machine.clock() > 2 * A_WHILE
     assert read_earlier(directory).spent_seconds == machine.clock()

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from autotune.trial import log as logs
-from autotune.trial.retracing import Retracing, ask_runtime_to_tell
+from autotune.executors import log as logs
+from autotune.worker.retracing import Retracing, ask_runtime_to_tell
 
 COMPILED = (
     "I0000 00:00:1795252585.290877    8765 device_compilation_profiler.cc:113] Compiled "

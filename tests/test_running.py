@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from simulated_runs import a_slice
 
-from autotune.measure.disturbance import Disturbance
+from autotune.executors.executor import WarmUp
+from autotune.record import Outcome, Pair, Pairing, Phase
 from autotune.space.configuration import Configuration
-from autotune.study.running import Trial, recorded_rate, throughput_interval
-from autotune.trial.live import WarmUp
-from autotune.trial.messages import Finished, Ready, Started
-from autotune.trial.record import Outcome, Pair, Pairing, Phase
+from autotune.stats.disturbance import Disturbance
+from autotune.tuning.running import Trial, recorded_rate, throughput_interval
+from autotune.worker.messages import Finished, Ready, Started
 
 
 def test_throughput_is_all_examples_over_all_the_time():

@@ -9,9 +9,9 @@ from optuna.trial import TrialState
 from simulated_runs import BASELINE, a_pair, a_record, space_of
 
 from autotune.errors import RunDirectoryError
+from autotune.record import Outcome, Phase
 from autotune.space.configuration import Configuration
-from autotune.study.sampler import Sampler, distributions
-from autotune.trial.record import Outcome, Phase
+from autotune.tuning.sampler import Sampler, distributions
 
 UNEVEN_SPACE = """
 schema_version = 1

@@ -7,8 +7,8 @@ import statistics
 import pytest
 from simulated_runs import BASELINE, FACTS, faster_by, simulated_trials
 
-from autotune.trial.live import Data, TrialFailed
-from autotune.trial.record import Outcome
+from autotune.executors.executor import Data, TrialFailed
+from autotune.record import Outcome
 
 KNOWN = Data(examples=1437, endless=False)
 

@@ -3,7 +3,7 @@
 import pytest
 from simulated_runs import a_slice, a_warm_up
 
-from autotune.study.slicing import is_busy, most_waiting, slice_seconds, taken_seconds, wanted_seconds
+from autotune.tuning.slicing import is_busy, most_waiting, slice_seconds, taken_seconds, wanted_seconds
 
 
 def test_a_slice_is_as_long_as_was_wanted_where_calls_and_epochs_are_short():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from autotune.measure.stability import (
+from autotune.stats.stability import (
     LOSS_RISE,
     MEMORY_MARGIN,
     MOST_HANGS,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from autotune.trial import standstill
-from autotune.trial.standstill import LOOK_SECONDS, STILL_SECONDS, Standstill
+from autotune.executors import standstill
+from autotune.executors.standstill import LOOK_SECONDS, STILL_SECONDS, Standstill
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_runs import a_candidate, a_leader, a_state
 
-from autotune.measure.intervals import Spread
-from autotune.trial.record import Standing
+from autotune.record import Standing
+from autotune.stats.intervals import Spread
 
 SPREAD = Spread(deviation=0.05, degrees=30)
 CONFIRMED = a_leader(1, standing=Standing.CONFIRMED, low=0.3, high=0.6)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.measure.steady_state import (
+from autotune.stats.steady_state import (
     SMALLEST_WINDOW,
     WINDOW_SECONDS,
     enough_calls,

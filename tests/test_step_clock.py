@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.trial import step_clock
-from autotune.trial.boundary import BetweenEpochs
-from autotune.trial.messages import Finish, FirstStep, Measure, Ready, SliceDone
-from autotune.trial.record import Boundary, Outcome
-from autotune.trial.step_clock import (
+from autotune.devices.telemetry import Counters
+from autotune.record import Boundary, Outcome
+from autotune.worker import step_clock
+from autotune.worker.boundary import BetweenEpochs
+from autotune.worker.messages import Finish, FirstStep, Measure, Ready, SliceDone
+from autotune.worker.step_clock import (
     LongEpoch,
     StepClock,
     TrainingEnded,
@@ -24,8 +25,7 @@ from autotune.trial.step_clock import (
     freeze_own_group,
     step_quantiles,
 )
-from autotune.trial.telemetry import Counters
-from autotune.trial.training import Training
+from autotune.worker.training import Training
 
 FROZEN_SECONDS = 100.0
 """How long the made-up tuner leaves the training frozen, each time."""

@@ -8,7 +8,7 @@ import sys
 import pytest
 from real_trials import until
 
-from autotune.trial.process import is_stopped
+from autotune.executors.process import is_stopped
 
 STARTS_A_PROGRAM = """
 import ctypes, signal, threading

@@ -18,8 +18,8 @@ from simulated_runs import (
 from autotune.errors import WorkloadError
 from autotune.recipe.apply import environment
 from autotune.space.knobs import Device
-from autotune.study.progress import Notice
-from autotune.study.surroundings import as_imported, instabilities, oddities, refuse_knobs_that_cannot_act
+from autotune.tuning.progress import Notice
+from autotune.tuning.surroundings import as_imported, instabilities, oddities, refuse_knobs_that_cannot_act
 
 DEFAULTS = {
     "onednn": True,

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.machine import available_cores
-from autotune.trial import telemetry
-from autotune.trial.record import Slice
-from autotune.trial.telemetry import (
+from autotune.devices import telemetry
+from autotune.devices.machine import available_cores
+from autotune.devices.telemetry import (
     Counters,
     between,
     host_bytes,
@@ -23,6 +22,7 @@ from autotune.trial.telemetry import (
     read_counters,
     throttled_seconds,
 )
+from autotune.record import Slice
 
 TICKS = os.sysconf("SC_CLK_TCK")
 STAT = f"""cpu  900 0 900 900 0 0 0 900 0 0

@@ -4,7 +4,7 @@ import pytest
 
 from autotune.errors import BudgetError, RunDirectoryError, WorkloadError
 from autotune.run_directory import RunDirectory
-from autotune.study import tune
+from autotune.tuning import tune
 
 
 def fail_with(error, path, *, trials=0):

@@ -24,16 +24,16 @@ from simulated_runs import (
     tune_simulated,
 )
 
+from autotune.devices.machine import Gpu
 from autotune.errors import ArgumentError, BudgetError, NoStableConfigurationError, WorkloadError
-from autotune.history.frame import load_history
-from autotune.machine import Gpu
-from autotune.measure.deciding import EndedBy, Verdict
+from autotune.executors.executor import TrialFailed
 from autotune.recipe.recipe import Recipe
+from autotune.record import Outcome, Pairing, Phase
+from autotune.report.frame import load_history
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
-from autotune.study.progress import Notice, TrialBegan, TrialEnded
-from autotune.trial.live import TrialFailed
-from autotune.trial.record import Outcome, Pairing, Phase
+from autotune.stats.deciding import EndedBy, Verdict
+from autotune.tuning.progress import Notice, TrialBegan, TrialEnded
 
 SPEED = faster_by(jit_compile=1.5, batch_size=1.1)
 NOISY = {"noise": 0.1, "instance_noise": 0.02}

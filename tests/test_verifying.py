@@ -27,18 +27,18 @@ from autotune.errors import (
     RecipeError,
     TuningInterruptedError,
 )
-from autotune.measure.deciding import MIN_GAIN, Finding, finding
-from autotune.measure.intervals import LogInterval
-from autotune.measure.stability import MEMORY_MARGIN
+from autotune.executors.executor import TrialFailed
+from autotune.executors.process import TrialProcesses
 from autotune.recipe.recipe import Estimate
-from autotune.study import verifying
-from autotune.study.progress import Notice, TrialBegan, TrialEnded, TrialMeasured
-from autotune.study.running import ratio_interval
-from autotune.study.verifying import Verification, verify, verify_with
-from autotune.trial.live import TrialFailed
-from autotune.trial.process import TrialProcesses
-from autotune.trial.record import Outcome, Phase
-from autotune.workload import Workload
+from autotune.record import Outcome, Phase
+from autotune.stats.deciding import MIN_GAIN, Finding, finding
+from autotune.stats.intervals import LogInterval
+from autotune.stats.stability import MEMORY_MARGIN
+from autotune.tuning import verifying
+from autotune.tuning.progress import Notice, TrialBegan, TrialEnded, TrialMeasured
+from autotune.tuning.running import ratio_interval
+from autotune.tuning.verifying import Verification, verify, verify_with
+from autotune.workloads.workload import Workload
 
 SPACE = """
 schema_version = 1

@@ -1,11 +1,11 @@
 """Waits that end with the time there is."""
 
 import pytest
+from simulated import SimulatedClock
 
-from autotune.study.waiting import Deadline, TimeIsUp
-from autotune.trial.live import TrialFailed
-from autotune.trial.record import Outcome
-from autotune.trial.simulated import SimulatedClock
+from autotune.executors.executor import TrialFailed
+from autotune.record import Outcome
+from autotune.tuning.waiting import Deadline, TimeIsUp
 
 
 def deadline(*, left):

@@ -5,11 +5,11 @@ import itertools
 import pytest
 from simulated_runs import FAST, Fresh, faster_by, quick_tune, simulated_trials
 
-from autotune.measure.deciding import Verdict
-from autotune.study.rules import Limits
-from autotune.study.soak import soak
-from autotune.trial.live import TrialFailed
-from autotune.trial.record import Outcome, Phase
+from autotune.executors.executor import TrialFailed
+from autotune.record import Outcome, Phase
+from autotune.stats.deciding import Verdict
+from autotune.tuning.rules import Limits
+from autotune.tuning.soak import soak
 
 ROOMY = Limits(host_bytes=8 << 30, device_bytes=80 << 30)
 SPEED = faster_by(jit_compile=1.5)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from autotune import workload as module_under_test
 from autotune.errors import WorkloadError
 from autotune.space.configuration import Configuration
-from autotune.workload import (
+from autotune.workloads import workload as module_under_test
+from autotune.workloads.workload import (
     DatasetConfig,
     Workload,
     WorkloadReference,
@@ -588,7 +588,7 @@ def test_a_file_that_may_not_be_read_says_so(directory, monkeypatch):
     def refuse(*arguments):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("autotune.workload.read_at_most", refuse)
+    monkeypatch.setattr("autotune.workloads.workload.read_at_most", refuse)
     assert refusal(parse_reference, "train.py").message == "cannot read train.py: Permission denied"
 
 
@@ -863,7 +863,7 @@ def test_a_wrong_argument_in_the_users_file_keeps_its_own_message(tmp_path):
 
 def test_a_file_that_starts_a_tuner_by_being_imported_is_refused(tmp_path):
     """The error says where to put the call; afterwards tuners can be started again."""
-    source = GOOD + "from autotune.workload import refuse_while_loading\nrefuse_while_loading()\n"
+    source = GOOD + "from autotune.workloads.workload import refuse_while_loading\nrefuse_while_loading()\n"
     error = refusal(load, reference_to(write(tmp_path / "train.py", source)))
     assert "calls autotune.tune() while it is being imported" in error.message
     assert 'if __name__ == "__main__":' in error.hint
@@ -898,7 +898,7 @@ def test_only_the_users_frames_are_shown(tmp_path):
         "import json\n"
         "from pydantic import TypeAdapter, PlainValidator\n"
         "from typing import Annotated\n"
-        "from autotune.workload import call_with_config\n"
+        "from autotune.workloads.workload import call_with_config\n"
         "def inner(pairs):\n"
         "    raise TypeError('in the middle')\n"
         "def through_json(value=None):\n"
@@ -998,6 +998,8 @@ def test_the_fingerprint_follows_source_and_name(tmp_path):
 
 def test_this_module_alone_imports_no_tensorflow():
     """The tuner's process reads references without TensorFlow."""
-    code = "import autotune.workload, sys; print('tensorflow' in sys.modules, 'optuna' in sys.modules)"
+    code = (
+        "import autotune.workloads.workload, sys; print('tensorflow' in sys.modules, 'optuna' in sys.modules)"
+    )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.split() == ["False", "False"]

@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from autotune.devices.machine import Machine, fingerprint
 from autotune.errors import (
     ApplyError,
     ArgumentError,
@@ -31,14 +32,13 @@ from autotune.errors import (
     RecipeError,
 )
 from autotune.files import read_at_most, write_atomically
-from autotune.machine import Machine, fingerprint
-from autotune.measure.deciding import EndedBy, Verdict
 from autotune.mistakes import first_mistake
 from autotune.printable import one_line
 from autotune.recipe import apply
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Device, KnobValue, Value, knobs_on
-from autotune.workload import DatasetConfig
+from autotune.stats.deciding import EndedBy, Verdict
+from autotune.workloads.workload import DatasetConfig
 
 if TYPE_CHECKING:
     import tensorflow as tf

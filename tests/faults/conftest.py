@@ -7,9 +7,9 @@ import pytest
 from fault_table import BASELINE_BATCH_SIZE, BATCH_SIZES, BY_NAME, WORKLOAD, memory_cgroup
 from real_trials import Case, configuration
 
-from autotune.trial.live import Data
-from autotune.trial.process import TrialProcess, TrialProcesses
-from autotune.workload import WorkloadReference
+from autotune.executors.executor import Data
+from autotune.executors.process import TrialProcess, TrialProcesses
+from autotune.workloads.workload import WorkloadReference
 
 DATA = Data(examples=128, endless=False)
 REFERENCE = WorkloadReference(file=str(WORKLOAD), search_path=(str(WORKLOAD.parent),))

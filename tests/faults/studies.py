@@ -9,15 +9,15 @@ from pathlib import Path
 
 from fault_table import BASELINE_BATCH_SIZE, BATCH_SIZES, BY_NAME
 
+from autotune.executors.executor import Trials
+from autotune.record import Phase, TrialRecord
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
-from autotune.study.beside import Beside, TrialLimits
-from autotune.study.progress import silent
-from autotune.study.run import Run
-from autotune.study.waiting import Deadline
-from autotune.trial.live import Trials
-from autotune.trial.record import Phase, TrialRecord
+from autotune.tuning.beside import Beside, TrialLimits
+from autotune.tuning.progress import silent
+from autotune.tuning.run import Run
+from autotune.tuning.waiting import Deadline
 
 BASELINE_SECONDS = 120.0
 ENDING_SECONDS = 60.0

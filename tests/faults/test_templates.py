@@ -11,8 +11,8 @@ from fault_table import witness
 from real_trials import configuration, is_gone, until
 from studies import Study
 
-from autotune.trial.live import TrialFailed
-from autotune.trial.record import Outcome
+from autotune.executors.executor import TrialFailed
+from autotune.record import Outcome
 
 pytestmark = pytest.mark.slow
 

@@ -6,9 +6,9 @@ import pytest
 from fault_table import FAULTS, witness
 from real_trials import PATIENCE_SECONDS, Awake, is_gone, until
 
-from autotune.trial.live import TrialFailed
-from autotune.trial.log import HEAD_BYTES, LARGEST_LOG_BYTES
-from autotune.trial.record import Outcome
+from autotune.executors.executor import TrialFailed
+from autotune.executors.log import HEAD_BYTES, LARGEST_LOG_BYTES
+from autotune.record import Outcome
 
 pytestmark = pytest.mark.slow
 

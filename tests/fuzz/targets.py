@@ -30,20 +30,20 @@ from test_messages import EVERY_MESSAGE
 from test_recommendation import run_that_is
 
 from autotune import console
+from autotune.devices.machine import Machine
 from autotune.errors import AutotuneError, RecipeError, RunDirectoryError, SearchSpaceError
-from autotune.history.compare import compare_runs
-from autotune.history.frame import load_history
-from autotune.machine import Machine
-from autotune.measure.deciding import Verdict
 from autotune.recipe.apply import environment
 from autotune.recipe.recipe import Recipe
+from autotune.record import TrialRecord
+from autotune.report.compare import compare_runs
+from autotune.report.frame import load_history
 from autotune.run_directory import LARGEST_TRIAL_BYTES, RunDirectory, RunRecord, SearchSpaceRecord
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import KNOBS, Device
 from autotune.space.search_space import LARGEST_NUMBER_OF_CHOICES, SearchSpace
-from autotune.trial import messages
-from autotune.trial.messages import Channel, ChannelClosed, ProtocolError
-from autotune.trial.record import TrialRecord
+from autotune.stats.deciding import Verdict
+from autotune.worker import messages
+from autotune.worker.messages import Channel, ChannelClosed, ProtocolError
 
 ROOT = Path(__file__).parents[2]
 LONGEST_MESSAGE = 1000

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from real_trials import REPOSITORY, Case, Cases, configuration
 
-from autotune.trial.live import Data
-from autotune.trial.messages import LossRuns
-from autotune.trial.process import TrialProcess, TrialProcesses
-from autotune.workload import WorkloadReference
+from autotune.executors.executor import Data
+from autotune.executors.process import TrialProcess, TrialProcesses
+from autotune.worker.messages import LossRuns
+from autotune.workloads.workload import WorkloadReference
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,12 +13,12 @@ from typing import Any, Self
 import psutil
 import pytest
 
+from autotune.executors.executor import TrialFailed, WarmUp
+from autotune.executors.process import TrialProcess, TrialProcesses
+from autotune.executors.standstill import LOOK_SECONDS, Standstill
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
-from autotune.trial.live import TrialFailed, WarmUp
-from autotune.trial.process import TrialProcess, TrialProcesses
-from autotune.trial.standstill import LOOK_SECONDS, Standstill
-from autotune.workload import WorkloadReference
+from autotune.workloads.workload import WorkloadReference
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WORKLOADS = Path(__file__).parent / "workloads"

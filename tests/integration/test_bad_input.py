@@ -4,9 +4,9 @@ import pytest
 from real_trials import configuration
 
 from autotune.errors import WorkloadError
-from autotune.trial.live import Data, TrialFailed
-from autotune.trial.record import Outcome
-from autotune.workload import parse_reference
+from autotune.executors.executor import Data, TrialFailed
+from autotune.record import Outcome
+from autotune.workloads.workload import parse_reference
 
 pytestmark = pytest.mark.slow
 

@@ -84,7 +84,7 @@ def templates_of(tuner: int) -> list[psutil.Process]:
     found = []
     for each in psutil.process_iter(["cmdline"]):
         command = each.info["cmdline"] or []
-        if "autotune.trial.template" in command and str(tuner) in command:
+        if "autotune.executors.template" in command and str(tuner) in command:
             found.append(each)
     return found
 

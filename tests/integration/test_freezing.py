@@ -10,7 +10,7 @@ import psutil
 import pytest
 from real_trials import until
 
-from autotune.trial.process import is_stopped
+from autotune.executors.process import is_stopped
 
 pytestmark = pytest.mark.slow
 

@@ -8,10 +8,10 @@ import time
 import pytest
 from real_trials import PATIENCE_SECONDS
 
-from autotune.study.beside import INPUT_WAIT_SECONDS
-from autotune.study.slicing import SLICE_SECONDS
-from autotune.trial.live import Data
-from autotune.trial.messages import TrialRequest
+from autotune.executors.executor import Data
+from autotune.tuning.beside import INPUT_WAIT_SECONDS
+from autotune.tuning.slicing import SLICE_SECONDS
+from autotune.worker.messages import TrialRequest
 
 pytestmark = pytest.mark.slow
 

@@ -4,13 +4,13 @@ import pytest
 from real_trials import PATIENCE_SECONDS, WORKLOADS, configuration
 
 from autotune.errors import WorkloadError
+from autotune.executors.executor import Data, TrialFailed
+from autotune.executors.process import TrialProcesses
+from autotune.record import Outcome
 from autotune.space.knobs import Device
-from autotune.study.opening import baseline_of
-from autotune.study.progress import silent
-from autotune.trial.live import Data, TrialFailed
-from autotune.trial.process import TrialProcesses
-from autotune.trial.record import Outcome
-from autotune.workload import WorkloadReference, parse_reference
+from autotune.tuning.opening import baseline_of
+from autotune.tuning.progress import silent
+from autotune.workloads.workload import WorkloadReference, parse_reference
 
 pytestmark = pytest.mark.slow
 

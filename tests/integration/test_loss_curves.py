@@ -5,9 +5,9 @@ import statistics
 import pytest
 from real_trials import PATIENCE_SECONDS
 
-from autotune.measure.numerics import parity, tells
-from autotune.trial.live import Data, TrialFailed
-from autotune.trial.messages import LossRuns
+from autotune.executors.executor import Data, TrialFailed
+from autotune.stats.numerics import parity, tells
+from autotune.worker.messages import LossRuns
 
 pytestmark = pytest.mark.slow
 

@@ -205,7 +205,7 @@ def test_the_shuffle_buffer_of_an_epoch_is_found_before_the_repeat(run):
     seen = run(
         COMMON,
         """
-        from autotune.trial.boundary import _steps_in_shuffle_buffer
+        from autotune.worker.boundary import _steps_in_shuffle_buffer
         said = []
         for dataset in (ids.shuffle(256), ids.shuffle(256).repeat(3)):
             for on in (True, False):

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from autotune.measure.growth import HOST, memory_growth
-from autotune.trial.live import Data
+from autotune.executors.executor import Data
+from autotune.stats.growth import HOST, memory_growth
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,7 @@ import pytest
 from real_trials import configuration
 from test_end_to_end import TINY, to_its_end
 
-from autotune.machine import fingerprint
-from autotune.measure.deciding import EndedBy, Verdict
+from autotune.devices.machine import fingerprint
 from autotune.recipe.recipe import (
     Confirmation,
     CreatedBy,
@@ -21,6 +20,7 @@ from autotune.recipe.recipe import (
     Stability,
     Throughput,
 )
+from autotune.stats.deciding import EndedBy, Verdict
 
 pytestmark = pytest.mark.slow
 

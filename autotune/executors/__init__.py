@@ -1,0 +1,1 @@
+"""Where trials run: the interface, and processes on this machine."""

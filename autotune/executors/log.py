@@ -1,0 +1,72 @@
+"""The logs of templates and trials: kept from filling the disk while they grow, and what their ends say.
+
+A log is a plain file that its process appends to, so writing costs a trial what it costs anywhere else. Who watches
+it cuts it: no limit of the kernel's is set, which would meet the files that the user's code writes as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+
+from autotune.executors.runtime_noise import without_runtime_noise
+
+LARGEST_LOG_BYTES = 16 << 20
+"""A log is cut when it is larger; until somebody looks, it may be."""
+HEAD_BYTES = 1 << 20
+LOG_READ_BYTES = 1 << 16
+LOG_TAIL_LENGTH = 4000
+LOOK_SECONDS = 0.2
+"""How often a log that grows is looked at: a `stat`, some microseconds."""
+
+_UNPRINTABLE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_FATAL = re.compile(
+    r"Check failed|^(?:F\d{4} |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: F )|^terminate called|^  what\(\)"
+)
+
+
+def cap(log: Path) -> None:
+    """Cut the middle out of a log that has become too large: its first lines and its last stay.
+
+    Its writers may go on meanwhile, as they append; what they write during the cut may be lost.
+    """
+    with contextlib.suppress(OSError):
+        size = os.stat(log).st_size
+        if size <= LARGEST_LOG_BYTES:
+            return
+        with log.open("rb") as stream:
+            stream.seek(size - LOG_READ_BYTES)
+            end = stream.read(LOG_READ_BYTES)
+        os.truncate(log, HEAD_BYTES)
+        with log.open("ab") as stream:
+            stream.write(f"\n[autotune: cut out here; the log had grown to {size} bytes]\n".encode() + end)
+
+
+def tail(log: Path) -> str:
+    """The last lines of a log that say something, without bytes that are not text; empty when none does."""
+    return _end(log)[-LOG_TAIL_LENGTH:]
+
+
+def fatal_line(log: Path) -> str:
+    """The last line by which the runtime said why it aborts; empty when none does."""
+    return next((line for line in reversed(_end(log).splitlines()) if _FATAL.search(line)), "")
+
+
+def printable(text: str) -> str:
+    """`text` without what a terminal would obey, and that can be written; each state of a progress bar is a line."""
+    return _UNPRINTABLE.sub("", text.replace("\r", "\n")).encode("utf-8", "backslashreplace").decode()
+
+
+def _end(log: Path) -> str:
+    try:
+        with log.open("rb") as stream:
+            start = max(0, log.stat().st_size - LOG_READ_BYTES)
+            stream.seek(start)
+            text = stream.read(LOG_READ_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    if start:  # the first line is cut, and could not be told for what it is
+        text = text.partition("\n")[2] or text
+    return without_runtime_noise(printable(text)).strip()

@@ -1,0 +1,113 @@
+"""How a run is to be done, checked where it is made."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from autotune.errors import ArgumentError
+from autotune.stats.deciding import MIN_GAIN
+from autotune.stats.stability import MEMORY_MARGIN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a run is to be done; see `tune`.
+
+    `keeps_budget` is whether the budget was asked for: else the run ends as soon as the answer is settled.
+    """
+
+    budget: float
+    keeps_budget: bool = True
+    space: str | None = None
+    trials: int | None = None
+    seed: int = 0
+    min_gain: float = MIN_GAIN
+    trial_timeout: float | None = None
+    isolation: Literal["template", "spawn"] = "template"
+    pairing: Literal["auto", "bracketed"] = "auto"
+    max_batch: int | None = None
+    fixed_batch: bool = False
+    memory_margin: float = MEMORY_MARGIN
+    soak: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check every one.
+
+        Raises:
+            ArgumentError: One has the wrong type or is out of range.
+        """
+        for name, kinds, least, most in (
+            ("budget", (int, float), 1.0, 1e7),
+            ("trials", (int,), 1, 10**9),
+            ("trial_timeout", (int, float), 1.0, 1e7),
+            ("min_gain", (int, float), 0.0, 1e3),
+            ("seed", (int,), 0, 2**32 - 1),
+            ("max_batch", (int,), 1, 1 << 20),
+            ("memory_margin", (int, float), 0.0, 0.9),
+            ("soak", (int, float), 0.0, 1e6),
+        ):
+            value = getattr(self, name)
+            if value is None and name in ("trials", "trial_timeout", "max_batch", "soak"):
+                continue
+            if type(value) not in kinds or not least <= value <= most:
+                wanted = "a whole number" if kinds == (int,) else "a number"
+                raise ArgumentError(
+                    f"{name} is {value!r}", hint=f"It must be {wanted} from {least:g} to {most:g}."
+                )
+        if self.space is not None and not isinstance(self.space, str):
+            raise ArgumentError(
+                f"space is {self.space!r}", hint="It must be the path or name of a search space."
+            )
+        for name, words in (("isolation", ("template", "spawn")), ("pairing", ("auto", "bracketed"))):
+            if getattr(self, name) not in words:
+                raise ArgumentError(f"{name} is {getattr(self, name)!r}", hint=f"It is {' or '.join(words)}.")
+        for name in ("fixed_batch", "keeps_budget"):
+            if not isinstance(getattr(self, name), bool):
+                raise ArgumentError(f"{name} is {getattr(self, name)!r}", hint="It is True or False.")
+
+
+def seconds_of(name: str, value: object, *, may_be_none: bool = False) -> float:
+    """A duration that was given as seconds or as text.
+
+    Args:
+        name: The argument, for messages.
+        value: What was given.
+        may_be_none: Whether text may say no time at all; numbers are checked by `Options`.
+
+    Raises:
+        ArgumentError: It is no duration.
+    """
+    if isinstance(value, str):
+        return parse_duration(value, name=name, may_be_none=may_be_none)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ArgumentError(
+            f"{name} is a {type(value).__name__}: {value!r}", hint="Give seconds, or text such as '10m'."
+        )
+    return float(value)
+
+
+def parse_duration(text: str, *, name: str, may_be_none: bool = False) -> float:
+    """Seconds in `90`, `90s`, `10m`, `1.5h` or `1h30m`.
+
+    Args:
+        text: What was given.
+        name: The argument, for messages.
+        may_be_none: Whether it may be no time at all.
+
+    Raises:
+        ArgumentError: The text is none of these, or no time where there must be some.
+    """
+    match = re.fullmatch(
+        r"(?:(?P<h>\d{1,6}(?:\.\d{1,6})?)h)?(?:(?P<m>\d{1,6}(?:\.\d{1,6})?)m)?(?:(?P<s>\d{1,8}(?:\.\d{1,6})?)s?)?",
+        text.strip().lower(),
+    )
+    seconds = -1.0
+    if match and match[0]:
+        seconds = sum(float(match[unit] or 0) * scale for unit, scale in (("h", 3600), ("m", 60), ("s", 1)))
+    if seconds < 0 or (seconds == 0 and not may_be_none):
+        raise ArgumentError(
+            f"{name}: {text!r} is not a duration", hint="Durations look like 90s, 10m, 1.5h or 1h30m."
+        )
+    return seconds

@@ -1,0 +1,76 @@
+"""What happens during a run, as events. The console draws them; nothing here prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.record import Interval, Phase, TrialRecord
+from autotune.space.configuration import Configuration
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunBegan:
+    """A run directory exists.
+
+    Args:
+        directory: Which.
+        workload: The workload's name.
+        budget: Seconds for everything.
+        spent: Seconds of them that are gone: an earlier invocation's, where the run is resumed.
+    """
+
+    directory: Path
+    workload: str
+    budget: float
+    spent: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Began:
+    """Something began that is no trial and takes its time, in words."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialBegan:
+    """A trial was asked for; `changes` is how it differs from the baseline, in words."""
+
+    trial: int
+    phase: Phase
+    configuration: Configuration
+    changes: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialMeasured:
+    """Another pair of slices; `speedup` is the estimate so far (None: the baseline on its own)."""
+
+    trial: int
+    speedup: Interval | None
+    pairs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialEnded:
+    """A trial ended, or a leader was looked at; its record is on disk."""
+
+    record: TrialRecord
+    changes: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """Something the user should know, once."""
+
+    text: str
+
+
+Event = RunBegan | Began | TrialBegan | TrialMeasured | TrialEnded | Notice
+Observer = Callable[[Event], None]
+
+
+def silent(event: Event) -> None:
+    """An observer that does nothing."""

@@ -1,0 +1,185 @@
+"""What an earlier invocation left in a run directory, to go on from: what was measured is not measured again.
+
+A run can be stopped at any moment. Records are the truth: what has a `result.json` is known, the study's file follows
+it (see `Sampler.catch_up`), and what was in flight is begun anew under another number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from autotune.devices.machine import Machine
+from autotune.errors import AutotuneError, RunDirectoryError
+from autotune.record import Outcome, TrialRecord
+from autotune.run_directory import Resumption, RunDirectory, RunRecord
+from autotune.space.configuration import Configuration
+from autotune.space.knobs import KnobValue
+from autotune.tuning.options import Options
+from autotune.tuning.running import Trial, now_utc, recorded_rate
+from autotune.worker.messages import Finished
+
+_START_ANEW = "Start a new run, with another --out."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Earlier:
+    """A run to go on with.
+
+    Args:
+        run: Its run.json.
+        records: Its trials by number, without those that were interrupted.
+        next_number: The first trial number that was never used.
+    """
+
+    run: RunRecord
+    records: Mapping[int, TrialRecord]
+    next_number: int
+
+    @property
+    def options(self) -> Options:
+        """How it was to be done.
+
+        Raises:
+            RunDirectoryError: run.json holds something else.
+        """
+        known = {each.name for each in fields(Options)}
+        given: dict[str, Any] = {name: value for name, value in self.run.arguments.items() if name in known}
+        try:
+            return Options(**given)
+        except (AutotuneError, TypeError) as error:
+            raise RunDirectoryError(
+                f"{self.run.run}: run.json: arguments: {error}", hint=_START_ANEW
+            ) from error
+
+    @property
+    def spent_seconds(self) -> float:
+        """Seconds that the run took up to the end of its last finished trial; not those in which it stood still.
+
+        They are what the run's own clock said when trials ended: the wall clock may have been set since.
+        """
+        return max((each.ended_at_seconds or 0.0 for each in self.records.values()), default=0.0)
+
+    def trials(self) -> list[Trial]:
+        """The finished trials, as the search knows them; the baseline first."""
+        baseline = self.records.get(0)
+        if baseline is None:
+            return []
+        return [
+            _restored(record, self._reference_of(record) or baseline)
+            for _, record in sorted(self.records.items())
+        ]
+
+    def _reference_of(self, record: TrialRecord) -> TrialRecord | None:
+        """The baseline's record that a leader's, or a champion's, slices are set against; None in the search."""
+        for each in self.records.values():
+            for looks in each.looks[-1:]:
+                if record.trial in (each.trial, looks.champion):
+                    return self.records.get(looks.reference)
+        return None
+
+
+def read_earlier(directory: RunDirectory) -> Earlier:
+    """What there is to go on from.
+
+    Raises:
+        RunDirectoryError: It is no run directory, or damaged.
+    """
+    run = directory.read_run()
+    records = list(directory.read_trials())
+    kept = {each.trial: each for each in records if each.outcome is not Outcome.INTERRUPTED}
+    if 0 in kept and kept[0].outcome is not Outcome.OK:
+        del kept[0]  # a baseline that failed is tried again
+    numbers = [int(each.name) for each in (directory.path / "trials").glob("*") if each.name.isdecimal()]
+    if 0 not in kept:
+        return Earlier(run=run, records={}, next_number=0)  # from the very beginning
+    return Earlier(run=run, records=kept, next_number=max(numbers) + 1)
+
+
+def note_resumption(directory: RunDirectory, earlier: Earlier) -> None:
+    """Write down that the run goes on now, so that the pause before is not taken for its time."""
+    now = Resumption(at=now_utc(), spent_seconds=earlier.spent_seconds)
+    directory.write_run(earlier.run.model_copy(update={"resumed": (*earlier.run.resumed, now)}))
+
+
+def refuse_another_machine(earlier: Earlier, machine: Machine) -> None:
+    """Refuse to mix figures of two machines.
+
+    Raises:
+        RunDirectoryError: The run was begun on another one.
+    """
+    differences = earlier.run.machine.differences(machine)
+    if differences:
+        raise RunDirectoryError(
+            f"{earlier.run.run} was begun on another machine: {'; '.join(differences)}", hint=_START_ANEW
+        )
+
+
+def refuse_another_workload(earlier: Earlier, *, fingerprint: str) -> None:
+    """Refuse to mix figures of two workloads.
+
+    Args:
+        earlier: The run to go on from.
+        fingerprint: The workload's now.
+
+    Raises:
+        RunDirectoryError: It is another one, or its file was changed.
+    """
+    run = earlier.run
+    if run.workload is not None and run.workload.fingerprint != fingerprint:
+        raise RunDirectoryError(
+            f"{run.run} cannot be resumed: the workload's file changed since it began", hint=_START_ANEW
+        )
+
+
+def refuse_another_question(
+    earlier: Earlier, *, baseline: Configuration, choices: Mapping[str, Sequence[KnobValue]]
+) -> None:
+    """Refuse to mix figures of two baselines or search spaces.
+
+    Args:
+        earlier: The run to go on from.
+        baseline: The baseline now.
+        choices: The resolved search space now.
+
+    Raises:
+        RunDirectoryError: One of them differs.
+    """
+    run = earlier.run
+    changed = []
+    if run.baseline is not None and Configuration(run.baseline) != baseline:
+        changed.append("the baseline")
+    before = {} if run.search_space is None else run.search_space.choices
+    if before and {k: tuple(v) for k, v in before.items()} != {k: tuple(v) for k, v in choices.items()}:
+        changed.append("the search space")
+    if changed:
+        raise RunDirectoryError(
+            f"{run.run} cannot be resumed: {' and '.join(changed)} changed since it began", hint=_START_ANEW
+        )
+
+
+def _restored(record: TrialRecord, baseline: TrialRecord) -> Trial:
+    """A trial as its record tells it, without a process."""
+    trial = Trial(record.trial, record.phase, Configuration(record.configuration))
+    trial.asked = Configuration(record.asked or record.configuration)
+    trial.started_at = record.started_at
+    trial.pairing = record.pairing
+    trial.stopped_by = record.stopped_by
+    trial.looks = record.looks
+    trial.instances = record.instances
+    trial.seconds = record.seconds
+    trial.add_slices(record.slices)
+    for pair in record.pairs:
+        trial.restore_pair(
+            pair,
+            baseline_rate=recorded_rate(pair.baseline, baseline),
+            candidate_rate=recorded_rate(pair.candidate, record),
+        )
+    if record.peak_host_bytes is not None:
+        trial.finished = Finished(
+            peak_host_bytes=record.peak_host_bytes,
+            peak_device_bytes=record.peak_device_bytes,
+            input_wait_fraction=record.input_wait_fraction,
+        )
+    return trial

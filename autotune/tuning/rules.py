@@ -1,0 +1,157 @@
+"""The stability rules, applied to a leader's record beside the baseline's. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+
+from autotune.record import Pairing, Slice, TrialRecord
+from autotune.stats import growth
+from autotune.stats.stability import (
+    MEMORY_MARGIN,
+    CallSeconds,
+    Check,
+    device_memory,
+    hangs,
+    host_memory,
+    loss_does_not_rise,
+    loss_is_finite,
+    loss_scale_skips,
+    no_retracing,
+    slow_quantile,
+    tail,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Bytes that there are (`device_bytes` is None where no GPU is, or nothing tells), and the share to keep free."""
+
+    host_bytes: int
+    device_bytes: int | None
+    margin: float = MEMORY_MARGIN
+
+
+def checks_of(record: TrialRecord, baseline: TrialRecord, limits: Limits) -> tuple[Check, ...]:
+    """The stability rules, applied to a leader's record beside the baseline's."""
+    losses = [pair.candidate.loss for pair in record.pairs]
+    checks = [
+        loss_is_finite(losses),
+        loss_does_not_rise(
+            record.first_loss,
+            record.last_loss,
+            baseline_first=baseline.first_loss,
+            baseline_last=baseline.last_loss,
+        ),
+    ]
+    if record.peak_host_bytes is not None:
+        checks.append(host_memory(record.peak_host_bytes, limits.host_bytes, margin=limits.margin))
+        checks += _growth(growth.HOST, record, record.peak_host_bytes, limits.host_bytes, limits.margin)
+    if record.peak_device_bytes is not None and limits.device_bytes:
+        checks.append(device_memory(record.peak_device_bytes, limits.device_bytes, margin=limits.margin))
+        checks += _growth(growth.DEVICE, record, record.peak_device_bytes, limits.device_bytes, limits.margin)
+    if record.pairs:
+        checks += _checks_of_slices(record, baseline)
+    return tuple(checks)
+
+
+def _growth(of: str, record: TrialRecord, held_bytes: int, limit_bytes: int, margin: float) -> list[Check]:
+    """Whether memory of one kind grows; nothing of a leader that was not timed."""
+    if record.throughput is None:
+        return []
+    return [
+        growth.memory_growth(
+            memory_of(record, of, candidate=True),
+            memory_of(record, of, candidate=False),
+            of=of,
+            examples_per_second=record.throughput.value,
+            held_bytes=held_bytes,
+            limit_bytes=limit_bytes,
+            margin=margin,
+        )
+    ]
+
+
+def memory_of(record: TrialRecord, of: str, *, candidate: bool) -> list[list[tuple[float, float]]]:
+    """By process: examples trained so far and memory held, at the end of each slice of a confirmation.
+
+    Args:
+        record: The leader's, whose pairs hold the baseline's slices too.
+        of: Whose memory, `growth.HOST` or `growth.DEVICE`.
+        candidate: Whose slices are asked for.
+    """
+    before_and_after = record.pairing is Pairing.BRACKETED and not candidate  # two processes of the baseline
+    processes: dict[tuple[int, bool], list[Slice]] = {}
+    for pair in record.pairs:
+        process = (pair.instance, before_and_after and pair.baseline_first)
+        processes.setdefault(process, []).append(pair.candidate if candidate else pair.baseline)
+    return [memory_samples(each, of) for each in processes.values()]
+
+
+def memory_samples(slices: Sequence[Slice], of: str) -> list[tuple[float, float]]:
+    """Examples trained so far and memory held, at the end of each slice of a process."""
+    counted = accumulate(each.examples for each in slices)
+    held = [each.host_bytes if of == growth.HOST else each.device_bytes for each in slices]
+    return [
+        (float(examples if each.trained_examples is None else each.trained_examples), float(memory))
+        for examples, each, memory in zip(counted, slices, held, strict=True)
+        if memory is not None
+    ]
+
+
+def _checks_of_slices(record: TrialRecord, baseline: TrialRecord) -> list[Check]:
+    """The rules on what the slices show, each beside the baseline's of the same round."""
+    own, beside = (_by_process(record, candidate=each) for each in (True, False))
+    boundary = max(record.epoch_overhead_seconds or 0.0, baseline.epoch_overhead_seconds or 0.0)
+    calls, usual = _calls(own.values(), record), _calls(beside.values(), baseline)
+    checks = [
+        tail(list(chain(*calls)), list(chain(*usual))),
+        hangs(list(chain(*calls)), list(chain(*usual)), boundary_seconds=boundary),
+    ]
+    if retraces := _sums(own, lambda each: each.retraces):
+        checks.append(no_retracing(retraces, _sums(beside, lambda each: each.retraces) or [0]))
+    if skipped := _sums(own, lambda each: each.skipped_steps):
+        baseline_skipped = _sums(beside, lambda each: each.skipped_steps) or [0]
+        checks.append(
+            loss_scale_skips(
+                skipped,
+                _sums(own, lambda each: each.steps) or [],
+                baseline_share=sum(baseline_skipped) / sum(_sums(beside, lambda each: each.steps) or [1]),
+            )
+        )
+    return checks
+
+
+def _calls(groups: Iterable[Sequence[Slice]], record: TrialRecord) -> list[list[CallSeconds]]:
+    steps = int(record.configuration["steps_per_execution"])
+    return [[call_seconds(each, steps) for each in slices] for slices in groups]
+
+
+_Slices = Mapping[int, Sequence[Slice]]
+"""By process."""
+
+
+def call_seconds(each: Slice, steps: int) -> CallSeconds:
+    """Seconds of the calls of the train function in a slice, with so many steps in a call."""
+    seconds = each.step_seconds
+    slow = slow_quantile(
+        p50=seconds.p50, p90=seconds.p90, p99=seconds.p99, boundaries=each.epochs * steps / each.steps
+    )
+    return CallSeconds(median=steps * seconds.p50, slow=steps * slow, longest=steps * seconds.max)
+
+
+def _by_process(record: TrialRecord, *, candidate: bool) -> dict[int, list[Slice]]:
+    """One side's slices of a leader's pairs."""
+    found: dict[int, list[Slice]] = {}
+    for pair in record.pairs:
+        found.setdefault(pair.instance, []).append(pair.candidate if candidate else pair.baseline)
+    return found
+
+
+def _sums(slices: _Slices, count: Callable[[Slice], int | None]) -> list[int] | None:
+    """Of each process the sum over its slices; None where one was not counted."""
+    counts = [[count(each) for each in of_process] for of_process in slices.values()]
+    if any(each is None for of_process in counts for each in of_process):
+        return None
+    return [sum(each or 0 for each in of_process) for of_process in counts]

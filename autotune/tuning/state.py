@@ -1,0 +1,250 @@
+"""What a run knows at a moment, as the loop weighs it. Frozen values; nothing here measures or waits.
+
+Ratios are logarithms of speed-ups over the baseline, times are in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from autotune.record import Looks, Standing
+from autotune.space.configuration import Configuration
+from autotune.stats.deciding import MIN_GAIN
+from autotune.stats.intervals import LogInterval, Spread, t_quantile
+
+PROCESS_DEVIATION = 0.02
+"""Log deviation between processes of one configuration that is allowed for where few were measured."""
+EXCLUDED_GAIN = 0.10
+"""Gains above this share must be excluded for `no_significant_gain`, or above `min_gain` where that is larger."""
+BY_ERRORS = 1.5
+"""Standard errors by which an estimate must lie above what counts: the best of many looks faster by chance."""
+CLEARLY_FASTER = 0.03
+"""By how much, as a logarithm, a candidate must look faster than the champion to be confirmed against it."""
+MOST_LOOKS = 8
+"""At one candidate, that are kept time for."""
+NO_SPREAD = Spread(deviation=0.0, degrees=0)
+UNDECIDED = (Standing.NOT_SHOWN, Standing.OUT_OF_TIME)
+"""Of leaders that were looked at, and may have a gain."""
+SURE = 0.05
+"""The chance to err in saying that no candidate gains more than a bound."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A configuration that was tried in the search.
+
+    Args:
+        number: Its trial.
+        configuration: Which.
+        ratio: The estimate; minus infinity where nothing was measured.
+        pairs: Pairs of slices that the estimate rests on.
+        processes: Fresh processes that they are from.
+        pruned: Whether it was given up because it surely does not win.
+        unstable: Whether it broke a rule.
+        look_seconds: What another look at it takes.
+        pair_seconds: What a fresh pair of processes of it and the baseline takes.
+        unchecked: Whether it computes otherwise than the baseline, and its losses were not compared.
+    """
+
+    number: int
+    configuration: Configuration
+    ratio: float = -math.inf
+    pairs: int = 0
+    processes: int = 1
+    pruned: bool = False
+    unstable: bool = False
+    look_seconds: float = 1.0
+    pair_seconds: float = 1.0
+    unchecked: bool = False
+
+    @property
+    def measured(self) -> bool:
+        """Whether there is an estimate."""
+        return self.pairs > 0
+
+    def error(self, spread: Spread) -> float:
+        """Standard error of the estimate."""
+        return math.sqrt(spread.deviation**2 / max(1, self.pairs) + PROCESS_DEVIATION**2 / self.processes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leader:
+    """A candidate that is, or was, confirmed.
+
+    Args:
+        number: Its trial in the confirmation.
+        candidate: Its trial in the search.
+        looks: When it is looked at.
+        processes: Fresh processes a side so far.
+        ratio: The claim so far, at the level of its looks; None before the second process.
+        pair_seconds: What the next fresh pair takes.
+    """
+
+    number: int
+    candidate: int
+    looks: Looks
+    processes: int
+    ratio: LogInterval | None
+    pair_seconds: float = 1.0
+
+    @property
+    def standing(self) -> Standing:
+        """How it stands."""
+        return self.looks.standing
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What a run knows.
+
+    Args:
+        left: Seconds that are left.
+        budget: Seconds for everything.
+        keeps_budget: Whether the budget was asked for: then the search goes on after a claim until it is used.
+        candidates: What was tried, in order.
+        leaders: What is or was confirmed, in order.
+        spread: How far single pairs lie from their trial's mean.
+        candidate_seconds: What another candidate takes.
+        first_pair_seconds: What a fresh pair takes of a candidate that nothing is known of.
+        more_candidates: Whether there is another one to try, and it is allowed.
+        exhausted: Whether the search space has no other one.
+        check_seconds: What is left of the time for comparing losses.
+        rounds_in_pair: Pairs of slices in a fresh pair of processes.
+        looks_since: Looks again since the last new candidate.
+        min_gain: Smallest gain that counts, as a share.
+        interrupted: Whether the user has asked to stop.
+    """
+
+    left: float
+    budget: float
+    keeps_budget: bool = True
+    candidates: tuple[Candidate, ...] = ()
+    leaders: tuple[Leader, ...] = ()
+    spread: Spread = NO_SPREAD
+    candidate_seconds: float = 1.0
+    first_pair_seconds: float = 1.0
+    more_candidates: bool = True
+    exhausted: bool = False
+    check_seconds: float = 0.0
+    rounds_in_pair: int = 6
+    looks_since: int = 0
+    min_gain: float = MIN_GAIN
+    interrupted: bool = False
+
+    @cached_property
+    def open(self) -> Leader | None:
+        """The leader whose confirmation goes on."""
+        return next((each for each in self.leaders if each.standing is Standing.OPEN), None)
+
+    @cached_property
+    def champion(self) -> Leader | None:
+        """The leader that is recommended if the run ends now."""
+        confirmed = [each for each in self.leaders if each.standing is Standing.CONFIRMED]
+        return confirmed[-1] if confirmed else None
+
+    @cached_property
+    def standing(self) -> dict[int, Leader]:
+        """The leaders by the numbers of their trials in the search; the last one of each."""
+        return {each.candidate: each for each in self.leaders}
+
+    @property
+    def bound(self) -> float:
+        """The gain that must be excluded for `no_significant_gain`, as a logarithm."""
+        return math.log1p(max(self.min_gain, EXCLUDED_GAIN))
+
+    def candidate(self, number: int) -> Candidate:
+        """The candidate with this number."""
+        return next(each for each in self.candidates if each.number == number)
+
+    def upper(self, candidate: Candidate) -> float:
+        """The gain that is excluded for a candidate, as a logarithm, with `SURE` for all candidates together."""
+        leader = self.standing.get(candidate.number)
+        if leader is not None and leader.ratio is not None and leader.standing in UNDECIDED:
+            return leader.ratio.high
+        if not candidate.measured:
+            return -math.inf  # it cannot be run
+        measured = sum(each.measured for each in self.candidates)
+        degrees = max(1, self.spread.degrees)
+        return candidate.ratio + t_quantile(1 - 2 * SURE / measured, degrees) * candidate.error(self.spread)
+
+    @cached_property
+    def contenders(self) -> list[Candidate]:
+        """The candidates that may be confirmed: faster by more than chance; the most promising first.
+
+        With a champion, those that look clearly faster than it did.
+        """
+        errors = BY_ERRORS if self.more_candidates else 1.0
+        floor = math.log1p(self.min_gain)
+        if self.champion is not None:
+            floor = max(floor, self.candidate(self.champion.candidate).ratio + CLEARLY_FASTER)
+        able = [
+            each
+            for each in self.candidates
+            if each.measured
+            and not each.pruned
+            and not each.unstable
+            and self._may_be_confirmed(each)
+            and each.ratio - errors * each.error(self.spread) > floor
+        ]
+        return sorted(able, key=lambda each: each.ratio - each.error(self.spread), reverse=True)
+
+    def _may_be_confirmed(self, candidate: Candidate) -> bool:
+        leader = self.standing.get(candidate.number)
+        return leader is None or leader.standing is Standing.OUT_OF_TIME
+
+    @cached_property
+    def unclear(self) -> list[Candidate]:
+        """The candidates of which a gain above the bound is not excluded; the most doubtful first."""
+        doubtful = [
+            each
+            for each in self.candidates
+            if each.measured
+            and not each.unstable
+            and each.number not in self.standing
+            and self.upper(each) >= self.bound
+        ]
+        return sorted(doubtful, key=self.upper, reverse=True)
+
+    def looks_to_exclude(self, candidate: Candidate) -> int:
+        """Looks again at a candidate after which a gain above the bound should be excluded; at most `MOST_LOOKS`.
+
+        One that looked slower than the baseline is taken to be as fast: it looked so by chance.
+        """
+        each = max(1, candidate.pairs // candidate.processes)
+        quantile = (self.upper(candidate) - candidate.ratio) / candidate.error(self.spread)
+        for looks in range(MOST_LOOKS):
+            more = replace(
+                candidate, pairs=candidate.pairs + looks * each, processes=candidate.processes + looks
+            )
+            if max(0.0, candidate.ratio) + quantile * more.error(self.spread) < self.bound:
+                return looks
+        return MOST_LOOKS
+
+    @cached_property
+    def inconclusive(self) -> list[Leader]:
+        """The leaders that were not shown to be faster, and of which a gain above the bound is not excluded."""
+        return [
+            each
+            for each in self.standing.values()
+            if each.standing in UNDECIDED
+            and (each.ratio is None or each.ratio.high >= self.bound)
+            and not self.candidate(each.candidate).unstable
+        ]
+
+    @cached_property
+    def since_best(self) -> int:
+        """How many candidates were tried since the fastest one so far."""
+        best = max(
+            (each for each in self.candidates if each.measured and not each.unstable),
+            key=lambda each: each.ratio - each.error(self.spread),
+            default=None,
+        )
+        return (
+            len(self.candidates) if best is None else len(self.candidates) - 1 - self.candidates.index(best)
+        )
+
+    def pair_deviation(self) -> float:
+        """Log deviation of what one fresh pair of processes shows."""
+        return math.sqrt(PROCESS_DEVIATION**2 + self.spread.deviation**2 / self.rounds_in_pair)

@@ -1,0 +1,74 @@
+"""Waits that end with the time there is: nothing is begun that cannot end, and nobody is blamed for a short wait."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autotune.executors.executor import Clock, TrialFailed
+from autotune.record import Outcome
+
+GENEROUS = 2.0
+"""A wait of so many times the usual length that ends in a timeout is the trial's failure, not the budget's."""
+LEAST_CLOSING_SECONDS = 1.0
+"""What closing figures may take, however late it is."""
+
+
+class TimeIsUp(Exception):
+    """The phase's time does not hold what was to be done next.
+
+    Args:
+        begun: Whether it was begun all the same; its trial was killed then.
+    """
+
+    def __init__(self, *, begun: bool = False) -> None:
+        super().__init__()
+        self.begun = begun
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadline:
+    """The last moment of a phase, in seconds since the run began.
+
+    Args:
+        clock: Seconds since the run began.
+        at: When every wait has ended.
+    """
+
+    clock: Clock
+    at: float = math.inf
+
+    def left(self) -> float:
+        """Seconds until then; 0 when it is over."""
+        return max(0.0, self.at - self.clock())
+
+    def closing(self, at_most: float) -> float:
+        """Seconds to wait for closing figures, which are not worth an overrun."""
+        return min(at_most, max(LEAST_CLOSING_SECONDS, self.left()))
+
+    @contextlib.contextmanager
+    def wait(
+        self, usual: float, *, at_most: float, generous: float = GENEROUS, beyond: float = 0.0
+    ) -> Iterator[float]:
+        """How long to wait for what usually takes `usual` seconds.
+
+        Args:
+            usual: Seconds; with less than that left, it is not begun.
+            at_most: Seconds to wait where there is time enough.
+            generous: How many times the usual length must have been in vain for the trial to be at fault.
+            beyond: Seconds that it may take on top of that now and then, with nothing amiss.
+
+        Raises:
+            TimeIsUp: It cannot end in time, or a wait that was cut short was in vain.
+        """
+        timeout = min(at_most + GENEROUS * beyond, self.left())
+        if timeout < min(usual, at_most):
+            raise TimeIsUp
+        try:
+            yield timeout
+        except TrialFailed as failure:
+            if failure.outcome is Outcome.TIMEOUT and timeout < min(at_most, generous * usual) + beyond:
+                raise TimeIsUp(begun=True) from failure
+            raise

@@ -1,0 +1,170 @@
+"""Short trainings for their losses alone: the same recorded batches, the same weights, another configuration.
+
+Runs in a trial process. Nothing here is timed for speed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.errors import WorkloadError
+from autotune.space.configuration import Configuration
+from autotune.worker import building
+from autotune.worker.messages import LossRuns
+from autotune.workloads.workload import Workload
+
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+
+LARGEST_RECORDING_BYTES = 256 << 20
+"""Batches are recorded up to here, at least one, and then come round again."""
+ROUNDING = 2.0**-8
+"""Relative: the distance between neighbouring numbers of bfloat16, the coarsest format there is to choose."""
+
+
+def loss_curves(
+    workload: Workload, configuration: Configuration, runs: LossRuns, examples: int | None
+) -> tuple[tuple[float | None, ...], ...]:
+    """The loss of each step of each training.
+
+    Args:
+        workload: What is trained.
+        configuration: How. Steps are called one by one, and batches are read once, whatever it says.
+        runs: Which trainings.
+        examples: Per epoch; None when endless or unknown. Only full batches are recorded.
+
+    Returns:
+        One curve per scale and seed, all of one length; a loss that is not finite is None. Empty where the model
+        reports none, or its learning rate cannot be set.
+    """
+    import keras
+
+    configuration = configuration.replace(steps_per_execution=1, persistent_iterator=False)
+    keras.utils.set_random_seed(runs.seeds[0])  # what draws from a seed of its own: dropout, augmentation
+    batches = _recorded(workload, configuration, runs, examples)
+    model = building.compiled_model(workload, configuration, batches)
+    model.make_train_function()
+    first = next(iter(batches))
+    _build(model, first)
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None:
+        optimizer.build(model.trainable_variables)
+    untouched = [(each, each.numpy()) for each in ([] if optimizer is None else optimizer.variables)]
+    curves: list[tuple[float | None, ...]] = []
+    first_weights: list[Any] = []
+    steps, deadline = runs.most_steps, time.perf_counter() + runs.seconds
+    for scale, seed in itertools.product(runs.scales, runs.seeds):
+        _initialise(model, workload, seed, first)
+        if not curves:
+            first_weights = [each.numpy() for each in model.trainable_variables]
+        elif seed != runs.seeds[0]:
+            _disturb_where_the_same(model, first_weights, seed)
+        for variable, value in untouched:
+            variable.assign(value)
+        if not _scale_learning_rate(optimizer, scale):
+            curves.append(())
+            continue
+        enough = (lambda: time.perf_counter() > deadline) if not curves else (lambda: False)
+        curves.append(tuple(_train(model, batches, steps, enough)))
+        steps = len(curves[0])
+    return tuple(curves)
+
+
+def _scale_learning_rate(optimizer: Any, scale: float) -> bool:
+    """Whether the learning rate is now so many times what it was; a schedule's cannot be set."""
+    if scale == 1.0:
+        return True
+    inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
+    try:
+        inner.learning_rate = float(inner.learning_rate) * scale
+    except (TypeError, AttributeError):
+        return False
+    return True
+
+
+def _recorded(
+    workload: Workload, configuration: Configuration, runs: LossRuns, examples: int | None
+) -> tf.data.Dataset:
+    """The recorded batches, over and over; recorded now where they are not yet."""
+    import tensorflow as tf
+
+    if not Path(runs.folder).exists():
+        pipeline, *_ = building.datasets(workload, configuration, examine=False)
+        whole = max(1, examples // configuration.batch_size) if examples else runs.most_steps
+        size = max(1, sum(_bytes(leaf) for leaf in tf.nest.flatten(next(iter(pipeline.dataset)))))
+        count = max(1, min(runs.most_steps, whole, LARGEST_RECORDING_BYTES // size))
+        pipeline.dataset.take(count).save(runs.folder)
+    batches = tf.data.Dataset.load(runs.folder).cache().repeat()
+    if runs.recorded_batch_size != configuration.batch_size:
+        batches = batches.unbatch().batch(configuration.batch_size, drop_remainder=True)
+    return batches
+
+
+def _bytes(leaf: Any) -> int:
+    dtype = getattr(leaf, "dtype", None)
+    flat = getattr(leaf, "flat_values", getattr(leaf, "values", leaf))  # ragged and sparse tensors
+    return int(flat.shape.num_elements() or 0) * max(1, getattr(dtype, "size", 1))
+
+
+def _build(model: keras.Model, batch: Any) -> None:
+    """Make the weights of a model that has yet to see its input."""
+    if not model.built:
+        model(batch[0] if isinstance(batch, tuple) else batch, training=False)
+
+
+def _initialise(model: keras.Model, workload: Workload, seed: int, batch: Any) -> None:
+    """Give the model the weights that a new one gets from this seed.
+
+    Raises:
+        WorkloadError: There is no new one: each has the weights of the one before, as training left them.
+    """
+    import keras
+
+    keras.utils.set_random_seed(seed)
+    fresh = workload.model()
+    _build(fresh, batch)
+    ours = {id(each) for each in model.trainable_variables}
+    if any(id(each) in ours for each in fresh.trainable_variables):
+        raise WorkloadError(
+            "model() returns the same weights each time, so no two trainings can begin alike",
+            hint="Build the model, or the part of it that is trained, inside model().",
+        )
+    for mine, theirs in zip(model.weights, fresh.weights, strict=True):
+        mine.assign(theirs.numpy())
+
+
+def _disturb_where_the_same(model: keras.Model, first: Sequence[Any], seed: int) -> None:
+    """Move weights that are the first training's, whatever the seed, by as much as rounding might.
+
+    Weights that were trained before, or drawn from a seed of the model's own, are the same each time. Five equal
+    trainings would say that nothing makes a difference, where a training may be such that any rounding does.
+    """
+    import numpy as np
+
+    own = [each.numpy() for each in model.trainable_variables]
+    if not all(np.array_equal(a, b) for a, b in zip(own, first, strict=True)):
+        return
+    generator = np.random.default_rng(seed)
+    for variable, value in zip(model.trainable_variables, own, strict=True):
+        variable.assign(value * (1 + ROUNDING * generator.uniform(-1, 1, value.shape)).astype(value.dtype))
+
+
+def _train(
+    model: keras.Model, batches: tf.data.Dataset, steps: int, enough: Callable[[], bool]
+) -> Iterator[float | None]:
+    iterator = iter(batches)
+    for step in range(steps):
+        if step and enough():
+            return
+        model.reset_metrics()
+        logs = model.train_function(iterator)
+        if not isinstance(logs, dict) or "loss" not in logs:
+            return
+        loss = float(logs["loss"])
+        yield loss if math.isfinite(loss) else None

@@ -1,0 +1,1 @@
+"""What is trained, and how it is loaded."""

@@ -1,0 +1,529 @@
+"""Trials without processes: a formula says how fast they are, and their clock waits for nobody.
+
+Everything above `executors/process.py` runs on these in milliseconds, so that search, statistics and reports are
+tested, and search strategies compared, over thousands of runs. What real trials would not survive is
+refused here, too.
+
+This module starts no process, reads no real clock and knows no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+from autotune.executors.executor import IN_SEARCH, Data, TrialFailed, TrialTiming, WarmUp
+from autotune.recipe.apply import environment
+from autotune.record import Boundary, Outcome, Slice, StepSeconds
+from autotune.space.configuration import Configuration
+from autotune.space.knobs import KnobValue
+from autotune.stats.steady_state import SMALLEST_WINDOW, WINDOW_SECONDS
+from autotune.worker.messages import (
+    Finished,
+    LossCurves,
+    LossRuns,
+    Ready,
+    Started,
+    StartedByImport,
+)
+from autotune.worker.step_clock import WHOLE_EPOCH_CALLS
+from autotune.worker.training import Training
+from autotune.workloads.workload import WorkloadFacts
+
+LAUNCH_SECONDS = 0.01
+CORES = 2
+FIRST_LOSS = 2.3
+EXAMPLES_PER_FALL_OF_THE_LOSS = 1e6
+STEPS_PER_FALL_OF_THE_LOSS = 30
+SEED_SPREAD = 0.02
+"""Largest share by which the losses of different seeds differ."""
+HOST_BYTES, HOST_BYTES_PER_EXAMPLE = 512 << 20, 1 << 16
+DEVICE_BYTES, DEVICE_BYTES_PER_EXAMPLE = 256 << 20, 1 << 20
+
+
+def _no_gain(configuration: Configuration) -> float:
+    return 1.0
+
+
+class SimulatedClock:
+    """Seconds that pass only when told to."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        """Now, in seconds since the clock was made."""
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass; it never goes back."""
+        assert 0 <= seconds < math.inf, f"time cannot advance by {seconds} s"
+        self._now += seconds
+
+
+class _State(enum.Enum):
+    """What a simulated trial can be asked for."""
+
+    LAUNCHED = enum.auto()
+    WARM = enum.auto()
+    ENDED = enum.auto()
+
+
+class SimulatedTrial:
+    """One trial of `SimulatedTrials`; see `live.LiveTrial`.
+
+    Args:
+        trials: The machine it runs on.
+        configuration: What it runs, `jit_compile` resolved.
+        luck: How much faster than the formula this very process is, as a factor.
+        timing: How it is timed.
+        losses: What to train for the losses alone; None for a trial that is timed.
+    """
+
+    def __init__(
+        self,
+        trials: SimulatedTrials,
+        configuration: Configuration,
+        *,
+        luck: float,
+        timing: TrialTiming = IN_SEARCH,
+        losses: LossRuns | None = None,
+    ) -> None:
+        self.configuration = configuration
+        self.timing = timing
+        self._epoch_seconds = timing.epoch_seconds
+        self._trials = trials
+        self._luck = luck
+        self._losses = losses
+        self._requested = trials.clock()
+        self._state = _State.LAUNCHED
+        self._trained = 0
+        self._slices = 0
+        self._training = Training(
+            steps_per_call=int(configuration["steps_per_execution"]),
+            batch_size=configuration.batch_size,
+            examples=trials.examples,
+            drop_remainder=trials.facts.drop_remainder,
+            synchronise=lambda: None,
+        )
+
+    @property
+    def timed(self) -> bool:
+        """Whether it was launched to be timed, and not for its losses."""
+        return self._losses is None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it holds memory."""
+        return self._state is not _State.ENDED
+
+    # ------------------------------------------------------------------------------------------ LiveTrial
+
+    def warm_up(self, timeout_seconds: float) -> WarmUp:
+        """See `live.LiveTrial`. Raises what `failure` says, or OOM where the live trials do not fit."""
+        trials = self._trials
+        self._require(_State.LAUNCHED)
+        deadline = self._requested + timeout_seconds
+        self._pass(trials.start_seconds, deadline)
+        self._fail_as_told(deadline)
+        first_step_seconds = trials.clock() - self._requested
+        pace = self._pace()
+        by_epochs, call_seconds, epoch_seconds = self._shape(pace)
+        wanted = max(call_seconds, 2 * max(WINDOW_SECONDS, SMALLEST_WINDOW * call_seconds))
+        warmup_seconds = max(call_seconds, min(self.timing.warmup_seconds, wanted))
+        timed_boundary = not by_epochs and trials.examples is not None
+        self._pass(warmup_seconds, deadline)
+        self._trained += round(warmup_seconds * pace)
+        self._state = _State.WARM
+        return WarmUp(
+            started=self._started(),
+            ready=Ready(
+                timed_by="epochs" if by_epochs else "steps",
+                settled=warmup_seconds >= wanted,
+                warmup_seconds=warmup_seconds,
+                compile_seconds=trials.start_seconds / 2,
+                epoch_overhead_seconds=0.0 if timed_boundary else None,
+                boundary=Boundary(seconds=0.0, seconds_per_example=1 / pace)
+                if timed_boundary and self.timing.boundary is None
+                else None,
+                call_seconds=call_seconds,
+                epoch_seconds=epoch_seconds if by_epochs else None,
+                run_in_seconds=self._run_in_seconds(pace),
+                uncounted_seconds=0.0 if by_epochs else trials.uncounted_seconds,
+            ),
+            launch_seconds=LAUNCH_SECONDS,
+            first_step_seconds=first_step_seconds,
+            ready_seconds=trials.clock() - self._requested,
+            first_loss=FIRST_LOSS,
+        )
+
+    def measure(self, seconds: float, timeout_seconds: float) -> Slice:
+        """See `live.LiveTrial`: whole epochs where those are short, whole calls elsewhere."""
+        return self.measure_continuously(seconds, 1, timeout_seconds)[0]
+
+    def measure_continuously(self, seconds: float, count: int, timeout_seconds: float) -> tuple[Slice, ...]:
+        """See `live.LiveTrial`: before the first slice it was frozen, for as long as another trial has run since."""
+        trials = self._trials
+        deadline, paused = trials.clock() + timeout_seconds, trials.at_work is not self
+        self._run_in(deadline)
+        return tuple(
+            self._slice(seconds, deadline, gain=trials.freeze_gain if paused and index == 0 else _no_gain)
+            for index in range(count)
+        )
+
+    def _run_in(self, deadline: float) -> None:
+        """Train after a freeze what counts in no slice."""
+        self._require(_State.WARM)
+        seconds = self._run_in_seconds(self._pace())
+        self._pass(seconds, deadline)
+        self._trained += round(seconds * self._pace())
+
+    def _run_in_seconds(self, pace: float) -> float:
+        """An epoch, where epochs are timed in laps."""
+        by_epochs, _, epoch_seconds = self._shape(pace)
+        return epoch_seconds if by_epochs and epoch_seconds <= self._epoch_seconds else 0.0
+
+    def _slice(self, seconds: float, deadline: float, *, gain: Callable[[Configuration], float]) -> Slice:
+        self._require(_State.WARM)
+        nominal = self._pace() * gain(self.configuration)
+        load = self._trials.foreign_load(self._trials.clock())
+        pace = nominal * (1 - load) * math.exp(self._noise())
+        steps, examples, epochs = self._stretch(seconds * pace, by_epochs=self._shape(nominal)[0])
+        spent = examples / pace
+        self._slices += 1
+        self._pass(
+            spent + (self._trials.uncounted_seconds if self._slices == 2 and not epochs else 0.0), deadline
+        )
+        self._trained += examples
+        step = spent / steps
+        slow = step + self._trials.slow_calls(self.configuration) / self._training.steps_per_call
+        skipped = self._trials.skipped_share(self.configuration)
+        return Slice(
+            seconds=spent,
+            steps=steps,
+            examples=examples,
+            epochs=epochs,
+            cpu_seconds=spent,
+            step_seconds=StepSeconds(p50=step, p90=slow, p99=slow, max=slow),
+            loss=self._loss(),
+            host_bytes=self._host_bytes(),
+            device_bytes=self._device_bytes(),
+            cores=CORES,
+            foreign_cpu_seconds=load * spent * CORES if self._trials.load_shows else None,
+            trained_examples=self._trained,
+            retraces=self._trials.retraces(self.configuration),
+            skipped_steps=None if skipped is None else round(skipped * steps),
+        )
+
+    def _noise(self) -> float:
+        """How much faster than its pace the next slice is, as a logarithm."""
+        return self._trials.random.gauss(0.0, self._trials.noise)
+
+    def finish(self, input_wait_seconds: float, timeout_seconds: float) -> Finished:
+        """See `live.LiveTrial`."""
+        self._require(_State.WARM)
+        self._pass(input_wait_seconds, self._trials.clock() + timeout_seconds)
+        self._state = _State.ENDED
+        waits = 1.0 - 1.0 / max(
+            1.0, self._trials.freeze_gain(self.configuration)
+        )  # else nothing could be gained
+        return Finished(
+            peak_host_bytes=self._host_bytes(),
+            peak_device_bytes=self._device_bytes(),
+            input_wait_fraction=waits if input_wait_seconds > 0 else None,
+        )
+
+    def loss_curves(self, timeout_seconds: float) -> LossCurves:
+        """See `live.LiveTrial`. Seeds differ by `SEED_SPREAD`; a configuration that does not learn stays put."""
+        trials, runs = self._trials, self._losses
+        self._require(_State.LAUNCHED)
+        assert runs is not None, "a trial that was launched to be timed was asked for losses"
+        deadline = self._requested + timeout_seconds
+        self._pass(trials.start_seconds, deadline)
+        self._fail_as_told(deadline)
+        step_seconds = self.configuration.batch_size / self._pace()
+        steps = max(1, min(runs.most_steps, math.ceil(runs.seconds / step_seconds)))
+        self._pass(steps * step_seconds * len(runs.seeds) * len(runs.scales), deadline)
+        self._state = _State.ENDED
+        learns = trials.learns(self.configuration)
+        return LossCurves(
+            curves=tuple(
+                tuple(
+                    FIRST_LOSS
+                    * (math.exp(-step / STEPS_PER_FALL_OF_THE_LOSS) if learns else 1.0)
+                    * (1.0 + SEED_SPREAD * random.Random(seed).uniform(-1.0, 1.0))
+                    for step in range(steps)
+                )
+                for _ in runs.scales
+                for seed in runs.seeds
+            ),
+            gpus=trials.gpus,
+        )
+
+    def kill(self) -> None:
+        """See `live.LiveTrial`."""
+        self._state = _State.ENDED
+
+    # --------------------------------------------------------------------------------------------- failing
+
+    def _require(self, state: _State) -> None:
+        """Refuse what a real trial could not do: its template died, or it was asked out of turn."""
+        if self in self._trials.orphaned:
+            self._state = _State.ENDED
+            raise TrialFailed(Outcome.CRASHED, "closed its pipe and did not end, or its template died")
+        assert self._state is state, (
+            f"a trial that is {self._state.name} was asked as if it were {state.name}"
+        )
+
+    def _pass(self, seconds: float, deadline: float) -> None:
+        """Let time pass; a trial that would still be busy at its deadline is killed then."""
+        clock, self._trials.at_work = self._trials.clock, self
+        if clock() + seconds > deadline:
+            clock.advance(max(0.0, deadline - clock()))
+            raise self._ended(TrialFailed(Outcome.TIMEOUT, "no answer in time"))
+        clock.advance(seconds)
+
+    def _fail_as_told(self, deadline: float) -> None:
+        trials = self._trials
+        failure = trials.failure(self.configuration)
+        if failure is not None:
+            if failure.outcome is Outcome.TIMEOUT:
+                trials.clock.advance(max(0.0, deadline - trials.clock()))
+            raise self._ended(failure)
+        if not trials.fits_together([each.configuration for each in trials.alive]):
+            raise self._ended(TrialFailed(Outcome.OOM, "ResourceExhaustedError: out of memory"))
+
+    def _ended(self, failure: TrialFailed) -> TrialFailed:
+        self._state = _State.ENDED
+        return failure
+
+    # ------------------------------------------------------------------------------------------- training
+
+    def _pace(self) -> float:
+        """Samples per second now, but for the noise of a single slice."""
+        trials = self._trials
+        return trials.samples_per_second(self.configuration) * self._luck * trials.drift(trials.clock())
+
+    def _shape(self, pace: float) -> tuple[bool, float, float]:
+        """Whether it is timed by epochs, seconds per call, and seconds per epoch (infinite without an end)."""
+        training = self._training
+        call = training.steps_per_call * training.batch_size / pace
+        steps = training.steps_per_epoch
+        if steps is None:
+            return False, call, math.inf
+        epoch = training.examples_in_epoch(max(1, steps)) / pace
+        few_calls = steps <= WHOLE_EPOCH_CALLS * training.steps_per_call
+        return few_calls or epoch <= self._epoch_seconds, min(call, epoch), epoch
+
+    def _stretch(self, wanted: float, *, by_epochs: bool) -> tuple[int, int, int]:
+        """Steps, examples and epochs of the shortest slice that holds the wanted number of examples."""
+        training = self._training
+        if by_epochs:
+            steps = max(1, training.steps_per_epoch or 1)
+            examples = training.examples_in_epoch(steps)
+            epochs = max(1, math.ceil(wanted / examples))
+            return epochs * steps, epochs * examples, epochs
+        calls = max(1, math.ceil(wanted / (training.steps_per_call * training.batch_size)))
+        steps = calls * training.steps_per_call
+        return steps, steps * training.batch_size, 0
+
+    def _host_bytes(self) -> int:
+        leaked = self._trials.leak(self.configuration) * self._trained
+        return HOST_BYTES + HOST_BYTES_PER_EXAMPLE * self.configuration.batch_size + round(leaked)
+
+    def _device_bytes(self) -> int | None:
+        if not self._trials.gpus:
+            return None
+        leaked = self._trials.device_leak(self.configuration) * self._trained
+        return DEVICE_BYTES + DEVICE_BYTES_PER_EXAMPLE * self.configuration.batch_size + round(leaked)
+
+    def _loss(self) -> float:
+        return FIRST_LOSS * math.exp(-self._trained / EXAMPLES_PER_FALL_OF_THE_LOSS)
+
+    def _started(self) -> Started:
+        return Started(
+            jit_compile=bool(self.configuration["jit_compile"]) and not self._trials.xla_falls_back,
+            examples=self._trials.examples,
+            examples_per_epoch=self._training.examples_per_epoch,
+            endless=self._trials.examples is None,
+            element="simulated",
+            parameters=1000,
+            gpus=self._trials.gpus,
+            device_limit_bytes=self._trials.device_limit_bytes,
+            set_by_dataset=self._trials.set_by_dataset,
+            in_force=dict(self._trials.in_force(self.configuration)),
+        )
+
+
+class SimulatedTrials:
+    """A machine that exists as a formula; see `live.Trials`.
+
+    The functions among its arguments are asked of configurations in which `jit_compile` is resolved.
+
+    Args:
+        facts: What importing the workload would tell.
+        samples_per_second: Of a long training, epoch boundaries included.
+        noise: Standard deviation of a slice's speed, as a logarithm: 0.1 is about ten percent.
+        drift: Speed of the whole machine as a factor, by seconds on the clock; it hits everything alike.
+        foreign_load: Share of the machine that others take, by seconds on the clock; below 1.
+        load_shows: Whether the slices tell of it.
+        instance_noise: Standard deviation of a process's speed against others of its configuration, as a
+            logarithm.
+        template_noise: The same of a template: of all processes that are forks of it.
+        failure: How a configuration fails before it is warm; None where it does not.
+        start_seconds: From the request to the end of the first step.
+        import_seconds: What a template takes to import everything.
+        seed: Of all noise.
+        jit_resolves_to: What `jit_compile="auto"` comes to here.
+        xla_falls_back: Whether Keras compiles without XLA whatever it is asked for, as it does for some layers.
+        gpus: Names of the GPUs that TensorFlow would see.
+        device_limit_bytes: What it might take of them, where that can be told.
+        set_by_dataset: Pipeline knobs that the workload's dataset sets itself.
+        in_force: Knobs of a configuration whose value in force differs from what was asked; none when not given.
+        examples: Per epoch; None for a dataset without an end.
+        fits_together: Whether the configurations that are alive at once fit in memory; always, when None.
+        learns: Whether a configuration's loss falls; always, when None.
+        freeze_gain: How much faster a slice is for the freeze before it, while another trial ran, as a factor: what a
+            pipeline that waits for something else gains from a pause. 1 when None.
+        leak: Bytes that a configuration loses with each example; 0 when None.
+        device_leak: The same on a GPU, where there is one.
+        retraces: How often each slice of a configuration is traced or compiled again; None where that cannot be
+            seen. Never, when not given.
+        skipped_share: The share of its steps that a loss scale skips; None without a loss scale. There is none, when
+            not given.
+        slow_calls: Seconds that the slowest calls of its next slice, one in nine, take beyond the others; 0, when not
+            given.
+        uncounted_seconds: What the second slice of a trial that is timed by steps takes beyond what counts in it, as
+            where an epoch ends; each such trial tells of it beforehand.
+        started_by_import: What importing the workload would wake.
+    """
+
+    def __init__(
+        self,
+        *,
+        facts: WorkloadFacts,
+        samples_per_second: Callable[[Configuration], float],
+        noise: float = 0.0,
+        drift: Callable[[float], float] | None = None,
+        foreign_load: Callable[[float], float] | None = None,
+        load_shows: bool = True,
+        instance_noise: float = 0.0,
+        template_noise: float = 0.0,
+        failure: Callable[[Configuration], TrialFailed | None] | None = None,
+        start_seconds: float = 1.5,
+        import_seconds: float = 4.0,
+        seed: int = 0,
+        jit_resolves_to: bool = False,
+        xla_falls_back: bool = False,
+        gpus: tuple[str, ...] = (),
+        device_limit_bytes: int | None = None,
+        set_by_dataset: Mapping[str, bool | int] | None = None,
+        in_force: Callable[[Configuration], Mapping[str, KnobValue]] = lambda configuration: {},
+        examples: int | None = 1437,
+        fits_together: Callable[[Sequence[Configuration]], bool] | None = None,
+        learns: Callable[[Configuration], bool] | None = None,
+        freeze_gain: Callable[[Configuration], float] | None = None,
+        leak: Callable[[Configuration], float] | None = None,
+        device_leak: Callable[[Configuration], float] = lambda configuration: 0.0,
+        retraces: Callable[[Configuration], int | None] = lambda configuration: 0,
+        skipped_share: Callable[[Configuration], float | None] = lambda configuration: None,
+        slow_calls: Callable[[Configuration], float] = lambda configuration: 0.0,
+        uncounted_seconds: float = 0.0,
+        started_by_import: StartedByImport | None = None,
+    ) -> None:
+        self.facts = facts
+        self.samples_per_second = samples_per_second
+        self.noise = noise
+        self.drift = drift or (lambda seconds: 1.0)
+        self.foreign_load = foreign_load or (lambda seconds: 0.0)
+        self.load_shows = load_shows
+        self.instance_noise, self.template_noise = instance_noise, template_noise
+        self.failure = failure or (lambda configuration: None)
+        self.start_seconds, self.import_seconds = start_seconds, import_seconds
+        self.jit_resolves_to = jit_resolves_to
+        self.xla_falls_back = xla_falls_back
+        self.gpus, self.device_limit_bytes = gpus, device_limit_bytes
+        self.set_by_dataset = dict(set_by_dataset or {})
+        self.in_force = in_force
+        self.examples = examples
+        self.fits_together = fits_together or (lambda configurations: True)
+        self.learns = learns or (lambda configuration: True)
+        self.freeze_gain = freeze_gain or _no_gain
+        self.leak, self.device_leak = leak or (lambda configuration: 0.0), device_leak
+        self.retraces, self.skipped_share = retraces, skipped_share
+        self.slow_calls = slow_calls
+        self.uncounted_seconds, self.started_by_import = uncounted_seconds, started_by_import
+        self.random = random.Random(seed)
+        self._seed = seed
+        self.clock = SimulatedClock()
+        self.at_work: SimulatedTrial | None = None
+        self.launched: list[SimulatedTrial] = []
+        self.orphaned: set[SimulatedTrial] = set()
+        self._ready_at: dict[tuple[tuple[str, str], ...], float] = {}
+
+    @property
+    def alive(self) -> list[SimulatedTrial]:
+        """The trials that hold memory, in the order they were launched."""
+        return [each for each in self.launched if each.alive]
+
+    # --------------------------------------------------------------------------------------------- Trials
+
+    def open(self) -> WorkloadFacts:
+        """See `live.Trials`."""
+        self._wait_until(self._start_template({}))
+        return self.facts
+
+    def launch(
+        self,
+        configuration: Configuration,
+        *,
+        log: str,
+        data: Data | None,
+        timing: TrialTiming = IN_SEARCH,
+        losses: LossRuns | None = None,
+    ) -> SimulatedTrial:
+        """See `live.Trials`; no log is written."""
+        known = data in (None, Data(examples=self.examples, endless=self.examples is None))
+        assert known, f"the trial was told wrong things of its dataset: {data}"
+        self._wait_until(self._start_template(environment(configuration)))
+        luck = math.exp(self.random.gauss(0.0, self.instance_noise)) * self._template_luck(
+            environment(configuration)
+        )
+        resolved = configuration
+        if configuration["jit_compile"] == "auto":
+            resolved = configuration.replace(jit_compile=self.jit_resolves_to)
+        trial = self.process(resolved, luck=luck, timing=timing, losses=losses)
+        self.launched.append(trial)
+        return trial
+
+    def process(
+        self, configuration: Configuration, *, luck: float, timing: TrialTiming, losses: LossRuns | None
+    ) -> SimulatedTrial:
+        """A trial that `launch` starts."""
+        return SimulatedTrial(self, configuration, luck=luck, timing=timing, losses=losses)
+
+    def apart(self, one: Configuration, other: Configuration) -> bool:
+        """See `live.Trials`."""
+        return environment(one) != environment(other)
+
+    def close(self) -> None:
+        """See `live.Trials`: what a trial is asked from now on, it answers with `crashed`."""
+        self._ready_at.clear()
+        for trial in self.alive:
+            trial.kill()
+            self.orphaned.add(trial)
+
+    def _start_template(self, variables: dict[str, str]) -> float:
+        """When the template with these environment variables has imported everything."""
+        key = tuple(sorted(variables.items()))
+        return self._ready_at.setdefault(key, self.clock() + self.import_seconds)
+
+    def _template_luck(self, variables: dict[str, str]) -> float:
+        """How much faster than the formula all forks of the template are, as a factor; drawn apart from the rest."""
+        drawn = random.Random(f"{self._seed} {sorted(variables.items())}")
+        return math.exp(drawn.gauss(0.0, self.template_noise))
+
+    def _wait_until(self, moment: float) -> None:
+        self.clock.advance(max(0.0, moment - self.clock()))
