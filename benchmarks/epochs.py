@@ -28,7 +28,7 @@ from autotune.executors.process import TrialProcesses, is_stopped
 from autotune.record import Slice
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
-from autotune.tuning.running import rate, throughput_interval
+from autotune.tuning.ratios import rate, throughput_interval
 from autotune.tuning.slicing import slice_seconds
 from autotune.workloads.workload import parse_reference
 

@@ -17,7 +17,7 @@ from autotune.executors.process import TrialProcesses
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.stats.numerics import parity, tells
-from autotune.tuning.trainings import SEEDS
+from autotune.tuning.losses import PARITY_SEEDS as SEEDS
 from autotune.worker.messages import LossRuns
 from autotune.workloads.workload import parse_reference
 

@@ -35,8 +35,8 @@ from autotune.record import Phase, Slice
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
 from autotune.stats.intervals import LogInterval, mean_interval, t_quantile
-from autotune.tuning.running import Trial
 from autotune.tuning.slicing import SHORT_SLICE_SECONDS
+from autotune.tuning.trial import Trial
 from autotune.workloads.workload import parse_reference
 
 HERE = Path(__file__).resolve().parent

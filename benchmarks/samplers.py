@@ -31,8 +31,8 @@ from autotune.space.knobs import Device
 from autotune.space.search_space import ResolvedSpace, SearchSpace, find_search_space
 from autotune.tuning.loop import WAITS
 from autotune.tuning.proposals import Proposals
-from autotune.tuning.running import now_utc
 from autotune.tuning.sampler import Sampler
+from autotune.tuning.trial import now_utc
 
 STUDIES, STUDIES_QUICK = 40, 2
 """Of each kind."""

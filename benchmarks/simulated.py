@@ -72,7 +72,7 @@ class _State(enum.Enum):
 
 
 class SimulatedTrial:
-    """One trial of `SimulatedTrials`; see `live.LiveTrial`.
+    """One trial of `SimulatedTrials`; see `LiveTrial`.
 
     Args:
         trials: The machine it runs on.
@@ -122,7 +122,7 @@ class SimulatedTrial:
     # ------------------------------------------------------------------------------------------ LiveTrial
 
     def warm_up(self, timeout_seconds: float) -> WarmUp:
-        """See `live.LiveTrial`. Raises what `failure` says, or OOM where the live trials do not fit."""
+        """See `LiveTrial`. Raises what `failure` says, or OOM where the live trials do not fit."""
         trials = self._trials
         self._require(_State.LAUNCHED)
         deadline = self._requested + timeout_seconds
@@ -160,11 +160,11 @@ class SimulatedTrial:
         )
 
     def measure(self, seconds: float, timeout_seconds: float) -> Slice:
-        """See `live.LiveTrial`: whole epochs where those are short, whole calls elsewhere."""
+        """See `LiveTrial`: whole epochs where those are short, whole calls elsewhere."""
         return self.measure_continuously(seconds, 1, timeout_seconds)[0]
 
     def measure_continuously(self, seconds: float, count: int, timeout_seconds: float) -> tuple[Slice, ...]:
-        """See `live.LiveTrial`: before the first slice it was frozen, for as long as another trial has run since."""
+        """See `LiveTrial`: before the first slice it was frozen, for as long as another trial has run since."""
         trials = self._trials
         deadline, paused = trials.clock() + timeout_seconds, trials.at_work is not self
         self._run_in(deadline)
@@ -222,7 +222,7 @@ class SimulatedTrial:
         return self._trials.random.gauss(0.0, self._trials.noise)
 
     def finish(self, input_wait_seconds: float, timeout_seconds: float) -> Finished:
-        """See `live.LiveTrial`."""
+        """See `LiveTrial`."""
         self._require(_State.WARM)
         self._pass(input_wait_seconds, self._trials.clock() + timeout_seconds)
         self._state = _State.ENDED
@@ -236,7 +236,7 @@ class SimulatedTrial:
         )
 
     def loss_curves(self, timeout_seconds: float) -> LossCurves:
-        """See `live.LiveTrial`. Seeds differ by `SEED_SPREAD`; a configuration that does not learn stays put."""
+        """See `LiveTrial`. Seeds differ by `SEED_SPREAD`; a configuration that does not learn stays put."""
         trials, runs = self._trials, self._losses
         self._require(_State.LAUNCHED)
         assert runs is not None, "a trial that was launched to be timed was asked for losses"
@@ -263,7 +263,7 @@ class SimulatedTrial:
         )
 
     def kill(self) -> None:
-        """See `live.LiveTrial`."""
+        """See `LiveTrial`."""
         self._state = _State.ENDED
 
     # --------------------------------------------------------------------------------------------- failing
@@ -358,7 +358,7 @@ class SimulatedTrial:
 
 
 class SimulatedTrials:
-    """A machine that exists as a formula; see `live.Trials`.
+    """A machine that exists as a formula; see `Executor`.
 
     The functions among its arguments are asked of configurations in which `jit_compile` is resolved.
 
@@ -398,6 +398,7 @@ class SimulatedTrials:
         uncounted_seconds: What the second slice of a trial that is timed by steps takes beyond what counts in it, as
             where an epoch ends; each such trial tells of it beforehand.
         started_by_import: What importing the workload would wake.
+        seats: Names of the seats.
     """
 
     def __init__(
@@ -432,8 +433,9 @@ class SimulatedTrials:
         slow_calls: Callable[[Configuration], float] = lambda configuration: 0.0,
         uncounted_seconds: float = 0.0,
         started_by_import: StartedByImport | None = None,
+        seats: tuple[str, ...] = ("simulated",),
     ) -> None:
-        self.facts = facts
+        self.facts, self.seats = facts, seats
         self.samples_per_second = samples_per_second
         self.noise = noise
         self.drift = drift or (lambda seconds: 1.0)
@@ -471,7 +473,7 @@ class SimulatedTrials:
     # --------------------------------------------------------------------------------------------- Trials
 
     def open(self) -> WorkloadFacts:
-        """See `live.Trials`."""
+        """See `Executor`."""
         self._wait_until(self._start_template({}))
         return self.facts
 
@@ -479,12 +481,13 @@ class SimulatedTrials:
         self,
         configuration: Configuration,
         *,
+        seat: str = "",
         log: str,
         data: Data | None,
         timing: TrialTiming = IN_SEARCH,
         losses: LossRuns | None = None,
     ) -> SimulatedTrial:
-        """See `live.Trials`; no log is written."""
+        """See `Executor`; no log is written."""
         known = data in (None, Data(examples=self.examples, endless=self.examples is None))
         assert known, f"the trial was told wrong things of its dataset: {data}"
         self._wait_until(self._start_template(environment(configuration)))
@@ -505,11 +508,11 @@ class SimulatedTrials:
         return SimulatedTrial(self, configuration, luck=luck, timing=timing, losses=losses)
 
     def apart(self, one: Configuration, other: Configuration) -> bool:
-        """See `live.Trials`."""
+        """See `Executor`."""
         return environment(one) != environment(other)
 
     def close(self) -> None:
-        """See `live.Trials`: what a trial is asked from now on, it answers with `crashed`."""
+        """See `Executor`: what a trial is asked from now on, it answers with `crashed`."""
         self._ready_at.clear()
         for trial in self.alive:
             trial.kill()

@@ -31,13 +31,14 @@ from autotune.space.search_space import SearchSpace
 from autotune.stats.intervals import LogInterval, Spread, instance_interval
 from autotune.stats.throughput import overall_log_ratios
 from autotune.tuning import costs
-from autotune.tuning.beside import Beside, TrialLimits
-from autotune.tuning.fresh_pairs import Confirmation, FreshPairs
+from autotune.tuning.confirmation import Confirmation, FreshPairs
+from autotune.tuning.opening import Invocation
 from autotune.tuning.options import Options
 from autotune.tuning.progress import silent
 from autotune.tuning.resuming import read_earlier
 from autotune.tuning.rules import Limits
 from autotune.tuning.run import Run
+from autotune.tuning.seat import Seat, TrialLimits
 from autotune.tuning.state import Candidate, Leader, State
 from autotune.tuning.tune import tune_with
 from autotune.tuning.waiting import Deadline
@@ -211,14 +212,29 @@ def tune_simulated(
     **options,
 ):
     """One whole run on simulated trials and their clock; returns its recipe."""
-    return tune_with(
+    invocation = an_invocation(
         trials,
+        directory,
+        machine=machine,
+        observe=observe,
+        earlier=earlier,
+        spent_before=spent_before,
+        **{"budget": 300.0, **options},
+    )
+    return tune_with(invocation, SearchSpace.parse(space, source="test.toml"))
+
+
+def an_invocation(
+    trials, directory, /, *, machine=MACHINE, observe=silent, earlier=None, spent_before=0.0, **options
+):
+    """What an invocation on simulated trials works with."""
+    return Invocation(
+        executor=trials,
         directory=directory,
         machine=machine,
         limits=LIMITS,
         reference=REFERENCE,
-        written=SearchSpace.parse(space, source="test.toml"),
-        options=Options(**{"budget": 300.0, **options}),
+        options=Options(**options),
         clock=trials.clock,
         observe=observe,
         earlier=earlier,
@@ -246,7 +262,7 @@ def run_on(trials, path, *, observe=silent, interruptions=lambda: 0, seed=0):
     """What the phases of one run share, its records in memory."""
     return Run(
         directory=MemoryDirectory(Path(path)),
-        trials=trials,
+        executor=trials,
         clock=trials.clock,
         observe=observe,
         interruptions=interruptions,
@@ -280,19 +296,22 @@ class Searching:
         self.trials = trials
         self.run = run_on(trials, path, **settings)
         first = Deadline(clock=trials.clock, at=trials.clock() + baseline_seconds)
-        self.beside = Beside(self.run, first, bracketed=bracketed)
-        self.beside.start_baseline(baseline_seconds)
-        self.deadline = self.beside._deadline = Deadline(clock=trials.clock, at=trials.clock() + left)
+        self.seat = Seat(self.run, first, name="simulated", bracketed=bracketed)
+        self.seat.start_baseline(baseline_seconds)
+        self.deadline = Deadline(clock=trials.clock, at=trials.clock() + left)
+        for each in (self.seat, self.seat.baseline):
+            each._deadline = self.deadline
+        self.seat.baseline.side.deadline = self.deadline
 
     def measure(self, configuration=FAST, *, trial=None, seconds=4.0, timeout=30.0, leader=None, **how):
         """Measure a candidate, or a trial again; returns trial and record."""
         trial = trial or self.run.new_trial(Phase.SEARCH, configuration)
         limits = TrialLimits(timeout=timeout, measured=seconds)
-        return trial, self.beside.measure(trial, limits, leader=leader, **how)
+        return trial, self.seat.measure(trial, limits, leader=leader, **how)
 
     def lose_the_baseline(self):
         """Its process dies while nobody looks."""
-        lose(self.beside.baseline.live)
+        lose(self.seat.baseline.side.live)
 
 
 class Fresh:
@@ -308,7 +327,7 @@ class Fresh:
             for each in (configuration, champion)
             if each is not None
         ]
-        searching.beside.end_baseline()
+        searching.seat.end_baseline()
         self.records = [self.run.records[0], *found]
         self.left, self.before = left, len(trials.launched)
         self.began = trials.clock()
@@ -323,9 +342,7 @@ class Fresh:
     @property
     def record(self):
         """The leader's."""
-        failure = self.confirmation.failure
-        trial = self.confirmation.trial
-        return trial.record(Outcome.OK) if failure is None else trial.failed(failure)
+        return self.confirmation.record()
 
     @property
     def launched(self):
@@ -339,7 +356,7 @@ class Fresh:
         elif not limits:
             limits = {"most_seconds": 1000.0}
         for _ in range(count):
-            self.pairs.measure(self.confirmation, rounds, **limits)
+            self.pairs.measure(self.confirmation, rounds, seat="simulated", **limits)
         return self.confirmation.instances
 
     def interval(self):

@@ -19,8 +19,9 @@ from autotune.stats.disturbance import (
     kept,
     load_of,
 )
-from autotune.tuning import running
+from autotune.tuning import trial as running
 from autotune.tuning.resuming import Earlier
+from autotune.tuning.trial import speedup_of
 
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2, steps_per_execution=1.1)
 
@@ -352,26 +353,6 @@ def test_how_many_pairs_there_are_does_not_depend_on_speeds(tmp_path):
     assert len(found.record.pairs) == 6 * 12
 
 
-def test_a_search_trials_disturbed_pairs_do_not_count(tmp_path):
-    """The same in the search: marked in the record, not in its speed-up, and slices have their place in time."""
-    trials = simulated_trials(SPEED, noise=0.02, foreign_load=bursts(5, every=4.0))
-    _, directory = quick_tune(trials, tmp_path / "run", budget=600.0)
-    searched = [each for each in directory.trials.values() if each.phase is Phase.SEARCH]
-    disturbed = [each for each in searched if each.disturbed_pairs == "left_out"]
-    assert disturbed
-    for each in disturbed:
-        instances = {pair.instance for pair in each.pairs}
-        ratios = [
-            math.log(p.candidate.examples / p.candidate.seconds / (p.baseline.examples / p.baseline.seconds))
-            for p in each.pairs
-            if p.disturbed is None
-        ]
-        if len(instances) == 1:
-            assert math.log(each.speedup.value) == pytest.approx(statistics.fmean(ratios))
-    ends = [pair.candidate.at for each in searched for pair in each.pairs]
-    assert all(0 < at < 600.0 for at in ends)
-
-
 @given(st.lists(st.floats(-1, 1), min_size=2, max_size=40), st.randoms(use_true_random=False))
 def test_what_is_usual_is_what_is_near_in_time_in_whatever_order_it_is_told(values, rng):
     """Slices that bracket others do not come in the order of time; what each departs by is the same."""
@@ -393,7 +374,7 @@ def test_a_restored_trial_has_the_marks_of_its_record(tmp_path):
     for number, record in records.items():
         assert tuple(restored[number].pairs) == record.pairs
         if record.speedup is not None:
-            assert restored[number].speedup.value == pytest.approx(record.speedup.value)
+            assert speedup_of(restored[number]).value == pytest.approx(record.speedup.value)
 
 
 def test_records_without_any_of_this_are_read_as_before():

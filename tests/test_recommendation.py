@@ -160,7 +160,7 @@ def test_excluded_gains_are_told_where_nothing_is_faster(tmp_path):
 
 def test_a_candidate_in_doubt_leaves_the_verdict_open(tmp_path):
     """A space of which nothing is left to try is not without a gain while a large one is not excluded."""
-    trials = simulated_trials(faster_by(batch_size=1.1), noise=0.2)
+    trials = simulated_trials(faster_by(batch_size=1.1), noise=0.2, seed=1)
     evidence = quick_tune(trials, tmp_path, space=ONE_CANDIDATE, budget=60.0)[0].evidence
     assert evidence.verdict is Verdict.UNDECIDED
     assert evidence.excluded_gain > EXCLUDED_GAIN
@@ -271,7 +271,7 @@ def test_the_compile_times_are_set_against_the_gain(ended):
 
 def test_a_larger_batch_comes_with_the_learning_rate_note(ended):
     """Four times the batch: linear and square-root scaling, neither applied."""
-    note = ended.recipe(batch_losses={}).learning_rate
+    note = ended.recipe(batch_losses=None).learning_rate
     assert (note.batch_ratio, note.linear_scale, note.sqrt_scale, note.losses) == (4.0, 4.0, 2.0, None)
 
 
@@ -380,8 +380,7 @@ def test_numerics_that_nobody_compared_are_listed(ended):
 def test_losses_at_another_batch_size_are_listed(ended, measured, begins):
     """Held-out losses always are, training losses where there was no time for them."""
     losses = ended.given["batch_losses"]
-    assert set(losses) == {128}
-    found = ended.not_checked(batch_losses=losses if measured else {})
+    found = ended.not_checked(batch_losses=losses if measured else None)
     assert [each for each in found if "at the recommended batch size" in each] == [
         each for each in found if each.startswith(begins)
     ]

@@ -31,6 +31,7 @@ from autotune.space.configuration import Configuration
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.tuning.progress import TrialBegan, TrialMeasured
 from autotune.tuning.resuming import note_resumption, read_earlier, refuse_another_machine
+from autotune.tuning.trial import speedup_of
 
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2, steps_per_execution=1.1)
 ONE_KNOB = 'schema_version = 1\n[knobs.jit_compile]\nkind = "categorical"\nchoices = [false, true]\n'
@@ -332,7 +333,7 @@ def test_a_restored_trial_says_what_its_record_says(tmp_path):
             directory.write_trial(each)
     (restored,) = read_earlier(directory).trials()[1:]
     assert restored.log_ratios == pytest.approx(trial.log_ratios)
-    assert restored.speedup == record.speedup
+    assert speedup_of(restored) == record.speedup
     assert (restored.instances, restored.seconds) == (record.instances, record.seconds)
 
 
@@ -367,7 +368,7 @@ def test_a_wall_clock_that_is_set_changes_nothing_of_what_is_spent(tmp_path, mon
         moved = set_by if machine.clock() > A_WHILE else 0.0
         return (BEGAN + timedelta(seconds=machine.clock() + moved)).isoformat(timespec="milliseconds")
 
-    monkeypatch.setattr("autotune.tuning.running.now_utc", now)
+    monkeypatch.setattr("autotune.tuning.trial.now_utc", now)
     directory = stop_at(tmp_path / "run", 5, on=machine)
     assert machine.clock() > 2 * A_WHILE
     assert read_earlier(directory).spent_seconds == machine.clock()

@@ -4,7 +4,7 @@ import pytest
 
 from autotune.errors import BudgetError, RunDirectoryError, WorkloadError
 from autotune.run_directory import RunDirectory
-from autotune.tuning import tune
+from autotune.tuning.occupying import occupied
 
 
 def fail_with(error, path, *, trials=0):
@@ -12,7 +12,7 @@ def fail_with(error, path, *, trials=0):
 
     def run():
         directory = RunDirectory(path)
-        with tune._occupied(directory):
+        with occupied(directory):
             (path / "run.json").write_text("{}")
             for number in range(trials):
                 (directory.prepare_trial(number) / "result.json").write_text("{}")

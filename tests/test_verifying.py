@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 from simulated_runs import (
-    LIMITS,
     MACHINE,
     REFERENCE,
     Watcher,
+    an_invocation,
     faster_by,
     on_disk,
     quick_tune,
@@ -36,7 +36,7 @@ from autotune.stats.intervals import LogInterval
 from autotune.stats.stability import MEMORY_MARGIN
 from autotune.tuning import verifying
 from autotune.tuning.progress import Notice, TrialBegan, TrialEnded, TrialMeasured
-from autotune.tuning.running import ratio_interval
+from autotune.tuning.ratios import ratio_interval
 from autotune.tuning.verifying import Verification, verify, verify_with
 from autotune.workloads.workload import Workload
 
@@ -62,19 +62,8 @@ def found(recipe, path, *, speed=1.5, budget=100.0, observe=None, found_by_objec
     """The verification on a machine where the batch gives this."""
     trials = simulated_trials(faster_by(batch_size=speed), **{"noise": 0.03, "seed": 8, **settings})
     with on_disk(path / "run") as directory:
-        verification = verify_with(
-            trials,
-            recipe,
-            directory=directory,
-            machine=MACHINE,
-            limits=LIMITS,
-            reference=REFERENCE,
-            budget=budget,
-            seed=0,
-            clock=trials.clock,
-            observe=observe or Watcher(),
-            found_by_object=found_by_object,
-        )
+        invocation = an_invocation(trials, directory, observe=observe or Watcher(), budget=budget)
+        verification = verify_with(invocation, recipe, found_by_object=found_by_object)
     assert trials.alive == []
     assert trials.clock() <= 1.1 * budget
     return verification
@@ -259,8 +248,8 @@ def settings_of_verify_with(monkeypatch):
     given = []
     nothing = Verification(finding=Finding.UNDECIDED, claimed=None, measured=None, instances=0, reason="")
 
-    def verify_with_nothing(*_, **settings):
-        given.append(settings)
+    def verify_with_nothing(invocation, recipe, *, found_by_object):
+        given.append({"limits": invocation.limits, "found_by_object": found_by_object})
         return nothing
 
     monkeypatch.setattr(verifying, "verify_with", verify_with_nothing)
@@ -430,14 +419,14 @@ def test_however_large_a_gain_had_to_be_little_may_be_lost(recipe, tmp_path):
             0.97,
             0.01,
             Finding.UNDECIDED,
-            "too wide to be refuted; tune again with a larger budget",
+            "too wide to be refuted; tune again for longer",
         ),
         (
             (1.018, 0.001),
             0.9985,
             0.0005,
             Finding.UNDECIDED,
-            "by less than 2%, which does not count; give --budget",
+            "not clearly less than claimed either; give --budget",
         ),
         ((1.2, 0.05), 1.15, 1.0, Finding.UNDECIDED, "not clearly less than claimed either; give --budget"),
         ((8.3, 0.05), 30.0, 1.8, Finding.UNDECIDED, "too uncertain to check the claim; give --budget"),

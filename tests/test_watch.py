@@ -27,7 +27,7 @@ def watched(tmp_path, seconds=60.0, *, stops_after=10**9, **settings):
     for name, value in settings.items():
         setattr(trials, name, value)
     began.append(trials.clock())
-    found = soak(fresh.run, fresh.record, seconds=seconds, limits=ROOMY)
+    found = soak(fresh.run, fresh.record, seat="simulated", seconds=seconds, limits=ROOMY)
     assert trials.alive == []
     records = fresh.run.directory.trials
     return found, records[max(records)], trials.clock() - began[0]

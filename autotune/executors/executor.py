@@ -29,6 +29,8 @@ from autotune.workloads.workload import WorkloadFacts
 class TrialFailed(Exception):
     """A trial ended by itself, or was killed at its time limit. Data, not a traceback at the user.
 
+    `trial` is the number of the trial that failed, once the tuning loop has noted it.
+
     Args:
         outcome: How it ended.
         reason: Why, in one sentence.
@@ -55,6 +57,7 @@ class TrialFailed(Exception):
         self.detail = detail
         self.log_tail = log_tail
         self.input_error = input_error
+        self.trial: int | None = None
 
     @property
     def whole(self) -> str:
@@ -165,13 +168,16 @@ IN_CONFIRMATION = TrialTiming(
 )
 
 
-class Trials(Protocol):
-    """Where trials come from.
+class Executor(Protocol):
+    """Where trials run. A *seat* is where one trial and its baseline can run; seats work at the same time.
 
-    `started_by_import` is what importing the workload woke that no fork survives: known once it is open, None where
-    there is no such thing.
+    Attributes:
+        seats: Their names, at least one.
+        started_by_import: What importing the workload started that no fork survives. Known once it is open; None where
+            there is no such thing.
     """
 
+    seats: tuple[str, ...]
     started_by_import: StartedByImport | None
 
     def open(self) -> WorkloadFacts:
@@ -181,12 +187,13 @@ class Trials(Protocol):
         self,
         configuration: Configuration,
         *,
+        seat: str = "",
         log: str,
         data: Data | None,
         timing: TrialTiming = IN_SEARCH,
         losses: LossRuns | None = None,
     ) -> LiveTrial:
-        """Start a trial.
+        """Start a trial on a seat, the first one where none is named.
 
         With `losses` nothing is timed: its answer is `loss_curves`.
         """

@@ -292,6 +292,7 @@ class TrialProcesses:
     """
 
     def __init__(self, reference: WorkloadReference, *, logs: Path, isolation: str = "template") -> None:
+        self.seats: tuple[str, ...] = ("local",)
         self._reference = reference
         self._logs = logs
         self._spawn = isolation == "spawn"
@@ -353,6 +354,7 @@ class TrialProcesses:
         self,
         configuration: Configuration,
         *,
+        seat: str = "",
         log: str,
         data: Data | None,
         timing: TrialTiming = IN_SEARCH,

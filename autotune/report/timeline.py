@@ -16,7 +16,7 @@ from autotune.report.runs import check_configuration, find_runs
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
 from autotune.stats.disturbance import Disturbance, load_of
-from autotune.tuning.running import recorded_rate
+from autotune.tuning.ratios import recorded_rate
 
 
 @dataclass(frozen=True, kw_only=True)

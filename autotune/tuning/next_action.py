@@ -77,20 +77,32 @@ class FreshPair:
 
 
 @dataclass(frozen=True)
+class Wait:
+    """Nothing is to be begun until something that runs on another seat has ended."""
+
+
+@dataclass(frozen=True)
 class End:
     """The run ends."""
 
     by: EndedBy
 
 
-Action = TryAnother | LookAgain | CompareLosses | Confirm | FreshPair | End
+Action = TryAnother | LookAgain | CompareLosses | Confirm | FreshPair | Wait | End
 
 
 def next_action(state: State) -> Action:
-    """What to do next."""
+    """What to do next, on a seat that is free."""
+    action = _next_action(state)
+    return Wait() if isinstance(action, End) and state.busy else action
+
+
+def _next_action(state: State) -> Action:
     if state.interrupted:
         return End(EndedBy.INTERRUPTED)
     if state.open is not None:
+        if state.open.number in state.busy:
+            return TryAnother() if _holds_another(state, reserve=0.0) else Wait()
         fits = state.left >= state.open.pair_seconds
         return FreshPair(state.open.number) if fits else _in_the_rest(state, state.open.candidate)
     if is_settled(state):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from autotune.errors import ArgumentError
 from autotune.stats.deciding import MIN_GAIN
 from autotune.stats.stability import MEMORY_MARGIN
+
+MAY_CHANGE = ("trials", "soak")
+"""Options that a resumed run may be given anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +70,26 @@ class Options:
         for name in ("fixed_batch", "keeps_budget"):
             if not isinstance(getattr(self, name), bool):
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}", hint="It is True or False.")
+
+    def resumed_with(self, given: Mapping[str, object]) -> Options:
+        """How a run goes on that had these options.
+
+        Args:
+            given: What `tune` was given, by name.
+
+        Raises:
+            ArgumentError: Something else is asked for than before that a resumed run cannot change.
+        """
+        options, usual = self, Options(budget=self.budget)
+        for name, value in given.items():
+            if name in MAY_CHANGE and value is not None:
+                options = replace(options, **{name: value})  # type: ignore[arg-type]  # checked there
+            elif value not in (getattr(usual, name), getattr(self, name)):
+                raise ArgumentError(
+                    f"{name} is {value!r}, and the run to be resumed has {getattr(self, name)!r}",
+                    hint=f"Leave {name} out: a resumed run is done as it was begun.",
+                )
+        return options
 
 
 def seconds_of(name: str, value: object, *, may_be_none: bool = False) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from autotune.printable import first_line
@@ -31,12 +31,13 @@ from autotune.stats.deciding import Verdict
 from autotune.stats.stability import DEVICE_MEMORY, Check
 from autotune.tuning import next_action
 from autotune.tuning.loop import Found
+from autotune.tuning.losses import numerics_of
 from autotune.tuning.options import Options
-from autotune.tuning.parity import numerics_of
+from autotune.tuning.ratios import ratio_interval
 from autotune.tuning.run import Run
-from autotune.tuning.running import now_utc, ratio_interval
 from autotune.tuning.soak import Watched
 from autotune.tuning.state import Candidate, Leader
+from autotune.tuning.trial import now_utc
 from autotune.version import __version__
 
 NUMERICS_NOT_CHECKED = "numerics parity with float32 without XLA"
@@ -63,7 +64,7 @@ def recommend(
     *,
     found: Found,
     watched: Watched | None,
-    batch_losses: Mapping[int, numerics.BatchLosses],
+    batch_losses: numerics.BatchLosses | None,
     run: Run,
     record: RunRecord,
     options: Options,
@@ -73,7 +74,7 @@ def recommend(
     Args:
         found: What the loop has found.
         watched: What a watch over the champion has shown; None without one.
-        batch_losses: What larger batches cost in learning, by batch size.
+        batch_losses: What the recommended batch size costs in learning; None where that was not measured.
         run: What all parts shared; its records are the evidence.
         record: run.json.
         options: How the run was done.
@@ -86,15 +87,14 @@ def recommend(
     configuration = run.baseline
     if champion is not None:
         configuration = found.confirmations[champion.number].trial.configuration
-    losses = batch_losses.get(configuration.batch_size)
     return Recipe(
         configuration=dict(configuration),
         baseline=dict(run.baseline),
-        evidence=_evidence(found, champion, watched, run, measured=losses is not None),
+        evidence=_evidence(found, champion, watched, run, measured=batch_losses is not None),
         learning_rate=LearningRate.between(
             configuration.batch_size,
             run.baseline.batch_size,
-            losses=None if losses is None else BatchSizeLosses(**asdict(losses)),
+            losses=None if batch_losses is None else BatchSizeLosses(**asdict(batch_losses)),
         ),
         machine=record.machine,
         workload=RecipeWorkload(

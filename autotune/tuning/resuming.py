@@ -17,8 +17,7 @@ from autotune.run_directory import Resumption, RunDirectory, RunRecord
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KnobValue
 from autotune.tuning.options import Options
-from autotune.tuning.running import Trial, now_utc, recorded_rate
-from autotune.worker.messages import Finished
+from autotune.tuning.trial import Trial, now_utc
 
 _START_ANEW = "Start a new run, with another --out."
 
@@ -67,7 +66,7 @@ class Earlier:
         if baseline is None:
             return []
         return [
-            _restored(record, self._reference_of(record) or baseline)
+            Trial.of_record(record, self._reference_of(record) or baseline)
             for _, record in sorted(self.records.items())
         ]
 
@@ -157,29 +156,3 @@ def refuse_another_question(
         raise RunDirectoryError(
             f"{run.run} cannot be resumed: {' and '.join(changed)} changed since it began", hint=_START_ANEW
         )
-
-
-def _restored(record: TrialRecord, baseline: TrialRecord) -> Trial:
-    """A trial as its record tells it, without a process."""
-    trial = Trial(record.trial, record.phase, Configuration(record.configuration))
-    trial.asked = Configuration(record.asked or record.configuration)
-    trial.started_at = record.started_at
-    trial.pairing = record.pairing
-    trial.stopped_by = record.stopped_by
-    trial.looks = record.looks
-    trial.instances = record.instances
-    trial.seconds = record.seconds
-    trial.add_slices(record.slices)
-    for pair in record.pairs:
-        trial.restore_pair(
-            pair,
-            baseline_rate=recorded_rate(pair.baseline, baseline),
-            candidate_rate=recorded_rate(pair.candidate, record),
-        )
-    if record.peak_host_bytes is not None:
-        trial.finished = Finished(
-            peak_host_bytes=record.peak_host_bytes,
-            peak_device_bytes=record.peak_device_bytes,
-            input_wait_fraction=record.input_wait_fraction,
-        )
-    return trial

@@ -5,41 +5,44 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from autotune.executors.executor import Clock, Data, DeviceUnavailable, TrialFailed, Trials
+from autotune.executors.executor import Clock, Data, DeviceUnavailable, Executor, TrialFailed
 from autotune.executors.no_memory import says_taken
 from autotune.record import Boundary, Outcome, Phase, Slice, TrialRecord
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
 from autotune.tuning.progress import Observer, TrialBegan, TrialEnded, TrialMeasured
-from autotune.tuning.running import Trial
+from autotune.tuning.trial import Trial, speedup_of
 
 
 @dataclass(kw_only=True)
 class Run:
     """One invocation of the tuner.
 
+    Only who holds the baton may change anything. Whoever waits for a trial lends it, so that seats work at once.
+
     Args:
         directory: Where everything is written.
-        trials: Where trials come from.
+        executor: Where trials run.
         clock: Seconds that count for the budget.
-        spent_before: Seconds of earlier invocations that do not count for it.
         observe: Is told what happens.
         interruptions: How often the user has asked to stop.
-        rng: Shuffles the order of slices; seeded.
-        data: What the baseline learned of the dataset; None until then.
+        rng: Draws the order of slices; seeded.
+        data: What the baseline found out about the dataset; None until then.
         boundary: What lies between two epochs of the baseline; None until then, and where epochs are timed whole.
         gpus: Names of the GPUs that the baseline saw; None until then.
-        device_limit_bytes: What TensorFlow may take of a GPU, as the baseline's process found; None until then.
+        device_limit_bytes: What TensorFlow may take of a GPU, by the baseline's process; None until then.
         baseline: What the user would run anyway, `jit_compile` resolved once the baseline has started.
         records: Every trial's record, by number.
         numbers: Numbers for new trials.
+        spent_before: Seconds of earlier invocations that do not count for the budget.
     """
 
     directory: RunDirectory
-    trials: Trials
+    executor: Executor
     clock: Clock
     observe: Observer
     interruptions: Callable[[], int]
@@ -52,10 +55,23 @@ class Run:
     records: dict[int, TrialRecord] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=itertools.count)
     spent_before: float = 0.0
+    baton: threading.Lock = field(default_factory=threading.Lock)
 
     def interrupted(self) -> bool:
         """Whether the user has asked to stop."""
         return self.interruptions() > 0
+
+    @contextlib.contextmanager
+    def others_work(self) -> Iterator[None]:
+        """Lend the baton while waiting for a trial; nothing where it is not held, as with a single seat."""
+        held = self.baton.locked()
+        if held:
+            self.baton.release()
+        try:
+            yield
+        finally:
+            if held:
+                self.baton.acquire()
 
     def new_trial(self, phase: Phase, configuration: Configuration) -> Trial:
         """A trial with the next number, its directory made, announced."""
@@ -84,31 +100,34 @@ class Run:
         return each.model_copy(update={"at": self.now()})
 
     def now(self) -> float:
-        """This moment, in seconds of the run: those of earlier invocations included, pauses between them not."""
+        """This moment in seconds of the run: those of earlier invocations included, pauses between them not."""
         return self.spent_before + self.clock()
 
     def refuse_other_devices(self, seen: Sequence[str]) -> None:
-        """TensorFlow trains on the processor, without a word, where a card cannot be reached any more.
+        """Refuse a process without the baseline's GPUs: TensorFlow trains on the processor without a word then.
 
         Args:
-            seen: Names of the GPUs that a process sees.
+            seen: Names of the GPUs that the process sees.
 
         Raises:
             DeviceUnavailable: They are others than the baseline saw.
         """
         if self.gpus is not None and tuple(seen) != self.gpus:
+            sees, saw = (", ".join(each) or "no GPU" for each in (seen, self.gpus))
             raise DeviceUnavailable(
-                f"TensorFlow sees {_named(seen)}, where the baseline saw {_named(self.gpus)}",
+                f"TensorFlow sees {sees}, where the baseline saw {saw}",
                 hint="Has the card or the container lost its driver meanwhile? See what nvidia-smi says.",
             )
 
     def measured(self, trial: Trial) -> None:
         """Tell the observer of the estimate so far."""
-        self.observe(TrialMeasured(trial=trial.number, speedup=trial.speedup, pairs=len(trial.log_ratios)))
+        self.observe(
+            TrialMeasured(trial=trial.number, speedup=speedup_of(trial), pairs=len(trial.log_ratios))
+        )
 
     def keep(self, record: TrialRecord, *, announce: bool = True) -> TrialRecord:
         """Write a record, and tell the observer that the trial ended; returns it with the moment at which it did."""
-        if record.ended_at_seconds is None:  # else it ended before, and its record stands or is judged anew
+        if record.ended_at_seconds is None:  # else it ended before, and is judged anew
             record = record.model_copy(update={"ended_at_seconds": self.now()})
         self.records[record.trial] = record
         self.directory.write_trial(record)
@@ -123,7 +142,7 @@ class Run:
 
 @contextlib.contextmanager
 def never_two_alive() -> Iterator[None]:
-    """A card that is taken while no other process of the run is alive tells nothing of memory.
+    """Turn OOM into a taken device where no other process of the run is alive: it says nothing about memory.
 
     Raises:
         TrialFailed: The one inside; `DeviceUnavailable` where another's process has the card.
@@ -132,14 +151,12 @@ def never_two_alive() -> Iterator[None]:
         yield
     except TrialFailed as failure:
         if failure.outcome is Outcome.OOM and says_taken(failure.reason):
-            raise DeviceUnavailable(
+            taken = DeviceUnavailable(
                 failure.reason,
                 hint="Alone, too: a process that is not of this run has the card, as nvidia-smi shows.",
                 detail=failure.detail,
                 log_tail=failure.log_tail,
-            ) from failure
+            )
+            taken.trial = failure.trial
+            raise taken from failure
         raise
-
-
-def _named(gpus: Sequence[str]) -> str:
-    return ", ".join(gpus) or "no GPU"

@@ -11,11 +11,12 @@ from autotune.record import Interval, Outcome, Phase, Slice, TrialRecord
 from autotune.space.configuration import Configuration
 from autotune.stats import growth
 from autotune.stats.stability import Check, hangs
-from autotune.tuning.beside import PATIENCE_SECONDS
 from autotune.tuning.rules import Limits, call_seconds, memory_of, memory_samples
 from autotune.tuning.run import Run, never_two_alive
-from autotune.tuning.running import Trial
+from autotune.tuning.side import PATIENCE_SECONDS, Side
 from autotune.tuning.slicing import slice_seconds
+from autotune.tuning.trial import Trial
+from autotune.tuning.waiting import Deadline
 
 SLICES_AT_ONCE = 8
 """Of a watch, between which the user may stop it."""
@@ -38,28 +39,25 @@ class Watched:
     failure: str = ""
 
 
-def soak(run: Run, confirmed: TrialRecord, *, seconds: float, limits: Limits) -> Watched:
+def soak(run: Run, confirmed: TrialRecord, *, seat: str, seconds: float, limits: Limits) -> Watched:
     """Train one process of the winner, and keep its slices as a trial of its own.
 
     Args:
         run: What all parts share.
         confirmed: The winner's confirmation: its pairs show whether the baseline leaks as well.
+        seat: Where.
         seconds: How long, its start included.
         limits: Memory limits of the machine.
     """
-    configuration = Configuration(confirmed.configuration)
-    began, trial, failure = run.clock(), run.new_trial(Phase.SOAK, configuration), None
+    began = run.clock()
+    trial = run.new_trial(Phase.SOAK, Configuration(confirmed.configuration))
+    failure = None
     try:
         with never_two_alive():
-            _train(run, trial, ends=began + seconds)
+            _train(run, trial, seat, ends=began + seconds)
     except TrialFailed as failed:
         failure = failed
-    finally:
-        if trial.live is not None:
-            trial.live.kill()
-            trial.live = None
-    trial.seconds = run.clock() - began
-    record = run.keep(trial.record(Outcome.OK) if failure is None else trial.failed(failure))
+    record = run.keep(trial.record(Outcome.OK, failure=failure))
     return Watched(
         seconds=math.fsum(each.seconds for each in trial.slices),
         throughput=record.throughput,
@@ -68,19 +66,26 @@ def soak(run: Run, confirmed: TrialRecord, *, seconds: float, limits: Limits) ->
     )
 
 
-def _train(run: Run, trial: Trial, *, ends: float) -> None:
-    trial.live = run.trials.launch(
-        trial.configuration, log=run.log_of(trial), data=run.data, timing=IN_CONFIRMATION
+def _train(run: Run, trial: Trial, seat: str, *, ends: float) -> None:
+    side = Side.start(
+        run,
+        Deadline(clock=run.clock),
+        trial,
+        seat=seat,
+        usual=0.0,
+        at_most=max(PATIENCE_SECONDS, ends - run.clock()),
+        timing=IN_CONFIRMATION,
     )
-    trial.instances += 1
-    warm = trial.live.warm_up(max(PATIENCE_SECONDS, ends - run.clock()))
-    trial.note_warm(warm)
-    length = slice_seconds(warm)
-    while run.clock() < ends and not run.interrupted():
-        count = max(1, min(SLICES_AT_ONCE, int((ends - run.clock()) / length)))
-        slices = trial.live.measure_continuously(length, count, 3 * count * length + PATIENCE_SECONDS)
-        trial.add_slices(_stamped(slices, run.now()))
-    trial.note_closing(trial.live.finish(0.0, PATIENCE_SECONDS))
+    try:
+        length = slice_seconds(side.warm)
+        while run.clock() < ends and not run.interrupted():
+            count = max(1, min(SLICES_AT_ONCE, int((ends - run.clock()) / length)))
+            patience = 3 * count * length + PATIENCE_SECONDS
+            slices = side.live.measure_continuously(length, count, patience)
+            trial.add_slices(_stamped(slices, run.now()))
+        side.close(0.0)
+    finally:
+        side.kill()
 
 
 def _stamped(slices: Sequence[Slice], ended: float) -> list[Slice]:

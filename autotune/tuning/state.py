@@ -113,6 +113,7 @@ class State:
         check_seconds: What is left of the time for comparing losses.
         rounds_in_pair: Pairs of slices in a fresh pair of processes.
         looks_since: Looks again since the last new candidate.
+        busy: The trials that are being measured, on other seats than the one that is free.
         min_gain: Smallest gain that counts, as a share.
         interrupted: Whether the user has asked to stop.
     """
@@ -130,6 +131,7 @@ class State:
     check_seconds: float = 0.0
     rounds_in_pair: int = 6
     looks_since: int = 0
+    busy: frozenset[int] = frozenset()
     min_gain: float = MIN_GAIN
     interrupted: bool = False
 
@@ -185,6 +187,7 @@ class State:
             if each.measured
             and not each.pruned
             and not each.unstable
+            and each.number not in self.busy
             and self._may_be_confirmed(each)
             and each.ratio - errors * each.error(self.spread) > floor
         ]
@@ -203,6 +206,7 @@ class State:
             if each.measured
             and not each.unstable
             and each.number not in self.standing
+            and each.number not in self.busy
             and self.upper(each) >= self.bound
         ]
         return sorted(doubtful, key=self.upper, reverse=True)

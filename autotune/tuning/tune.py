@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
-from autotune.devices.machine import Machine, available_cores, fingerprint, memory_limit_bytes, require_linux
-from autotune.errors import ArgumentError, InputError, RunDirectoryError
-from autotune.executors.executor import Clock, Trials, WarmUp
+from autotune.devices.machine import Machine, available_cores, fingerprint, require_linux
+from autotune.errors import ArgumentError
 from autotune.executors.process import TrialProcesses
 from autotune.recipe.recipe import Recipe
-from autotune.run_directory import (
-    RunDirectory,
-    RunRecord,
-    SearchSpaceRecord,
-    WorkloadRecord,
-    new_run_directory,
-)
+from autotune.run_directory import RunDirectory, RunRecord, new_run_directory
 from autotune.space.knobs import Device
-from autotune.space.search_space import ResolvedSpace, SearchSpace, find_search_space
+from autotune.space.search_space import SearchSpace, find_search_space
 from autotune.stats.deciding import MIN_GAIN
 from autotune.stats.numerics import BatchLosses
 from autotune.stats.stability import MEMORY_MARGIN
-from autotune.tuning.batch_loss import measure_batch_losses
-from autotune.tuning.loop import CHECK_SHARE, CLOSING_SECONDS, Found, Loop
-from autotune.tuning.opening import Opened, interruptions_noted, isolation_of, open_run
+from autotune.tuning.interruptions import interruptions_noted
+from autotune.tuning.loop import CHECK_SHARE, Found, Loop
+from autotune.tuning.losses import Trainings, compare_batch_sizes
+from autotune.tuning.occupying import occupied
+from autotune.tuning.opening import Invocation, Opened, limits_of, open_run, reference_to
 from autotune.tuning.options import Options, seconds_of
 from autotune.tuning.progress import Began, Notice, Observer, RunBegan, silent
 from autotune.tuning.recommendation import recommend
@@ -41,39 +34,18 @@ from autotune.tuning.resuming import (
     refuse_another_machine,
     refuse_another_question,
 )
-from autotune.tuning.rules import Limits
 from autotune.tuning.run import Run
-from autotune.tuning.running import now_utc
+from autotune.tuning.run_record import completed
 from autotune.tuning.sampler import Sampler
 from autotune.tuning.soak import Watched, soak
-from autotune.tuning.trainings import Trainings
-from autotune.workloads.workload import (
-    Workload,
-    WorkloadFacts,
-    WorkloadReference,
-    parse_reference,
-    reference_of,
-    refuse_while_loading,
-)
+from autotune.tuning.trial import now_utc
+from autotune.tuning.waiting import CLOSING_SECONDS
+from autotune.workloads.workload import Workload, WorkloadReference, refuse_while_loading
 
 DEFAULT_BUDGET = "10m"
 DEFAULT_SPACE = {Device.CPU: "quick", Device.GPU: "gpu"}
-MAY_CHANGE = ("trials", "soak")
-"""Options that a resumed run may be given anew."""
 LEAST_LOSSES_SECONDS = 12.0
 """For comparing training losses at another batch size: with less, it is not begun."""
-
-
-def reference_to(workload: object) -> WorkloadReference:
-    """Where the workload is, however it was handed over."""
-    if isinstance(workload, Workload):
-        return reference_of(workload)
-    if isinstance(workload, (str, os.PathLike)):
-        return parse_reference(os.fspath(workload))
-    raise ArgumentError(
-        f"the workload is a {type(workload).__name__}, expected an autotune.Workload, or where one is",
-        hint='Hand over the Workload itself, or text such as "path/to/file.py:name".',
-    )
 
 
 def tune(
@@ -134,7 +106,9 @@ def tune(
     began = time.monotonic()
     refuse_while_loading()
     require_linux()
-    chosen = None if out is None else _directory("out", out)
+    for name, path in (("out", out), ("resume", resume)):
+        if path == "":
+            raise ArgumentError(f"{name} is empty", hint="Give the run directory, or leave it out.")
     reference = reference_to(workload)
     given = {
         "space": None if space is None else str(space),
@@ -150,28 +124,24 @@ def tune(
         "soak": None if soak is None else seconds_of("soak", soak, may_be_none=True),
     }
     if resume is not None:
-        if chosen is not None:
+        if out is not None:
             raise ArgumentError("out and resume were both given", hint="A resumed run stays where it is.")
-        return _resume(RunDirectory(_directory("resume", resume)), reference, given, budget, began, observe)
+        return _resume(RunDirectory(Path(resume)), reference, given, budget, began, observe)
     options = Options(
         budget=seconds_of("budget", DEFAULT_BUDGET if budget is None else budget),
         keeps_budget=budget is not None,
         **given,  # type: ignore[arg-type]  # Options checks each
     )
     written = None if options.space is None else find_search_space(options.space)
-    directory = RunDirectory(chosen) if chosen else new_run_directory(Path("results"), _name_of(reference))
-    with _occupied(directory):
+    directory = (
+        new_run_directory(Path("results"), _name_of(reference)) if out is None else RunDirectory(Path(out))
+    )
+    with occupied(directory):
         machine = fingerprint()
         directory.write_run(
             RunRecord(run=directory.name, started_at=now_utc(), machine=machine, arguments=asdict(options))
         )
         return _run(directory, machine, reference, written, options, began, observe)
-
-
-def _directory(name: str, given: str | Path) -> Path:
-    if given == "":
-        raise ArgumentError(f"{name} is empty", hint="Give the run directory, or leave it out.")
-    return Path(given)
 
 
 def _resume(
@@ -184,16 +154,7 @@ def _resume(
 ) -> Recipe:
     """Go on with a run, whether it has ended or was stopped."""
     earlier = read_earlier(directory)
-    options = earlier.options
-    usual = Options(budget=options.budget)
-    for name, value in given.items():
-        if name in MAY_CHANGE and value is not None:
-            options = replace(options, **{name: value})  # type: ignore[arg-type]  # Options checks it
-        elif value not in (getattr(usual, name), getattr(options, name)):
-            raise ArgumentError(
-                f"{name} is {value!r}, and the run to be resumed has {getattr(options, name)!r}",
-                hint=f"Leave {name} out: a resumed run is done as it was begun.",
-            )
+    options = earlier.options.resumed_with(given)
     spent_before = 0.0
     if budget is None:
         began -= earlier.spent_seconds
@@ -230,84 +191,73 @@ def _run(
     )
     if earlier is not None:
         observe(Notice(text=f"resumed: {len(earlier.records)} trials were finished before"))
-    processes = TrialProcesses(reference, logs=directory.log_directory, isolation=options.isolation)
-    with processes:
-        return tune_with(
-            processes,
+    with TrialProcesses(reference, logs=directory.log_directory, isolation=options.isolation) as processes:
+        invocation = Invocation(
+            executor=processes,
             directory=directory,
             machine=machine,
             limits=limits_of(machine, options.memory_margin),
             reference=reference,
-            written=written,
             options=options,
             clock=lambda: time.monotonic() - began,
             observe=observe,
             earlier=earlier,
             spent_before=spent_before,
         )
+        return tune_with(invocation, written)
 
 
-def tune_with(
-    trials: Trials,
-    *,
-    directory: RunDirectory,
-    machine: Machine,
-    limits: Limits,
-    reference: WorkloadReference,
-    written: SearchSpace | None,
-    options: Options,
-    clock: Clock,
-    observe: Observer,
-    earlier: Earlier | None = None,
-    spent_before: float = 0.0,
-) -> Recipe:
+def _name_of(reference: WorkloadReference) -> str:
+    stem = Path(reference.file).stem if reference.file else str(reference.module)
+    return stem if reference.name == "workload" else reference.name
+
+
+def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
     """The run itself, on real, simulated or recorded trials. Raises as `tune` does.
 
-    `clock` has the seconds that count for the budget, `spent_before` those of earlier invocations that do not.
+    Args:
+        invocation: What it works with.
+        written: The search space; chosen by device when None.
     """
+    directory, options = invocation.directory, invocation.options
     stopping = (
         f"stopping with what was measured; the run is in {directory.path}, and --resume goes on with it"
     )
-    with interruptions_noted(observe, stopping) as interruptions:
-        opened = open_run(
-            trials,
-            directory=directory,
-            machine=machine,
-            reference=reference,
-            budget=options.budget,
-            seed=options.seed,
-            bracketed=options.pairing == "bracketed",
-            clock=clock,
-            observe=observe,
-            interruptions=interruptions,
-            earlier=earlier,
-            spent_before=spent_before,
-        )
+    with interruptions_noted(invocation.observe, stopping) as interruptions:
+        opened = open_run(invocation, interruptions)
         interruptions.answerable = True
-        run = opened.run
+        run, earlier = opened.run, invocation.earlier
         written = written or find_search_space(DEFAULT_SPACE[opened.device])
-        space = _resolved(written, opened, options)
+        space = written.resolve(
+            baseline=run.baseline,
+            device=opened.device,
+            cores=available_cores(),
+            examples=opened.warm.started.examples,
+            dataset_takes_config=opened.facts.dataset_takes_config,
+            largest_batch=options.max_batch,
+            fixed_batch=options.fixed_batch,
+            set_by_dataset=opened.warm.started.set_by_dataset,
+        )
         if earlier is not None:
             refuse_another_question(earlier, baseline=run.baseline, choices=space.choices)
-            opened.beside.keep_baseline()
-        record = _completed_run(opened, reference, machine, written, space, options)
+            opened.seat.keep_baseline()
+        record = completed(directory.read_run(), opened, invocation, written.source, space)
         directory.write_run(record)
-        sampler = Sampler(space, file=directory.study_file, name=opened.facts.name, seed=options.seed)
         found = Loop(
             run,
-            opened.beside,
+            opened.seat,
             opened.deadline,
             space=space,
-            sampler=sampler,
+            sampler=Sampler(space, file=directory.study_file, name=opened.facts.name, seed=options.seed),
             options=options,
-            limits=limits,
+            limits=invocation.limits,
             import_seconds=opened.import_seconds,
             earlier=[] if earlier is None else earlier.trials()[1:],
         ).run()
-        opened.beside.end_baseline()
+        opened.seat.end_baseline()
         recipe = recommend(
             found=found,
-            watched=_watched(found, run, options, limits),
+            watched=_watched(found, opened, invocation),
             batch_losses=_batch_losses(found, run, options),
             run=run,
             record=record,
@@ -317,151 +267,27 @@ def tune_with(
         return recipe
 
 
-def _watched(found: Found, run: Run, options: Options, limits: Limits) -> Watched | None:
+def _watched(found: Found, opened: Opened, invocation: Invocation) -> Watched | None:
     """A watch over what would be recommended, where one was asked for."""
-    champion = found.state.champion
-    if not options.soak or champion is None or run.interrupted():
+    run, champion, seconds = opened.run, found.state.champion, invocation.options.soak
+    if not seconds or champion is None or run.interrupted():
         return None
-    run.observe(Began(text=f"watching the winner for {options.soak:.0f} s"))
-    return soak(run, run.records[champion.number], seconds=options.soak, limits=limits)
+    run.observe(Began(text=f"watching the winner for {seconds:.0f} s"))
+    return soak(
+        run, run.records[champion.number], seat=opened.seat.name, seconds=seconds, limits=invocation.limits
+    )
 
 
-def _batch_losses(found: Found, run: Run, options: Options) -> Mapping[int, BatchLosses]:
+def _batch_losses(found: Found, run: Run, options: Options) -> BatchLosses | None:
     """What the recommended batch size costs in learning, where time is left."""
     champion = found.state.champion
     left = options.budget - CLOSING_SECONDS - run.clock()
     if champion is None or run.interrupted() or left < LEAST_LOSSES_SECONDS:
-        return {}
+        return None
     configuration = found.confirmations[champion.number].trial.configuration
     if configuration.batch_size == run.baseline.batch_size:
-        return {}
+        return None
     run.observe(Began(text=f"comparing training losses at batch_size={configuration.batch_size}"))
     seconds = min(left, max(LEAST_LOSSES_SECONDS, CHECK_SHARE * options.budget))
-    with Trainings(run, ends=run.clock() + seconds) as trainings:
-        return measure_batch_losses(trainings, [configuration])
-
-
-def _completed_run(
-    opened: Opened,
-    reference: WorkloadReference,
-    machine: Machine,
-    written: SearchSpace,
-    space: ResolvedSpace,
-    options: Options,
-) -> RunRecord:
-    """run.json with what is known only once the baseline is warm."""
-    run, warm = opened.run, opened.warm
-    return run.directory.read_run().model_copy(
-        update={
-            "machine": _completed(machine, warm, opened.device, run.observe),
-            "workload": _workload_record(opened.facts, reference, warm, opened.device),
-            "search_space": SearchSpaceRecord(
-                source=written.source, choices=dict(space.choices), left_out=dict(space.left_out)
-            ),
-            "baseline": dict(run.baseline),
-            "isolation": isolation_of(run.trials, options.isolation),
-        }
-    )
-
-
-def _resolved(written: SearchSpace, opened: Opened, options: Options) -> ResolvedSpace:
-    started = opened.warm.started
-    return written.resolve(
-        baseline=opened.run.baseline,
-        device=opened.device,
-        cores=available_cores(),
-        examples=started.examples,
-        dataset_takes_config=opened.facts.dataset_takes_config,
-        largest_batch=options.max_batch,
-        fixed_batch=options.fixed_batch,
-        set_by_dataset=started.set_by_dataset,
-    )
-
-
-def _completed(machine: Machine, warm: WarmUp, device: Device, observe: Observer) -> Machine:
-    """The fingerprint with what only TensorFlow knows; a word where it sees no GPU that is there."""
-    if machine.gpus and device is Device.CPU:
-        observe(
-            Notice(
-                text=f"there is a GPU ({machine.gpus[0].name}), but TensorFlow does not see it, so the CPU is "
-                "tuned; pip install 'tensorflow[and-cuda]' brings the CUDA libraries"
-            )
-        )
-    if device is Device.CPU:
-        return machine
-    build = warm.started.build
-    return machine.model_copy(
-        update={"tensorflow_cuda": build.get("cuda_version"), "cudnn": build.get("cudnn_version")}
-    )
-
-
-def _workload_record(
-    facts: WorkloadFacts, reference: WorkloadReference, warm: WarmUp, device: Device
-) -> WorkloadRecord:
-    return WorkloadRecord(
-        name=facts.name,
-        reference=str(reference),
-        fingerprint=facts.fingerprint,
-        batch_size=facts.batch_size,
-        batched=facts.batched,
-        drop_remainder=facts.drop_remainder,
-        takes_config=facts.dataset_takes_config,
-        examples=warm.started.examples,
-        endless=warm.started.endless,
-        element=warm.started.element,
-        batch_ranks=warm.started.batch_ranks or None,
-        parameters=warm.started.parameters,
-        device=device.value,
-    )
-
-
-def _name_of(reference: WorkloadReference) -> str:
-    stem = Path(reference.file).stem if reference.file else str(reference.module)
-    return stem if reference.name == "workload" else reference.name
-
-
-@contextlib.contextmanager
-def _occupied(directory: RunDirectory) -> Iterator[None]:
-    """The run directory, created and locked; emptied again where the input was at fault before anything was tried."""
-    before = set(directory.path.iterdir()) if directory.path.is_dir() else None
-    made_parent = not directory.path.parent.exists()
-    directory.create()
-    try:
-        yield
-    except RunDirectoryError:
-        raise  # what was finished before stays
-    except (InputError, KeyboardInterrupt) as error:
-        directory.release()
-        needed = 0 if isinstance(error, KeyboardInterrupt) else 1
-        if not (directory.trial_directory(needed) / "result.json").exists():
-            _remove(directory.path, before, parent=made_parent)
-        raise
-    finally:
-        directory.release()
-
-
-def _remove(path: Path, before: set[Path] | None, *, parent: bool) -> None:
-    """Take away what a run put into its directory; the directory as well if it was not there before.
-
-    Args:
-        path: The directory.
-        before: What was in it; None where it was not there.
-        parent: Whether what it is in was not there either.
-    """
-    if before is None:
-        shutil.rmtree(path, ignore_errors=True)
-        if parent:
-            with contextlib.suppress(OSError):
-                path.parent.rmdir()  # results/<workload>, when it is empty now
-        return
-    for entry in set(path.iterdir()) - before:
-        if entry.is_dir():
-            shutil.rmtree(entry, ignore_errors=True)
-        else:
-            entry.unlink(missing_ok=True)
-
-
-def limits_of(machine: Machine, margin: float = MEMORY_MARGIN) -> Limits:
-    """What a trial may take at most of this machine, or of the container it is in."""
-    device = min((gpu.memory_bytes for gpu in machine.gpus), default=None)
-    return Limits(host_bytes=memory_limit_bytes(), device_bytes=device, margin=margin)
+    with Trainings(run, seat=run.executor.seats[0], ends=run.clock() + seconds) as trainings:
+        return compare_batch_sizes(trainings, configuration)

@@ -6,20 +6,19 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Literal
 
-from autotune.devices.machine import Machine, fingerprint, require_linux
+from autotune.devices.machine import fingerprint, require_linux
 from autotune.errors import (
     NoStableConfigurationError,
     RecipeError,
     TrialProcessError,
     TuningInterruptedError,
 )
-from autotune.executors.executor import Clock, TrialFailed, Trials
+from autotune.executors.executor import TrialFailed
 from autotune.executors.process import TrialProcesses
 from autotune.printable import first_line
 from autotune.recipe.recipe import Recipe
@@ -30,17 +29,17 @@ from autotune.stats.deciding import MIN_GAIN, Finding, finding
 from autotune.stats.intervals import LogInterval, between_templates, instance_interval, log_interval
 from autotune.stats.stability import MEMORY_MARGIN
 from autotune.tuning import costs
-from autotune.tuning.beside import Interrupted
-from autotune.tuning.fresh_pairs import BASELINE_FAILURES, Confirmation, FreshPairs
-from autotune.tuning.loop import CLOSING_SECONDS
-from autotune.tuning.opening import Opened, interruptions_noted, open_run
+from autotune.tuning.confirmation import BASELINE_FAILURES, Confirmation, FreshPairs
+from autotune.tuning.interruptions import interruptions_noted
+from autotune.tuning.opening import Invocation, Opened, limits_of, open_run, reference_to
 from autotune.tuning.options import Options, seconds_of
 from autotune.tuning.progress import Notice, Observer, silent
-from autotune.tuning.rules import Limits, checks_of
-from autotune.tuning.running import now_utc, ratio_interval
-from autotune.tuning.tune import limits_of, reference_to
-from autotune.tuning.waiting import TimeIsUp
-from autotune.workloads.workload import Workload, WorkloadFacts, WorkloadReference, refuse_while_loading
+from autotune.tuning.ratios import ratio_interval
+from autotune.tuning.rules import checks_of
+from autotune.tuning.side import Interrupted
+from autotune.tuning.trial import now_utc
+from autotune.tuning.waiting import CLOSING_SECONDS, TimeIsUp
+from autotune.workloads.workload import Workload, WorkloadFacts, refuse_while_loading
 
 DEFAULT_BUDGET = "100s"
 FEWEST_PROCESSES, MOST_PROCESSES = 4, 16
@@ -107,34 +106,23 @@ def verify(
     )
     reference = reference_to(workload)
     machine = fingerprint()
-
-    def verified(directory: RunDirectory) -> Verification:
-        processes = TrialProcesses(reference, logs=directory.log_directory, isolation=options.isolation)
-        with processes as trials:
-            return verify_with(
-                trials,
-                loaded,
-                directory=directory,
-                machine=machine,
-                limits=limits_of(machine, options.memory_margin),
-                reference=reference,
-                found_by_object=isinstance(workload, Workload) and workload.name is None,
-                budget=options.budget,
-                seed=options.seed,
-                clock=lambda: time.monotonic() - began,
-                observe=observe,
-            )
-
-    return _in_temporary_directory(verified)
-
-
-def _in_temporary_directory(verified: Callable[[RunDirectory], Verification]) -> Verification:
-    """What comes of a directory that is gone afterwards, unless the user was told of a log in it."""
     folder = Path(tempfile.mkdtemp(prefix="autotune-verify-")).resolve()
     directory, told = RunDirectory(folder), ""
     try:
         directory.create()
-        verification = verified(directory)
+        with TrialProcesses(reference, logs=directory.log_directory, isolation=isolation) as processes:
+            invocation = Invocation(
+                executor=processes,
+                directory=directory,
+                machine=machine,
+                limits=limits_of(machine, memory_margin),
+                reference=reference,
+                options=options,
+                clock=lambda: time.monotonic() - began,
+                observe=observe,
+            )
+            by_object = isinstance(workload, Workload) and workload.name is None
+            verification = verify_with(invocation, loaded, found_by_object=by_object)
         told = verification.reason
         return verification
     except (NoStableConfigurationError, TrialProcessError) as error:
@@ -142,50 +130,34 @@ def _in_temporary_directory(verified: Callable[[RunDirectory], Verification]) ->
         raise
     finally:
         directory.release()
-        if str(folder) not in told:
+        if str(folder) not in told:  # else the user was told of a log in it
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def verify_with(
-    trials: Trials,
-    recipe: Recipe,
-    *,
-    directory: RunDirectory,
-    machine: Machine,
-    limits: Limits,
-    reference: WorkloadReference,
-    budget: float,
-    seed: int,
-    clock: Clock,
-    observe: Observer,
-    found_by_object: bool = False,
-) -> Verification:
+def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool = False) -> Verification:
     """The same on real or simulated trials.
 
-    `found_by_object` says that the workload was handed over as an object without a name of its own: name and source
-    are those of the module that it was found in first, which may have imported it from the recipe's.
+    Args:
+        invocation: What it works with.
+        recipe: Whose claim it is.
+        found_by_object: Whether the workload was handed over as an object without a name of its own. Its name is then
+            that of the module where it was found first, which may have imported it from the recipe's.
     """
-    for difference in recipe.machine.differences(machine):
+    observe = invocation.observe
+    for difference in recipe.machine.differences(invocation.machine):
         observe(Notice(text=f"the recipe was measured on another machine: {difference}"))
     with interruptions_noted(observe, "stopping with what was measured") as interruptions:
         opened = open_run(
-            trials,
-            directory=directory,
-            machine=machine,
-            reference=reference,
-            budget=budget,
-            seed=seed,
-            bracketed=False,
-            clock=clock,
-            observe=observe,
-            interruptions=interruptions,
+            invocation,
+            interruptions,
             check=lambda facts: _compare_workloads(
-                recipe, facts, reference, observe, may_be_imported=found_by_object
+                recipe, facts, invocation, may_be_imported=found_by_object
             ),
         )
         interruptions.answerable = True
-        _refuse_another_baseline(recipe, opened.run.baseline)
-        opened.beside.end_baseline()
+        run = opened.run
+        _refuse_another_baseline(recipe, run.baseline)
+        opened.seat.end_baseline()
         if not recipe.changes:
             return Verification(
                 finding=Finding.HOLDS,
@@ -194,36 +166,59 @@ def verify_with(
                 instances=0,
                 reason="the recipe is the baseline, so there is no claim to check",
             )
-        confirmation, baseline_failure = _measured(recipe, opened, budget)
-        if opened.run.interrupted() and len(confirmation.measured) < 2 and confirmation.failure is None:
+        confirmation, baseline_failure = _measured(recipe, opened, invocation.options.budget)
+        if run.interrupted() and len(confirmation.measured) < 2 and confirmation.failure is None:
             raise TuningInterruptedError(
                 "interrupted before the claim was judged", hint="The same command begins anew."
             )
-        return _verification(recipe, confirmation, opened, limits, budget, baseline_failure)
+        now = _claim(confirmation, opened)
+        failed = _failed(confirmation, invocation)
+        if failed is not None:
+            found, reason = (
+                Finding.UNSTABLE,
+                f"{failed} (see {run.directory.trial_directory(confirmation.trial.number)})",
+            )
+        elif baseline_failure and now is None:
+            place = run.directory.trial_directory(confirmation.reference.number)
+            found, reason = Finding.UNDECIDED, f"the baseline kept failing: {baseline_failure} (see {place})"
+        else:
+            found, reason = _judged(recipe, now, invocation.options.budget)
+        claimed = recipe.evidence.speedup
+        return Verification(
+            finding=found,
+            claimed=Interval(value=claimed.value, low=claimed.ci95[0], high=claimed.ci95[1]),
+            measured=None if now is None else ratio_interval(now),
+            instances=len(confirmation.measured),
+            reason=reason,
+        )
 
 
 def _measured(recipe: Recipe, opened: Opened, budget: float) -> tuple[Confirmation, str]:
     """As many fresh pairs as the time holds, whatever they show; and how the baseline kept failing, if it did."""
-    run = opened.run
-    in_search = _as_if_searched(recipe, opened)
+    run, in_search = opened.run, _as_if_searched(recipe, opened)
     records = [run.records[0], in_search]
     left = budget - CLOSING_SECONDS - run.clock()
     timing = costs.confirmation_timing(records, seconds=left, pairs=FEWEST_PROCESSES)
-    reference = run.new_trial(Phase.CONFIRM, run.baseline)
-    trial = run.new_trial(Phase.CONFIRM, Configuration(recipe.configuration))
     confirmation = Confirmation(
-        reference=reference, trial=trial, champion=None, in_search=in_search, timing=timing
+        reference=run.new_trial(Phase.CONFIRM, run.baseline),
+        trial=run.new_trial(Phase.CONFIRM, Configuration(recipe.configuration)),
+        champion=None,
+        in_search=in_search,
+        timing=timing,
     )
     timeout = costs.trial_timeout(
         budget, first_step=in_search.first_step_seconds or 1.0, ready=opened.warm.ready_seconds
     )
     pairs, failures, why = FreshPairs(run, opened.deadline, timeout=timeout), 0, ""
     expected = costs.pair_seconds(records, timing)
-    while len(confirmation.measured) < MOST_PROCESSES and confirmation.failure is None:
-        if budget - CLOSING_SECONDS - run.clock() < expected or failures == BASELINE_FAILURES:
-            break
+    while (
+        len(confirmation.measured) < MOST_PROCESSES
+        and confirmation.failure is None
+        and failures < BASELINE_FAILURES
+        and budget - CLOSING_SECONDS - run.clock() >= expected
+    ):
         try:
-            pairs.measure(confirmation, costs.rounds(records, timing))
+            pairs.measure(confirmation, costs.rounds(records, timing), seat=opened.seat.name)
             failures = 0
         except TrialFailed as failure:
             failures += 1
@@ -235,29 +230,23 @@ def _measured(recipe: Recipe, opened: Opened, budget: float) -> tuple[Confirmati
             break
         if confirmation.seconds:
             expected = sum(confirmation.seconds) / len(confirmation.seconds)
-    record = trial.record(Outcome.OK) if confirmation.failure is None else trial.failed(confirmation.failure)
-    now = _claim(confirmation, opened)  # over processes, as it is told at the end; not over all slices
-    record = record.model_copy(update={"speedup": None if now is None else ratio_interval(now)})
-    if reference.slices:
-        run.keep(reference.record(Outcome.OK), announce=False)
-    run.keep(record)
+    now = _claim(confirmation, opened)  # over processes, not over all slices
+    if confirmation.reference.slices:
+        run.keep(confirmation.reference.record(Outcome.OK), announce=False)
+    speedup = None if now is None else ratio_interval(now)
+    run.keep(confirmation.record().model_copy(update={"speedup": speedup}))
     return confirmation, why if failures == BASELINE_FAILURES else ""
 
 
 def _compare_workloads(
-    recipe: Recipe,
-    facts: WorkloadFacts,
-    reference: WorkloadReference,
-    observe: Observer,
-    *,
-    may_be_imported: bool,
+    recipe: Recipe, facts: WorkloadFacts, invocation: Invocation, *, may_be_imported: bool
 ) -> None:
-    """A word where the workload is not as it was.
+    """A notice where the workload is not as it was.
 
     Raises:
         RecipeError: It is another one: neither its name nor its source is the recipe's.
     """
-    made_for = recipe.workload
+    made_for, reference = recipe.workload, invocation.reference
     if facts.fingerprint == made_for.fingerprint:
         return
     if facts.name == made_for.name:
@@ -271,11 +260,8 @@ def _compare_workloads(
             hint=f"Give the workload that the recipe was made for. Where this is the same training under another name, "
             f"say Workload(name={made_for.name!r}).",
         )
-    observe(
-        Notice(
-            text=f"{reference}: {changed}; where the training itself has changed, run `autotune tune` again"
-        )
-    )
+    text = f"{reference}: {changed}; where the training itself has changed, run `autotune tune` again"
+    invocation.observe(Notice(text=text))
 
 
 def _refuse_another_baseline(recipe: Recipe, baseline: Configuration) -> None:
@@ -306,44 +292,15 @@ def _as_if_searched(recipe: Recipe, opened: Opened) -> TrialRecord:
     )
 
 
-def _verification(
-    recipe: Recipe,
-    confirmation: Confirmation,
-    opened: Opened,
-    limits: Limits,
-    budget: float,
-    baseline_failure: str,
-) -> Verification:
-    run, trial = opened.run, confirmation.trial
-    now = _claim(confirmation, opened)
-    estimate = recipe.evidence.speedup
-    low, high = estimate.ci95
-    failed = _failed(confirmation, limits)
-    if failed is not None:
-        found, reason = Finding.UNSTABLE, f"{failed} (see {run.directory.trial_directory(trial.number)})"
-    elif baseline_failure and now is None:
-        place = run.directory.trial_directory(confirmation.reference.number)
-        found, reason = Finding.UNDECIDED, f"the baseline kept failing: {baseline_failure} (see {place})"
-    else:
-        found, reason = _judged(recipe, now, budget)
-    return Verification(
-        finding=found,
-        claimed=Interval(value=estimate.value, low=low, high=high),
-        measured=None if now is None else ratio_interval(now),
-        instances=len(confirmation.measured),
-        reason=reason,
-    )
-
-
 def _claim(confirmation: Confirmation, opened: Opened) -> LogInterval | None:
     if len(confirmation.instances) < 2:
         return None
     interval = instance_interval(confirmation.instances)
-    apart = opened.run.trials.apart(confirmation.trial.configuration, opened.run.baseline)
+    apart = opened.run.executor.apart(confirmation.trial.configuration, opened.run.baseline)
     return between_templates(interval) if apart else interval
 
 
-def _failed(confirmation: Confirmation, limits: Limits) -> str | None:
+def _failed(confirmation: Confirmation, invocation: Invocation) -> str | None:
     """What failed, or which rule it broke; None where the speed-up decides."""
     failure = confirmation.failure
     if failure is not None:
@@ -351,9 +308,7 @@ def _failed(confirmation: Confirmation, limits: Limits) -> str | None:
         return f"it failed ({failure.outcome})" + (f": {why}" if why else "")
     if len(confirmation.measured) < 2:
         return None
-    checks = checks_of(
-        confirmation.trial.record(Outcome.OK), confirmation.reference.record(Outcome.OK), limits
-    )
+    checks = checks_of(confirmation.record(), confirmation.reference.record(Outcome.OK), invocation.limits)
     broken = [f"{each.name}: {each.detail}" for each in checks if not each.passed]
     return f"it broke a rule: {'; '.join(broken)}" if broken else None
 
@@ -362,46 +317,23 @@ def _judged(recipe: Recipe, now: LogInterval | None, budget: float) -> tuple[Fin
     """What the speed-up says of the claim, and why."""
     evidence = recipe.evidence
     counts = min(evidence.min_gain, MIN_GAIN)  # of a gain that has to be large, no large part may be lost
-    more = f"--budget {math.ceil(LARGER * budget / 10) * 10}s"
+    more = f"give --budget {math.ceil(LARGER * budget / 10) * 10}s"
     if now is None or not math.isfinite(now.half_width):
-        return (
-            Finding.UNDECIDED,
-            f"the time held fewer than two fresh processes a side; give {more}",
-        )
+        return Finding.UNDECIDED, f"the time held fewer than two fresh processes a side; {more}"
     claim = log_interval(evidence.speedup.value, *evidence.speedup.ci95)
     found = finding(claim, now, min_gain=counts)
-    if found is Finding.UNDECIDED:
-        return found, _why_undecided(claim, now, counts, more)
-    return found, _why(found, counts)
-
-
-def _why(found: Finding, min_gain: float) -> str:
-    """The sentence for a claim that was judged."""
     if found is Finding.HOLDS:
-        return (
-            f"the gain here is the claimed one or more (differences below {_percent(min_gain)} do not count)"
+        reason = (
+            f"the gain here is the claimed one or more (differences below {100 * counts:g}% do not count)"
         )
-    if found is Finding.WEAKER:
-        return "it is faster than the baseline here, but clearly by less than claimed"
-    return "no gain over the baseline is shown here, and it is clearly less than claimed"
-
-
-def _why_undecided(claim: LogInterval, now: LogInterval, min_gain: float, more: str) -> str:
-    """Why what was measured neither holds nor refutes the claim, and what would tell."""
-    if now.low > 0:
-        return f"it is faster than the baseline here, but by how much is too uncertain to check the claim; give {more}"
-    if claim.value - now.value > math.hypot(claim.half_width, now.half_width):
-        return (
-            "no gain over the baseline is shown here, but the claim is missed by less than "
-            f"{_percent(min_gain)}, which does not count; give {more}"
-        )
-    if claim.half_width > now.half_width:
-        return (
-            "no gain over the baseline is shown here, but the claim's own interval is too wide to be refuted; "
-            "tune again with a larger budget"
-        )
-    return f"no gain over the baseline is shown here, but it is not clearly less than claimed either; give {more}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:g}%"
+    elif found is Finding.WEAKER:
+        reason = "it is faster than the baseline here, but clearly by less than claimed"
+    elif found is Finding.GONE:
+        reason = "no gain over the baseline is shown here, and it is clearly less than claimed"
+    elif now.low > 0:
+        reason = f"it is faster than the baseline here, but by how much is too uncertain to check the claim; {more}"
+    elif claim.half_width > now.half_width:
+        reason = "no gain is shown here, but the claim's own interval is too wide to be refuted; tune again for longer"
+    else:
+        reason = f"no gain is shown here, but it is not clearly less than claimed either; {more}"
+    return found, reason

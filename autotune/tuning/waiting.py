@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from autotune.executors.executor import Clock, TrialFailed
 from autotune.record import Outcome
 
+CLOSING_SECONDS = 1.0
+"""For ending the processes and writing the recipe."""
+OVERRUN_SHARE = 0.03
+"""Of the budget: how far waits may run beyond its end."""
 GENEROUS = 2.0
 """A wait of so many times the usual length that ends in a timeout is the trial's failure, not the budget's."""
 LEAST_CLOSING_SECONDS = 1.0

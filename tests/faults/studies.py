@@ -9,14 +9,14 @@ from pathlib import Path
 
 from fault_table import BASELINE_BATCH_SIZE, BATCH_SIZES, BY_NAME
 
-from autotune.executors.executor import Trials
+from autotune.executors.executor import Executor
 from autotune.record import Phase, TrialRecord
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
-from autotune.tuning.beside import Beside, TrialLimits
 from autotune.tuning.progress import silent
 from autotune.tuning.run import Run
+from autotune.tuning.seat import Seat, TrialLimits
 from autotune.tuning.waiting import Deadline
 
 BASELINE_SECONDS = 120.0
@@ -33,13 +33,13 @@ class Study:
         trial_seconds: Time limit of a candidate that hangs; the others have `ENDING_SECONDS`.
     """
 
-    def __init__(self, trials: Trials, path: Path, *, trial_seconds: float) -> None:
+    def __init__(self, trials: Executor, path: Path, *, trial_seconds: float) -> None:
         directory = RunDirectory(path)
         directory.create()
         began = time.monotonic()
         self.run = Run(
             directory=directory,
-            trials=trials,
+            executor=trials,
             clock=lambda: time.monotonic() - began,
             observe=silent,
             interruptions=lambda: 0,
@@ -47,8 +47,8 @@ class Study:
             baseline=baseline_configuration(BASELINE_BATCH_SIZE, {}, Device.CPU, where="faults"),
         )
         self._trial_seconds = trial_seconds
-        self.beside = Beside(self.run, Deadline(clock=self.run.clock, at=math.inf))
-        self.beside.start_baseline(BASELINE_SECONDS)
+        self.seat = Seat(self.run, Deadline(clock=self.run.clock, at=math.inf), name=trials.seats[0])
+        self.seat.start_baseline(BASELINE_SECONDS)
 
     def try_fault(self, name: str) -> TrialRecord:
         """Run a candidate with a fault, or one without (empty), and return its record."""
@@ -58,9 +58,7 @@ class Study:
         hangs = bool(name) and BY_NAME[name].seconds is not None
         timeout = self._trial_seconds if hangs else ENDING_SECONDS
         trial = self.run.new_trial(Phase.SEARCH, configuration)
-        return self.beside.measure(
-            trial, TrialLimits(timeout=timeout, measured=MEASURED_SECONDS), leader=None
-        )
+        return self.seat.measure(trial, TrialLimits(timeout=timeout, measured=MEASURED_SECONDS), leader=None)
 
     def log_of(self, record: TrialRecord) -> Path:
         """Where the trial wrote its log."""
@@ -68,5 +66,5 @@ class Study:
 
     def end(self) -> None:
         """End the baseline, and give the directory's lock back."""
-        self.beside.end_baseline()
+        self.seat.end_baseline()
         self.run.directory.release()

@@ -9,7 +9,7 @@ import pytest
 from real_trials import PATIENCE_SECONDS
 
 from autotune.executors.executor import Data
-from autotune.tuning.beside import INPUT_WAIT_SECONDS
+from autotune.tuning.seat import INPUT_WAIT_SECONDS
 from autotune.tuning.slicing import SLICE_SECONDS
 from autotune.worker.messages import TrialRequest
 

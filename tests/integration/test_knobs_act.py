@@ -10,7 +10,7 @@ from autotune.record import Outcome
 from autotune.space.knobs import Device
 from autotune.tuning.opening import baseline_of
 from autotune.tuning.progress import silent
-from autotune.workloads.workload import WorkloadReference, parse_reference
+from autotune.workloads.workload import WorkloadReference
 
 pytestmark = pytest.mark.slow
 
@@ -256,7 +256,7 @@ def test_what_the_workload_alone_names_is_the_baselines(processes_of, tmp_path):
     processes = processes_of(named)
     facts = processes.open()
     assert facts.in_force["precision"] == "float32"
-    baseline = baseline_of(facts, parse_reference(str(tmp_path / "train.py")), Device.CPU, silent)
+    baseline = baseline_of(facts, str(tmp_path / "train.py"), Device.CPU, silent)
     log = tmp_path / "trial.log"
     trial = processes.launch(baseline, log=str(log), data=None)
     trial.warm_up(PATIENCE_SECONDS)

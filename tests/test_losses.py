@@ -1,4 +1,4 @@
-"""Who is held against float32, how often, and what follows; on simulated trials."""
+"""Trainings for their losses: numerics parity, and the loss at another batch size; on simulated trials."""
 
 import pytest
 from simulated_runs import BASELINE, Watcher, a_record, run_on, simulated_trials
@@ -6,9 +6,8 @@ from simulated_runs import BASELINE, Watcher, a_record, run_on, simulated_trials
 from autotune.executors.executor import TrialFailed
 from autotune.record import Outcome
 from autotune.stats.numerics import tells
-from autotune.tuning.parity import SAME, Parity
+from autotune.tuning.losses import Trainings, compare_batch_sizes, compare_numerics
 from autotune.tuning.progress import Notice
-from autotune.tuning.trainings import Trainings
 
 BFLOAT = BASELINE.replace(precision="mixed_bfloat16")
 
@@ -29,9 +28,14 @@ def started(tmp_path):
     return start
 
 
+def trainings_of(run, seconds=60.0):
+    """Trainings that have so much time."""
+    return Trainings(run, seat="simulated", ends=run.clock() + seconds)
+
+
 def checked(run, configuration, *, seconds=60.0):
     """The check of one configuration, with so much time."""
-    return Parity(Trainings(run, ends=run.clock() + seconds)).check(configuration)
+    return compare_numerics(trainings_of(run, seconds), configuration)
 
 
 def test_what_learns_passes(started):
@@ -50,20 +54,9 @@ def test_what_does_not_learn_is_refused(started):
     assert not checked(run, BFLOAT).passed
 
 
-@pytest.mark.parametrize(
-    "changes", [{"batch_size": 128}, {"prefetch": 2, "steps_per_execution": 8}, {"deterministic": False}]
-)
-def test_the_same_numerics_need_no_check(started, changes):
-    """Batch size and pipeline change the order or number of examples, which the comparison holds still anyway."""
-    trials, run, _ = started()
-    assert checked(run, BASELINE.replace(**changes)) == SAME
-    assert trials.launched == []
-
-
-def test_what_the_baseline_computes_in_is_not_held_against_it(started):
-    """A user of bfloat16 is offered other batch sizes of it; and float32 without XLA is the measure itself."""
+def test_float32_without_xla_is_the_measure_itself(started):
+    """A user of bfloat16 is offered it without a comparison."""
     trials, run, _ = started(baseline=BFLOAT)
-    assert checked(run, BFLOAT.replace(batch_size=64)) == SAME
     assert checked(run, BFLOAT.replace(precision="float32")).passed
     assert trials.launched == []
 
@@ -73,32 +66,6 @@ def test_the_reference_has_the_candidates_batch_size(started):
     trials, run, _ = started()
     checked(run, BASELINE.replace(batch_size=128, jit_compile=True, prefetch=2))
     assert trials.launched[0].configuration == BASELINE.replace(batch_size=128)
-
-
-def test_each_class_is_checked_once_for_each_batch_size(started):
-    """Pipeline knobs ask nothing new; another batch size does, and another precision shares the reference."""
-    trials, run, _ = started()
-    parity = Parity(Trainings(run, ends=run.clock() + 600))
-    for changes in ({}, {"prefetch": 8}, {"batch_size": 64}, {"jit_compile": True}):
-        parity.check(BFLOAT.replace(**changes))
-    assert [(each.configuration.batch_size, each.configuration["precision"]) for each in trials.launched] == [
-        (32, "float32"),
-        (32, "mixed_bfloat16"),
-        (64, "float32"),
-        (64, "mixed_bfloat16"),
-        (32, "mixed_bfloat16"),
-    ]
-
-
-def test_what_was_refused_at_one_batch_size_is_refused_at_all(started):
-    """Without further trainings: a class that does not learn is not stable, and time is short."""
-    trials, run, _ = started(learns=lambda each: each["precision"] == "float32")
-    parity = Parity(Trainings(run, ends=run.clock() + 600))
-    assert not parity.check(BFLOAT).passed
-    launched = len(trials.launched)
-    assert not parity.check(BFLOAT.replace(batch_size=64)).passed
-    assert parity.check(BASELINE.replace(batch_size=64, jit_compile=True)).passed
-    assert len(trials.launched) == launched + 2
 
 
 def test_a_trial_that_fails_at_it_is_refused(started):
@@ -168,3 +135,39 @@ def test_a_card_that_is_lost_or_taken_is_no_configurations_fault(started, refere
     assert check.passed
     assert not tells(check)
     assert ("busy or unavailable" if failure else "where the baseline saw NVIDIA H200") in check.detail
+
+
+# ------------------------------------------------------------------------------------------ another batch size
+
+
+def test_another_batch_size_is_set_against_the_baselines(started):
+    """On as many examples."""
+    trials, run, _ = started()
+    found = compare_batch_sizes(trainings_of(run), BASELINE.replace(batch_size=64))
+    assert found.examples % 64 == 0
+    assert [each.configuration.batch_size for each in trials.launched] == [32, 64]
+
+
+def test_a_batch_too_large_for_a_curve_is_left_out(started):
+    """400 steps of 32 are six of 2,048: nothing that few steps end at is reported, and a notice says so."""
+    trials, run, watcher = started()
+    assert compare_batch_sizes(trainings_of(run), BASELINE.replace(batch_size=2048)) is None
+    assert ["batch_size=2048 was not compared" in each.text for each in watcher.of(Notice)] == [True]
+    assert [each.configuration.batch_size for each in trials.launched] == [32]
+
+
+def test_without_time_no_batch_size_is_compared(started):
+    """Not even begun."""
+    trials, run, _ = started()
+    assert compare_batch_sizes(trainings_of(run, 2.0), BASELINE.replace(batch_size=64)) is None
+    assert trials.launched == []
+
+
+def test_what_a_dataset_keeps_is_not_filled_for_losses(started):
+    """A few batches are read: of a start of 30 s, 28 of which fill a cache, trainings are planned with two."""
+    _, run, _ = started()
+    trainings = trainings_of(run)
+    run.records[0] = a_record(BASELINE, trial=0, first_step_seconds=30.0)
+    assert trainings.seconds_each(4, share=0.5) <= 0
+    run.records[0] = a_record(BASELINE, trial=0, first_step_seconds=30.0, filling_seconds=28.0)
+    assert trainings.seconds_each(4, share=0.5) == pytest.approx((30 - 2) / 5)

@@ -11,8 +11,9 @@ from autotune.errors import BudgetError, NoStableConfigurationError, WorkloadErr
 from autotune.executors.executor import TrialFailed
 from autotune.record import Outcome, Pairing, Phase
 from autotune.stats.intervals import LogInterval, Spread
-from autotune.tuning.beside import Interrupted, SameInForce
 from autotune.tuning.progress import TrialEnded, TrialMeasured
+from autotune.tuning.seat import SameInForce
+from autotune.tuning.side import Interrupted
 from autotune.tuning.waiting import TimeIsUp
 
 OTHER = BASELINE.replace(prefetch=2)
@@ -108,8 +109,8 @@ def test_the_baselines_closing_figures_are_kept_quietly(tmp_path):
     """Ending the baseline adds memory and input wait to its record, without announcing a second end."""
     watcher = Watcher()
     searching = Searching(tmp_path, simulated_trials(), observe=watcher)
-    searching.beside.end_baseline()
-    searching.beside.end_baseline()
+    searching.seat.end_baseline()
+    searching.seat.end_baseline()
     record = searching.run.records[0]
     assert record.peak_host_bytes > 0
     assert record.input_wait_fraction == 0.0
@@ -206,7 +207,7 @@ def test_a_failing_candidate_is_data(tmp_path, outcome):
     assert (record.outcome, record.reason, record.log_tail) == (outcome, "as planned\na hint", "the log")
     assert searching.run.directory.trials[trial.number] == record
     assert searching.measure(OTHER)[1].outcome is Outcome.OK
-    assert searching.beside.baseline.instances == 1
+    assert searching.seat.baseline.trial.instances == 1
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -460,10 +461,10 @@ def test_what_needs_an_import_of_its_own_is_known_before_and_after(tmp_path):
     """Other environment variables mean another template, which imports once."""
     searching = Searching(tmp_path, simulated_trials())
     apart = BASELINE.replace(onednn=False)
-    assert searching.beside.imports_first(apart)
-    assert not searching.beside.imports_first(FAST)
+    assert searching.seat.imports_first(apart)
+    assert not searching.seat.imports_first(FAST)
     searching.measure(apart)
-    assert not searching.beside.imports_first(apart)
+    assert not searching.seat.imports_first(apart)
 
 
 @pytest.mark.parametrize("left", [4.0 + 0.8 * step for step in range(8)])
@@ -488,7 +489,7 @@ def test_a_machine_that_stands_still_is_not_waited_for_beyond_the_last_moment(tm
         searching.measure()
     assert searching.deadline.left() >= 0.0
     assert trials.clock() <= searching.deadline.at
-    searching.beside.end_baseline()
+    searching.seat.end_baseline()
     assert alive(trials) == []
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from contextlib import nullcontext
 
 import pytest
 from simulated import SimulatedTrial
@@ -17,7 +18,7 @@ from simulated_runs import (
 from autotune.executors.executor import DeviceUnavailable, TrialFailed
 from autotune.record import Outcome, Pairing
 from autotune.stats.intervals import instance_interval
-from autotune.tuning.beside import Interrupted
+from autotune.tuning.side import Interrupted
 from autotune.tuning.waiting import TimeIsUp
 
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2)
@@ -48,7 +49,7 @@ def noted(monkeypatch, trials):
 
 def test_each_instance_is_a_fresh_process_of_either_side(tmp_path):
     """Started for it and ended after it; the claim is the planted factor, and nothing of the search is in it."""
-    fresh = Fresh(tmp_path, simulated_trials(SPEED, noise=0.05, instance_noise=0.01))
+    fresh = Fresh(tmp_path, simulated_trials(SPEED, noise=0.05, instance_noise=0.01, seed=1))
     fresh.trials.samples_per_second = faster_by(jit_compile=1.3)  # the search was lucky
     fresh.measure(6)
     assert [each.configuration for each in fresh.launched] == [BASELINE, FAST] * 6
@@ -203,7 +204,8 @@ def test_one_that_dies_in_its_slices_beside_the_leader_costs_that_instance_at_mo
 
     fresh.trials.samples_per_second = die_once
     fresh.measure(1, rounds=6)
-    with pytest.raises(TrialFailed, match="in the midst"):
+    told = pytest.raises(TrialFailed, match="in the midst") if victim == BASELINE else nullcontext()
+    with told:
         fresh.measure(1, rounds=6)
     fresh.measure(2, rounds=6)
     assert fresh.confirmation.failure is None

@@ -10,7 +10,8 @@ from autotune.executors.executor import WarmUp
 from autotune.record import Outcome, Pair, Pairing, Phase
 from autotune.space.configuration import Configuration
 from autotune.stats.disturbance import Disturbance
-from autotune.tuning.running import Trial, recorded_rate, throughput_interval
+from autotune.tuning.ratios import RatedPair, recorded_rate, throughput_interval
+from autotune.tuning.trial import Trial, speedup_of
 from autotune.worker.messages import Finished, Ready, Started
 
 
@@ -34,7 +35,13 @@ def test_the_interval_of_a_throughput_holds_it_and_narrows_with_more_slices():
 def test_a_speed_up_is_that_of_a_long_training():
     """A trial that stalls in every other slice is credited with what is left over all its time, as its rate is."""
     trial = restless_trial(Phase.CONFIRM)
-    assert trial.speedup.value == pytest.approx(16000 / 3 / 4000)
+    assert speedup_of(trial).value == pytest.approx(16000 / 3 / 4000)
+
+
+def add(trial, pair, baseline_rate, rate):
+    """Give a trial a pair of slices with these rates."""
+    bracketed = trial.pairing is Pairing.BRACKETED
+    trial.rated.append(RatedPair(pair=pair, baseline=baseline_rate, candidate=rate, bracketed=bracketed))
 
 
 def restless_trial(phase, *, pairing=Pairing.ALTERNATING, epochs=0, baseline_rates=(4000.0, 4000.0)):
@@ -48,7 +55,7 @@ def restless_trial(phase, *, pairing=Pairing.ALTERNATING, epochs=0, baseline_rat
             baseline=baseline,
             candidate=a_slice(rate, seconds=2000 / rate, epochs=epochs),
         )
-        trial.restore_pair(pair, baseline_rate=baseline_rate, candidate_rate=rate)
+        add(trial, pair, baseline_rate, rate)
     return trial
 
 
@@ -60,7 +67,7 @@ def beside_another(marks, *, own_marked=False):
         for trial, rate in ((own, 6000.0 + 600.0 * index), (other, 4000.0)):
             disturbed = Disturbance.LOAD if marked and (trial is own) == own_marked else None
             pair = Pair(baseline_first=True, baseline=baseline, candidate=a_slice(rate), disturbed=disturbed)
-            trial.restore_pair(pair, baseline_rate=4000.0, candidate_rate=rate)
+            add(trial, pair, 4000.0, rate)
     return own, other
 
 
@@ -90,7 +97,7 @@ def test_over_another_trial_what_is_left_must_be_enough():
 )
 def test_a_machine_that_halves_its_speed_cancels_out_where_sides_are_timed_differently(trial):
     """Slices of equal work take longer, those of equal time do less: only between neighbours is that the same."""
-    assert trial.speedup.value == pytest.approx(1.0)
+    assert speedup_of(trial).value == pytest.approx(1.0)
 
 
 def test_instances_keep_the_pairing_they_were_measured_in():
@@ -244,7 +251,7 @@ def test_what_an_epoch_costs_is_borne_by_what_it_trains_on():
     trial.add_slices([each])
     trial.add_pair(baseline_first=True, baseline=each, candidate=each, reference=told)
     record = trial.record(Outcome.OK)
-    assert (record.examples_per_epoch, trial.rate(each)) == (900, 90.0)
+    assert record.examples_per_epoch == 900
     assert record.throughput.value == pytest.approx(90.0)
     assert trial.log_ratios == [pytest.approx(math.log(90 / (1000 / 11)))]
 
@@ -262,4 +269,4 @@ def test_a_recorded_slice_has_the_rate_that_it_had_when_it_was_measured():
     trial = Trial(1, Phase.SEARCH, Configuration({}))
     trial.note_warm(warm(2.0))
     each = a_slice(100)
-    assert recorded_rate(each, trial.record(Outcome.OK)) == trial.rate(each) == pytest.approx(1000 / 12.0)
+    assert recorded_rate(each, trial.record(Outcome.OK)) == pytest.approx(1000 / 12.0)

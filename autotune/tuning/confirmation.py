@@ -1,0 +1,280 @@
+"""A leader's confirmation: fresh processes of the leader and the baseline, started after it was chosen.
+
+Nothing of the search enters the claim, because the best of many owes part of its lead to luck. An *instance* is a fresh
+process of each side, and of the champion where a leader was confirmed before. They take turns in short slices. Where
+two do not fit in memory they follow each other in blocks: baseline, leader, champion, baseline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autotune.executors.executor import IN_CONFIRMATION, DeviceUnavailable, TrialFailed, TrialTiming
+from autotune.record import Boundary, Looks, Outcome, Pairing, Slice, TrialRecord
+from autotune.tuning.comparison import set_in_blocks, take_turns
+from autotune.tuning.costs import LEAST_ROUNDS, MOST_SLICES_SECONDS
+from autotune.tuning.run import Run, never_two_alive
+from autotune.tuning.seat import INPUT_WAIT_SECONDS, SLICE_PATIENCE_SECONDS, SLICES_IN_A_TRIAL
+from autotune.tuning.side import Side
+from autotune.tuning.slicing import most_waiting, slice_seconds, taken_seconds, wanted_seconds
+from autotune.tuning.trial import Trial
+from autotune.tuning.waiting import GENEROUS, Deadline
+
+BLOCK_ROUNDS = 3
+"""Slices of the baseline before and after a leader that runs alone, which has twice as many."""
+MOST_ASKED = 2
+"""Processes of a side that are asked how long they wait for input: the second where the first did not tell."""
+BASELINE_FAILURES = 2
+"""In a row, of the baseline beside a leader: then the confirmation ends."""
+
+
+class Confirmation:
+    """One leader's confirmation as it is measured.
+
+    Args:
+        reference: The trial of the baseline's processes.
+        trial: The trial of the leader's.
+        champion: The trial of those of the leader confirmed before; None without one.
+        in_search: What the search found of the leader.
+        timing: How the processes are timed.
+
+    Attributes:
+        measured: The leader's processes that gave pairs.
+        failure: Why it cannot be recommended at all.
+        champion_failure: Why nothing was measured of the champion beside it.
+        seconds: What each instance took.
+    """
+
+    def __init__(
+        self,
+        *,
+        reference: Trial,
+        trial: Trial,
+        champion: Trial | None,
+        in_search: TrialRecord,
+        timing: TrialTiming = IN_CONFIRMATION,
+    ) -> None:
+        self.reference = reference
+        self.trial = trial
+        self.champion = champion
+        self.in_search = in_search
+        self.timing = timing
+        self.measured: list[int] = sorted({pair.instance for pair in trial.pairs})
+        self.failure: TrialFailed | None = None
+        self.champion_failure: TrialFailed | None = None
+        self.seconds: list[float] = []
+        if trial.pairing is None:
+            trial.pairing = in_search.pairing or Pairing.ALTERNATING
+
+    @property
+    def looks(self) -> Looks:
+        """Those in force."""
+        return self.trial.looks[-1]
+
+    @property
+    def instances(self) -> list[list[float]]:
+        """The log-ratios of each instance that was measured."""
+        log_ratios = self.trial.log_ratios_by_instance()
+        return [log_ratios[number] for number in self.measured]
+
+    @property
+    def over_champion(self) -> list[list[float]]:
+        """The same to the champion, from rounds that both were in."""
+        if self.champion is None:
+            return []
+        log_ratios = self.trial.log_ratios_over(self.champion)
+        return [log_ratios[number] for number in self.measured if number in log_ratios]
+
+    def record(self) -> TrialRecord:
+        """The leader's, as it stands."""
+        return self.trial.record(Outcome.OK, failure=self.failure)
+
+    def lose_champion(self, failure: TrialFailed) -> None:
+        """Go on without the champion."""
+        self.champion_failure, self.champion = failure, None
+
+    def take(self, failure: TrialFailed) -> None:
+        """Keep a failure with the side whose it is.
+
+        Raises:
+            TrialFailed: The baseline's, and that of a device; the instance is lost.
+        """
+        if isinstance(failure, DeviceUnavailable):
+            raise failure
+        if self.champion is not None and failure.trial == self.champion.number:
+            self.lose_champion(failure)
+        elif failure.trial == self.trial.number:
+            self.failure = failure
+        else:
+            raise failure
+
+
+class FreshPairs:
+    """Measures instances on a seat, one after another.
+
+    Args:
+        run: What all parts share.
+        deadline: When every wait has ended.
+        timeout: Seconds that a process may take until it is warm, or more where that is usual.
+    """
+
+    def __init__(self, run: Run, deadline: Deadline, *, timeout: float) -> None:
+        self._run = run
+        self._deadline = deadline
+        self._timeout = timeout
+        self._times_asked: Counter[int] = Counter()
+        self._boundaries: dict[int, Boundary] = {}
+
+    def measure(
+        self,
+        confirmation: Confirmation,
+        rounds: int,
+        *,
+        seat: str,
+        most_seconds: float = MOST_SLICES_SECONDS,
+    ) -> None:
+        """One more instance: a fresh process of each side, measured against one another.
+
+        A failure of the leader is kept with the confirmation. Where memory ran out beside the baseline, the next
+        instances are in blocks.
+
+        Args:
+            confirmation: Whose.
+            rounds: Slices of each.
+            seat: Where.
+            most_seconds: What all slices may take; long slices are fewer then, but not fewer than `LEAST_ROUNDS`.
+
+        Raises:
+            TrialFailed: The baseline failed.
+            DeviceUnavailable: A process had not the device that the baseline had.
+            Interrupted: The user asked to stop; an instance of which pairs were measured counts.
+            TimeIsUp: The deadline leaves no time; the same.
+        """
+        began, trial = self._run.clock(), confirmation.trial
+        if trial.pairing is Pairing.BRACKETED:
+            self._bracket(confirmation, rounds, seat)
+        else:
+            self._alternate(confirmation, rounds, seat, most_seconds)
+        confirmation.seconds.append(self._run.clock() - began)
+        self._run.measured(trial)
+
+    def _alternate(self, confirmation: Confirmation, rounds: int, seat: str, most_seconds: float) -> None:
+        trial, sides = confirmation.trial, []
+        with contextlib.ExitStack() as stack:
+            try:
+                with never_two_alive():
+                    sides.append(self._start(confirmation.reference, stack, confirmation, seat))
+                sides.append(self._start(trial, stack, confirmation, seat))
+                if confirmation.champion is not None:
+                    try:
+                        sides.append(self._start(confirmation.champion, stack, confirmation, seat))
+                    except TrialFailed as failure:
+                        confirmation.take(failure)
+                self._take_turns(confirmation, sides, rounds, most_seconds)
+            except TrialFailed as failure:
+                if sides and failure.outcome is Outcome.OOM:
+                    self._make_room(confirmation)
+                    return
+                confirmation.take(failure)
+            for each in sides:
+                if confirmation.failure is None or each.trial is not trial:
+                    self._close(each)
+
+    def _make_room(self, confirmation: Confirmation) -> None:
+        """Have fewer alive together: memory does not hold those that were."""
+        if confirmation.champion is not None:
+            failure = TrialFailed(Outcome.OOM, "memory does not hold three processes")
+            confirmation.lose_champion(failure)
+        else:
+            confirmation.trial.pairing = Pairing.BRACKETED
+
+    def _take_turns(
+        self, confirmation: Confirmation, sides: Sequence[Side], rounds: int, most_seconds: float
+    ) -> None:
+        trial = confirmation.trial
+        length = self._length(confirmation, sides, most=most_seconds / (LEAST_ROUNDS * len(sides)))
+        one_round = sum(taken_seconds(length, each.warm) for each in sides)
+        rounds = min(rounds, max(LEAST_ROUNDS, round(most_seconds / one_round)))
+        try:
+            take_turns(self._run, sides[0], sides[1:], length, lambda done: done < rounds + trial.repeats())
+        finally:
+            instance = trial.instances - 1
+            if own := [pair for pair in trial.pairs if pair.instance == instance]:
+                confirmation.measured.append(instance)
+                confirmation.reference.add_slices([pair.baseline for pair in own])
+
+    def _length(self, confirmation: Confirmation, sides: Sequence[Side], *, most: float) -> float:
+        """Seconds of a slice that suit all of them; at most so many where calls and epochs are no longer."""
+        seen = [(confirmation.reference, self._run.records[0]), (confirmation.trial, confirmation.in_search)]
+        waiting = [
+            most_waiting(
+                [*record.slices, *(pair.candidate for pair in record.pairs)],
+                record.input_wait_fraction if trial.finished is None else trial.finished.input_wait_fraction,
+            )
+            for trial, record in seen
+        ]
+        return slice_seconds(*(each.warm for each in sides), wanted=wanted_seconds(*waiting), most=most)
+
+    def _bracket(self, confirmation: Confirmation, rounds: int, seat: str) -> None:
+        """Baseline, leader and champion, baseline again, each in a process of its own, never two alive."""
+        reference, trial = confirmation.reference, confirmation.trial
+        rounds = max(1, min(BLOCK_ROUNDS, rounds // 2))
+        before = self._alone(reference, rounds, confirmation, seat)
+        inside = [trial] if confirmation.champion is None else [trial, confirmation.champion]
+        taken: list[tuple[Trial, list[Slice]]] = []
+        for each in inside if trial.instances % 2 == 0 else inside[::-1]:
+            try:
+                taken.append((each, self._alone(each, 2 * rounds, confirmation, seat)))
+            except TrialFailed as failure:
+                confirmation.take(failure)
+            if confirmation.failure is not None:
+                return
+        after = self._alone(reference, rounds, confirmation, seat)
+        reference.add_slices([*before, *after])
+        for each, own in taken:
+            each.pairing = Pairing.BRACKETED
+            set_in_blocks(each, own, before=before, after=after, reference=reference)
+        confirmation.measured.append(trial.instances - 1)
+
+    def _alone(self, trial: Trial, count: int, confirmation: Confirmation, seat: str) -> list[Slice]:
+        with never_two_alive(), contextlib.ExitStack() as stack:
+            side = self._start(trial, stack, confirmation, seat)
+            length = slice_seconds(side.warm, most=MOST_SLICES_SECONDS / SLICES_IN_A_TRIAL)
+            slices = [side.slice(length) for _ in range(count)]
+            self._close(side)
+        return slices
+
+    # ---------------------------------------------------------------------------------------------- processes
+
+    def _start(
+        self, trial: Trial, stack: contextlib.ExitStack, confirmation: Confirmation, seat: str
+    ) -> Side:
+        """A fresh process of a trial, warm; the stack kills it at its end."""
+        run = self._run
+        is_baseline = trial.configuration == run.baseline
+        boundary = self._boundaries.get(trial.number, run.boundary if is_baseline else None)
+        usual = 0.0 if trial.warm is None else trial.warm.ready_seconds
+        side = Side.start(
+            run,
+            self._deadline,
+            trial,
+            seat=seat,
+            usual=usual,
+            at_most=max(self._timeout, GENEROUS * usual) + SLICE_PATIENCE_SECONDS,
+            timing=replace(confirmation.timing, boundary=boundary),
+        )
+        stack.callback(side.kill)
+        if side.warm.ready.boundary is not None:
+            self._boundaries[trial.number] = side.warm.ready.boundary
+        return side
+
+    def _close(self, side: Side) -> None:
+        """Take the closing figures; few processes are asked how long they wait for input."""
+        trial = side.trial
+        known = trial.finished is not None and trial.finished.input_wait_fraction is not None
+        ask = not known and self._times_asked[trial.number] < MOST_ASKED
+        self._times_asked[trial.number] += ask
+        side.close(INPUT_WAIT_SECONDS if ask else 0.0)

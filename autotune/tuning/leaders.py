@@ -1,0 +1,232 @@
+"""What happens to leaders: a confirmation begins, a fresh pair is measured, a look is taken, a leader is judged."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from autotune.executors.executor import DeviceUnavailable, TrialFailed
+from autotune.printable import first_line
+from autotune.record import Looks, Outcome, Phase, Standing
+from autotune.space.configuration import Configuration
+from autotune.stats import numerics
+from autotune.stats.deciding import is_faster
+from autotune.stats.stability import Check
+from autotune.tuning import costs
+from autotune.tuning.confirmation import BASELINE_FAILURES, Confirmation, FreshPairs
+from autotune.tuning.losses import numerics_of
+from autotune.tuning.next_action import FEWEST_PROCESSES, error_of, processes_wanted
+from autotune.tuning.progress import Began, Notice
+from autotune.tuning.ratios import ratio_interval
+from autotune.tuning.rules import Limits, checks_of
+from autotune.tuning.run import Run
+from autotune.tuning.state import EXCLUDED_GAIN, State
+from autotune.tuning.trial import Trial
+from autotune.tuning.view import View
+
+RULES_ASKED_AFTER = 4
+"""Processes of a leader after which its rules are asked: of fewer one odd process would decide."""
+
+
+class Leaders:
+    """The leaders of a run.
+
+    Args:
+        run: What all parts share.
+        view: What the run knows; leaders are added to it.
+        pairs: Measures fresh pairs.
+        limits: Memory limits of the machine.
+        min_gain: Smallest gain worth a recommendation, as a share.
+
+    Attributes:
+        checks: The stability rules of each leader, by the number of its trial.
+        parity: What comparing losses has shown, by configuration.
+    """
+
+    def __init__(self, run: Run, view: View, pairs: FreshPairs, *, limits: Limits, min_gain: float) -> None:
+        self._run, self._view, self._pairs = run, view, pairs
+        self._limits, self._min_gain = limits, min_gain
+        self._failures = 0
+        self.checks: dict[int, tuple[Check, ...]] = {}
+        self.parity: dict[Configuration, Check] = {}
+
+    def begin(self, candidate: Trial, after: tuple[int, ...], state: State) -> None:
+        """Plan a leader's looks, and pay for them; nothing is measured yet."""
+        run, view = self._run, self._view
+        run.observe(Began(text=f"confirming in fresh processes: {run.changes(candidate.configuration)}"))
+        k = sum(len(each.trial.looks) for each in view.confirmations.values()) + 1
+        for known in view.confirmations.values():
+            if known.looks.candidate == candidate.number:
+                update = {"leader": k, "error": error_of(k), "after": after, "standing": Standing.OPEN}
+                known.trial.looks = (*known.trial.looks, known.looks.model_copy(update=update))
+                return
+        in_search, champion = run.records[candidate.number], view.champion()
+        reference = run.new_trial(Phase.CONFIRM, run.baseline)
+        trial = run.new_trial(Phase.CONFIRM, candidate.configuration)
+        beside = None if champion is None else run.new_trial(Phase.CONFIRM, champion.trial.configuration)
+        trial.looks = (
+            Looks(
+                leader=k,
+                candidate=candidate.number,
+                error=error_of(k),
+                after=after,
+                reference=reference.number,
+                champion=None if beside is None else beside.number,
+            ),
+        )
+        wanted = processes_wanted(statistics.fmean(candidate.log_ratios), state.pair_deviation())
+        timing = costs.confirmation_timing(
+            [run.records[0], in_search, *view.champion_records()],
+            seconds=state.left,
+            pairs=min(wanted, after[-1]),
+        )
+        view.confirmations[trial.number] = Confirmation(
+            reference=reference, trial=trial, champion=beside, in_search=in_search, timing=timing
+        )
+
+    def measure_pair(self, confirmation: Confirmation, *, seat: str, left: float) -> None:
+        """Measure a fresh pair of processes, and take a look where one is due; `left` is in seconds.
+
+        Raises:
+            Interrupted: The user asked to stop.
+            TimeIsUp: The time is over.
+        """
+        run, timing = self._run, confirmation.timing
+        records = self._view.beside_leader(confirmation)
+        # So that the planned pairs fit, slices take a part each of what is left for them.
+        planned = max(1, confirmation.looks.after[-1] - len(confirmation.measured))
+        most = left / planned - sum(costs.start_seconds(each, timing) for each in records)
+        run.announce(confirmation.trial)
+        try:
+            self._pairs.measure(
+                confirmation,
+                costs.rounds(records, timing),
+                seat=seat,
+                most_seconds=min(costs.MOST_SLICES_SECONDS, max(costs.LEAST_SLICES_SECONDS, most)),
+            )
+            self._failures = 0
+        except TrialFailed as failure:
+            self._failures += 1
+            why = first_line(failure.reason) or failure.outcome
+            text = f"the baseline failed in a process of the confirmation ({why}), which counts for nothing"
+            if isinstance(failure, DeviceUnavailable):
+                text = f"a process of the confirmation had no device: {failure.reason}. {failure.hint}"
+            run.observe(Notice(text=text))
+        finally:
+            self._keep(confirmation)
+            due = len(confirmation.measured) in confirmation.looks.after
+            if due or confirmation.failure is not None or self._failures >= BASELINE_FAILURES:
+                self._conclude(confirmation, self._judged(confirmation))
+                self._failures = 0
+
+    def _keep(self, confirmation: Confirmation) -> None:
+        """Write down what was measured: a run that is stopped goes on from there."""
+        for each in (confirmation.reference, confirmation.champion):
+            if each is not None and (each.slices or each.rated):
+                self._run.keep(each.record(Outcome.OK), announce=False)
+        self._write(confirmation, announce=False)
+
+    def _write(
+        self, confirmation: Confirmation, *, announce: bool = True, refused: dict[str, object] | None = None
+    ) -> None:
+        """Write the leader's record; its speed-up is the claim over processes, not over all slices."""
+        claim = self._view.claim(confirmation)
+        update = {
+            "speedup": None if claim is None else ratio_interval(claim),
+            "checks": self.checks.get(confirmation.trial.number, ()),
+            **(refused or {}),
+        }
+        self._run.keep(confirmation.record().model_copy(update=update), announce=announce)
+
+    def last_look(self, confirmation: Confirmation) -> None:
+        """The time is over: the last of the looks is taken now."""
+        standing = self._judged(confirmation)
+        if standing in (Standing.OPEN, Standing.NOT_SHOWN):
+            standing = Standing.OUT_OF_TIME
+        self._conclude(confirmation, standing)
+
+    def _conclude(self, confirmation: Confirmation, standing: Standing) -> None:
+        """Keep what a look has shown."""
+        trial = confirmation.trial
+        refused: dict[str, object] | None = None
+        trial.looks = (*trial.looks[:-1], trial.looks[-1].model_copy(update={"standing": standing}))
+        if standing is Standing.UNSTABLE and confirmation.failure is None:
+            refused = {"outcome": Outcome.UNSTABLE, "reason": _broken(self.checks[trial.number])}
+        self._write(confirmation, refused=refused)
+
+    def _judged(self, confirmation: Confirmation) -> Standing:
+        """Where a leader stands now."""
+        if confirmation.failure is not None:
+            return Standing.UNSTABLE
+        count, looks = len(confirmation.measured), confirmation.looks
+        claim = self._view.claim(confirmation)
+        if claim is None or claim.count < FEWEST_PROCESSES:
+            return Standing.NOT_SHOWN
+        last = count >= looks.after[-1] or self._failures >= BASELINE_FAILURES
+        self.checks[confirmation.trial.number] = checks = self._rules(confirmation)
+        if _broken(checks) and (count >= RULES_ASKED_AFTER or last):
+            return Standing.UNSTABLE
+        if is_faster(claim, min_gain=self._min_gain) and self._beats_champion(confirmation):
+            return Standing.CONFIRMED
+        gain = math.log1p(self._min_gain)
+        bound = math.log1p(max(self._min_gain, EXCLUDED_GAIN))
+        hopeless = claim.high < gain or (claim.value < gain and claim.high < bound)
+        return Standing.NOT_SHOWN if hopeless or last else Standing.OPEN
+
+    def _beats_champion(self, confirmation: Confirmation) -> bool:
+        """Whether it is surely faster than the leader confirmed before, in rounds that both were in."""
+        champion = self._view.champion()
+        if champion is None:
+            return True
+        over = self._view.over_champion(confirmation, champion)
+        return over is not None and over.low > 0
+
+    def _rules(self, confirmation: Confirmation) -> tuple[Check, ...]:
+        """The stability rules, what the losses showed among them."""
+        record, baseline = confirmation.trial.record(Outcome.OK), confirmation.reference.record(Outcome.OK)
+        own = numerics_of(confirmation.trial.configuration)
+        parity = [check for each, check in self.parity.items() if numerics_of(each) == own]
+        return (*checks_of(record, baseline, self._limits), *parity[-1:])
+
+    def note_parity(self, configuration: Configuration, check: Check) -> None:
+        """Keep what comparing losses has shown; where they part, all of that class of numerics are unstable."""
+        run, numerics_class = self._run, numerics_of(configuration)
+        self.parity[configuration] = check
+        self._view.compared.add(numerics_class)
+        if check.passed:
+            return
+        for each in self._view.searched():
+            record = run.records[each.number]
+            if numerics_of(each.configuration) == numerics_class and record.outcome.measured:
+                refused = {"outcome": Outcome.UNSTABLE, "reason": f"{check.name}: {check.detail}"}
+                run.keep(record.model_copy(update=refused), announce=each.configuration == configuration)
+        for confirmation in self._view.confirmations.values():
+            alike = numerics_of(confirmation.trial.configuration) == numerics_class
+            if alike and confirmation.looks.standing is Standing.CONFIRMED:
+                self.checks[confirmation.trial.number] = self._rules(confirmation)
+                self._conclude(confirmation, Standing.UNSTABLE)
+
+    def restore(self, earlier: Sequence[Trial]) -> None:
+        """Take over the leaders of earlier invocations."""
+        by_number = {each.number: each for each in earlier}
+        for trial in earlier:
+            if not trial.looks or trial.looks[-1].reference not in by_number:
+                continue
+            looks, record = trial.looks[-1], self._run.records[trial.number]
+            self._view.confirmations[trial.number] = Confirmation(
+                reference=by_number[looks.reference],
+                trial=trial,
+                champion=by_number.get(looks.champion or 0),
+                in_search=self._run.records[looks.candidate],
+            )
+            self.checks[trial.number] = record.checks
+            for each in record.checks:
+                if each.name == numerics.NAME:
+                    self.parity[trial.configuration] = each
+                    self._view.compared.add(numerics_of(trial.configuration))
+
+
+def _broken(checks: Sequence[Check]) -> str:
+    """The rules that were broken, in words; empty for none."""
+    return "; ".join(f"{each.name}: {each.detail}" for each in checks if not each.passed)

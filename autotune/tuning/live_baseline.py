@@ -1,0 +1,122 @@
+"""The live baseline of a seat, and what is told of a baseline that fails."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import replace
+
+from autotune.errors import BudgetError, NoStableConfigurationError, WorkloadError
+from autotune.executors.executor import IN_SEARCH, TrialFailed, TrialTiming, WarmUp
+from autotune.record import Outcome, Slice
+from autotune.tuning.run import Run, never_two_alive
+from autotune.tuning.side import PATIENCE_SECONDS, Side
+from autotune.tuning.trial import Trial
+from autotune.tuning.waiting import GENEROUS, Deadline, TimeIsUp
+
+
+class Baseline:
+    """The baseline's process on a seat: alive between candidates, started again where it died.
+
+    Args:
+        run: What all parts share.
+        deadline: When every wait has ended.
+        seat: Where.
+    """
+
+    def __init__(self, run: Run, deadline: Deadline, seat: str) -> None:
+        self._run, self._deadline, self._seat = run, deadline, seat
+        self.trial: Trial
+        self.side: Side | None = None
+        self.beside = False
+        """Whether a candidate is alive: then want of memory is the candidate's failure."""
+
+    def launch(self, *, usual: float, at_most: float, timing: TrialTiming = IN_SEARCH) -> WarmUp:
+        """Start its process.
+
+        Raises:
+            TrialFailed: It did not become warm.
+            TimeIsUp: The time does not hold it.
+        """
+        with contextlib.nullcontext() if self.beside else never_two_alive():
+            self.side = Side.start(
+                self._run,
+                self._deadline,
+                self.trial,
+                seat=self._seat,
+                usual=usual,
+                at_most=at_most,
+                timing=timing,
+                generous=math.inf,
+            )
+        return self.side.warm
+
+    def ensure(self) -> Side:
+        """Its process, started again where it is gone.
+
+        Raises:
+            NoStableConfigurationError: It does not start any more.
+            TrialFailed: It finds no memory beside the candidate.
+            TimeIsUp: The time does not hold it.
+        """
+        if self.side is None:
+            usual = 0.0 if self.trial.warm is None else self.trial.warm.ready_seconds
+            timing = replace(IN_SEARCH, boundary=self._run.boundary)
+            try:
+                self.launch(usual=usual, at_most=max(3 * PATIENCE_SECONDS, GENEROUS * usual), timing=timing)
+            except TrialFailed as failure:
+                raise self._judged(failure) from failure
+        assert self.side is not None
+        return self.side
+
+    def slice(self, length: float) -> Slice:
+        """A slice of it, started again once if it died. Raises as `ensure`."""
+        for last_try in (False, True):
+            side = self.ensure()
+            try:
+                return side.slice(length)
+            except TimeIsUp as over:
+                if over.begun:
+                    self.stop()
+                raise
+            except TrialFailed as failure:
+                self.stop()
+                if last_try:
+                    raise self._judged(failure) from failure
+        raise AssertionError("unreachable")
+
+    def _judged(self, failure: TrialFailed) -> Exception:
+        if self.beside and failure.outcome is Outcome.OOM:
+            return failure
+        return baseline_error(self._run, self.trial, failure)
+
+    def stop(self) -> None:
+        """Kill its process."""
+        if self.side is not None:
+            self.side.kill()
+            self.side = None
+
+
+def baseline_error(run: Run, trial: Trial, failure: TrialFailed, *, hurried: bool = False) -> Exception:
+    """What to tell of a baseline that failed; `hurried` where the budget left it less time than it may take."""
+    detail = failure.detail or failure.log_tail
+    if failure.outcome is Outcome.TIMEOUT and hurried:
+        return BudgetError(
+            f"the budget ended after {run.clock():.0f} s, before the baseline was timed",
+            hint=f"Give a larger --budget, such as {max(60, math.ceil(run.clock() / 6) * 60)}s.",
+            detail=detail,
+        )
+    if failure.outcome is Outcome.TIMEOUT and not trial.slices:
+        return BudgetError(
+            f"the baseline was not warm and timed in time: {failure.reason}",
+            hint="If it never trains at all, try it on its own with model.fit first; if it does train there, try "
+            "--isolation spawn: threads that a library has started at import do not survive a fork.",
+            detail=detail,
+        )
+    if failure.input_error:
+        return WorkloadError(failure.reason, hint=failure.hint, detail=failure.detail)
+    return NoStableConfigurationError(
+        f"the baseline itself fails ({failure.outcome}): {failure.reason}",
+        hint=failure.hint or f"Nothing can be recommended before it runs. Its log is {run.log_of(trial)}.",
+        detail=detail,
+    )

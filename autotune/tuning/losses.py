@@ -1,0 +1,209 @@
+"""Short trainings for their losses alone, while nothing is timed: numerics parity, and what a larger batch costs."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Sequence
+
+from autotune.executors.executor import DeviceUnavailable, TrialFailed
+from autotune.record import Outcome
+from autotune.space.configuration import Configuration
+from autotune.space.knobs import KNOBS
+from autotune.stats.numerics import FEWEST_STEPS, NAME, BatchLosses, batch_losses, parity, tells
+from autotune.stats.stability import Check
+from autotune.tuning.progress import Notice
+from autotune.tuning.run import Run, never_two_alive
+from autotune.worker.messages import LossRuns
+
+Curves = Sequence[Sequence[float | None]]
+
+PARITY_SEEDS, PARITY_STEPS = (0, 1, 2, 3, 4), 200
+BATCH_SEEDS, BATCH_STEPS = (0, 1, 2), 400
+"""Seeds of the weights, and steps of the baseline's training."""
+LEAST_SECONDS = 0.2
+"""Of one training, its compilation not counted."""
+_HELD_STILL = ("batch_size", "deterministic")
+"""Knobs that change numerics through the order or number of examples: the comparison holds both still."""
+
+
+def numerics_of(configuration: Configuration) -> tuple[object, ...]:
+    """What a configuration computes in: its class of numerics."""
+    return tuple(
+        configuration.get(name)
+        for name, knob in KNOBS.items()
+        if knob.changes_numerics and name not in _HELD_STILL
+    )
+
+
+class Trainings:
+    """Runs them within a time, on batches recorded below the run directory; a context manager that removes those.
+
+    Args:
+        run: What all parts share.
+        seat: Where.
+        ends: Seconds since the run began at which it must be over.
+    """
+
+    def __init__(self, run: Run, *, seat: str, ends: float) -> None:
+        self.run = run
+        self._seat, self._ends = seat, ends
+        self._scratch = run.directory.path / f"scratch-{seat}"
+        self._count = 0
+
+    def __enter__(self) -> Trainings:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the recorded batches."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def left(self) -> float:
+        """Seconds until it must be over."""
+        return max(0.0, self._ends - self.run.clock())
+
+    def seconds_each(self, count: int, *, share: float) -> float:
+        """Seconds for each of so many trainings of the baseline's kind, out of a share of what is left.
+
+        They read a few batches, so they do not fill what the dataset caches.
+        """
+        baseline = self.run.records[0]
+        start = (baseline.first_step_seconds or 1.0) - (baseline.filling_seconds or 0.0)
+        return (share * self.left() - start) / (count + 1)
+
+    def curves(
+        self,
+        configuration: Configuration,
+        *,
+        recorded: int,
+        seeds: tuple[int, ...],
+        steps: int,
+        seconds: float,
+        scales: tuple[float, ...] = (1.0,),
+    ) -> Curves:
+        """The losses by step, for each scale of the learning rate and each seed; empty where the model reports none.
+
+        Args:
+            configuration: What is trained.
+            recorded: The batch size of the recorded batches, which are recorded now where they are not yet.
+            seeds: Of the weights.
+            steps: At most so many of each training.
+            seconds: No step of the first training begins after so long.
+            scales: Factors of the learning rate.
+
+        Raises:
+            TrialFailed: The process failed, or did not end in time.
+            DeviceUnavailable: It had other devices than the baseline, or none.
+        """
+        self._count += 1
+        self._scratch.mkdir(exist_ok=True)
+        log = self.run.directory.log_directory / f"losses-{self._count}.log"
+        losses = LossRuns(
+            folder=str((self._scratch / f"batch-{recorded}").resolve()),
+            recorded_batch_size=recorded,
+            seeds=seeds,
+            scales=scales,
+            most_steps=steps,
+            seconds=seconds,
+        )
+        with never_two_alive(), self.run.others_work():
+            live = self.run.executor.launch(
+                configuration, seat=self._seat, log=str(log.resolve()), data=self.run.data, losses=losses
+            )
+            try:
+                found = live.loss_curves(max(1.0, self.left()))
+            finally:
+                live.kill()
+        self.run.refuse_other_devices(found.gpus)
+        return found.curves
+
+
+def compare_numerics(trainings: Trainings, configuration: Configuration) -> Check:
+    """Whether a configuration learns as float32 without XLA does, at its batch size and with the baseline's rest.
+
+    A comparison that could not be made passes, with no value and the reason in its detail.
+    """
+    run, size = trainings.run, configuration.batch_size
+    plain = run.baseline.replace(batch_size=size, precision="float32", jit_compile=False)
+    if numerics_of(configuration) == numerics_of(plain):
+        return Check(name=NAME, passed=True, value=0.0, limit=0.0, detail="computes in float32 without XLA")
+    check = _compared(trainings, configuration, plain)
+    if check.passed and not tells(check):
+        run.observe(Notice(text=f"numerics parity of {run.changes(configuration)}: {check.detail}"))
+    return check
+
+
+def _compared(trainings: Trainings, configuration: Configuration, plain: Configuration) -> Check:
+    size = configuration.batch_size
+    seconds = trainings.seconds_each(len(PARITY_SEEDS), share=0.5)
+    if seconds < LEAST_SECONDS:
+        return _untold("no time was left for it; a larger --budget has some")
+    try:
+        reference = trainings.curves(
+            plain, recorded=size, seeds=PARITY_SEEDS, steps=PARITY_STEPS, seconds=seconds
+        )
+    except TrialFailed as failure:
+        return _untold(f"float32 without XLA gave no losses at batch_size={size}: {failure.reason}")
+    if not reference or not reference[0]:
+        return _untold("the model reports no loss")
+    try:
+        own = trainings.curves(
+            configuration,
+            recorded=size,
+            seeds=PARITY_SEEDS[:1],
+            steps=len(reference[0]),
+            seconds=trainings.left(),
+        )
+    except DeviceUnavailable as failure:
+        return _untold(failure.reason)
+    except TrialFailed as failure:
+        if failure.outcome is Outcome.TIMEOUT:
+            return _untold("its losses did not come within the time there was")
+        return Check(name=NAME, passed=False, value=None, limit=None, detail=failure.reason)
+    return parity(reference, own[0])
+
+
+def _untold(why: str) -> Check:
+    return Check(name=NAME, passed=True, value=None, limit=None, detail=f"cannot tell: {why}")
+
+
+def compare_batch_sizes(trainings: Trainings, configuration: Configuration) -> BatchLosses | None:
+    """Training losses of a configuration beside the baseline's, after equal numbers of examples.
+
+    They are reported and never refuse anything: the learning rate is the user's to choose. None where too little could
+    be trained; a notice says so.
+    """
+    run, size = trainings.run, configuration.batch_size
+    why = "too few steps were trained"
+    try:
+        losses = _batch_losses(trainings, configuration)
+    except TrialFailed as failure:
+        losses, why = None, failure.reason
+    if losses is None:
+        run.observe(Notice(text=f"the loss at batch_size={size} was not compared: {why}"))
+    return losses
+
+
+def _batch_losses(trainings: Trainings, configuration: Configuration) -> BatchLosses | None:
+    baseline = trainings.run.baseline
+    recorded, ratio = baseline.batch_size, configuration.batch_size / baseline.batch_size
+    seconds = trainings.seconds_each(len(BATCH_SEEDS), share=0.4)
+    if seconds < LEAST_SECONDS:
+        return None
+    before = trainings.curves(
+        baseline, recorded=recorded, seeds=BATCH_SEEDS, steps=BATCH_STEPS, seconds=seconds
+    )
+    examples = len(before[0]) * recorded if before else 0
+    steps = examples // configuration.batch_size
+    if steps < FEWEST_STEPS:
+        return None
+    after = trainings.curves(
+        configuration,
+        recorded=recorded,
+        seeds=BATCH_SEEDS,
+        steps=steps,
+        seconds=trainings.left(),
+        scales=(1.0, math.sqrt(ratio), ratio),
+    )
+    return batch_losses(before, after, examples=examples, seeds=len(BATCH_SEEDS))

@@ -1,0 +1,188 @@
+"""Speed-ups from pairs of slices. Pure: pairs and their rates in, logarithms of ratios out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autotune.record import Interval, Pair, Slice, TrialRecord
+from autotune.stats.disturbance import Disturbance, Timing, kept, load_of
+from autotune.stats.intervals import FEW_INSTANCES, LogInterval, instance_interval, mean_interval
+from autotune.stats.throughput import long_run_rate, overall_log_ratios, overall_rate
+
+_Side = tuple[float, int, bool]
+"""A slice: samples per second, examples, and whether it is of whole epochs."""
+LARGEST_LOGARITHM = 300.0
+"""Of a bound that is written down: e to the power of 710 is no number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RatedPair:
+    """A pair with the rates of its slices, in samples per second of a long training.
+
+    Args:
+        pair: As measured.
+        baseline: Rate of the baseline's slice.
+        candidate: Rate of the candidate's.
+        bracketed: Whether its slices followed each other in blocks.
+    """
+
+    pair: Pair
+    baseline: float
+    candidate: float
+    bracketed: bool = False
+
+    @property
+    def timings(self) -> tuple[Timing, Timing]:
+        """Both slices, as far as they tell of disturbances."""
+        return _timing(self.pair.baseline, self.baseline), _timing(self.pair.candidate, self.candidate)
+
+    @property
+    def sides(self) -> tuple[_Side, _Side]:
+        """Both slices, as far as they tell of speed."""
+        pair = self.pair
+        return (
+            (self.baseline, pair.baseline.examples, bool(pair.baseline.epochs)),
+            (self.candidate, pair.candidate.examples, bool(pair.candidate.epochs)),
+        )
+
+    def marked(self, disturbed: Disturbance | None) -> RatedPair:
+        """The same pair, known to be disturbed or not."""
+        if self.pair.disturbed is disturbed:
+            return self
+        return replace(self, pair=self.pair.model_copy(update={"disturbed": disturbed}))
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether foreign load or a slow stretch disturbed it."""
+        return self.pair.disturbed is not None
+
+
+def rate(each: Slice, *, examples_per_epoch: int | None, epoch_overhead_seconds: float | None) -> float:
+    """Samples per second of a long training at a slice's pace.
+
+    Args:
+        each: The slice.
+        examples_per_epoch: None when endless or unknown.
+        epoch_overhead_seconds: What an epoch costs beyond its steps, where the slice leaves it out.
+    """
+    if each.epochs:
+        return long_run_rate(each.examples, each.seconds)
+    return long_run_rate(
+        each.examples,
+        each.seconds,
+        examples_per_epoch=examples_per_epoch,
+        epoch_overhead_seconds=epoch_overhead_seconds,
+    )
+
+
+def recorded_rate(each: Slice, record: TrialRecord) -> float:
+    """The rate of a slice that a record holds."""
+    return rate(
+        each,
+        examples_per_epoch=record.examples_per_epoch,
+        epoch_overhead_seconds=record.epoch_overhead_seconds,
+    )
+
+
+def _timing(each: Slice, samples_per_second: float) -> Timing:
+    load = load_of(
+        seconds=each.seconds,
+        cores=each.cores,
+        foreign_cpu_seconds=each.foreign_cpu_seconds,
+        steal_seconds=each.steal_seconds,
+    )
+    return Timing(at=each.at or 0.0, log_rate=math.log(samples_per_second), load=load)
+
+
+def by_instance(pairs: Sequence[RatedPair]) -> dict[int, list[RatedPair]]:
+    """The pairs of each process of the candidate."""
+    found: dict[int, list[RatedPair]] = {}
+    for each in pairs:
+        found.setdefault(each.pair.instance, []).append(each)
+    return found
+
+
+def log_ratios(pairs: Sequence[RatedPair], *, overall: bool) -> dict[int, list[float]]:
+    """Logarithms of speed-ups by instance, without disturbed pairs where enough others remain.
+
+    Args:
+        pairs: Of one trial.
+        overall: Whether their mean is to be the ratio of overall rates, as a claim needs it.
+    """
+    return {
+        instance: _ratios([each.sides for each in sound(own)], overall=overall and not own[0].bracketed)
+        for instance, own in by_instance(pairs).items()
+    }
+
+
+def log_ratios_over(
+    pairs: Sequence[RatedPair], others: Sequence[RatedPair], *, overall: bool
+) -> dict[int, list[float]]:
+    """Logarithms of a trial's speed-ups over another trial, from rounds that both were in, by instance."""
+    beside = {each.pair.baseline: each for each in others}
+    found = {}
+    for instance, own in by_instance(pairs).items():
+        both = [(each, beside[each.pair.baseline]) for each in own if each.pair.baseline in beside]
+        keep = kept([one.disturbed or other.disturbed for one, other in both])
+        sides = [
+            (other.sides[1], one.sides[1]) for (one, other), keeps in zip(both, keep, strict=True) if keeps
+        ]
+        if sides:
+            found[instance] = _ratios(sides, overall=overall and not own[0].bracketed)
+    return found
+
+
+def sound(pairs: Sequence[RatedPair]) -> list[RatedPair]:
+    """The pairs of an instance that count."""
+    keep = kept([each.disturbed for each in pairs])
+    return [each for each, keeps in zip(pairs, keep, strict=True) if keeps]
+
+
+def _ratios(sides: Sequence[tuple[_Side, _Side]], *, overall: bool) -> list[float]:
+    """Values whose mean is the logarithm of an instance's speed-up.
+
+    The ratio of overall rates is what a training pays. Single pairs are compared instead where it would be unfair:
+
+    - in a bracket, whose slices are not of the same moments,
+    - where one side is timed in whole epochs and the other by steps: on a machine that drifts, slices of equal work
+      take longer and slices of equal time do less, which cancels in pairs only,
+    - in the search, where a few pairs decide and one slice that stalls should not.
+    """
+    alike = len({by_epochs for both in sides for *_, by_epochs in both}) == 1
+    if not overall or not alike:
+        return [math.log(own / other) for (other, *_), (own, *_) in sides]
+    return overall_log_ratios(*([each[:2] for each in side] for side in zip(*sides, strict=True)))
+
+
+def ratio_interval(estimate: LogInterval) -> Interval | None:
+    """A logarithm's interval as one of the ratio; None while it is unbounded or too wide for a number."""
+    if max(abs(estimate.low), abs(estimate.high)) > LARGEST_LOGARITHM:
+        return None
+    return Interval(value=math.exp(estimate.value), low=math.exp(estimate.low), high=math.exp(estimate.high))
+
+
+def throughput_interval(
+    rates: Sequence[float], examples: Sequence[int] | None = None, instances: Sequence[int] | None = None
+) -> Interval:
+    """Samples per second with an interval: all examples over all the time, because a training pays for slow stretches.
+
+    The bounds of a single slice are its value.
+
+    Args:
+        rates: Of single slices.
+        examples: Trained on in each; equally many where None.
+        instances: The process that each is of, for an interval over processes. With fewer than `FEW_INSTANCES` of them
+            the interval is over slices.
+    """
+    value = overall_rate(rates, examples or [1] * len(rates))
+    groups: dict[int, list[float]] = {}
+    for instance, each in zip(instances or [0] * len(rates), rates, strict=True):
+        groups.setdefault(instance, []).append(math.log(each))
+    if len(groups) >= FEW_INSTANCES:
+        width = instance_interval(list(groups.values())).half_width
+    else:
+        width = mean_interval([math.log(each) for each in rates]).half_width
+    factor = math.exp(width) if math.isfinite(width) else 1.0
+    return Interval(value=value, low=value / factor, high=value * factor)

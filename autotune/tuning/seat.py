@@ -1,0 +1,363 @@
+"""Search trials on one seat: candidates beside its live baseline, or between two blocks of it where memory is short."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from autotune.errors import NoStableConfigurationError
+from autotune.executors.executor import IN_SEARCH, Data, DeviceUnavailable, TrialFailed, WarmUp
+from autotune.recipe.apply import environment
+from autotune.record import Outcome, Pairing, Phase, TrialRecord
+from autotune.space.configuration import Configuration, on_device
+from autotune.space.knobs import Device
+from autotune.stats.deciding import Stop, stop_measuring
+from autotune.stats.intervals import LogInterval, Spread
+from autotune.tuning.comparison import set_in_blocks, take_turns
+from autotune.tuning.live_baseline import Baseline, baseline_error
+from autotune.tuning.run import Run, never_two_alive
+from autotune.tuning.side import PATIENCE_SECONDS, Interrupted, Side
+from autotune.tuning.slicing import (
+    SHORT_SLICE_SECONDS,
+    SLICE_SECONDS,
+    is_busy,
+    slice_seconds,
+    taken_seconds,
+)
+from autotune.tuning.trial import Trial
+from autotune.tuning.waiting import GENEROUS, Deadline, TimeIsUp
+
+INPUT_WAIT_SECONDS = 0.3
+"""Time for measuring the input wait of the baseline and of leaders, whose figures stand in the recipe."""
+QUICK_INPUT_WAIT_SECONDS = 0.05
+"""The same for a trial of the search."""
+BASELINE_SECONDS = 120.0
+"""What the baseline may take until it is warm: where it has less, a timeout is the budget's fault."""
+BASELINE_SLICES, BASELINE_SLICES_SECONDS = 3, 12.0
+"""The baseline's own slices: fewer of them where an epoch is long."""
+BLOCK_SLICES = 3
+"""Slices of the baseline before a candidate that runs alone, and as many after it; fewer where an epoch is long."""
+SLICE_PATIENCE_SECONDS = 5.0
+"""How long a candidate's slice may take beyond three times its length when the trial's own time is over."""
+SLICES_IN_A_TRIAL = 8
+"""In the time that a search trial's slices may take, where calls and epochs let them be so short."""
+STRUCTURE = ("persistent_iterator", "prefetch", "data_autotune", "data_threads", "num_parallel_calls")
+"""Knobs that change what a pipeline is made of: a candidate that changes one measures its own boundary of epochs."""
+
+
+class SameInForce(Exception):
+    """What is in force is a configuration that was tried before.
+
+    Args:
+        configuration: Which.
+    """
+
+    def __init__(self, configuration: Configuration) -> None:
+        super().__init__()
+        self.configuration = configuration
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialLimits:
+    """What a search trial may take.
+
+    Args:
+        timeout: Seconds from request to end.
+        measured: Seconds of slices, the baseline's turns included.
+    """
+
+    timeout: float
+    measured: float
+
+
+class Seat:
+    """The live baseline of a seat, and candidates beside it.
+
+    Args:
+        run: What all parts share.
+        deadline: When every wait has ended.
+        name: Which seat of the executor.
+        bracketed: Never keep two processes alive at once.
+    """
+
+    def __init__(self, run: Run, deadline: Deadline, *, name: str, bracketed: bool = False) -> None:
+        self._run, self._deadline, self._bracketed = run, deadline, bracketed
+        self.name = name
+        self.is_open = False
+        self.baseline = Baseline(run, deadline, name)
+        self._imported: set[tuple[tuple[str, str], ...]] = set()
+        self._wanted = SLICE_SECONDS
+
+    # ------------------------------------------------------------------------------------------- baseline
+
+    def start_baseline(self, timeout: float, earlier: Trial | None = None) -> WarmUp:
+        """Run the baseline until it is warm, find out what the workload is, and time it alone.
+
+        Args:
+            timeout: Seconds until it must be warm.
+            earlier: What an earlier invocation measured of it, to be added to. Its record stays as it is until
+                `keep_baseline`, because this may turn out to be another training.
+
+        Raises:
+            WorkloadError: The workload itself is at fault.
+            BudgetError: It does not warm up in time, or the budget leaves no time for its slices.
+            NoStableConfigurationError: The baseline fails.
+        """
+        run = self._run
+        self.baseline.trial = trial = earlier or run.new_trial(Phase.BASELINE, run.baseline)
+        self.is_open = True
+        if earlier is not None:
+            run.announce(trial)
+        hurried = timeout < BASELINE_SECONDS
+        try:
+            warm = self.baseline.launch(usual=0.0, at_most=timeout)
+            self._note_workload(trial, warm)
+            length = slice_seconds(warm)
+            most = max(1, min(BASELINE_SLICES, int(BASELINE_SLICES_SECONDS / length)))
+            assert self.baseline.side is not None
+            for place in range(most):
+                left = self._deadline.left()
+                if place and (run.interrupted() or left < taken_seconds(length, warm)):
+                    break
+                hurried = left < 3 * length + PATIENCE_SECONDS + GENEROUS * warm.ready.uncounted_seconds
+                trial.add_slices([self.baseline.side.slice(length)])
+        except (TrialFailed, TimeIsUp) as error:
+            failure = (
+                error if isinstance(error, TrialFailed) else TrialFailed(Outcome.TIMEOUT, "no time is left")
+            )
+            self.baseline.stop()
+            if earlier is None:  # else what it gave then stands
+                run.keep(trial.record(Outcome.ERROR, failure=failure))
+            raise baseline_error(run, trial, failure, hurried=hurried) from error
+        self._wanted = SHORT_SLICE_SECONDS if is_busy(trial.slices) else SLICE_SECONDS
+        if earlier is None:
+            self.keep_baseline()
+        return warm
+
+    def _note_workload(self, trial: Trial, warm: WarmUp) -> None:
+        """Keep what the baseline's process found out, for all that come after it."""
+        run, started = self._run, warm.started
+        self._imported.add(_variables(trial.configuration))
+        if run.data is not None:
+            return  # another seat's has told
+        run.data, run.gpus = Data.found_by(started), started.gpus
+        run.boundary = warm.ready.boundary
+        run.device_limit_bytes = started.device_limit_bytes
+        run.baseline = on_device(run.baseline, Device.GPU if started.gpus else Device.CPU).replace(
+            jit_compile=started.jit_compile, **started.set_by_dataset
+        )
+        trial.configuration = trial.asked = run.baseline
+
+    def keep_baseline(self) -> None:
+        """Write the baseline's record, and announce it."""
+        self._run.keep(self.baseline.trial.record(Outcome.OK))
+
+    def end_baseline(self) -> None:
+        """Take the baseline's closing figures, and end it."""
+        side, trial = self.baseline.side, self.baseline.trial
+        if side is None:
+            return
+        self.baseline.side = None
+        side.close(INPUT_WAIT_SECONDS if trial.finished is None else 0.0)
+        self._run.keep(trial.record(Outcome.OK), announce=False)
+
+    # ----------------------------------------------------------------------------------------- candidates
+
+    def imports_first(self, configuration: Configuration) -> bool:
+        """Whether a configuration needs a template that has not imported yet."""
+        return _variables(configuration) not in self._imported
+
+    def measure(
+        self,
+        trial: Trial,
+        limits: TrialLimits,
+        *,
+        leader: LogInterval | None,
+        others: Spread | None = None,
+        known: Callable[[Configuration], bool] = lambda configuration: False,
+    ) -> TrialRecord:
+        """Run a trial beside the baseline in one more process, and keep its record.
+
+        Called again for a trial that ran before, it adds to what was measured.
+
+        Args:
+            trial: What to run.
+            limits: What it may take.
+            leader: Logarithm of the leader's speed-up, against which it is told apart; None to measure it in any case.
+            others: How much the pairs of other trials vary, where that is known.
+            known: Whether a configuration was tried before: one that turns out to be in force is not measured again.
+
+        Raises:
+            Interrupted: The user asked to stop; the record is kept.
+            TimeIsUp: The time is over; the record is kept.
+            SameInForce: What is in force was tried before; the record is kept.
+            NoStableConfigurationError: The baseline does not run any more, or the device is gone; the record is kept.
+        """
+        run, before = self._run, len(trial.rated)
+        ended: Exception | None = None
+        outcome, reason, log_tail = Outcome.OK, "", ""
+        trial.others = others
+
+        def enough() -> Stop | None:
+            return stop_measuring(trial.log_ratios, leader=leader, others=others)
+
+        try:
+            self._measure_or_bracket(trial, limits, enough, known)
+            if trial.stopped_by == Stop.CANNOT_WIN:
+                outcome, reason = Outcome.PRUNED, "its interval lies below the leader's"
+        except SameInForce as same:
+            ended, outcome = same, Outcome.PRUNED
+            reason = f"the same as a trial before: {run.changes(same.configuration)} is in force"
+        except DeviceUnavailable as failure:
+            # It says nothing about this configuration, and the next would fare alike.
+            outcome, reason, log_tail = Outcome.INTERRUPTED, failure.whole, failure.log_tail
+            ended = NoStableConfigurationError(
+                f"the device is not available any more: {failure.reason}",
+                hint=f"{failure.hint} Then --resume {run.directory.path} goes on with what was found.",
+                detail=failure.detail,
+            )
+        except TrialFailed as failure:
+            known_before = run.records.get(trial.number)
+            if failure.outcome is not Outcome.TIMEOUT or not (known_before and known_before.outcome.measured):
+                outcome, reason, log_tail = failure.outcome, failure.whole, failure.log_tail
+        except (Interrupted, TimeIsUp) as why:
+            ended = why
+            if isinstance(why, TimeIsUp) and len(trial.log_ratios) > 1:
+                trial.stopped_by = Stop.TIME
+            elif trial.number not in run.records:  # else what an earlier process gave stands
+                outcome = Outcome.INTERRUPTED
+                reason = "stopped by the user" if isinstance(why, Interrupted) else "the time was over"
+        record = trial.record(outcome, reason=reason, log_tail=log_tail)
+        if ended is not None and len(trial.rated) == before:
+            record = run.records.get(trial.number, record)
+        record = run.keep(record)
+        if ended is not None:
+            raise ended
+        return record
+
+    def _measure_or_bracket(
+        self,
+        trial: Trial,
+        limits: TrialLimits,
+        enough: Callable[[], Stop | None],
+        known: Callable[[Configuration], bool],
+    ) -> None:
+        pairs_before, out_of_memory = len(trial.rated), None
+        if not self._bracketed and trial.pairing is not Pairing.BRACKETED:
+            try:
+                self._alternate(trial, limits, enough, known)
+            except TrialFailed as failure:
+                if failure.outcome is not Outcome.OOM:
+                    raise
+                out_of_memory = failure  # perhaps only the two together do not fit
+            else:
+                return
+        try:
+            with never_two_alive():
+                self._bracket(trial, limits, known)
+        except TimeIsUp:
+            if out_of_memory is None or len(trial.rated) == pairs_before:
+                raise
+            trial.pairing = Pairing.ALTERNATING
+            raise out_of_memory from None  # what it gave before it failed makes it no success
+
+    def _alternate(
+        self,
+        trial: Trial,
+        limits: TrialLimits,
+        enough: Callable[[], Stop | None],
+        known: Callable[[Configuration], bool],
+    ) -> None:
+        run, began = self._run, self._run.clock()
+        reference = self.baseline.ensure()
+        trial.pairing = Pairing.ALTERNATING
+        self.baseline.beside, side = True, None
+        try:
+            side = self._start(trial, limits, known)
+            length = slice_seconds(
+                side.warm, reference.warm, wanted=self._wanted, most=limits.measured / SLICES_IN_A_TRIAL
+            )
+            measuring_since = run.clock()
+
+            def goes_on(done: int) -> bool:
+                left = limits.timeout - (run.clock() - began)
+                side.at_most = max(left - 3 * length, SLICE_PATIENCE_SECONDS)
+                if not done:
+                    return True
+                run.measured(trial)
+                trial.stopped_by = enough()
+                spent = run.clock() - measuring_since - 2 * length * trial.repeats()
+                over = spent + 2 * length > limits.measured or left < 2 * length
+                if trial.stopped_by is None and done >= 2 and over:
+                    trial.stopped_by = Stop.TIME
+                return trial.stopped_by is None
+
+            take_turns(run, self.baseline, [side], length, goes_on)
+            side.close(QUICK_INPUT_WAIT_SECONDS)
+        finally:
+            if side is not None:
+                side.kill()
+            self.baseline.beside = False
+
+    def _bracket(self, trial: Trial, limits: TrialLimits, known: Callable[[Configuration], bool]) -> None:
+        trial.pairing = Pairing.BRACKETED
+        reference = self.baseline.ensure().warm
+        length = slice_seconds(reference, most=limits.measured / SLICES_IN_A_TRIAL)
+        seconds = max(limits.measured, 4 * BLOCK_SLICES * SLICE_SECONDS)
+        count = max(1, min(BLOCK_SLICES, int(seconds / (4 * length))))
+        before = [self.baseline.slice(length) for _ in range(count)]
+        self.baseline.stop()
+        side = self._start(trial, limits, known)
+        try:
+            side.at_most = limits.timeout
+            own = [side.slice(length) for _ in range(2 * count)]
+            side.close(QUICK_INPUT_WAIT_SECONDS)
+        finally:
+            side.kill()
+        after = [self.baseline.slice(length) for _ in range(count)]
+        set_in_blocks(trial, own, before=before, after=after, reference=self.baseline.trial)
+        self._run.measured(trial)
+        trial.stopped_by = Stop.TIME
+
+    def _start(self, trial: Trial, limits: TrialLimits, known: Callable[[Configuration], bool]) -> Side:
+        """Start a candidate, and take what is in force for its configuration.
+
+        Raises:
+            TrialFailed: It did not become warm, or Keras does not do what is to be measured.
+            SameInForce: What is in force was tried before.
+            TimeIsUp: The time does not hold it.
+        """
+        reference = self.baseline.trial.warm
+        assert reference is not None
+        self._imported.add(_variables(trial.configuration))
+        # The baseline's boundary of epochs is taken over, unless the pipeline is made of other parts.
+        own = set(trial.configuration.differences(self._run.baseline)) & set(STRUCTURE)
+        side = Side.start(
+            self._run,
+            self._deadline,
+            trial,
+            seat=self.name,
+            usual=reference.ready_seconds,
+            at_most=limits.timeout,
+            timing=IN_SEARCH if own else replace(IN_SEARCH, boundary=self._run.boundary),
+        )
+        started = side.warm.started
+        try:
+            if trial.configuration["jit_compile"] is True and not started.jit_compile:
+                raise TrialFailed(
+                    Outcome.ERROR,
+                    "Keras does not compile this model with XLA: jit_compile falls back to false",
+                )
+            in_force = trial.configuration.replace(**started.in_force)
+            if in_force != trial.configuration and known(in_force):
+                raise SameInForce(in_force)
+        except BaseException:
+            side.kill()
+            raise
+        trial.configuration = in_force
+        return side
+
+
+def _variables(configuration: Configuration) -> tuple[tuple[str, str], ...]:
+    """What tells templates apart: the environment that TensorFlow reads when it is imported."""
+    return tuple(sorted(environment(configuration).items()))

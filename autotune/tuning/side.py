@@ -1,0 +1,155 @@
+"""One process of a trial while the driver measures it: started, asked for slices, closed, killed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from autotune.executors.executor import IN_SEARCH, LiveTrial, TrialFailed, TrialTiming, WarmUp
+from autotune.record import Slice
+from autotune.tuning.run import Run
+from autotune.tuning.slicing import slice_times
+from autotune.tuning.trial import Trial
+from autotune.tuning.waiting import GENEROUS, Deadline
+
+PATIENCE_SECONDS = 30.0
+"""How long a slice of a process that has been warm may take beyond its length."""
+
+
+class Interrupted(Exception):
+    """The user asked to stop."""
+
+
+class Sliced(Protocol):
+    """What takes turns in slices."""
+
+    trial: Trial
+
+    def slice(self, length: float) -> Slice:
+        """Train for about so many seconds."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Side:
+    """A process of a trial. Failures carry the trial's number.
+
+    Args:
+        run: What all parts share.
+        deadline: When every wait has ended.
+        trial: Whose process it is.
+        live: The process.
+        at_most: Seconds to wait for a slice beyond three times its length.
+        generous: How many times the usual length a wait must be in vain for the trial to be at fault.
+    """
+
+    run: Run
+    deadline: Deadline
+    trial: Trial
+    live: LiveTrial
+    at_most: float = PATIENCE_SECONDS
+    generous: float = GENEROUS
+
+    @classmethod
+    def start(
+        cls,
+        run: Run,
+        deadline: Deadline,
+        trial: Trial,
+        *,
+        seat: str,
+        usual: float,
+        at_most: float,
+        timing: TrialTiming = IN_SEARCH,
+        generous: float = GENEROUS,
+    ) -> Side:
+        """Launch a process and wait until it is warm.
+
+        Args:
+            run: What all parts share.
+            deadline: When every wait has ended.
+            trial: Whose process it is.
+            seat: Where.
+            usual: Seconds that it usually takes; with less than that left it is not begun.
+            at_most: Seconds to wait.
+            timing: How it is timed.
+            generous: See the class.
+
+        Raises:
+            TrialFailed: It did not become warm; the process is gone.
+            TimeIsUp: The time does not hold it.
+        """
+        began, live = run.clock(), None
+        try:
+            with (
+                deadline.wait(usual, at_most=at_most, generous=generous) as timeout,
+                _of(trial),
+            ):
+                with run.others_work():
+                    live = run.executor.launch(
+                        trial.configuration, seat=seat, log=run.log_of(trial), data=run.data, timing=timing
+                    )
+                    trial.instances += 1
+                    warm = live.warm_up(timeout)
+                run.refuse_other_devices(warm.started.gpus)
+        except BaseException:
+            if live is not None:
+                live.kill()
+            raise
+        finally:
+            trial.seconds += run.clock() - began
+        trial.note_warm(warm)
+        return cls(run=run, deadline=deadline, trial=trial, live=live, generous=generous)
+
+    @property
+    def warm(self) -> WarmUp:
+        """What it told once it was warm."""
+        assert self.trial.warm is not None
+        return self.trial.warm
+
+    def slice(self, length: float) -> Slice:
+        """Train for about so many seconds.
+
+        Raises:
+            TrialFailed: It failed, or took too long; the process is gone.
+            TimeIsUp: The time does not hold it; what was begun is killed.
+        """
+        began, usual = self.run.clock(), slice_times(length, self.warm)
+        try:
+            with (
+                self.deadline.wait(
+                    usual[0], at_most=3 * length + self.at_most, generous=self.generous, beyond=usual[1]
+                ) as timeout,
+                _of(self.trial),
+                self.run.others_work(),
+            ):
+                measured = self.live.measure(length, timeout)
+        finally:
+            self.trial.seconds += self.run.clock() - began
+        return self.run.stamped(measured)
+
+    def close(self, input_wait_seconds: float) -> None:
+        """Take the closing figures and end it; what was measured stands when they do not come."""
+        patience = self.deadline.closing(PATIENCE_SECONDS)
+        try:
+            with contextlib.suppress(TrialFailed):
+                with self.run.others_work():
+                    finished = self.live.finish(input_wait_seconds, patience)
+                self.trial.note_closing(finished)
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """End it now."""
+        self.live.kill()
+
+
+@contextlib.contextmanager
+def _of(trial: Trial) -> Iterator[None]:
+    """Note in a failure whose it is."""
+    try:
+        yield
+    except TrialFailed as failure:
+        failure.trial = trial.number
+        raise

@@ -1,0 +1,288 @@
+"""A trial while it runs, and the record it leaves."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+from autotune.executors.executor import TrialFailed, WarmUp
+from autotune.record import Interval, Looks, Outcome, Pair, Pairing, Phase, Slice, TrialRecord
+from autotune.space.configuration import Configuration
+from autotune.stats.disturbance import Disturbance, disturbances, kept
+from autotune.stats.intervals import LogInterval, Spread, mean_interval
+from autotune.tuning import ratios
+from autotune.tuning.ratios import RatedPair, by_instance, rate, ratio_interval, recorded_rate
+from autotune.worker.messages import Finished
+
+MOST_REPEATS, MOST_REPEAT_SECONDS = 4, 4.0
+"""Pairs of an instance that foreign load disturbed are taken again: so many, or more where they are short."""
+
+
+def now_utc() -> str:
+    """This moment, ISO 8601 to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+class Trial:
+    """One trial and what was gathered of it.
+
+    Args:
+        number: Within the run; 0 is the baseline.
+        phase: What it is for.
+        configuration: What it runs.
+
+    Attributes:
+        asked: What was asked for; `configuration` is what is in force.
+        others: How much the pairs of other trials vary, where that is known.
+    """
+
+    def __init__(self, number: int, phase: Phase, configuration: Configuration) -> None:
+        self.number = number
+        self.phase = phase
+        self.configuration = self.asked = configuration
+        self.started_at = now_utc()
+        self.pairing: Pairing | None = None
+        self.others: Spread | None = None
+        self.stopped_by: str | None = None
+        self.instances = 0
+        self.seconds = 0.0
+        self.rated: list[RatedPair] = []
+        self.slices: list[Slice] = []
+        self.looks: tuple[Looks, ...] = ()
+        self.finished: Finished | None = None
+        self._warm: list[WarmUp] = []
+        self._instances_of_slices: list[int] = []
+
+    @classmethod
+    def of_record(cls, record: TrialRecord, reference: TrialRecord) -> Trial:
+        """A trial as its record tells it, without a process.
+
+        Args:
+            record: Its record.
+            reference: The baseline's, which its slices are set against.
+        """
+        trial = cls(record.trial, record.phase, Configuration(record.configuration))
+        trial.asked = Configuration(record.asked or record.configuration)
+        trial.started_at, trial.seconds, trial.instances = record.started_at, record.seconds, record.instances
+        trial.pairing, trial.stopped_by, trial.looks = record.pairing, record.stopped_by, record.looks
+        trial.add_slices(record.slices)
+        bracketed = record.pairing is Pairing.BRACKETED
+        trial.rated = [
+            RatedPair(
+                pair=each,
+                baseline=recorded_rate(each.baseline, reference),
+                candidate=recorded_rate(each.candidate, record),
+                bracketed=bracketed,
+            )
+            for each in record.pairs
+        ]
+        if record.peak_host_bytes is not None:
+            trial.finished = Finished(
+                peak_host_bytes=record.peak_host_bytes,
+                peak_device_bytes=record.peak_device_bytes,
+                input_wait_fraction=record.input_wait_fraction,
+            )
+        return trial
+
+    @property
+    def warm(self) -> WarmUp | None:
+        """What the latest process told once it was warm; None before the first."""
+        return self._warm[-1] if self._warm else None
+
+    def note_warm(self, warm: WarmUp) -> None:
+        """Keep what a process has told."""
+        self._warm.append(warm)
+
+    def add_pair(self, *, baseline_first: bool, baseline: Slice, candidate: Slice, reference: WarmUp) -> None:
+        """Keep two neighbouring slices; `reference` is the baseline's warm-up."""
+        assert self.warm is not None
+        pair = Pair(
+            instance=max(0, self.instances - 1),
+            baseline_first=baseline_first,
+            baseline=baseline,
+            candidate=candidate,
+        )
+        rated = RatedPair(
+            pair=pair,
+            baseline=_rate(baseline, reference),
+            candidate=_rate(candidate, self.warm),
+            bracketed=self.pairing is Pairing.BRACKETED,
+        )
+        # All are judged anew: what comes after a burst shows it, too.
+        pairs = [*self.rated, rated]
+        self.rated = [
+            each.marked(disturbed)
+            for each, disturbed in zip(pairs, disturbances([each.timings for each in pairs]), strict=True)
+        ]
+
+    def add_slices(self, slices: Sequence[Slice]) -> None:
+        """Keep slices of the present process that are no candidate's."""
+        self.slices += slices
+        self._instances_of_slices += [max(0, self.instances - 1)] * len(slices)
+
+    def note_closing(self, finished: Finished) -> None:
+        """Keep a process's closing figures: the highest peaks of all, and the latest input wait."""
+        before = self.finished or finished
+        waits = finished.input_wait_fraction
+        self.finished = Finished(
+            peak_host_bytes=max(before.peak_host_bytes, finished.peak_host_bytes),
+            peak_device_bytes=max(
+                filter(None, (before.peak_device_bytes, finished.peak_device_bytes)), default=None
+            ),
+            input_wait_fraction=before.input_wait_fraction if waits is None else waits,
+        )
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """The pairs so far."""
+        return [each.pair for each in self.rated]
+
+    @property
+    def log_ratios(self) -> list[float]:
+        """Logarithms of the pairs' speed-ups, without those of disturbed pairs."""
+        return [each for of_instance in self.log_ratios_by_instance().values() for each in of_instance]
+
+    def log_ratios_by_instance(self) -> dict[int, list[float]]:
+        """The same, by process."""
+        return ratios.log_ratios(self.rated, overall=self.phase is Phase.CONFIRM)
+
+    def log_ratios_over(self, other: Trial) -> dict[int, list[float]]:
+        """Logarithms of its speed-ups over another trial, by process, from the same slices of the baseline."""
+        return ratios.log_ratios_over(self.rated, other.rated, overall=self.phase is Phase.CONFIRM)
+
+    def repeats(self) -> int:
+        """How many more pairs the present process may have, for those that foreign load disturbed.
+
+        No speed enters it: else measuring would go on for as long as a result is not liked.
+        """
+        last = [each.pair for each in by_instance(self.rated).get(max(0, self.instances - 1), [])]
+        seconds = sum(each.baseline.seconds + each.candidate.seconds for each in last)
+        most = max(MOST_REPEATS, int(MOST_REPEAT_SECONDS * len(last) / seconds)) if seconds else MOST_REPEATS
+        return min(most, sum(each.disturbed is Disturbance.LOAD for each in last))
+
+    @property
+    def estimate(self) -> LogInterval | None:
+        """Logarithm of the speed-up so far; None before the first pair."""
+        return mean_interval(self.log_ratios, others=self.others) if self.rated else None
+
+    def record(
+        self, outcome: Outcome, *, reason: str = "", log_tail: str = "", failure: TrialFailed | None = None
+    ) -> TrialRecord:
+        """All that is kept of the trial, now that it ended as `outcome`, or as `failure` says."""
+        if failure is not None:
+            outcome, reason, log_tail = failure.outcome, failure.whole, failure.log_tail
+        warm, finished, pairs = self.warm, self.finished, self.pairs
+        own = [pair.candidate for pair in pairs] + self.slices
+        record = TrialRecord(
+            trial=self.number,
+            phase=self.phase,
+            configuration=dict(self.configuration),
+            asked=None if self.asked == self.configuration else dict(self.asked),
+            outcome=outcome,
+            reason=reason,
+            log_tail=log_tail,
+            started_at=self.started_at,
+            seconds=self.seconds,
+            instances=self.instances,
+            pairing=self.pairing if pairs else None,
+            pairs=tuple(pairs),
+            disturbed_pairs=_disturbed_pairs(self.rated),
+            slices=tuple(self.slices),
+            looks=self.looks,
+            stopped_by=self.stopped_by,
+            speedup=None if self.estimate is None else ratio_interval(self.estimate),
+            peak_host_bytes=None if finished is None else finished.peak_host_bytes,
+            peak_device_bytes=None if finished is None else finished.peak_device_bytes,
+            input_wait_fraction=None if finished is None else finished.input_wait_fraction,
+            cpu_utilisation=_utilisation(own),
+            first_loss=_median(each.first_loss for each in self._warm),
+            last_loss=_median(self._last_losses()),
+            retraces=_total(each.retraces for each in own),
+            skipped_steps=_total(each.skipped_steps for each in own),
+        )
+        return record if warm is None else record.model_copy(update=self._when_warm(warm, own))
+
+    def _when_warm(self, warm: WarmUp, own: Sequence[Slice]) -> dict[str, object]:
+        """The fields that only a warm process tells."""
+        started, ready = warm.started, warm.ready
+        settled = [each.ready.settled for each in self._warm if each.ready.settled is not None]
+        overheads = [
+            each.ready.epoch_overhead_seconds
+            for each in ([warm] if ready.timed_by == "epochs" else self._warm)
+            if each.ready.timed_by == ready.timed_by and each.ready.epoch_overhead_seconds is not None
+        ]
+        overhead = statistics.fmean(overheads) if overheads else None
+        rates = [
+            rate(each, examples_per_epoch=started.examples_per_epoch, epoch_overhead_seconds=overhead)
+            for each in own
+        ]
+        instances = [each.pair.instance for each in self.rated] + self._instances_of_slices
+        return {
+            "launch_seconds": warm.launch_seconds,
+            "first_step_seconds": warm.first_step_seconds,
+            "filling_seconds": started.filling_seconds,
+            "compile_seconds": ready.compile_seconds,
+            "warmup_seconds": ready.warmup_seconds,
+            "warmup_steps": ready.warmup_steps,
+            "settled": 2 * sum(settled) > len(settled) if settled else None,
+            "run_in_seconds": ready.run_in_seconds,
+            "timed_by": ready.timed_by,
+            "epoch_overhead_seconds": overhead,
+            "boundary": ready.boundary,
+            "examples_per_epoch": started.examples_per_epoch,
+            "validation_uncounted": started.validation_uncounted,
+            "throughput": ratios.throughput_interval(
+                rates,
+                [each.examples for each in own],
+                instances if self.phase is Phase.CONFIRM else None,
+            )
+            if own
+            else None,
+        }
+
+    def _last_losses(self) -> Iterable[float | None]:
+        """What each process reported last."""
+        last = {each.pair.instance: each.pair.candidate.loss for each in self.rated}
+        last |= {
+            instance: each.loss for instance, each in zip(self._instances_of_slices, self.slices, strict=True)
+        }
+        return last.values()
+
+
+def speedup_of(trial: Trial) -> Interval | None:
+    """A trial's speed-up so far; None before the second pair."""
+    return None if trial.estimate is None else ratio_interval(trial.estimate)
+
+
+def _rate(each: Slice, warm: WarmUp) -> float:
+    return rate(
+        each,
+        examples_per_epoch=warm.started.examples_per_epoch,
+        epoch_overhead_seconds=warm.ready.epoch_overhead_seconds,
+    )
+
+
+def _disturbed_pairs(pairs: Sequence[RatedPair]) -> str | None:
+    """What became of the disturbed pairs, "left_out" or "used"; None where there are none."""
+    marks = [[each.disturbed for each in own] for own in by_instance(pairs).values()]
+    if not any(map(any, marks)):
+        return None
+    return "used" if any(any(each) and all(kept(each)) for each in marks) else "left_out"
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    """The median of those that are known."""
+    known = [each for each in values if each is not None]
+    return statistics.median(known) if known else None
+
+
+def _total(counts: Iterable[int | None]) -> int | None:
+    """Their sum; None where one is not known, or there is none."""
+    known = list(counts)
+    return sum(each or 0 for each in known) if known and None not in known else None
+
+
+def _utilisation(own: Sequence[Slice]) -> float | None:
+    seconds = sum(each.seconds for each in own)
+    return sum(each.cpu_seconds for each in own) / seconds if seconds else None
