@@ -305,7 +305,8 @@ def space(
     """
     _at_least_one(batch_size=batch_size, examples=examples, cores=cores)
     from autotune import console
-    from autotune.devices.machine import available_cores, read_gpus
+    from autotune.devices.gpus import read_gpus
+    from autotune.devices.machine import available_cores
     from autotune.run_directory import SearchSpaceRecord
     from autotune.space.configuration import baseline_configuration
     from autotune.space.knobs import Device

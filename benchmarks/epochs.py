@@ -30,7 +30,7 @@ from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
 from autotune.tuning.ratios import rate, throughput_interval
 from autotune.tuning.slicing import slice_seconds
-from autotune.workloads.workload import parse_reference
+from autotune.workloads.loading import parse_reference
 
 HERE = Path(__file__).resolve().parent
 SIZES = (300, 3_000, 100_000)

@@ -25,7 +25,7 @@ from autotune.record import Slice
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
 from autotune.tuning.slicing import SHORT_SLICE_SECONDS
-from autotune.workloads.workload import parse_reference
+from autotune.workloads.loading import parse_reference
 
 WORKLOADS = Path(__file__).with_name("pipelines.py")
 PREFETCHES: tuple[int | str, ...] = (0, 2, 8, 32, "autotune")

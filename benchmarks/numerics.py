@@ -19,7 +19,7 @@ from autotune.space.knobs import Device
 from autotune.stats.numerics import parity, tells
 from autotune.tuning.losses import PARITY_SEEDS as SEEDS
 from autotune.worker.messages import LossRuns
-from autotune.workloads.workload import parse_reference
+from autotune.workloads.loading import parse_reference
 
 WORKLOADS = Path(__file__).with_name("planted.py")
 REPEATS, REPEATS_QUICK = 20, 6

@@ -22,7 +22,7 @@ from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
 from autotune.tuning.progress import Event, TrialBegan, TrialEnded
 from autotune.tuning.tune import tune
-from autotune.workloads.workload import parse_reference
+from autotune.workloads.loading import parse_reference
 
 WORKLOAD = Path(__file__).resolve().parent.parent / "examples" / "digits_mlp.py"
 STARTS = 7

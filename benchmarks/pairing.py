@@ -37,7 +37,7 @@ from autotune.space.knobs import Device
 from autotune.stats.intervals import LogInterval, mean_interval, t_quantile
 from autotune.tuning.slicing import SHORT_SLICE_SECONDS
 from autotune.tuning.trial import Trial
-from autotune.workloads.workload import parse_reference
+from autotune.workloads.loading import parse_reference
 
 HERE = Path(__file__).resolve().parent
 WORKLOADS = {

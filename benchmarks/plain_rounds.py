@@ -24,7 +24,8 @@ from typing import Any
 
 from plain_training import trained
 
-from autotune.devices.machine import available_cores, read_gpus
+from autotune.devices.gpus import read_gpus
+from autotune.devices.machine import available_cores
 from autotune.recipe import apply
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import KNOBS, Device, Stage

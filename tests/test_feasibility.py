@@ -3,7 +3,7 @@
 import pytest
 from simulated_runs import BASELINE
 
-from autotune.tuning.feasibility import known_to_fail, needs_at_least
+from autotune.tuning.feasibility import known_to_fail
 
 FAILED = BASELINE.replace(batch_size=256, prefetch=2)
 
@@ -20,7 +20,7 @@ FAILED = BASELINE.replace(batch_size=256, prefetch=2)
 )
 def test_what_needs_as_much_or_more_is_known_to_fail(changes):
     """A larger batch, a deeper prefetch, the same with other threads: all run out of memory as well."""
-    assert needs_at_least(FAILED.replace(**changes), FAILED)
+    assert known_to_fail(FAILED.replace(**changes), [FAILED])
 
 
 @pytest.mark.parametrize(
@@ -38,14 +38,14 @@ def test_what_needs_as_much_or_more_is_known_to_fail(changes):
 )
 def test_what_may_need_less_is_tried(changes):
     """Nothing is inferred of a knob whose hunger is not known, or where one knob asks for less."""
-    assert not needs_at_least(FAILED.replace(**changes), FAILED)
+    assert not known_to_fail(FAILED.replace(**changes), [FAILED])
 
 
 def test_float32_needs_what_mixed_precision_needed():
     """Where half the bytes did not fit, all of them do not; float16 and bfloat16 take the same."""
     failed = FAILED.replace(precision="mixed_float16")
-    assert needs_at_least(FAILED, failed)
-    assert needs_at_least(FAILED.replace(precision="mixed_bfloat16"), failed)
+    assert known_to_fail(FAILED, [failed])
+    assert known_to_fail(FAILED.replace(precision="mixed_bfloat16"), [failed])
 
 
 def test_one_failure_is_enough():
@@ -67,7 +67,7 @@ def test_parallel_calls_hold_memory():
 def test_tensorflows_own_threads_are_neither_more_nor_less_than_a_number():
     """Its pool is as wide as the machine: what ran out of memory with it says nothing of four threads."""
     failed = FAILED.replace(data_threads=0)
-    assert not needs_at_least(failed.replace(data_threads=4), failed)
-    assert not needs_at_least(failed, failed.replace(data_threads=4))
-    assert needs_at_least(failed.replace(batch_size=512), failed)
-    assert needs_at_least(failed.replace(data_threads=8), failed.replace(data_threads=4))
+    assert not known_to_fail(failed.replace(data_threads=4), [failed])
+    assert not known_to_fail(failed, [failed.replace(data_threads=4)])
+    assert known_to_fail(failed.replace(batch_size=512), [failed])
+    assert known_to_fail(failed.replace(data_threads=8), [failed.replace(data_threads=4)])

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autotune.devices.machine import Gpu, Machine
+from autotune.devices.gpus import Gpu
+from autotune.devices.machine import Machine
 from autotune.errors import RecipeError, RunDirectoryError
 from autotune.recipe.recipe import (
     Confirmation,

@@ -24,7 +24,7 @@ from simulated_runs import (
     tune_simulated,
 )
 
-from autotune.devices.machine import Gpu
+from autotune.devices.gpus import Gpu
 from autotune.errors import ArgumentError, BudgetError, NoStableConfigurationError, WorkloadError
 from autotune.executors.executor import TrialFailed
 from autotune.recipe.recipe import Recipe

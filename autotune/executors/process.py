@@ -25,7 +25,8 @@ from autotune.record import Outcome, Slice
 from autotune.space.configuration import Configuration
 from autotune.worker import messages
 from autotune.worker.messages import ChannelClosed, ProtocolError, StartedByImport
-from autotune.workloads.workload import WorkloadFacts, WorkloadReference, fingerprint_of
+from autotune.workloads.loading import fingerprint_of
+from autotune.workloads.workload import WorkloadFacts, WorkloadReference
 
 MOST_REPEATS = 3
 """Of a slice in which the machine stood still: where it always does, that is how it runs."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
-import importlib.util
 import json
 import os
 import resource
@@ -34,7 +33,8 @@ from autotune.recipe import apply
 from autotune.worker import main as worker
 from autotune.worker import messages
 from autotune.worker.retracing import ask_runtime_to_tell
-from autotune.workloads.workload import Workload, WorkloadReference, facts_of, load
+from autotune.workloads.loading import facts_of, load
+from autotune.workloads.workload import Workload, WorkloadReference
 
 
 def main(arguments: list[str]) -> int:
@@ -48,7 +48,6 @@ def main(arguments: list[str]) -> int:
     try:
         facts, started = None, None
         if preload == "1":
-            _require_tensorflow()
             workload = load(reference)  # first: it may set what TensorFlow reads while it is imported
             # Where it ignores that its children end, nobody learns how a trial did.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -73,7 +72,7 @@ def main(arguments: list[str]) -> int:
         control.send(
             messages.TemplateFailed(
                 message=f"cannot import TensorFlow: {error}",
-                hint="Install it into the environment that runs autotune: pip install tensorflow.",
+                hint=f"Mend the TensorFlow that is installed in {sys.prefix}: `import tensorflow` fails in it.",
                 users=False,
             )
         )
@@ -87,12 +86,6 @@ def main(arguments: list[str]) -> int:
     finally:
         lifeline.kill_orphans(frozenset())
     return 0
-
-
-def _require_tensorflow() -> None:
-    for name in ("tensorflow", "keras"):
-        if importlib.util.find_spec(name) is None:
-            raise ImportError(f"there is no module {name!r} in {sys.prefix}")
 
 
 def _require_backend(name: str) -> None:

@@ -23,13 +23,8 @@ from autotune.tuning.run import Run
 from autotune.tuning.seat import BASELINE_SECONDS, Seat
 from autotune.tuning.surroundings import as_imported, instabilities, oddities, refuse_knobs_that_cannot_act
 from autotune.tuning.waiting import CLOSING_SECONDS, OVERRUN_SHARE, Deadline
-from autotune.workloads.workload import (
-    Workload,
-    WorkloadFacts,
-    WorkloadReference,
-    parse_reference,
-    reference_of,
-)
+from autotune.workloads.loading import parse_reference, reference_of
+from autotune.workloads.workload import Workload, WorkloadFacts, WorkloadReference
 
 BASELINE_SHARE = 0.35
 """Of the budget: what the baseline may take until it is warm, where that is more than `BASELINE_SECONDS`."""

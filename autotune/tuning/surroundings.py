@@ -1,7 +1,7 @@
-"""What the environment and the user's file set by themselves, taken into the baseline. Pure.
+"""What the environment and the user's file set by themselves, taken into the baseline; and notices. Pure.
 
-The baseline is what the user would run anyway. Where importing their file sets a thread count or a dtype policy,
-or the shell sets a variable that TensorFlow reads, that is a part of it, whether the workload names it or not.
+The baseline is what the user would run anyway. A thread count or a dtype policy that importing their file sets is a
+part of it, and so is a variable of the shell that TensorFlow reads, whether the workload names it or not.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from autotune.executors.executor import WarmUp
 from autotune.recipe.apply import environment
 from autotune.record import Slice
 from autotune.space.configuration import Configuration, format_value
-from autotune.space.knobs import KNOBS, Device, Stage, knobs_on
+from autotune.space.knobs import KNOBS, Device, Stage
 from autotune.stats.stability import MOST_RETRACES, MOST_SKIPPED, RETRACING_ADVICE
 from autotune.workloads.workload import WorkloadFacts
 
 NOTABLE_ENDS = 0.1
-"""Share of its time that a training may spend between epochs without a word."""
-SAY_HOW_LONG = "Let it say so: dataset.apply(tf.data.experimental.assert_cardinality(N))"
-"""The usual way where a dataset is read from records or made by a generator; N elements."""
+"""Share of its time that a training may spend between epochs without a notice."""
+_SAY_HOW_LONG = "Let it say so: dataset.apply(tf.data.experimental.assert_cardinality(N))"
 
 
 def as_imported(
@@ -34,50 +33,44 @@ def as_imported(
         where: The workload, for messages.
 
     Raises:
-        WorkloadError: Importing sets what the workload's own `baseline` denies, or what no knob's value stands for.
+        WorkloadError: Importing sets a knob that the workload's own `baseline` sets otherwise, or to a value that the
+            knob cannot take.
     """
     notices = []
     for name, found in facts.in_force.items():
         if name not in baseline or baseline[name] == found:
             continue
-        imported_too_early = KNOBS[name].stage is Stage.IMPORT
-        if name in facts.baseline and found == KNOBS[name].default and not imported_too_early:
-            continue  # the file sets nothing: the trials set what the workload names
-        if imported_too_early and environment({name: baseline[name]}):  # the shell's, so not the file's
-            if name in facts.baseline:
-                continue  # the trials' templates get what the workload names
-            notices.append(f"the environment sets {name}={format_value(found)}, so the baseline has it too")
-        elif imported_too_early or name in facts.baseline or found not in KNOBS[name].domain:
-            raise _set_by_file(name, found, baseline, where)
-        else:
-            notices.append(
-                f"importing {where} sets {name}={format_value(found)}, so the baseline has it too; training "
-                "code must call recipe.apply() after that import"
+        knob, named = KNOBS[name], name in facts.baseline
+        at_import = knob.stage is Stage.IMPORT
+        by_shell = at_import and bool(environment({name: baseline[name]}))
+        if named and (by_shell or (found == knob.default and not at_import)):
+            continue  # the file sets nothing, and the trials set what the workload names
+        if not by_shell and (at_import or named or found not in knob.domain):
+            raise WorkloadError(
+                f"importing {where} sets {name} to {found!r}, and the baseline says {baseline[name]!r}",
+                hint=f"Take that line out of the file: {name} is a knob. Name it in Workload(baseline={{{name!r}: …}}) "
+                f"where it should not be TensorFlow's default. It takes {knob.domain.describe()}.",
             )
         baseline = baseline.replace(**{name: found})
+        setting = f"sets {name}={format_value(found)}, so the baseline has it too"
+        if by_shell:
+            notices.append(f"the environment {setting}")
+        else:
+            notices.append(
+                f"importing {where} {setting}; training code must call recipe.apply() after that import"
+            )
     return baseline, tuple(notices)
 
 
-def _set_by_file(name: str, found: object, baseline: Configuration, where: str) -> WorkloadError:
-    return WorkloadError(
-        f"importing {where} sets {name} to {found!r}, and the baseline says {baseline[name]!r}",
-        hint=f"{name} is a knob: take that line out of the file, and say Workload(baseline={{{name!r}: …}}) where "
-        f"it should not be TensorFlow's default. It takes {KNOBS[name].domain.describe()}.",
-    )
-
-
 def refuse_knobs_that_cannot_act(facts: WorkloadFacts, *, where: str) -> None:
-    """Refuse a baseline that names what its own dataset never hears of.
+    """Refuse a baseline that names a knob which its own dataset does not read.
 
     Raises:
         WorkloadError: It does.
     """
     for name, value in facts.baseline.items():
-        if (
-            KNOBS[name].needs_dataset_config
-            and value != KNOBS[name].default
-            and not facts.dataset_takes_config
-        ):
+        knob = KNOBS[name]
+        if knob.needs_dataset_config and value != knob.default and not facts.dataset_takes_config:
             raise WorkloadError(
                 f"{where}: Workload(baseline=…) names {name}, which reaches the data only through dataset(config)",
                 hint=f"Write `def dataset(config)` and use config.{name} there, or take {name} out of baseline.",
@@ -86,48 +79,47 @@ def refuse_knobs_that_cannot_act(facts: WorkloadFacts, *, where: str) -> None:
 
 def oddities(facts: WorkloadFacts, warm: WarmUp, device: Device) -> Iterator[str]:
     """A notice for each thing that the workload asks for and the timing leaves out."""
-    exist = {each.name for each in knobs_on(device)}
+    started = warm.started
     for name in facts.baseline:
-        if name not in exist:
+        if device not in KNOBS[name].devices:
             yield f"Workload(baseline=…) names {name}, which does nothing on the {device}: left out"
-    for name, value in warm.started.set_by_dataset.items():
+    for name, value in started.set_by_dataset.items():
         yield (
             f"the workload's dataset() sets {name}={format_value(value)} itself, so the baseline has it too, and it "
             "is not varied; take that line out to have it tuned"
         )
-    if warm.started.endless and facts.validates:
-        yield (
-            "the training data has no end, so there are no epochs, and what validation costs is left out: a "
-            "training with few steps_per_epoch will gain less than is claimed"
-        )
     yield from _slow_ends(facts, warm)
-    if warm.started.endless or warm.ready.timed_by == "epochs":
+    if started.endless:
+        if facts.validates:
+            yield (
+                "the training data has no end, so there are no epochs, and what validation costs is left out: a "
+                "training with few steps_per_epoch will gain less than is claimed"
+            )
+    elif warm.ready.timed_by == "epochs":
         return
-    if warm.started.examples is None:
+    elif started.examples is None:
         yield (
-            "the training data does not say how long it is, and counting took too long, so what lies between epochs is "
-            f"left out, validation too: a training with short epochs will gain less than is claimed. {SAY_HOW_LONG}"
+            "the training data does not say how long it is, and counting took too long, so the time between epochs is "
+            f"left out, validation too: a training with short epochs will gain less than is claimed. {_SAY_HOW_LONG}"
         )
-    elif warm.started.validation_uncounted:
+    elif started.validation_uncounted:
         yield (
             "the validation data does not say how long it is, and counting took too long: where epochs are timed by "
-            f"steps, only its beginning is charged. {SAY_HOW_LONG}"
+            f"steps, only its beginning is charged. {_SAY_HOW_LONG}"
         )
 
 
 def _slow_ends(facts: WorkloadFacts, warm: WarmUp) -> Iterator[str]:
-    """A notice where much of the baseline's time passes between epochs."""
-    ready, validation = warm.ready, facts.validates
-    if ready.timed_by == "epochs":
-        spent, epoch = ready.epoch_overhead_seconds, ready.epoch_seconds
-    else:
-        spent = None if ready.boundary is None else ready.boundary.seconds
-        examples = warm.started.examples_per_epoch
-        epoch = (
-            None if ready.boundary is None or not examples else examples * ready.boundary.seconds_per_example
-        )
-        validation = False  # its cost is known apart
-    if spent and epoch and not validation and spent > NOTABLE_ENDS * epoch:
+    """A notice where much of the baseline's time passes between epochs, validation not counted."""
+    ready, examples = warm.ready, warm.started.examples_per_epoch
+    spent, epoch = ready.epoch_overhead_seconds, ready.epoch_seconds
+    if ready.timed_by == "steps":
+        if ready.boundary is None or not examples:
+            return
+        spent, epoch = ready.boundary.seconds, examples * ready.boundary.seconds_per_example
+    elif facts.validates:
+        return
+    if spent and epoch and spent > NOTABLE_ENDS * epoch:
         yield (
             f"the baseline spends {min(1.0, spent / epoch):.0%} of its time between epochs, where Keras makes a new "
             "iterator; persistent_iterator avoids that"

@@ -40,7 +40,8 @@ from autotune.tuning.sampler import Sampler
 from autotune.tuning.soak import Watched, soak
 from autotune.tuning.trial import now_utc
 from autotune.tuning.waiting import CLOSING_SECONDS
-from autotune.workloads.workload import Workload, WorkloadReference, refuse_while_loading
+from autotune.workloads.loading import refuse_while_loading
+from autotune.workloads.workload import Workload, WorkloadReference
 
 DEFAULT_BUDGET = "10m"
 DEFAULT_SPACE = {Device.CPU: "quick", Device.GPU: "gpu"}

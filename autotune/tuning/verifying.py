@@ -39,7 +39,8 @@ from autotune.tuning.rules import checks_of
 from autotune.tuning.side import Interrupted
 from autotune.tuning.trial import now_utc
 from autotune.tuning.waiting import CLOSING_SECONDS, TimeIsUp
-from autotune.workloads.workload import Workload, WorkloadFacts, refuse_while_loading
+from autotune.workloads.loading import refuse_while_loading
+from autotune.workloads.workload import Workload, WorkloadFacts
 
 DEFAULT_BUDGET = "100s"
 FEWEST_PROCESSES, MOST_PROCESSES = 4, 16

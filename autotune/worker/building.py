@@ -14,7 +14,8 @@ from autotune.errors import ApplyError, WorkloadError
 from autotune.executors.no_memory import says_no_memory
 from autotune.recipe import apply
 from autotune.space.configuration import Configuration
-from autotune.workloads.workload import Workload, call_with_config, users_traceback
+from autotune.workloads.loading import users_traceback
+from autotune.workloads.workload import Workload, call_with_config
 
 if TYPE_CHECKING:
     import keras

@@ -27,7 +27,8 @@ from autotune.worker.keeping import fill_caches
 from autotune.worker.retracing import Retracing
 from autotune.worker.step_clock import LongEpoch, StepClock, TrainingEnded, TrainingFailed
 from autotune.worker.training import Training
-from autotune.workloads.workload import Workload, WorkloadReference, load, users_traceback
+from autotune.workloads.loading import load, users_traceback
+from autotune.workloads.workload import Workload, WorkloadReference
 
 if TYPE_CHECKING:
     import keras

@@ -1,43 +1,22 @@
-"""The user's side: what is trained, and how to find and load it.
-
-This module may not import TensorFlow itself; loading the user's module usually does.
-"""
+"""What is trained, as functions of the user's, and what the tuner may know of it without TensorFlow."""
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import importlib
-import importlib.util
 import inspect
-import os
-import sys
-import sysconfig
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
 from autotune.errors import ConfigurationError, WorkloadError
-from autotune.files import is_utf8, read_at_most
 from autotune.space.configuration import Configuration
-from autotune.space.knobs import KnobValue, check_value, nearest
-from autotune.workloads import source
+from autotune.space.knobs import KnobValue, check_value
 
 if TYPE_CHECKING:
     import keras
     import tensorflow as tf
-
-LARGEST_SOURCE_BYTES = 16 << 20
-MODULE_NAME = "__autotune_workload__"
-"""The `__name__` under which a user's file is loaded, so that its `__main__` block stays asleep."""
-
-_loading_workload = False
-"""True while a user's module is being imported, so that a tuner started from there is refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,273 +168,34 @@ class WorkloadFacts(BaseModel):
 
 
 def takes_config(function: Callable[..., Any]) -> bool:
-    """Whether `function` is to be handed a config: a parameter called `config`, or a first one that must be given.
+    """Whether `function` is handed a config: to a parameter called `config`, or to a first one without a default.
 
     Other parameters with defaults, and `*arguments`, are the user's own: `dataset(shuffle=True)` wants no config.
     """
-    return _named_config(function) or _needs_argument(function)
-
-
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    try:
-        found = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    given = function.keywords if isinstance(function, functools.partial) else {}
-    return [each for each in found if each.name not in given]
-
-
-def _named_config(function: Callable[..., Any]) -> bool:
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return any(each.name == "config" and each.kind in by_name for each in _parameters(function))
-
-
-def _needs_argument(function: Callable[..., Any]) -> bool:
-    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    first = next((each for each in _parameters(function) if each.kind in by_position), None)
-    return first is not None and (first.default is first.empty or first.name == "config")
+    return _config_parameter(function) is not None
 
 
 def call_with_config(function: Callable[..., Any], configuration: Configuration) -> Any:
     """`function(config)` if it takes one, else `function()`."""
-    if _named_config(function):
-        return function(config=DatasetConfig.of(configuration))
-    if _needs_argument(function):
-        return function(DatasetConfig.of(configuration))
-    return function()
+    parameter = _config_parameter(function)
+    if parameter is None:
+        return function()
+    config = DatasetConfig.of(configuration)
+    by_name = parameter.name == "config" and parameter.kind is not parameter.POSITIONAL_ONLY
+    return function(config=config) if by_name else function(config)
 
 
-def parse_reference(text: str) -> WorkloadReference:
-    """The workload that `path/to/file.py[:name]` or `package.module[:name]` stands for.
-
-    Looks at the file or module without running it, so that the common mistakes are answered at once.
-
-    Raises:
-        WorkloadError: The text is neither, the file or module is missing, cannot be imported or hides a module
-            that TensorFlow needs, or holds no such name.
-    """
-    location, separator, name = text.partition(":")
-    name = name if separator else "workload"
-    if not name.isidentifier():
-        raise WorkloadError(
-            f"{text!r}: {name!r} is not a name", hint="Write path/to/file.py:name or package.module:name."
-        )
-    return _file_reference(location, name) if location.endswith(".py") else _module_reference(location, name)
-
-
-def _module_reference(module: str, name: str) -> WorkloadReference:
-    directory = Path.cwd()
-    package = os.path.isfile(os.path.join(module, "__init__.py"))
-    dotted = all(part.isidentifier() for part in module.split("."))
-    if not dotted or (os.path.exists(module) and not package):
-        raise WorkloadError(
-            f"{module!r} is neither a .py file nor a module",
-            hint="Write path/to/file.py[:name] or package.module[:name].",
-        )
-    file = source.find_module(module, directory)
-    if file is not None:
-        if file.is_relative_to(directory):
-            source.refuse_shadowing(module.partition(".")[0], module)
-        shown = source.shown_path(file)
-        source.check_source(_read(file, shown), name, written=module, file=shown, by_path=False)
-    return WorkloadReference(module=module, name=name, search_path=(str(directory),))
-
-
-def _file_reference(location: str, name: str) -> WorkloadReference:
-    content = _read(Path(location), location)
-    file = Path(location).resolve()
-    if not is_utf8(file):
-        raise WorkloadError(
-            f"{file}: its path is not UTF-8", hint="Give the file, or its directory, another name."
-        )
-    source.refuse_shadowing(file.stem, location)
-    source.check_source(content, name, written=location, file=location, by_path=True)
-    return WorkloadReference(file=str(file), name=name, search_path=(str(file.parent),))
-
-
-def _read(file: Path, shown: str) -> bytes:
+def _config_parameter(function: Callable[..., Any]) -> inspect.Parameter | None:
     try:
-        return read_at_most(file, LARGEST_SOURCE_BYTES)
-    except FileNotFoundError as error:
-        raise WorkloadError(
-            f"{shown}: no such file", hint=f"Looked in {Path.cwd()}. Give the path of the workload's file."
-        ) from error
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise WorkloadError(
-            f"cannot read {shown}: {reason}", hint="Give the path of a Python file that you may read."
-        ) from error
-
-
-def reference_of(workload: Workload) -> WorkloadReference:
-    """Where a workload object can be loaded from again, by another process.
-
-    Raises:
-        WorkloadError: It is not a variable at the top level of a file or module.
-    """
-    main = sys.modules["__main__"]
-    others = [
-        each for each in sys.modules.items() if each[1] is not main
-    ]  # `__mp_main__` is another name of it
-    places = [("__main__", main), *others]
-    if _is_interactive(main):  # it may hold what it imported: `from train import workload`
-        places = [*others, ("__main__", main)]
-    for module_name, module in places:
-        for name, value in list(vars(module).items()) if isinstance(module, ModuleType) else ():
-            if value is workload:
-                return _reference_in(module_name, module, name)
-    raise WorkloadError(
-        "the workload is not a variable at the top level of a module, so trial processes cannot load it",
-        hint="Write `workload = autotune.Workload(…)` outside of any function, or hand over "
-        '"path/to/file.py:name".',
-    )
-
-
-def _reference_in(module_name: str, module: ModuleType, name: str) -> WorkloadReference:
-    search_path = tuple(entry or str(Path.cwd()) for entry in sys.path)
-    spec = getattr(module, "__spec__", None)
-    if module_name != "__main__":
-        return WorkloadReference(module=module_name, name=name, search_path=search_path)
-    if spec is not None and spec.name:
-        return WorkloadReference(module=spec.name, name=name, search_path=search_path)
-    if _is_interactive(module):
-        raise WorkloadError(
-            "the workload was typed into an interactive session, so trial processes cannot load it",
-            hint='Save it in a file and call autotune.tune("path/to/file.py").',
-        )
-    return WorkloadReference(
-        file=str(Path(str(module.__file__)).resolve()), name=name, search_path=search_path
-    )
-
-
-def _is_interactive(main: ModuleType) -> bool:
-    """Whether the program is a session or a `-c` text: nothing that another process could load again."""
-    spec = getattr(main, "__spec__", None)
-    file = getattr(main, "__file__", None)
-    return not (spec is not None and spec.name) and not (file and Path(file).is_file())
-
-
-def refuse_while_loading() -> None:
-    """Raise if the user's module starts a tuner by being imported.
-
-    Raises:
-        WorkloadError: It does.
-    """
-    if _loading_workload:
-        raise WorkloadError(
-            "the workload's file calls autotune.tune() while it is being imported",
-            hint='Put the call under `if __name__ == "__main__":`; trial processes load the file again.',
-        )
-
-
-def load(reference: WorkloadReference) -> Workload:
-    """Import the user's module and take the workload out of it.
-
-    Raises:
-        WorkloadError: The module fails to import, or the name is not a `Workload`. The detail holds the
-            user's own frames of the traceback.
-    """
-    global _loading_workload
-    for entry in reversed(reference.search_path):
-        if entry not in sys.path:
-            sys.path.insert(0, entry)
-    _loading_workload = True
-    try:
-        module = _import(reference)
-    except WorkloadError:
-        raise
-    except BaseException as error:
-        raise _import_failed(reference, error) from error
-    finally:
-        _loading_workload = False
-    value = getattr(module, reference.name, None)
-    if value is None:
-        raise WorkloadError(
-            f"{reference.file or reference.module}: no {reference.name!r} in it",
-            hint=f"{nearest(reference.name, tuple(vars(module)))}"
-            f"Write `{reference.name} = autotune.Workload(…)`.",
-        )
-    if not isinstance(value, Workload):
-        raise WorkloadError(
-            f"{reference}: is a {type(value).__name__}, expected an autotune.Workload",
-            hint="Name the right variable: path/to/file.py:NAME.",
-        )
-    return value
-
-
-def _import_failed(reference: WorkloadReference, error: BaseException) -> WorkloadError:
-    if (
-        isinstance(error, ModuleNotFoundError)
-        and reference.module is not None
-        and f"{reference.module}.".startswith(f"{error.name}.")
-    ):
-        return WorkloadError(
-            f"no module {reference.module!r}",
-            hint="It is looked for in the current directory and among the installed packages.",
-        )
-    hint = "Mend the file; it must be importable."
-    if isinstance(error, ImportError) and "no known parent package" in str(error) and reference.file:
-        hint = source.hint_to_name_the_module(Path(reference.file), reference.name)
-    return WorkloadError(
-        f"importing {reference.file or reference.module} raised {type(error).__name__}: {error}",
-        hint=hint,
-        detail=users_traceback(error),
-    )
-
-
-def _import(reference: WorkloadReference) -> ModuleType:
-    if reference.file is None:
-        assert reference.module is not None
-        return importlib.import_module(reference.module)
-    spec = importlib.util.spec_from_file_location(MODULE_NAME, reference.file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[MODULE_NAME] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def fingerprint_of(file: str | None, name: str) -> str:
-    """What tells a workload's source from another's: of the file, where there is one, and the name in it.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
-    content = Path(file).read_bytes() if file else b""
-    return f"sha256:{hashlib.sha256(content + bytes(1) + name.encode()).hexdigest()}"
-
-
-def facts_of(
-    workload: Workload, reference: WorkloadReference, in_force: Mapping[str, Any] | None = None
-) -> WorkloadFacts:
-    """What the tuner may know of a workload without TensorFlow; for `in_force` see `WorkloadFacts`."""
-    file = reference.file
-    if file is None:
-        file = getattr(sys.modules.get(reference.module or ""), "__file__", None)
-    stem = Path(file).stem if file else reference.module or "workload"
-    if file and stem in ("__init__", "__main__"):
-        stem = Path(file).resolve().parent.name
-    default = stem if reference.name == "workload" else reference.name
-    return WorkloadFacts(
-        name=workload.name or default,
-        batch_size=workload.batch_size,
-        baseline=dict(workload.baseline),
-        batched=workload.batched,
-        drop_remainder=workload.drop_remainder,
-        dataset_takes_config=takes_config(workload.dataset),
-        validates=workload.validation is not None,
-        fingerprint=fingerprint_of(file, reference.name),
-        in_force=dict(in_force or {}),
-    )
-
-
-def users_traceback(error: BaseException) -> str:
-    """The traceback of `error` with the user's own frames only: not autotune's, Python's or a package's."""
-    ours = str(Path(__file__).resolve().parent) + os.sep
-    foreign = (ours, "<frozen", *(sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib")))
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(foreign)
-    ]
-    lines = ["Traceback (your code):\n", *traceback.format_list(frames)] if frames else []
-    return "".join([*lines, *traceback.format_exception_only(error)]).rstrip()
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    given = function.keywords if isinstance(function, functools.partial) else {}
+    free = [each for each in found if each.name not in given]
+    for each in free:
+        if each.name == "config" and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
+            return each
+    for each in free[:1]:
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) and each.default is each.empty:
+            return each
+    return None

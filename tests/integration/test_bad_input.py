@@ -6,7 +6,6 @@ from real_trials import configuration
 from autotune.errors import WorkloadError
 from autotune.executors.executor import Data, TrialFailed
 from autotune.record import Outcome
-from autotune.workloads.workload import parse_reference
 
 pytestmark = pytest.mark.slow
 
@@ -130,17 +129,8 @@ workload = autotune.Workload(model=nothing, dataset=nothing, compile=nothing, ba
 """
 
 
-def test_a_syntax_error_is_found_without_running_anything(tmp_path):
-    """The line is named."""
-    file = tmp_path / "train.py"
-    file.write_text("import autotune\nworkload = (\n")
-    with pytest.raises(WorkloadError, match=r"train\.py:2: syntax error") as caught:
-        parse_reference(str(file))
-    assert "was never closed" in caught.value.detail
-
-
 def test_a_syntax_error_in_a_file_that_the_users_file_imports(processes_of, tmp_path):
-    """What cannot be seen before the import is said after it, with its place."""
+    """The file is named, and its line."""
     (tmp_path / "layers.py").write_text("def broken(:\n")
     with pytest.raises(WorkloadError, match=r"raised SyntaxError") as caught:
         processes_of("import layers\n" + USABLE).open()

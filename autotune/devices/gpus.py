@@ -1,0 +1,135 @@
+"""The NVIDIA GPUs that CUDA would show to this process, read from NVML without waking CUDA."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Gpu(BaseModel):
+    """One NVIDIA GPU, or one MIG instance of it.
+
+    Args:
+        name: As the driver calls it, such as `NVIDIA H200`.
+        memory_bytes: All of its memory, whoever uses it now.
+        compute_capability: Such as `9.0`; None where it is not known.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: str
+    memory_bytes: Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
+    compute_capability: str | None = None
+
+
+class GpuReading(NamedTuple):
+    """The visible GPUs, the driver's version, and the newest CUDA version that the driver can run."""
+
+    gpus: tuple[Gpu, ...] = ()
+    driver: str | None = None
+    cuda: str | None = None
+
+
+class _Device(NamedTuple):
+    """A GPU or a MIG instance: its NVML handle, its GPU's index, and the number of its GPU instance."""
+
+    handle: Any
+    gpu: int
+    instance: int | None = None
+
+
+def read_gpus() -> GpuReading:
+    """The GPUs that CUDA would show to this process, in its order.
+
+    `CUDA_VISIBLE_DEVICES` is respected for indices, `GPU-…` and `MIG-…` UUIDs. Indices count in PCI order, as NVML
+    does. On machines with unlike GPUs CUDA does so only under `CUDA_DEVICE_ORDER=PCI_BUS_ID`. CUDA shows the MIG
+    instances of a divided GPU. Until driver 570 it shows one instance to a process, and no other GPU. Since then it
+    shows one of each GPU instance, beside whole GPUs (NVIDIA's MIG user guide, "CUDA Device Enumeration").
+
+    Returns:
+        An empty reading without a driver, and when NVML fails at any point: half a list is no list.
+    """
+    import pynvml as nvml  # a large module, which trial processes do not need
+
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return GpuReading()
+    try:
+        driver, cuda = nvml.nvmlSystemGetDriverVersion(), nvml.nvmlSystemGetCudaDriverVersion_v2()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        devices = [each for index, handle in enumerate(handles) for each in _divided(nvml, index, handle)]
+        wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if wanted is not None:
+            devices = list(_picked(nvml, wanted, devices, handles))
+        gpus = []
+        for device in _shown(devices, several=int(driver.partition(".")[0]) >= 570):
+            major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handles[device.gpu])
+            gpus.append(
+                Gpu(
+                    name=nvml.nvmlDeviceGetName(device.handle),
+                    memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(device.handle).total),
+                    compute_capability=f"{major}.{minor}",
+                )
+            )
+        return GpuReading(tuple(gpus), driver, f"{cuda // 1000}.{cuda % 1000 // 10}")
+    except nvml.NVMLError:
+        return GpuReading()
+    finally:
+        with contextlib.suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+def _divided(nvml: Any, index: int, handle: Any) -> list[_Device]:
+    """A GPU, or its MIG instances where it is divided."""
+    try:
+        divided, _ = nvml.nvmlDeviceGetMigMode(handle)
+        most = nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if divided else 0
+    except nvml.NVMLError:  # the GPU knows no MIG, or cannot be asked
+        divided = most = 0
+    if not divided:
+        return [_Device(handle, index)]
+    found = []
+    for number in range(most):
+        with contextlib.suppress(nvml.NVMLError):  # the GPU or this container has fewer instances
+            instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+            found.append(_Device(instance, index, nvml.nvmlDeviceGetGpuInstanceId(instance)))
+    return found
+
+
+def _picked(nvml: Any, wanted: str, devices: list[_Device], handles: list[Any]) -> Iterator[_Device]:
+    """What the entries of `CUDA_VISIBLE_DEVICES` name, up to the first that names no single device, such as -1."""
+
+    def has_uuid(handle: Any) -> bool:
+        return bool(nvml.nvmlDeviceGetUUID(handle).startswith(entry))
+
+    for entry in (part.strip() for part in wanted.split(",")):
+        if entry.startswith("MIG-"):
+            named = [each for each in devices if each.instance is not None and has_uuid(each.handle)]
+            named = named if len(named) == 1 else []
+        else:
+            by_uuid = entry.startswith("GPU-")
+            gpus = [
+                index
+                for index, handle in enumerate(handles)
+                if entry == str(index) or (by_uuid and has_uuid(handle))
+            ]
+            named = [each for each in devices if gpus == [each.gpu]]
+        if not named:
+            return
+        yield from named
+
+
+def _shown(devices: list[_Device], *, several: bool) -> list[_Device]:
+    """What CUDA shows of these to one process: `several` MIG instances, or one alone."""
+    instances = [each for each in devices if each.instance is not None]
+    if instances and not several:
+        return instances[:1]
+    once: dict[tuple[int, int | None], _Device] = {}
+    for each in devices:
+        once.setdefault((each.gpu, each.instance), each)
+    return list(once.values())

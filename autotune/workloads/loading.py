@@ -1,0 +1,283 @@
+"""How a workload is found, and how it is loaded in another process.
+
+This module may not import TensorFlow itself; loading the user's module usually does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from autotune.errors import WorkloadError
+from autotune.files import is_utf8, read_at_most
+from autotune.space.knobs import nearest
+from autotune.workloads.workload import Workload, WorkloadFacts, WorkloadReference, takes_config
+
+LONGEST_NAME = 255
+"""Bytes of a file's name on Linux: a run's directory is named after the workload."""
+MODULE_NAME = "__autotune_workload__"
+"""The `__name__` under which a user's file is loaded, so that its `__main__` block does not run."""
+# fmt: off
+NEEDED_PACKAGES = frozenset({
+    "absl", "gast", "google", "h5py", "keras", "numpy", "optree", "packaging", "pandas", "requests", "rich", "scipy",
+    "six", "tensorflow", "termcolor", "wrapt",
+})
+# fmt: on
+"""Packages that `import tensorflow` and `import keras` load by name."""
+
+_loading_workload = False
+"""True while a user's module is being imported, so that a tuner started from there is refused."""
+
+
+def parse_reference(text: str) -> WorkloadReference:
+    """The workload that `path/to/file.py[:name]` or `package.module[:name]` stands for. Imports nothing.
+
+    Raises:
+        WorkloadError: The text is neither, the file is missing, or a file beside it hides a module that TensorFlow
+            needs.
+    """
+    location, separator, name = text.partition(":")
+    name = name if separator else "workload"
+    if not name.isidentifier() or len(name.encode()) > LONGEST_NAME:
+        raise WorkloadError(
+            f"{text!r}: {name!r} is not a name", hint="Write path/to/file.py:name or package.module:name."
+        )
+    if location.endswith(".py"):
+        file = _readable(location)
+        _refuse_shadowing(file.parent)
+        return WorkloadReference(file=str(file), name=name, search_path=(str(file.parent),))
+    package = os.path.isfile(os.path.join(location, "__init__.py"))
+    dotted = (
+        all(part.isidentifier() for part in location.split(".")) and len(location.encode()) <= LONGEST_NAME
+    )
+    if not dotted or (os.path.exists(location) and not package):
+        raise WorkloadError(
+            f"{location!r} is neither a .py file nor a module",
+            hint="Write path/to/file.py[:name] or package.module[:name].",
+        )
+    directory = Path.cwd()
+    _refuse_shadowing(directory)
+    return WorkloadReference(module=location, name=name, search_path=(str(directory),))
+
+
+def _readable(location: str) -> Path:
+    """The file, once it is known that it can be read, and that its path can cross between processes."""
+    try:
+        read_at_most(Path(location), 0)
+    except (OSError, ValueError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or str(error)
+        raise WorkloadError(
+            f"{location}: {reason.lower()}", hint=f"Give the path of the workload's file, from {Path.cwd()}."
+        ) from error
+    file = Path(location).resolve()
+    if not is_utf8(file):
+        raise WorkloadError(
+            f"{file}: its path is not UTF-8", hint="Give the file, or its directory, another name."
+        )
+    return file
+
+
+def _refuse_shadowing(directory: Path) -> None:
+    """Refuse a directory with a file or package that hides one of TensorFlow's own packages from it.
+
+    A workload's directory comes first on Python's search path, as with `python train.py`.
+    """
+    for name in sorted(NEEDED_PACKAGES):
+        for found in (directory / name / "__init__.py", directory / f"{name}.py"):
+            if found.is_file():
+                raise _hidden(name, found if found.name != "__init__.py" else found.parent)
+
+
+def _hidden(name: str, found: Path) -> WorkloadError:
+    shown = found.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found
+    return WorkloadError(
+        f"{shown}: hides the module {name!r} from TensorFlow, because the workload's directory comes first on "
+        "Python's search path",
+        hint=f"Rename it, for example to my_{name}.",
+    )
+
+
+def _refuse_hidden_library(reference: WorkloadReference) -> None:
+    """Refuse a workload's directory from which a module of Python's library was imported, once an import has failed."""
+    for name in sorted(sys.stdlib_module_names):
+        found = Path(getattr(sys.modules.get(name), "__file__", None) or "/")
+        if str(found.parent) in reference.search_path:
+            raise _hidden(name, found)
+
+
+def reference_of(workload: Workload) -> WorkloadReference:
+    """Where a workload object can be loaded from again, by another process.
+
+    Raises:
+        WorkloadError: It is not a variable at the top level of a file or module.
+    """
+    main = sys.modules["__main__"]
+    run_as = getattr(getattr(main, "__spec__", None), "name", None)  # by `python -m`
+    file = getattr(main, "__file__", None)
+    interactive = not run_as and not (file and Path(file).is_file())
+    search_path = tuple(entry or str(Path.cwd()) for entry in sys.path)
+    # A program comes first. A session comes last: it may hold what it imported, and cannot be loaded again.
+    places = sorted(sys.modules.items(), key=lambda place: (place[1] is main) == interactive)
+    for module_name, module in places:
+        for name, value in list(vars(module).items()) if isinstance(module, ModuleType) else ():
+            if value is not workload:
+                continue
+            if module is not main or run_as:
+                found = run_as if module is main else module_name
+                return WorkloadReference(module=found, name=name, search_path=search_path)
+            if interactive:
+                raise WorkloadError(
+                    "the workload was typed into an interactive session, so trial processes cannot load it",
+                    hint='Save it in a file and call autotune.tune("path/to/file.py").',
+                )
+            return WorkloadReference(file=str(Path(str(file)).resolve()), name=name, search_path=search_path)
+    raise WorkloadError(
+        "the workload is not a variable at the top level of a module, so trial processes cannot load it",
+        hint="Write `workload = autotune.Workload(…)` outside of any function, or hand over "
+        '"path/to/file.py:name".',
+    )
+
+
+def refuse_while_loading() -> None:
+    """Raise if the user's module starts a tuner by being imported.
+
+    Raises:
+        WorkloadError: It does.
+    """
+    if _loading_workload:
+        raise WorkloadError(
+            "the workload's file calls autotune.tune() while it is being imported",
+            hint='Put the call under `if __name__ == "__main__":`; trial processes load the file again.',
+        )
+
+
+def load(reference: WorkloadReference) -> Workload:
+    """Import the user's module and take the workload out of it.
+
+    Raises:
+        WorkloadError: TensorFlow is missing, the module fails to import, or the name is not a `Workload`. The detail
+            holds the user's own frames of the traceback.
+    """
+    global _loading_workload
+    for entry in reversed(reference.search_path):
+        if entry not in sys.path:
+            sys.path.insert(0, entry)
+    _require_tensorflow()
+    where = reference.file or reference.module
+    _loading_workload = True
+    try:
+        module = _import(reference)
+    except WorkloadError:
+        raise
+    except BaseException as error:
+        _refuse_hidden_library(reference)
+        raise _import_failed(reference, error) from error
+    finally:
+        _loading_workload = False
+    value = getattr(module, reference.name, None)
+    if value is None:
+        public = tuple(name for name in vars(module) if not name.startswith("_"))
+        raise WorkloadError(
+            f"{where}: no {reference.name!r} in it",
+            hint=f"{nearest(reference.name, public)}Write `{reference.name} = autotune.Workload(…)` at the top "
+            f"level, or name the variable: {where}:NAME.",
+        )
+    if not isinstance(value, Workload):
+        raise WorkloadError(
+            f"{reference}: is a {type(value).__name__}, expected an autotune.Workload",
+            hint=f"Name the right variable: {where}:NAME.",
+        )
+    return value
+
+
+def _require_tensorflow() -> None:
+    for module, name in (("tensorflow", "TensorFlow"), ("keras", "Keras")):
+        if importlib.util.find_spec(module) is None:
+            raise WorkloadError(
+                f"{name} is not installed in {sys.prefix}",
+                hint="Run pip install 'autotune[examples]', or install your own build of TensorFlow there.",
+            )
+
+
+def _import(reference: WorkloadReference) -> ModuleType:
+    if reference.module is not None:
+        return importlib.import_module(reference.module)
+    spec = importlib.util.spec_from_file_location(MODULE_NAME, str(reference.file))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[MODULE_NAME] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _import_failed(reference: WorkloadReference, error: BaseException) -> WorkloadError:
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing and f"{reference.module}.".startswith(f"{missing}."):
+        return WorkloadError(
+            f"no module {reference.module!r}",
+            hint=f"{missing!r} is neither in the current directory nor among the installed packages.",
+        )
+    hint = "Mend the file; it must be importable."
+    if "no known parent package" in str(error):
+        hint = "Name it as a module, from the directory above its package: autotune tune PACKAGE.MODULE"
+    return WorkloadError(
+        f"importing {reference.file or reference.module} raised {type(error).__name__}: {error}",
+        hint=hint,
+        detail=users_traceback(error),
+    )
+
+
+def users_traceback(error: BaseException) -> str:
+    """The traceback of `error` with the user's own frames only: not autotune's, Python's or a package's."""
+    installed = (sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib"))
+    autotune = str(Path(__file__).resolve().parents[1]) + os.sep
+    foreign = (autotune, "<frozen", *installed)
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(foreign)
+    ]
+    lines = ["Traceback (your code):\n", *traceback.format_list(frames)] if frames else []
+    return "".join([*lines, *traceback.format_exception_only(error)]).rstrip()
+
+
+def fingerprint_of(file: str | None, name: str) -> str:
+    """A hash that tells a workload's source from another's: of the file, where there is one, and the name in it.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    content = Path(file).read_bytes() if file else b""
+    return f"sha256:{hashlib.sha256(content + bytes(1) + name.encode()).hexdigest()}"
+
+
+def facts_of(
+    workload: Workload, reference: WorkloadReference, in_force: Mapping[str, Any] | None = None
+) -> WorkloadFacts:
+    """What the tuner may know of a workload without TensorFlow; for `in_force` see `WorkloadFacts`."""
+    file = reference.file
+    if file is None:
+        file = getattr(sys.modules.get(reference.module or ""), "__file__", None)
+    stem = Path(file).stem if file else reference.module or "workload"
+    if file and stem in ("__init__", "__main__"):
+        stem = Path(file).resolve().parent.name
+    default = stem if reference.name == "workload" else reference.name
+    return WorkloadFacts(
+        name=workload.name or default,
+        batch_size=workload.batch_size,
+        baseline=dict(workload.baseline),
+        batched=workload.batched,
+        drop_remainder=workload.drop_remainder,
+        dataset_takes_config=takes_config(workload.dataset),
+        validates=workload.validation is not None,
+        fingerprint=fingerprint_of(file, reference.name),
+        in_force=dict(in_force or {}),
+    )

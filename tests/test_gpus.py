@@ -1,0 +1,247 @@
+"""The GPUs that CUDA would show, by a recorded NVML."""
+
+# The recorded NVML answers under NVML's own names, and NVML documents them.
+# ruff: noqa: D102, N802
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from autotune.devices.gpus import Gpu, GpuReading, read_gpus
+
+DATA = Path(__file__).parent / "data"
+H200 = Gpu(name="NVIDIA H200", memory_bytes=150754820096, compute_capability="9.0")
+
+
+class NVMLError(Exception):
+    """Stands for `pynvml.NVMLError`."""
+
+
+class RecordedNvml:
+    """Answers like `pynvml`, from a JSON file; counts how often it was started and shut down."""
+
+    NVMLError = NVMLError
+
+    def __init__(self, name, *, failing=None, starts=True):
+        recorded = json.loads((DATA / name).read_text())
+        self.gpus = recorded["gpus"]
+        self.recorded = recorded
+        self.failing = failing
+        self.starts = starts
+        self.started = 0
+        self.shut_down = 0
+
+    def nvmlInit(self):
+        if not self.starts:
+            raise NVMLError("Driver Not Loaded")
+        self.started += 1
+
+    def nvmlShutdown(self):
+        self.shut_down += 1
+        if not self.started:
+            raise NVMLError("Uninitialized")
+
+    def nvmlSystemGetDriverVersion(self):
+        return self.recorded["driver"]
+
+    def nvmlSystemGetCudaDriverVersion_v2(self):
+        return self.recorded["cuda"]
+
+    def nvmlDeviceGetCount(self):
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return index
+
+    def nvmlDeviceGetMigMode(self, handle):
+        if "mig_mode" not in self.gpus[handle]:
+            raise NVMLError("Not Supported")
+        return [self.gpus[handle]["mig_mode"], 0]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle):
+        return 7 if self.gpus[handle]["mig_mode"] else 0
+
+    def nvmlDeviceGetGpuInstanceId(self, handle):
+        return self._device(handle)["instance"]
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle, index):
+        instances = self.gpus[handle].get("mig_instances", [])
+        if index >= len(instances) or instances[index] is None:
+            raise NVMLError("Not Found")
+        return (handle, index)
+
+    def _device(self, handle):
+        if isinstance(handle, tuple):
+            gpu, index = handle
+            return self.gpus[gpu]["mig_instances"][index]
+        return self.gpus[handle]
+
+    def nvmlDeviceGetName(self, handle):
+        return self._device(handle)["name"]
+
+    def nvmlDeviceGetUUID(self, handle):
+        return self._device(handle)["uuid"]
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        if handle == self.failing:
+            raise NVMLError("GPU is lost")
+        return SimpleNamespace(total=self._device(handle)["memory"])
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle):
+        return tuple(self.gpus[handle]["capability"])
+
+
+@pytest.fixture(autouse=True)
+def all_gpus_visible(monkeypatch):
+    """Tests see every recorded GPU, whatever the shell that runs them says."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    """A function that puts a recorded NVML in place of the installed one, and returns it."""
+
+    def install(name, **options):
+        recorded = RecordedNvml(name, **options)
+        monkeypatch.setitem(sys.modules, "pynvml", recorded)
+        return recorded
+
+    return install
+
+
+def names():
+    """The visible GPUs' names."""
+    return [gpu.name for gpu in read_gpus().gpus]
+
+
+def test_gpus_driver_and_cuda_come_from_nvml(nvml):
+    """Name, memory, capability, driver and CUDA version are NVML's, which is shut down as often as started."""
+    recorded = nvml("nvml_h200.json")
+    assert read_gpus() == GpuReading(gpus=(H200,), driver="580.95.05", cuda="13.0")
+    assert (recorded.started, recorded.shut_down) == (1, 1)
+
+
+def test_the_cuda_version_keeps_its_minor_number(nvml):
+    """NVML's 12080 is CUDA 12.8."""
+    nvml("nvml_mixed.json")
+    assert read_gpus().cuda == "12.8"
+
+
+def test_a_gpu_that_fails_half_way_means_no_gpus_and_nvml_is_shut_down(nvml):
+    """An error on the second GPU leaves no half list, and NVML is still shut down once."""
+    recorded = nvml("nvml_mixed.json", failing=1)
+    assert read_gpus() == GpuReading()
+    assert (recorded.started, recorded.shut_down) == (1, 1)
+
+
+def test_a_shutdown_that_fails_keeps_the_reading(nvml):
+    """An error of the shutdown itself is not passed on."""
+    nvml("nvml_h200.json").nvmlInit = lambda: None  # so that its shutdown raises
+    assert read_gpus().gpus == (H200,)
+
+
+def test_without_a_driver_there_are_no_gpus(nvml):
+    """NVML that does not start means no GPUs, and is not shut down."""
+    recorded = nvml("nvml_h200.json", starts=False)
+    assert read_gpus() == GpuReading()
+    assert recorded.shut_down == 0
+
+
+def test_the_installed_nvml_answers_as_the_recorded_one():
+    """Each function that is asked exists in the installed bindings."""
+    import pynvml
+
+    asked = [name for name in vars(RecordedNvml) if name.startswith("nvml")]
+    assert [name for name in asked if not hasattr(pynvml, name)] == []
+
+
+@pytest.mark.parametrize(
+    ("visible", "shown"),
+    [
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("0", ["NVIDIA A100-SXM4-80GB"]),
+        ("1,0", ["NVIDIA L4", "NVIDIA A100-SXM4-80GB"]),
+        (" 1 , 2 ", ["NVIDIA L4", "NVIDIA L4"]),
+        ("0,-1,1", ["NVIDIA A100-SXM4-80GB"]),
+        ("0,9,1", ["NVIDIA A100-SXM4-80GB"]),
+        ("1,1", ["NVIDIA L4"]),
+        ("GPU-a1000000-0000-4000-8000-000000000001", ["NVIDIA A100-SXM4-80GB"]),
+        ("GPU-a1", ["NVIDIA A100-SXM4-80GB"]),
+        ("GPU-b4", []),
+        ("GPU-ffff", []),
+    ],
+)
+def test_only_the_gpus_that_cuda_shows_count(monkeypatch, nvml, visible, shown):
+    """CUDA_VISIBLE_DEVICES picks and orders by index or UUID, up to the first entry that is not one GPU."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    nvml("nvml_mixed.json")
+    assert names() == shown
+
+
+LARGER, SMALLER, SECOND = (
+    f"NVIDIA H100 80GB HBM3 MIG {each}" for each in ("3g.40gb", "1g.10gb", "1c.3g.40gb")
+)
+
+
+@pytest.mark.parametrize(
+    ("visible", "older", "newer"),
+    [
+        (None, [LARGER], ["NVIDIA L4", LARGER, SMALLER]),
+        ("MIG-d2000000-0000-5000-8000-000000000005", [SMALLER], [SMALLER]),
+        ("MIG-d", [], []),
+        ("MIG-d2,MIG-d1", [SMALLER], [SMALLER, LARGER]),
+        ("MIG-d3,MIG-d1", [SECOND], [SECOND]),
+        ("1", [LARGER], [LARGER, SMALLER]),
+        ("GPU-c1", [LARGER], [LARGER, SMALLER]),
+        ("0,MIG-d2", [SMALLER], ["NVIDIA L4", SMALLER]),
+        ("0", ["NVIDIA L4"], ["NVIDIA L4"]),
+        ("0,2,1", ["NVIDIA L4"], ["NVIDIA L4"]),
+        ("2,MIG-d1", [], []),
+        ("-1,MIG-d1", [], []),
+    ],
+)
+def test_of_a_divided_gpu_the_instances_count(monkeypatch, nvml, visible, older, newer):
+    """One alone to a process until driver 570, then one of each GPU instance, beside whole GPUs."""
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    recorded = nvml("nvml_mig.json")
+    assert names() == older
+    recorded.recorded["driver"] = "570.86.10"
+    assert names() == newer
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nvmlDeviceGetMaxMigDeviceCount",
+        "nvmlDeviceGetUUID",
+        "nvmlDeviceGetMigMode",
+        "nvmlDeviceGetMemoryInfo",
+    ],
+)
+def test_a_hidden_gpu_that_fails_hides_no_other(monkeypatch, nvml, name):
+    """Indices need no UUIDs, and a GPU that CUDA does not show may be broken."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    recorded = nvml("nvml_mixed.json")
+    asked = getattr(recorded, name)
+
+    def failing(handle):
+        if handle:
+            raise NVMLError("GPU is lost")
+        return asked(handle)
+
+    recorded.gpus[1]["mig_mode"] = 1
+    monkeypatch.setattr(recorded, name, failing)
+    assert names() == ["NVIDIA A100-SXM4-80GB"]
+
+
+def test_an_instance_has_its_own_memory_and_its_gpus_capability(monkeypatch, nvml):
+    """A training on a seventh of a card does not have all of that."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-d2")
+    nvml("nvml_mig.json")
+    assert read_gpus().gpus == (Gpu(name=SMALLER, memory_bytes=10468982784, compute_capability="9.0"),)

@@ -1,0 +1,632 @@
+"""How a workload is named, found and loaded."""
+
+import contextlib
+import importlib.machinery
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from autotune.errors import WorkloadError
+from autotune.tuning.tune import tune
+from autotune.workloads import loading
+from autotune.workloads.loading import (
+    facts_of,
+    load,
+    parse_reference,
+    reference_of,
+    refuse_while_loading,
+    users_traceback,
+)
+from autotune.workloads.workload import Workload, WorkloadReference
+
+GOOD = """
+import autotune
+workload = autotune.Workload(model=print, dataset=print, compile=dict, batch_size=32)
+"""
+
+
+def nothing():
+    """Stands for the functions of a workload that nobody calls here."""
+
+
+def a_workload(**changes):
+    """A workload, with some arguments changed."""
+    arguments = {"model": nothing, "dataset": nothing, "compile": nothing, "batch_size": 32}
+    return Workload(**{**arguments, **changes})
+
+
+@pytest.fixture(autouse=True)
+def modules_and_path_as_before(monkeypatch):
+    """What loading adds to the imported modules and to the search path is gone after the test."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = dict(sys.modules)
+    yield
+    for name in set(sys.modules) - set(before):
+        del sys.modules[name]
+
+
+@pytest.fixture
+def directory(tmp_path, monkeypatch):
+    """An empty current directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(path, source):
+    """A file with this source, and the directories above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(source)
+    return path
+
+
+def reference_to(path, name="workload"):
+    """The workload called `name` in a file."""
+    return WorkloadReference(file=str(path), name=name, search_path=(str(path.parent),))
+
+
+def refusal(function, *arguments):
+    """The error with which `function` refuses."""
+    with pytest.raises(WorkloadError) as caught:
+        function(*arguments)
+    return caught.value
+
+
+# ------------------------------------------------------------------------------------------------ references
+
+
+def test_a_file_is_looked_up_from_the_current_directory(directory):
+    """The reference has the absolute path, and the file's directory as its search path."""
+    file = write(directory / "jobs" / "train.py", "workload = 1")
+    assert parse_reference("jobs/train.py") == reference_to(file)
+
+
+def test_a_name_follows_the_colon(directory):
+    """Another variable of the file is chosen by name."""
+    file = write(directory / "train.py", "small = large = 1")
+    assert parse_reference("train.py:large") == reference_to(file, "large")
+
+
+def test_a_link_is_followed_to_the_file(directory):
+    """The workload's neighbours are those of the file, not those of the link."""
+    file = write(directory / "jobs" / "train.py", "workload = 1")
+    (directory / "link.py").symlink_to(file)
+    assert parse_reference("link.py") == reference_to(file)
+
+
+def test_a_missing_file_is_answered_with_where_it_was_looked_for(directory):
+    """The error names the path as written and the current directory."""
+    error = refusal(parse_reference, "jobs/none.py")
+    assert error.message == "jobs/none.py: no such file or directory"
+    assert str(directory) in error.hint
+
+
+def test_a_directory_called_like_a_file_is_refused(directory):
+    """The operating system's reason is given."""
+    (directory / "train.py").mkdir()
+    assert refusal(parse_reference, "train.py").message == "train.py: is a directory"
+
+
+def test_a_file_that_may_not_be_read_says_so(directory, monkeypatch):
+    """A refused permission is not taken for a missing file."""
+
+    def refuse(*arguments):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(loading, "read_at_most", refuse)
+    assert refusal(parse_reference, "train.py").message == "train.py: permission denied"
+
+
+@pytest.mark.parametrize(
+    "text", ["train.py:", "train.py:a-b", "train.py:1", "pkg:a:b", "C:/train.py", "pkg:" + "x" * 256]
+)
+def test_what_follows_the_colon_must_be_a_name(text):
+    """The error shows the part that is none, and the two ways to write a reference."""
+    error = refusal(parse_reference, text)
+    assert error.message == f"{text!r}: {text.partition(':')[2]!r} is not a name"
+    assert "path/to/file.py:name" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "module", "name"),
+    [
+        ("package.train", "package.train", "workload"),
+        ("package:small", "package", "small"),
+        ("nowhere", "nowhere", "workload"),
+    ],
+)
+def test_a_dotted_name_is_a_module(directory, text, module, name):
+    """Modules are looked up from the current directory, by importing them; nothing is imported before."""
+    write(directory / "package" / "__init__.py", "raise RuntimeError('was run')")
+    assert parse_reference(text) == WorkloadReference(module=module, name=name, search_path=(str(directory),))
+
+
+@pytest.mark.parametrize("name", ["keras", "tensorflow", "numpy", "pandas"])
+@pytest.mark.parametrize("text", ["jobs/{name}.py", "jobs/train.py", "jobs/train.py:small"])
+def test_a_file_that_hides_a_module_from_tensorflow_is_refused(directory, text, name):
+    """The workload's directory comes first on the search path, whatever the workload's own file is called."""
+    write(directory / "jobs" / f"{name}.py", "workload = 1")
+    write(directory / "jobs" / "train.py", "workload = 1")
+    error = refusal(parse_reference, text.format(name=name))
+    assert error.message.startswith(f"jobs/{name}.py: hides the module {name!r} from TensorFlow")
+    assert f"my_{name}" in error.hint
+
+
+def test_a_package_that_hides_one_from_tensorflow_is_refused(directory):
+    """The current directory comes first for modules."""
+    write(directory / "keras" / "__init__.py", "")
+    assert refusal(parse_reference, "keras.train").message.startswith("keras: hides the module 'keras'")
+    assert refusal(parse_reference, "jobs.train").message.startswith("keras: hides the module 'keras'")
+
+
+@pytest.mark.parametrize(
+    "name", ["train", "model", "optuna", "profile", "random", "digits", "jobs/random/train", "keras/data"]
+)
+def test_a_file_that_hides_nothing_from_tensorflow_is_fine(directory, name):
+    """Whether a module of the library is missed, only an import shows. Directories need an `__init__.py`."""
+    write(directory / f"{name}.py", "workload = 1")
+    assert parse_reference(f"{name}.py").name == "workload"
+    write(directory / "train.py", "workload = 1")
+    assert parse_reference("train.py").name == "workload"
+
+
+def test_an_import_that_fails_beside_a_hidden_library_module_names_the_file(directory):
+    """What is missing is not the workload's fault: a file of the same name came first."""
+    write(directory / "jobs" / "this.py", "")
+    write(directory / "jobs" / "train.py", "import this\nthis.s")
+    try:
+        error = refusal(load, parse_reference("jobs/train.py"))
+    finally:
+        sys.modules.pop("this", None)
+    assert error.message.startswith("jobs/this.py: hides the module 'this'")
+
+
+@pytest.mark.parametrize(
+    "text", ["jobs", "jobs/", "notes", ".", "..", "", ":name", "a-b", "jobs/train", "a..b", "x" * 256]
+)
+def test_what_is_neither_a_python_file_nor_a_module_is_refused(directory, text):
+    """Directories, other files, empty text and what cannot be a module's name."""
+    (directory / "jobs").mkdir()
+    write(directory / "notes", "")
+    error = refusal(parse_reference, text)
+    assert error.message == f"{text.partition(':')[0]!r} is neither a .py file nor a module"
+    assert "package.module[:name]" in error.hint
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(max_size=30) | st.text(max_size=12).map(lambda text: text + ".py"))
+@example(text="x" * 5000)
+@example(text="x" * 5000 + ".py")
+@example(text="\0.py")
+@example(text="\udcff.py")
+def test_whatever_is_written_is_a_reference_or_a_workload_error(text):
+    """No text raises anything else."""
+    with contextlib.suppress(WorkloadError):
+        assert isinstance(parse_reference(text), WorkloadReference)
+
+
+# ------------------------------------------------------------------------------------- references of objects
+
+
+def test_a_modules_variable_is_found_by_module_and_name(monkeypatch):
+    """Another process imports the same module, with the same search path."""
+    workload = a_workload()
+    module = ModuleType("jobs.train")
+    module.small = workload
+    monkeypatch.setitem(sys.modules, "jobs.train", module)
+    monkeypatch.setattr(sys, "path", ["/somewhere", ""])
+    assert reference_of(workload) == WorkloadReference(
+        module="jobs.train", name="small", search_path=("/somewhere", str(Path.cwd()))
+    )
+
+
+def test_a_local_variable_is_refused_with_where_to_put_it():
+    """A workload that no module holds cannot be loaded by another process."""
+    error = refusal(reference_of, a_workload())
+    assert "not a variable at the top level of a module" in error.message
+    assert "outside of any function" in error.hint
+
+
+def test_an_equal_workload_is_not_the_workload(monkeypatch):
+    """Only the very object is looked for."""
+    module = ModuleType("jobs.train")
+    module.workload = a_workload()
+    monkeypatch.setitem(sys.modules, "jobs.train", module)
+    refusal(reference_of, a_workload())
+
+
+def test_what_is_no_module_among_the_modules_is_passed_over(monkeypatch):
+    """Packages put stand-ins into `sys.modules`; they hold no workload."""
+    workload = a_workload()
+    module = ModuleType("the_right_one")
+    module.workload = workload
+    monkeypatch.setitem(sys.modules, "a_stand_in", object())
+    monkeypatch.setitem(sys.modules, "the_right_one", module)
+    assert reference_of(workload).module == "the_right_one"
+
+
+def as_main(monkeypatch, workload, **attributes):
+    """Make `workload` a variable of the program that is being run."""
+    main = ModuleType("__main__")
+    main.workload = workload
+    for name, value in attributes.items():
+        setattr(main, name, value)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+
+
+def test_a_programs_variable_is_found_by_its_file(directory, monkeypatch):
+    """`python train.py`: the file is loaded again, under another name."""
+    file = write(directory / "train.py", GOOD)
+    workload = a_workload()
+    as_main(monkeypatch, workload, __file__="train.py")
+    reference = reference_of(workload)
+    assert (reference.file, reference.module, reference.name) == (str(file), None, "workload")
+
+
+@pytest.mark.parametrize("name", ["jobs.train", "jobs.__main__"])
+def test_a_program_run_as_a_module_is_found_as_that_module(monkeypatch, name):
+    """`python -m jobs.train`, and `python -m jobs`, which runs the package's `__main__`."""
+    workload = a_workload()
+    as_main(monkeypatch, workload, __spec__=importlib.machinery.ModuleSpec(name, None))
+    reference = reference_of(workload)
+    assert (reference.module, reference.file) == (name, None)
+
+
+@pytest.mark.parametrize("attributes", [{}, {"__file__": "<stdin>"}])
+def test_a_workload_imported_into_a_session_is_found_in_its_module(monkeypatch, attributes):
+    """In a notebook, `from train import workload`: the module can be loaded again, the session cannot."""
+    workload = a_workload()
+    as_main(monkeypatch, workload, **attributes)
+    module = ModuleType("train")
+    module.small = workload
+    monkeypatch.setitem(sys.modules, "train", module)
+    reference = reference_of(workload)
+    assert (reference.module, reference.file, reference.name) == ("train", None, "small")
+
+
+def test_a_program_with_a_file_comes_before_what_it_imported(directory, monkeypatch):
+    """`python run.py` that imports its workload is loaded again as that file."""
+    file = write(directory / "run.py", GOOD)
+    workload = a_workload()
+    as_main(monkeypatch, workload, __file__="run.py")
+    module = ModuleType("train")
+    module.workload = workload
+    monkeypatch.setitem(sys.modules, "train", module)
+    assert reference_of(workload).file == str(file)
+
+
+@pytest.mark.parametrize("attributes", [{}, {"__file__": "<stdin>"}])
+def test_a_workload_typed_into_a_session_is_refused(monkeypatch, attributes):
+    """There is no file that another process could load."""
+    workload = a_workload()
+    as_main(monkeypatch, workload, **attributes)
+    monkeypatch.setitem(sys.modules, "__mp_main__", sys.modules["__main__"])  # as some packages call it, too
+    error = refusal(reference_of, workload)
+    assert "interactive session" in error.message
+    assert 'autotune.tune("path/to/file.py")' in error.hint
+
+
+# --------------------------------------------------------------------------------------------------- loading
+
+
+def test_a_workload_is_loaded_from_a_file(tmp_path):
+    """The variable's value comes back."""
+    loaded = load(reference_to(write(tmp_path / "train.py", GOOD)))
+    assert isinstance(loaded, Workload)
+    assert loaded.batch_size == 32
+
+
+def test_a_file_finds_its_neighbours(tmp_path):
+    """Modules beside the file can be imported by it, and its `__main__` block stays asleep."""
+    write(tmp_path / "sizes_for_this_test.py", "BATCH = 48")
+    source = GOOD.replace("32", "BATCH") + "if __name__ == '__main__':\n    raise SystemExit('run')\n"
+    file = write(tmp_path / "train.py", "from sizes_for_this_test import BATCH\n" + source)
+    assert load(reference_to(file)).batch_size == 48
+
+
+def test_a_file_finds_itself_while_it_is_loaded(tmp_path):
+    """Code that looks its own module up, as decorators do, finds it."""
+    file = write(
+        tmp_path / "train.py", GOOD + "import sys\nassert sys.modules[__name__].workload is workload\n"
+    )
+    assert load(reference_to(file)).batch_size == 32
+
+
+def test_a_workload_is_loaded_from_a_module(tmp_path):
+    """Found by way of the reference's search path."""
+    write(tmp_path / "package_for_this_test" / "__init__.py", "")
+    write(tmp_path / "package_for_this_test" / "jobs.py", GOOD)
+    reference = WorkloadReference(module="package_for_this_test.jobs", search_path=(str(tmp_path),))
+    assert load(reference).batch_size == 32
+
+
+def test_the_search_path_comes_first_in_its_own_order(tmp_path):
+    """Directories are put in front, and none twice."""
+    file = write(tmp_path / "train.py", GOOD)
+    known = sys.path[0]
+    before = sys.path.count(known)
+    load(WorkloadReference(file=str(file), search_path=("/one", known, "/two")))
+    assert sys.path[:3] == ["/one", "/two", known]
+    assert sys.path.count(known) == before
+
+
+@pytest.mark.parametrize(
+    ("module", "missing"),
+    [
+        ("nowhere_to_be_found", "nowhere_to_be_found"),
+        ("nowhere_to_be_found.train", "nowhere_to_be_found"),
+        ("package_for_this_test.trian", "package_for_this_test.trian"),
+    ],
+)
+def test_a_module_that_is_not_there_is_named(tmp_path, module, missing):
+    """The error says which part is missing, and where it was looked for; there is no traceback to show."""
+    write(tmp_path / "package_for_this_test" / "__init__.py", "")
+    error = refusal(load, WorkloadReference(module=module, search_path=(str(tmp_path),)))
+    assert error.message == f"no module {module!r}"
+    assert error.hint.startswith(f"{missing!r} is neither in the current directory")
+    assert error.detail == ""
+
+
+@pytest.mark.parametrize("source", ["import sys\nworkload = = 1\n", "# coding: klingon\n", "(" * 300])
+def test_a_syntax_error_is_answered_with_its_place(tmp_path, source):
+    """Python's own account of it says where it is, and the file is not run."""
+    file = write(tmp_path / "train.py", source)
+    error = refusal(load, reference_to(file))
+    assert error.message.startswith(f"importing {file} raised SyntaxError: ")
+    assert "(train.py, line" in error.message or "klingon" in error.message
+    assert error.detail.splitlines()[-1].startswith("SyntaxError: ")
+
+
+def test_a_relative_import_is_answered_with_the_modules_name(tmp_path):
+    """Loaded by its path the file has no package."""
+    file = write(tmp_path / "pkg" / "train.py", "from .net import x\n" + GOOD)
+    error = refusal(load, reference_to(file))
+    assert "attempted relative import" in error.message
+    assert "autotune tune PACKAGE.MODULE" in error.hint
+
+
+@pytest.mark.parametrize(("module", "name"), [("tensorflow", "TensorFlow"), ("keras", "Keras")])
+def test_a_missing_tensorflow_is_said_with_how_to_install_it(tmp_path, monkeypatch, module, name):
+    """Before the file is run, which would fail with a traceback, or train on another backend."""
+    monkeypatch.setitem(sys.modules, module, None)
+    error = refusal(load, reference_to(write(tmp_path / "train.py", "raise RuntimeError('was run')")))
+    assert error.message == f"{name} is not installed in {sys.prefix}"
+    assert "pip install 'autotune[examples]'" in error.hint
+    assert "your own build" in error.hint
+
+
+def test_a_run_without_tensorflow_ends_with_that_sentence_and_leaves_nothing(directory, monkeypatch):
+    """`autotune tune` in an environment without TensorFlow."""
+    hidden = write(
+        directory / "hidden" / "sitecustomize.py", "import sys\nsys.modules['tensorflow'] = None\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(hidden.parent))
+    write(directory / "train.py", "import tensorflow\n" + GOOD)
+    error = refusal(lambda: tune("train.py", budget=60, out="run"))
+    assert error.message == f"TensorFlow is not installed in {sys.prefix}"
+    assert not (directory / "run").exists()
+
+
+@pytest.mark.parametrize("as_module", [False, True])
+def test_a_module_that_the_users_file_misses_is_the_files_error(tmp_path, as_module):
+    """It is not the workload's module that is missing, and the traceback shows the line."""
+    file = write(tmp_path / "job_for_this_test.py", "import nowhere_to_be_found\n" + GOOD)
+    reference = (
+        WorkloadReference(module="job_for_this_test", search_path=(str(tmp_path),))
+        if as_module
+        else reference_to(file)
+    )
+    error = refusal(load, reference)
+    assert "raised ModuleNotFoundError: No module named 'nowhere_to_be_found'" in error.message
+    assert "line 1" in error.detail
+
+
+def test_a_missing_module_without_a_name_is_the_files_error(tmp_path):
+    """Packages raise it by hand, too."""
+    file = write(tmp_path / "train.py", "raise ModuleNotFoundError('install the extra')")
+    error = refusal(load, reference_to(file))
+    assert error.message == f"importing {file} raised ModuleNotFoundError: install the extra"
+
+
+def test_a_file_that_raises_is_answered_with_the_users_own_frames(tmp_path):
+    """Message, file, line and source are shown; the frames of the import system are not."""
+    file = write(tmp_path / "train.py", "def read():\n    return {}['path']\n\nread()\n")
+    error = refusal(load, reference_to(file))
+    assert error.message == f"importing {file} raised KeyError: 'path'"
+    assert error.hint == "Mend the file; it must be importable."
+    shown = [line for line in error.detail.splitlines() if line.strip(" ~^")]  # Python marks the place, too
+    assert shown == [
+        "Traceback (your code):",
+        f'  File "{file}", line 4, in <module>',
+        "    read()",
+        f'  File "{file}", line 2, in read',
+        "    return {}['path']",
+        "KeyError: 'path'",
+    ]
+
+
+@pytest.mark.parametrize(
+    "statement", ["raise SystemExit(3)", "raise KeyboardInterrupt", "import sys; sys.exit()"]
+)
+def test_a_file_that_ends_the_process_is_an_error_too(tmp_path, statement):
+    """Importing must not end the template."""
+    error = refusal(load, reference_to(write(tmp_path / "train.py", statement)))
+    assert " raised " in error.message
+
+
+def test_a_missing_variable_is_answered_with_the_nearest(tmp_path):
+    """A public name of the file is offered, and what to write is shown."""
+    file = write(tmp_path / "train.py", "_workload = 1\nglobals()['workloads'] = 1")
+    error = refusal(load, reference_to(file))
+    assert error.message == f"{file}: no 'workload' in it"
+    assert error.hint.startswith(
+        "Did you mean 'workloads'? Write `workload = autotune.Workload(…)` at the top level"
+    )
+    assert error.hint.endswith(f"{file}:NAME.")
+
+
+def test_what_a_module_misses_is_said_of_the_module(tmp_path):
+    """A workload looked up by module is named by module in the error."""
+    write(tmp_path / "job_for_this_test.py", "")
+    reference = WorkloadReference(module="job_for_this_test", search_path=(str(tmp_path),))
+    assert refusal(load, reference).message == "job_for_this_test: no 'workload' in it"
+    write(tmp_path / "bad_for_this_test.py", "raise ValueError('no')")
+    reference = WorkloadReference(module="bad_for_this_test", search_path=(str(tmp_path),))
+    assert refusal(load, reference).message == "importing bad_for_this_test raised ValueError: no"
+
+
+def test_a_variable_of_another_type_is_refused(tmp_path):
+    """The error says what it is and what was expected."""
+    file = write(tmp_path / "train.py", "workload = {'batch_size': 32}")
+    error = refusal(load, reference_to(file))
+    assert error.message == f"{file}:workload: is a dict, expected an autotune.Workload"
+    assert f"{file}:NAME" in error.hint
+
+
+def test_a_wrong_argument_in_the_users_file_keeps_its_own_message(tmp_path):
+    """The workload's own error passes through as it is."""
+    file = write(tmp_path / "train.py", GOOD.replace("batch_size=32", "batch_size=0"))
+    assert refusal(load, reference_to(file)).message == "Workload(batch_size=…): batch_size cannot be 0"
+
+
+def test_a_file_that_starts_a_tuner_by_being_imported_is_refused(tmp_path):
+    """The error says where to put the call; afterwards tuners can be started again."""
+    source = GOOD + "from autotune.workloads.loading import refuse_while_loading\nrefuse_while_loading()\n"
+    error = refusal(load, reference_to(write(tmp_path / "train.py", source)))
+    assert "calls autotune.tune() while it is being imported" in error.message
+    assert 'if __name__ == "__main__":' in error.hint
+    refuse_while_loading()
+
+
+@pytest.mark.parametrize("source", [GOOD, "raise ValueError"])
+def test_a_tuner_may_start_once_loading_is_over(tmp_path, source):
+    """Whether the file could be loaded or not, and while nothing is loaded."""
+    refuse_while_loading()
+    try:
+        load(reference_to(write(tmp_path / "train.py", source)))
+    except WorkloadError:
+        assert source != GOOD
+    refuse_while_loading()
+
+
+# ------------------------------------------------------------------------------------------------ tracebacks
+
+
+def raised_by(tmp_path, source):
+    """The exception that running `source` as a user's file raises."""
+    file = write(tmp_path / "users_file.py", source)
+    with pytest.raises(Exception) as caught:  # noqa: PT011  # whatever the source raises
+        exec(compile(source, str(file), "exec"), {})
+    return caught.value
+
+
+def test_only_the_users_frames_are_shown(tmp_path):
+    """Frames of the standard library, of installed packages and of autotune are left out; the user's stay."""
+    source = (
+        "import json\n"
+        "from pydantic import TypeAdapter, PlainValidator\n"
+        "from typing import Annotated\n"
+        "from autotune.printable import short\n"
+        "from autotune.workloads.workload import call_with_config\n"
+        "def inner(pairs):\n"
+        "    raise TypeError('in the middle')\n"
+        "def through_json(value=None):\n"
+        "    return json.loads('{}', object_pairs_hook=inner)\n"
+        "def through_pydantic():\n"
+        "    return TypeAdapter(Annotated[int, PlainValidator(through_json)]).validate_python(1)\n"
+        "class Shown:\n"
+        "    def __repr__(self):\n"
+        "        return through_pydantic()\n"
+        "call_with_config(lambda: short(Shown()), None)\n"
+    )
+    shown = users_traceback(raised_by(tmp_path, source))
+    assert shown.startswith("Traceback (your code):\n")
+    assert shown.endswith("TypeError: in the middle")
+    for function in ("<lambda>", "through_pydantic", "through_json", "inner"):
+        assert f"in {function}\n" in shown
+    for foreign in (Path(json.__file__).parent, "site-packages", str(Path(loading.__file__).parents[1])):
+        assert str(foreign) not in shown
+
+
+def test_an_error_from_a_library_shows_the_users_line_that_called_it(tmp_path):
+    """The last frame is the user's call, not the library's insides."""
+    shown = users_traceback(raised_by(tmp_path, "import json\njson.loads('{')\n"))
+    assert "line 2, in <module>\n    json.loads('{')" in shown
+    assert "decoder.py" not in shown
+    assert "JSONDecodeError" in shown.splitlines()[-1]
+
+
+def test_an_error_without_any_frame_of_the_users_is_one_line():
+    """No empty traceback is shown."""
+    assert users_traceback(ValueError("no frames")) == "ValueError: no frames"
+
+
+# ----------------------------------------------------------------------------------------------------- facts
+
+
+def test_the_facts_are_what_the_tuner_needs_to_know(tmp_path):
+    """Batch size, baseline, and what dataset and validation look like."""
+    file = write(tmp_path / "train.py", GOOD)
+    workload = a_workload(
+        baseline={"prefetch": 2},
+        dataset=lambda config: None,
+        validation=nothing,
+        batched=True,
+        drop_remainder=True,
+    )
+    facts = facts_of(workload, reference_to(file))
+    assert (facts.batch_size, facts.baseline) == (32, {"prefetch": 2})
+    assert (facts.batched, facts.drop_remainder) == (True, True)
+    assert (facts.dataset_takes_config, facts.validates) == (True, True)
+    plain = facts_of(a_workload(), reference_to(file))
+    assert (plain.dataset_takes_config, plain.validates) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("file", "variable", "own", "expected"),
+    [
+        ("jobs/train.py", "workload", None, "train"),
+        ("jobs/train.py", "small", None, "small"),
+        ("jobs/train.py", "small", "mine", "mine"),
+        ("jobs/__init__.py", "workload", None, "jobs"),
+        ("jobs/__main__.py", "workload", None, "jobs"),
+    ],
+)
+def test_a_workload_is_called_by_its_own_name_its_variable_or_its_file(
+    tmp_path, file, variable, own, expected
+):
+    """The usual variable's name says nothing, nor do the names of a package's own files."""
+    path = write(tmp_path / file, GOOD)
+    assert facts_of(a_workload(name=own), reference_to(path, variable)).name == expected
+
+
+def test_a_module_without_a_file_gives_its_name(monkeypatch):
+    """A module that was made up in memory has no source to fingerprint, and is called by its own name."""
+    monkeypatch.setitem(sys.modules, "made_up", ModuleType("made_up"))
+    facts = facts_of(a_workload(), WorkloadReference(module="made_up"))
+    assert facts.name == "made_up"
+    assert facts.fingerprint.startswith("sha256:")
+
+
+def test_a_modules_workload_has_the_modules_file(tmp_path):
+    """Name and fingerprint are the same however the file was found."""
+    file = write(tmp_path / "job_for_this_test.py", GOOD)
+    reference = WorkloadReference(module="job_for_this_test", search_path=(str(tmp_path),))
+    workload = load(reference)
+    assert facts_of(workload, reference) == facts_of(workload, reference_to(file))
+
+
+def test_the_fingerprint_follows_source_and_name(tmp_path):
+    """The same source and name give the same fingerprint; another of either gives another."""
+    one = write(tmp_path / "a" / "train.py", GOOD)
+    same = write(tmp_path / "b" / "train.py", GOOD)
+    other = write(tmp_path / "c" / "train.py", GOOD + "# changed\n")
+    print_of = facts_of(a_workload(), reference_to(one)).fingerprint
+    assert print_of.startswith("sha256:")
+    assert facts_of(a_workload(), reference_to(same)).fingerprint == print_of
+    assert facts_of(a_workload(), reference_to(other)).fingerprint != print_of
+    assert facts_of(a_workload(), reference_to(one, "small")).fingerprint != print_of
