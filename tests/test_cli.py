@@ -188,7 +188,7 @@ def test_show_prints_a_recipe_by_its_file(capsys, finished):
     """`show RECIPE` prints baseline against recommendation."""
     code, out, _ = run(capsys, "show", finished / "recipe.json")
     assert code == 0
-    assert "recommendation" in out
+    assert "recommended" in out
     assert "samples/s" in out
 
 

@@ -25,6 +25,7 @@ class TwoSeats(SimulatedTrials):
         self.met = set()
 
     def launch(self, configuration, *, seat="", **how):
+        """As one machine; the first candidates of both seats meet here."""
         trial = super().launch(configuration, seat=seat, **how)
         self.launched_on.append((seat, trial.configuration))
         if trial.configuration != BASELINE and seat not in self.met:

@@ -1,0 +1,227 @@
+"""What a run ends with: the verdict, changes, costs, what to watch, what was not checked, how to use it, in this order."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console as RichConsole
+from rich.table import Table
+from rich.text import Text
+
+from autotune.console.text import clean, estimated_ratio, ratio, say, size, terminal
+from autotune.recipe.apply import environment
+from autotune.space.configuration import Configuration, format_value
+from autotune.stats.deciding import EndedBy, Finding, Verdict
+
+if TYPE_CHECKING:
+    from autotune.recipe.recipe import Estimate, Evidence, LearningRate, Recipe, Watch
+    from autotune.tuning.verifying import Verification
+
+
+def show_recipe(recipe: Recipe, path: Path | None, console: RichConsole | None = None) -> None:
+    """The verdict, what to change and what it costs, what to watch, and what was not checked."""
+    console = console or terminal()
+    evidence = recipe.evidence
+    console.print()
+    if evidence.verdict is Verdict.FASTER:
+        claim = f"Faster: {estimated_ratio(evidence.speedup)} with 95% confidence"
+        processes = f"{evidence.confirmation.processes} fresh processes a side"
+        say(f"{claim}, from {processes}.", console, style="bold green")
+    else:
+        _show_why_not(recipe, console)
+    console.print()
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    headings = ("", "baseline", "recommended") if recipe.changes else ("", "baseline")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for name, values in _rows(recipe).items():
+        table.add_row(name, *values[: len(headings) - 1])
+    console.print(table)
+    console.print()
+    _show_what_to_watch(recipe, console)
+    if evidence.stability.not_checked:
+        say("Not checked:", console)
+        for each in evidence.stability.not_checked:
+            say(f"  - {each}", console)
+    if path is not None:
+        say(f"Recipe: {path}", console)
+
+
+def _rows(recipe: Recipe) -> dict[str, tuple[str, str]]:
+    """What changes, then the speed, then what it costs; baseline and recommendation."""
+    evidence = recipe.evidence
+    rows = {
+        name: (
+            "–" if recipe.baseline.get(name) is None else format_value(recipe.baseline[name]),
+            format_value(recipe.configuration[name]),
+        )
+        for name in recipe.changes
+    }
+    host, device = evidence.peak_memory_bytes.host, evidence.peak_memory_bytes.device
+    before = evidence.baseline_peak_memory_bytes
+    rows["samples/s"] = _rate(evidence.baseline_throughput), _rate(evidence.throughput)
+    rows["peak host memory"] = size(before.host), size(host)
+    if device is not None:
+        rows["peak device memory"] = size(before.device), size(device)
+    rows["compile time"] = _seconds(evidence.baseline_compile_seconds), _seconds(evidence.compile_seconds)
+    return rows
+
+
+def _rate(estimate: Estimate) -> str:
+    low, high = estimate.ci95
+    return f"{estimate.value:,.0f}" + (f" ({low:,.0f} to {high:,.0f})" if low < high else "")
+
+
+def _seconds(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds:.1f} s"
+
+
+def _show_why_not(recipe: Recipe, console: RichConsole) -> None:
+    """Why the baseline is recommended, and what came closest to a recommendation."""
+    best = recipe.evidence.best_candidate
+    say(_verdict_in_words(recipe.evidence), console, style="bold")
+    if best is None:
+        return
+    changes = Configuration(best.configuration).describe(relative_to=Configuration(recipe.baseline))
+    told = ""
+    if best.speedup is not None:
+        told = f"{estimated_ratio(best.speedup)}; "
+    elif best.search_speedup is not None:
+        told = f"×{best.search_speedup:.2f} (search only); "
+    say(f"Best candidate: {changes}: {told}{best.reason}.", console)
+
+
+def _verdict_in_words(evidence: Evidence) -> str:
+    tried = f"{evidence.candidates or 'no'} candidate{'' if evidence.candidates == 1 else 's'} tried"
+    if evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN:
+        if evidence.ended_by is EndedBy.EXHAUSTED:
+            tried += ", none is left"
+        if evidence.excluded_gain is None:
+            return f"No significant gain: no candidate could be measured ({tried}). Keep what you have."
+        # Rounded up: a smaller bound would claim too much.
+        excluded = math.ceil(round(100 * evidence.excluded_gain, 6))
+        return f"No significant gain: gains above {excluded}% are excluded ({tried}). Keep what you have."
+    if evidence.verdict is Verdict.UNSTABLE:
+        return f"Unstable: every faster candidate failed or broke a stability rule ({tried}). Keep what you have."
+    why = "the run was stopped" if evidence.ended_by is EndedBy.INTERRUPTED else "the budget ended"
+    return f"Undecided: {why} before the answer was settled ({tried})."
+
+
+def _show_what_to_watch(recipe: Recipe, console: RichConsole) -> None:
+    evidence = recipe.evidence
+    if recipe.learning_rate is not None:
+        _show_learning_rate(recipe.learning_rate, recipe, console)
+    if evidence.break_even_samples:
+        say(f"The longer compile time is earned back after {evidence.break_even_samples:,} samples.", console)
+    if evidence.watch is not None:
+        say(_watched(evidence.watch), console)
+    for check in evidence.stability.checks:
+        if not check.passed:
+            say(f"Failed: {check.name}: {check.detail}", console, style="red")
+
+
+def _show_learning_rate(note: LearningRate, recipe: Recipe, console: RichConsole) -> None:
+    """What another batch size asks of the learning rate, with the losses of short trainings where there are some."""
+    before, after = recipe.baseline["batch_size"], recipe.configuration["batch_size"]
+    say(
+        f"The batch size is {note.batch_ratio:g} times the baseline's. Usual rules multiply the learning rate by "
+        f"{note.sqrt_scale:.2f} (Adam) or {note.linear_scale:g} (SGD). Compare the held-out loss before a long "
+        "training.",
+        console,
+    )
+    losses = note.losses
+    if losses is None:
+        return
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    for heading in ("batch", "learning rate", f"training loss after {losses.examples:,} examples"):
+        table.add_column(heading)
+    table.add_row(str(before), "as it is", f"{losses.baseline:.4g} ± {losses.baseline_spread:.2g}")
+    for scale, loss in (
+        ("as it is", losses.unscaled),
+        (f"× {note.sqrt_scale:.2f}", losses.sqrt_scaled),
+        (f"× {note.linear_scale:g}", losses.linear_scaled),
+    ):
+        table.add_row(str(after), scale, "–" if loss is None else f"{loss:.4g}")
+    console.print()
+    console.print(table)
+    console.print()
+
+
+def _watched(watch: Watch) -> str:
+    """What a watch over the winner showed, in a sentence."""
+    if watch.failure:
+        return f"It failed while it trained without a pause (`--soak`): {watch.failure}."
+    rate = "" if watch.throughput is None else f" at {watch.throughput.value:,.0f} samples/s"
+    failed = [each.detail for each in watch.checks if not each.passed]
+    found = "; ".join(failed) if failed else "no memory leak and no hang"
+    return f"It trained for {watch.seconds:.0f} s without a pause{rate} (`--soak`): {found}."
+
+
+def show_usage(recipe: Recipe, path: Path, *, tuned: str, console: RichConsole | None = None) -> None:
+    """The lines that training code needs; where the recipe is the baseline, the command that goes on, if any.
+
+    Args:
+        recipe: What was found.
+        path: Its file.
+        tuned: The workload, as it was named on the command line.
+        console: Where to print.
+    """
+    console = console or terminal()
+    seconds = recipe.evidence.go_on_seconds
+    if seconds is not None:
+        say("To go on with what was measured:", console)
+        say(f"    {resume_command(tuned, path.parent, seconds=seconds)}", console)
+        return
+    if not recipe.changes:
+        say("The recipe is the baseline: nothing needs to change in your training code.", console)
+        return
+    before = (
+        "import tensorflow" if environment(recipe.configuration) else "the first tensor, dataset or model"
+    )
+    lines = [
+        f"recipe = autotune.Recipe.load({_in_python(path)})",
+        f"recipe.apply()                                   # before {before}",
+        "model.compile(optimizer, loss, **recipe.compile_args())",
+        "model.fit(**recipe.fit_args(dataset), epochs=…)",
+    ]
+    if recipe.workload.takes_config:
+        lines.insert(3, "dataset = make_dataset(recipe.dataset_config)    # what dataset(config) was given")
+    console.print()
+    say("In your training code:", console)
+    for line in lines:
+        console.print(Text(f"    {line}"), soft_wrap=True)
+
+
+def resume_command(tuned: str, directory: Path, *, seconds: float | None = None) -> str:
+    """The command that goes on with a run, to be pasted into a shell.
+
+    Args:
+        tuned: The workload, as it was named on the command line.
+        directory: The run's.
+        seconds: The budget to go on with; what is left of the run's own when None.
+    """
+    command = f"autotune tune {shlex.quote(tuned)} --resume {shlex.quote(str(directory))}"
+    return clean(command if seconds is None else f"{command} --budget {seconds:.0f}s")
+
+
+def _in_python(path: Path) -> str:
+    """The path as a literal: code to be copied must stay that line, whatever the file is called."""
+    text = str(path)
+    return f'"{text}"' if text.isprintable() and not set(text) & {'"', "\\"} else repr(text)
+
+
+def show_verification(verification: Verification, console: RichConsole | None = None) -> None:
+    """The finding, the claim, and what was measured."""
+    console = console or terminal()
+    found = verification.finding
+    console.print()
+    if verification.claimed is not None:
+        say(f"claimed   {ratio(verification.claimed)}", console)
+        processes = f" from {verification.instances} fresh processes a side" if verification.instances else ""
+        say(f"measured  {ratio(verification.measured)}{processes}", console)
+    style = "bold green" if found is Finding.HOLDS else "bold red"
+    say(f"{found}: {verification.reason}.", console, style=style)

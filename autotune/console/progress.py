@@ -1,0 +1,150 @@
+"""What a run prints while it goes on.
+
+On a terminal a status block stands below the lines of the finished trials; elsewhere there are the lines alone. Nothing
+is redrawn while a slice is measured: drawing would take processor time from it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console as RichConsole
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from autotune.console.text import clean, duration, ratio, speed, terminal
+from autotune.printable import first_line, one_line
+from autotune.record import Outcome, Phase, Standing, TrialRecord
+from autotune.tuning.progress import Began, Event, Notice, RunBegan, TrialBegan, TrialEnded, TrialMeasured
+
+
+class Progress:
+    """Draws a run's events; an observer for `tune`, and a context manager.
+
+    Args:
+        console: Where to draw.
+        budget: Seconds for everything; that of the run, once it has begun.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        console: RichConsole | None = None,
+        *,
+        budget: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console or terminal()
+        self._clock = clock
+        self._began = clock()
+        self.directory: Path | None = None
+        self._budget = budget
+        self._workload = ""
+        self._current = ""
+        self._estimate = ""
+        self._measured: dict[int, tuple[float, str]] = {}
+        self._failures: Counter[str] = Counter()
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> Progress:
+        """Begin drawing."""
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take the status block away."""
+        self._live.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Draw one event."""
+        if isinstance(event, RunBegan):
+            self.directory = event.directory
+            self._budget, self._workload = event.budget, clean(event.workload)
+            self._began = self._clock() - event.spent
+            budget = duration(event.budget)
+            self._line(Text(f"{self._workload}: budget {budget}, run directory {clean(event.directory)}"))
+        elif isinstance(event, Began):
+            self._current, self._estimate = clean(event.text), ""
+            self._line(Text(f"{self._stamp()}  {clean(event.text)}"))
+        elif isinstance(event, TrialBegan):
+            self._current, self._estimate = f"trial {event.trial}: {clean(event.changes)}", "starting"
+        elif isinstance(event, TrialMeasured):
+            self._estimate = f"{ratio(event.speedup)} after {event.pairs} pairs"
+        elif isinstance(event, TrialEnded):
+            self._trial_ended(event)
+        elif isinstance(event, Notice):
+            self._line(Text(f"{self._stamp()}  note: {clean(event.text)}", style="yellow"))
+        if self._live.is_started:
+            self._live.update(self._status(), refresh=True)
+
+    def _trial_ended(self, event: TrialEnded) -> None:
+        record = event.record
+        if not record.outcome.measured:
+            self._failures[str(record.outcome)] += 1
+        if record.phase is Phase.SEARCH:
+            self._measured.pop(record.trial, None)  # another look at it says more than the first
+            if record.outcome is Outcome.OK and record.speedup is not None:
+                self._measured[record.trial] = record.speedup.value, clean(event.changes)
+        self._line(trial_line(record, event.changes, stamp=self._stamp()))
+        self._current = self._estimate = ""
+
+    def _stamp(self) -> str:
+        return f"{duration(self._clock() - self._began):>5}"
+
+    def _line(self, text: Text) -> None:
+        self._console.print(text, soft_wrap=True)
+
+    def _status(self) -> Table:
+        spent = self._clock() - self._began
+        best = "none yet"
+        if self._measured:
+            best = "×{:.2f}  {}".format(*max(self._measured.values()))
+        failures = ", ".join(f"{count} {name}" for name, count in sorted(self._failures.items()))
+        grid = Table.grid(padding=(0, 2))
+        grid.add_row("now", Text(self._current or "–", overflow="ellipsis", no_wrap=True))
+        grid.add_row("speed", Text(self._estimate or "–"))
+        grid.add_row("best", Text(best, overflow="ellipsis", no_wrap=True))
+        grid.add_row("failed", Text(failures or "none"))
+        left = self._budget - spent
+        grid.add_row("left", Text(f"{duration(left)} of {duration(self._budget)}"))
+        bar = ProgressBar(total=max(self._budget, 1.0), completed=min(spent, self._budget), width=40)
+        grid.add_row("", bar)
+        return grid
+
+
+def trial_line(record: TrialRecord, changes: str, *, stamp: str) -> Text:
+    """One finished trial on one line: when, which, how fast, what."""
+    text = Text(f"{stamp}  {record.phase:<8} {record.trial:>3}  ")
+    if record.outcome is Outcome.OK:
+        shown = speed(record.speedup)
+        if record.speedup is None and not record.pairs and record.throughput is not None:
+            shown = f"{record.throughput.value:,.0f} samples/s"
+        text.append(f"{shown:<18}", style="green" if record.speedup and record.speedup.low > 1 else "")
+    elif record.outcome is Outcome.PRUNED:
+        text.append(f"{speed(record.speedup):<18}", style="dim")
+    else:
+        text.append(f"{record.outcome:<18}", style="red")
+    text.append(f"  {clean(changes)}")
+    for looks in record.looks[-1:] if record.outcome.measured else ():
+        processes = len({pair.instance for pair in record.pairs})
+        text.append(f"  ({_STANDS[looks.standing]} after {processes} fresh processes a side)")
+    if record.reason and not record.outcome.measured:
+        text.append(f"  ({one_line(first_line(record.reason), longest=160)})", style="dim")
+    if record.outcome.measured and record.settled is False:
+        text.append("  (was still getting faster when it was measured)", style="dim")
+    return text
+
+
+_STANDS = {
+    Standing.OPEN: "not decided",
+    Standing.OUT_OF_TIME: "not decided",
+    Standing.CONFIRMED: "confirmed",
+    Standing.NOT_SHOWN: "no gain shown",
+    Standing.UNSTABLE: "unstable",
+}

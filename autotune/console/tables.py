@@ -1,0 +1,135 @@
+"""Trials, histories, knobs, search spaces and runs as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console as RichConsole
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from autotune.console.progress import trial_line
+from autotune.console.text import clean, duration, ratio, say, size, terminal
+from autotune.record import TrialRecord
+from autotune.space.configuration import Configuration, format_value
+from autotune.space.knobs import KNOBS
+from autotune.stats.deciding import Verdict
+
+if TYPE_CHECKING:
+    import pandas
+
+    from autotune.report.compare import RunSummary
+    from autotune.run_directory import SearchSpaceRecord
+
+
+def show_trials(
+    records: Sequence[TrialRecord], baseline: Configuration, console: RichConsole | None = None
+) -> None:
+    """A run's trials, one line each; the time is what the trial took, not when it ended as in `Progress`."""
+    console = console or terminal()
+    heading = f"{'took':>5}  {'phase':<8} {'no.':>3}  {'speed-up':<18}  changes"
+    say(heading, console, style="bold")
+    for record in records:
+        changes = Configuration(record.configuration).describe(relative_to=baseline)
+        console.print(trial_line(record, changes, stamp=f"{duration(record.seconds):>5}"), soft_wrap=True)
+
+
+_HISTORY_COLUMNS = ("run", "trial", "phase", "outcome", "speedup", "throughput", "peak_host_bytes", "reason")
+
+
+def show_history(frame: pandas.DataFrame, console: RichConsole | None = None) -> None:
+    """The main columns of a history, one trial a row; all columns are in the files that `history` writes.
+
+    `settled` is among them where a trial was measured before it had settled.
+    """
+    console = console or terminal()
+    varied = [name for name in KNOBS if name in frame.columns and frame[name].nunique(dropna=False) > 1]
+    unsettled = ["settled"] if "settled" in frame.columns and not frame["settled"].fillna(True).all() else []
+    columns = [*_HISTORY_COLUMNS[:4], *varied, *_HISTORY_COLUMNS[4:-1], *unsettled, *_HISTORY_COLUMNS[-1:]]
+    say("  ".join(columns), console, style="bold")
+    for _, row in frame.iterrows():
+        say("  ".join(_cell(name, row[name]) for name in columns), console)
+    say(f"{len(frame)} trials", console)
+
+
+def _cell(name: str, value: object) -> str:
+    if str(value) in ("<NA>", "nan", "NaT", "None"):
+        return "–"
+    if name.endswith("_bytes"):
+        return size(int(str(value)))
+    if isinstance(value, float):
+        return f"{value:,.0f}" if name == "throughput" else f"{value:.3f}"
+    return clean(str(value))[:80]
+
+
+def show_knobs(console: RichConsole | None = None) -> None:
+    """All knobs, from the table."""
+    table = Table("knob", "what", "values", "default", "stage", "numerics", "where", box=box.SIMPLE_HEAD)
+    for knob in KNOBS.values():
+        table.add_row(
+            knob.name,
+            knob.summary,
+            knob.domain.describe(),
+            "the workload's" if knob.default is None else format_value(knob.default),
+            knob.stage,
+            "may change" if knob.changes_numerics else "same",
+            ", ".join(sorted(knob.devices)),
+        )
+    (console or terminal()).print(table)
+
+
+def show_space(space: SearchSpaceRecord, size_: int, console: RichConsole | None = None) -> None:
+    """A search space as it resolves here."""
+    console = console or terminal()
+    table = Table("knob", "choices here", box=box.SIMPLE_HEAD)
+    for name, choices in space.choices.items():
+        table.add_row(name, " ".join(format_value(each) for each in choices))
+    for name, why in space.left_out.items():
+        table.add_row(name, Text(f"left out: {clean(why)}", style="dim"))
+    console.print(table)
+    say(f"{space.source}: {size_:,} configurations", console)
+
+
+def show_comparison(summaries: Iterable[RunSummary], console: RichConsole | None = None) -> None:
+    """Runs side by side, one row each."""
+    console = console or terminal()
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("run", "workload", "machine", "trials", "failed", "claim", "recommended"):
+        table.add_column(heading, overflow="fold", no_wrap=heading == "run")
+    notes = []
+    for each in summaries:
+        claim = "no recipe" if each.verdict is None else str(each.verdict)
+        if each.verdict is Verdict.FASTER:
+            claim += f" {ratio(each.claimed)}"
+        table.add_row(
+            Text(clean(each.run)),  # text: a string's square brackets would be taken for colours
+            Text(clean(each.workload or "–")),
+            Text(clean(each.machine_description)),
+            str(each.trials),
+            str(each.failed),
+            claim,
+            Text(clean(_recommended(each))),
+        )
+        if not each.comparable_with_first:
+            notes.append(f"{each.run} cannot be held against the first run: {each.why_not}")
+    _print_whole(table, console)
+    for note in notes:
+        say(note, console, style="yellow")
+
+
+def _recommended(summary: RunSummary) -> str:
+    """What a run recommends; without a recipe nothing, whatever looked best in its search."""
+    if summary.recommended_changes is not None:
+        return summary.recommended_changes
+    return "–" if summary.best_changes is None else f"– (best in the search: {summary.best_changes})"
+
+
+def _print_whole(table: Table, console: RichConsole) -> None:
+    """On a terminal as wide as that is; elsewhere as wide as the table: nothing is cut or folded in a pipe."""
+    if not console.is_terminal:
+        unbounded = console.options.update(max_width=1 << 16)
+        console.width = max(console.width, Measurement.get(console, unbounded, table).maximum)
+    console.print(table)

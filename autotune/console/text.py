@@ -1,0 +1,76 @@
+"""Figures and strings as they are shown, and the screen they are shown on."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from rich.console import Console as RichConsole
+from rich.text import Text
+
+from autotune.printable import one_line
+from autotune.record import Interval
+
+if TYPE_CHECKING:
+    from autotune.recipe.recipe import Estimate
+
+WIDTH_WITHOUT_TERMINAL = 120
+VAGUE = 2.0
+"""An interval that spans this factor says next to nothing."""
+
+
+def clean(text: object) -> str:
+    """`text` on one line and without control characters: users' strings reach the terminal as text only."""
+    return one_line(text)
+
+
+def clean_lines(text: str) -> str:
+    """`text` without control characters, its line breaks kept."""
+    return "\n".join(clean(line) for line in text.splitlines())
+
+
+def ratio(interval: Interval | None) -> str:
+    """`×2.57 (2.28 to 2.90)`, or a dash."""
+    if interval is None:
+        return "–"
+    return f"×{interval.value:.2f} ({interval.low:.2f} to {interval.high:.2f})"
+
+
+def speed(interval: Interval | None) -> str:
+    """`×2.57`, marked where the interval spans a factor of two or more; a dash where nothing is known."""
+    if interval is None:
+        return "–"
+    vague = interval.low <= 0 or interval.high >= VAGUE * interval.low
+    return f"×{interval.value:.2f}" + (" (uncertain)" if vague else "")
+
+
+def estimated_ratio(estimate: Estimate) -> str:
+    """`×2.57 (2.28 to 2.90)` of a recipe's estimate; bounds that are the figure itself are no interval."""
+    low, high = estimate.ci95
+    return f"×{estimate.value:.2f}" + (f" ({low:.2f} to {high:.2f})" if low < high else "")
+
+
+def size(count: int | None) -> str:
+    """Bytes for people: `607 MiB`."""
+    if count is None:
+        return "–"
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: `1:05`."""
+    whole = max(0, round(seconds))
+    hours, rest = divmod(whole, 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+
+
+def terminal() -> RichConsole:
+    """Standard output."""
+    if sys.stdout.isatty():
+        return RichConsole(highlight=False)
+    return RichConsole(highlight=False, width=WIDTH_WITHOUT_TERMINAL, force_terminal=False, color_system=None)
+
+
+def say(text: object, console: RichConsole | None = None, *, style: str = "") -> None:
+    """One plain line, as long as it is."""
+    (console or terminal()).print(Text(clean(text), style=style), soft_wrap=True)
