@@ -52,8 +52,30 @@ def test_a_run_begins_with_a_candidate_and_one_that_holds_none_ends():
 def test_a_leader_is_confirmed_when_what_is_left_is_what_that_needs():
     """Before, the search goes on: another candidate may be faster still."""
     needed = confirmation_seconds(a_state(FAST), FAST)
-    assert next_action(a_state(*SLOWER[:2], FAST, left=needed + 20.0)) == TryAnother()
-    assert confirms(next_action(a_state(*SLOWER[:2], FAST, left=needed))) == FAST.number
+    budget = 2 * needed
+    assert next_action(a_state(*SLOWER[:2], FAST, left=needed + 20.0, budget=budget)) == TryAnother()
+    assert confirms(next_action(a_state(*SLOWER[:2], FAST, left=needed, budget=budget))) == FAST.number
+
+
+def test_half_of_the_time_goes_by_before_the_first_claim_at_most():
+    """Then the leader is confirmed, however much time is left after that; a second one may wait."""
+    much = {"left": 490.0, "budget": 1000.0}
+    assert next_action(a_state(*SLOWER[:2], FAST, left=510.0, budget=1000.0)) == TryAnother()
+    assert confirms(next_action(a_state(*SLOWER[:2], FAST, **much))) == FAST.number
+    faster = a_candidate(10, 3.0, processes=2)
+    assert next_action(a_state(FAST, faster, leaders=(CONFIRMED,), **much)) == TryAnother()
+
+
+def test_what_was_confirmed_is_what_the_next_must_beat():
+    """Not what the search saw of it, which may have been luck."""
+    lucky = a_candidate(9, 7.0, processes=2)
+    shown = a_leader(9, low=1.5, high=2.5, standing=Standing.CONFIRMED, number=90)
+    better = a_candidate(12, 4.0, processes=2)
+    state = a_state(lucky, better, leaders=(shown,), more_candidates=False)
+    assert confirms(next_action(state)) == 12
+    level = a_leader(9, low=3.5, high=4.5, standing=Standing.CONFIRMED, number=90)
+    assert state.contenders
+    assert not dataclasses.replace(state, leaders=(level,)).contenders
 
 
 def test_a_leader_that_stays_ahead_is_confirmed_early_and_the_search_goes_on():
@@ -85,8 +107,8 @@ def test_time_to_choose_between_two_is_kept_with_that_of_the_confirmation():
     close = (a_candidate(8, 0.5, processes=1), a_candidate(9, 0.49, processes=1))
     needed = confirmation_seconds(a_state(*close), close[0])
     assert isinstance(next_action(a_state(*close, left=needed + 9.0)), LookAgain)
-    assert next_action(a_state(*close, left=needed + 30.0)) == TryAnother()
-    assert next_action(a_state(FAST, left=needed + 9.0)) == TryAnother()
+    assert next_action(a_state(*close, left=needed + 30.0, budget=100.0)) == TryAnother()
+    assert next_action(a_state(FAST, left=needed + 9.0, budget=100.0)) == TryAnother()
 
 
 def test_losses_are_compared_before_the_confirmation_of_what_computes_otherwise():

@@ -1,4 +1,4 @@
-"""What a run ends with: the verdict, changes, costs, what to watch, what was not checked, how to use it, in this order."""
+"""A run's end, in this order: verdict, changes, costs, what to watch, what was not checked, how to use it."""
 
 from __future__ import annotations
 

@@ -8,12 +8,14 @@ two do not fit in memory they follow each other in blocks: baseline, leader, cha
 from __future__ import annotations
 
 import contextlib
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from autotune.executors.executor import IN_CONFIRMATION, DeviceUnavailable, TrialFailed, TrialTiming
 from autotune.record import Boundary, Looks, Outcome, Pairing, Slice, TrialRecord
+from autotune.tuning import costs
 from autotune.tuning.comparison import set_in_blocks, take_turns
 from autotune.tuning.costs import LEAST_ROUNDS, MOST_SLICES_SECONDS
 from autotune.tuning.run import Run, never_two_alive
@@ -87,6 +89,15 @@ class Confirmation:
             return []
         log_ratios = self.trial.log_ratios_over(self.champion)
         return [log_ratios[number] for number in self.measured if number in log_ratios]
+
+    def start_seconds(self, records: list[TrialRecord]) -> float:
+        """What an instance takes beyond its slices: by what the last ones took, or by the search's records."""
+        if not self.seconds:
+            return sum(costs.start_seconds(each, self.timing) for each in records)
+        slices = sum(each.baseline.seconds + each.candidate.seconds for each in self.trial.pairs)
+        return (
+            max(0.0, statistics.fmean(self.seconds) - slices / len(self.measured)) if self.measured else 0.0
+        )
 
     def record(self) -> TrialRecord:
         """The leader's, as it stands."""

@@ -94,9 +94,10 @@ class Leaders:
         """
         run, timing = self._run, confirmation.timing
         records = self._view.beside_leader(confirmation)
-        # So that the planned pairs fit, slices take a part each of what is left for them.
-        planned = max(1, confirmation.looks.after[-1] - len(confirmation.measured))
-        most = left / planned - sum(costs.start_seconds(each, timing) for each in records)
+        # So that the pairs up to the next look fit, slices take a part each of what is left for them.
+        done = len(confirmation.measured)
+        planned = next((each for each in confirmation.looks.after if each > done), done + 1) - done
+        most = left / planned - confirmation.start_seconds(records)
         run.announce(confirmation.trial)
         try:
             self._pairs.measure(

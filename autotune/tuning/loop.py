@@ -236,14 +236,11 @@ class Loop:
 
     def _try_another(self, seat: Seat) -> None:
         run, tried, best = self._run, self._view.tried, self._view.best()
-        record = run.records[best.number]
         slices = run.records[0].slices
         proposed = self._proposals.next(
             tried,
             best.asked,
-            waits=record.input_wait_fraction > WAITS
-            if record.input_wait_fraction is not None
-            else not is_busy(record.slices),
+            waits=self._waits(best),
             step_seconds=statistics.median(each.step_seconds.p50 for each in slices) if slices else 0.0,
             passes_over=lambda configuration: self._passes_over(configuration, seat),
         )
@@ -269,6 +266,14 @@ class Loop:
             if ended is None or ended.outcome is Outcome.INTERRUPTED:
                 del tried[configuration]
         tried.setdefault(trial.configuration, trial)
+
+    def _waits(self, best: Trial) -> bool:
+        """Whether the fastest waits for its input; by its like, or by how busy it is, while that was not measured."""
+        records = self._run.records
+        own = records[best.number].input_wait_fraction
+        others = [records[each.number].input_wait_fraction for each in self._view.searched()]
+        known = [each for each in (own, *reversed(others)) if each is not None]
+        return known[0] > WAITS if known else not is_busy(records[best.number].slices)
 
     def _measure(self, trial: Trial, seat: Seat, *, again: bool = False) -> None:
         began, view = self._run.clock(), self._view

@@ -24,6 +24,8 @@ SAFELY = 0.7
 """Share of a leader's gain that the half-width of its interval should not exceed, for its planned processes."""
 MOST_CONFIRMATION_SHARE = 0.4
 """Of the budget: what a leader's confirmation is kept time for, where more than the fewest processes are wanted."""
+FIRST_CLAIM_SHARE = 0.5
+"""Of the budget: with so little left, a leader is confirmed; what is left then may find a faster one."""
 STAGNANT = 8
 """Candidates in a row that were no faster than the best: then it is confirmed, and the search goes on after that."""
 MOST_LOOKS_AGAIN = 3
@@ -138,6 +140,7 @@ def _for_leader(state: State, leader: Candidate) -> Action:
     """Search on, or confirm: when what is left is what the confirmation needs, it is confirmed."""
     needed = confirmation_seconds(state, leader)
     early = state.since_best >= STAGNANT and state.left >= 2 * needed
+    early = early or (state.champion is None and state.left < FIRST_CLAIM_SHARE * state.budget)
     if not early and _holds_another(state, reserve=needed + _choosing_seconds(state, leader)):
         return TryAnother()
     rival = _rival(state, leader)

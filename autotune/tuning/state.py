@@ -175,12 +175,12 @@ class State:
     def contenders(self) -> list[Candidate]:
         """The candidates that may be confirmed: faster by more than chance; the most promising first.
 
-        With a champion, those that look clearly faster than it did.
+        With a champion, those that look clearly faster than it was shown to be.
         """
         errors = BY_ERRORS if self.more_candidates else 1.0
         floor = math.log1p(self.min_gain)
-        if self.champion is not None:
-            floor = max(floor, self.candidate(self.champion.candidate).ratio + CLEARLY_FASTER)
+        if self.champion is not None and self.champion.ratio is not None:
+            floor = max(floor, self.champion.ratio.value + CLEARLY_FASTER)
         able = [
             each
             for each in self.candidates
