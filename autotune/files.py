@@ -16,14 +16,13 @@ def read_at_most(path: Path, most_bytes: int) -> bytes:
     """The first `most_bytes` of a file, and one byte more where there are more.
 
     Raises:
-        OSError: It cannot be read, or is no file: a pipe could be waited for without end, and a device could be
-            read without end.
+        OSError: It cannot be read, or is no regular file: reading a pipe or a device may never end.
         ValueError: There is a null character in the path.
     """
-    _refuse_all_but_files(os.stat(path).st_mode)  # opening a device can do something to it
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
-        _refuse_all_but_files(os.fstat(stream.fileno()).st_mode)
-        return stream.read(most_bytes + 1) or b""
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")
+        return stream.read(most_bytes + 1)
 
 
 def is_utf8(path: Path) -> bool:
@@ -33,13 +32,6 @@ def is_utf8(path: Path) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _refuse_all_but_files(mode: int) -> None:
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")
 
 
 def write_atomically(
@@ -60,8 +52,7 @@ def write_atomically(
             stood there before is as it was.
     """
     data = content.encode() if isinstance(content, str) else content
-    # The name is chosen here, and not by tempfile: so it is known, and removed, even when an interrupt comes
-    # just after the file was made; and a file that is opened in the plain way heeds the umask.
+    # `tempfile` would ignore the umask, and leave the file behind when an interrupt comes just after it was made.
     temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}"
     try:
         with temporary.open("xb") as stream:

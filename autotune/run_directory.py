@@ -21,99 +21,56 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 import filelock
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    FiniteFloat,
-    StrictBool,
-    StrictInt,
-    StrictStr,
-    ValidationError,
-)
+from pydantic import AfterValidator, FiniteFloat, ValidationError
 
 from autotune.devices.machine import Machine
 from autotune.errors import RunDirectoryError
 from autotune.files import is_utf8, read_at_most, write_atomically
 from autotune.mistakes import first_mistake
-from autotune.record import TrialRecord
+from autotune.record import Amount, Count, Frozen, Many, Number, TrialRecord
 from autotune.space.knobs import Value
 
-LARGEST_RUN_BYTES = 1 << 20
-LARGEST_TRIAL_BYTES = 32 << 20
-"""More than 20,000 pairs of slices."""
+LARGEST_FILE_BYTES = 32 << 20
+"""More than a trial's 20,000 pairs of slices."""
+
+# Names of files that are not UTF-8 have halves of characters, which JSON cannot hold.
+Text = Annotated[str, AfterValidator(lambda text: text.encode(errors="backslashreplace").decode())]
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-def _escaped(text: str) -> str:
-    """Without the halves of characters that the names of files that are not UTF-8 have: JSON cannot hold them."""
-    return text.encode(errors="backslashreplace").decode()
-
-
-Text = Annotated[str, AfterValidator(_escaped)]
-Argument = (
-    StrictBool
-    | StrictInt
-    | Annotated[FiniteFloat, Field(strict=True)]
-    | Annotated[StrictStr, AfterValidator(_escaped)]
-    | None
-)
-
-
-class WorkloadRecord(_Data):
-    """What is known of the workload; the last six fields only once the baseline has started.
-
-    Args:
-        name: The workload's name.
-        reference: Where it was loaded from, as `file.py:name`.
-        fingerprint: `sha256:…` over its source.
-        batch_size: Its baseline batch size.
-        batched: Whether its dataset does its own batching.
-        drop_remainder: Whether a smaller last batch is dropped.
-        takes_config: Whether its dataset() is told the configuration.
-        examples: Per epoch; None when endless or unknown.
-        endless: Whether its dataset has no end.
-        element: What a batch is, in words.
-        batch_ranks: How many axes each tensor of a batch has; None where it varies.
-        parameters: The model's weights, as a count.
-        device: `cpu` or `gpu`.
-    """
+class WorkloadRecord(Frozen):
+    """What is known of the workload; the last six fields only once the baseline has started."""
 
     name: str
-    reference: str
-    fingerprint: str
-    batch_size: Annotated[int, Field(ge=1)]
-    batched: bool = False
-    drop_remainder: bool = False
-    takes_config: bool = False
-    examples: Annotated[int, Field(ge=0)] | None = None
-    endless: bool | None = None
-    element: str | None = None
-    batch_ranks: Annotated[tuple[int | None, ...], Field(fail_fast=True)] | None = None
-    parameters: Annotated[int, Field(ge=0)] | None = None
+    reference: str  # where it was loaded from, as `file.py:name`
+    fingerprint: str  # `sha256:…` over its source
+    batch_size: Number  # the baseline's
+    batched: bool = False  # its dataset does its own batching
+    drop_remainder: bool = False  # a smaller last batch is dropped
+    takes_config: bool = False  # its dataset() is told the configuration
+    examples: Count | None = None  # per epoch; None when endless or unknown
+    endless: bool | None = None  # its dataset has no end
+    element: str | None = None  # what a batch is, in words
+    batch_ranks: Many[int | None] | None = None  # axes of each tensor of a batch; None where that varies
+    parameters: Count | None = None  # the model's weights, as a count
     device: Literal["cpu", "gpu"] | None = None
 
 
-class SearchSpaceRecord(_Data):
+class SearchSpaceRecord(Frozen):
     """The search space as resolved for the machine: its source, choices, and what was left out and why."""
 
     source: Text
-    choices: dict[str, Annotated[tuple[Value, ...], Field(fail_fast=True)]]
+    choices: dict[str, Many[Value]]
     left_out: dict[str, Text]
 
 
-class Resumption(_Data):
-    """When a run was gone on with (ISO 8601), and how many seconds it had taken until it was stopped."""
+class Resumption(Frozen):
+    """When a run was resumed (ISO 8601), and how many seconds it had taken until it was stopped."""
 
     at: str
-    spent_seconds: Annotated[FiniteFloat, Field(ge=0)]
+    spent_seconds: Amount
 
 
-class RunRecord(_Data):
+class RunRecord(Frozen):
     """`run.json`: everything about a run that is not a trial. `arguments` are those of `tune`."""
 
     schema_version: Literal[1] = 1
@@ -124,35 +81,19 @@ class RunRecord(_Data):
     search_space: SearchSpaceRecord | None = None
     baseline: dict[str, Value] | None = None
     isolation: Literal["template", "spawn"] = "template"
-    arguments: dict[str, Argument]
-    resumed: Annotated[tuple[Resumption, ...], Field(fail_fast=True)] = ()
+    arguments: dict[str, bool | int | FiniteFloat | Text | None]
+    resumed: Many[Resumption] = ()
 
 
 class RunDirectory:
-    """The files of one run.
-
-    Args:
-        path: The directory; it need not exist for reading methods to fail with a clear message.
-    """
+    """The files of one run, which need not exist."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.study_file = self.path / "study.db"
+        self.recipe_file = self.path / "recipe.json"  # exists once the run has ended well
+        self.log_directory = self.path / "logs"
         self._lock = filelock.FileLock(self.path / ".lock", blocking=False)
-
-    @property
-    def study_file(self) -> Path:
-        """The Optuna study, SQLite."""
-        return self.path / "study.db"
-
-    @property
-    def recipe_file(self) -> Path:
-        """The recipe; exists once the run has ended well."""
-        return self.path / "recipe.json"
-
-    @property
-    def log_directory(self) -> Path:
-        """Where the template processes log."""
-        return self.path / "logs"
 
     @property
     def name(self) -> str:
@@ -163,36 +104,31 @@ class RunDirectory:
         """Where one trial's files are."""
         return self.path / "trials" / f"{trial:04d}"
 
-    # ------------------------------------------------------------------------------------------- writing
-
     def create(self) -> None:
         """Make the directory and take its lock.
 
         Raises:
             RunDirectoryError: It cannot be written, or holds a run already.
         """
+        hint = "Give --out another directory."
         if not is_utf8(self.path):
-            raise RunDirectoryError(
-                f"cannot write to {self.path}: its path is not UTF-8", hint="Give --out another directory."
-            )
-        with self._being_taken("Give --out another directory.", "Give --out a directory you may write to."):
+            raise RunDirectoryError(f"cannot write to {self.path}: its path is not UTF-8", hint=hint)
+        with self._refusals(hint, "Give --out a directory you may write to."):
             self.path.mkdir(parents=True, exist_ok=True)
             if (self.path / "run.json").exists():
-                raise RunDirectoryError(
-                    f"{self.path} holds a run already", hint="Give --out another directory."
-                )
+                raise RunDirectoryError(f"{self.path} holds a run already", hint=hint)
             (self.path / "trials").mkdir(exist_ok=True)
             self.log_directory.mkdir(exist_ok=True)
             self._lock.acquire()
 
     @contextlib.contextmanager
     def reopened(self) -> Iterator[None]:
-        """The lock of a run that is gone on with.
+        """The lock of a run that is resumed.
 
         Raises:
             RunDirectoryError: Another process has it, or the directory cannot be written.
         """
-        with self._being_taken("Wait for it, or end it.", "Make it writable, or start a new run."):
+        with self._refusals("Wait for it, or end it.", "Make it writable, or start a new run."):
             self._lock.acquire()
             self.log_directory.mkdir(exist_ok=True)
         try:
@@ -201,18 +137,17 @@ class RunDirectory:
             self.release()
 
     @contextlib.contextmanager
-    def _being_taken(self, when_in_use: str, when_not_writable: str) -> Iterator[None]:
-        """What prevents it, as an error whose hint is one of these."""
+    def _refusals(self, in_use: str, not_writable: str) -> Iterator[None]:
+        """Gives the errors of taking the directory one of these hints."""
         try:
             yield
         except filelock.Timeout as error:
             raise RunDirectoryError(
-                f"{self.path} is in use by another autotune process", hint=when_in_use
+                f"{self.path} is in use by another autotune process", hint=in_use
             ) from error
         except OSError as error:
-            raise RunDirectoryError(
-                f"cannot write to {self.path}: {error.strerror}", hint=when_not_writable
-            ) from error
+            what = f"cannot write to {self.path}: {error.strerror}"
+            raise RunDirectoryError(what, hint=not_writable) from error
 
     def release(self) -> None:
         """Give the lock back."""
@@ -224,8 +159,8 @@ class RunDirectory:
 
     def write_trial(self, record: TrialRecord) -> None:
         """Write a trial's result.json."""
-        directory = self.prepare_trial(record.trial)
-        write_atomically(directory / "result.json", record.model_dump_json(indent=1) + "\n")
+        file = self.prepare_trial(record.trial) / "result.json"
+        write_atomically(file, record.model_dump_json(indent=1) + "\n")
 
     def prepare_trial(self, trial: int) -> Path:
         """Make a trial's directory, and return it."""
@@ -233,13 +168,9 @@ class RunDirectory:
         try:
             directory.mkdir(exist_ok=True)  # not its parents: a run that was deleted is not begun again
         except OSError as error:
-            raise RunDirectoryError(
-                f"cannot write to {directory}: {error.strerror}",
-                hint="What was finished before stays readable.",
-            ) from error
+            what = f"cannot write to {directory}: {error.strerror}"
+            raise RunDirectoryError(what, hint="What was finished before stays readable.") from error
         return directory
-
-    # ------------------------------------------------------------------------------------------- reading
 
     def read_run(self) -> RunRecord:
         """What run.json says.
@@ -247,7 +178,9 @@ class RunDirectory:
         Raises:
             RunDirectoryError: This is no run directory, or the file is damaged or newer.
         """
-        return _read(self.path / "run.json", RunRecord, self.path, LARGEST_RUN_BYTES)
+        example = "results/digits_mlp/20261120-191001-1a2b3c"
+        hint = f"Give the directory that `autotune tune` printed, such as {example}."
+        return _read(self.path / "run.json", RunRecord, hint=hint)
 
     def read_trials(self) -> Iterator[TrialRecord]:
         """The trials that have a result, by number.
@@ -256,30 +189,21 @@ class RunDirectory:
             RunDirectoryError: A result is damaged or newer.
         """
         for file in sorted((self.path / "trials").glob("*/result.json")):
-            yield _read(file, TrialRecord, self.path, LARGEST_TRIAL_BYTES)
+            hint = "Make it a file that you may read, or take its trial's directory away."
+            yield _read(file, TrialRecord, hint=hint)
 
 
-Record = TypeVar("Record", bound=BaseModel)
+Record = TypeVar("Record", bound=Frozen)
 
 
-def _read(file: Path, kind: type[Record], run: Path, most_bytes: int) -> Record:
+def _read(file: Path, kind: type[Record], *, hint: str) -> Record:
     try:
-        content = read_at_most(file, most_bytes)
-        if len(content) > most_bytes:
-            raise RunDirectoryError(
-                f"{file}: larger than {most_bytes} bytes", hint="The file is damaged: take it away."
-            )
+        content = read_at_most(file, LARGEST_FILE_BYTES)
+        if len(content) > LARGEST_FILE_BYTES:
+            raise damaged(file, f"larger than {LARGEST_FILE_BYTES} bytes")
         return kind.model_validate_json(content)
     except OSError as error:
-        if file.parent != run:  # a trial's result: what holds it may well be a run directory
-            raise RunDirectoryError(
-                f"cannot read {file}: {error.strerror}",
-                hint="Make it a file that you may read, or take its trial's directory away.",
-            ) from error
-        raise RunDirectoryError(
-            f"{run} is not a run directory: {file.name}: {error.strerror}",
-            hint="Give the directory that `autotune tune` printed, such as results/digits_mlp/20261120-191001-1a2b3c.",
-        ) from error
+        raise RunDirectoryError(f"cannot read {file}: {error.strerror}", hint=hint) from error
     except ValidationError as error:
         where, mistake = first_mistake(error)
         if where == "schema_version":

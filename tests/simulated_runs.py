@@ -127,10 +127,9 @@ def simulated_trials(samples_per_second=flat, **settings):
 class DirectoryWithoutStudy(RunDirectory):
     """A run directory whose Optuna study stays in memory."""
 
-    @property
-    def study_file(self):
-        """None: no file."""
-        return
+    def __init__(self, path):
+        super().__init__(path)
+        self.study_file = None
 
 
 class MemoryDirectory(DirectoryWithoutStudy):

@@ -77,7 +77,7 @@ WRONG = {
         ["verify", "nowhere.json", EXAMPLE, "--budget", "soon"],
         "budget: 'soon' is not a duration",
     ),
-    "a directory that is no run": (["show", ROOT / "docs"], "is not a run directory"),
+    "a directory that is no run": (["show", ROOT / "docs"], "docs/run.json: No such file or directory"),
     "a history of nothing": (["history", ROOT / "docs"], "docs"),
 }
 

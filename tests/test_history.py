@@ -29,7 +29,7 @@ from autotune.recipe.recipe import (
 from autotune.record import Interval, Outcome, Pair, Phase, Slice, StepSeconds, TrialRecord
 from autotune.report.compare import RunSummary, compare_runs, describe_machine
 from autotune.report.frame import COLUMNS, load_history, write_csv, write_parquet
-from autotune.run_directory import LARGEST_TRIAL_BYTES, RunDirectory, RunRecord, WorkloadRecord
+from autotune.run_directory import LARGEST_FILE_BYTES, RunDirectory, RunRecord, WorkloadRecord
 from autotune.stats.deciding import EndedBy, Verdict
 
 KNOB_DTYPES = {
@@ -536,8 +536,8 @@ def test_a_result_too_large_is_not_read(run):
     """Beyond any trial's size it is refused before it fills the memory; a device that never ends, likewise."""
     file = run / "trials" / "0001" / "result.json"
     with file.open("wb") as stream:
-        stream.truncate(LARGEST_TRIAL_BYTES + 1)
-    assert message_of(load_history, run) == f"{file}: larger than {LARGEST_TRIAL_BYTES} bytes"
+        stream.truncate(LARGEST_FILE_BYTES + 1)
+    assert message_of(load_history, run) == f"{file} is damaged: larger than {LARGEST_FILE_BYTES} bytes"
     file.unlink()
     file.symlink_to("/dev/zero")
     assert "a pipe or a device" in message_of(load_history, run)

@@ -8,7 +8,7 @@ import psutil
 import pytest
 from real_trials import is_gone
 
-from autotune.executors.lifeline import kill_family, mark_of
+from autotune.executors.lifeline import kill_family
 
 
 @pytest.fixture
@@ -45,19 +45,9 @@ def alive(*pids):
 
 def test_a_family_is_killed_wherever_its_members_are(start):
     """In sessions of their own, without a parent, deaf to signals; another family lives on."""
-    mine, others = start(**mark_of("mine")), start(**mark_of("others"))
+    mine, others = start(AUTOTUNE_FAMILY="mine"), start(AUTOTUNE_FAMILY="others")
     kill_family("mine")
     assert alive(*mine, *others) == list(others)
-
-
-def test_a_family_within_a_family(start, monkeypatch):
-    """A tuner in a trial of another: its families are the other's too, and never the other way round."""
-    monkeypatch.setenv(*mark_of("outer").popitem())
-    outer, inner, second = start(), start(**mark_of("inner")), start(**mark_of("second"))
-    kill_family("inner")
-    assert alive(*outer, *inner, *second) == [*outer, *second]
-    kill_family("outer")
-    assert alive(*outer, *second) == []
 
 
 def test_a_name_within_another_name_is_not_it(start):

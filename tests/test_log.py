@@ -6,10 +6,10 @@ import pytest
 from test_runtime_noise import NOISE
 
 from autotune.executors.log import (
+    END_BYTES,
     HEAD_BYTES,
     LARGEST_LOG_BYTES,
-    LOG_READ_BYTES,
-    LOG_TAIL_LENGTH,
+    TAIL_LENGTH,
     cap,
     fatal_line,
     printable,
@@ -44,11 +44,11 @@ def test_noise_at_the_end_does_not_push_the_reason_out(log):
 
 def test_a_long_log_is_read_from_its_last_whole_line_on(log):
     """A line of noise that the reading cuts in two is not shown as half a line."""
-    log.write_bytes(NOISE[4].encode() + b"x" * 100 + b"\n" + b"y\n" * (LOG_READ_BYTES // 2 - 1) + b"\xff\n")
+    log.write_bytes(NOISE[4].encode() + b"x" * 100 + b"\n" + b"y\n" * (END_BYTES // 2 - 1) + b"\xff\n")
     shown = tail(log)
-    assert len(shown) == LOG_TAIL_LENGTH
+    assert len(shown) == TAIL_LENGTH
     assert shown.endswith("y\n\N{REPLACEMENT CHARACTER}")
-    log.write_text(NOISE[0] * (LOG_READ_BYTES // len(NOISE[0]) + 1) + "\nlast")
+    log.write_text(NOISE[0] * (END_BYTES // len(NOISE[0]) + 1) + "\nlast")
     assert tail(log) == "last"
 
 

@@ -1,40 +1,64 @@
 """A standstill is told from a wait: by the time that passed between two looks."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from autotune.executors import standstill
-from autotune.executors.standstill import LOOK_SECONDS, STILL_SECONDS, Standstill
+from autotune.executors.standstill import AwakeClock
 
 
 @pytest.fixture
-def clocks(monkeypatch):
-    """Seconds without and with what the machine slept, to be moved by hand."""
+def passes(monkeypatch):
+    """Lets time pass: seconds without, and with, what the machine slept."""
     now = [100.0, 500.0]
-    monkeypatch.setattr(standstill, "_clocks", lambda: tuple(now))
-    return now
+
+    def let_pass(ran, passed):
+        now[:] = [now[0] + ran, now[1] + passed]
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], clock_gettime=lambda _: now[1], CLOCK_BOOTTIME=7)
+    monkeypatch.setattr(standstill, "time", clock)
+    return let_pass
 
 
-def test_looks_in_time_find_nothing(clocks):
+def test_looks_in_time_find_nothing(passes):
     """A wait and a little more is what a busy machine does."""
-    looking = Standstill()
+    clock = AwakeClock()
+    began = clock()
     for _ in range(5):
-        clocks[:] = [each + LOOK_SECONDS + STILL_SECONDS / 2 for each in clocks]
-        assert looking.look() == 0.0
-    assert not looking.found
+        passes(0.3, 0.3)
+        clock.look()
+    assert clock.standstills == 0
+    assert clock() - began == pytest.approx(1.5)
 
 
-def test_a_stop_is_found_and_its_length_told(clocks):
+def test_a_stop_is_found_and_left_out(passes):
     """Both clocks went on; later looks in time do not make it unseen."""
-    looking = Standstill()
-    clocks[:] = [each + 7.0 for each in clocks]
-    assert looking.look() == 7.0
-    assert looking.look() == 0.0
-    assert looking.found
+    clock = AwakeClock()
+    began = clock()
+    for seconds in (0.1, 7.0, 0.1):
+        passes(seconds, seconds)
+        clock.look()
+    assert clock.standstills == 1
+    assert clock() - began == pytest.approx(0.2)
 
 
-def test_a_sleep_of_the_machine_is_found(clocks):
-    """CLOCK_MONOTONIC left it out, so there is nothing to take off deadlines but the moment around it."""
-    looking = Standstill()
-    clocks[:] = [clocks[0] + 0.1, clocks[1] + 3600.1]
-    assert looking.look() == pytest.approx(0.1)
-    assert looking.found
+def test_a_sleep_of_the_machine_is_found(passes):
+    """CLOCK_MONOTONIC leaves the sleep out, so that nothing but the moment around it is left out here."""
+    clock = AwakeClock()
+    began = clock()
+    passes(0.1, 3600.1)
+    clock.look()
+    assert clock.standstills == 1
+    assert clock() - began == pytest.approx(0.0)
+
+
+def test_a_time_without_looks_is_no_standstill(passes):
+    """Who does something else for a while begins to look anew."""
+    clock = AwakeClock()
+    began = clock()
+    passes(60.0, 60.0)
+    clock.watch()
+    clock.look()
+    assert clock.standstills == 0
+    assert clock() - began == pytest.approx(60.0)

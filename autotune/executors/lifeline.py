@@ -1,16 +1,13 @@
-"""No process of the tuner's outlives the tuner: keepers, death signals, adopted orphans, out-of-memory priority.
+"""No process outlives the driver: keepers, death signals, adopted orphans, marks in the environment. Linux only.
 
-Linux only: prctl(2). Above each template stands its *keeper*, forked off before anything heavy is imported: when the
-template ends, however it ends, or the tuner does, the keeper kills everything below it. It has adopted what lost
-its parent, so that also means what trials left in sessions of their own. The tuner learns of it only then:
-the keeper holds the template's pipe open to the last.
+Above each template stands its *keeper*, forked before anything heavy is imported. It adopts what loses its parent. When
+the template or the driver ends, however it ends, the keeper kills everything below it, and holds the template's pipe
+open until then.
 
-Should the keeper be killed itself, the kernel kills the template, and the trials with that. What trials left in
-sessions of their own is then nobody's child any more; the tuner finds it by a mark that a template's descendants
-inherit in their environment, and kills it. Two things escape: what has wiped its environment, once its keeper was
-killed; and, where keeper and tuner are killed before the tuner has seen the first of these deaths, whatever is in a
-session of its own. The kernel passes no death signal on to children, so only a PID namespace would end those, and
-making one takes rights that users often lack.
+If the keeper itself is killed, the kernel kills the template, and the trials with it. What trials left in sessions of
+their own is found by a mark in its environment, and the driver kills it. Two things escape: a process that has wiped
+its environment, once its keeper was killed; and one in a session of its own, if keeper and driver are killed at once.
+Only a PID namespace would end those, and users often may not make one.
 """
 
 from __future__ import annotations
@@ -18,24 +15,20 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import resource
 import select
 import signal
 import time
-from pathlib import Path
-from typing import NoReturn
+from collections.abc import Set
 
 import psutil
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 GRACE_SECONDS = 1.0
 """How long a template whose pipe has closed may take to end by itself; one that still imports does not notice."""
-FAMILY_VARIABLE = "AUTOTUNE_FAMILY"
-"""Environment variable with the names of the families that a process is of: a tuner may run within a trial of another,
-and the inner families are then a part of the outer."""
 SWEEP_SECONDS = 5.0
-"""How long the tuner waits for what it killed to be gone; only a process stuck in the kernel takes longer."""
+"""How long the driver waits for what it killed to be gone; only a process stuck in the kernel takes longer."""
+FAMILY_VARIABLE = "AUTOTUNE_FAMILY"
+"""Environment variable with the mark that all descendants of a template have, whoever their parent is."""
 
 
 def _prctl(option: int, value: int) -> None:
@@ -51,141 +44,60 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def adopt_orphans() -> None:
-    """Become the parent of whatever descendants lose theirs."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
 def leave_a_keeper(pipe: int) -> None:
-    """Go on in a child of this process; what calls this stays behind as the child's keeper.
+    """Go on in a child of this process; the caller stays behind as the child's keeper. There must be one thread only.
 
-    To be called while there is one thread only.
-
-    Args:
-        pipe: The descriptor of a socket whose other end the tuner holds. When that closes, all is over.
+    The keeper ends as the child did, where a signal counts as its number plus 128. `pipe` is the descriptor of a socket
+    whose other end the driver holds.
     """
-    adopt_orphans()
     keeper = os.getpid()
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     child = os.fork()
-    if child:
-        _keep(child, pipe)
-    die_with_parent(keeper)
-    adopt_orphans()  # its trials' first: the keeper's turn comes when this process is gone
-
-
-def _keep(child: int, pipe: int) -> NoReturn:
-    """Wait for the end of the child, or of the tuner; then end all that is left, and end as the child did."""
-    with contextlib.suppress(BaseException):
-        _wait_for_an_end(child, pipe)
+    if child == 0:
+        die_with_parent(keeper)
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # of the trials' orphans, as long as this process lives
+        return
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)
-    ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    kill_orphans(frozenset())
-    if ended is not None and ended.si_code != os.CLD_EXITED:  # by a signal: the tuner shall see by which
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if ended.si_status != signal.SIGKILL:
-            signal.signal(ended.si_status, signal.SIG_DFL)
-        os.kill(os.getpid(), ended.si_status)
-    os._exit(0 if ended is None else ended.si_status)
-
-
-def _wait_for_an_end(child: int, pipe: int) -> None:
-    def told(number: int, frame: object) -> NoReturn:
-        raise InterruptedError
-
-    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(each, told)
+        signal.signal(each, signal.SIG_IGN)  # the keeper goes when template or driver goes
     watched = select.poll()
     watched.register(os.pidfd_open(child), select.POLLIN)
     watched.register(pipe, 0)  # a hang-up is told without being asked for
     watched.poll()
     watched.unregister(pipe)
     watched.poll(GRACE_SECONDS * 1000)
+    _, status = os.waitpid(child, os.WNOHANG)
+    kill_orphans()
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(128 - code if code < 0 else code)
 
 
-def be_the_first_to_go() -> None:
-    """Ask the kernel to kill this process, not the tuner, when memory runs out."""
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("1000")
-
-
-def kill_orphans(alive: frozenset[int]) -> None:
-    """Kill this process's children that are neither in `alive` nor in a group led by one of these, with descendants.
+def kill_orphans(alive: Set[int] = frozenset()) -> None:
+    """Kill this process's children that are neither in `alive` nor in a group led by one of these, and their children.
 
     What a living trial has started and left to itself (`os.system("server &")`) is in the trial's group, and works for
-    it. Again until there are none: the children of what was killed are adopted in turn.
+    it. The children of what is killed are adopted, and killed in turn.
     """
     me = psutil.Process()
-    while orphans := [child for child in me.children() if not alive & {child.pid, _group_of(child.pid)}]:
-        for child in orphans:
-            for each in (*_descendants(child), child):
-                with contextlib.suppress(psutil.Error):
-                    each.kill()
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(child.pid, 0)
-
-
-def _group_of(pid: int) -> int:
-    """The process group; the process itself where it has ended."""
-    try:
-        return os.getpgid(pid)
-    except ProcessLookupError:
-        return pid
-
-
-def _descendants(process: psutil.Process) -> list[psutil.Process]:
-    with contextlib.suppress(psutil.Error):
-        return list(process.children(recursive=True))
-    return []
-
-
-def mark_of(family: str) -> dict[str, str]:
-    """The environment variable by which all descendants of a template are known, whoever their parent is."""
-    inherited = os.environ.get(FAMILY_VARIABLE)
-    return {FAMILY_VARIABLE: f"{inherited}:{family}" if inherited else family}
+    while orphans := [each.pid for each in me.children() if not {each.pid, os.getpgid(each.pid)} & alive]:
+        for pid in orphans:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def kill_family(family: str) -> None:
-    """Kill all processes with this family's mark, and wait for them to be gone.
-
-    Again until there are none: what was killed may have forked meanwhile.
-
-    Args:
-        family: A name that no other family has, nor had.
-    """
+    """Kill all processes with this family's mark, and wait for them to be gone."""
     ends = time.monotonic() + SWEEP_SECONDS
-    while members := _members(family):
+    while (members := _members(family)) and time.monotonic() < ends:  # again: what was killed may have forked
         for each in members:
-            with contextlib.suppress(OSError):  # ended by itself, or became another user's
-                signal.pidfd_send_signal(each, signal.SIGKILL)
-        for each in members:  # not known by its mark any more once it begins to end
-            gone = select.poll()
-            gone.register(each, select.POLLIN)
-            gone.poll(max(0.0, ends - time.monotonic()) * 1000)
-            os.close(each)
-        if time.monotonic() > ends:
-            return
+            with contextlib.suppress(psutil.Error):  # it ended by itself, or became another user's
+                each.kill()
+        psutil.wait_procs(members, timeout=max(0.0, ends - time.monotonic()))
 
 
-def _members(family: str) -> list[int]:
-    """Descriptors (pidfd) of the processes with this family's mark."""
+def _members(family: str) -> list[psutil.Process]:
     found = []
-    for pid in psutil.pids():
-        if _is_of(family, pid):
-            with contextlib.suppress(ProcessLookupError):
-                member = os.pidfd_open(pid)
-                if _is_of(family, pid):  # still: the number is not another process's by now
-                    found.append(member)
-                else:
-                    os.close(member)
+    for each in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
+            if each.environ().get(FAMILY_VARIABLE) == family:
+                found.append(each)
     return found
-
-
-def _is_of(family: str, pid: int) -> bool:
-    """Whether a process has the mark; one that has ended has no environment, and another user's cannot be read."""
-    with contextlib.suppress(OSError):
-        for each in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            name, _, families = each.partition(b"=")
-            if name == FAMILY_VARIABLE.encode():
-                return family.encode() in families.split(b":")
-    return False

@@ -1,7 +1,7 @@
 """The logs of templates and trials: kept from filling the disk while they grow, and what their ends say.
 
-A log is a plain file that its process appends to, so writing costs a trial what it costs anywhere else. Who watches
-it cuts it: no limit of the kernel's is set, which would meet the files that the user's code writes as well.
+A log is a plain file that its process appends to. The driver's side cuts it while it waits for the process. A limit of
+the kernel's would meet the files that the user's code writes as well.
 """
 
 from __future__ import annotations
@@ -15,11 +15,8 @@ from autotune.executors.runtime_noise import without_runtime_noise
 
 LARGEST_LOG_BYTES = 16 << 20
 """A log is cut when it is larger; until somebody looks, it may be."""
-HEAD_BYTES = 1 << 20
-LOG_READ_BYTES = 1 << 16
-LOG_TAIL_LENGTH = 4000
-LOOK_SECONDS = 0.2
-"""How often a log that grows is looked at: a `stat`, some microseconds."""
+HEAD_BYTES, END_BYTES = 1 << 20, 1 << 16
+TAIL_LENGTH = 4000
 
 _UNPRINTABLE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _FATAL = re.compile(
@@ -34,24 +31,23 @@ def cap(log: Path) -> None:
     """
     with contextlib.suppress(OSError):
         size = os.stat(log).st_size
-        if size <= LARGEST_LOG_BYTES:
-            return
-        with log.open("rb") as stream:
-            stream.seek(size - LOG_READ_BYTES)
-            end = stream.read(LOG_READ_BYTES)
-        os.truncate(log, HEAD_BYTES)
-        with log.open("ab") as stream:
-            stream.write(f"\n[autotune: cut out here; the log had grown to {size} bytes]\n".encode() + end)
+        if size > LARGEST_LOG_BYTES:
+            end = _end(log)
+            os.truncate(log, HEAD_BYTES)
+            with log.open("ab") as stream:
+                stream.write(
+                    f"\n[autotune: cut out here; the log had grown to {size} bytes]\n".encode() + end
+                )
 
 
 def tail(log: Path) -> str:
     """The last lines of a log that say something, without bytes that are not text; empty when none does."""
-    return _end(log)[-LOG_TAIL_LENGTH:]
+    return _end_text(log)[-TAIL_LENGTH:]
 
 
 def fatal_line(log: Path) -> str:
     """The last line by which the runtime said why it aborts; empty when none does."""
-    return next((line for line in reversed(_end(log).splitlines()) if _FATAL.search(line)), "")
+    return next((line for line in reversed(_end_text(log).splitlines()) if _FATAL.search(line)), "")
 
 
 def printable(text: str) -> str:
@@ -59,14 +55,16 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub("", text.replace("\r", "\n")).encode("utf-8", "backslashreplace").decode()
 
 
-def _end(log: Path) -> str:
-    try:
-        with log.open("rb") as stream:
-            start = max(0, log.stat().st_size - LOG_READ_BYTES)
-            stream.seek(start)
-            text = stream.read(LOG_READ_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return ""
-    if start:  # the first line is cut, and could not be told for what it is
+def _end(log: Path) -> bytes:
+    with contextlib.suppress(OSError), log.open("rb") as stream:
+        stream.seek(max(0, os.fstat(stream.fileno()).st_size - END_BYTES))
+        return stream.read(END_BYTES)
+    return b""
+
+
+def _end_text(log: Path) -> str:
+    end = _end(log)
+    text = end.decode("utf-8", "replace")
+    if len(end) == END_BYTES:  # the first line is cut, and could not be told for what it is
         text = text.partition("\n")[2] or text
     return without_runtime_noise(printable(text)).strip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+# Of CUDA's libraries, when a card is full, and of Python, C++ and the kernel, within an error of TensorFlow's.
 _FULL = (
     "out of memory",
     "cublas_status_alloc_failed",
@@ -17,13 +18,12 @@ _FULL = (
     "std::bad_alloc",
     "cannot allocate memory",
 )
-"""Of CUDA's libraries, when a card is full, and of Python, C++ and the kernel, within an error of TensorFlow's."""
+# Of CUDA, where a card's compute mode lets one process have it: then it has no room for a second.
 _TAKEN = (
     "cuda-capable device(s) is/are busy or unavailable",
     "all cuda-capable devices are busy or unavailable",
     "cuda_error_device_unavailable",
 )
-"""Of CUDA, where a card's compute mode lets one process have it: then it has no room for a second."""
 
 
 def says_no_memory(text: str) -> bool:

@@ -1,7 +1,7 @@
 """Notices that this machine stood still: it slept, or all that runs here was stopped for a while.
 
-No clock tells of a process that was stopped, and CLOCK_MONOTONIC leaves out what a machine slept. Who looks often
-finds that much more time has passed between two looks than was waited for. This module may not import TensorFlow.
+No clock tells of a process that was stopped, and CLOCK_MONOTONIC leaves out what a machine slept. But between two looks
+much more time has passed than was waited for. This module may not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ import time
 LOOK_SECONDS = 0.1
 """How often to look."""
 STILL_SECONDS = 0.4
-"""A look that comes so much late tells of a standstill; on a busy machine they come some milliseconds late."""
+"""A look that is late by this much shows a standstill. On a busy machine looks are late by some milliseconds."""
 
 
-class Standstill:
-    """Looks for standstills from now on.
-
-    Args:
-        found: Whether there was one.
-    """
+class AwakeClock:
+    """Seconds since any moment, without standstills; `standstills` counts those that it has noticed."""
 
     def __init__(self) -> None:
-        self.found = False
+        self.standstills = 0
+        self._still_seconds = 0.0
+        self.watch()
+
+    def __call__(self) -> float:
+        """Now."""
+        return time.monotonic() - self._still_seconds
+
+    def watch(self) -> None:
+        """Begin to look: what was before is not looked at."""
         self._ran, self._passed = _clocks()
 
-    def look(self) -> float:
-        """To be called after each wait of at most `LOOK_SECONDS`.
-
-        Returns:
-            By how many seconds CLOCK_MONOTONIC went on in a standstill since the last look; 0 without one.
-        """
-        ran, passed = _clocks()
-        still = passed - self._passed > LOOK_SECONDS + STILL_SECONDS
-        seconds = ran - self._ran if still else 0.0
-        self._ran, self._passed = ran, passed
-        self.found = self.found or still
-        return seconds
+    def look(self) -> None:
+        """Notice a standstill since the last look. To be called after each wait of at most `LOOK_SECONDS`."""
+        ran, passed = self._ran, self._passed
+        self.watch()
+        if self._passed - passed > LOOK_SECONDS + STILL_SECONDS:
+            self.standstills += 1
+            self._still_seconds += self._ran - ran
 
 
 def _clocks() -> tuple[float, float]:

@@ -1,11 +1,10 @@
 """The template process: imports TensorFlow and the user's module once, then forks trials in milliseconds.
 
-    python -m autotune.executors.template CONTROL_FD TUNER_PID PRELOAD REFERENCE_JSON
+    python -m autotune.executors.template CONTROL_FD DRIVER_PID PRELOAD REFERENCE_JSON
 
-It starts no TensorFlow runtime, never imports Optuna or pandas, and ends when its control socket closes. TUNER_PID
-is for whoever reads a list of processes.
-With PRELOAD `0` it imports nothing of the user's: each fork then imports everything for itself (a
-fresh interpreter per trial, for modules that start the runtime by being imported).
+It starts no TensorFlow runtime, never imports Optuna or pandas, and ends when its control socket closes. DRIVER_PID is
+for whoever reads a list of processes. With PRELOAD `0` it imports nothing of the user's: each fork imports everything
+for itself, as modules need that start the runtime by being imported.
 """
 
 from __future__ import annotations
@@ -16,66 +15,46 @@ import gc
 import json
 import os
 import resource
-import select
 import signal
 import socket
 import sys
 import threading
 import warnings
-from pathlib import Path
+from multiprocessing.connection import wait
 from typing import Any, NoReturn
 
 import psutil
 
 from autotune.errors import WorkloadError
-from autotune.executors import lifeline, log
+from autotune.executors import lifeline
+from autotune.executors.log import printable
 from autotune.recipe import apply
 from autotune.worker import main as worker
 from autotune.worker import messages
 from autotune.worker.retracing import ask_runtime_to_tell
 from autotune.workloads.loading import facts_of, load
-from autotune.workloads.workload import Workload, WorkloadReference
+from autotune.workloads.workload import Workload, WorkloadFacts, WorkloadReference
 
 
 def main(arguments: list[str]) -> int:
-    """Import, report, and serve the tuner until it closes the socket."""
+    """Import, report, and serve the driver until it closes the socket."""
     descriptor, _, preload, reference_json = arguments
     lifeline.leave_a_keeper(int(descriptor))
-    control = messages.Channel(socket.socket(fileno=int(descriptor)), messages.to_template)
+    control = messages.Channel(socket.socket(fileno=int(descriptor)))
     reference = WorkloadReference.model_validate_json(reference_json)
     ask_runtime_to_tell()
-    workload = None
+    workload = facts = started = None
     try:
-        facts, started = None, None
         if preload == "1":
-            workload = load(reference)  # first: it may set what TensorFlow reads while it is imported
-            # Where it ignores that its children end, nobody learns how a trial did.
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _require_backend(os.environ.get("KERAS_BACKEND") or "tensorflow")  # before what that would need
-            import keras  # so that no trial has to
-            import tensorflow as tf  # noqa: F401
-
-            _require_backend(keras.backend.backend())  # a file of settings may name another
-            started, in_force = survey()
-            facts = facts_of(workload, reference, in_force)
-            apply.note_layers()
+            workload, facts, started = _imported(reference)
     except WorkloadError as error:
-        control.send(
-            messages.TemplateFailed(
-                message=log.printable(error.message)[:4000],
-                hint=error.hint,
-                detail=log.printable(error.detail)[-20000:],
-            )
-        )
+        detail = printable(error.detail)[-20000:]
+        control.send(messages.TemplateFailed(message=error.message, hint=error.hint, detail=detail))
         return 1
     except ImportError as error:
-        control.send(
-            messages.TemplateFailed(
-                message=f"cannot import TensorFlow: {error}",
-                hint=f"Mend the TensorFlow that is installed in {sys.prefix}: `import tensorflow` fails in it.",
-                users=False,
-            )
-        )
+        message = f"cannot import TensorFlow: {error}"
+        hint = f"Mend the TensorFlow that is installed in {sys.prefix}: `import tensorflow` fails in it."
+        control.send(messages.TemplateFailed(message=message, hint=hint, users=False))
         return 1
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and so copying, every page in each fork
@@ -84,8 +63,23 @@ def main(arguments: list[str]) -> int:
         with contextlib.suppress(messages.ChannelClosed):
             _Server(control, workload, reference).serve()
     finally:
-        lifeline.kill_orphans(frozenset())
+        lifeline.kill_orphans()
     return 0
+
+
+def _imported(
+    reference: WorkloadReference,
+) -> tuple[Workload, WorkloadFacts, messages.StartedByImport | None]:
+    workload = load(reference)  # first: it may set what TensorFlow reads while it is imported
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it ignores this signal, the ends of trials are lost
+    _require_backend(os.environ.get("KERAS_BACKEND") or "tensorflow")  # before what that would need
+    import keras  # so that no trial has to
+    import tensorflow as tf  # noqa: F401
+
+    _require_backend(keras.backend.backend())  # a file of settings may name another
+    started, in_force = survey()
+    apply.note_layers()
+    return workload, facts_of(workload, reference, in_force), started
 
 
 def _require_backend(name: str) -> None:
@@ -99,14 +93,13 @@ def _require_backend(name: str) -> None:
 def survey() -> tuple[messages.StartedByImport | None, dict[str, Any]]:
     """What importing the user's module has done to this process.
 
-    Asking TensorFlow wakes CUDA, which no fork survives: a child is sent to ask. A thread count can only be
-    changed before the runtime starts; that is blind to CUDA, which `list_physical_devices` wakes
-    without starting the runtime: hence the look at the open files.
+    Asking TensorFlow starts CUDA, which no fork survives: a child is sent to ask. The child does not see that CUDA
+    was started before without the runtime, as by `list_physical_devices`: the open files tell that.
 
     Returns:
-        What can no longer be forked, `runtime` (TensorFlow's), `cuda` (a device was opened), `threads` (Python's, of
-        which a fork has none, so that who waits for one waits for ever) or None; and what the knobs that act before a
-        model is built stand at (empty where it cannot be told).
+        What can no longer be forked: `runtime` (TensorFlow's), `cuda` (a device was opened), `threads` (Python's: a
+        fork has none of them, and waits for them for ever) or None. And the values of the knobs that act before a
+        model is built, empty where they cannot be told.
     """
     if _device_is_open():
         return "cuda", apply.in_force()
@@ -116,15 +109,13 @@ def survey() -> tuple[messages.StartedByImport | None, dict[str, Any]]:
     pid = _fork()
     if pid == 0:
         with contextlib.suppress(BaseException):
-            found = {"started": apply.runtime_has_started(), "in_force": apply.in_force()}
-            os.write(writing, json.dumps(found).encode())
+            os.write(writing, json.dumps([apply.runtime_has_started(), apply.in_force()]).encode())
         os._exit(0)
     os.close(writing)
     with open(reading, "rb") as stream:
-        text = stream.read()
+        runtime, in_force = json.loads(stream.read() or "[true, {}]")
     os.waitpid(pid, 0)
-    answer: dict[str, Any] = json.loads(text) if text else {"started": True, "in_force": {}}
-    return "runtime" if answer["started"] else None, answer["in_force"]
+    return "runtime" if runtime else None, in_force
 
 
 def is_gpu_file(path: str) -> bool:
@@ -134,7 +125,7 @@ def is_gpu_file(path: str) -> bool:
 
 def _device_is_open() -> bool:
     for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the listing's own, closed by now
             if is_gpu_file(os.readlink(f"/proc/self/fd/{descriptor}")):
                 return True
     return False
@@ -152,92 +143,72 @@ class _Server:
     """Forks trials on request and reports their ends."""
 
     def __init__(
-        self,
-        control: messages.Channel[messages.TrialRequest | messages.Sweep],
-        workload: Workload | None,
-        reference: WorkloadReference,
+        self, control: messages.Channel, workload: Workload | None, reference: WorkloadReference
     ) -> None:
         self._control = control
         self._workload = workload
         self._reference = reference
         self._trials: dict[int, int] = {}  # pidfd → pid
-        self._logs: dict[int, Path] = {}  # pid → where it writes
         self._of_the_module = frozenset(child.pid for child in psutil.Process().children())
 
     def serve(self) -> NoReturn:
         """Until the control socket closes, which raises `ChannelClosed`."""
         while True:
-            control = self._control.fileno()
-            # Not `select`, which ends at descriptor 1,023: the user's module may hold more files open.
-            poll = select.poll()
-            for each in (control, *self._trials):
-                poll.register(each, select.POLLIN)
-            ready = [each for each, _ in poll.poll(1000 * log.LOOK_SECONDS if self._trials else None)]
-            for file in self._logs.values():
-                log.cap(file)
-            for descriptor in ready:
-                if descriptor == control:
-                    self._obey()
-                elif descriptor in self._trials:
-                    self._reap(descriptor)
+            for ready in wait([self._control.fileno(), *self._trials]):
+                if ready in self._trials:
+                    self._reap(ready)
+                else:
+                    self._start()
 
-    def _obey(self) -> None:
-        command, descriptors = self._control.receive_with_descriptors()
-        if isinstance(command, messages.Sweep):
-            if command.pid in self._trials.values():
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(command.pid, signal.SIGKILL)
-            lifeline.kill_orphans(self._of_the_module | set(self._trials.values()))
-            return
-        pid = self._fork(command, descriptors[0])
-        os.close(descriptors[0])
-        self._trials[os.pidfd_open(pid)] = pid
-        self._logs[pid] = Path(command.log)
-        self._control.send(messages.Forked(pid=pid))
+    def _start(self) -> None:
+        request = self._control.receive()
+        assert isinstance(request, messages.TrialRequest)
+        drivers, trials = socket.socketpair()
+        with drivers, trials:
+            pid = _fork()
+            if pid == 0:
+                drivers.close()
+                self._run_trial(request, trials)
+            with contextlib.suppress(OSError):
+                os.setpgid(pid, pid)  # here too, so that the driver can signal the group at once
+            self._trials[os.pidfd_open(pid)] = pid
+            self._control.send(messages.Forked(pid=pid), drivers)
 
-    def _fork(self, request: messages.TrialRequest, descriptor: int) -> int:
-        pid = _fork()
-        if pid == 0:
-            status = 1
-            try:
-                status = self._run_trial(request, descriptor)
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(status)
-        with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)  # here too, so that the tuner can signal the group at once
-        return pid
-
-    def _run_trial(self, request: messages.TrialRequest, descriptor: int) -> int:
-        template = os.getppid()
-        os.setpgid(0, 0)
-        lifeline.die_with_parent(template)
-        lifeline.be_the_first_to_go()
-        self._control.close()
-        for pidfd in self._trials:
-            os.close(pidfd)
-        output = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        os.close(output)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-        faulthandler.enable(all_threads=False)  # the log then says where in the user's code a signal struck
-        channel = messages.Channel(socket.socket(fileno=descriptor), messages.to_trial)
-        return worker.run(request, channel, self._workload, self._reference)
+    def _run_trial(self, request: messages.TrialRequest, end: socket.socket) -> NoReturn:
+        status, template = 1, os.getppid()
+        try:
+            os.setpgid(0, 0)
+            lifeline.die_with_parent(template)
+            with (
+                contextlib.suppress(OSError),
+                open("/proc/self/oom_score_adj", "w", encoding="ascii") as file,
+            ):
+                file.write("1000")  # the kernel kills this process, not the driver, when memory runs out
+            self._control.close()
+            for pidfd in self._trials:
+                os.close(pidfd)
+            output = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            os.close(output)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+            faulthandler.enable(
+                all_threads=False
+            )  # the log then says where in the user's code a signal struck
+            status = worker.run(request, messages.Channel(end), self._workload, self._reference)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
 
     def _reap(self, pidfd: int) -> None:
         pid = self._trials.pop(pidfd)
         os.close(pidfd)
-        log.cap(self._logs.pop(pid))
         _, status = os.waitpid(pid, 0)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         lifeline.kill_orphans(self._of_the_module | set(self._trials.values()))
-        code = os.waitstatus_to_exitcode(status)
-        self._control.send(
-            messages.Exited(pid=pid, signal=-code) if code < 0 else messages.Exited(pid=pid, code=code)
-        )
+        self._control.send(messages.Exited(pid=pid, status=os.waitstatus_to_exitcode(status)))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
-    TrialChannel = messages.Channel[messages.Measure | messages.Finish]
+    TrialChannel = messages.Channel
 
 ENDLESS = 1 << 30
 """Epochs that `fit` is asked for: the tuner ends it."""

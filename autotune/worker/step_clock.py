@@ -281,7 +281,7 @@ class StepClock:
         self._training.synchronise()
         self._warm_since = self._first_call_at = self._clock()
         self._first_call_seconds = self._first_call_at - self._last_call_at
-        self._tuner.send(FirstStep(at=time.monotonic(), loss=self._finite_loss()))
+        self._tuner.send(FirstStep(loss=self._finite_loss()))
         self._last_call_at = self._clock()
 
     def _finite_loss(self) -> float | None:

@@ -90,8 +90,8 @@ FAULTS = (
     Fault(
         name="sends_garbage", outcome=Outcome.CRASHED, words="sent something that is no report: not a message"
     ),
-    Fault(name="sends_half_a_message", outcome=Outcome.CRASHED, words="the last message was cut short"),
-    Fault(name="sends_too_much", outcome=Outcome.CRASHED, words="a message of 4294967295 bytes"),
+    Fault(name="sends_half_a_message", outcome=Outcome.CRASHED, words="got end of file during message"),
+    Fault(name="sends_too_much", outcome=Outcome.CRASHED, words="bad message length"),
     Fault(
         name="kills_its_template",
         outcome=Outcome.CRASHED,

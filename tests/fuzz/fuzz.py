@@ -191,7 +191,7 @@ def _fuzz_with_atheris(name: str, inputs: int, seed: int) -> None:
 def main() -> int:
     """Fuzz one target by hand."""
     parser = argparse.ArgumentParser(description="Coverage-guided fuzzing of a file format.")
-    parser.add_argument("target", choices=("recipe", "space", "run", "messages"))
+    parser.add_argument("target", choices=("recipe", "space", "run"))
     parser.add_argument("--inputs", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engine", choices=("own", "atheris"), default="own")

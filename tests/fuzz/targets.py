@@ -1,4 +1,4 @@
-"""What is fuzzed: the four formats that come from others, and what must hold whatever stands in them.
+"""What is fuzzed: the formats that come from others, and what must hold whatever stands in them.
 
 An input is bytes. Checking it either finds that it was read, or that it was refused as documented: by the one
 error class of the format, with a message of one printable line and bounded length. What was read is the same
@@ -14,7 +14,6 @@ import os
 import random
 import re
 import socket
-import struct
 import sys
 import tempfile
 import zlib
@@ -26,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mutations import LONGEST_INPUT, change_bytes, change_json_text, change_toml
 from rich.console import Console
-from test_messages import EVERY_MESSAGE
 from test_recommendation import run_that_is
 
 from autotune import console
@@ -37,13 +35,11 @@ from autotune.recipe.recipe import Recipe
 from autotune.record import TrialRecord
 from autotune.report.compare import compare_runs
 from autotune.report.frame import load_history
-from autotune.run_directory import LARGEST_TRIAL_BYTES, RunDirectory, RunRecord, SearchSpaceRecord
+from autotune.run_directory import LARGEST_FILE_BYTES, RunDirectory, RunRecord, SearchSpaceRecord
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import KNOBS, Device
 from autotune.space.search_space import LARGEST_NUMBER_OF_CHOICES, SearchSpace
 from autotune.stats.deciding import Verdict
-from autotune.worker import messages
-from autotune.worker.messages import Channel, ChannelClosed, ProtocolError
 
 ROOT = Path(__file__).parents[2]
 LONGEST_MESSAGE = 1000
@@ -173,70 +169,6 @@ def _check_resolved(space: SearchSpace, surroundings: dict) -> str:
     return f"{len(resolved.choices)} knobs"
 
 
-# ------------------------------------------------------------------------------------------------ messages
-
-_ADAPTERS = (messages.to_template, messages.from_template, messages.to_trial, messages.from_trial)
-
-
-def check_messages(data: bytes) -> str:
-    """What comes over a socket is messages, up to an error; and each arrives the same when it is sent on.
-
-    The first byte says which messages are expected, the rest is what the other end writes before it closes.
-    """
-    expected = _ADAPTERS[data[0] % len(_ADAPTERS)] if data else messages.to_trial
-    before = len(os.listdir("/proc/self/fd"))
-    near, far = socket.socketpair()
-    answers = []
-    with near, far, contextlib.closing(Channel(far, expected)) as channel:
-        near.sendall(data[1:])
-        near.close()
-        while True:
-            try:
-                message = channel.receive(timeout_seconds=0)
-            except ProtocolError as error:
-                answers.append(check_refusal(error, str(error)))
-                if "not a message" not in str(error):  # the stream can only be given up
-                    break
-            except ChannelClosed:
-                break
-            else:
-                _check_sent_on(message, expected)
-                answers.append(message.kind)
-    assert len(os.listdir("/proc/self/fd")) == before, "descriptors are left open"
-    return answers[0] if answers else ""
-
-
-def _check_sent_on(message, expected) -> None:
-    text = message.model_dump_json()
-    again = expected.validate_json(text)
-    assert type(again) is type(message)
-    assert again.model_dump_json() == text
-
-
-def framed(body: bytes) -> bytes:
-    """A body as it travels."""
-    return struct.pack(">I", len(body)) + body
-
-
-def change_messages(data: bytes, rng: random.Random) -> bytes:
-    """One of the frames changed within, and given its right length; or any bytes changed."""
-    frames = list(_frames(data[1:]))
-    if not frames or rng.random() < 0.15:
-        return change_bytes(data, rng)
-    at = rng.randrange(len(frames))
-    frames[at] = change_json_text(frames[at], rng)
-    if rng.random() < 0.1:
-        frames.append(rng.choice(frames))
-    return data[:1] + b"".join(map(framed, frames))
-
-
-def _frames(data: bytes):
-    while len(data) > 4:
-        (length,) = struct.unpack_from(">I", data)
-        yield data[4 : 4 + length]
-        data = data[4 + length :]
-
-
 # ----------------------------------------------------------------------------------------- run directories
 #
 # An input is a list of entries, two null bytes between them: a path, a null byte, a letter for what lies there,
@@ -332,7 +264,7 @@ def _lay_out(data: bytes, root: Path) -> None:
                     file.symlink_to(_LINKS[len(content) % len(_LINKS)])
                 case b"h":
                     file.touch(exist_ok=False)
-                    os.truncate(file, LARGEST_TRIAL_BYTES + 1)
+                    os.truncate(file, LARGEST_FILE_BYTES + 1)
                 case b"s":
                     with socket.socket(socket.AF_UNIX) as listening:
                         listening.bind(str(file))
@@ -439,10 +371,6 @@ def _targets() -> dict[str, Target]:
     recipes = _simulated_recipes()
     spaces = tuple(each.read_bytes() for each in sorted((ROOT / "search_spaces").glob("*.toml")))
     compact = tuple(json.dumps(json.loads(each)).encode() for each in recipes)
-    sent = tuple(
-        bytes([_ADAPTERS.index(expected)]) + framed(message.model_dump_json().encode())
-        for expected, message in EVERY_MESSAGE
-    )
     return {
         "recipe": Target(check=check_recipe, seeds=(*recipes, *compact), change=_bounded(change_json_text)),
         "space": Target(
@@ -455,7 +383,6 @@ def _targets() -> dict[str, Target]:
             seeds=(_small_run(), _simulated_run()),
             change=_bounded(change_run),
         ),
-        "messages": Target(check=check_messages, seeds=sent, change=_bounded(change_messages)),
     }
 
 

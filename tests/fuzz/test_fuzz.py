@@ -7,7 +7,7 @@ import fuzz
 import pytest
 from targets import TARGETS, Target
 
-INPUTS = {"recipe": 3000, "space": 800, "run": 1000, "messages": 5000}
+INPUTS = {"recipe": 3000, "space": 800, "run": 1000}
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
@@ -24,8 +24,7 @@ def test_the_seeds_are_valid(name):
     """The inputs that others are made from are read, not refused."""
     for seed in TARGETS[name].seeds:
         answer = TARGETS[name].check(seed)
-        assert answer.startswith("read") or name == "messages", answer
-        assert "not a message" not in answer
+        assert answer.startswith("read"), answer
 
 
 def one_letter(data, rng):

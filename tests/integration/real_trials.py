@@ -15,7 +15,7 @@ import pytest
 
 from autotune.executors.executor import TrialFailed, WarmUp
 from autotune.executors.process import TrialProcess, TrialProcesses
-from autotune.executors.standstill import LOOK_SECONDS, Standstill
+from autotune.executors.standstill import LOOK_SECONDS, AwakeClock
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.workloads.workload import WorkloadReference
@@ -41,9 +41,8 @@ class Awake:
 
     def __enter__(self) -> Self:
         """Begin."""
-        self._standstill, self._still = Standstill(), 0.0
-        self._over = threading.Event()
-        self._began = time.monotonic()
+        self._clock, self._over = AwakeClock(), threading.Event()
+        self._began = self._clock()
         self._looking = threading.Thread(target=self._look, daemon=True)
         self._looking.start()
         return self
@@ -55,13 +54,13 @@ class Awake:
 
     def _look(self) -> None:
         while not self._over.wait(LOOK_SECONDS):
-            self._still += self._standstill.look()
-        self._still += self._standstill.look()
+            self._clock.look()
+        self._clock.look()
 
     @property
     def seconds(self) -> float:
         """So far."""
-        return time.monotonic() - self._began - self._still
+        return self._clock() - self._began
 
 
 def is_gone(pid: int) -> bool:
