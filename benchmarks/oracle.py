@@ -30,7 +30,7 @@ from autotune.devices.machine import Machine, fingerprint
 from autotune.files import write_atomically
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KnobValue
-from autotune.space.search_space import ResolvedSpace, SearchSpace
+from autotune.space.search_space import ResolvedSpace, find_search_space
 
 HERE = Path(__file__).resolve().parent
 WORKLOAD = HERE.parent / "examples" / "digits_mlp.py"
@@ -88,7 +88,7 @@ def record(passes: int, *, quick: bool) -> dict[str, Figure]:
     """Measure all configurations and write the table."""
     seconds = TURN_SECONDS_QUICK if quick else TURN_SECONDS
     with plain_rounds(WORKLOAD) as rounds:
-        space = rounds.space(SearchSpace.load(SPACE))
+        space = rounds.space(find_search_space(SPACE))
         assert space.size == SIZE
         wanted = configurations(space)[: SIZE_QUICK if quick else SIZE]
         found = measured(rounds, wanted, passes, seconds)

@@ -136,7 +136,7 @@ def machines(studies: int) -> Iterator[tuple[str, list[Machine]]]:
 
 def recorded() -> Machine:
     """What `oracle.py` has recorded, of whichever machine."""
-    space = resolved(SearchSpace.load(SPACE))
+    space = resolved(find_search_space(SPACE))
     speeds = np.full(tuple(map(len, space.choices.values())), -math.inf)
     for each in json.loads(TABLE.read_text(encoding="utf-8"))["configurations"]:
         places = tuple(choices.index(each["knobs"][name]) for name, choices in space.choices.items())

@@ -17,7 +17,7 @@ from autotune import cli, console
 from autotune.errors import WorkloadError
 from autotune.recipe.recipe import Estimate, StabilityCheck, Throughput, Watch
 from autotune.record import Interval, Looks, Outcome, Phase, Standing, TrialRecord
-from autotune.report.frame import COLUMNS
+from autotune.report.frame import columns
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.tuning.progress import Began, Notice, RunBegan, TrialBegan, TrialEnded, TrialMeasured
 
@@ -192,7 +192,7 @@ def test_a_history_has_the_settled_column_where_it_says_something(settled, shown
     frame = pd.DataFrame(
         {
             name: pd.Series(settled if name == "settled" else [pd.NA] * 2, dtype=dtype)
-            for name, dtype in COLUMNS.items()
+            for name, dtype in columns().items()
         }
     )
     output = io.StringIO()

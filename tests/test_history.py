@@ -28,7 +28,7 @@ from autotune.recipe.recipe import (
 )
 from autotune.record import Interval, Outcome, Pair, Phase, Slice, StepSeconds, TrialRecord
 from autotune.report.compare import RunSummary, compare_runs, describe_machine
-from autotune.report.frame import COLUMNS, load_history, write_csv, write_parquet
+from autotune.report.frame import columns, load_history, write_csv, write_parquet
 from autotune.run_directory import LARGEST_FILE_BYTES, RunDirectory, RunRecord, WorkloadRecord
 from autotune.stats.deciding import EndedBy, Verdict
 
@@ -611,7 +611,7 @@ def test_csv_reads_back_as_the_same_table(run, tmp_path):
     frame = load_history(run)
     path = tmp_path / "history.csv"
     write_csv(frame, path)
-    dtypes = {name: dtype for name, dtype in COLUMNS.items() if name != "started_at"}  # as in the docstring
+    dtypes = {name: dtype for name, dtype in columns().items() if name != "started_at"}  # as in the docstring
     back = pd.read_csv(path, dtype=dtypes, parse_dates=["started_at"])
     pd.testing.assert_frame_equal(back, frame)
 
@@ -624,7 +624,7 @@ def test_csv_reads_back_where_a_trial_began_on_a_whole_second(tmp_path, first_wh
     run = a_run(tmp_path / "run", trials)
     frame = load_history(run)
     write_csv(frame, tmp_path / "history.csv")
-    dtypes = {name: dtype for name, dtype in COLUMNS.items() if name != "started_at"}
+    dtypes = {name: dtype for name, dtype in columns().items() if name != "started_at"}
     back = pd.read_csv(tmp_path / "history.csv", dtype=dtypes, parse_dates=["started_at"])
     assert list(back["started_at"]) == list(frame["started_at"])
 
@@ -828,12 +828,12 @@ def test_a_recipe_may_recommend_the_baseline(tmp_path, verdict):
 @pytest.mark.parametrize(
     ("recipe", "expected"),
     [
-        ("{", ": not JSON: "),
+        ("{", ": not a recipe: the file: Invalid JSON: "),
         ("null", ": not a recipe: the file: "),
         (recipe_text(evidence={}), ": not a recipe: evidence.verdict: "),
         (recipe_text(configuration={"batch_size": 1, "warp": 9}), ": not a recipe: configuration: "),
         (recipe_text(baseline={"batch_size": 0}), ": not a recipe: baseline: "),
-        (recipe_text(schema_version=2), ": a recipe of schema_version 2, "),
+        (recipe_text(schema_version=2), ": this autotune reads recipes of schema_version 1 only"),
     ],
 )
 def test_a_damaged_recipe_is_an_error_that_names_it(tmp_path, recipe, expected):

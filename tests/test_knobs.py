@@ -6,12 +6,6 @@ from autotune.errors import ConfigurationError
 from autotune.space.knobs import KNOBS, Device, Domain, check_value, knob, knobs_on, nearest
 
 
-@pytest.mark.parametrize("name", KNOBS)
-def test_a_knob_is_filed_under_its_own_name(name):
-    """Looking a knob up by name gives the knob of that name."""
-    assert KNOBS[name].name == name
-
-
 @pytest.mark.parametrize("name", [name for name in KNOBS if name != "batch_size"])
 def test_what_tensorflow_does_by_default_is_a_value_the_knob_can_take(name):
     """A knob's default is in its own domain; only the batch size has none."""
@@ -138,25 +132,6 @@ def test_a_value_for_an_unknown_knob_is_refused_as_unknown():
     """The knob's name is checked before its value."""
     with pytest.raises(ConfigurationError, match="no knob called 'batchsize'"):
         check_value("batchsize", 32, where="here")
-
-
-def test_knobs_are_marked_by_what_else_they_touch():
-    """What is computed, how much memory a larger value takes, and whether the dataset must be told."""
-    assert {each.name for each in KNOBS.values() if each.changes_numerics} == {
-        "batch_size",
-        "precision",
-        "tensor_float_32",
-        "jit_compile",
-        "deterministic",
-        "onednn",
-    }
-    assert {each.name for each in KNOBS.values() if each.hungrier_upwards} == {
-        "batch_size",
-        "prefetch",
-        "num_parallel_calls",
-        "data_threads",
-    }
-    assert {each.name for each in KNOBS.values() if each.needs_dataset_config} == {"num_parallel_calls"}
 
 
 def test_each_device_has_its_own_knobs():

@@ -178,7 +178,7 @@ def test_a_file_too_large_is_not_read(tmp_path):
 )
 def test_what_is_no_json_is_refused(text):
     """Empty, half a file, deep or endless: a damaged file."""
-    assert "not JSON" in refusal(text).message
+    assert "Invalid JSON" in refusal(text).message
 
 
 @pytest.mark.parametrize("text", ["[]", "null", "1", '"recipe"', "true"])
@@ -197,10 +197,10 @@ def test_a_truncated_file_is_refused(recipe):
 @pytest.mark.parametrize("version", [2, 99, 10**400])
 def test_a_newer_recipe_asks_for_an_upgrade(recipe, version):
     """A version that this autotune does not know yet, whatever else is in the file."""
-    error = refusal(changed(recipe, "schema_version", version))
-    assert "reads up to 1" in error.message
-    assert "or a later one" in error.hint
-    assert "reads up to 1" in refusal('{"schema_version": 2, "recipes": []}').message
+    for text in (changed(recipe, "schema_version", version), '{"schema_version": 2, "recipes": []}'):
+        error = refusal(text)
+        assert "reads recipes of schema_version 1 only" in error.message
+        assert "or a later one" in error.hint
 
 
 @pytest.mark.parametrize("version", [0, -1, "1", 1.0, True, None, [1]])
@@ -460,7 +460,7 @@ def test_another_machine_is_warned_of(recipe, applied, monkeypatch):
     with pytest.raises(MachineMismatchError, match="cores"):
         recipe.apply(on_mismatch="error")
     recipe.apply(on_mismatch="ignore")
-    assert applied == ["import", "build"], "the same recipe twice is once"
+    assert applied.count("import") == 1, "the same recipe twice is once"
 
 
 @pytest.mark.parametrize("word", ["eror", "", None])

@@ -10,7 +10,6 @@ from simulated_runs import BASELINE, a_pair, a_record, space_of
 
 from autotune.errors import RunDirectoryError
 from autotune.record import Outcome, Phase
-from autotune.space.configuration import Configuration
 from autotune.tuning.sampler import Sampler, distributions
 
 UNEVEN_SPACE = """
@@ -195,27 +194,23 @@ def test_what_is_passed_over_is_told_as_pruned():
     assert kept.user_attrs == {}
 
 
-def test_what_the_study_knows_it_is_not_told_again(tmp_path):
-    """Catching up twice, and with the file opened anew, leaves one trial for each record of the search."""
-    space = space_of()
-    records = [
-        a_record(BASELINE, trial=0),
-        a_record(BASELINE.replace(jit_compile=True), trial=1, speedup=1.5),
-        a_record(BASELINE.replace(jit_compile=True), trial=2, speedup=1.5, phase=Phase.CONFIRM),
-        a_record(BASELINE.replace(jit_compile=True), trial=3, phase=Phase.SOAK),
-    ]
-    for _ in range(2):
-        sampler = a_sampler(space, file=tmp_path / "study.db")
-        sampler.catch_up(records)
-        sampler.catch_up(records)
-    assert [each.user_attrs["trial"] for each in sampler._study.trials] == [0, 1]
-
-
-def test_a_trial_that_was_half_told_is_told_again(tmp_path):
-    """Killed between its attributes and its value: the study learns how it did all the same."""
-    space, record = space_of(), a_record(BASELINE.replace(jit_compile=True), trial=1, speedup=1.5)
-    sampler = a_sampler(space, file=tmp_path / "study.db")
-    sampler.ask_for(Configuration(record.configuration)).set_user_attr("trial", 1)
-    sampler = a_sampler(space, file=tmp_path / "study.db")
-    sampler.catch_up([record])
-    assert [each.value for each in sampler._study.trials if each.state is TrialState.COMPLETE] == [1.5]
+@pytest.mark.parametrize("left_behind", ["an open trial", "a damaged file"])
+def test_the_study_is_made_anew_from_the_records(tmp_path, left_behind):
+    """Whatever an earlier invocation left: one trial for the baseline and for each of the search, none is open."""
+    space, faster = space_of(), BASELINE.replace(jit_compile=True)
+    file = tmp_path / "study.db"
+    if left_behind == "an open trial":
+        a_sampler(space, file=file).ask_for(faster).set_user_attr("trial", 1)
+    else:
+        file.write_bytes(b"SQLite format 3\0 and nothing")
+    sampler = a_sampler(space, file=file)
+    sampler.catch_up(
+        [
+            a_record(BASELINE, trial=0),
+            a_record(faster, trial=1, speedup=1.5),
+            a_record(faster, trial=2, speedup=1.5, phase=Phase.CONFIRM),
+            a_record(faster, trial=3, phase=Phase.SOAK),
+        ]
+    )
+    assert [(each.user_attrs["trial"], each.value) for each in sampler._study.trials] == [(0, 1.0), (1, 1.5)]
+    assert {each.state for each in sampler._study.trials} == {TrialState.COMPLETE}

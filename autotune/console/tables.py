@@ -15,7 +15,7 @@ from autotune.console.progress import trial_line
 from autotune.console.text import clean, duration, ratio, say, size, terminal
 from autotune.record import TrialRecord
 from autotune.space.configuration import Configuration, format_value
-from autotune.space.knobs import KNOBS
+from autotune.space.knobs import KNOBS, Numerics
 from autotune.stats.deciding import Verdict
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def show_knobs(console: RichConsole | None = None) -> None:
             knob.domain.describe(),
             "the workload's" if knob.default is None else format_value(knob.default),
             knob.stage,
-            "may change" if knob.changes_numerics else "same",
+            "same" if knob.numerics is Numerics.SAME else "may change",
             ", ".join(sorted(knob.devices)),
         )
     (console or terminal()).print(table)

@@ -1,7 +1,7 @@
 """Applying a configuration, stage by stage: the one code path of trial processes and of training code.
 
-What was measured is what runs. TensorFlow is imported inside the functions only, never at the top, because
-the environment variables of the import stage must be set before it.
+What was measured is what runs. Each stage walks the knobs that act at it. TensorFlow is imported inside the functions
+only, because the environment variables of the import stage must be set before it.
 """
 
 from __future__ import annotations
@@ -9,59 +9,51 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from autotune.errors import ApplyError
 from autotune.space.configuration import Configuration
-from autotune.space.knobs import KNOBS, KnobValue, Stage
+from autotune.space.knobs import KNOBS, Knob, KnobValue, Stage
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-_ENVIRONMENT: dict[str, tuple[str, Callable[[Any], str], Callable[[str], KnobValue]]] = {
-    "onednn": (
-        "TF_ENABLE_ONEDNN_OPTS",
-        lambda on: "1" if on else "0",
-        lambda text: text.lower() not in ("0", "false"),
-    ),
-}
-"""Knobs of the import stage: the environment variable, its text for a value, and the value of any text, as
-TensorFlow reads it."""
+_layers_before_fork = False
+_applied: dict[str, KnobValue] | None = None
+"""What `apply_in_training` has set in this process."""
+
+SetByDataset = dict[str, KnobValue]
+"""Values of knobs that a user's dataset has set itself."""
 
 
-def _set_intra_op_threads(threads: int) -> None:
+def _acting(configuration: Mapping[str, KnobValue], *stages: Stage) -> Iterator[tuple[Knob, KnobValue]]:
+    """The knobs of a configuration that act at these stages, with their values."""
+    for name, knob in KNOBS.items():
+        if knob.stage in stages and name in configuration:
+            yield knob, configuration[name]
+
+
+def environment(configuration: Mapping[str, KnobValue]) -> dict[str, str]:
+    """The environment variables that the import-stage knobs change in this process."""
+    variables = dict(os.environ)
+    for knob, value in _acting(configuration, Stage.IMPORT):
+        if knob.read(variables) != value:
+            knob.set(variables, value)
+    return {name: text for name, text in variables.items() if os.environ.get(name) != text}
+
+
+def in_force() -> dict[str, KnobValue]:
+    """What the knobs that act before a model is built stand at in this process, as TensorFlow and Keras say.
+
+    Wakes CUDA where there is a GPU. A policy that is no value of the knob comes back by its name.
+    """
     import tensorflow as tf
 
-    if tf.config.threading.get_intra_op_parallelism_threads() != threads:
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
-
-
-def _set_inter_op_threads(threads: int) -> None:
-    import tensorflow as tf
-
-    if tf.config.threading.get_inter_op_parallelism_threads() != threads:
-        tf.config.threading.set_inter_op_parallelism_threads(threads)
-
-
-def _set_tensor_float_32(on: bool) -> None:
-    import tensorflow as tf
-
-    tf.config.experimental.enable_tensor_float_32_execution(on)
-
-
-def _set_precision(policy: str) -> None:
-    import keras
-
-    if keras.config.dtype_policy().name == policy:
-        return
-    if _layers_exist():
-        raise ApplyError(
-            f"precision={policy} cannot act any more: layers were built before it was set, and keep theirs",
-            hint="Call recipe.apply() before any layer or model is made, those at the top of imported files too.",
-        )
-    keras.config.set_dtype_policy(policy)
+    targets = {Stage.IMPORT: os.environ, Stage.RUNTIME: tf, Stage.BUILD: tf}
+    found = {each.name: each.read(targets[each.stage]) for each in KNOBS.values() if each.stage in targets}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def note_layers() -> None:
@@ -75,53 +67,6 @@ def _layers_exist() -> bool:
     import keras
 
     return _layers_before_fork or any(issubclass(type(each), keras.layers.Layer) for each in gc.get_objects())
-
-
-_SETTERS: dict[str, Callable[[Any], None]] = {
-    "intra_op_threads": _set_intra_op_threads,
-    "inter_op_threads": _set_inter_op_threads,
-    "tensor_float_32": _set_tensor_float_32,
-    "precision": _set_precision,
-}
-"""Knobs of the runtime and build stages: what sets them."""
-
-_layers_before_fork = False
-_applied: dict[str, KnobValue] | None = None
-"""What `apply_in_training` has set in this process."""
-
-_COMPILE_ARGUMENTS = ("jit_compile", "steps_per_execution")
-
-
-def environment(configuration: Mapping[str, KnobValue]) -> dict[str, str]:
-    """The environment variables that the import-stage knobs stand for, where they are not set so already."""
-    return {
-        variable: text(configuration[name])
-        for name, (variable, text, _) in _ENVIRONMENT.items()
-        if name in configuration and configuration[name] != _imported_with(name)
-    }
-
-
-def _imported_with(name: str) -> KnobValue:
-    """What a knob of the import stage stands at, by this process's environment."""
-    variable, text, value = _ENVIRONMENT[name]
-    return value(os.environ.get(variable, text(KNOBS[name].default)))
-
-
-def in_force() -> dict[str, KnobValue]:
-    """What the knobs that act before a model is built stand at in this process, as TensorFlow and Keras say.
-
-    Wakes CUDA where there is a GPU. A policy that is no value of the knob comes back by its name.
-    """
-    import keras
-    import tensorflow as tf
-
-    return {
-        "onednn": _imported_with("onednn"),
-        "intra_op_threads": tf.config.threading.get_intra_op_parallelism_threads(),
-        "inter_op_threads": tf.config.threading.get_inter_op_parallelism_threads(),
-        "tensor_float_32": tf.config.experimental.tensor_float_32_execution_enabled(),
-        "precision": str(keras.config.dtype_policy().name),
-    }
 
 
 def runtime_has_started() -> bool:
@@ -144,13 +89,10 @@ def apply_in_training(configuration: Mapping[str, KnobValue]) -> None:
         ApplyError: TensorFlow's runtime has started, or a knob can no longer act.
     """
     global _applied
-    if _applied == dict(configuration):
-        if "precision" in configuration:  # it alone can have been set to something else since
-            _set_precision(str(configuration["precision"]))
-        return
-    apply_before_import(configuration)
-    if "tensorflow" in sys.modules and runtime_has_started():
-        raise _too_late("the recipe")
+    if _applied != dict(configuration):
+        apply_before_import(configuration)
+        if "tensorflow" in sys.modules and runtime_has_started():
+            raise _too_late("the recipe")
     apply_before_build(configuration)
     _applied = dict(configuration)
 
@@ -176,21 +118,22 @@ def apply_before_build(configuration: Mapping[str, KnobValue]) -> None:
     Turns on memory growth on every GPU, as in the trials.
 
     Raises:
-        ApplyError: TensorFlow's runtime has started, so a knob can no longer act.
+        ApplyError: TensorFlow's runtime has started, or layers were built, so a knob can no longer act.
     """
-    for name, knob in KNOBS.items():
-        if knob.stage not in (Stage.RUNTIME, Stage.BUILD) or name not in configuration:
-            continue
-        try:
-            _SETTERS[name](configuration[name])
-        except RuntimeError as error:
-            raise _too_late(f"{name}={configuration[name]}") from error
-    _grow_gpu_memory()
-
-
-def _grow_gpu_memory() -> None:
     import tensorflow as tf
 
+    for knob, value in _acting(configuration, Stage.RUNTIME, Stage.BUILD):
+        if knob.read(tf) == value:
+            continue
+        if knob.stage is Stage.BUILD and _layers_exist():
+            raise ApplyError(
+                f"{knob.name}={value} cannot act any more: layers were built before it was set, and keep theirs",
+                hint="Call recipe.apply() before any layer or model is made, those at the top of imported files too.",
+            )
+        try:
+            knob.set(tf, value)
+        except RuntimeError as error:
+            raise _too_late(f"{knob.name}={value}") from error
     for gpu in tf.config.list_physical_devices("GPU"):
         if tf.config.experimental.get_memory_growth(gpu) is True:
             continue
@@ -211,7 +154,7 @@ def _too_late(what: str) -> ApplyError:
 
 def compile_arguments(configuration: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
     """The keyword arguments of `model.compile` that the configuration stands for."""
-    return {name: configuration[name] for name in _COMPILE_ARGUMENTS if name in configuration}
+    return {knob.name: value for knob, value in _acting(configuration, Stage.COMPILE)}
 
 
 def pipeline(
@@ -232,8 +175,24 @@ def pipeline(
     Returns:
         A dataset of batches.
     """
-    batches = _batches(dataset, configuration, batched=batched, drop_remainder=drop_remainder)
-    return _with_pipeline_knobs(batches, configuration)
+    import tensorflow as tf
+
+    if not batched:
+        dataset = dataset.batch(configuration.batch_size, drop_remainder=drop_remainder)
+    own = set_by_dataset(dataset)
+    changed = [
+        (knob, value)
+        for knob, value in _acting(configuration, Stage.OPTIONS)
+        if value not in (knob.default, own.get(knob.name))
+    ]
+    if changed:  # options that say nothing cost each epoch something all the same
+        options = tf.data.Options()
+        for knob, value in changed:
+            knob.set(options, value)
+        dataset = dataset.with_options(options)
+    for knob, value in _acting(configuration, Stage.PIPELINE):
+        dataset = knob.set(dataset, value)
+    return dataset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,9 +214,10 @@ class TrainingPipeline:
     @property
     def fit_args(self) -> dict[str, Any]:
         """The keyword arguments of `model.fit` for the training data."""
-        if self.steps_per_epoch is None:
-            return {"x": self.dataset}
-        return {"x": self.dataset, "steps_per_epoch": self.steps_per_epoch}
+        arguments = {knob.name: value for knob, value in _acting(self.in_force, Stage.FIT)}
+        if self.steps_per_epoch is not None:
+            arguments["steps_per_epoch"] = self.steps_per_epoch
+        return {"x": self.dataset, **arguments}
 
     @property
     def one_epoch(self) -> tf.data.Dataset:
@@ -275,20 +235,17 @@ def training_pipeline(
     """Batch and prefetch a training's dataset; repeat it where `persistent_iterator` is on and can act.
 
     It can act where the cardinality of the batches is known and finite. `in_force` says whether it does. A persistent
-    iterator needs a prefetch of at least 1, and a `steps_per_execution` that divides the steps of an epoch.
-
-    Args:
-        dataset: Single examples, or batches with `batched=True`.
-        configuration: Where batch size and pipeline knobs come from.
-        batched: The dataset does its own batching.
-        drop_remainder: Drop the last, smaller batch of an epoch.
+    iterator needs a prefetch of at least 1, and a `steps_per_execution` that divides the steps of an epoch. The
+    arguments are those of `pipeline`.
     """
-    batches = _batches(dataset, configuration, batched=batched, drop_remainder=drop_remainder)
-    steps = int(batches.cardinality())
+    if not batched:
+        dataset = dataset.batch(configuration.batch_size, drop_remainder=drop_remainder)
+    steps = int(dataset.cardinality())
     if configuration.get("persistent_iterator", False) and steps > 0:
-        return _persistent(batches, configuration, steps)
-    changes = {"persistent_iterator": False} if "persistent_iterator" in configuration else {}
-    return _ending(_with_pipeline_knobs(batches, configuration), configuration.replace(**changes))
+        return _persistent(dataset, configuration, steps)
+    if "persistent_iterator" in configuration:
+        configuration = configuration.replace(persistent_iterator=False)
+    return _ending(pipeline(dataset, configuration, batched=True), configuration)
 
 
 def _ending(batches: tf.data.Dataset, configuration: Configuration) -> TrainingPipeline:
@@ -313,7 +270,7 @@ def _persistent(
         changes["prefetch"] = configuration.get("prefetch", 0) or 1
     in_force = configuration.replace(**changes)
     return TrainingPipeline(
-        dataset=_with_pipeline_knobs(repeated, in_force),
+        dataset=pipeline(repeated, in_force, batched=True),
         steps_per_epoch=steps,
         in_force=in_force,
         shorter=lambda fewer: _persistent(batches, configuration, min(steps, fewer), take=min(steps, fewer)),
@@ -351,68 +308,33 @@ def kind_of(dataset: tf.data.Dataset) -> str:
     return type(dataset).__name__.strip("_").removesuffix("Dataset")
 
 
-def _batches(
-    dataset: tf.data.Dataset, configuration: Configuration, *, batched: bool, drop_remainder: bool
-) -> tf.data.Dataset:
-    return dataset if batched else dataset.batch(configuration.batch_size, drop_remainder=drop_remainder)
-
-
-def _with_pipeline_knobs(dataset: tf.data.Dataset, configuration: Configuration) -> tf.data.Dataset:
-    """The batches with the options and the prefetch that the configuration asks for."""
-    import tensorflow as tf
-
-    own = set_by_dataset(dataset)
-    unordered = not configuration.get("deterministic", True) and "deterministic" not in own
-    untuned = not configuration.get("data_autotune", True) and "data_autotune" not in own
-    threads = configuration.get("data_threads", 0)
-    threads = 0 if threads == own.get("data_threads") else threads
-    if unordered or threads or untuned:  # options that say nothing cost each epoch something all the same
-        options = tf.data.Options()
-        if untuned:
-            options.autotune.enabled = False
-        if unordered:
-            options.deterministic = False
-        if threads:
-            options.threading.private_threadpool_size = threads
-        dataset = dataset.with_options(options)
-    prefetch = configuration.get("prefetch", 0)
-    if prefetch:
-        dataset = dataset.prefetch(tf.data.AUTOTUNE if prefetch == "autotune" else prefetch)
-    return dataset
-
-
-SetByDataset = dict[Literal["data_autotune", "deterministic", "data_threads"], bool | int]
-
-
 def set_by_dataset(dataset: tf.data.Dataset) -> SetByDataset:
-    """Pipeline knobs that a user's dataset has set itself, otherwise than TensorFlow does, with its values.
+    """Options that a user's dataset has set itself, otherwise than TensorFlow does, with its values.
 
     Args:
         dataset: Before the pipeline's own options are put on it.
     """
-    options = dataset.options()
-    found: SetByDataset = {}
-    if options.autotune.enabled is False:
-        found["data_autotune"] = False
-    if options.deterministic is False:
-        found["deterministic"] = False
-    threads = options.threading.private_threadpool_size
-    if threads and threads in KNOBS["data_threads"].domain:
-        found["data_threads"] = threads
-    return found
+    found = {
+        knob.name: knob.read(dataset.options()) for knob in KNOBS.values() if knob.stage is Stage.OPTIONS
+    }
+    return {
+        name: value
+        for name, value in found.items()
+        if value is not None and value in KNOBS[name].domain and value != KNOBS[name].default
+    }
 
 
 def batch_ranks(dataset: tf.data.Dataset) -> tuple[int | None, ...]:
     """How many axes each tensor of an element has; None where that is not known."""
-    import tensorflow as tf
-
-    shapes = [getattr(each, "shape", None) for each in tf.nest.flatten(dataset.element_spec)]
-    return tuple(None if shape is None else shape.rank for shape in shapes)
+    return tuple(None if each is None else each.rank for each in _shapes(dataset))
 
 
 def looks_batched(dataset: tf.data.Dataset) -> bool:
     """Whether all tensors of an element have the same first axis, as those of a batch have."""
+    return len({each[0] if each is not None and each.rank else -1 for each in _shapes(dataset)}) == 1
+
+
+def _shapes(dataset: tf.data.Dataset) -> list[Any]:
     import tensorflow as tf
 
-    shapes = [getattr(each, "shape", None) for each in tf.nest.flatten(dataset.element_spec)]
-    return len({shape[0] if shape is not None and shape.rank else -1 for shape in shapes}) == 1
+    return [getattr(each, "shape", None) for each in tf.nest.flatten(dataset.element_spec)]

@@ -6,10 +6,10 @@ with values they can take, get through.
 
 from __future__ import annotations
 
-import json
+import itertools
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -36,7 +36,7 @@ from autotune.mistakes import first_mistake
 from autotune.printable import one_line
 from autotune.recipe import apply
 from autotune.space.configuration import Configuration
-from autotune.space.knobs import KNOBS, Device, KnobValue, Value, knobs_on
+from autotune.space.knobs import Device, KnobValue, Value, knobs_on
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.workloads.workload import DatasetConfig
 
@@ -59,14 +59,14 @@ def _checked_knobs(values: dict[str, KnobValue]) -> dict[str, KnobValue]:
         configuration = Configuration(values)
     except ConfigurationError as error:
         raise ValueError(f"{error.message.removeprefix('configuration: ')} ({error.hint})") from error
-    missing = min((_lacking(configuration, device) for device in Device), key=len)
-    if missing:
-        raise ValueError(f"has no {', '.join(missing)}")
+    lacking = [
+        [each.name for each in knobs_on(device) if each.name not in configuration and not each.of_workload]
+        for device in Device
+    ]
+    fewest = min(lacking, key=len)
+    if fewest:
+        raise ValueError(f"has no {', '.join(fewest)}")
     return dict(configuration)
-
-
-def _lacking(configuration: Configuration, device: Device) -> list[str]:
-    return [each.name for each in knobs_on(device) if each.name not in configuration]
 
 
 Knobs = Annotated[dict[str, Value], AfterValidator(_checked_knobs)]
@@ -341,7 +341,7 @@ class Recipe(_Part):
         >>> model.fit(**recipe.fit_args(dataset), epochs=90)
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: Annotated[int, Field(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)] = SCHEMA_VERSION
     configuration: Knobs
     baseline: Knobs
     evidence: Evidence
@@ -352,12 +352,11 @@ class Recipe(_Part):
 
     @model_validator(mode="after")
     def _same_knobs_everywhere(self) -> Self:
-        for name in KNOBS:
-            if (name in self.configuration) != (name in self.baseline):
-                with_it, without = "configuration", "baseline"
-                if name in self.baseline:
-                    with_it, without = without, with_it
-                raise ValueError(f"{without} has no {name}, and {with_it} has")
+        sides = {"configuration": self.configuration, "baseline": self.baseline}
+        for (has, one), (lacks, other) in itertools.permutations(sides.items()):
+            missing = ", ".join(name for name in one if name not in other)
+            if missing:
+                raise ValueError(f"{lacks} has no {missing}, and {has} has")
         return self
 
     # -------------------------------------------------------------------------------------------- the file
@@ -369,21 +368,15 @@ class Recipe(_Part):
         Raises:
             RecipeError: The file is missing, damaged, or written by a newer version.
         """
-        file = Path(path)
+        hint = "Give the path of a recipe.json, as printed by `autotune tune`."
         try:
-            text = read_at_most(file, LARGEST_FILE_BYTES)
+            text = read_at_most(Path(path), LARGEST_FILE_BYTES)
         except (OSError, ValueError) as error:  # ValueError: a null character in the path
             reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise RecipeError(
-                f"cannot read the recipe {_one_line(file)}: {reason}",
-                hint="Give the path of a recipe.json, as printed by `autotune tune`.",
-            ) from error
+            raise RecipeError(f"cannot read the recipe {_one_line(path)}: {reason}", hint=hint) from error
         if len(text) > LARGEST_FILE_BYTES:
-            raise RecipeError(
-                f"{file}: larger than {LARGEST_FILE_BYTES} bytes, so not a recipe",
-                hint="Give the path of a recipe.json, as printed by `autotune tune`.",
-            )
-        return cls.parse(text, source=str(file))
+            raise RecipeError(f"{path}: larger than {LARGEST_FILE_BYTES} bytes, so not a recipe", hint=hint)
+        return cls.parse(text, source=str(path))
 
     @classmethod
     def parse(cls, text: str | bytes, *, source: str) -> Self:
@@ -397,29 +390,19 @@ class Recipe(_Part):
             RecipeError: It is damaged, or written by a newer version.
         """
         try:
-            document = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise RecipeError(
-                f"{source}: not JSON: {_one_line(error)}",
-                hint="The file is damaged: take a fresh copy of it.",
-            ) from error
-        version = document.get("schema_version") if isinstance(document, dict) else SCHEMA_VERSION
-        if type(version) is not int or version < SCHEMA_VERSION:
-            raise RecipeError(
-                f"{source}: not a recipe: schema_version is missing, or no version there was", hint=_DAMAGED
-            )
-        if version > SCHEMA_VERSION:
-            raise RecipeError(
-                f"{source}: a recipe of schema_version {_one_line(version)}, "
-                f"this autotune reads up to {SCHEMA_VERSION}",
-                hint="Install the autotune that wrote it, or a later one.",
-            )
-        try:
-            return cls.model_validate_json(text)
+            recipe = cls.model_validate_json(text)
         except ValidationError as error:
             where, mistake = first_mistake(error)
+            if where == "schema_version":
+                raise RecipeError(
+                    f"{source}: this autotune reads recipes of schema_version {SCHEMA_VERSION} only",
+                    hint="Install the autotune that wrote it, or a later one.",
+                ) from error
             what = _one_line(f"{where or 'the file'}: {mistake.removeprefix('Value error, ')}")
             raise RecipeError(f"{source}: not a recipe: {what}", hint=_DAMAGED) from error
+        if "schema_version" not in recipe.model_fields_set:
+            raise RecipeError(f"{source}: not a recipe: schema_version is missing", hint=_DAMAGED)
+        return recipe
 
     def to_json(self) -> str:
         """The recipe as it is written to a file."""
@@ -453,19 +436,14 @@ class Recipe(_Part):
             raise ArgumentError(
                 f"recipe.apply(on_mismatch={on_mismatch!r})", hint="It is 'warn', 'error' or 'ignore'."
             )
-        if on_mismatch != "ignore":
-            self._compare_machines(on_mismatch)
+        differences = [] if on_mismatch == "ignore" else self.machine.differences(fingerprint())
+        if differences:
+            what = "the recipe was measured on another machine: " + "; ".join(map(_one_line, differences))
+            hint = "Tune again here, or pass on_mismatch='ignore'."
+            if on_mismatch == "error":
+                raise MachineMismatchError(what, hint=hint)
+            warnings.warn(f"{what}. {hint}", MachineMismatchWarning, stacklevel=2)
         apply.apply_in_training(self.configuration)
-
-    def _compare_machines(self, on_mismatch: str) -> None:
-        differences = self.machine.differences(fingerprint())
-        if not differences:
-            return
-        what = "the recipe was measured on another machine: " + "; ".join(map(_one_line, differences))
-        hint = "Tune again here, or pass on_mismatch='ignore'."
-        if on_mismatch == "error":
-            raise MachineMismatchError(what, hint=hint)
-        warnings.warn(f"{what}. {hint}", MachineMismatchWarning, stacklevel=3)
 
     def compile_args(self) -> dict[str, KnobValue]:
         """Keyword arguments for `model.compile`: `jit_compile` and `steps_per_execution`."""
@@ -498,13 +476,8 @@ class Recipe(_Part):
         Raises:
             ApplyError: The dataset is batched and the workload's was not, or the other way round.
         """
-        batches = apply.pipeline(
-            dataset,
-            Configuration(self.configuration),
-            batched=self.workload.batched,
-            drop_remainder=self.workload.drop_remainder if drop_remainder is None else drop_remainder,
-        )
-        self._refuse_other_ranks(apply.batch_ranks(batches), apply.looks_batched(dataset))
+        batches = apply.pipeline(dataset, Configuration(self.configuration), **self._batching(drop_remainder))
+        self._refuse_other_ranks(batches, dataset)
         return batches
 
     def fit_args(
@@ -532,13 +505,8 @@ class Recipe(_Part):
         configuration = Configuration(self.configuration)
         if steps_per_execution is not None:
             configuration = configuration.replace(steps_per_execution=steps_per_execution)
-        training = apply.training_pipeline(
-            dataset,
-            configuration,
-            batched=self.workload.batched,
-            drop_remainder=self.workload.drop_remainder if drop_remainder is None else drop_remainder,
-        )
-        self._refuse_other_ranks(apply.batch_ranks(training.dataset), apply.looks_batched(dataset))
+        training = apply.training_pipeline(dataset, configuration, **self._batching(drop_remainder))
+        self._refuse_other_ranks(training.dataset, dataset)
         compiled, divides = configuration["steps_per_execution"], training.in_force["steps_per_execution"]
         if compiled != divides:
             raise ApplyError(
@@ -548,11 +516,15 @@ class Recipe(_Part):
             )
         return training.fit_args
 
-    def _refuse_other_ranks(self, found: Sequence[int | None], looks_batched: bool) -> None:
+    def _batching(self, drop_remainder: bool | None) -> dict[str, bool]:
+        drop = self.workload.drop_remainder if drop_remainder is None else drop_remainder
+        return {"batched": self.workload.batched, "drop_remainder": drop}
+
+    def _refuse_other_ranks(self, batches: tf.data.Dataset, dataset: tf.data.Dataset) -> None:
         """Refuse batches of batches, and single examples in place of batches."""
-        pairs = list(zip(found, self.workload.batch_ranks or (), strict=False))
+        pairs = zip(apply.batch_ranks(batches), self.workload.batch_ranks or (), strict=False)
         excess = {None if a is None or b is None else a - b for a, b in pairs}
-        if excess == {1} and looks_batched and not self.workload.batched:
+        if excess == {1} and not self.workload.batched and apply.looks_batched(dataset):
             raise ApplyError(
                 "the recipe was given a dataset that is batched already",
                 hint="Hand over single examples, without .batch(): the recipe batches them.",

@@ -12,15 +12,13 @@ from typing import Any
 from autotune.files import write_atomically
 from autotune.recipe.recipe import SCHEMA_FILE, SCHEMA_VERSION, Recipe
 
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
-IDENTITY = f"autotune-recipe-{SCHEMA_VERSION}"
-
 
 def recipe_schema() -> dict[str, Any]:
     """The schema as the models have it now. A file must name its version, which the models fill in."""
     schema = Recipe.model_json_schema()
-    required = ["schema_version", *schema["required"]]
-    return {"$schema": DIALECT, "$id": IDENTITY, **schema, "title": IDENTITY, "required": required}
+    name = f"autotune-recipe-{SCHEMA_VERSION}"
+    about = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": name}
+    return {**about, **schema, "title": name, "required": ["schema_version", *schema["required"]]}
 
 
 def schema_text() -> str:

@@ -36,12 +36,13 @@ def _knob_dtype(domain: Domain) -> ExtensionDtype:
     return pd.BooleanDtype() if domain.booleans else _INTEGER
 
 
-COLUMNS: dict[str, ExtensionDtype] = {
+_FIRST: dict[str, ExtensionDtype] = {
     "run": _STRING,
     "trial": _INTEGER,
     "phase": pd.CategoricalDtype([str(phase) for phase in Phase]),
     "outcome": pd.CategoricalDtype([str(outcome) for outcome in Outcome]),
-    **{knob.name: _knob_dtype(knob.domain) for knob in KNOBS.values()},
+}
+_FIGURES: dict[str, ExtensionDtype] = {
     "throughput": _FLOAT,
     "speedup": _FLOAT,
     "speedup_low": _FLOAT,
@@ -66,7 +67,11 @@ COLUMNS: dict[str, ExtensionDtype] = {
     "workload": _STRING,
     "reason": _STRING,
 }
-"""The table's columns, in order, and the dtype of each."""
+
+
+def columns() -> dict[str, ExtensionDtype]:
+    """The table's columns, in order, and the dtype of each; every knob has one."""
+    return _FIRST | {knob.name: _knob_dtype(knob.domain) for knob in KNOBS.values()} | _FIGURES
 
 
 def load_history(*runs: str | Path) -> pd.DataFrame:
@@ -76,7 +81,7 @@ def load_history(*runs: str | Path) -> pd.DataFrame:
         runs: Run directories, or directories that hold some at any depth, such as `results`.
 
     Returns:
-        The columns of `COLUMNS`, in that order, rows by run and then by trial. `machine` is the machine's id,
+        The columns of `columns()`, in that order, rows by run and then by trial. `machine` is the machine's id,
         `workload` the workload's name; text is one line, without control characters. A knob that the trial's
         device does not have is NA, and so are the `reason` of a trial that ended well and every figure that was
         not measured. A run of which no trial has finished adds no rows.
@@ -95,7 +100,7 @@ def load_history(*runs: str | Path) -> pd.DataFrame:
         }
         rows.extend(of_run | _row(record, directory) for record in records)
     return pd.DataFrame(
-        {name: pd.Series([row.get(name) for row in rows], dtype=dtype) for name, dtype in COLUMNS.items()}
+        {name: pd.Series([row.get(name) for row in rows], dtype=dtype) for name, dtype in columns().items()}
     )
 
 
@@ -139,7 +144,7 @@ def _row(record: TrialRecord, directory: RunDirectory) -> dict[str, object]:
 def _knob_cells(record: TrialRecord, file: Path) -> dict[str, KnobValue]:
     configuration = check_configuration(record.configuration, file, "configuration")
     return {
-        name: format_value(value) if COLUMNS[name] == _STRING else value
+        name: format_value(value) if _knob_dtype(KNOBS[name].domain) == _STRING else value
         for name, value in configuration.items()
     }
 
@@ -165,7 +170,7 @@ def write_csv(frame: pd.DataFrame, path: str | Path) -> None:
     Booleans are `true` and `false` in every column, as in recipes and search spaces. CSV keeps no types; this
     gives the same table back:
 
-        dtypes = {name: dtype for name, dtype in COLUMNS.items() if name != "started_at"}
+        dtypes = {name: dtype for name, dtype in columns().items() if name != "started_at"}
         frame = pandas.read_csv(path, dtype=dtypes, parse_dates=["started_at"])
 
     Args:

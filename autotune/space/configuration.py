@@ -98,20 +98,15 @@ def baseline_configuration(
         device: What the training runs on: the knobs that exist there get their defaults.
         where: Where `named` stands, for error messages.
     """
-    values: dict[str, object] = {
-        each.name: each.default for each in knobs_on(device) if each.default is not None
-    }
-    values["batch_size"] = batch_size
-    for name, value in named.items():
-        check_value(name, value, where=where)
-        values[name] = value
-    return Configuration(values, where=where)
+    return Configuration({**_defaults(device), "batch_size": batch_size, **named}, where=where)
 
 
 def on_device(configuration: Configuration, device: Device) -> Configuration:
     """The same configuration with just the knobs that exist on `device`, missing ones at their default."""
-    defaults = {each.name: each.default for each in knobs_on(device) if each.default is not None}
     exist = {each.name for each in knobs_on(device)}
-    return Configuration(
-        {**defaults, **{name: value for name, value in configuration.items() if name in exist}}
-    )
+    kept = {name: value for name, value in configuration.items() if name in exist}
+    return Configuration({**_defaults(device), **kept})
+
+
+def _defaults(device: Device) -> dict[str, KnobValue]:
+    return {each.name: each.default for each in knobs_on(device) if each.default is not None}

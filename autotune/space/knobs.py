@@ -1,21 +1,27 @@
-"""Every knob there is, in one table.
+"""Every knob there is, in one table. An entry holds all that is known about a knob.
 
-A knob is one setting that changes the speed of a training. To add one: an entry in `KNOBS` here, and
-the line in `autotune/recipe/apply.py` that sets it. Nothing else needs to know it.
+To add a knob, add an entry to `_TABLE`, and a range to the search spaces that are to vary it. Knobs that are known
+only at run time join the table by `registered`.
 
-This module may not import TensorFlow or Optuna.
+This module may not import TensorFlow, Keras or Optuna.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import enum
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
 
 from pydantic import StrictBool, StrictInt, StrictStr
 
 from autotune.errors import ConfigurationError
 from autotune.printable import short
+from autotune.space import probes as early
+from autotune.space.probes import Probe, exactly, near, probe
 
 KnobValue = bool | int | str
 """What a knob can be set to. `bool`, `int` and `str` are kept apart: `True` is never `1`."""
@@ -25,18 +31,22 @@ Value = StrictBool | StrictInt | StrictStr
 
 
 class Stage(enum.StrEnum):
-    """When a knob acts, in the order in which a training passes the stages."""
+    """When a knob acts. The setters of a stage share a target, and its readers read it."""
 
     IMPORT = "import"
-    """An environment variable that TensorFlow reads while it is imported."""
+    """TensorFlow reads environment variables while it is imported. Target: the variables, as a dict."""
     RUNTIME = "runtime"
-    """Fixed once TensorFlow's runtime has started (the first tensor, dataset or model)."""
+    """TensorFlow's runtime starts (the first tensor, dataset or model). Target: the module `tensorflow`."""
     BUILD = "build"
-    """Read while layers are constructed."""
-    COMPILE = "compile"
-    """An argument of `model.compile`."""
+    """Layers are constructed. Target: the module `tensorflow`."""
     PIPELINE = "pipeline"
-    """A property of the `tf.data` pipeline."""
+    """The `tf.data` pipeline is built. Target: the dataset of batches. The setter returns the new one."""
+    OPTIONS = "options"
+    """The pipeline gets its options. Target: a `tf.data.Options`."""
+    COMPILE = "compile"
+    """`model.compile` is called. The knob is the argument of that name, without a setter."""
+    FIT = "fit"
+    """`model.fit` is called. The knob is the argument of that name, without a setter."""
 
 
 class Device(enum.StrEnum):
@@ -46,7 +56,14 @@ class Device(enum.StrEnum):
     GPU = "gpu"
 
 
-EVERYWHERE = frozenset(Device)
+class Numerics(enum.StrEnum):
+    """What a knob changes in the numbers that a training computes."""
+
+    SAME = "same"
+    EXAMPLES = "examples"
+    """Other examples share a step, or steps come in another order."""
+    ARITHMETIC = "arithmetic"
+    """The same examples give other numbers: losses are compared before such a value is recommended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +90,7 @@ class Domain:
 
     def describe(self) -> str:
         """The values in words, for tables and messages: `an integer from 0 to 1024, or "autotune"`."""
-        parts = []
-        if self.booleans:
-            parts.append("true or false")
+        parts = ["true or false"] if self.booleans else []
         if self.integers is not None:
             parts.append(f"an integer from {self.integers[0]} to {self.integers[1]}")
         if self.words:
@@ -93,10 +108,16 @@ class Knob:
         domain: The values it can take.
         default: What TensorFlow does when nobody says; None where only the workload can say.
         stage: When it acts.
-        changes_numerics: Whether a value other than the default can change what is computed.
+        set: `set(target, value)` makes a value act; `Stage` says on which target.
+        read: `read(target)` returns the value in force; None where nothing tells.
         devices: Where it exists.
-        hungrier_upwards: Whether a larger value needs more memory, all else equal.
+        memory: Ranks a value by the memory it needs, all else equal. None: its rank is unknown.
+        numerics: What it changes in the numbers.
+        plain: Its value in the reference of the numerics check; None for the baseline's.
+        structural: Whether it changes what the pipeline is made of, and with it the cost between epochs.
+        probes: What is tried first; without any, two values, after all probes.
         needs_dataset_config: Whether it reaches the pipeline only through `dataset(config)`.
+        of_workload: Whether one workload alone has it, as found at run time. Other recipes lack it.
     """
 
     name: str
@@ -104,10 +125,57 @@ class Knob:
     domain: Domain
     default: KnobValue | None
     stage: Stage
-    changes_numerics: bool = False
-    devices: frozenset[Device] = EVERYWHERE
-    hungrier_upwards: bool = False
+    set: Callable[[Any, Any], Any] = lambda target, value: target
+    read: Callable[[Any], KnobValue | None] = lambda target: None
+    devices: frozenset[Device] = frozenset(Device)
+    memory: Callable[[KnobValue], int | None] = lambda value: None
+    numerics: Numerics = Numerics.SAME
+    plain: KnobValue | None = None
+    structural: bool = False
+    probes: tuple[Probe, ...] = ()
     needs_dataset_config: bool = False
+    of_workload: bool = False
+
+
+def _alike(value: KnobValue) -> int:
+    """Ranks all values alike: none needs more memory than another."""
+    return 0
+
+
+def _by_number(value: KnobValue) -> int | None:
+    """Ranks numbers by their size: larger ones need more memory."""
+    return value if type(value) is int else None
+
+
+def _set_onednn(variables: MutableMapping[str, str], on: bool) -> None:
+    variables["TF_ENABLE_ONEDNN_OPTS"] = "1" if on else "0"
+
+
+def _read_onednn(variables: MutableMapping[str, str]) -> bool:
+    return variables.get("TF_ENABLE_ONEDNN_OPTS", "1").lower() not in ("0", "false")
+
+
+def _set_precision(tf: Any, policy: str) -> None:
+    import keras
+
+    keras.config.set_dtype_policy(policy)
+
+
+def _read_precision(tf: Any) -> str:
+    import keras
+
+    return str(keras.config.dtype_policy().name)
+
+
+def _prefetch(batches: Any, depth: int | str) -> Any:
+    autotune = -1  # tf.data.AUTOTUNE
+    return batches.prefetch(autotune if depth == "autotune" else depth) if depth else batches
+
+
+def _option(path: str) -> Callable[[Any, Any], None]:
+    """A setter of one of a dataset's options."""
+    parent, _, last = path.rpartition(".")
+    return lambda options, value: setattr(attrgetter(parent)(options) if parent else options, last, value)
 
 
 _TABLE = (
@@ -117,8 +185,9 @@ _TABLE = (
         domain=Domain(integers=(1, 1 << 20)),
         default=None,
         stage=Stage.PIPELINE,
-        changes_numerics=True,
-        hungrier_upwards=True,
+        memory=_by_number,
+        numerics=Numerics.EXAMPLES,
+        probes=(*early.batch(4), *early.batch(2), probe(10, early.larger), probe(80, early.smaller)),
     ),
     Knob(
         name="precision",
@@ -126,7 +195,12 @@ _TABLE = (
         domain=Domain(words=("float32", "mixed_bfloat16", "mixed_float16")),
         default="float32",
         stage=Stage.BUILD,
-        changes_numerics=True,
+        set=_set_precision,
+        read=_read_precision,
+        memory=lambda policy: int(policy == "float32"),
+        numerics=Numerics.ARITHMETIC,
+        plain="float32",
+        probes=tuple(probe(60, exactly(each)) for each in ("mixed_bfloat16", "mixed_float16", "float32")),
     ),
     Knob(
         name="tensor_float_32",
@@ -134,8 +208,11 @@ _TABLE = (
         domain=Domain(booleans=True),
         default=True,
         stage=Stage.RUNTIME,
-        changes_numerics=True,
+        set=lambda tf, on: tf.config.experimental.enable_tensor_float_32_execution(on),
+        read=lambda tf: tf.config.experimental.tensor_float_32_execution_enabled(),
         devices=frozenset({Device.GPU}),
+        memory=_alike,
+        numerics=Numerics.ARITHMETIC,
     ),
     Knob(
         name="jit_compile",
@@ -143,7 +220,9 @@ _TABLE = (
         domain=Domain(booleans=True, words=("auto",)),
         default="auto",
         stage=Stage.COMPILE,
-        changes_numerics=True,
+        numerics=Numerics.ARITHMETIC,
+        plain=False,
+        probes=(probe(50, exactly(True)), probe(50, exactly(False))),
     ),
     Knob(
         name="steps_per_execution",
@@ -151,6 +230,11 @@ _TABLE = (
         domain=Domain(integers=(1, 4096)),
         default=1,
         stage=Stage.COMPILE,
+        probes=(
+            Probe(place=lambda now: 20 if now.short_steps else None, to=early.times(4)),
+            probe(70, early.larger),
+            probe(70, early.smaller),
+        ),
     ),
     Knob(
         name="prefetch",
@@ -158,7 +242,10 @@ _TABLE = (
         domain=Domain(integers=(0, 4096), words=("autotune",)),
         default=0,
         stage=Stage.PIPELINE,
-        hungrier_upwards=True,
+        set=_prefetch,
+        memory=_by_number,
+        structural=True,
+        probes=(early.for_input(41, exactly(2)), early.for_input(42, exactly("autotune"))),
     ),
     Knob(
         name="num_parallel_calls",
@@ -166,7 +253,12 @@ _TABLE = (
         domain=Domain(integers=(0, 4096), words=("autotune",)),
         default=0,
         stage=Stage.PIPELINE,
-        hungrier_upwards=True,
+        memory=_by_number,
+        structural=True,
+        probes=(  # parallel calls need threads to run on
+            early.for_input(40, near(16), data_threads=near(16)),
+            early.for_input(43, exactly("autotune")),
+        ),
         needs_dataset_config=True,
     ),
     Knob(
@@ -174,23 +266,34 @@ _TABLE = (
         summary="threads of a private tf.data pool; 0 is TensorFlow's shared pool",
         domain=Domain(integers=(0, 4096)),
         default=0,
-        stage=Stage.PIPELINE,
-        hungrier_upwards=True,
+        stage=Stage.OPTIONS,
+        set=_option("threading.private_threadpool_size"),
+        read=attrgetter("threading.private_threadpool_size"),
+        memory=lambda threads: _by_number(threads) or None,  # the shared pool is as wide as the machine
+        structural=True,
+        probes=(early.for_input(40, near(16), num_parallel_calls=near(16)),),
     ),
     Knob(
         name="deterministic",
         summary="tf.data keeps the order of the examples across parallel calls",
         domain=Domain(booleans=True),
         default=True,
-        stage=Stage.PIPELINE,
-        changes_numerics=True,
+        stage=Stage.OPTIONS,
+        set=_option("deterministic"),
+        read=attrgetter("deterministic"),
+        memory=_alike,
+        numerics=Numerics.EXAMPLES,
     ),
     Knob(
         name="data_autotune",
         summary="tf.data tunes its own buffers and parallel calls; an epoch may end in a stall of that",
         domain=Domain(booleans=True),
         default=True,
-        stage=Stage.PIPELINE,
+        stage=Stage.OPTIONS,
+        set=_option("autotune.enabled"),
+        read=attrgetter("autotune.enabled"),
+        structural=True,
+        probes=(probe(65, exactly(False)), probe(65, exactly(True))),
     ),
     Knob(
         name="persistent_iterator",
@@ -198,6 +301,8 @@ _TABLE = (
         domain=Domain(booleans=True),
         default=False,
         stage=Stage.PIPELINE,
+        structural=True,
+        probes=(probe(30, exactly(True)),),
     ),
     Knob(
         name="intra_op_threads",
@@ -205,6 +310,9 @@ _TABLE = (
         domain=Domain(integers=(0, 4096)),
         default=0,
         stage=Stage.RUNTIME,
+        set=lambda tf, threads: tf.config.threading.set_intra_op_parallelism_threads(threads),
+        read=lambda tf: tf.config.threading.get_intra_op_parallelism_threads(),
+        memory=_alike,
     ),
     Knob(
         name="inter_op_threads",
@@ -212,6 +320,9 @@ _TABLE = (
         domain=Domain(integers=(0, 4096)),
         default=0,
         stage=Stage.RUNTIME,
+        set=lambda tf, threads: tf.config.threading.set_inter_op_parallelism_threads(threads),
+        read=lambda tf: tf.config.threading.get_inter_op_parallelism_threads(),
+        memory=_alike,
     ),
     Knob(
         name="onednn",
@@ -219,13 +330,26 @@ _TABLE = (
         domain=Domain(booleans=True),
         default=True,
         stage=Stage.IMPORT,
-        changes_numerics=True,
+        set=_set_onednn,
+        read=_read_onednn,
         devices=frozenset({Device.CPU}),
+        numerics=Numerics.ARITHMETIC,
     ),
 )
 
-KNOBS: dict[str, Knob] = {knob.name: knob for knob in _TABLE}
+KNOBS: dict[str, Knob] = {each.name: each for each in _TABLE}
 """Every knob by name, in the order in which tables show them."""
+
+
+@contextlib.contextmanager
+def registered(*knobs: Knob) -> Iterator[None]:
+    """Add knobs that are known only at run time, such as those of a user's script, for its duration."""
+    KNOBS.update((each.name, each) for each in knobs)
+    try:
+        yield
+    finally:
+        for each in knobs:
+            del KNOBS[each.name]
 
 
 def knob(name: str, *, where: str) -> Knob:
@@ -247,7 +371,7 @@ def knob(name: str, *, where: str) -> Knob:
     return found
 
 
-def nearest(name: str, known: dict[str, object] | dict[str, Knob] | tuple[str, ...]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     """`Did you mean 'x'? ` when `known` holds a name close to `name`, else an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"Did you mean {close[0]!r}? " if close else ""
@@ -262,8 +386,7 @@ def check_value(name: str, value: object, *, where: str) -> KnobValue:
     domain = knob(name, where=where).domain
     if value not in domain or not isinstance(value, (bool, int, str)):
         raise ConfigurationError(
-            f"{where}: {name} cannot be {short(value)}",
-            hint=f"It takes {domain.describe()}.",
+            f"{where}: {name} cannot be {short(value)}", hint=f"It takes {domain.describe()}."
         )
     return value
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from autotune.executors.executor import DeviceUnavailable, TrialFailed
 from autotune.record import Outcome
 from autotune.space.configuration import Configuration
-from autotune.space.knobs import KNOBS
+from autotune.space.knobs import KNOBS, Numerics
 from autotune.stats.numerics import FEWEST_STEPS, NAME, BatchLosses, batch_losses, parity, tells
 from autotune.stats.stability import Check
 from autotune.tuning.progress import Notice
@@ -23,17 +23,20 @@ BATCH_SEEDS, BATCH_STEPS = (0, 1, 2), 400
 """Seeds of the weights, and steps of the baseline's training."""
 LEAST_SECONDS = 0.2
 """Of one training, its compilation not counted."""
-_HELD_STILL = ("batch_size", "deterministic")
-"""Knobs that change numerics through the order or number of examples: the comparison holds both still."""
 
 
 def numerics_of(configuration: Configuration) -> tuple[object, ...]:
     """What a configuration computes in: its class of numerics."""
     return tuple(
-        configuration.get(name)
-        for name, knob in KNOBS.items()
-        if knob.changes_numerics and name not in _HELD_STILL
+        configuration.get(name) for name, knob in KNOBS.items() if knob.numerics is Numerics.ARITHMETIC
     )
+
+
+def plain_numerics(baseline: Configuration, *, batch_size: int) -> Configuration:
+    """The baseline at a batch size, in float32 without XLA: what numerics are compared with."""
+    plain = {name: KNOBS[name].plain for name in baseline}
+    changes = {name: value for name, value in plain.items() if value is not None}
+    return baseline.replace(**changes, batch_size=batch_size)
 
 
 class Trainings:
@@ -124,8 +127,8 @@ def compare_numerics(trainings: Trainings, configuration: Configuration) -> Chec
 
     A comparison that could not be made passes, with no value and the reason in its detail.
     """
-    run, size = trainings.run, configuration.batch_size
-    plain = run.baseline.replace(batch_size=size, precision="float32", jit_compile=False)
+    run = trainings.run
+    plain = plain_numerics(run.baseline, batch_size=configuration.batch_size)
     if numerics_of(configuration) == numerics_of(plain):
         return Check(name=NAME, passed=True, value=0.0, limit=0.0, detail="computes in float32 without XLA")
     check = _compared(trainings, configuration, plain)

@@ -8,11 +8,10 @@ walk back into the failing half of the space.
 from __future__ import annotations
 
 import contextlib
-import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import optuna
 import sqlalchemy
@@ -25,29 +24,27 @@ from autotune.printable import first_line
 from autotune.record import Outcome, Phase, TrialRecord
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KnobValue
+from autotune.space.probes import near
 from autotune.space.search_space import ResolvedSpace
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 RANDOM_TRIALS = 10
 """Trials, probes included, before TPE's model is used: Optuna's own default."""
-_FEWEST_ORDERED = 3
 
 
 def distributions(space: ResolvedSpace) -> dict[str, BaseDistribution]:
     """What Optuna samples each varied knob from."""
-    return {name: _distribution(choices) for name, choices in space.choices.items()}
+    return {
+        name: IntDistribution(min(choices), max(choices), log=True)
+        if _ordered(choices)
+        else CategoricalDistribution(choices)
+        for name, choices in space.choices.items()
+    }
 
 
-def _distribution(choices: tuple[KnobValue, ...]) -> BaseDistribution:
-    if _ordered(choices):
-        numbers = [int(each) for each in choices]
-        return IntDistribution(min(numbers), max(numbers), log=True)
-    return CategoricalDistribution(choices)
-
-
-def _ordered(choices: tuple[KnobValue, ...]) -> bool:
-    return len(choices) >= _FEWEST_ORDERED and all(type(each) is int and each > 0 for each in choices)
+def _ordered(choices: tuple[KnobValue, ...]) -> TypeGuard[tuple[int, ...]]:
+    return len(choices) >= 3 and all(type(each) is int and each > 0 for each in choices)
 
 
 class _GridTPE(TPESampler):
@@ -64,31 +61,25 @@ class _GridTPE(TPESampler):
         return {name: self._snap(name, value) for name, value in sampled.items()}
 
     def sample_independent(
-        self,
-        study: optuna.Study,
-        trial: FrozenTrial,
-        param_name: str,
-        param_distribution: BaseDistribution,
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         sampled = super().sample_independent(study, trial, param_name, param_distribution)
         return self._snap(param_name, sampled)
 
     def _snap(self, name: str, value: Any) -> Any:
         choices = self._space.choices[name]
-        if not _ordered(choices):
-            return value
-        return min(choices, key=lambda each: abs(math.log(int(each) / value)))
+        return near(value)(choices, value) if _ordered(choices) else value
 
 
-def _storage(file: Path) -> optuna.storages.RDBStorage:
-    """The study's file. Writes are left to the kernel: they outlive this process, and cost a tenth of the time."""
+def _new_storage(file: Path) -> optuna.storages.RDBStorage:
+    """An empty study file. Writes are left to the kernel: they outlive this process, and cost a tenth of the time."""
+    for each in (file, file.with_name(f"{file.name}-journal")):
+        each.unlink(missing_ok=True)
     storage = optuna.storages.RDBStorage(f"sqlite:///{file}")
-
-    def unhurried(connection: Any, _: object) -> None:
-        connection.execute("PRAGMA synchronous=OFF")
-
-    sqlalchemy.event.listen(storage.engine, "connect", unhurried)
-    storage.engine.dispose()  # the connections made so far were hurried ones
+    sqlalchemy.event.listen(
+        storage.engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=OFF")
+    )
+    storage.engine.dispose()  # the connections made so far wait for the disk
     return storage
 
 
@@ -101,21 +92,21 @@ def _writing(file: Path | None) -> Iterator[None]:
     """
     try:
         yield
-    except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+    except (OSError, sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
         cause = error.__cause__ or error
         reason = first_line(str(getattr(cause, "orig", None) or cause))
-        hint = "What was finished before stays readable. Free some space, or give --out another directory."
-        if "not a database" in reason or "malformed" in reason:
-            hint = "It is damaged. Take it away: --resume makes it anew, from what stands in trials/."
-        raise RunDirectoryError(f"cannot write {file}: {reason}", hint=hint) from error
+        raise RunDirectoryError(
+            f"cannot write {file}: {reason}",
+            hint="What was finished before stays readable. Free some space, or give --out another directory.",
+        ) from error
 
 
 class Sampler:
-    """The study of one run, kept in its `study.db`.
+    """The Optuna study of one invocation, in the run's `study.db`. The records are the truth: it is made from them.
 
     Args:
         space: What is sampled.
-        file: Path of the SQLite file, or None to keep the study in memory.
+        file: Path of the SQLite file, which is replaced, or None to keep the study in memory.
         name: The study's name, as optuna-dashboard shows it.
         seed: Makes the samples repeatable, given the same results.
 
@@ -128,11 +119,10 @@ class Sampler:
         self._file = file
         self._distributions = distributions(space)
         with _writing(file), warnings.catch_warnings():
-            # Naming the metric is marked experimental since Optuna 3.2; the dashboard shows the name.
+            # Multivariate TPE and naming the metric are marked experimental; the dashboard shows the name.
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self._study = optuna.create_study(
-                load_if_exists=True,  # a run that is resumed
-                storage=None if file is None else _storage(file),
+                storage=None if file is None else _new_storage(file),
                 study_name=name,
                 direction="maximize",
                 sampler=_GridTPE(space, seed),
@@ -140,26 +130,10 @@ class Sampler:
             self._study.set_metric_names(["speedup"])
 
     def catch_up(self, records: Iterable[TrialRecord]) -> None:
-        """Tell the study what it was not told of: the baseline of a new run, the last trials of one that was stopped.
-
-        Args:
-            records: All that was measured. What the study holds as open is given up: it was in flight.
-        """
-        with _writing(self._file):
-            for each in self._study.get_trials(deepcopy=False):
-                if each.state is TrialState.RUNNING:
-                    self._study.tell(each.number, state=TrialState.FAIL)
-            while self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
-                self._study.tell(self._study.ask(), state=TrialState.FAIL)
-            told = {
-                each.user_attrs.get("trial")
-                for each in self._study.get_trials(deepcopy=False)
-                if each.state is not TrialState.FAIL  # given up between its attributes and its value
-            }
+        """Tell a new study what was measured before: the baseline, and the search of earlier invocations."""
         for record in records:
             configuration = Configuration(record.asked or record.configuration)
-            of_search = record.phase in (Phase.BASELINE, Phase.SEARCH)
-            if of_search and record.trial not in told and configuration in self._space:
+            if record.phase in (Phase.BASELINE, Phase.SEARCH) and configuration in self._space:
                 self.tell(self.ask_for(configuration), record)
 
     def ask(self) -> tuple[Trial, Configuration]:
@@ -181,10 +155,6 @@ class Sampler:
 
     def tell(self, trial: Trial, record: TrialRecord) -> None:
         """How the trial did: its speed-up when it was measured, pruned when it failed."""
-        with _writing(self._file):
-            self._tell(trial, record)
-
-    def _tell(self, trial: Trial, record: TrialRecord) -> None:
         attributes: Mapping[str, object] = {
             "trial": record.trial,
             "phase": str(record.phase),
@@ -192,18 +162,18 @@ class Sampler:
             "reason": record.reason[:500],
             "throughput": None if record.throughput is None else record.throughput.value,
         }
-        for name, value in attributes.items():
-            if value not in (None, ""):
-                trial.set_user_attr(name, value)
         value = None if record.speedup is None else record.speedup.value
         if record.trial == 0 and record.outcome is Outcome.OK:
             value = 1.0
-        if record.outcome is Outcome.OK and value is not None:
-            self._study.tell(trial, value)
-            return
-        if record.outcome is Outcome.INTERRUPTED:
-            self._study.tell(trial, state=TrialState.FAIL)  # it tells nothing of its configuration
-            return
-        if record.outcome is Outcome.PRUNED and value is not None:
-            trial.report(value, step=len(record.pairs))
-        self._study.tell(trial, state=TrialState.PRUNED)
+        with _writing(self._file):
+            for name, attribute in attributes.items():
+                if attribute not in (None, ""):
+                    trial.set_user_attr(name, attribute)
+            if record.outcome is Outcome.OK and value is not None:
+                self._study.tell(trial, value)
+            elif record.outcome is Outcome.INTERRUPTED:  # it tells nothing of its configuration
+                self._study.tell(trial, state=TrialState.FAIL)
+            else:
+                if record.outcome is Outcome.PRUNED and value is not None:
+                    trial.report(value, step=len(record.pairs))
+                self._study.tell(trial, state=TrialState.PRUNED)

@@ -10,7 +10,7 @@ from autotune.executors.executor import IN_SEARCH, Data, DeviceUnavailable, Tria
 from autotune.recipe.apply import environment
 from autotune.record import Outcome, Pairing, Phase, TrialRecord
 from autotune.space.configuration import Configuration, on_device
-from autotune.space.knobs import Device
+from autotune.space.knobs import KNOBS, Device
 from autotune.stats.deciding import Stop, stop_measuring
 from autotune.stats.intervals import LogInterval, Spread
 from autotune.tuning.comparison import set_in_blocks, take_turns
@@ -41,8 +41,6 @@ SLICE_PATIENCE_SECONDS = 5.0
 """How long a candidate's slice may take beyond three times its length when the trial's own time is over."""
 SLICES_IN_A_TRIAL = 8
 """In the time that a search trial's slices may take, where calls and epochs let them be so short."""
-STRUCTURE = ("persistent_iterator", "prefetch", "data_autotune", "data_threads", "num_parallel_calls")
-"""Knobs that change what a pipeline is made of: a candidate that changes one measures its own boundary of epochs."""
 
 
 class SameInForce(Exception):
@@ -331,7 +329,7 @@ class Seat:
         assert reference is not None
         self._imported.add(_variables(trial.configuration))
         # The baseline's boundary of epochs is taken over, unless the pipeline is made of other parts.
-        own = set(trial.configuration.differences(self._run.baseline)) & set(STRUCTURE)
+        own = any(KNOBS[name].structural for name in trial.configuration.differences(self._run.baseline))
         side = Side.start(
             self._run,
             self._deadline,

@@ -151,8 +151,7 @@ class Started(Frozen):
     gpus: Many[str] = ()  # names of the GPUs that TensorFlow sees
     device_limit_bytes: Number | None = None  # of the GPU in use; None if CUDA does not tell
     build: dict[str, str] = Field({})  # CUDA and cuDNN versions that TensorFlow was built with
-    # Pipeline knobs that the workload's dataset has set itself:
-    set_by_dataset: dict[Literal["data_autotune", "deterministic", "data_threads"], bool | Number] = Field({})
+    set_by_dataset: dict[str, Value] = Field({})  # knobs that the workload's dataset has set itself
     in_force: dict[str, Value] = Field({})  # knobs whose value in force differs from what was asked
 
 

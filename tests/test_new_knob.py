@@ -1,0 +1,217 @@
+"""A new knob is one entry: search space, proposals, applying, recipe, history and the tables take it."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+from simulated_runs import SMALL_SPACE, faster_by, on_disk, simulated_trials, tune_simulated
+
+from autotune import load_history
+from autotune.console import show_knobs
+from autotune.errors import ApplyError, ConfigurationError, RecipeError
+from autotune.recipe.apply import apply_before_build, compile_arguments, environment, set_by_dataset
+from autotune.recipe.recipe import Recipe
+from autotune.space.configuration import Configuration, baseline_configuration
+from autotune.space.knobs import Device, Domain, Knob, Numerics, Stage, knobs_on, registered
+from autotune.space.probes import exactly, probe
+from autotune.space.search_space import SearchSpace
+from autotune.tuning.feasibility import known_to_fail
+from autotune.tuning.losses import numerics_of, plain_numerics
+from autotune.tuning.proposals import neighbours
+
+
+def set_layout(tf, optimizer_on):
+    """A setter, as those of the table."""
+    tf.config.optimizer.set_experimental_options({"layout_optimizer": optimizer_on})
+
+
+LAYOUT = Knob(
+    name="layout_optimizer",
+    summary="Grappler chooses the layout of images",
+    domain=Domain(booleans=True),
+    default=True,
+    stage=Stage.RUNTIME,
+    set=set_layout,
+    read=lambda tf: tf.config.optimizer.get_experimental_options().get("layout_optimizer", True),
+    memory=lambda on: int(on),
+    numerics=Numerics.ARITHMETIC,
+    plain=False,
+    probes=(probe(0, exactly(False)),),
+)
+SPACE = (
+    SMALL_SPACE
+    + """
+[knobs.layout_optimizer]
+kind = "categorical"
+choices = [true, false]
+"""
+)
+
+
+@pytest.fixture
+def layout():
+    """The table with one more entry."""
+    with registered(LAYOUT):
+        yield
+
+
+@pytest.fixture
+def tensorflow(monkeypatch):
+    """What TensorFlow would be told: the options of its optimizer, in a dict."""
+    options = {}
+    optimizer = SimpleNamespace(
+        set_experimental_options=options.update, get_experimental_options=lambda: options
+    )
+    config = SimpleNamespace(optimizer=optimizer, list_physical_devices=lambda kind: [])
+    monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=config))
+    return options
+
+
+def baseline():
+    """The baseline of a training on a CPU, as it is now."""
+    return baseline_configuration(32, {"jit_compile": False}, Device.CPU, where="test")
+
+
+def space():
+    """The search space that varies the new knob, resolved."""
+    return SearchSpace.parse(SPACE, source="test.toml").resolve(
+        baseline=baseline(), device=Device.CPU, cores=2, examples=1437, dataset_takes_config=True
+    )
+
+
+def test_the_search_varies_it_and_tries_its_probe(layout):
+    """It is in the baseline with its default, in the space with its choices, and its probe comes in its place."""
+    assert baseline()["layout_optimizer"] is True
+    assert space().choices["layout_optimizer"] == (True, False)
+    found = [
+        each.differences(baseline()) for each in neighbours(baseline(), {baseline()}, space(), waits=False)
+    ]
+    assert {"layout_optimizer": False} in found[:3]
+
+
+def test_its_values_are_applied_and_read(layout, tensorflow):
+    """The setter is called where the value in force differs; a runtime that has started makes it too late."""
+    apply_before_build({"layout_optimizer": True})
+    assert tensorflow == {}
+    apply_before_build({"layout_optimizer": False})
+    assert tensorflow == {"layout_optimizer": False}
+
+
+def test_a_runtime_that_has_started_is_too_late_for_it(layout, tensorflow, monkeypatch):
+    """TensorFlow refuses, and the error names knob and value."""
+
+    def refuse(options):
+        raise RuntimeError("the context was initialized")
+
+    optimizer = sys.modules["tensorflow"].config.optimizer
+    monkeypatch.setattr(optimizer, "set_experimental_options", refuse)
+    with pytest.raises(ApplyError, match="layout_optimizer=False cannot act any more"):
+        apply_before_build({"layout_optimizer": False})
+
+
+def test_memory_and_numerics_are_known(layout):
+    """What needs more memory than one that failed is not run; its numerics class and the reference have its values."""
+    off = baseline().replace(layout_optimizer=False)
+    assert known_to_fail(baseline(), [off])
+    assert not known_to_fail(off, [baseline()])
+    assert numerics_of(off) != numerics_of(baseline())
+    assert plain_numerics(baseline(), batch_size=64)["layout_optimizer"] is False
+
+
+def test_a_run_finds_it_and_recipe_and_history_have_it(layout, tmp_path):
+    """A whole simulated run: the recipe recommends it, comes back from its file, and the table has its column."""
+    trials = simulated_trials(lambda each: 4000.0 if each["layout_optimizer"] else 6400.0, noise=0.02)
+    with on_disk(tmp_path / "run") as directory:
+        recipe = tune_simulated(trials, directory, space=SPACE, budget=200.0)
+    assert recipe.changes["layout_optimizer"] is False
+    assert Recipe.load(tmp_path / "run" / "recipe.json") == recipe
+    frame = load_history(tmp_path / "run")
+    assert str(frame["layout_optimizer"].dtype) == "boolean"
+    assert set(frame["layout_optimizer"]) == {True, False}
+
+
+def test_the_table_of_knobs_shows_it(layout, capsys):
+    """`autotune knobs` lists it."""
+    show_knobs()
+    assert "layout_optimizer" in capsys.readouterr().out
+
+
+def test_it_is_gone_afterwards():
+    """Where the table does not have it, its name is unknown, and a recipe cannot smuggle it in."""
+    with pytest.raises(ConfigurationError, match="no knob called 'layout_optimizer'"):
+        Configuration({"layout_optimizer": False})
+
+
+def test_a_recipe_of_another_workload_lacks_what_one_workload_alone_has(tmp_path):
+    """A knob found at run time is not asked of other recipes; one of the table is."""
+    trials = simulated_trials(faster_by(batch_size=1.5), noise=0.02)
+    with on_disk(tmp_path / "run") as directory:
+        recipe = tune_simulated(trials, directory, budget=200.0)
+    found = Knob(**{**vars(LAYOUT), "of_workload": True})
+    with registered(found):
+        assert Recipe.parse(recipe.to_json(), source="recipe.json") == recipe
+        assert found in knobs_on(Device.CPU)
+    with registered(LAYOUT), pytest.raises(RecipeError, match="has no layout_optimizer"):
+        Recipe.parse(recipe.to_json(), source="recipe.json")
+
+
+XLA = "--tf_xla_auto_jit=2"
+
+
+def set_clustering(variables, on):
+    """Adds or removes one flag of a variable that may hold others."""
+    flags = [each for each in variables.get("TF_XLA_FLAGS", "").split() if each != XLA]
+    variables["TF_XLA_FLAGS"] = " ".join([*flags, *([XLA] if on else [])])
+
+
+def test_a_knob_may_be_one_flag_of_a_variable(monkeypatch):
+    """The other flags of the shell stay; nothing is set where the flag stands already."""
+    knob = Knob(
+        name="auto_clustering",
+        summary="XLA compiles clusters of operations",
+        domain=Domain(booleans=True),
+        default=False,
+        stage=Stage.IMPORT,
+        set=set_clustering,
+        read=lambda variables: XLA in variables.get("TF_XLA_FLAGS", "").split(),
+    )
+    monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_enable_lazy_compilation=false")
+    with registered(knob):
+        assert environment({"auto_clustering": False}) == {}
+        changed = environment({"auto_clustering": True})
+        assert changed == {"TF_XLA_FLAGS": f"--tf_xla_enable_lazy_compilation=false {XLA}"}
+        monkeypatch.setenv("TF_XLA_FLAGS", changed["TF_XLA_FLAGS"])
+        assert environment({"auto_clustering": True}) == {}
+
+
+def test_a_knob_may_be_an_argument_of_compile():
+    """It needs no setter: the argument has its name."""
+    knob = Knob(
+        name="auto_scale_loss",
+        summary="Keras scales the loss in float16",
+        domain=Domain(booleans=True),
+        default=True,
+        stage=Stage.COMPILE,
+    )
+    with registered(knob):
+        assert compile_arguments({"auto_scale_loss": False, "prefetch": 2}) == {"auto_scale_loss": False}
+
+
+def test_a_knob_may_be_an_option_of_the_dataset():
+    """What the user's own dataset has set is found by its reader."""
+    knob = Knob(
+        name="slack",
+        summary="tf.data overlaps the last prefetch",
+        domain=Domain(booleans=True),
+        default=False,
+        stage=Stage.OPTIONS,
+        read=lambda options: options.slack,
+    )
+    own = SimpleNamespace(
+        slack=True,
+        deterministic=None,
+        autotune=SimpleNamespace(enabled=None),
+        threading=SimpleNamespace(private_threadpool_size=0),
+    )
+    with registered(knob):
+        assert set_by_dataset(SimpleNamespace(options=lambda: own)) == {"slack": True}
