@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from autotune.space.knobs import Value
-from autotune.stats.disturbance import Disturbance
+from autotune.stats.intervals import Interval
 from autotune.stats.stability import Check
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ class Pair(Frozen):
     baseline_first: bool
     baseline: Slice
     candidate: Slice
-    disturbed: Disturbance | None = None  # what disturbed it
+    disturbed: bool = False  # left out of the speed-up: others took more or less than usual
 
 
 class Boundary(Frozen):
@@ -127,14 +127,6 @@ class Boundary(Frozen):
     def seconds_at(self, seconds_per_example: float) -> float:
         """What an epoch costs beyond its steps at another pace of training; validation scales with the pace."""
         return self.seconds + self.validation_seconds * seconds_per_example / self.seconds_per_example
-
-
-class Interval(Frozen):
-    """An estimate and its 95% confidence interval, `low <= value <= high`."""
-
-    value: FiniteFloat
-    low: FiniteFloat
-    high: FiniteFloat
 
 
 class Standing(enum.StrEnum):
@@ -197,7 +189,6 @@ class TrialRecord(Frozen):
     validation_uncounted: bool | None = None  # if so, only the beginning of validation may be charged
     pairing: Pairing | None = None
     pairs: Many[Pair] = ()  # slices beside the baseline's
-    disturbed_pairs: Literal["left_out", "used"] | None = None  # `used` where too few others remained
     slices: Many[Slice] = ()  # slices taken alone (the baseline's own)
     looks: Many[Looks] = ()  # of a leader's confirmation; the last ones are in force
     checks: Many[Check] = ()  # a leader's stability rules at the last look, and its losses compared

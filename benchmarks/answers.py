@@ -54,7 +54,7 @@ NEAR_BEST, SOONER_BAR = 0.95, {"min": 3.0}
 REFEREE_SECONDS, REFEREE_SECONDS_QUICK = 6.0, 0.5
 """Shortest timed stretch of a turn. Each side has two turns."""
 
-NO_EVIDENCE: dict[str, Any] = {"verdict": "none", "speedup": {"value": None, "ci95": None}}
+NO_EVIDENCE: dict[str, Any] = {"verdict": "none", "speedup": {"value": None}}
 
 Belief = Sequence[Any]
 """The seconds since the start, and the configuration that looks best from then on."""
@@ -183,7 +183,7 @@ def read_run(trials: Sequence[Record], recipe: Record | None, *, wall_seconds: f
         spent_seconds=spent,
         verdict=evidence["verdict"],
         speedup=evidence["speedup"]["value"],
-        ci95=evidence["speedup"]["ci95"],
+        ci95=[evidence["speedup"][bound] for bound in ("low", "high")] if recipe else None,
         candidates=len({Configuration(each["configuration"]) for each in search}),
         candidate_seconds=[each["seconds"] for each in search],
         timed_seconds=timed_seconds(trials),

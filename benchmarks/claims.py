@@ -49,7 +49,7 @@ from scipy.stats import binomtest
 
 from autotune.errors import AutotuneError
 from autotune.recipe.recipe import Recipe
-from autotune.stats.intervals import CONFIDENCE, LogInterval, log_interval, mean_interval, t_quantile
+from autotune.stats.intervals import CONFIDENCE, LogInterval, mean_interval, t_quantile
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAINING = Path(__file__).with_name("plain_training.py")
@@ -258,13 +258,13 @@ def claim_of(recipe: Recipe) -> tuple[Recipe, Comparison]:
     """What is put to the test: the recipe, or what came closest, with its claim."""
     if recipe.changes:
         claimed = recipe.evidence.speedup
-        claim = log_interval(claimed.value, *claimed.ci95)
+        claim = claimed.log
         return recipe, Comparison(claim=claim, processes=processes_of(recipe))
     best = recipe.evidence.best_candidate
     if best is None or best.speedup is None:
         return recipe, Comparison(remark="no gain claimed, nothing confirmed", counts=False)
     candidate = recipe.model_copy(update={"configuration": best.configuration})
-    claim = log_interval(best.speedup.value, *best.speedup.ci95)
+    claim = best.speedup.log
     remark = "no gain claimed: what came closest"
     return candidate, Comparison(claim=claim, processes=processes_of(recipe), remark=remark)
 

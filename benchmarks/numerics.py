@@ -16,7 +16,7 @@ from autotune.executors.executor import Data
 from autotune.executors.process import TrialProcesses
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
-from autotune.stats.numerics import parity, tells
+from autotune.stats.numerics import parity
 from autotune.tuning.losses import PARITY_SEEDS as SEEDS
 from autotune.worker.messages import LossRuns
 from autotune.workloads.loading import parse_reference
@@ -74,7 +74,7 @@ class Bench:
             parity(self._reference[index * len(SEEDS) :][: len(SEEDS)], curve)
             for index, curve in enumerate(own)
         ]
-        return sum(each.passed for each in checks), sum(tells(each) for each in checks)
+        return sum(each.passed for each in checks), sum(each.tells for each in checks)
 
     def close(self) -> None:
         """End its processes."""

@@ -28,13 +28,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from figures import Bar, Figure, factor, parser, report, root_mean_square, share
+from scipy import stats
 
 from autotune.executors.executor import Data, LiveTrial, WarmUp
 from autotune.executors.process import TrialProcesses
 from autotune.record import Phase, Slice
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
-from autotune.stats.intervals import LogInterval, mean_interval, t_quantile
+from autotune.stats.intervals import LogInterval, mean_interval
 from autotune.tuning.slicing import SHORT_SLICE_SECONDS
 from autotune.tuning.trial import Trial
 from autotune.workloads.loading import parse_reference
@@ -72,13 +73,9 @@ Found = dict[str, LogInterval]
 
 def two_groups(first: Sequence[float], second: Sequence[float]) -> LogInterval:
     """Difference of two means with Welch's interval."""
-    parts = [statistics.variance(each) / len(each) for each in (first, second)]
-    degrees = sum(parts) ** 2 / sum(
-        part**2 / (len(each) - 1) for part, each in zip(parts, (first, second), strict=True)
-    )
     value = statistics.fmean(first) - statistics.fmean(second)
-    margin = t_quantile(0.95, degrees) * math.sqrt(sum(parts))
-    return LogInterval(value=value, low=value - margin, high=value + margin, count=len(first) + len(second))
+    low, high = stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
+    return LogInterval(value=value, low=float(low), high=float(high), count=len(first) + len(second))
 
 
 @dataclass(frozen=True)

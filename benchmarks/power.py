@@ -32,7 +32,7 @@ def figures(recording: Recording, replays: int) -> dict[str, Figure]:
                     len(faster), replays
                 )
                 for each in faster:
-                    low, high = each.evidence.speedup.ci95
+                    low, high = each.evidence.speedup.low, each.evidence.speedup.high
                     claims += 1
                     held += low <= true_speedup(each, gain) <= high
     if claims:

@@ -25,10 +25,11 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, RandomSampler, TPESampler
 from oracle import SPACE, TABLE
 
-from autotune.record import Interval, Outcome, Phase, TrialRecord
+from autotune.record import Outcome, Phase, TrialRecord
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.search_space import ResolvedSpace, SearchSpace, find_search_space
+from autotune.stats.intervals import Interval
 from autotune.tuning.loop import WAITS
 from autotune.tuning.proposals import Proposals
 from autotune.tuning.sampler import Sampler

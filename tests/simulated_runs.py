@@ -13,7 +13,6 @@ from simulated import SimulatedTrials
 from autotune.devices.machine import Machine
 from autotune.executors.executor import WarmUp
 from autotune.record import (
-    Interval,
     Looks,
     Outcome,
     Pair,
@@ -28,7 +27,7 @@ from autotune.run_directory import RunDirectory, RunRecord
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.search_space import SearchSpace
-from autotune.stats.intervals import LogInterval, Spread, instance_interval
+from autotune.stats.intervals import Interval, LogInterval, Spread, instance_interval
 from autotune.stats.throughput import overall_log_ratios
 from autotune.tuning import costs
 from autotune.tuning.confirmation import Confirmation, FreshPairs

@@ -29,7 +29,7 @@ def run_of(trials=(), recipe=None, *, name="digits_mlp", budget="2m", wall_secon
 
 def recipe_of(verdict, configuration=FAST, spent_seconds=120.0):
     """A recipe."""
-    evidence = {"verdict": verdict, "speedup": {"value": 2.0, "ci95": [1.8, 2.2]}}
+    evidence = {"verdict": verdict, "speedup": {"value": 2.0, "low": 1.8, "high": 2.2}}
     created = {"spent_seconds": spent_seconds, "budget_seconds": 120.0}
     return {"evidence": evidence, "created_by": created, "configuration": configuration}
 

@@ -10,8 +10,8 @@ import claims
 import pytest
 from simulated_runs import faster_by, quick_tune, simulated_trials
 
-from autotune.recipe.recipe import BestCandidate, Estimate
-from autotune.stats.intervals import LogInterval, log_interval
+from autotune.recipe.recipe import BestCandidate
+from autotune.stats.intervals import Interval, LogInterval
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +19,11 @@ def recipe(tmp_path_factory):
     """A recipe that claims ×1.5 or so, out of a simulated run."""
     trials = simulated_trials(faster_by(batch_size=1.5), noise=0.02)
     return quick_tune(trials, tmp_path_factory.mktemp("run"))[0]
+
+
+def interval(value, low, high):
+    """A ratio and its bounds, as a logarithm's interval."""
+    return Interval(value=value, low=low, high=high).log
 
 
 @pytest.mark.parametrize(
@@ -35,15 +40,15 @@ def recipe(tmp_path_factory):
 )
 def test_a_claim_agrees_where_chance_explains_the_difference(claimed, measured, agrees):
     """The difference may be as large as the root of both half-widths' squares, either way."""
-    compared = claims.Comparison(claim=log_interval(*claimed), long=log_interval(*measured))
+    compared = claims.Comparison(claim=interval(*claimed), long=interval(*measured))
     assert compared.agrees is agrees
 
 
 @pytest.mark.parametrize(("measured", "bare"), [(2.03, True), (2.2, False), (2.6, False)])
 def test_bare_standard_errors_allow_for_less_than_few_processes_do(measured, bare):
     """Of two processes and two rounds: Student's t takes differences for chance that 1.96 standard errors do not."""
-    claim = log_interval(2.0, 1.5, 2.0 / 1.5 * 2.0)
-    long = dataclasses.replace(log_interval(measured, 0.75 * measured, measured / 0.75), count=2)
+    claim = interval(2.0, 1.5, 2.0 / 1.5 * 2.0)
+    long = dataclasses.replace(interval(measured, 0.75 * measured, measured / 0.75), count=2)
     compared = claims.Comparison(claim=claim, long=long, processes=(2, 1))
     assert compared.agrees
     assert compared.agrees_barely is bare
@@ -54,14 +59,14 @@ def test_bare_standard_errors_allow_for_less_than_few_processes_do(measured, bar
 
 def test_the_miss_is_the_same_both_ways():
     """A claim of 2.2 for 2 misses by 10%, as one of 2 for 2.2 does."""
-    low, high = log_interval(2.0, 1.9, 2.1), log_interval(2.2, 2.1, 2.3)
+    low, high = interval(2.0, 1.9, 2.1), interval(2.2, 2.1, 2.3)
     assert claims.Comparison(claim=low, long=high).miss == pytest.approx(0.1)
     assert claims.Comparison(claim=high, long=low).miss == pytest.approx(0.1)
 
 
 def test_a_failed_workload_is_a_disagreement_and_one_without_a_claim_is_left_out():
     """Of an agreeing one, a failed one and one that claims nothing, half of two agree."""
-    same = log_interval(2.0, 1.9, 2.1)
+    same = interval(2.0, 1.9, 2.1)
     found = claims.figures(
         {
             "good": claims.Comparison(claim=same, long=same),
@@ -106,7 +111,7 @@ def test_what_came_closest_is_tested_where_the_recipe_is_the_baseline(recipe):
 
     best = BestCandidate(
         configuration=recipe.configuration,
-        speedup=Estimate(value=1.01, ci95=(0.98, 1.04)),
+        speedup=Interval(value=1.01, low=0.98, high=1.04),
         reason="too little",
     )
     kept = recipe.model_copy(update={"configuration": recipe.baseline})

@@ -18,9 +18,9 @@ from test_recommendation import run_that_is
 from autotune import cli
 from autotune.cli import app
 from autotune.devices.gpus import Gpu, GpuReading
-from autotune.record import Interval
 from autotune.space.knobs import KNOBS
 from autotune.stats.deciding import EndedBy, Finding, Verdict
+from autotune.stats.intervals import Interval
 from autotune.tuning import verifying
 from autotune.tuning.progress import RunBegan
 from autotune.tuning.verifying import Verification

@@ -15,10 +15,12 @@ from test_recommendation import run_that_is
 
 from autotune import cli, console
 from autotune.errors import WorkloadError
-from autotune.recipe.recipe import Estimate, StabilityCheck, Throughput, Watch
-from autotune.record import Interval, Looks, Outcome, Phase, Standing, TrialRecord
+from autotune.recipe.recipe import Watch
+from autotune.record import Looks, Outcome, Phase, Standing, TrialRecord
 from autotune.report.frame import columns
 from autotune.stats.deciding import EndedBy, Verdict
+from autotune.stats.intervals import Interval
+from autotune.stats.stability import Check
 from autotune.tuning.progress import Began, Notice, RunBegan, TrialBegan, TrialEnded, TrialMeasured
 
 
@@ -227,7 +229,7 @@ def test_a_gain_comes_with_its_interval_and_the_lines_for_the_training_code(reci
     assert text.index("Faster: ×") < heading < text.index("batch_size  ") < text.index("peak host memory")
     assert text.index("peak host memory") < text.index("Not checked:") < text.index("Recipe: ")
     assert re.search(r"batch_size +32 +128", text)
-    low, high = recipe.evidence.speedup.ci95
+    low, high = recipe.evidence.speedup.low, recipe.evidence.speedup.high
     claim = f"×{recipe.evidence.speedup.value:.2f} ({low:.2f} to {high:.2f}) with 95% confidence"
     processes = recipe.evidence.confirmation.processes
     assert f"Faster: {claim}, from {processes} fresh processes a side." in text
@@ -308,10 +310,8 @@ def test_what_was_not_checked_is_listed(recipes):
 
 def test_a_watch_is_told_in_a_sentence(recipes):
     """How long, how fast, and what it showed: nothing, a rule that was broken, or a failure."""
-    leak = StabilityCheck(
-        name="leak", passed=False, value=1.0, limit=0.0, detail="it grows by 3 MiB a minute"
-    )
-    rate = Throughput(value=5982.0, ci95=(5900.0, 6000.0))
+    leak = Check(name="leak", passed=False, value=1.0, limit=0.0, detail="it grows by 3 MiB a minute")
+    rate = Interval(value=5982.0, low=5900.0, high=6000.0)
     told = {
         checks: shown(recipes[Verdict.FASTER], watch=Watch(seconds=18.2, throughput=rate, checks=checks))
         for checks in ((), (leak,))
@@ -327,7 +327,7 @@ def test_a_watch_is_told_in_a_sentence(recipes):
 
 def test_a_rate_from_one_slice_has_no_interval(recipes):
     """One slice has no spread: its rate stands alone, not between two bounds that equal it."""
-    one = Throughput(value=4000.0, ci95=(4000.0, 4000.0))
+    one = Interval(value=4000.0, low=4000.0, high=4000.0)
     text = shown(recipes[Verdict.UNDECIDED], throughput=one, baseline_throughput=one)
     (line,) = (each for each in text.splitlines() if "samples/s" in each)
     assert line.split() == ["samples/s", "4,000"]
@@ -335,5 +335,5 @@ def test_a_rate_from_one_slice_has_no_interval(recipes):
 
 def test_bounds_that_are_the_figure_itself_are_not_shown():
     """An interval of no width would look like certainty."""
-    assert console.estimated_ratio(Estimate(value=1.5, ci95=(1.5, 1.5))) == "×1.50"
-    assert console.estimated_ratio(Estimate(value=1.5, ci95=(1.4, 1.6))) == "×1.50 (1.40 to 1.60)"
+    assert console.ratio(Interval(value=1.5, low=1.5, high=1.5)) == "×1.50"
+    assert console.ratio(Interval(value=1.5, low=1.4, high=1.6)) == "×1.50 (1.40 to 1.60)"

@@ -13,7 +13,7 @@ from simulated_runs import (
 )
 
 from autotune.executors.executor import IN_CONFIRMATION, IN_SEARCH
-from autotune.record import Interval
+from autotune.stats.intervals import Interval
 from autotune.tuning import costs
 
 SHAPES = {

@@ -18,19 +18,18 @@ from autotune.errors import RecipeError, RunDirectoryError
 from autotune.recipe.recipe import (
     Confirmation,
     CreatedBy,
-    Estimate,
     Evidence,
     PeakMemory,
     Recipe,
     RecipeWorkload,
     Stability,
-    Throughput,
 )
-from autotune.record import Interval, Outcome, Pair, Phase, Slice, StepSeconds, TrialRecord
+from autotune.record import Outcome, Pair, Phase, Slice, StepSeconds, TrialRecord
 from autotune.report.compare import RunSummary, compare_runs, describe_machine
 from autotune.report.frame import columns, load_history, write_csv, write_parquet
 from autotune.run_directory import LARGEST_FILE_BYTES, RunDirectory, RunRecord, WorkloadRecord
 from autotune.stats.deciding import EndedBy, Verdict
+from autotune.stats.intervals import Interval
 
 KNOB_DTYPES = {
     "batch_size": "Int64",
@@ -215,9 +214,9 @@ def a_recipe(verdict=Verdict.FASTER, speedup=(1.84, 1.79, 1.90), configuration=N
             min_gain=0.02,
             candidates=3,
             excluded_gain=None if verdict is Verdict.FASTER else 0.05,
-            speedup=Estimate(value=value, ci95=(low, high)),
-            throughput=Throughput(value=1000 * value, ci95=(1000 * low, 1000 * high)),
-            baseline_throughput=Throughput(value=1000.0, ci95=(990.0, 1010.0)),
+            speedup=Interval(value=value, low=low, high=high),
+            throughput=Interval(value=1000 * value, low=1000 * low, high=1000 * high),
+            baseline_throughput=Interval(value=1000.0, low=990.0, high=1010.0),
             compile_seconds=1.25,
             baseline_compile_seconds=1.0,
             break_even_samples=500,

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.stats.intervals import (
+    Interval,
     LogInterval,
     Spread,
-    between_templates,
     instance_interval,
     mean_interval,
     pooled_spread,
@@ -128,12 +128,13 @@ def test_an_instance_of_one_pair_has_the_spread_of_the_others():
 
 def test_templates_of_either_side_widen_an_interval():
     """By what their luck may be, in quadrature; with more confidence by more, and nothing is known of one process."""
-    narrow = instance_interval([[0.1, 0.1]] * 8)
-    found, surer = (between_templates(narrow, confidence=each) for each in (0.95, 0.99))
+    steady = [[0.1, 0.1]] * 8
+    narrow = instance_interval(steady)
+    found, surer = (instance_interval(steady, confidence=each, apart=True) for each in (0.95, 0.99))
     assert 0.03 < math.sqrt(found.half_width**2 - narrow.half_width**2) < 0.1
     assert surer.half_width > found.half_width
     assert found.value == narrow.value
-    unknown = between_templates(instance_interval([[0.1]]))
+    unknown = instance_interval([[0.1]], apart=True)
     assert (unknown.value, unknown.low, unknown.high) == (0.1, -math.inf, math.inf)
 
 
@@ -201,6 +202,16 @@ def test_nothing_is_borrowed_from_trials_that_know_nothing():
 def test_half_width_is_half_the_distance():
     """From -1 to 3 it is 2."""
     assert LogInterval(value=1.0, low=-1.0, high=3.0, count=2).half_width == 2.0
+
+
+@given(st.floats(0.01, 100.0), st.floats(0.0, 0.9), st.floats(1.0, 10.0))
+def test_what_is_written_is_the_ratio_of_what_is_computed(value, below, above):
+    """Both ways; what is unbounded, or too wide for numbers, is not written."""
+    written = Interval(value=value, low=below * value, high=above * value)
+    if below > 0.001:
+        assert written.log.ratio.model_dump() == pytest.approx(written.model_dump())
+    for wide in (math.inf, 400.0):
+        assert LogInterval(value=0.0, low=-wide, high=wide, count=2).ratio is None
 
 
 @pytest.mark.parametrize(("instances", "pairs", "between"), [(2, 12, 0.1), (3, 6, 0.06)])

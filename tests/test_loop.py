@@ -84,7 +84,7 @@ def test_a_claim_is_of_fresh_processes_and_of_nothing_that_the_search_saw(tmp_pa
         lambda each: 4000.0 * (1.0 if each != FAST else 1.3 if in_confirmation(watcher) else 2.0), noise=0.02
     )
     recipe, records, _ = run(tmp_path, trials, observe=watcher)
-    low, high = recipe.evidence.speedup.ci95
+    low, high = recipe.evidence.speedup.low, recipe.evidence.speedup.high
     assert low < 1.3 < high < 1.6
     (leader,) = leaders(records)
     confirmation = recipe.evidence.confirmation
@@ -142,7 +142,7 @@ def test_the_luck_of_templates_is_allowed_for_where_sides_have_their_own(tmp_pat
     knob = {"onednn": [True, False]} if apart else {"jit_compile": [False, True]}
     trials = simulated_trials(faster_by(jit_compile=1.5, onednn=1.5), noise=0.01)
     recipe, *_ = run(tmp_path, trials, space=space(**knob), budget=400.0)
-    low, high = recipe.evidence.speedup.ci95
+    low, high = recipe.evidence.speedup.low, recipe.evidence.speedup.high
     assert low < 1.5 < high
     assert (math.log(high / low) / 2 > 0.05) is apart
 

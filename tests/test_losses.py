@@ -5,7 +5,6 @@ from simulated_runs import BASELINE, Watcher, a_record, run_on, simulated_trials
 
 from autotune.executors.executor import TrialFailed
 from autotune.record import Outcome
-from autotune.stats.numerics import tells
 from autotune.tuning.losses import Trainings, compare_batch_sizes, compare_numerics
 from autotune.tuning.progress import Notice
 
@@ -43,7 +42,7 @@ def test_what_learns_passes(started):
     trials, run, _ = started()
     check = checked(run, BFLOAT)
     assert check.passed
-    assert tells(check)
+    assert check.tells
     assert [each.configuration["precision"] for each in trials.launched] == ["float32", "mixed_bfloat16"]
     assert trials.alive == []
 
@@ -86,7 +85,7 @@ def test_without_time_nothing_is_claimed(started):
     trials, run, watcher = started()
     check = checked(run, BFLOAT, seconds=2.0)
     assert check.passed
-    assert not tells(check)
+    assert not check.tells
     assert "larger --budget" in watcher.of(Notice)[0].text
     assert trials.launched == []
 
@@ -133,7 +132,7 @@ def test_a_card_that_is_lost_or_taken_is_no_configurations_fault(started, refere
     run.gpus = ("NVIDIA H200",)
     check = checked(run, BFLOAT)
     assert check.passed
-    assert not tells(check)
+    assert not check.tells
     assert ("busy or unavailable" if failure else "where the baseline saw NVIDIA H200") in check.detail
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.stats.numerics import FEWEST_STEPS, LEAST_TOLERANCE, batch_losses, parity, tells
+from autotune.stats.numerics import FEWEST_STEPS, LEAST_TOLERANCE, batch_losses, parity
 
 STEPS = 60
 
@@ -27,7 +27,7 @@ def test_the_reference_itself_passes():
     """No excess, and the check saw enough to tell."""
     check = parity(REFERENCE, REFERENCE[0])
     assert check.passed
-    assert tells(check)
+    assert check.tells
     assert check.value == 0.0
 
 
@@ -48,7 +48,7 @@ def test_a_loss_that_is_lost_midway_fails():
     """The step is named; whether the curve was fine before does not matter."""
     check = parity(REFERENCE, [*REFERENCE[0][:20], None, *REFERENCE[0][21:]])
     assert not check.passed
-    assert tells(check)
+    assert check.tells
     assert check.detail == "no finite loss at step 21"
 
 
@@ -83,7 +83,7 @@ def test_where_too_little_was_seen_nothing_is_claimed(reference, own, words):
     """It passes, says that it cannot tell, and why."""
     check = parity(reference, own)
     assert check.passed
-    assert not tells(check)
+    assert not check.tells
     assert check.detail.startswith("cannot tell: ")
     assert words in check.detail
 
@@ -106,14 +106,14 @@ def test_any_curves_give_a_check(reference, own):
     """Whatever a model reports, the rule answers, and a refusal says why."""
     check = parity(reference, own)
     assert check.detail
-    assert check.passed or tells(check)
+    assert check.passed or check.tells
 
 
 def test_batch_losses_are_the_late_ones():
     """The mean of the last third, over the seeds, for each of the three scales of the learning rate."""
     before = [[3.0, 3.0, 1.0], [3.0, 3.0, 2.0]]
     after = [[9.0, 9.0, loss] for loss in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)]
-    losses = batch_losses(before, after, examples=96, seeds=2)
+    losses = batch_losses(before, after, examples=96)
     assert (losses.examples, losses.baseline) == (96, 1.5)
     assert (losses.unscaled, losses.sqrt_scaled, losses.linear_scaled) == (1.5, 3.5, 5.5)
     assert losses.baseline_spread > 0
@@ -122,6 +122,6 @@ def test_batch_losses_are_the_late_ones():
 def test_batch_losses_that_are_not_there_are_none():
     """A scale that diverges, or a learning rate that cannot be set; a baseline that diverges has nothing to say."""
     before = [[3.0, 3.0, 1.0]]
-    losses = batch_losses(before, [[3.0, 2.0, 1.0], [3.0, 2.0, None], []], examples=96, seeds=1)
+    losses = batch_losses(before, [[3.0, 2.0, 1.0], [3.0, 2.0, None], []], examples=96)
     assert (losses.unscaled, losses.sqrt_scaled, losses.linear_scaled) == (1.0, None, None)
-    assert batch_losses([[3.0, None, None]], before * 3, examples=96, seeds=1) is None
+    assert batch_losses([[3.0, None, None]], before * 3, examples=96) is None

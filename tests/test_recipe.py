@@ -106,8 +106,7 @@ def test_the_file_has_the_promised_fields(recipe):
     assert document["baseline"]["batch_size"] == 32
     evidence = document["evidence"]
     assert evidence["verdict"] == "faster"
-    assert evidence["speedup"]["ci95"][0] <= evidence["speedup"]["value"] <= evidence["speedup"]["ci95"][1]
-    assert evidence["throughput"]["unit"] == "samples/s"
+    assert evidence["speedup"]["low"] <= evidence["speedup"]["value"] <= evidence["speedup"]["high"]
     assert set(evidence["peak_memory_bytes"]) == {"host", "device"}
     losses = document["learning_rate"].pop("losses")
     assert document["learning_rate"] == {"batch_ratio": 4.0, "linear_scale": 4.0, "sqrt_scale": 2.0}
@@ -240,10 +239,10 @@ def test_numbers_that_are_none_are_refused(recipe, number):
         ("configuration", {}, "batch_size"),
         ("configuration", [], "configuration"),
         ("evidence.verdict", "best", "verdict"),
-        ("evidence.speedup.ci95", [1.0], "ci95"),
+        ("evidence.speedup.low", [1.0], "speedup.low"),
         ("evidence.speedup.value", "1.5", "speedup.value"),
         ("evidence.speedup.value", -1, "speedup.value"),
-        ("evidence.throughput.unit", "examples/s", "unit"),
+        ("evidence.throughput.unit", "samples/s", "unit"),
         ("evidence.peak_memory_bytes.host", -1, "host"),
         ("evidence.stability.checks", None, "checks"),
         ("evidence.confirmation.pairing", "sometimes", "pairing"),
@@ -272,17 +271,21 @@ def test_only_knobs_and_fields_that_exist_get_through(recipe, path, value, named
 @pytest.mark.parametrize(
     ("path", "estimate", "named"),
     [
-        ("evidence.speedup", {"value": 5.0, "ci95": [9.0, 1.0]}, "9 to 1"),
-        ("evidence.speedup", {"value": 0.9, "ci95": [1.0, 2.0]}, "0.9 does not lie in it"),
-        ("evidence.speedup", {"value": 2.1, "ci95": [1.0, 2.0]}, "2.1 does not lie in it"),
-        ("evidence.speedup", {"value": 0.0, "ci95": [0.0, 2.0]}, "evidence.speedup.value"),
-        ("evidence.baseline_throughput", {"value": 1.0, "ci95": [2.0, 3.0]}, "evidence.baseline_throughput"),
+        ("evidence.speedup", {"value": 5.0, "low": 9.0, "high": 1.0}, "9 to 1"),
+        ("evidence.speedup", {"value": 0.9, "low": 1.0, "high": 2.0}, "0.9 does not lie in"),
+        ("evidence.speedup", {"value": 2.1, "low": 1.0, "high": 2.0}, "2.1 does not lie in"),
+        ("evidence.speedup", {"value": 0.0, "low": 0.0, "high": 2.0}, "evidence.speedup.value"),
+        (
+            "evidence.baseline_throughput",
+            {"value": 1.0, "low": 2.0, "high": 3.0},
+            "evidence.baseline_throughput",
+        ),
     ],
 )
 def test_a_figure_lies_in_its_own_interval(recipe, path, estimate, named):
     """An interval the wrong way round, a value outside of it and no speed at all were never measured."""
     assert named in refusal(changed(recipe, path, estimate)).message
-    Recipe.parse(changed(recipe, path, {"value": 2.0, "ci95": [2.0, 2.0]}), source="my.json")
+    Recipe.parse(changed(recipe, path, {"value": 2.0, "low": 2.0, "high": 2.0}), source="my.json")
 
 
 @pytest.mark.parametrize("part", ["configuration", "baseline"])
@@ -398,7 +401,7 @@ def test_real_recipes_validate(recipe, of_each_verdict):
         ("schema_version", 2),
         ("configuration.batch_size", 32.5),
         ("evidence.verdict", "best"),
-        ("evidence.speedup.ci95", [1.0, 2.0, 3.0]),
+        ("evidence.speedup.low", [1.0, 2.0]),
         ("evidence.throughput.value", -1.0),
         ("evidence.speedup.value", 0.0),
         ("created_by.seed", "0"),

@@ -118,7 +118,7 @@ def test_a_large_planted_gain_is_found_and_its_interval_holds_it():
     runs = [replay(a_recording(), "quiet", gain=0.5, budget=120.0, seed=seed) for seed in range(5)]
     assert {each.evidence.verdict for each in runs} == {Verdict.FASTER}
     for each in runs:
-        low, high = each.evidence.speedup.ci95
+        low, high = each.evidence.speedup.low, each.evidence.speedup.high
         assert low <= true_speedup(each, 0.5) <= high
 
 

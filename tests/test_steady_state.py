@@ -11,7 +11,6 @@ from autotune.stats.steady_state import (
     enough_epochs,
     is_steady,
     recent_mean,
-    thirds_agree,
 )
 
 LONG = 0.25
@@ -144,14 +143,12 @@ def test_as_many_epochs_as_fit_the_cap_are_a_warm_up(epoch, cap, enough):
     assert ends.index(True) + 1 == enough
 
 
-def test_thirds_of_a_warm_up_are_compared_where_epochs_are_too_few():
-    """Steps that get faster all the time are not steady; one slow third is no warm-up."""
-    assert thirds_agree([0.1] * 9)
-    assert thirds_agree([0.2] * 3 + [0.1] * 6)
-    assert thirds_agree([0.4] * 3 + [0.2] * 3 + [0.1] * 3) is False
-    assert thirds_agree([0.1] * 8) is None
-    assert thirds_agree([0.01] * 30) is None
-    assert thirds_agree([]) is None
+def test_long_windows_see_what_changes_slowly():
+    """Times that fall by a tenth a second are alike within short windows, and not between long ones."""
+    times = [0.02] * 50 + [0.018] * 50
+    assert is_steady(times)
+    assert is_steady(times, window_seconds=0.9) is False
+    assert is_steady(times, window_seconds=1.0) is None
 
 
 def test_the_pace_of_a_warm_training_is_that_of_its_last_window():

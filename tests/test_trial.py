@@ -9,7 +9,6 @@ from simulated_runs import a_slice
 from autotune.executors.executor import WarmUp
 from autotune.record import Outcome, Pair, Pairing, Phase
 from autotune.space.configuration import Configuration
-from autotune.stats.disturbance import Disturbance
 from autotune.tuning.ratios import RatedPair, recorded_rate, throughput_interval
 from autotune.tuning.trial import Trial, speedup_of
 from autotune.worker.messages import Finished, Ready, Started
@@ -65,7 +64,7 @@ def beside_another(marks, *, own_marked=False):
     for index, marked in enumerate(marks):
         baseline = a_slice().model_copy(update={"at": float(index)})
         for trial, rate in ((own, 6000.0 + 600.0 * index), (other, 4000.0)):
-            disturbed = Disturbance.LOAD if marked and (trial is own) == own_marked else None
+            disturbed = marked and (trial is own) == own_marked
             pair = Pair(baseline_first=True, baseline=baseline, candidate=a_slice(rate), disturbed=disturbed)
             add(trial, pair, 4000.0, rate)
     return own, other

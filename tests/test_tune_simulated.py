@@ -82,7 +82,7 @@ def test_a_planted_faster_configuration_is_found(directory):
     assert recipe.evidence.verdict is Verdict.FASTER
     assert recipe.configuration["jit_compile"] is True
     assert recipe.configuration["batch_size"] != BATCH_SIZE
-    assert recipe.evidence.speedup.ci95[0] < 1.65 < recipe.evidence.speedup.ci95[1]
+    assert recipe.evidence.speedup.low < 1.65 < recipe.evidence.speedup.high
     assert recipe.evidence.confirmation.processes >= 4
     assert Recipe.load(directory.recipe_file) == recipe
 
@@ -544,7 +544,7 @@ def test_the_claimed_interval_covers_the_truth(tmp_path):
         trials = simulated_trials(SPEED, **NOISY, seed=seed)
         recipe, _ = quick_tune(trials, tmp_path, seed=seed, budget=240.0, trials=5)
         if recipe.evidence.verdict is Verdict.FASTER:
-            low, high = recipe.evidence.speedup.ci95
+            low, high = recipe.evidence.speedup.low, recipe.evidence.speedup.high
             truth = SPEED(Configuration(recipe.configuration)) / SPEED(BASELINE)
             covered.append(low <= truth <= high)
     assert len(covered) >= 30

@@ -29,14 +29,12 @@ from autotune.errors import (
 )
 from autotune.executors.executor import TrialFailed
 from autotune.executors.process import TrialProcesses
-from autotune.recipe.recipe import Estimate
 from autotune.record import Outcome, Phase
 from autotune.stats.deciding import MIN_GAIN, Finding, finding
 from autotune.stats.intervals import LogInterval
 from autotune.stats.stability import MEMORY_MARGIN
 from autotune.tuning import verifying
 from autotune.tuning.progress import Notice, TrialBegan, TrialEnded, TrialMeasured
-from autotune.tuning.ratios import ratio_interval
 from autotune.tuning.verifying import Verification, verify, verify_with
 from autotune.workloads.workload import Workload
 
@@ -388,8 +386,7 @@ def test_two_intervals_are_held_against_each_other(claim, now, expected):
 
 def claiming(recipe, value, half_width, *, min_gain=MIN_GAIN):
     """The recipe with another claim."""
-    claim = ratio_interval(around(value, half_width))
-    changes = {"speedup": Estimate(value=claim.value, ci95=(claim.low, claim.high)), "min_gain": min_gain}
+    changes = {"speedup": around(value, half_width).ratio, "min_gain": min_gain}
     return recipe.model_copy(update={"evidence": recipe.evidence.model_copy(update=changes)})
 
 

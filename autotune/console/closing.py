@@ -12,13 +12,14 @@ from rich.console import Console as RichConsole
 from rich.table import Table
 from rich.text import Text
 
-from autotune.console.text import clean, estimated_ratio, ratio, say, size, terminal
+from autotune.console.text import clean, ratio, say, size, terminal
 from autotune.recipe.apply import environment
 from autotune.space.configuration import Configuration, format_value
 from autotune.stats.deciding import EndedBy, Finding, Verdict
 
 if TYPE_CHECKING:
-    from autotune.recipe.recipe import Estimate, Evidence, LearningRate, Recipe, Watch
+    from autotune.recipe.recipe import Evidence, LearningRate, Recipe, Watch
+    from autotune.stats.intervals import Interval
     from autotune.tuning.verifying import Verification
 
 
@@ -28,7 +29,7 @@ def show_recipe(recipe: Recipe, path: Path | None, console: RichConsole | None =
     evidence = recipe.evidence
     console.print()
     if evidence.verdict is Verdict.FASTER:
-        claim = f"Faster: {estimated_ratio(evidence.speedup)} with 95% confidence"
+        claim = f"Faster: {ratio(evidence.speedup)} with 95% confidence"
         processes = f"{evidence.confirmation.processes} fresh processes a side"
         say(f"{claim}, from {processes}.", console, style="bold green")
     else:
@@ -71,9 +72,9 @@ def _rows(recipe: Recipe) -> dict[str, tuple[str, str]]:
     return rows
 
 
-def _rate(estimate: Estimate) -> str:
-    low, high = estimate.ci95
-    return f"{estimate.value:,.0f}" + (f" ({low:,.0f} to {high:,.0f})" if low < high else "")
+def _rate(rate: Interval) -> str:
+    bounds = f" ({rate.low:,.0f} to {rate.high:,.0f})" if rate.low < rate.high else ""
+    return f"{rate.value:,.0f}{bounds}"
 
 
 def _seconds(seconds: float | None) -> str:
@@ -89,7 +90,7 @@ def _show_why_not(recipe: Recipe, console: RichConsole) -> None:
     changes = Configuration(best.configuration).describe(relative_to=Configuration(recipe.baseline))
     told = ""
     if best.speedup is not None:
-        told = f"{estimated_ratio(best.speedup)}; "
+        told = f"{ratio(best.speedup)}; "
     elif best.search_speedup is not None:
         told = f"×{best.search_speedup:.2f} (search only); "
     say(f"Best candidate: {changes}: {told}{best.reason}.", console)

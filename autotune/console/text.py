@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 from rich.console import Console as RichConsole
 from rich.text import Text
 
 from autotune.printable import one_line
-from autotune.record import Interval
-
-if TYPE_CHECKING:
-    from autotune.recipe.recipe import Estimate
+from autotune.stats.intervals import Interval
 
 WIDTH_WITHOUT_TERMINAL = 120
 VAGUE = 2.0
@@ -30,10 +26,11 @@ def clean_lines(text: str) -> str:
 
 
 def ratio(interval: Interval | None) -> str:
-    """`×2.57 (2.28 to 2.90)`, or a dash."""
+    """`×2.57 (2.28 to 2.90)`, or a dash; bounds that are the figure itself are no interval."""
     if interval is None:
         return "–"
-    return f"×{interval.value:.2f} ({interval.low:.2f} to {interval.high:.2f})"
+    bounds = f" ({interval.low:.2f} to {interval.high:.2f})" if interval.low < interval.high else ""
+    return f"×{interval.value:.2f}{bounds}"
 
 
 def speed(interval: Interval | None) -> str:
@@ -42,12 +39,6 @@ def speed(interval: Interval | None) -> str:
         return "–"
     vague = interval.low <= 0 or interval.high >= VAGUE * interval.low
     return f"×{interval.value:.2f}" + (" (uncertain)" if vague else "")
-
-
-def estimated_ratio(estimate: Estimate) -> str:
-    """`×2.57 (2.28 to 2.90)` of a recipe's estimate; bounds that are the figure itself are no interval."""
-    low, high = estimate.ci95
-    return f"×{estimate.value:.2f}" + (f" ({low:.2f} to {high:.2f})" if low < high else "")
 
 
 def size(count: int | None) -> str:

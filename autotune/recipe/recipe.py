@@ -38,6 +38,9 @@ from autotune.recipe import apply
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import Device, KnobValue, Value, knobs_on
 from autotune.stats.deciding import EndedBy, Verdict
+from autotune.stats.intervals import Interval
+from autotune.stats.numerics import BatchLosses
+from autotune.stats.stability import Check
 from autotune.workloads.workload import DatasetConfig
 
 if TYPE_CHECKING:
@@ -92,30 +95,6 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class Estimate(_Part):
-    """A figure and its 95% confidence interval, from the confirmation: `ci95[0] <= value <= ci95[1]`.
-
-    Bounds that equal the figure are no interval: a rate that was measured in one slice only, or the speed-up of the
-    baseline over itself, which is 1.
-    """
-
-    value: Positive
-    ci95: tuple[NonNegative, Positive]
-
-    @model_validator(mode="after")
-    def _value_lies_in_its_interval(self) -> Self:
-        low, high = self.ci95
-        if not low <= self.value <= high:
-            raise ValueError(f"ci95 is {low:g} to {high:g}, and the value {self.value:g} does not lie in it")
-        return self
-
-
-class Throughput(Estimate):
-    """Samples per second of a long training, epoch boundaries included."""
-
-    unit: Literal["samples/s"] = "samples/s"
-
-
 class PeakMemory(_Part):
     """Largest memory, in bytes: of the process tree, and on the device (None without one)."""
 
@@ -123,20 +102,10 @@ class PeakMemory(_Part):
     device: Count | None
 
 
-class StabilityCheck(_Part):
-    """One rule that the configuration passed or failed, with its figure and limit."""
-
-    name: str
-    passed: bool
-    value: FiniteFloat | None
-    limit: FiniteFloat | None
-    detail: str
-
-
 class Stability(_Part):
     """What was checked of the recommended configuration, and what was not."""
 
-    checks: Annotated[tuple[StabilityCheck, ...], Field(fail_fast=True)]
+    checks: Annotated[tuple[Check, ...], Field(fail_fast=True)]
     not_checked: Annotated[tuple[str, ...], Field(fail_fast=True)]
 
 
@@ -173,7 +142,7 @@ class BestCandidate(_Part):
     """
 
     configuration: Knobs
-    speedup: Estimate | None
+    speedup: Interval | None
     reason: str
     search_speedup: NonNegative | None = None
 
@@ -189,8 +158,8 @@ class Watch(_Part):
     """
 
     seconds: NonNegative
-    throughput: Throughput | None
-    checks: Annotated[tuple[StabilityCheck, ...], Field(fail_fast=True)]
+    throughput: Interval | None
+    checks: Annotated[tuple[Check, ...], Field(fail_fast=True)]
     failure: str = ""
 
 
@@ -206,7 +175,7 @@ class Evidence(_Part):
         excluded_gain: Gains above this share are excluded for all that was tried, with 95% confidence for all
             together; None where something is recommended, or nothing was measured.
         speedup: Of the recommended configuration over the baseline.
-        throughput: Of the recommended configuration.
+        throughput: Samples per second of the recommended configuration in a long training.
         baseline_throughput: Of the baseline, in the same minutes.
         compile_seconds: Trace and compile time of the recommended configuration.
         baseline_compile_seconds: The same of the baseline.
@@ -226,9 +195,9 @@ class Evidence(_Part):
     min_gain: NonNegative
     candidates: Count
     excluded_gain: NonNegative | None
-    speedup: Estimate
-    throughput: Throughput
-    baseline_throughput: Throughput
+    speedup: Interval
+    throughput: Interval
+    baseline_throughput: Interval
     compile_seconds: NonNegative | None
     baseline_compile_seconds: NonNegative | None
     break_even_samples: Count | None
@@ -240,29 +209,6 @@ class Evidence(_Part):
     best_candidate: BestCandidate | None = None
     go_on_seconds: NonNegative | None = None
     watch: Watch | None = None
-
-
-class BatchSizeLosses(_Part):
-    """Training losses after equal numbers of examples, at the recommended batch size and at the baseline's.
-
-    Each is the mean over the last third of the examples and over several seeds' weights; None where it was not
-    finite, or where the learning rate cannot be set because it follows a schedule.
-
-    Args:
-        examples: How many each training has seen.
-        baseline: At the baseline's batch size.
-        baseline_spread: By how much one more training of the baseline, from other weights, would differ.
-        unscaled: At the recommended one, with the learning rate as it is.
-        sqrt_scaled: With the learning rate times `sqrt_scale`.
-        linear_scaled: With the learning rate times `linear_scale`.
-    """
-
-    examples: Annotated[int, Field(ge=1)]
-    baseline: FiniteFloat
-    baseline_spread: NonNegative
-    unscaled: FiniteFloat | None
-    sqrt_scaled: FiniteFloat | None
-    linear_scaled: FiniteFloat | None
 
 
 class LearningRate(_Part):
@@ -281,11 +227,11 @@ class LearningRate(_Part):
     batch_ratio: Positive
     linear_scale: Positive
     sqrt_scale: Positive
-    losses: BatchSizeLosses | None = None
+    losses: BatchLosses | None = None
 
     @classmethod
     def between(
-        cls, batch_size: int, baseline: int, *, losses: BatchSizeLosses | None = None
+        cls, batch_size: int, baseline: int, *, losses: BatchLosses | None = None
     ) -> LearningRate | None:
         """The note for a change of batch size; None when it did not change."""
         if batch_size == baseline:

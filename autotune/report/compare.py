@@ -13,12 +13,13 @@ from datetime import datetime
 from pathlib import Path
 
 from autotune.devices.machine import Machine
-from autotune.recipe.recipe import Estimate, Recipe
-from autotune.record import Interval, Outcome, Phase, TrialRecord
+from autotune.recipe.recipe import Recipe
+from autotune.record import Outcome, Phase, TrialRecord
 from autotune.report.runs import check_configuration, find_runs, parse_utc
 from autotune.run_directory import RunDirectory, RunRecord
 from autotune.space.configuration import Configuration
 from autotune.stats.deciding import Verdict
+from autotune.stats.intervals import Interval
 
 _NO_FAILURE = frozenset({Outcome.OK, Outcome.PRUNED, Outcome.INFERRED_OOM, Outcome.INTERRUPTED})
 """Outcomes that say nothing against the configuration that was run: nothing ran, or the user ended it."""
@@ -120,15 +121,10 @@ def _summary(directory: RunDirectory, run: RunRecord, why_not: str) -> RunSummar
         comparable_with_first=not why_not,
         why_not=why_not,
         verdict=recipe.evidence.verdict if recipe else None,
-        claimed=_interval(recipe.evidence.speedup) if recipe else None,
+        claimed=recipe.evidence.speedup if recipe else None,
         recommended=Configuration(recipe.configuration) if recipe else None,
         recommended_changes=_recommended_changes(recipe) if recipe else None,
     )
-
-
-def _interval(estimate: Estimate) -> Interval:
-    low, high = estimate.ci95
-    return Interval(value=estimate.value, low=low, high=high)
 
 
 def _recommended_changes(recipe: Recipe) -> str:

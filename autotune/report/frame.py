@@ -16,12 +16,13 @@ from pandas.api.extensions import ExtensionDtype
 
 from autotune.files import write_atomically
 from autotune.printable import one_line
-from autotune.record import Interval, Outcome, Phase, TrialRecord
+from autotune.record import Outcome, Phase, TrialRecord
 from autotune.report.runs import check_configuration, find_runs, parse_utc
 from autotune.run_directory import RunDirectory, damaged
 from autotune.space.configuration import format_value
 from autotune.space.knobs import KNOBS, Domain, KnobValue
 from autotune.stats.deciding import Stop
+from autotune.stats.intervals import Interval
 
 _STRING = pd.StringDtype()
 _INTEGER = pd.Int64Dtype()

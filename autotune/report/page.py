@@ -14,7 +14,6 @@ from autotune.files import write_atomically
 from autotune.printable import one_line
 from autotune.record import Phase
 from autotune.report.timeline import Point, Timeline, timelines
-from autotune.stats.disturbance import Disturbance
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -30,9 +29,8 @@ _PHASES = {
     Phase.SOAK: ("watch", "#f2a541"),
 }
 _DISTURBED = {
-    None: ("undisturbed", "#2b4c7e", "circle"),
-    Disturbance.LOAD: ("disturbed: others were busy", "#c0392b", "x"),
-    Disturbance.PACE: ("disturbed: both were slow", "#e67e22", "x"),
+    False: ("undisturbed", "#2b4c7e", "circle"),
+    True: ("left out: others took more or less than usual", "#c0392b", "x"),
 }
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -116,7 +114,7 @@ def _add_points(drawing: go.Figure, points: Sequence[Point], *, row: int, unit: 
                 text=[_hover(each, unit) for each in of_kind],
                 hoverinfo="text",
                 mode="markers",
-                marker={"color": colour, "symbol": symbol, "size": 6 if disturbed is None else 9},
+                marker={"color": colour, "symbol": symbol, "size": 9 if disturbed else 6},
                 name=name,
                 legendgroup=name,
                 showlegend=not named,
@@ -149,8 +147,8 @@ def _hover(point: Point, unit: str) -> str:
     ]
     if point.load is not None:
         lines.append(f"others took {point.load:.0%} of the machine")
-    if point.disturbed is not None:
-        lines.append(_DISTURBED[point.disturbed][0])
+    if point.disturbed:
+        lines.append(_DISTURBED[True][0])
     return "<br>".join(lines)
 
 

@@ -15,7 +15,7 @@ from autotune.record import Pair, Phase, Slice, TrialRecord
 from autotune.report.runs import check_configuration, find_runs
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
-from autotune.stats.disturbance import Disturbance, load_of
+from autotune.stats.disturbance import load_of
 from autotune.tuning.ratios import recorded_rate
 
 
@@ -30,7 +30,7 @@ class Point:
         phase: Of the trial.
         configuration: What the trial sets otherwise than the baseline, as text.
         load: Share of the machine that others took, the larger of a pair's two; None where it is not known.
-        disturbed: What disturbed the pair; None for nothing, or where there is no pair.
+        disturbed: Whether it is of a pair that other work on the machine disturbed.
     """
 
     at: float
@@ -39,7 +39,7 @@ class Point:
     phase: Phase
     configuration: str
     load: float | None
-    disturbed: Disturbance | None
+    disturbed: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +91,7 @@ def _timeline(directory: RunDirectory) -> Timeline:
     for record in records:  # a slice of the confirmation's baseline stands in its own record and in pairs
         for point in _reference(directory, record, records):
             known = reference.get(point.at)
-            if (
-                known is None or known.disturbed is None
-            ):  # one finalist's pair may be marked, and another's not
+            if known is None or not known.disturbed:  # one leader's pair may be marked, and another's not
                 reference[point.at] = point
     if not reference:
         raise RunDirectoryError(
@@ -115,7 +113,7 @@ def _ratios(directory: RunDirectory, record: TrialRecord, records: Sequence[Tria
     for pair in record.pairs:
         at = _end_of(pair)
         if at is not None:
-            loads = (_load(pair.baseline), _load(pair.candidate))
+            loads = (load_of(pair.baseline), load_of(pair.candidate))
             yield Point(
                 at=at,
                 value=recorded_rate(pair.candidate, record) / recorded_rate(pair.baseline, baseline),
@@ -135,7 +133,7 @@ def _reference(
     alone: tuple[Slice, ...] = ()
     if record is baseline or record.phase is Phase.BASELINE:
         alone = record.slices
-    slices = [(each, None) for each in alone] + [(pair.baseline, pair.disturbed) for pair in record.pairs]
+    slices = [(each, False) for each in alone] + [(pair.baseline, pair.disturbed) for pair in record.pairs]
     for each, disturbed in slices:
         if each.at is not None:
             yield Point(
@@ -144,7 +142,7 @@ def _reference(
                 trial=record.trial,
                 phase=record.phase,
                 configuration=_changes(directory, record, baseline),
-                load=_load(each),
+                load=load_of(each),
                 disturbed=disturbed,
             )
 
@@ -193,12 +191,3 @@ def _changes(directory: RunDirectory, record: TrialRecord, baseline: TrialRecord
 def _end_of(pair: Pair) -> float | None:
     known = [each.at for each in (pair.baseline, pair.candidate) if each.at is not None]
     return max(known, default=None)
-
-
-def _load(each: Slice) -> float | None:
-    return load_of(
-        seconds=each.seconds,
-        cores=each.cores,
-        foreign_cpu_seconds=each.foreign_cpu_seconds,
-        steal_seconds=each.steal_seconds,
-    )

@@ -1,4 +1,4 @@
-"""What to do with a candidate, given what was measured of it so far. Pure functions."""
+"""Decisions on what was measured: when a trial stops, what a gain needs, whether a claim holds. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,27 +9,21 @@ from collections.abc import Sequence
 
 from autotune.stats.intervals import BORROWED_DEGREES, LogInterval, Spread, mean_interval
 
-FEWEST_PAIRS = 4
-"""Pairs before anything is decided by a trial's own spread alone."""
-FEWEST_PAIRS_TO_PRUNE = 2
-"""Pairs before a trial is given up, where other trials have shown how much pairs vary."""
-NARROW = 0.02
-"""Half-width of the log-ratio's interval at which a search trial is known well enough."""
-PRUNING_CONFIDENCE = 0.99
-"""Of the interval whose upper bound must fall below the leader's lower one: it is looked at after each pair."""
 MIN_GAIN = 0.02
 """Smallest gain worth a recommendation, as a share."""
+FEWEST_PAIRS = 4
+"""Pairs before anything is decided by a trial's own spread alone."""
 
 
 class Stop(enum.StrEnum):
-    """Why measuring a trial stops."""
+    """Why measuring a search trial stops."""
 
     NARROW = "narrow"
     CANNOT_WIN = "cannot_win"
     BEHIND = "behind"
-    """It may still win, but its estimate lies below the leader's lower bound: the time is better spent elsewhere."""
+    """It may still win, but its estimate lies below the leader's interval."""
     AHEAD = "ahead"
-    """It is surely faster than the leader: how much faster is the confirmation's to tell."""
+    """It is surely faster than the leader. The confirmation measures by how much."""
     TIME = "time"
 
 
@@ -46,9 +40,11 @@ def stop_measuring(
     Returns:
         Why to stop, or None to go on.
     """
-    known = others is not None and others.degrees >= BORROWED_DEGREES
-    if leader is not None and len(log_ratios) >= (FEWEST_PAIRS_TO_PRUNE if known else FEWEST_PAIRS):
-        cautious = mean_interval(log_ratios, confidence=PRUNING_CONFIDENCE, others=others)
+    spread_is_known = others is not None and others.degrees >= BORROWED_DEGREES
+    if leader is not None and len(log_ratios) >= (2 if spread_is_known else FEWEST_PAIRS):
+        cautious = mean_interval(
+            log_ratios, confidence=0.99, others=others
+        )  # it is looked at after each pair
         if cautious.high < leader.low:
             return Stop.CANNOT_WIN
         if cautious.low > leader.high:
@@ -57,7 +53,7 @@ def stop_measuring(
         return None
     if leader is not None and statistics.fmean(log_ratios) < leader.low:
         return Stop.BEHIND
-    return Stop.NARROW if mean_interval(log_ratios).half_width <= NARROW else None
+    return Stop.NARROW if mean_interval(log_ratios).half_width <= 0.02 else None
 
 
 class Verdict(enum.StrEnum):
@@ -106,15 +102,11 @@ class Finding(enum.StrEnum):
     """What was measured shows neither that the claim holds nor that it does not."""
 
 
-VAGUE = 0.5
-"""Half-width of what is measured now, as a part of the claimed gain's logarithm, above which it shows nothing."""
-
-
 def finding(claim: LogInterval, now: LogInterval, *, min_gain: float) -> Finding:
     """Whether a claimed speed-up is what is measured now.
 
-    Both have errors of their own: the two differ where the distance is more than the root of the sum of their
-    half-widths' squares, and more than a loss that does not count.
+    Claim and measurement have independent errors. They differ where their distance is more than the root of the sum
+    of their half-widths' squares, and more than `min_gain`.
 
     Args:
         claim: Logarithm of the claimed speed-up.
@@ -122,14 +114,13 @@ def finding(claim: LogInterval, now: LogInterval, *, min_gain: float) -> Finding
         min_gain: What may be lost of the claim in any case, as a share.
 
     Returns:
-        `HOLDS` only where `now` is surely as much, or is known to within half of what is claimed, or as well as the
-        claim itself: an interval from 1.1 to 22 would hold any.
+        `HOLDS` only where `now` is surely as much, or its half-width is at most that of the claim or half of what is
+        claimed: an interval from 1.1 to 22 would hold any claim.
     """
-    error = math.hypot(claim.half_width, now.half_width)
-    short = claim.value - now.value > max(error, math.log1p(min_gain))
-    if now.low > 0:
-        if short:
-            return Finding.WEAKER
-        vague = now.low < claim.value and now.half_width > max(claim.half_width, VAGUE * claim.value)
-        return Finding.UNDECIDED if vague else Finding.HOLDS
-    return Finding.GONE if short else Finding.UNDECIDED
+    short = claim.value - now.value > max(math.hypot(claim.half_width, now.half_width), math.log1p(min_gain))
+    if now.low <= 0:
+        return Finding.GONE if short else Finding.UNDECIDED
+    if short:
+        return Finding.WEAKER
+    vague = now.low < claim.value and now.half_width > max(claim.half_width, claim.value / 2)
+    return Finding.UNDECIDED if vague else Finding.HOLDS

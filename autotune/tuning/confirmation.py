@@ -80,7 +80,7 @@ class Confirmation:
     def instances(self) -> list[list[float]]:
         """The log-ratios of each instance that was measured."""
         log_ratios = self.trial.log_ratios_by_instance()
-        return [log_ratios[number] for number in self.measured]
+        return [log_ratios[number] for number in self.measured if number in log_ratios]
 
     @property
     def over_champion(self) -> list[list[float]]:

@@ -18,7 +18,6 @@ from autotune.tuning.confirmation import BASELINE_FAILURES, Confirmation, FreshP
 from autotune.tuning.losses import numerics_of
 from autotune.tuning.next_action import FEWEST_PROCESSES, error_of, processes_wanted
 from autotune.tuning.progress import Began, Notice
-from autotune.tuning.ratios import ratio_interval
 from autotune.tuning.rules import Limits, checks_of
 from autotune.tuning.run import Run
 from autotune.tuning.state import EXCLUDED_GAIN, State
@@ -134,7 +133,7 @@ class Leaders:
         """Write the leader's record; its speed-up is the claim over processes, not over all slices."""
         claim = self._view.claim(confirmation)
         update = {
-            "speedup": None if claim is None else ratio_interval(claim),
+            "speedup": None if claim is None else claim.ratio,
             "checks": self.checks.get(confirmation.trial.number, ()),
             **(refused or {}),
         }

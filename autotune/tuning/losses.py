@@ -10,7 +10,7 @@ from autotune.executors.executor import DeviceUnavailable, TrialFailed
 from autotune.record import Outcome
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Numerics
-from autotune.stats.numerics import FEWEST_STEPS, NAME, BatchLosses, batch_losses, parity, tells
+from autotune.stats.numerics import FEWEST_STEPS, NAME, BatchLosses, batch_losses, cannot_tell, parity
 from autotune.stats.stability import Check
 from autotune.tuning.progress import Notice
 from autotune.tuning.run import Run, never_two_alive
@@ -132,7 +132,7 @@ def compare_numerics(trainings: Trainings, configuration: Configuration) -> Chec
     if numerics_of(configuration) == numerics_of(plain):
         return Check(name=NAME, passed=True, value=0.0, limit=0.0, detail="computes in float32 without XLA")
     check = _compared(trainings, configuration, plain)
-    if check.passed and not tells(check):
+    if not check.tells:
         run.observe(Notice(text=f"numerics parity of {run.changes(configuration)}: {check.detail}"))
     return check
 
@@ -141,34 +141,30 @@ def _compared(trainings: Trainings, configuration: Configuration, plain: Configu
     size = configuration.batch_size
     seconds = trainings.seconds_each(len(PARITY_SEEDS), share=0.5)
     if seconds < LEAST_SECONDS:
-        return _untold("no time was left for it; a larger --budget has some")
+        return cannot_tell("no time was left for it; a larger --budget has some")
     try:
-        reference = trainings.curves(
+        float32 = trainings.curves(
             plain, recorded=size, seeds=PARITY_SEEDS, steps=PARITY_STEPS, seconds=seconds
         )
     except TrialFailed as failure:
-        return _untold(f"float32 without XLA gave no losses at batch_size={size}: {failure.reason}")
-    if not reference or not reference[0]:
-        return _untold("the model reports no loss")
+        return cannot_tell(f"float32 without XLA gave no losses at batch_size={size}: {failure.reason}")
+    if not float32 or not float32[0]:
+        return cannot_tell("the model reports no loss")
     try:
         own = trainings.curves(
             configuration,
             recorded=size,
             seeds=PARITY_SEEDS[:1],
-            steps=len(reference[0]),
+            steps=len(float32[0]),
             seconds=trainings.left(),
         )
     except DeviceUnavailable as failure:
-        return _untold(failure.reason)
+        return cannot_tell(failure.reason)
     except TrialFailed as failure:
         if failure.outcome is Outcome.TIMEOUT:
-            return _untold("its losses did not come within the time there was")
-        return Check(name=NAME, passed=False, value=None, limit=None, detail=failure.reason)
-    return parity(reference, own[0])
-
-
-def _untold(why: str) -> Check:
-    return Check(name=NAME, passed=True, value=None, limit=None, detail=f"cannot tell: {why}")
+            return cannot_tell("its losses did not come within the time there was")
+        return Check(name=NAME, passed=False, detail=failure.reason)
+    return parity(float32, own[0])
 
 
 def compare_batch_sizes(trainings: Trainings, configuration: Configuration) -> BatchLosses | None:
@@ -209,4 +205,4 @@ def _batch_losses(trainings: Trainings, configuration: Configuration) -> BatchLo
         seconds=trainings.left(),
         scales=(1.0, math.sqrt(ratio), ratio),
     )
-    return batch_losses(before, after, examples=examples, seeds=len(BATCH_SEEDS))
+    return batch_losses(before, after, examples=examples)

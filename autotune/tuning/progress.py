@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.record import Interval, Phase, TrialRecord
+from autotune.record import Phase, TrialRecord
 from autotune.space.configuration import Configuration
+from autotune.stats.intervals import Interval
 
 
 @dataclass(frozen=True, kw_only=True)

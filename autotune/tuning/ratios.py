@@ -6,15 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autotune.record import Interval, Pair, Slice, TrialRecord
-from autotune.stats.disturbance import Disturbance, Timing, kept, load_of
-from autotune.stats.intervals import FEW_INSTANCES, LogInterval, instance_interval, mean_interval
+from autotune.record import Pair, Slice, TrialRecord
+from autotune.stats.disturbance import kept, load_of
+from autotune.stats.intervals import FEW_INSTANCES, Interval, instance_interval, mean_interval
 from autotune.stats.throughput import long_run_rate, overall_log_ratios, overall_rate
 
 _Side = tuple[float, int, bool]
 """A slice: samples per second, examples, and whether it is of whole epochs."""
-LARGEST_LOGARITHM = 300.0
-"""Of a bound that is written down: e to the power of 710 is no number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +32,6 @@ class RatedPair:
     bracketed: bool = False
 
     @property
-    def timings(self) -> tuple[Timing, Timing]:
-        """Both slices, as far as they tell of disturbances."""
-        return _timing(self.pair.baseline, self.baseline), _timing(self.pair.candidate, self.candidate)
-
-    @property
     def sides(self) -> tuple[_Side, _Side]:
         """Both slices, as far as they tell of speed."""
         pair = self.pair
@@ -47,16 +40,14 @@ class RatedPair:
             (self.candidate, pair.candidate.examples, bool(pair.candidate.epochs)),
         )
 
-    def marked(self, disturbed: Disturbance | None) -> RatedPair:
-        """The same pair, known to be disturbed or not."""
-        if self.pair.disturbed is disturbed:
-            return self
-        return replace(self, pair=self.pair.model_copy(update={"disturbed": disturbed}))
-
     @property
-    def disturbed(self) -> bool:
-        """Whether foreign load or a slow stretch disturbed it."""
-        return self.pair.disturbed is not None
+    def loads(self) -> tuple[float | None, float | None]:
+        """The share of the machine that others took during each slice."""
+        return load_of(self.pair.baseline), load_of(self.pair.candidate)
+
+    def marked(self, disturbed: bool) -> RatedPair:
+        """The same pair, known to be disturbed or not."""
+        return replace(self, pair=self.pair.model_copy(update={"disturbed": disturbed}))
 
 
 def rate(each: Slice, *, examples_per_epoch: int | None, epoch_overhead_seconds: float | None) -> float:
@@ -86,16 +77,6 @@ def recorded_rate(each: Slice, record: TrialRecord) -> float:
     )
 
 
-def _timing(each: Slice, samples_per_second: float) -> Timing:
-    load = load_of(
-        seconds=each.seconds,
-        cores=each.cores,
-        foreign_cpu_seconds=each.foreign_cpu_seconds,
-        steal_seconds=each.steal_seconds,
-    )
-    return Timing(at=each.at or 0.0, log_rate=math.log(samples_per_second), load=load)
-
-
 def by_instance(pairs: Sequence[RatedPair]) -> dict[int, list[RatedPair]]:
     """The pairs of each process of the candidate."""
     found: dict[int, list[RatedPair]] = {}
@@ -105,39 +86,36 @@ def by_instance(pairs: Sequence[RatedPair]) -> dict[int, list[RatedPair]]:
 
 
 def log_ratios(pairs: Sequence[RatedPair], *, overall: bool) -> dict[int, list[float]]:
-    """Logarithms of speed-ups by instance, without disturbed pairs where enough others remain.
+    """Logarithms of speed-ups by instance, without disturbed pairs.
 
     Args:
         pairs: Of one trial.
         overall: Whether their mean is to be the ratio of overall rates, as a claim needs it.
     """
     return {
-        instance: _ratios([each.sides for each in sound(own)], overall=overall and not own[0].bracketed)
-        for instance, own in by_instance(pairs).items()
+        instance: _ratios([each.sides for each in own], overall=overall and not own[0].bracketed)
+        for instance, own in by_instance([each for each in pairs if not each.pair.disturbed]).items()
     }
 
 
 def log_ratios_over(
     pairs: Sequence[RatedPair], others: Sequence[RatedPair], *, overall: bool
 ) -> dict[int, list[float]]:
-    """Logarithms of a trial's speed-ups over another trial, from rounds that both were in, by instance."""
+    """Logarithms of a trial's speed-ups over another trial, from rounds that both were in, by instance.
+
+    Rounds that are disturbed for either are left out where enough others remain.
+    """
     beside = {each.pair.baseline: each for each in others}
     found = {}
     for instance, own in by_instance(pairs).items():
         both = [(each, beside[each.pair.baseline]) for each in own if each.pair.baseline in beside]
-        keep = kept([one.disturbed or other.disturbed for one, other in both])
+        keep = kept([one.pair.disturbed or other.pair.disturbed for one, other in both])
         sides = [
             (other.sides[1], one.sides[1]) for (one, other), keeps in zip(both, keep, strict=True) if keeps
         ]
         if sides:
             found[instance] = _ratios(sides, overall=overall and not own[0].bracketed)
     return found
-
-
-def sound(pairs: Sequence[RatedPair]) -> list[RatedPair]:
-    """The pairs of an instance that count."""
-    keep = kept([each.disturbed for each in pairs])
-    return [each for each, keeps in zip(pairs, keep, strict=True) if keeps]
 
 
 def _ratios(sides: Sequence[tuple[_Side, _Side]], *, overall: bool) -> list[float]:
@@ -156,13 +134,6 @@ def _ratios(sides: Sequence[tuple[_Side, _Side]], *, overall: bool) -> list[floa
     return overall_log_ratios(*([each[:2] for each in side] for side in zip(*sides, strict=True)))
 
 
-def ratio_interval(estimate: LogInterval) -> Interval | None:
-    """A logarithm's interval as one of the ratio; None while it is unbounded or too wide for a number."""
-    if max(abs(estimate.low), abs(estimate.high)) > LARGEST_LOGARITHM:
-        return None
-    return Interval(value=math.exp(estimate.value), low=math.exp(estimate.low), high=math.exp(estimate.high))
-
-
 def throughput_interval(
     rates: Sequence[float], examples: Sequence[int] | None = None, instances: Sequence[int] | None = None
 ) -> Interval:
@@ -176,7 +147,7 @@ def throughput_interval(
         instances: The process that each is of, for an interval over processes. With fewer than `FEW_INSTANCES` of them
             the interval is over slices.
     """
-    value = overall_rate(rates, examples or [1] * len(rates))
+    value = overall_rate(list(zip(rates, examples or [1] * len(rates), strict=True)))
     groups: dict[int, list[float]] = {}
     for instance, each in zip(instances or [0] * len(rates), rates, strict=True):
         groups.setdefault(instance, []).append(math.log(each))

@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from autotune.printable import first_line
 from autotune.recipe.recipe import (
-    BatchSizeLosses,
     BestCandidate,
     Confirmation,
     CreatedBy,
-    Estimate,
     Evidence,
     LearningRate,
     PeakMemory,
     Recipe,
     RecipeWorkload,
     Stability,
-    StabilityCheck,
-    Throughput,
     Watch,
 )
-from autotune.record import Interval, Standing, TrialRecord
+from autotune.record import Standing, TrialRecord
 from autotune.run_directory import RunRecord
 from autotune.space.configuration import Configuration
 from autotune.stats import growth, numerics
 from autotune.stats.deciding import Verdict
+from autotune.stats.intervals import Interval
 from autotune.stats.stability import DEVICE_MEMORY, Check
 from autotune.tuning import next_action
 from autotune.tuning.loop import Found
 from autotune.tuning.losses import numerics_of
 from autotune.tuning.options import Options
-from autotune.tuning.ratios import ratio_interval
 from autotune.tuning.run import Run
 from autotune.tuning.soak import Watched
 from autotune.tuning.state import Candidate, Leader
@@ -94,7 +89,7 @@ def recommend(
         learning_rate=LearningRate.between(
             configuration.batch_size,
             run.baseline.batch_size,
-            losses=None if batch_losses is None else BatchSizeLosses(**asdict(batch_losses)),
+            losses=batch_losses,
         ),
         machine=record.machine,
         workload=RecipeWorkload(
@@ -149,9 +144,9 @@ def _evidence(
         min_gain=state.min_gain,
         candidates=len(state.candidates),
         excluded_gain=None if champion or not tried else _share(next_action.excluded_above(state)),
-        speedup=_estimate(speedup),
-        throughput=_throughput(rate),
-        baseline_throughput=_throughput(base_rate),
+        speedup=speedup,
+        throughput=rate,
+        baseline_throughput=base_rate,
         compile_seconds=chosen.compile_seconds,
         baseline_compile_seconds=reference.compile_seconds,
         break_even_samples=break_even(
@@ -161,7 +156,7 @@ def _evidence(
         baseline_peak_memory_bytes=_peak(reference, searched),
         input_wait_fraction=chosen.input_wait_fraction,
         stability=Stability(
-            checks=tuple(_check(each) for each in checks),
+            checks=checks,
             not_checked=()
             if champion is None
             else _not_checked(chosen, reference, checks, run.baseline, watched, measured=measured),
@@ -240,10 +235,9 @@ def _not_shown(leader: Leader) -> str:
 
 
 def _described(candidate: Candidate, leader: Leader | None, run: Run, reason: str) -> BestCandidate:
-    interval = None if leader is None or leader.ratio is None else ratio_interval(leader.ratio)
     return BestCandidate(
         configuration=dict(candidate.configuration),
-        speedup=None if interval is None else _estimate(interval),
+        speedup=None if leader is None or leader.ratio is None else leader.ratio.ratio,
         reason=reason,
         search_speedup=math.exp(candidate.ratio) if candidate.measured else None,
     )
@@ -271,7 +265,7 @@ def _not_checked(
     parity = names.get(numerics.NAME)
     if parity is None and _computes_otherwise(winner, baseline):
         missing.append(NUMERICS_NOT_CHECKED)
-    elif parity is not None and not numerics.tells(parity):
+    elif parity is not None and not parity.tells:
         missing.append(f"{NUMERICS_NOT_CHECKED} ({parity.detail})")
     if winner.configuration["batch_size"] != baseline.batch_size:
         missing.append(BATCH_NOT_CHECKED.format("held-out" if measured else "training and held-out"))
@@ -290,7 +284,7 @@ def _not_checked(
     missing += [
         f"{GROWTH_NOT_CHECKED} ({name.replace('_', ' ')}: {names[name].detail})"
         for name in (growth.HOST, growth.DEVICE)
-        if name in names and not growth.tells(names[name])
+        if name in names and not names[name].tells
     ]
     if "retracing" not in names:
         missing.append(RETRACING_NOT_CHECKED)
@@ -328,30 +322,16 @@ def break_even(
     return None if saved_per_sample <= 0 else round(extra / saved_per_sample)
 
 
-def _estimate(interval: Interval) -> Estimate:
-    return Estimate(value=interval.value, ci95=(interval.low, interval.high))
-
-
-def _throughput(interval: Interval) -> Throughput:
-    return Throughput(value=interval.value, ci95=(interval.low, interval.high))
-
-
 def _peak(record: TrialRecord, fallback: TrialRecord) -> PeakMemory:
     source = record if record.peak_host_bytes is not None else fallback
     return PeakMemory(host=source.peak_host_bytes, device=source.peak_device_bytes)
 
 
-def _check(check: Check) -> StabilityCheck:
-    return StabilityCheck(
-        name=check.name, passed=check.passed, value=check.value, limit=check.limit, detail=check.detail
-    )
-
-
 def _watch(watched: Watched) -> Watch:
     return Watch(
         seconds=watched.seconds,
-        throughput=None if watched.throughput is None else _throughput(watched.throughput),
-        checks=tuple(_check(each) for each in watched.checks),
+        throughput=watched.throughput,
+        checks=watched.checks,
         failure=watched.failure,
     )
 

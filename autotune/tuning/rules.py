@@ -9,17 +9,17 @@ from itertools import accumulate, chain
 from autotune.record import Pairing, Slice, TrialRecord
 from autotune.stats import growth
 from autotune.stats.stability import (
+    DEVICE_MEMORY,
+    HOST_MEMORY,
     MEMORY_MARGIN,
     CallSeconds,
     Check,
-    device_memory,
     hangs,
-    host_memory,
     loss_does_not_rise,
     loss_is_finite,
     loss_scale_skips,
     no_retracing,
-    slow_quantile,
+    peak_memory,
     tail,
 )
 
@@ -46,10 +46,14 @@ def checks_of(record: TrialRecord, baseline: TrialRecord, limits: Limits) -> tup
         ),
     ]
     if record.peak_host_bytes is not None:
-        checks.append(host_memory(record.peak_host_bytes, limits.host_bytes, margin=limits.margin))
+        checks.append(
+            peak_memory(HOST_MEMORY, record.peak_host_bytes, limits.host_bytes, margin=limits.margin)
+        )
         checks += _growth(growth.HOST, record, record.peak_host_bytes, limits.host_bytes, limits.margin)
     if record.peak_device_bytes is not None and limits.device_bytes:
-        checks.append(device_memory(record.peak_device_bytes, limits.device_bytes, margin=limits.margin))
+        checks.append(
+            peak_memory(DEVICE_MEMORY, record.peak_device_bytes, limits.device_bytes, margin=limits.margin)
+        )
         checks += _growth(growth.DEVICE, record, record.peak_device_bytes, limits.device_bytes, limits.margin)
     if record.pairs:
         checks += _checks_of_slices(record, baseline)
@@ -133,11 +137,13 @@ _Slices = Mapping[int, Sequence[Slice]]
 
 
 def call_seconds(each: Slice, steps: int) -> CallSeconds:
-    """Seconds of the calls of the train function in a slice, with so many steps in a call."""
+    """Seconds of the calls of the train function in a slice, with so many steps in a call.
+
+    The slow call is the highest quantile that boundaries between epochs do not reach.
+    """
     seconds = each.step_seconds
-    slow = slow_quantile(
-        p50=seconds.p50, p90=seconds.p90, p99=seconds.p99, boundaries=each.epochs * steps / each.steps
-    )
+    boundaries = each.epochs * steps / each.steps  # per call: large batches have many
+    slow = seconds.p99 if boundaries < 0.01 else seconds.p90 if boundaries < 0.1 else seconds.p50
     return CallSeconds(median=steps * seconds.p50, slow=steps * slow, longest=steps * seconds.max)
 
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.executors.executor import IN_CONFIRMATION, TrialFailed
-from autotune.record import Interval, Outcome, Phase, Slice, TrialRecord
+from autotune.record import Outcome, Phase, Slice, TrialRecord
 from autotune.space.configuration import Configuration
 from autotune.stats import growth
+from autotune.stats.intervals import Interval
 from autotune.stats.stability import Check, hangs
 from autotune.tuning.rules import Limits, call_seconds, memory_of, memory_samples
 from autotune.tuning.run import Run, never_two_alive

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from autotune.executors.executor import TrialFailed, WarmUp
-from autotune.record import Interval, Looks, Outcome, Pair, Pairing, Phase, Slice, TrialRecord
+from autotune.record import Looks, Outcome, Pair, Pairing, Phase, Slice, TrialRecord
 from autotune.space.configuration import Configuration
-from autotune.stats.disturbance import Disturbance, disturbances, kept
-from autotune.stats.intervals import LogInterval, Spread, mean_interval
+from autotune.stats.disturbance import disturbed_pairs
+from autotune.stats.intervals import Interval, LogInterval, Spread, mean_interval
 from autotune.tuning import ratios
-from autotune.tuning.ratios import RatedPair, by_instance, rate, ratio_interval, recorded_rate
+from autotune.tuning.ratios import RatedPair, by_instance, rate, recorded_rate
 from autotune.worker.messages import Finished
 
-MOST_REPEATS, MOST_REPEAT_SECONDS = 4, 4.0
-"""Pairs of an instance that foreign load disturbed are taken again: so many, or more where they are short."""
+MOST_PAIRS_AGAIN = 4
+"""Of an instance, for those that foreign load disturbed."""
 
 
 def now_utc() -> str:
@@ -109,11 +109,14 @@ class Trial:
             candidate=_rate(candidate, self.warm),
             bracketed=self.pairing is Pairing.BRACKETED,
         )
-        # All are judged anew: what comes after a burst shows it, too.
+        # Those of the process, or of a search trial's few, are judged anew: what comes after a burst shows it, too.
         pairs = [*self.rated, rated]
-        self.rated = [
-            each.marked(disturbed)
-            for each, disturbed in zip(pairs, disturbances([each.timings for each in pairs]), strict=True)
+        judged = pairs
+        if self.phase is Phase.CONFIRM:
+            judged = [each for each in pairs if each.pair.instance == pair.instance]
+        marks = disturbed_pairs([each.loads for each in judged])
+        self.rated = pairs[: -len(judged)] + [
+            each.marked(disturbed) for each, disturbed in zip(judged, marks, strict=True)
         ]
 
     def add_slices(self, slices: Sequence[Slice]) -> None:
@@ -152,14 +155,9 @@ class Trial:
         return ratios.log_ratios_over(self.rated, other.rated, overall=self.phase is Phase.CONFIRM)
 
     def repeats(self) -> int:
-        """How many more pairs the present process may have, for those that foreign load disturbed.
-
-        No speed enters it: else measuring would go on for as long as a result is not liked.
-        """
-        last = [each.pair for each in by_instance(self.rated).get(max(0, self.instances - 1), [])]
-        seconds = sum(each.baseline.seconds + each.candidate.seconds for each in last)
-        most = max(MOST_REPEATS, int(MOST_REPEAT_SECONDS * len(last) / seconds)) if seconds else MOST_REPEATS
-        return min(most, sum(each.disturbed is Disturbance.LOAD for each in last))
+        """How many more pairs the present process may have, for those that foreign load disturbed."""
+        last = by_instance(self.rated).get(max(0, self.instances - 1), [])
+        return min(MOST_PAIRS_AGAIN, sum(each.pair.disturbed for each in last))
 
     @property
     def estimate(self) -> LogInterval | None:
@@ -187,11 +185,10 @@ class Trial:
             instances=self.instances,
             pairing=self.pairing if pairs else None,
             pairs=tuple(pairs),
-            disturbed_pairs=_disturbed_pairs(self.rated),
             slices=tuple(self.slices),
             looks=self.looks,
             stopped_by=self.stopped_by,
-            speedup=None if self.estimate is None else ratio_interval(self.estimate),
+            speedup=None if self.estimate is None else self.estimate.ratio,
             peak_host_bytes=None if finished is None else finished.peak_host_bytes,
             peak_device_bytes=None if finished is None else finished.peak_device_bytes,
             input_wait_fraction=None if finished is None else finished.input_wait_fraction,
@@ -252,7 +249,7 @@ class Trial:
 
 def speedup_of(trial: Trial) -> Interval | None:
     """A trial's speed-up so far; None before the second pair."""
-    return None if trial.estimate is None else ratio_interval(trial.estimate)
+    return None if trial.estimate is None else trial.estimate.ratio
 
 
 def _rate(each: Slice, warm: WarmUp) -> float:
@@ -261,14 +258,6 @@ def _rate(each: Slice, warm: WarmUp) -> float:
         examples_per_epoch=warm.started.examples_per_epoch,
         epoch_overhead_seconds=warm.ready.epoch_overhead_seconds,
     )
-
-
-def _disturbed_pairs(pairs: Sequence[RatedPair]) -> str | None:
-    """What became of the disturbed pairs, "left_out" or "used"; None where there are none."""
-    marks = [[each.disturbed for each in own] for own in by_instance(pairs).values()]
-    if not any(map(any, marks)):
-        return None
-    return "used" if any(any(each) and all(kept(each)) for each in marks) else "left_out"
 
 
 def _median(values: Iterable[float | None]) -> float | None:

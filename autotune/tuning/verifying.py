@@ -22,11 +22,11 @@ from autotune.executors.executor import TrialFailed
 from autotune.executors.process import TrialProcesses
 from autotune.printable import first_line
 from autotune.recipe.recipe import Recipe
-from autotune.record import Interval, Outcome, Pairing, Phase, TrialRecord
+from autotune.record import Outcome, Pairing, Phase, TrialRecord
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
 from autotune.stats.deciding import MIN_GAIN, Finding, finding
-from autotune.stats.intervals import LogInterval, between_templates, instance_interval, log_interval
+from autotune.stats.intervals import Interval, LogInterval, instance_interval
 from autotune.stats.stability import MEMORY_MARGIN
 from autotune.tuning import costs
 from autotune.tuning.confirmation import BASELINE_FAILURES, Confirmation, FreshPairs
@@ -34,7 +34,6 @@ from autotune.tuning.interruptions import interruptions_noted
 from autotune.tuning.opening import Invocation, Opened, limits_of, open_run, reference_to
 from autotune.tuning.options import Options, seconds_of
 from autotune.tuning.progress import Notice, Observer, silent
-from autotune.tuning.ratios import ratio_interval
 from autotune.tuning.rules import checks_of
 from autotune.tuning.side import Interrupted
 from autotune.tuning.trial import now_utc
@@ -184,11 +183,10 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
             found, reason = Finding.UNDECIDED, f"the baseline kept failing: {baseline_failure} (see {place})"
         else:
             found, reason = _judged(recipe, now, invocation.options.budget)
-        claimed = recipe.evidence.speedup
         return Verification(
             finding=found,
-            claimed=Interval(value=claimed.value, low=claimed.ci95[0], high=claimed.ci95[1]),
-            measured=None if now is None else ratio_interval(now),
+            claimed=recipe.evidence.speedup,
+            measured=None if now is None else now.ratio,
             instances=len(confirmation.measured),
             reason=reason,
         )
@@ -234,7 +232,7 @@ def _measured(recipe: Recipe, opened: Opened, budget: float) -> tuple[Confirmati
     now = _claim(confirmation, opened)  # over processes, not over all slices
     if confirmation.reference.slices:
         run.keep(confirmation.reference.record(Outcome.OK), announce=False)
-    speedup = None if now is None else ratio_interval(now)
+    speedup = None if now is None else now.ratio
     run.keep(confirmation.record().model_copy(update={"speedup": speedup}))
     return confirmation, why if failures == BASELINE_FAILURES else ""
 
@@ -296,9 +294,8 @@ def _as_if_searched(recipe: Recipe, opened: Opened) -> TrialRecord:
 def _claim(confirmation: Confirmation, opened: Opened) -> LogInterval | None:
     if len(confirmation.instances) < 2:
         return None
-    interval = instance_interval(confirmation.instances)
     apart = opened.run.executor.apart(confirmation.trial.configuration, opened.run.baseline)
-    return between_templates(interval) if apart else interval
+    return instance_interval(confirmation.instances, apart=apart)
 
 
 def _failed(confirmation: Confirmation, invocation: Invocation) -> str | None:
@@ -321,7 +318,7 @@ def _judged(recipe: Recipe, now: LogInterval | None, budget: float) -> tuple[Fin
     more = f"give --budget {math.ceil(LARGER * budget / 10) * 10}s"
     if now is None or not math.isfinite(now.half_width):
         return Finding.UNDECIDED, f"the time held fewer than two fresh processes a side; {more}"
-    claim = log_interval(evidence.speedup.value, *evidence.speedup.ci95)
+    claim = evidence.speedup.log
     found = finding(claim, now, min_gain=counts)
     if found is Finding.HOLDS:
         reason = (

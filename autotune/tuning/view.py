@@ -9,13 +9,7 @@ from collections.abc import Sequence
 from autotune.executors.executor import IN_SEARCH
 from autotune.record import Outcome, Standing, TrialRecord
 from autotune.space.configuration import Configuration
-from autotune.stats.intervals import (
-    LogInterval,
-    Spread,
-    between_templates,
-    instance_interval,
-    pooled_spread,
-)
+from autotune.stats.intervals import LogInterval, Spread, instance_interval, pooled_spread
 from autotune.tuning import costs
 from autotune.tuning.confirmation import Confirmation
 from autotune.tuning.losses import numerics_of
@@ -125,11 +119,8 @@ class View:
     ) -> LogInterval | None:
         if len(instances) < 2:
             return None
-        confidence = confirmation.looks.confidence
-        interval = instance_interval(instances, confidence=confidence)
-        if self._run.executor.apart(confirmation.trial.configuration, other):
-            return between_templates(interval, confidence=confidence)
-        return interval
+        apart = self._run.executor.apart(confirmation.trial.configuration, other)
+        return instance_interval(instances, confidence=confirmation.looks.confidence, apart=apart)
 
     def best(self) -> Trial:
         """The fastest so far by its estimate less its error; the baseline where nothing is faster."""

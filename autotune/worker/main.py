@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
     TrialChannel = messages.Channel
 
-ENDLESS = 1 << 30
-"""Epochs that `fit` is asked for: the tuner ends it."""
-
 
 def run(
     request: messages.TrialRequest,
@@ -319,7 +316,7 @@ def _fit(
     model.train_function = timed
     arguments = {
         **train.fit_args,
-        "epochs": ENDLESS,
+        "epochs": 1 << 30,  # the tuner ends it
         "verbose": 0,
         "shuffle": False,
         "callbacks": [EpochEdges()],

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from autotune.devices.telemetry import Counters, between, host_bytes, part_of, read_counters
 from autotune.record import Boundary, Outcome, Slice, StepSeconds
-from autotune.stats.steady_state import enough_calls, enough_epochs, is_steady, recent_mean, thirds_agree
+from autotune.stats.steady_state import WINDOW_SECONDS, enough_calls, enough_epochs, is_steady, recent_mean
 from autotune.worker.messages import Finish, FirstStep, Measure, Ready, SliceDone
 from autotune.worker.training import Mark, Progress, Training
 
@@ -376,8 +376,9 @@ class StepClock:
         self._epoch_times = times
         if enough_epochs(times, seconds=now - self._warm_since, cap_seconds=self._warmup_seconds):
             self._settled = is_steady(times)
-            if self._settled is None:  # too few epochs to tell
-                self._settled = thirds_agree(self._call_times)
+            if self._settled is None:  # too few epochs to tell: the last two thirds of the calls do
+                third = sum(self._call_times) / 3
+                self._settled = is_steady(self._call_times, window_seconds=max(WINDOW_SECONDS, third))
             self._in_laps = not few_calls or statistics.median(times) <= self._epoch_seconds
             if not self._in_laps:
                 self._hold_ready(now)

@@ -12,20 +12,19 @@ from autotune.devices.machine import fingerprint
 from autotune.recipe.recipe import (
     Confirmation,
     CreatedBy,
-    Estimate,
     Evidence,
     PeakMemory,
     Recipe,
     RecipeWorkload,
     Stability,
-    Throughput,
 )
 from autotune.stats.deciding import EndedBy, Verdict
+from autotune.stats.intervals import Interval
 
 pytestmark = pytest.mark.slow
 
 SOURCE = TINY.replace("batch_size=16", 'batch_size=16, baseline={"jit_compile": False}')
-RATE = Throughput(value=1.0, ci95=(1.0, 1.0))
+RATE = Interval(value=1.0, low=1.0, high=1.0)
 MEMORY = PeakMemory(host=None, device=None)
 RECIPE = Recipe(
     configuration=dict(configuration(128, jit_compile=False)),
@@ -36,7 +35,7 @@ RECIPE = Recipe(
         min_gain=0.02,
         candidates=8,
         excluded_gain=None,
-        speedup=Estimate(value=1.5, ci95=(1.4, 1.6)),
+        speedup=Interval(value=1.5, low=1.4, high=1.6),
         throughput=RATE,
         baseline_throughput=RATE,
         compile_seconds=None,
