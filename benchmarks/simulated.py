@@ -28,7 +28,6 @@ from autotune.worker.messages import (
     Started,
     StartedByImport,
 )
-from autotune.worker.step_clock import WHOLE_EPOCH_CALLS
 from autotune.worker.training import Training
 from autotune.workloads.workload import WorkloadFacts
 
@@ -181,9 +180,9 @@ class SimulatedTrial:
         self._trained += round(seconds * self._pace())
 
     def _run_in_seconds(self, pace: float) -> float:
-        """An epoch, where epochs are timed in laps."""
+        """An epoch, where epochs are timed whole."""
         by_epochs, _, epoch_seconds = self._shape(pace)
-        return epoch_seconds if by_epochs and epoch_seconds <= self._epoch_seconds else 0.0
+        return epoch_seconds if by_epochs else 0.0
 
     def _slice(self, seconds: float, deadline: float, *, gain: Callable[[Configuration], float]) -> Slice:
         self._require(_State.WARM)
@@ -314,8 +313,7 @@ class SimulatedTrial:
         if steps is None:
             return False, call, math.inf
         epoch = training.examples_in_epoch(max(1, steps)) / pace
-        few_calls = steps <= WHOLE_EPOCH_CALLS * training.steps_per_call
-        return few_calls or epoch <= self._epoch_seconds, min(call, epoch), epoch
+        return training.has_few_calls or epoch <= self._epoch_seconds, min(call, epoch), epoch
 
     def _stretch(self, wanted: float, *, by_epochs: bool) -> tuple[int, int, int]:
         """Steps, examples and epochs of the shortest slice that holds the wanted number of examples."""

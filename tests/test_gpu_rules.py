@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from autotune.devices.gpus import Gpu, GpuReading
 from autotune.errors import ApplyError
 from autotune.executors.no_memory import says_no_memory, says_taken
 from autotune.executors.template import is_gpu_file
 from autotune.recipe.apply import apply_before_build
-from autotune.worker import main as worker
+from autotune.worker import gpus, keras_fit
 from autotune.worker.messages import LossCurves, LossRuns
-from autotune.worker.profiling import device_limit_bytes
 
 FULL_OR_TAKEN = [
     "OOM when allocating tensor: Out of memory while trying to allocate 1073741824 bytes.",
@@ -121,112 +121,45 @@ def test_a_recipe_that_comes_after_the_first_tensor_is_too_late_for_cards(monkey
 
 
 class Divided(Cards):
-    """Cards that are visible, with the parts that a workload has made of them, and what TensorFlow holds of those."""
-
-    def __init__(self, divided, held=None):
-        super().__init__(divided)
-        self.held = held
+    """Cards that are visible, with the parts that a workload has made of them."""
 
     def get_logical_device_configuration(self, card):
         """Their limits in MiB; None where nobody has limited it."""
         parts = self.divided[card.name.removeprefix("/physical_device:")]
         return [SimpleNamespace(memory_limit=part) for part in parts] or None
 
-    def list_logical_devices(self, kind):
-        """A number for each part, or for a card that is whole."""
-        count = sum(max(1, len(parts)) for parts in self.divided.values())
-        return [SimpleNamespace(name=f"/device:GPU:{number}") for number in range(count)]
-
-    def get_memory_info(self, name):
-        """The allocator's figures; ValueError where it keeps none."""
-        if self.held is None:
-            raise ValueError("Allocator stats not available for device")
-        return {"peak": self.held[int(name.rpartition(":")[2])]}
-
-
-class Cuda:
-    """CUDA's driver library by the functions that are called: 0 is success, figures are written where they point."""
-
-    def __init__(self, *sizes, fails=0):
-        self.sizes = sizes
-        self.fails = fails
-
-    def cuInit(self, flags):  # noqa: N802
-        """Whatever it is, it has been done before."""
-        return self.fails
-
-    def cuDeviceGet(self, device, ordinal):  # noqa: N802
-        """CUDA_ERROR_INVALID_DEVICE for one that is not there."""
-        if ordinal >= len(self.sizes):
-            return 101
-        device._obj.value = ordinal
-        return 0
-
-    def cuDeviceTotalMem_v2(self, total, device):  # noqa: N802
-        """Of an instance of a divided card, that instance's."""
-        total._obj.value = self.sizes[device.value]
-        return 0
-
 
 GIB = 1 << 30
-EIGHTY = 80 * GIB + 12345
-"""Not a round number of anything."""
 
 
 @pytest.mark.parametrize(
-    ("cards", "held", "cuda", "expected"),
+    ("cards", "sizes", "expected"),
     [
-        ({"GPU:0": []}, None, Cuda(EIGHTY), EIGHTY),
-        ({"GPU:0": [], "GPU:1": []}, None, Cuda(EIGHTY, 24 * GIB), 24 * GIB),
-        ({"GPU:0": [], "GPU:1": []}, [100, 0], Cuda(EIGHTY, 24 * GIB), EIGHTY),
-        ({"GPU:0": [], "GPU:1": []}, [100, 100], Cuda(EIGHTY, 24 * GIB), 24 * GIB),
-        ({"GPU:0": [], "GPU:1": []}, [0, 0], Cuda(EIGHTY, 24 * GIB), 24 * GIB),
-        ({"GPU:1": []}, [100], Cuda(24 * GIB, EIGHTY), EIGHTY),
-        ({"GPU:0": [4096]}, [100], Cuda(EIGHTY), 4 * GIB),
-        ({"GPU:0": [4096, 2048]}, [100, 0], Cuda(EIGHTY), 4 * GIB),
-        ({"GPU:0": [4096, 2048]}, [0, 100], Cuda(EIGHTY), 2 * GIB),
-        ({"GPU:0": [200000]}, [100], Cuda(EIGHTY), EIGHTY),
-        ({"GPU:0": []}, [100], Cuda(EIGHTY, fails=3), None),
-        ({"GPU:0": [4096]}, [100], Cuda(EIGHTY, fails=3), None),
-        ({"GPU:7": []}, [100], Cuda(EIGHTY), None),
-        ({"GPU:0": []}, [100], object(), None),
-        ({}, None, None, None),
+        ({"GPU:0": []}, [80], 80 * GIB),
+        ({"GPU:0": [], "GPU:1": []}, [80, 24], 24 * GIB),
+        ({"GPU:0": [4096]}, [80], 4 * GIB),
+        ({"GPU:0": [4096, None]}, [80], 4 * GIB),
+        ({"GPU:0": [4096, 2048]}, [80], 2 * GIB),
+        ({"GPU:0": [200000]}, [80], 80 * GIB),
+        ({"GPU:0": [4096]}, [], None),
+        ({}, [80], None),
     ],
 )
-def test_the_limit_is_what_cuda_has_or_the_workload_allows(monkeypatch, cards, held, cuda, expected):
-    """Of the card that is used, of several the smallest one's; nothing is made up where CUDA does not answer."""
-    errors = SimpleNamespace(OpError=RuntimeError)
-    fake = SimpleNamespace(config=Divided(cards, held), errors=errors)
-    monkeypatch.setitem(sys.modules, "tensorflow", fake)
-    assert device_limit_bytes(cuda) == expected
+def test_the_limit_is_the_cards_memory_or_what_the_workload_allows(monkeypatch, cards, sizes, expected):
+    """Of several cards or parts the smallest one's; nothing is made up where NVML does not answer."""
+    found = GpuReading(tuple(Gpu(name="card", memory_bytes=size * GIB) for size in sizes))
+    monkeypatch.setattr(gpus, "read_gpus", lambda: found)
+    monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=Divided(cards)))
+    assert gpus.device_limit_bytes() == expected
 
 
-@pytest.fixture
-def one_card(monkeypatch):
-    """A process that sees one card, of which it may take ten bytes."""
-    monkeypatch.setattr(worker.profiling, "gpu_names", lambda: ("NVIDIA H200",))
-    monkeypatch.setattr(worker.profiling, "build_versions", dict)
-    monkeypatch.setattr(worker.profiling, "device_limit_bytes", lambda: 10)
-    monkeypatch.setattr(worker.apply, "batch_ranks", lambda train: (2,))
-
-
-def test_a_process_tells_of_its_cards_when_it_has_started(one_card):
-    """Their names, and what it may take of them."""
-    model = SimpleNamespace(jit_compile=False, built=False)
-    training = SimpleNamespace(examples_per_epoch=None)
-    data = worker.Data(examples=None, endless=True)
-    started = worker._started(model, SimpleNamespace(element_spec=""), {}, data, training)
-    assert (started.gpus, started.device_limit_bytes) == (("NVIDIA H200",), 10)
-
-
-def test_a_process_for_losses_tells_of_its_cards(one_card, monkeypatch):
+def test_a_process_for_losses_tells_of_its_cards(monkeypatch):
     """Else each of them would be taken for one that has lost them."""
-    monkeypatch.setattr(worker, "_applied", lambda *given: None)
-    monkeypatch.setattr(worker.loss_curves, "loss_curves", lambda *given: ((1.0,),))
-    losses = LossRuns(
-        folder="batches", recorded_batch_size=32, seeds=(0,), scales=(1.0,), most_steps=1, seconds=1.0
-    )
-    request = SimpleNamespace(configuration={"batch_size": 32}, losses=losses, examples=None)
+    monkeypatch.setattr(gpus, "gpu_names", lambda: ("NVIDIA H200",))
+    monkeypatch.setattr(keras_fit, "loss_curves", lambda *given: ((1.0,),))
+    losses = LossRuns(folder="batches", recorded_batch_size=32, seeds=(0,), most_steps=1, seconds=1.0)
     sent = []
-    assert worker._train(request, SimpleNamespace(send=sent.append), None, None) == 0
+    keras_fit.run(
+        SimpleNamespace(losses=losses, examples=None), SimpleNamespace(send=sent.append), None, None
+    )
     assert sent == [LossCurves(curves=((1.0,),), gpus=("NVIDIA H200",))]

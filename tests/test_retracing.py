@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from autotune.executors import log as logs
+from autotune.worker import retracing
 from autotune.worker.retracing import Retracing, ask_runtime_to_tell
 
 COMPILED = (
@@ -32,25 +33,35 @@ def append(log, text):
         stream.write(text)
 
 
+def slices(retracing, log, *texts):
+    """What is counted in slices that follow on one another, in which so much is written to the log."""
+    counted = []
+    for text in texts:
+        measured = retracing.gauge()
+        append(log, text)
+        counted.append(measured(1.0)["retraces"])
+    return counted
+
+
 def test_compilations_are_counted_as_they_are_logged(log):
-    """Each line counts once, however it is cut into writes; an earlier process's and other lines do not."""
+    """Each line counts once, however it is cut into writes; an earlier process's, other lines and pauses do not."""
     seen = Retracing(log, xla=True)
-    append(log, OTHER + COMPILED.format(1) + COMPILED.format(2)[:60])
-    assert seen.since_last_asked() == 1
-    append(log, COMPILED.format(2)[60:] + "Compiled by hand 3 times\n" + COMPILED.format(3))
-    assert seen.since_last_asked() == 2
-    assert seen.since_last_asked() == 0
+    append(log, COMPILED.format(1))
+    first, rest = COMPILED.format(3)[:60], COMPILED.format(3)[60:]
+    counted = slices(
+        seen,
+        log,
+        OTHER + COMPILED.format(2) + first,
+        rest + "Compiled by hand 3 times\n" + COMPILED.format(4),
+        "",
+    )
+    assert counted == [1, 2, 0]
 
 
 def test_a_log_that_does_not_tell_is_not_taken_for_quiet(log):
     """Where XLA compiles and no compilation was ever logged, nothing is known; without XLA there is none to log."""
-    assert Retracing(log, xla=False).since_last_asked() == 0
-    silent = Retracing(log, xla=True)
-    append(log, OTHER)
-    assert silent.since_last_asked() is None
-    append(log, COMPILED.format(1))
-    assert silent.since_last_asked() == 1
-    assert silent.since_last_asked() == 0
+    assert slices(Retracing(log, xla=False), log, OTHER) == [0]
+    assert slices(Retracing(log, xla=True), log, OTHER, COMPILED.format(1), "") == [None, 1, 0]
 
 
 def test_a_log_that_was_cut_is_read_on(log, monkeypatch):
@@ -58,12 +69,34 @@ def test_a_log_that_was_cut_is_read_on(log, monkeypatch):
     monkeypatch.setattr(logs, "LARGEST_LOG_BYTES", 1 << 18)
     monkeypatch.setattr(logs, "HEAD_BYTES", 1 << 10)
     seen = Retracing(log, xla=True)
-    append(log, COMPILED.format(1) + "x" * 80 * 4000 + "\n")
-    assert seen.since_last_asked() == 1
+    assert slices(seen, log, COMPILED.format(1) + "x" * 80 * 4000 + "\n") == [1]
     logs.cap(log)
-    assert seen.since_last_asked() == 0
-    append(log, "\n" + COMPILED.format(2))
-    assert seen.since_last_asked() == 1
+    assert slices(seen, log, "", "\n" + COMPILED.format(2)) == [0, 1]
+
+
+def test_where_tensorflow_does_not_tell_of_traces_nothing_is_known(log, monkeypatch):
+    """The function is left as it is."""
+    monkeypatch.setattr(retracing, "tracing_seconds", lambda: None)
+    seen = Retracing(log, xla=False)
+    assert seen.wrap(len) is len
+    assert slices(seen, log, "") == [None]
+
+
+def test_calls_in_which_something_is_traced_are_counted(log, monkeypatch):
+    """By the seconds that TensorFlow says it has spent on it."""
+    spent = [0.0]
+    monkeypatch.setattr(retracing, "tracing_seconds", lambda: lambda: spent[0])
+    seen = Retracing(log, xla=False)
+
+    def train(seconds):
+        spent[0] += seconds
+
+    wrapped = seen.wrap(train)
+    wrapped(1.0)
+    measured = seen.gauge()
+    for seconds in (0.0, 0.5, 0.0, 0.5):
+        wrapped(seconds)
+    assert measured(1.0) == {"retraces": 2}
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,12 @@ from hypothesis import strategies as st
 
 from autotune.devices.telemetry import Counters
 from autotune.record import Boundary, Outcome
-from autotune.worker import step_clock
+from autotune.worker import gauges
 from autotune.worker.boundary import BetweenEpochs
+from autotune.worker.failures import TrainingFailed
 from autotune.worker.messages import Finish, FirstStep, Measure, Ready, SliceDone
-from autotune.worker.step_clock import (
-    LongEpoch,
-    StepClock,
-    TrainingEnded,
-    TrainingFailed,
-    freeze_own_group,
-    step_quantiles,
-)
+from autotune.worker.slices import TrainingEnded, finite_loss, freeze_own_group, step_quantiles
+from autotune.worker.step_clock import LongEpoch, StepClock
 from autotune.worker.training import Training
 
 FROZEN_SECONDS = 100.0
@@ -44,38 +39,32 @@ class Simulation:
 
     Args:
         commands: What the tuner says, in order; it says `Finish` after that.
-        examples: In an epoch; None for an endless dataset.
-        known: Whether the clock is told so.
-        told: What it is told instead.
-        counting_seconds: How long it takes to count them where nobody knows.
+        examples: In an epoch; None for a training without an end.
+        told: How many the clock is told of instead.
         step_seconds: Of each step, or a function of the number of the call, from 0.
         boundary_seconds: What an epoch takes beyond its steps.
-        last_call_seconds: Of the call that ends an epoch, where it is unlike the others.
         smaller_batch_seconds: What the first smaller batch takes on top, for it is a new shape.
         synchronise_seconds: How long the device is behind, whenever it is waited for.
         lag_seconds: How long before the device has done a call that comes back: its loss is known, and no more.
         loss: Of each call, or a function of the number of the call.
         epochs_with_data: After so many epochs the dataset yields nothing more.
         counters_seconds: How long it takes to read what the machine counts: a core that is busy for others.
-        traces: Whether the call of this number, from 0, is traced or compiled again; None where that cannot be seen.
         skips: Whether a loss scale skips the step of this number, from 0; None without one.
         metrics: What a call reports beside the loss, a function of its number.
         boundary: What lies between two epochs, where the clock is told before it begins.
+        more_gauges: Besides those of the machine and the loss scale.
     """
 
     def __init__(
         self,
         *commands,
         examples=1437,
-        known=True,
         told=None,
-        counting_seconds=0.0,
         batch_size=32,
         drop_remainder=False,
         steps_per_call=1,
         step_seconds=1 / 64,
         first_call_seconds=0.0,
-        last_call_seconds=None,
         smaller_batch_seconds=0.0,
         boundary_seconds=1 / 8,
         synchronise_seconds=0.0,
@@ -83,31 +72,24 @@ class Simulation:
         loss=0.5,
         epochs_with_data=math.inf,
         counters_seconds=0.0,
-        traces=lambda call: False,
         skips=None,
         metrics=lambda call: {"accuracy": 0.9},
         boundary=None,
         warmup_seconds=60.0,
         epoch_seconds=1.5,
+        more_gauges=(),
     ):
         self.now = 1000.0
-        self.events = []
-        self.frozen_after = []
+        self.events, self.sent, self.frozen_after = [], [], []
         self.counters_seconds = counters_seconds
-        self.counting_seconds, self.counted = counting_seconds, 0
-        self.examples = examples
-        self.traces, self.skips = traces, skips
-        self.traced = self.trained = self.updates = 0
-        self.sent = []
+        self.skips = skips
+        self.calls = self.steps = self.updates = 0
         self.commands = list(commands)
-        self.calls = 0
-        self.steps = 0
         self.epochs_with_data = epochs_with_data
         self.step_seconds = step_seconds if callable(step_seconds) else lambda call: step_seconds
         self.loss = loss if callable(loss) else lambda call: loss
         self.metrics = metrics
         self.first_call_seconds = first_call_seconds
-        self.last_call_seconds = last_call_seconds
         self.smaller_batch_seconds = smaller_batch_seconds
         self.boundary_seconds = boundary_seconds
         self.steps_per_call = steps_per_call
@@ -117,26 +99,25 @@ class Simulation:
         rest = 0 if examples is None or drop_remainder else examples % batch_size
         self.steps_in_epoch = whole + (rest > 0)
         self.has_smaller_batch = rest > 0
+        measured = [lambda: gauges.machine(self.counters), *more_gauges]
         self.clock = StepClock(
             Training(
                 steps_per_call=steps_per_call,
                 batch_size=batch_size,
-                examples=(told or examples) if known else None,
-                count=self.count,
+                examples=told or examples,
                 drop_remainder=drop_remainder,
-                endless=known and examples is None,
                 synchronise=self.synchronise,
-                retraces=self.retraces,
-                updates=None if skips is None else lambda: self.updates,
             ),
             self,
             warmup_seconds=warmup_seconds,
             epoch_seconds=epoch_seconds,
             between_epochs=boundary,
+            gauges=measured,
             freeze=self.freeze,
             clock=lambda: self.now,
-            counters=self.counters,
         )
+        if skips is not None:
+            measured.append(gauges.skipped_steps(self.clock.progress, lambda: self.updates))
 
     # The tuner's end.
 
@@ -145,7 +126,7 @@ class Simulation:
         self.events.append(message.kind)
         self.sent.append(message)
 
-    def receive(self, timeout_seconds=None):
+    def receive(self):
         """Give the next command."""
         command = self.commands.pop(0) if self.commands else Finish()
         self.events.append(command.kind)
@@ -160,45 +141,29 @@ class Simulation:
         self.now += FROZEN_SECONDS
 
     def counters(self):
-        """One core is always busy, and never with this training."""
+        """One core is always busy, and never with this training, which takes a core and a half."""
         self.now += self.counters_seconds
-        return Counters(at=self.now, own=0.0, cores=2, busy=self.now)
-
-    def count(self):
-        """Read an epoch for its examples."""
-        self.counted += 1
-        self.now += self.counting_seconds
-        return self.examples
+        return Counters(at=self.now, own=1.5 * self.now, cores=4, busy=2.5 * self.now)
 
     def synchronise(self):
         """Wait until the device has caught up."""
         self.events.append("synchronise")
         self.now = max(self.now, self.device_done_at) + self.synchronise_seconds
 
-    def retraces(self):
-        """How often it was traced since this was last asked."""
-        traced, self.traced = self.traced, 0
-        return None if self.traces is None else traced
-
     def train(self, iterator):
         """One call of the train function, on `iterator.left` steps."""
         steps = min(self.steps_per_call, iterator.left)
         iterator.left -= steps
-        last = self.last_call_seconds is not None and not iterator.left
-        seconds = self.last_call_seconds if last else steps * self.step_seconds(self.calls)
-        self.device_done_at = max(self.now, self.device_done_at) + seconds
+        self.device_done_at = max(self.now, self.device_done_at) + steps * self.step_seconds(self.calls)
         self.now = max(self.now, self.device_done_at - self.lag_seconds)
         if self.calls == 0:
             self.now += self.first_call_seconds
         if self.has_smaller_batch and not iterator.left:
             self.now += self.smaller_batch_seconds
-            self.traced += self.smaller_batch_seconds > 0
             self.smaller_batch_seconds = 0.0
         loss = self.loss(self.calls)
-        self.traced += bool(self.traces and self.traces(self.calls))
-        for step in range(self.trained, self.trained + steps):
+        for step in range(self.steps, self.steps + steps):
             self.updates += not (self.skips and self.skips(step))
-        self.trained += steps
         self.calls += 1
         self.steps += steps
         return None if loss is None else {"loss": loss, **self.metrics(self.calls - 1)}
@@ -247,9 +212,12 @@ BETWEEN = BetweenEpochs(boundary=Boundary(seconds=0.0, seconds_per_example=1.0),
 """A boundary that costs nothing, taken over."""
 EPOCH_SECONDS = STEPS / 64 + 1 / 8
 """Of an epoch of the simulation as it is when nothing is said: 0.828."""
+LONG = {"examples": 14_370, "step_seconds": 1 / 32, "warmup_seconds": 3.0}
+"""450 steps and 14 seconds to an epoch; the last batch has 2 examples, which is 30 fewer than the others."""
+NO_END = {"examples": None, "warmup_seconds": 3.0}
 
 
-# ---------------------------------------------------------------------------------------------- by epochs
+# --------------------------------------------------------------------------------------------- whole epochs
 
 
 def test_a_slice_is_whole_epochs_and_lasts_at_least_as_long_as_asked():
@@ -257,8 +225,7 @@ def test_a_slice_is_whole_epochs_and_lasts_at_least_as_long_as_asked():
     (measured,) = Simulation(Measure(seconds=2.0)).run()
     assert measured.epochs == 3
     assert measured.seconds == 3 * EPOCH_SECONDS
-    assert measured.steps == 3 * STEPS
-    assert measured.examples == 3 * 1437
+    assert (measured.steps, measured.examples) == (3 * STEPS, 3 * 1437)
 
 
 def test_a_slice_that_an_epoch_fills_exactly_ends_with_it():
@@ -267,21 +234,25 @@ def test_a_slice_that_an_epoch_fills_exactly_ends_with_it():
     assert measured.epochs == 2
 
 
-def test_a_dropped_remainder_is_not_counted():
-    """With drop_remainder an epoch is its whole batches."""
-    (measured,) = Simulation(Measure(seconds=0.1), drop_remainder=True).run()
-    assert (measured.steps, measured.examples) == (44, 44 * 32)
-
-
-def test_an_epoch_of_full_batches_is_counted_whole():
-    """Without a smaller last batch nothing is taken away."""
-    (measured,) = Simulation(Measure(seconds=0.1), examples=1440).run()
-    assert (measured.steps, measured.examples) == (45, 1440)
+@pytest.mark.parametrize(
+    ("sizes", "counted"),
+    [
+        ({"drop_remainder": True}, (44, 44 * 32)),
+        ({"examples": 1440}, (45, 1440)),
+        ({"steps_per_call": 8}, (45, 1437)),
+        ({"examples": 1280, "told": 1504, "batch_size": 256}, (5, 1280)),
+    ],
+    ids=["dropped remainder", "full batches", "several steps a call", "fewer batches than told"],
+)
+def test_an_epoch_is_counted_as_it_was_trained(sizes, counted):
+    """Steps are no calls, what is dropped is not counted, and there are no more steps than calls."""
+    (measured,) = Simulation(Measure(seconds=0.1), **sizes).run()
+    assert (measured.steps / measured.epochs, measured.examples / measured.epochs) == counted
 
 
 def test_the_time_it_is_frozen_is_not_counted():
     """However long the tuner keeps it frozen before and between, slices of the same work are alike."""
-    simulation = Simulation(Measure(seconds=0.1), Measure(seconds=0.1), Measure(seconds=0.1))
+    simulation = Simulation(*3 * [Measure(seconds=0.1)])
     assert [measured.seconds for measured in simulation.run()] == [EPOCH_SECONDS] * 3
     assert simulation.events.count("freeze") == 4
 
@@ -293,37 +264,119 @@ def test_a_slice_holds_its_epoch_boundaries(boundary):
     assert measured.seconds == measured.epochs * (STEPS / 64 + boundary)
 
 
-def test_a_device_that_lags_behind_is_waited_for_within_the_slice():
-    """The slice ends when the work is done, not when it was handed over."""
-    (measured,) = Simulation(Measure(seconds=0.1), synchronise_seconds=0.25).run()
+@pytest.mark.parametrize(("examples", "steps"), [(1437, STEPS), (20, 1)])
+def test_a_training_of_short_epochs_is_not_frozen_between_them(examples, steps):
+    """It stands still after an epoch's first call: what is begun between epochs must not lie around for long."""
+    simulation = Simulation(*2 * [Measure(seconds=0.5)], **SHORT, examples=examples)
+    slices = simulation.run()
+    assert len(simulation.frozen_after) == 3
+    assert all(calls % steps == 1 % steps for calls in simulation.frozen_after)
+    for measured in slices:
+        assert measured.epochs > 1
+        assert measured.steps == measured.epochs * steps
+        assert measured.seconds == measured.epochs * (steps / 512 + 1 / 16)
+
+
+def test_the_first_lap_after_a_freeze_is_not_counted():
+    """Neither is its time, which work on its way makes shorter, nor are its calls, its processor time or its skips."""
+
+    def step_seconds(call):
+        frozen = simulation.frozen_after
+        return (1 / 64 if frozen and call < frozen[-1] + STEPS else 1) / 512
+
+    simulation = Simulation(
+        *3 * [Measure(seconds=0.5)],
+        **SHORT | {"step_seconds": step_seconds},
+        skips=lambda step: bool(simulation.frozen_after) and step < simulation.frozen_after[-1] + STEPS,
+    )
+    for measured in simulation.run():
+        assert measured.seconds == measured.epochs * (STEPS / 512 + 1 / 16)
+        assert measured.step_seconds.p50 == 1 / 512
+        assert measured.cpu_seconds == pytest.approx(1.5 * measured.seconds)
+        assert measured.skipped_steps == 0
+    assert simulation.ready.run_in_seconds == simulation.ready.epoch_seconds > 0
+
+
+def test_a_slice_of_epochs_begins_and_ends_when_the_device_has_caught_up():
+    """The slice ends when the work is done, not when it was handed over, and has nothing of the run-in's."""
+    simulation = Simulation(Measure(seconds=0.1), synchronise_seconds=0.25)
+    (measured,) = simulation.run()
     assert measured.seconds == EPOCH_SECONDS + 0.25
+    begun = simulation.events.index("measure")
+    assert simulation.events[begun : simulation.events.index("slice")].count("synchronise") == 2
 
 
-def test_processor_time_is_that_of_the_slice(monkeypatch):
-    """All threads and ended children count, from the command to the report."""
-    simulation = Simulation(Measure(seconds=0.1))
-    seconds = (1.0, 0.5, 0.25, 0.0, 9.0)  # user, system, and the same of children; then the wall clock
-    monkeypatch.setattr(
-        step_clock, "os", SimpleNamespace(times=lambda: [simulation.now * share for share in seconds])
+def test_the_loss_of_epochs_is_that_of_a_whole_one():
+    """Keras begins its mean anew in each: the first call's would be of one batch."""
+    simulation = Simulation(
+        Measure(seconds=0.1), **SHORT, loss=lambda call: 9.0 if call % STEPS == 0 else 0.5
     )
     (measured,) = simulation.run()
-    assert measured.cpu_seconds == pytest.approx(1.75 * EPOCH_SECONDS)
+    assert measured.loss == 0.5
 
 
-@pytest.mark.parametrize("examples", [1437, None], ids=["by epochs", "by steps"])
-def test_reading_what_the_machine_counts_is_not_timed(examples):
-    """However long it takes, before and after a slice; what others took is that of the slice alone."""
+def test_step_times_of_a_slice_are_those_of_its_steps():
+    """Quantiles are over the slice's own calls, the boundary in the first call after it."""
+    (measured,) = Simulation(Measure(seconds=2.0), boundary_seconds=0.5).run()
+    assert measured.epochs == 2
+    assert measured.step_seconds.p50 == measured.step_seconds.p90 == 1 / 64
+    assert measured.step_seconds.max == 1 / 64 + 0.5
 
-    def measured(counters_seconds):
-        commands = [Measure(seconds=0.5)] * 3
-        return Simulation(*commands, examples=examples, counters_seconds=counters_seconds).run()
 
-    quick, slow = measured(0.0), measured(4.0)
-    assert [each.seconds for each in slow] == [each.seconds for each in quick]
-    assert [each.step_seconds for each in slow] == [each.step_seconds for each in quick]
-    for each in (*quick, *slow):
-        assert each.foreign_cpu_seconds == pytest.approx(each.seconds), "one core, and no frozen time"
-        assert each.cores == 2
+def test_times_of_calls_with_several_steps_are_given_per_step():
+    """Quantiles are per step; the report of a call's time is per call."""
+    simulation = Simulation(Measure(seconds=0.1), steps_per_call=8, examples=1536, boundary_seconds=0.0)
+    (measured,) = simulation.run()
+    assert measured.step_seconds.p50 == 1 / 64
+    assert simulation.ready.call_seconds == 8 / 64
+
+
+def test_what_a_call_takes_in_the_slices_leaves_boundaries_out():
+    """The wait for input is judged by it; an epoch of a single call does not show it."""
+    for sizes, expected in (({}, 1 / 64), ({"steps_per_call": 64}, None), (LONG, 1 / 32)):
+        simulation = Simulation(*2 * [Measure(seconds=0.5)], **sizes)
+        simulation.run()
+        assert simulation.clock.slices.call_seconds == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    examples=st.integers(33, 3000),
+    steps_per_call=st.sampled_from([1, 3, 16]),
+    target=st.floats(0.01, 5.0),
+    boundary=st.floats(0.0, 0.5),
+    drop_remainder=st.booleans(),
+)
+def test_short_epochs_are_never_cut(examples, steps_per_call, target, boundary, drop_remainder):
+    """Whatever the workload, slices hold whole epochs, and the fewest that last as long as asked."""
+    simulation = Simulation(
+        *2 * [Measure(seconds=target)],
+        examples=examples,
+        steps_per_call=steps_per_call,
+        boundary_seconds=boundary,
+        drop_remainder=drop_remainder,
+        step_seconds=1 / 128,
+    )
+    epoch = simulation.steps_in_epoch / 128 + boundary
+    in_epoch = examples // 32 * 32 if drop_remainder else examples
+    for measured in simulation.run():
+        assert measured.seconds == pytest.approx(measured.epochs * epoch)
+        assert measured.examples == measured.epochs * in_epoch
+        assert measured.seconds >= target
+        assert (measured.epochs - 1) * epoch < target + 1e-6
+
+
+# ------------------------------------------------------------------------------------------- the tuner's end
+
+
+def test_each_report_is_sent_before_freezing_and_each_command_taken_after():
+    """The order in which the tuner relies on the trial to stand still, and devices to be idle by then."""
+    simulation = Simulation(Measure(seconds=0.1))
+    simulation.run()
+    events = [event for event in simulation.events if event != "synchronise"]
+    assert events == ["first_step", "trial_ready", "freeze", "measure", "slice", "freeze", "finish"]
+    for report in ("first_step", "trial_ready", "slice"):
+        assert simulation.events[simulation.events.index(report) - 1] == "synchronise"
 
 
 def test_a_trial_freezes_with_its_whole_process_group(monkeypatch):
@@ -334,66 +387,37 @@ def test_a_trial_freezes_with_its_whole_process_group(monkeypatch):
     assert sent == [(0, signal.SIGSTOP)]
 
 
-def test_each_report_is_sent_before_freezing_and_each_command_taken_after():
-    """The order in which the tuner relies on the trial to stand still."""
-    simulation = Simulation(Measure(seconds=0.1))
-    simulation.run()
-    events = [event for event in simulation.events if event != "synchronise"]
-    assert events == ["first_step", "trial_ready", "freeze", "measure", "slice", "freeze", "finish"]
-
-
-def test_the_device_is_idle_before_the_process_is_frozen():
-    """Every report of a steady training is preceded by a synchronisation."""
-    simulation = Simulation(Measure(seconds=0.1))
-    simulation.run()
-    for report in ("first_step", "trial_ready", "slice"):
-        assert simulation.events[simulation.events.index(report) - 1] == "synchronise"
-
-
 def test_finish_ends_the_training_and_is_handed_on():
     """The tuner's message comes out of `fit` as it was."""
-    simulation = Simulation(Finish(input_wait_seconds=2.5))
     with pytest.raises(TrainingEnded) as ended:
-        simulation.fit()
+        Simulation(Finish(input_wait_seconds=2.5)).fit()
     assert ended.value.finish == Finish(input_wait_seconds=2.5)
 
 
 def test_the_train_function_is_called_as_before():
     """Arguments and logs pass through the wrapper unchanged."""
-    simulation = Simulation()
-    logs = {"loss": 0.25}
-    given_to = []
+    logs, given_to = {"loss": 0.25}, []
 
     def train(iterator):
         given_to.append(iterator)
         return logs
 
-    assert simulation.clock.wrap(train)("the iterator") is logs
+    assert Simulation().clock.wrap(train)("the iterator") is logs
     assert given_to == ["the iterator"]
 
 
-def test_the_losses_at_the_beginning_and_at_the_end_of_a_slice_are_reported():
-    """The first step's loss, the slice's running loss, and the last one seen."""
-    simulation = Simulation(Measure(seconds=0.1), loss=lambda call: 2.0 if call == 0 else 0.5)
-    (measured,) = simulation.run()
-    assert [message.loss for message in simulation.sent if isinstance(message, FirstStep)] == [2.0]
-    assert measured.loss == 0.5
-
-
-def test_a_model_that_reports_no_loss_is_timed_all_the_same():
-    """No logs, no loss; everything else is there."""
-    simulation = Simulation(Measure(seconds=0.1), loss=None)
-    (measured,) = simulation.run()
-    assert (measured.loss, measured.epochs) == (None, 1)
-
-
-def test_step_times_of_a_slice_are_those_of_its_steps():
-    """Quantiles are over the slice's own calls, the boundary in the first call after it."""
-    (measured,) = Simulation(Measure(seconds=2.0), boundary_seconds=0.5).run()
-    assert measured.epochs == 2
-    assert measured.step_seconds.p50 == 1 / 64
-    assert measured.step_seconds.p90 == 1 / 64
-    assert measured.step_seconds.max == 1 / 64 + 0.5
+@pytest.mark.parametrize("settings", [{}, NO_END, SHORT], ids=["epochs", "no end", "short"])
+def test_slices_of_a_continuous_run_follow_on_one_another_without_a_freeze(settings):
+    """Four slices, one freeze before and one after; no step between them is lost, and only the first has a run-in."""
+    simulation = Simulation(Measure(seconds=1.0, slices=4), Measure(seconds=0.1), **settings)
+    *measured, single = simulation.run()
+    assert len(measured) == 4
+    assert simulation.events.count("freeze") == 3
+    run_in = STEPS if single.epochs else 0
+    trained = sum(each.steps for each in measured)
+    assert simulation.frozen_after[1] - simulation.frozen_after[0] == trained + run_in
+    rates = [each.examples / each.seconds for each in (*measured, single)]
+    assert rates == pytest.approx([rates[0]] * 5)
 
 
 # ------------------------------------------------------------------------------------------------- warm-up
@@ -411,28 +435,17 @@ def test_what_a_warm_training_reports():
     assert ready.compile_seconds == 1 / 16
 
 
-def test_tracing_and_compiling_is_recorded_apart_and_in_no_slice():
-    """What the first call took beyond a usual one is compile time; slices know nothing of it."""
-    simulation = Simulation(Measure(seconds=0.1), first_call_seconds=5.0)
-    (measured,) = simulation.run()
-    assert simulation.ready.compile_seconds == 5.0 + 1 / 16  # the first iterator too
-    assert measured.seconds == EPOCH_SECONDS
-
-
-def test_warm_up_is_counted_from_the_end_of_the_first_step():
-    """The first call's time does not use up the warm-up."""
-    short, long = Simulation(), Simulation(first_call_seconds=50.0)
-    short.run()
-    long.run()
-    assert long.ready.warmup_seconds == short.ready.warmup_seconds > 0
-
-
-def test_tracing_for_the_smaller_last_batch_is_compile_time_too():
-    """The first epoch's last call traces for its own shape."""
-    simulation = Simulation(Measure(seconds=0.1), smaller_batch_seconds=2.0)
-    (measured,) = simulation.run()
-    assert simulation.ready.compile_seconds == 2.0 + 1 / 16
-    assert measured.seconds == EPOCH_SECONDS
+def test_compiling_is_recorded_apart_and_in_no_slice():
+    """For the first batch and for the smaller last one; it makes no epoch long, and uses up no warm-up."""
+    quick, slow = (
+        Simulation(Measure(seconds=0.1), first_call_seconds=first, smaller_batch_seconds=smaller)
+        for first, smaller in ((0.0, 0.0), (50.0, 30.0))
+    )
+    (expected,), (measured,) = quick.run(), slow.run()
+    assert slow.ready.timed_by == "epochs"
+    assert slow.ready.compile_seconds == quick.ready.compile_seconds + 80.0
+    assert slow.ready.warmup_seconds == quick.ready.warmup_seconds + 30.0
+    assert measured.seconds == expected.seconds
 
 
 def test_a_slow_last_call_of_full_size_is_no_compile_time():
@@ -474,157 +487,31 @@ def test_the_epoch_that_compiles_says_nothing_of_the_usual_pace():
     assert simulation.ready.call_seconds == 1 / 16
 
 
-@pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize(("examples", "steps"), [(1437, STEPS), (20, 1)])
-def test_a_training_of_short_epochs_is_not_frozen_between_them(examples, steps, known):
-    """It stands still after an epoch's first call: what is begun between epochs must not lie around for long."""
-    simulation = Simulation(*2 * [Measure(seconds=0.5)], **SHORT, examples=examples, known=known)
-    first, second = simulation.run()
-    assert len(simulation.frozen_after) == 3
-    assert all(calls % steps == 1 % steps for calls in simulation.frozen_after)
-    for measured in (first, second):
-        assert measured.epochs > 1
-        assert measured.steps == measured.epochs * steps
-        assert measured.seconds == measured.epochs * (steps / 512 + 1 / 16)
-
-
-def test_as_long_epochs_as_the_tuner_allows_are_timed_whole():
-    """Even where a first one takes longer than a warm-up by steps may."""
-    epoch = {"step_seconds": 5 / 64, "boundary_seconds": 1.0, "warmup_seconds": 3.0}  # of 4.5 s
-    whole = Simulation(Measure(seconds=1.0), epoch_seconds=5.0, **epoch)
-    (measured,) = whole.run()
-    assert whole.ready.timed_by == "epochs"
-    assert whole.ready.run_in_seconds == measured.seconds == STEPS * 5 / 64 + 1.0
-    by_steps = Simulation(Measure(seconds=1.0), epoch_seconds=1.5, **epoch)
-    by_steps.run(overhead=1.0)
-    assert by_steps.ready.timed_by == "steps"
-
-
-def test_slow_first_calls_do_not_make_an_epoch_long():
-    """The second call takes half a second here, as kernels are chosen: the epoch is known by what follows."""
-    seconds = {0: 1 / 64, 1: 0.5}
-    slow = Simulation(
-        Measure(seconds=1.0), step_seconds=lambda call: seconds.get(call, 1 / 64), warmup_seconds=3.0
-    )
-    slow.run()
-    assert slow.ready.timed_by == "epochs"
-
-
-def test_the_first_lap_after_a_freeze_is_not_counted():
-    """What was on its way when it was frozen has arrived: that epoch is another than the training's."""
-
-    def step_seconds(call):
-        frozen = simulation.frozen_after
-        return (1 / 64 if frozen and call < frozen[-1] + STEPS else 1) / 512
-
-    simulation = Simulation(*3 * [Measure(seconds=0.5)], **SHORT | {"step_seconds": step_seconds})
-    for measured in simulation.run():
-        assert measured.seconds == measured.epochs * (STEPS / 512 + 1 / 16)
-
-
-def test_a_lap_begins_when_the_device_has_caught_up():
-    """What was given to it in the run-in is no part of the slice, as what is left at the slice's end is."""
-    simulation = Simulation(Measure(seconds=0.5), **SHORT)
-    simulation.run()
-    begun = simulation.events.index("measure")
-    of_slice = simulation.events[begun : simulation.events.index("slice")]
-    assert of_slice.count("synchronise") == 2
-
-
-def test_laps_of_a_continuous_run_follow_on_one_another():
-    """Only the first slice has a run-in, and no time of the training between slices is lost."""
-    simulation = Simulation(Measure(seconds=0.5, slices=3), **SHORT)
-    slices = simulation.run()
-    assert len(slices) == 3
-    assert len(simulation.frozen_after) == 2
-    counted = sum(each.epochs for each in slices) * STEPS
-    assert simulation.frozen_after[1] - simulation.frozen_after[0] == counted + STEPS
-
-
-def test_the_run_in_is_told_and_its_calls_are_not_the_slices():
-    """The tuner plans for it; how long its calls took after the pause says nothing of the training's."""
-
-    def step_seconds(call):
-        frozen = simulation.frozen_after
-        return (64 if frozen and call < frozen[-1] + 5 else 1) / 512
-
-    simulation = Simulation(Measure(seconds=0.5), **SHORT | {"step_seconds": step_seconds})
-    (measured,) = simulation.run()
-    assert simulation.ready.run_in_seconds == simulation.ready.epoch_seconds > 0
-    assert measured.step_seconds.max < 64 / 512
-    by_steps = Simulation(Measure(seconds=0.5), **BY_STEPS)
-    by_steps.run(overhead=0.0)
-    assert by_steps.ready.run_in_seconds == 0
-
-
-def test_steps_that_the_run_in_skipped_are_not_the_slices():
-    """A loss scale that skips steps right after a freeze skips none of those that count."""
-    simulation = Simulation(
-        *2 * [Measure(seconds=0.5)],
-        **SHORT,
-        skips=lambda step: bool(simulation.frozen_after) and step < simulation.frozen_after[-1] + STEPS,
-    )
-    assert [each.skipped_steps for each in simulation.run()] == [0, 0]
-
-
-def test_the_loss_of_epochs_is_that_of_a_whole_one():
-    """Keras begins its mean anew in each: the first call's would be of one batch."""
-    simulation = Simulation(
-        Measure(seconds=0.1), **SHORT, loss=lambda call: 9.0 if call % STEPS == 0 else 0.5
-    )
-    (measured,) = simulation.run()
-    assert measured.loss == 0.5
-
-
 @pytest.mark.parametrize(("cap", "epochs"), [(2.2, 2), (2.8, 3)])
 def test_the_time_of_an_epoch_is_the_median_of_those_after_the_first(cap, epochs):
     """Of two it is their mean, of three the middle one."""
     pace = [4, 2, 1]  # of the second epoch to the fourth, in 256ths of a second a step
     simulation = Simulation(
-        step_seconds=lambda call: pace[max(0, min(call // STEPS, 3) - 1)] / 256, warmup_seconds=cap
+        step_seconds=lambda call: pace[max(0, min((call - 1) // STEPS, 3) - 1)] / 256, warmup_seconds=cap
     )
     simulation.run()
     lengths = [STEPS * steps / 256 + 1 / 8 for steps in pace]
     assert simulation.ready.epoch_seconds == statistics.median(lengths[:epochs])
-    assert simulation.calls == (1 + epochs) * STEPS + 1  # it freezes after the first call of the next
-
-
-@pytest.mark.parametrize(
-    ("cap", "epoch_seconds", "epochs"),
-    [(0.25, 0.5, 1), (1.5, 0.9, 1), (1.5, 0.7, 2), (1.5, 0.3, 4), (3.0, 1.25, 1), (3.0, 4.5, 1)],
-)
-def test_a_warm_up_by_epochs_is_short(cap, epoch_seconds, epochs):
-    """After the first epoch, which compiles, one is enough where it fills half the cap or lasts over a second."""
-    simulation = Simulation(
-        step_seconds=epoch_seconds / STEPS, boundary_seconds=0.0, warmup_seconds=cap, epoch_seconds=5.0
-    )
-    simulation.run()
-    assert simulation.calls == (1 + epochs) * STEPS + 1  # it freezes after the first call of the next
+    assert simulation.calls == (1 + epochs) * STEPS + 1
 
 
 @pytest.mark.parametrize(("pace", "settled"), [(1.0, True), (1.1, True), (0.9, False)])
 def test_epochs_of_which_the_cap_holds_few_are_judged_by_their_calls(pace, settled):
     """Each is faster than the one before, slower, or neither: of four that shows in the calls of the last three."""
-    simulation = Simulation(step_seconds=lambda call: pace ** (call // STEPS) / 64, warmup_seconds=3.0)
+    simulation = Simulation(step_seconds=lambda call: pace ** (call // STEPS) / 64, warmup_seconds=3.2)
     simulation.run()
     assert simulation.ready.settled is settled
-    assert simulation.ready.warmup_steps < 6 * STEPS
-
-
-@pytest.mark.parametrize("epoch", [2, 3])
-def test_one_slow_second_is_no_warm_up(epoch):
-    """A single epoch that is slower than the next does not say that it was still getting faster."""
-    simulation = Simulation(
-        step_seconds=lambda call: (1.2 if call // STEPS == epoch else 1.0) / 64, warmup_seconds=3.0
-    )
-    simulation.run()
-    assert simulation.ready.settled is True
 
 
 @pytest.mark.parametrize("by_steps", [False, True])
 def test_a_warm_up_of_too_few_steps_does_not_say_that_it_was_not_steady(by_steps):
     """Calls of 0.8 s, or epochs of a single one: the cap holds three, which neither agree nor differ."""
-    settings = {**LONG, "steps_per_call": 20} if by_steps else {"examples": 20}
+    settings = {**NO_END, "steps_per_call": 20} if by_steps else {"examples": 20}
     simulation = Simulation(**{**settings, "step_seconds": 0.04 if by_steps else 0.8, "warmup_seconds": 2.25})
     simulation.run()
     assert simulation.ready.timed_by == ("steps" if by_steps else "epochs")
@@ -637,9 +524,277 @@ def test_what_is_discarded_as_warm_up_is_reported(steps_per_call):
     simulation = Simulation(Measure(seconds=0.1), Measure(seconds=2.0), steps_per_call=steps_per_call)
     slices = simulation.run()
     assert simulation.ready.warmup_steps == simulation.steps - sum(each.steps + STEPS for each in slices)
+    assert slices[-1].trained_examples == pytest.approx(32 * simulation.steps, rel=0.01)
 
 
-# ------------------------------------------------------------------------------------------- odd trainings
+def test_warm_up_by_steps_ends_at_twice_its_cap():
+    """Steps that keep getting faster are measured all the same, and the record says so."""
+    simulation = Simulation(Measure(seconds=0.1), **{**LONG, "warmup_seconds": 1.5}, boundary=BETWEEN)
+    began = simulation.now
+    simulation.step_seconds = lambda call: 0.5 ** min(4.0, simulation.now - began) / 32
+    assert len(simulation.run()) == 1
+    assert simulation.ready.settled is False
+    assert 3.0 <= simulation.ready.warmup_seconds < 3.2
+
+
+def test_a_second_fit_has_a_warm_up_of_its_own():
+    """Measuring the boundary does not use up its cap, while steps still get faster."""
+    simulation = Simulation(**{**LONG, "warmup_seconds": 1.5})
+    began = simulation.now
+    simulation.step_seconds = lambda call: 0.7 ** min(14.0, simulation.now - began) / 8
+    simulation.run()
+    assert simulation.ready.warmup_seconds > 7.0 + 1.5
+    assert simulation.ready.settled is False
+
+
+# ------------------------------------------------------------------------------------- which epochs are long
+
+
+def test_as_long_epochs_as_the_tuner_allows_are_timed_whole():
+    """Even where a first one takes longer than a warm-up by steps may."""
+    epoch = {"step_seconds": 5 / 64, "boundary_seconds": 1.0, "warmup_seconds": 3.0}  # of 4.5 s
+    whole = Simulation(Measure(seconds=1.0), epoch_seconds=5.0, **epoch)
+    (measured,) = whole.run()
+    assert whole.ready.timed_by == "epochs"
+    assert whole.ready.run_in_seconds == measured.seconds == STEPS * 5 / 64 + 1.0
+    by_steps = Simulation(Measure(seconds=1.0), epoch_seconds=1.5, **epoch)
+    by_steps.run(overhead=1.0)
+    assert by_steps.ready.timed_by == "steps"
+    assert by_steps.ready.run_in_seconds == 0
+
+
+@pytest.mark.parametrize("step_seconds", [1 / 256, 1 / 32])
+def test_an_epoch_that_will_take_long_is_left_once_its_steps_are_steady(step_seconds):
+    """Half a second shows it, however long the epoch."""
+    simulation = Simulation(**{**LONG, "examples": 32 * 600, "step_seconds": step_seconds})
+    with pytest.raises(LongEpoch):
+        simulation.fit()
+    assert 0.4 <= simulation.calls * step_seconds < 0.5
+
+
+def test_an_epoch_whose_steps_get_faster_is_watched_for_as_long_as_a_warm_up():
+    """It looks too long, and may still prove short enough."""
+    simulation = Simulation(examples=32 * 400, warmup_seconds=1.5, epoch_seconds=1.0)
+    began = simulation.now
+    simulation.step_seconds = lambda call: 0.75 ** (simulation.now - began) / 205
+    with pytest.raises(LongEpoch):
+        simulation.fit()
+    assert 1.5 <= simulation.now - began < 1.6
+
+
+def test_an_epoch_somewhat_too_long_is_left_at_its_end():
+    """Its steps alone would not be too long: with its boundary it is."""
+    simulation = Simulation(step_seconds=1 / 32, boundary_seconds=0.5)  # 1.9 seconds
+    with pytest.raises(LongEpoch):
+        simulation.fit()
+    assert simulation.calls == 2 * STEPS + 1
+
+
+@pytest.mark.parametrize("slow", [{1: 0.5}, {2 * STEPS + 7: 2.0}], ids=["kernels are chosen", "a stall"])
+def test_one_slow_call_makes_no_epoch_long(slow):
+    """The epoch is known by the others, or by the epochs around it."""
+    simulation = Simulation(step_seconds=lambda call: slow.get(call, 1 / 512), warmup_seconds=3.0)
+    simulation.run()
+    assert simulation.ready.timed_by == "epochs"
+
+
+def test_once_it_is_warm_no_epoch_is_too_long():
+    """A machine that slows down while measured does not change the way of timing."""
+    simulation = Simulation(
+        Measure(seconds=0.1), step_seconds=lambda call: (1 if call < 7 * STEPS + 1 else 40) / 64
+    )
+    (measured,) = simulation.run()
+    assert measured.seconds == STEPS * 40 / 64 + 1 / 8
+
+
+@pytest.mark.parametrize(("steps_per_call", "timed_by"), [(64, "epochs"), (15, "epochs"), (12, "steps")])
+def test_a_long_epoch_is_timed_by_steps_from_four_calls_on(steps_per_call, timed_by):
+    """With three calls or fewer too much of an epoch would be what is not counted by steps."""
+    simulation = Simulation(
+        Measure(seconds=0.1), steps_per_call=steps_per_call, step_seconds=1 / 8, warmup_seconds=3.0
+    )
+    (measured,) = simulation.run(overhead=0.0)
+    assert simulation.ready.timed_by == timed_by
+    if timed_by == "epochs":
+        assert (measured.epochs, measured.examples, measured.seconds) == (1, 1437, STEPS / 8 + 1 / 8)
+
+
+def test_an_epoch_of_one_call_has_no_time_of_a_call_without_a_boundary():
+    """None is made up."""
+    simulation = Simulation(Measure(seconds=0.1), steps_per_call=64, first_call_seconds=1 / 16)
+    simulation.run()
+    assert simulation.ready.epoch_overhead_seconds is None
+    assert simulation.ready.call_seconds == EPOCH_SECONDS
+    assert simulation.ready.compile_seconds == 0.0
+
+
+def test_a_training_without_an_end_is_timed_by_steps_at_once():
+    """There is no boundary to be measured."""
+    simulation = Simulation(Measure(seconds=0.5), **NO_END)
+    (measured,) = simulation.run()
+    assert (simulation.ready.timed_by, simulation.ready.epoch_overhead_seconds) == ("steps", None)
+    assert simulation.ready.warmup_seconds < 0.5
+    assert (measured.seconds, measured.steps, measured.examples) == (0.5, 32, 32 * 32)
+
+
+# ------------------------------------------------------------------------------------------------- by steps
+
+
+def test_a_slice_of_steps_has_no_boundary_in_it():
+    """Neither an epoch's first call, nor a last one that holds a smaller batch: each step counts for a whole one."""
+    simulation = Simulation(
+        *[Measure(seconds=20.0)] * 2, **LONG, boundary_seconds=4.0, smaller_batch_seconds=9.0
+    )
+    for measured in simulation.run(overhead=4.0):
+        assert measured.epochs == 0
+        assert measured.seconds == measured.steps / 32 == measured.examples / 32 / 32
+        assert measured.step_seconds.max == 1 / 32
+        assert measured.cpu_seconds == pytest.approx(1.5 * measured.seconds), "its part of all"
+
+
+def test_a_last_call_of_fewer_steps_is_not_counted():
+    """450 steps in calls of 16: the 29th has two."""
+    simulation = Simulation(*[Measure(seconds=20.0)] * 3, **LONG, steps_per_call=16)
+    for measured in simulation.run():
+        assert measured.seconds == measured.steps / 32 == measured.examples / 32 / 32
+
+
+def test_nothing_is_thrown_away_where_all_batches_have_one_size():
+    """Calls not counted are warm-up and each epoch's first one."""
+    simulation = Simulation(Measure(seconds=30.0), **{**LONG, "examples": 14_400})
+    (measured,) = simulation.run(overhead=0.125)
+    assert (measured.seconds, measured.steps, measured.examples) == (30.0, 960, 960 * 32)
+    assert simulation.calls - measured.steps < 50
+
+
+def test_a_slice_of_steps_ends_as_soon_as_it_is_long_enough():
+    """Nor does the freeze before or between count."""
+    simulation = Simulation(*[Measure(seconds=0.5)] * 4, **LONG)
+    slices = simulation.run(overhead=0.125)
+    assert [(each.seconds, each.steps, each.examples) for each in slices] == [(0.5, 16, 16 * 32)] * 4
+
+
+def test_what_a_training_timed_by_steps_reports():
+    """The boundary's cost is what it was told; there is no time of an epoch."""
+    simulation = Simulation(**LONG, first_call_seconds=5.0, boundary_seconds=0.0)
+    simulation.run(overhead=0.375)
+    ready = simulation.ready
+    assert (ready.timed_by, ready.settled) == ("steps", True)
+    assert (ready.epoch_overhead_seconds, ready.epoch_seconds) == (0.375, None)
+    assert ready.warmup_seconds < 7.0 + 3.0  # the boundary's measuring, and less than the cap
+    assert ready.call_seconds == 1 / 32
+    assert ready.compile_seconds == 5.0
+
+
+@pytest.mark.parametrize(("examples", "calls"), [(14_370, 16), (1_437, 2 * STEPS + 2)])
+def test_where_the_boundary_is_known_the_fit_is_not_left(examples, calls):
+    """Steps are timed from the moment on at which epochs are known to be long: in an epoch's midst, or at its end."""
+    simulation = Simulation(
+        *[Measure(seconds=4.0)] * 4,
+        **{**LONG, "examples": examples, "warmup_seconds": 4.0},
+        boundary_seconds=1.0,
+        smaller_batch_seconds=9.0,
+        boundary=BETWEEN,
+    )
+    slices = simulation.run()
+    assert simulation.events.count("first_step") == 1
+    assert simulation.ready.timed_by == "steps"
+    assert simulation.ready.boundary is None
+    assert simulation.frozen_after[0] == calls
+    for measured in slices:
+        assert (measured.epochs, measured.seconds) == (0, measured.steps / 32)
+        assert measured.step_seconds.max == 1 / 32
+
+
+def test_validation_is_charged_by_the_trials_own_pace():
+    """It takes half as long where training does; what a new iterator takes stays."""
+    boundary = Boundary(seconds=0.5, validation_seconds=3.0, seconds_per_example=1 / 16 / 32)
+    charged = []
+    for step_seconds in (1 / 16, 1 / 32):
+        simulation = Simulation(
+            **{**LONG, "step_seconds": step_seconds},
+            boundary=BetweenEpochs(boundary=boundary, taken_over=True),
+        )
+        simulation.run()
+        charged.append(simulation.ready.epoch_overhead_seconds)
+    assert charged == [3.5, 2.0]
+
+
+def test_a_boundary_that_was_measured_is_reported_at_the_pace_of_the_warm_training():
+    """Other trials scale validation by the pace of the same steps that they look at themselves."""
+    simulation = Simulation(**{**LONG, "step_seconds": lambda call: (1 if call < 20 else 1 / 2) / 32})
+    simulation.run(overhead=0.5)
+    assert simulation.ready.boundary == Boundary(seconds=0.5, seconds_per_example=1 / 64 / 32)
+    assert simulation.ready.epoch_overhead_seconds == 0.5
+
+
+def test_the_loss_of_steps_is_the_present_one():
+    """Not that of the last whole epoch, where it was known only then that epochs are long."""
+    simulation = Simulation(
+        Measure(seconds=0.5),
+        step_seconds=1 / 32,
+        boundary_seconds=0.5,
+        boundary=BETWEEN,
+        loss=lambda call: 9.0 if call < 2 * STEPS else 0.5,
+    )
+    (measured,) = simulation.run()
+    assert (simulation.ready.timed_by, measured.loss) == ("steps", 0.5)
+
+
+def test_examples_trained_before_a_fit_was_left_are_counted():
+    """All that moved the weights: the steps of the first `fit` and of the second."""
+    simulation = Simulation(Measure(seconds=1.0), **LONG)
+    (measured,) = simulation.run()
+    assert measured.trained_examples == 32 * simulation.calls
+
+
+def test_the_end_of_an_epoch_that_the_overhead_speaks_of_is_not_counted():
+    """While a shuffle buffer is emptied steps are quicker; slices go on with the next epoch's beginning."""
+    first_fit = 15  # so many calls tell that the epoch will be long
+
+    def step_seconds(call):
+        return 1 / 32 if call < first_fit or (call - first_fit) % 450 < 350 else 1 / 128
+
+    simulation = Simulation(*[Measure(seconds=4.0)] * 8, **{**LONG, "step_seconds": step_seconds})
+    slices = simulation.run(overhead=0.125, counted_calls=350)
+    assert simulation.calls - first_fit > 2 * 450
+    for measured in slices:
+        assert measured.seconds == measured.steps / 32 == measured.examples / 32 / 32
+        assert measured.step_seconds.max == 1 / 32
+
+
+@pytest.mark.parametrize("wanted", [2.5, 4.0, 40.0])
+@pytest.mark.parametrize("examples", [None, 100 * 320])
+def test_what_the_device_has_still_to_do_is_no_ones_speed(wanted, examples):
+    """A call may come back with the loss, and half of its work still to be done: a slice ends when that is done."""
+    simulation = Simulation(
+        *[Measure(seconds=wanted)] * 12,
+        examples=examples,
+        batch_size=320,
+        step_seconds=1.0,
+        lag_seconds=0.5,
+        warmup_seconds=3.0,
+    )
+    slices = simulation.run()
+    assert simulation.ready.timed_by == "steps"
+    assert [each.examples / each.seconds for each in slices] == [320.0] * 12
+
+
+@pytest.mark.parametrize(
+    ("training", "uncounted"),
+    [
+        ({}, 12.0 + 5.0),
+        ({"examples": 14_400}, 12.0),
+        ({"examples": 1437, "boundary_seconds": 1.0}, 12.0),
+    ],
+    ids=["smaller", "all alike", "met"],
+)
+def test_what_a_slice_may_take_beyond_what_counts_is_told(training, uncounted):
+    """An epoch's end, and what it takes to compile for a smaller last batch unless one was met in the warm-up."""
+    simulation = Simulation(**{**LONG, "boundary_seconds": 0.0, **training}, first_call_seconds=5.0)
+    simulation.run(overhead=0.125, uncounted_seconds=12.0)
+    assert simulation.ready.timed_by == "steps"
+    assert simulation.ready.uncounted_seconds == pytest.approx(uncounted, abs=0.6)
 
 
 @pytest.mark.parametrize(("examples", "step_seconds"), [(14_370, 2.0), (160, 0.25)])
@@ -665,36 +820,70 @@ def test_steps_that_come_fast_and_slow_in_turn_are_counted_as_they_come(examples
         warmup_seconds=3.0,
     )
     slices = simulation.run(overhead=0.0)
-    assert len(slices) == 40
     steps, seconds = sum(each.steps for each in slices), sum(each.seconds for each in slices)
     assert abs(seconds - steps / 64) <= period / 128  # half a turn at most is not made up for
     assert sum(each.examples for each in slices) == 32 * steps
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_a_training_of_three_steps_in_all_is_refused(known):
-    """The second epoch finds no data: three steps are no training to be timed, and the reason says so."""
-    with pytest.raises(TrainingFailed, match="the dataset was exhausted by its first pass") as failed:
-        Simulation(Measure(seconds=0.5), examples=96, epochs_with_data=1, known=known).fit()
-    assert failed.value.input_error
+# --------------------------------------------------------------------------------------------------- gauges
 
 
-def test_epochs_of_three_steps_are_measured_by_the_epoch():
-    """Where the data begins afresh they are a training like any other, however slow a step."""
-    simulation = Simulation(Measure(seconds=0.5), examples=96, step_seconds=2.0, warmup_seconds=3.0)
-    (measured,) = simulation.run()
-    assert (measured.epochs, measured.steps, measured.seconds) == (1, 3, 6.125)
+@pytest.mark.parametrize("settings", [{}, LONG, NO_END], ids=["epochs", "steps", "no end"])
+def test_a_gauge_more_measures_each_slice(settings):
+    """It begins and ends with the slice, after the run-in, and its figures are the slice's."""
+
+    def gauge():
+        before = simulation.calls
+        return lambda seconds: {"retraces": simulation.calls - before, "steal_seconds": seconds}
+
+    simulation = Simulation(*3 * [Measure(seconds=1.0)], **settings, more_gauges=[gauge])
+    slices = simulation.run()
+    assert [each.retraces for each in slices] == [each.steps for each in slices]
+    assert [each.steal_seconds for each in slices] == [each.seconds for each in slices]
 
 
-def test_slices_are_timed_by_a_clock_that_nobody_can_set():
-    """The wall clock jumps where it is set; what a trial is timed by where nothing else is said does not."""
-    by = inspect.signature(StepClock).parameters["clock"].default.__name__
-    found = time.get_clock_info(by)
-    assert found.monotonic
-    assert not found.adjustable
+@pytest.mark.parametrize("examples", [1437, None], ids=["by epochs", "by steps"])
+def test_reading_what_the_machine_counts_is_not_timed(examples):
+    """However long it takes, before and after a slice; what others took is that of the slice alone."""
+
+    def measured(counters_seconds):
+        commands = [Measure(seconds=0.5)] * 3
+        return Simulation(*commands, examples=examples, counters_seconds=counters_seconds).run()
+
+    quick, slow = measured(0.0), measured(4.0)
+    assert [each.seconds for each in slow] == [each.seconds for each in quick]
+    assert [each.step_seconds for each in slow] == [each.step_seconds for each in quick]
+    for each in (*quick, *slow):
+        assert each.foreign_cpu_seconds == pytest.approx(each.seconds), "one core, and no frozen time"
+        assert each.cores == 4
+
+
+@pytest.mark.parametrize("settings", [{}, LONG, NO_END], ids=["epochs", "steps", "no end"])
+@pytest.mark.parametrize("steps_per_call", [1, 4, 7])
+@pytest.mark.parametrize(("every", "share"), [(1, 1.0), (4, 0.25), (10**9, 0.0)])
+def test_skipped_steps_are_counted_and_cost_what_others_do(settings, steps_per_call, every, share):
+    """Also where a call has several steps, and the epoch's last call fewer; without a loss scale nothing is said."""
+    settings = {**settings, "steps_per_call": steps_per_call}
+    commands = [Measure(seconds=2.0)] * 3
+    slices = Simulation(*commands, skips=lambda step: step % every == every - 1, **settings).run()
+    without = Simulation(*commands, **settings).run()
+    assert [each.examples for each in slices] == [each.examples for each in without]
+    for part in slices:
+        assert part.skipped_steps == pytest.approx(share * part.steps, abs=steps_per_call + 1)
+    assert [each.skipped_steps for each in without] == [None] * 3
 
 
 # -------------------------------------------------------------------------------------------------- failing
+
+
+def test_the_losses_at_the_beginning_and_at_the_end_of_a_slice_are_reported():
+    """The first step's loss, and the slice's running loss; a model that reports none is timed all the same."""
+    simulation = Simulation(Measure(seconds=0.1), loss=lambda call: 2.0 if call == 0 else 0.5)
+    (measured,) = simulation.run()
+    assert [message.loss for message in simulation.sent if isinstance(message, FirstStep)] == [2.0]
+    assert measured.loss == 0.5
+    (measured,) = Simulation(Measure(seconds=0.1), loss=None).run()
+    assert (measured.loss, measured.epochs) == (None, 1)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
@@ -709,506 +898,71 @@ def test_a_loss_that_is_not_finite_ends_the_trial_at_the_first_step(loss):
     assert simulation.sent == []
 
 
-def test_a_loss_that_becomes_nan_while_measured_ends_the_trial():
-    """The slice in which it did is not reported."""
+@pytest.mark.parametrize("settings", [{}, NO_END], ids=["epochs", "no end"])
+@pytest.mark.parametrize("name", ["loss", "d_loss"])
+def test_a_number_that_becomes_nan_while_measured_ends_the_trial(settings, name):
+    """A GAN may report several losses: the slice in which one of them is not finite is not reported."""
     simulation = Simulation(
-        Measure(seconds=0.1), Measure(seconds=0.1), loss=lambda call: 0.5 if call < 450 else math.nan
+        *[Measure(seconds=0.1)] * 2,
+        **settings,
+        metrics=lambda call: {"g_loss": 0.5, name: math.nan if len(simulation.frozen_after) > 1 else 0.5},
     )
-    with pytest.raises(TrainingFailed, match="the training loss became nan by step 496") as failed:
+    what = "the training loss" if name == "loss" else "the metric d_loss"
+    with pytest.raises(TrainingFailed, match=f"{what} became nan by step") as failed:
         simulation.fit()
     assert failed.value.outcome == Outcome.NONFINITE
     assert len([message for message in simulation.sent if isinstance(message, SliceDone)]) == 1
 
 
-@pytest.mark.parametrize("examples", [1437, None])
-def test_a_metric_that_becomes_nan_ends_the_trial(examples):
-    """A GAN may report several losses: the slice in which one of them is not finite is not reported."""
-    simulation = Simulation(
-        *[Measure(seconds=0.1)] * 2,
-        examples=examples,
-        metrics=lambda call: {"g_loss": 0.5, "d_loss": math.nan if simulation.frozen_after else 0.5},
-    )
-    with pytest.raises(TrainingFailed, match="the metric d_loss became nan by step") as failed:
-        simulation.fit()
-    assert failed.value.outcome == Outcome.NONFINITE
-    assert not [message for message in simulation.sent if isinstance(message, SliceDone)]
-
-
 def test_only_numbers_must_be_finite():
     """Vectors and text that a step reports are left alone, and so are logs that are no mapping."""
-    found = step_clock._numbers({"loss": 0.5, "per_class": [math.nan] * 2, "note": "nan", "none": None})
-    assert found == {"loss": 0.5}
-    assert step_clock._numbers([math.nan]) == {}
+    logs = {"loss": 0.5, "per_class": [math.nan] * 2, "note": "nan", "none": None}
+    assert finite_loss(logs, step=1) == 0.5
+    assert finite_loss([math.nan], step=1) is None
 
 
-@pytest.mark.parametrize(
-    "dataset", [{"epochs_with_data": 0, "known": False}, {"examples": 20, "drop_remainder": True}]
-)
-def test_an_empty_dataset_is_the_inputs_fault(dataset):
-    """No batch, or none but one that is dropped, is answered with what dataset() must return."""
+def test_an_empty_dataset_is_the_inputs_fault():
+    """No batch but one that is dropped is answered with what dataset() must return."""
     with pytest.raises(TrainingFailed) as failed:
-        Simulation(**dataset).fit()
+        Simulation(examples=20, drop_remainder=True).fit()
     assert failed.value.outcome == Outcome.ERROR
     assert failed.value.input_error
     assert "the dataset yields no batch" in failed.value.reason
     assert "at least one batch" in failed.value.hint
 
 
-@pytest.mark.parametrize(("epochs", "known"), [(0, True), (1, True), (2, True), (7, True), (1, False)])
-def test_a_dataset_that_runs_dry_is_the_inputs_fault(epochs, known):
+@pytest.mark.parametrize(
+    "settings",
+    [{"epochs_with_data": epochs} for epochs in (0, 1, 2, 7)]
+    + [{"examples": 96, "epochs_with_data": 1}, {"epochs_with_data": 1, **LONG}],
+)
+def test_a_dataset_that_runs_dry_is_the_inputs_fault(settings):
     """An epoch without any batch, after one or after counting, says that the dataset does not start afresh."""
     with pytest.raises(TrainingFailed) as failed:
-        Simulation(Measure(seconds=100.0), epochs_with_data=epochs, known=known).fit()
+        Simulation(Measure(seconds=100.0), **settings).run()
     assert failed.value.outcome == Outcome.ERROR
     assert failed.value.input_error
     assert "the dataset was exhausted" in failed.value.reason
     assert "starts afresh" in failed.value.hint
 
 
-# ----------------------------------------------------------------------------------------- several steps a call
-
-
-def test_several_steps_in_a_call_are_counted_as_steps():
-    """45 steps in calls of 8 are 45 steps, though the last call has only 5."""
-    (measured,) = Simulation(Measure(seconds=0.1), steps_per_call=8).run()
-    assert (measured.steps, measured.examples) == (45, 1437)
-    assert measured.seconds == EPOCH_SECONDS
-
-
-def test_times_of_calls_with_several_steps_are_given_per_step():
-    """Quantiles are per step; the report of a call's time is per call."""
-    simulation = Simulation(Measure(seconds=0.1), steps_per_call=8, examples=1536, boundary_seconds=0.0)
-    (measured,) = simulation.run()
-    assert measured.step_seconds.p50 == 1 / 64
-    assert simulation.ready.call_seconds == 8 / 64
-
-
-def test_an_epoch_of_one_call_is_timed_by_epochs():
-    """Where a call is the epoch there is no time of a call without a boundary, and none is made up."""
-    simulation = Simulation(Measure(seconds=0.1), steps_per_call=64, first_call_seconds=1 / 16)
-    (measured,) = simulation.run()
-    assert (measured.epochs, measured.examples, measured.seconds) == (1, 1437, EPOCH_SECONDS)
-    assert simulation.ready.epoch_overhead_seconds is None
-    assert simulation.ready.call_seconds == EPOCH_SECONDS
-    assert simulation.ready.compile_seconds == 0.0
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_a_long_epoch_of_one_call_is_timed_whole(known):
-    """By steps such an epoch would never show a call that counts: the trial would never be ready."""
-    simulation = Simulation(
-        Measure(seconds=0.1), steps_per_call=64, step_seconds=1 / 8, known=known, warmup_seconds=3.0
-    )
-    (measured,) = simulation.run()
-    assert simulation.ready.timed_by == "epochs"
-    assert (measured.epochs, measured.seconds) == (1, STEPS / 8 + 1 / 8)
-
-
-@pytest.mark.parametrize(("steps_per_call", "timed_by"), [(15, "epochs"), (12, "steps")])
-def test_a_long_epoch_is_timed_by_steps_from_four_calls_on(steps_per_call, timed_by):
-    """With three calls or fewer too much of an epoch would be its uncounted first call."""
-    simulation = Simulation(steps_per_call=steps_per_call, step_seconds=1 / 8, warmup_seconds=3.0)
-    simulation.run(overhead=0.0)
-    assert simulation.ready.timed_by == timed_by
-
-
-# ------------------------------------------------------------------------------------------------- by steps
-
-
-LONG = {"examples": 14_370, "batch_size": 32, "step_seconds": 1 / 32, "warmup_seconds": 3.0}
-"""450 steps and 14 seconds to an epoch; the last batch has 2 examples, which is 30 fewer than the others."""
-
-
-@pytest.mark.parametrize(("step_seconds", "calls"), [(1 / 256, 53), (1 / 32, 8), (1 / 4, 4)])
-def test_an_epoch_that_will_take_long_is_left_as_soon_as_that_is_clear(step_seconds, calls):
-    """Three calls after the first and a fifth of a second suffice where the number of examples is known."""
-    simulation = Simulation(
-        **{**LONG, "examples": 32 * 600, "step_seconds": step_seconds, "epoch_seconds": 1.0}
-    )
-    with pytest.raises(LongEpoch):
-        simulation.fit()
-    assert simulation.calls == calls
-
-
-def test_an_epoch_a_little_too_long_is_left_once_its_steps_are_steady():
-    """Steps alone take longer than an epoch may, and no longer get faster."""
-    simulation = Simulation(**{**LONG, "step_seconds": 1 / 256}, epoch_seconds=1.5)  # 1.75 s
-    with pytest.raises(LongEpoch):
-        simulation.fit()
-    assert 0.4 <= simulation.calls / 256 < 0.45
-
-
-def test_an_epoch_whose_steps_get_faster_is_watched_for_as_long_as_a_warm_up():
-    """It looks less than twice too long, and may still prove short enough."""
-    simulation = Simulation(examples=32 * 400, warmup_seconds=1.5, epoch_seconds=1.0)
-    began = simulation.now
-    simulation.step_seconds = lambda call: 0.75 ** (simulation.now - began) / 205
-    with pytest.raises(LongEpoch):
-        simulation.fit()
-    assert 1.5 <= simulation.now - began < 1.6
-
-
-def test_the_first_calls_compilation_makes_no_epoch_long():
-    """Only the calls after it tell how long an epoch will be."""
-    simulation = Simulation(first_call_seconds=30.0, warmup_seconds=3.0)
-    simulation.run()
-    assert simulation.ready.timed_by == "epochs"
-
-
-def test_compiling_for_a_smaller_last_batch_makes_no_epoch_long():
-    """However long it takes: the epoch is over with it, and the next ones show how long they are."""
-    simulation = Simulation(Measure(seconds=0.1), smaller_batch_seconds=30.0, warmup_seconds=3.0)
-    (measured,) = simulation.run()
-    assert simulation.ready.timed_by == "epochs"
-    assert measured.seconds == EPOCH_SECONDS
-
-
-def test_an_epoch_known_to_have_no_end_is_never_left():
-    """There is no boundary to be measured: steps are timed from the first one on."""
-    simulation = Simulation(Measure(seconds=0.5), **{**LONG, "examples": None})
-    with pytest.raises(TrainingEnded):
-        simulation.fit()
-    assert (simulation.ready.timed_by, simulation.ready.epoch_overhead_seconds) == ("steps", None)
-    assert simulation.ready.warmup_seconds < 0.5
-
-
-def test_an_endless_epoch_is_left_when_the_warm_up_is_over():
-    """Without a number of examples there is nothing to extrapolate."""
-    simulation = Simulation(**{**LONG, "examples": None}, known=False)
-    with pytest.raises(LongEpoch):
-        simulation.fit()
-    assert 3.0 < simulation.calls / 32 < 3.5
-
-
-@pytest.mark.parametrize("batch_size", [32, 1024])
-def test_short_epochs_of_unknown_length_are_counted(batch_size):
-    """Once, by the trial: an epoch's smaller last batch is no whole one, and counting is in no figure."""
-    unknown = {"known": False, "batch_size": batch_size, "warmup_seconds": 3.0}
-    quick, slow = (
-        Simulation(Measure(seconds=2.0), counting_seconds=seconds, **unknown) for seconds in (0.0, 5.0)
-    )
-    known = Simulation(Measure(seconds=2.0), batch_size=batch_size, warmup_seconds=3.0)
-    (expected,), (measured,), (again,) = known.run(), quick.run(), slow.run()
-    assert (measured.examples, measured.steps) == (expected.examples, expected.steps)
-    assert (again.examples, again.seconds) == (expected.examples, expected.seconds)
-    assert slow.ready.warmup_seconds == quick.ready.warmup_seconds + 5.0, "which each process takes"
-    assert (quick.counted, slow.counted, known.counted) == (1, 1, 0)
-
-
-@pytest.mark.parametrize("wanted", [0.5, 40.0])
-@pytest.mark.parametrize("last_call_seconds", [1 / 64, 20.0])
-@pytest.mark.parametrize("steps_per_call", [1, 4])
-def test_long_epochs_of_unknown_length_give_no_credit_for_what_no_last_batch_held(
-    steps_per_call, last_call_seconds, wanted
-):
-    """Steps are timed but for each epoch's last call: quick, with one example in it, or slow, for it compiles."""
-    simulation = Simulation(
-        *[Measure(seconds=wanted)] * 12,
-        examples=9 * 320 + 1,
-        known=False,
-        batch_size=320 // steps_per_call,
-        steps_per_call=steps_per_call,
-        step_seconds=1 / steps_per_call,
-        last_call_seconds=last_call_seconds,
-        counting_seconds=0.0,
-        warmup_seconds=3.0,
-    )
-    slices = simulation.run()
-    assert simulation.ready.timed_by == "steps"
-    assert all(wanted <= each.seconds < wanted + 2.0 for each in slices)
-    assert all(each.examples / each.seconds == 320 for each in slices)
-    assert simulation.counted == 0
-
-
-@pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("wanted", [2.5, 4.0, 40.0])
-def test_what_the_device_has_still_to_do_is_no_ones_speed(known, wanted):
-    """A call may come back with the loss, and half of its work still to be done: a slice ends when that is done."""
-    simulation = Simulation(
-        *[Measure(seconds=wanted)] * 12,
-        examples=100 * 320,
-        known=known,
-        batch_size=320,
-        step_seconds=1.0,
-        lag_seconds=0.5,
-        last_call_seconds=1.0,
-        counting_seconds=0.0,
-        warmup_seconds=3.0,
-    )
-    slices = simulation.run()
-    assert simulation.ready.timed_by == "steps"
-    assert [each.examples / each.seconds for each in slices] == [320.0] * 12
-
-
-def test_an_epoch_of_unknown_length_and_a_few_slow_calls_is_timed_whole():
-    """Left in its midst, it would have too few calls to be timed by steps."""
-    simulation = Simulation(
-        Measure(seconds=1.0),
-        examples=2500,
-        known=False,
-        batch_size=1000,
-        step_seconds=2.0,
-        counting_seconds=1.0,
-        warmup_seconds=3.0,
-    )
-    (measured,) = simulation.run()
-    assert (measured.epochs, measured.steps, measured.examples) == (1, 3, 2500)
-
-
-def test_an_epoch_has_no_more_steps_than_it_had_calls():
-    """A dataset that drops more than it says: what was never trained on is not counted."""
-    (measured,) = Simulation(Measure(seconds=0.1), examples=1280, told=1504, batch_size=256).run()
-    assert (measured.steps, measured.examples) == (5 * measured.epochs, 1280 * measured.epochs)
-
-
-def test_an_epoch_somewhat_too_long_is_left_at_its_end():
-    """Its steps alone would not be too long: with its boundary it is."""
-    simulation = Simulation(step_seconds=1 / 32, boundary_seconds=0.5)  # 1.9 seconds
-    with pytest.raises(LongEpoch):
-        simulation.fit()
-    assert simulation.calls == 2 * STEPS
-
-
-def test_one_epoch_in_which_the_machine_stalls_is_not_a_long_one():
-    """Two seconds in the third of many short epochs: all are timed whole, as without it."""
-    stalled = 2 * STEPS + 7
-    simulation = Simulation(
-        Measure(seconds=0.1),
-        step_seconds=lambda call: 2.0 if call == stalled else 1 / 512,
-        warmup_seconds=3.0,
-    )
-    simulation.run()
-    assert simulation.ready.timed_by == "epochs"
-
-
-def test_once_it_is_warm_no_epoch_is_too_long():
-    """A machine that slows down while measured does not change the way of timing."""
-    simulation = Simulation(
-        Measure(seconds=0.1), step_seconds=lambda call: (1 if call < 7 * STEPS else 40) / 64
-    )
-    slices = simulation.run()
-    assert [measured.seconds for measured in slices] == [STEPS * 40 / 64 + 1 / 8]
-
-
-def test_a_slice_of_steps_has_no_boundary_in_it():
-    """The stretch from an epoch's last call to the end of the next one's first is not counted."""
-    simulation = Simulation(*[Measure(seconds=20.0)] * 2, **LONG, boundary_seconds=4.0)
-    first, second = simulation.run(overhead=4.0)
-    for measured in (first, second):
-        assert measured.epochs == 0
-        assert measured.seconds == measured.steps / 32
-        assert measured.step_seconds.max == 1 / 32
-
-
-def test_a_slice_of_steps_ends_as_soon_as_it_is_long_enough():
-    """Nor does the freeze before or between count."""
-    simulation = Simulation(*[Measure(seconds=0.5)] * 4, **LONG)
-    slices = simulation.run(overhead=0.125)
-    assert [(each.seconds, each.steps, each.examples) for each in slices] == [(0.5, 16, 16 * 32)] * 4
-
-
-def test_what_a_training_timed_by_steps_reports():
-    """The boundary's cost is what it was told; there is no time of an epoch."""
-    simulation = Simulation(**LONG, first_call_seconds=5.0, boundary_seconds=0.0)
-    simulation.run(overhead=0.375)
-    ready = simulation.ready
-    assert (ready.timed_by, ready.settled) == ("steps", True)
-    assert (ready.epoch_overhead_seconds, ready.epoch_seconds) == (0.375, None)
-    assert ready.warmup_seconds < 7.0 + 3.0  # the boundary's measuring, and less than the cap
-    assert ready.call_seconds == 1 / 32
-    assert ready.compile_seconds == 5.0
-
-
-def test_warm_up_by_steps_ends_at_twice_its_cap():
-    """Steps that keep getting faster are measured all the same, and the record says so."""
-    simulation = Simulation(
-        Measure(seconds=0.1),
-        **{**LONG, "warmup_seconds": 1.5},
-        boundary=BETWEEN,
-    )
-    began = simulation.now
-    simulation.step_seconds = lambda call: 0.5 ** min(4.0, simulation.now - began) / 32
-    assert len(simulation.run()) == 1
-    assert simulation.ready.settled is False
-    assert 3.0 <= simulation.ready.warmup_seconds < 3.2
-
-
-# ------------------------------------------------------------------------------- by steps, within one `fit`
-
-
-@pytest.mark.parametrize(("examples", "calls"), [(14_370, 15), (1_437, 2 * STEPS + 2)])
-def test_where_the_boundary_is_known_the_fit_is_not_left(examples, calls):
-    """Steps are timed from the moment on at which epochs are known to be long: in an epoch's midst, or at its end."""
-    simulation = Simulation(
-        *[Measure(seconds=4.0)] * 4,
-        **{**LONG, "examples": examples, "warmup_seconds": 4.0},
-        boundary_seconds=1.0,
-        smaller_batch_seconds=9.0,
-        boundary=BETWEEN,
-    )
-    with pytest.raises(TrainingEnded):
-        simulation.fit()
-    assert simulation.ready.timed_by == "steps"
-    assert simulation.ready.boundary is None
-    assert simulation.frozen_after[0] == calls
-    for measured in (message.slice for message in simulation.sent if isinstance(message, SliceDone)):
-        assert (measured.epochs, measured.seconds) == (0, measured.steps / 32)
-        assert measured.step_seconds.max == 1 / 32
-        assert measured.retraces == 0
-
-
-def test_validation_is_charged_by_the_trials_own_pace():
-    """It takes half as long where training does; what a new iterator takes stays."""
-    boundary = Boundary(seconds=0.5, validation_seconds=3.0, seconds_per_example=1 / 16 / 32)
-    charged = []
-    for step_seconds in (1 / 16, 1 / 32):
-        simulation = Simulation(
-            **{**LONG, "step_seconds": step_seconds},
-            boundary=BetweenEpochs(boundary=boundary, taken_over=True),
-        )
-        simulation.run()
-        charged.append(simulation.ready.epoch_overhead_seconds)
-    assert charged == [3.5, 2.0]
-
-
-def test_a_boundary_that_was_measured_is_reported_at_the_pace_of_the_warm_training():
-    """Other trials scale validation by the pace of the same steps that they look at themselves."""
-    simulation = Simulation(**{**LONG, "step_seconds": lambda call: (1 if call < 20 else 1 / 2) / 32})
-    simulation.run(overhead=0.5)
-    assert simulation.ready.boundary == Boundary(seconds=0.5, seconds_per_example=1 / 64 / 32)
-    assert simulation.ready.epoch_overhead_seconds == 0.5
-
-
-def test_a_second_fit_has_a_warm_up_of_its_own():
-    """Measuring the boundary does not use up its cap, while steps still get faster."""
-    simulation = Simulation(**{**LONG, "warmup_seconds": 1.5})
-    began = simulation.now
-    simulation.step_seconds = lambda call: 0.7 ** min(14.0, simulation.now - began) / 8
-    simulation.run()
-    assert simulation.ready.warmup_seconds > 7.0 + 1.5
-    assert simulation.ready.settled is False
-
-
-def test_the_loss_of_steps_is_the_present_one():
-    """Not that of the last whole epoch, where it was known only then that epochs are long."""
-    simulation = Simulation(
-        Measure(seconds=0.5),
-        step_seconds=1 / 32,
-        boundary_seconds=0.5,
-        boundary=BETWEEN,
-        loss=lambda call: 9.0 if call < 2 * STEPS else 0.5,
-    )
-    (measured,) = simulation.run()
-    assert (simulation.ready.timed_by, measured.loss) == ("steps", 0.5)
-
-
-def test_examples_trained_before_a_fit_was_left_are_counted():
-    """All that moved the weights: the steps of the first `fit` and of the second."""
-    simulation = Simulation(Measure(seconds=1.0), **LONG)
-    (measured,) = simulation.run()
-    assert measured.trained_examples == 32 * simulation.calls
-
-
-def test_the_smaller_last_batch_is_counted_as_it_is_by_steps_too():
-    """Over whole epochs exactly the examples of the counted steps are counted."""
-    (measured,) = Simulation(Measure(seconds=30.0), **LONG).run(overhead=0.125)
-    assert (measured.seconds, measured.steps) == (30.0, 960)  # 449 of each of two epochs, and 62
-    assert measured.examples == 960 * 32 - 2 * 30
-
-
-def test_a_slice_that_ends_with_the_epoch_knows_its_last_batch_is_smaller():
-    """The slice's last call may be the epoch's: of four steps the first is not counted, the last is smaller."""
-    simulation = Simulation(
-        *[Measure(seconds=0.1)] * 9, examples=125, step_seconds=1.0, warmup_seconds=3.0, boundary_seconds=0.0
-    )
-    slices = simulation.run(overhead=0.0)
-    assert [each.examples for each in slices] == [32, 32, 29] * 3
-
-
-def test_nothing_is_thrown_away_where_all_batches_have_one_size():
-    """Without a smaller batch no stretch of a slice is left out: calls not counted are warm-up and boundaries."""
-    simulation = Simulation(Measure(seconds=30.0), **{**LONG, "examples": 14_400})
-    (measured,) = simulation.run(overhead=0.125)
-    assert (measured.steps, measured.examples) == (960, 960 * 32)
-    assert simulation.calls - measured.steps < 50
-
-
-def test_the_end_of_an_epoch_that_the_overhead_speaks_of_is_not_counted():
-    """While a shuffle buffer is emptied steps are quicker; slices go on with the next epoch's beginning."""
-    first_fit = 8  # so many calls tell that the epoch will be long
-
-    def step_seconds(call):
-        return 1 / 32 if call < first_fit or (call - first_fit) % 450 < 350 else 1 / 128
-
-    simulation = Simulation(*[Measure(seconds=4.0)] * 8, **{**LONG, "step_seconds": step_seconds})
-    slices = simulation.run(overhead=0.125, counted_calls=350)
-    assert simulation.calls - first_fit > 2 * 450
-    for measured in slices:
-        assert measured.seconds == measured.steps / 32
-        assert measured.examples == measured.steps * 32
-        assert measured.step_seconds.max == 1 / 32
-
-
-def test_processor_time_of_what_is_not_timed_is_not_the_slices(monkeypatch):
-    """Boundaries, and the end of an epoch that does not count, take processor time: a slice has its part of all."""
-    simulation = Simulation(Measure(seconds=30.0), **{**LONG, "boundary_seconds": 10.0})
-    monkeypatch.setattr(step_clock, "_cpu_seconds", lambda: 1.5 * simulation.now)
-    (measured,) = simulation.run(overhead=10.0, counted_calls=350)
-    assert simulation.now - 1000.0 > 1.3 * measured.seconds
-    assert measured.cpu_seconds == pytest.approx(1.5 * measured.seconds)
-
-
-def test_compiling_for_the_smaller_last_batch_is_in_no_slice():
-    """When a long epoch's end is met for the first time while measured, its stretch is not counted."""
-    simulation = Simulation(Measure(seconds=30.0), **LONG, smaller_batch_seconds=9.0)
-    (measured,) = simulation.run(overhead=0.125)
-    assert (measured.seconds, measured.steps) == (30.0, 960)
-    assert measured.step_seconds.max == 1 / 32
-
-
-@pytest.mark.parametrize(
-    ("training", "uncounted"),
-    [
-        ({}, 12.0 + 5.0),
-        ({"examples": 14_400}, 12.0),
-        ({"step_seconds": lambda call: 1 / 400 if call < 450 else 1 / 250}, 12.0),
-        ({"known": False}, 12.0 + 5.0),
-        ({"known": False, "drop_remainder": True}, 12.0),
-    ],
-    ids=["smaller", "all alike", "met", "perhaps smaller", "dropped"],
-)
-def test_what_a_slice_may_take_beyond_what_counts_is_told(training, uncounted):
-    """An epoch's end, and what it takes to compile for a smaller last batch unless one was met in the warm-up."""
-    simulation = Simulation(**{**LONG, **training}, first_call_seconds=5.0, boundary_seconds=0.0)
-    simulation.run(overhead=0.125, uncounted_seconds=12.0)
-    assert simulation.ready.timed_by == "steps"
-    assert simulation.ready.uncounted_seconds == uncounted
-
-
-def test_a_dataset_that_runs_dry_is_noticed_by_steps_too():
-    """The second epoch of the second `fit` gets nothing."""
-    simulation = Simulation(Measure(seconds=100.0), **LONG, epochs_with_data=1)
-    with pytest.raises(LongEpoch):
-        simulation.fit()
-    simulation.clock.time_by_steps(BETWEEN)
+def test_a_training_without_an_end_that_ends_was_exhausted():
+    """Where nobody knows how long the data is, it is repeated: what ends all the same yields nothing when repeated."""
+    simulation = Simulation(Measure(seconds=100.0), **NO_END)
+    simulation.steps_in_epoch = 50
     with pytest.raises(TrainingFailed, match="the dataset was exhausted"):
         simulation.fit()
 
 
-def test_a_device_that_lags_behind_is_waited_for_within_a_slice_of_steps():
-    """The wait is part of the slice, and starts the next one afresh."""
-    simulation = Simulation(*[Measure(seconds=0.5)] * 2, **LONG, synchronise_seconds=0.25)
-    slices = simulation.run(overhead=0.0)
-    assert [each.seconds for each in slices] == [0.75, 0.75]
+def test_slices_are_timed_by_a_clock_that_nobody_can_set():
+    """The wall clock jumps where it is set; what a trial is timed by where nothing else is said does not."""
+    by = inspect.signature(StepClock).parameters["clock"].default.__name__
+    found = time.get_clock_info(by)
+    assert found.monotonic
+    assert not found.adjustable
 
 
 # ---------------------------------------------------------------------------------------------- arithmetic
-
-
-def training(**changes):
-    """What the clock is told of a training."""
-    told = {"steps_per_call": 1, "batch_size": 32, "examples": 1437, "drop_remainder": False}
-    return Training(**{**told, **changes}, synchronise=lambda: None)
 
 
 @settings(max_examples=200, deadline=None)
@@ -1221,63 +975,25 @@ def training(**changes):
 def test_an_epochs_steps_and_examples_are_those_of_its_batches(
     examples, batch_size, drop_remainder, steps_per_call
 ):
-    """Counted out batch by batch, an epoch has as many steps, examples and calls as the clock reckons."""
+    """Counted out batch by batch, an epoch has as many steps, examples and full calls as the clock reckons."""
     batches = [min(batch_size, examples - begin) for begin in range(0, examples, batch_size)]
     if drop_remainder and batches[-1] < batch_size:
         batches.pop()
-    told = training(
-        examples=examples, batch_size=batch_size, drop_remainder=drop_remainder, steps_per_call=steps_per_call
-    )
-    assert told.steps_per_epoch == len(batches)
-    assert told.examples_in_epoch(len(batches)) == sum(batches)
-    if batches:
-        assert told.examples_missing_from_last_step == batch_size - batches[-1]
-        calls = math.ceil(len(batches) / steps_per_call)
-        assert told.ends_epoch(calls)
-        assert not told.ends_epoch(calls - 1)
-
-
-def test_an_unknown_number_of_examples_gives_no_length_of_an_epoch():
-    """Every batch counts as full, and no call is known to be the last."""
-    told = training(examples=None)
-    assert told.steps_per_epoch is None
-    assert told.examples_missing_from_last_step == 0
-    assert told.examples_in_epoch(45) == 45 * 32
-    assert not told.ends_epoch(10**9)
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    examples=st.integers(33, 3000),
-    steps_per_call=st.sampled_from([1, 3, 16]),
-    target=st.floats(0.01, 5.0),
-    boundary=st.floats(0.0, 0.5),
-    drop_remainder=st.booleans(),
-)
-def test_short_epochs_are_never_cut(examples, steps_per_call, target, boundary, drop_remainder):
-    """Whatever the workload, slices hold whole epochs, and the fewest that last as long as asked."""
-    simulation = Simulation(
-        Measure(seconds=target),
-        Measure(seconds=target),
+    told = Training(
         examples=examples,
-        steps_per_call=steps_per_call,
-        boundary_seconds=boundary,
+        batch_size=batch_size,
         drop_remainder=drop_remainder,
-        step_seconds=1 / 128,
+        steps_per_call=steps_per_call,
+        synchronise=lambda: None,
     )
-    epoch = simulation.steps_in_epoch / 128 + boundary
-    in_epoch = examples // 32 * 32 if drop_remainder else examples
-    for measured in simulation.run():
-        assert measured.seconds == pytest.approx(measured.epochs * epoch)
-        assert measured.examples == measured.epochs * in_epoch
-        assert measured.seconds >= target
-        assert (measured.epochs - 1) * epoch < target + 1e-6
+    calls = [batches[begin : begin + steps_per_call] for begin in range(0, len(batches), steps_per_call)]
+    assert told.steps_per_epoch == len(batches)
+    assert told.examples_per_epoch == sum(batches)
+    assert told.full_calls == sum(call == [batch_size] * steps_per_call for call in calls)
+    assert told.has_few_calls == (len(calls) <= 3)
 
 
-@pytest.mark.parametrize(
-    ("share", "expected"),
-    [("p50", 50), ("p90", 90), ("p99", 99), ("max", 100)],
-)
+@pytest.mark.parametrize(("share", "expected"), [("p50", 50), ("p90", 90), ("p99", 99), ("max", 100)])
 def test_quantiles_are_nearest_ranks(share, expected):
     """Of 1 to 100 seconds, in any order, the n-th percent is n seconds."""
     assert getattr(step_quantiles(list(range(100, 0, -1)), 1), share) == expected
@@ -1286,118 +1002,3 @@ def test_quantiles_are_nearest_ranks(share, expected):
 def test_quantiles_of_one_call_are_that_call():
     """With several steps in it, shared out among them."""
     assert step_quantiles([8.0], 4).model_dump() == {"p50": 2.0, "p90": 2.0, "p99": 2.0, "max": 2.0}
-
-
-def test_quantiles_of_no_call_are_zero():
-    """A slice may hold epochs of which no call was timed."""
-    assert step_quantiles([], 4).max == 0.0
-
-
-def test_an_endless_dataset_is_timed_by_steps_at_once():
-    """What is known to have no end is not watched for one until the warm-up's cap; what may have one is."""
-    simulation = Simulation(Measure(seconds=0.1), examples=None, warmup_seconds=60.0)
-    simulation.run()
-    assert simulation.ready.timed_by == "steps"
-    assert simulation.ready.warmup_seconds < 20
-    unknown = Simulation(Measure(seconds=0.1), examples=None, known=False, warmup_seconds=60.0)
-    unknown.run()
-    assert unknown.ready.warmup_seconds > 60
-
-
-# ------------------------------------------------------------------------------- several without a pause
-
-
-@pytest.mark.parametrize("examples", [1437, None])
-def test_slices_of_a_continuous_run_follow_on_one_another_without_a_freeze(examples):
-    """Four slices, one freeze before and one after, and no time of the training between them is lost."""
-    simulation = Simulation(Measure(seconds=1.0, slices=4), examples=examples, warmup_seconds=2.0)
-    began = simulation.now
-    measured = simulation.run()
-    assert len(measured) == 4
-    assert simulation.events.count("freeze") == 2
-    ready = next(index for index, event in enumerate(simulation.events) if event == "measure")
-    assert "freeze" not in simulation.events[ready : -simulation.events[::-1].index("slice")]
-    assert sum(each.seconds for each in measured) < simulation.now - began - 2 * FROZEN_SECONDS
-    assert all(
-        each.examples / each.seconds == pytest.approx(measured[0].examples / measured[0].seconds)
-        for each in measured
-    )
-
-
-def test_after_a_continuous_run_single_slices_are_measured_as_before():
-    """The number of slices is of one command only."""
-    simulation = Simulation(Measure(seconds=0.1, slices=3), Measure(seconds=0.1))
-    assert len(simulation.run()) == 4
-    assert simulation.events.count("freeze") == 3
-
-
-# ----------------------------------------------------------------------------------------------- stability
-
-BY_STEPS = {"examples": 32 * 2000 + 8, "epoch_seconds": 1.5, "warmup_seconds": 3.0}
-"""Epochs of half a minute, whose last batch is smaller."""
-
-
-@pytest.mark.parametrize("shape", [{}, BY_STEPS, {"examples": None, "warmup_seconds": 3.0}])
-def test_retraces_are_counted_from_the_warm_up_on(shape):
-    """What is traced while warming up is none; each slice has its own."""
-    commands = [Measure(seconds=1.0)] * 3
-    always = Simulation(*commands, traces=lambda call: True, **shape)
-    slices = always.run(overhead=0.0)
-    run_in = STEPS if always.ready.timed_by == "epochs" else 0
-    traced = [pytest.approx(part.steps + run_in, abs=1) for part in slices]
-    assert [part.retraces for part in slices] == traced
-    assert [part.retraces for part in Simulation(*commands, **shape).run(overhead=0.0)] == [0, 0, 0]
-    unseen = Simulation(*commands, traces=None, **shape)
-    assert [part.retraces for part in unseen.run(overhead=0.0)] == [None, None, None]
-
-
-def test_the_first_smaller_batch_is_no_retrace():
-    """An epoch whose end comes after the warm-up is compiled for once: that is left out, and nothing else is."""
-    commands = [Measure(seconds=20.0)] * 4
-    late = Simulation(*commands, smaller_batch_seconds=2.0, **BY_STEPS)
-    assert [part.retraces for part in late.run(overhead=0.0)] == [0, 0, 0, 0]
-    smaller = 2000
-    again = Simulation(
-        *commands, smaller_batch_seconds=2.0, traces=lambda call: call % 2001 == smaller - 1, **BY_STEPS
-    )
-    assert sum(part.retraces for part in again.run(overhead=0.0)) >= 1
-
-
-@pytest.mark.parametrize("shape", [{}, BY_STEPS, {"examples": None, "warmup_seconds": 3.0}])
-@pytest.mark.parametrize("steps_per_call", [1, 4])
-def test_skipped_steps_cost_what_others_do(shape, steps_per_call):
-    """Keras's optimizer inside a loss scale counts updates only: throughput is of what was trained all the same."""
-    commands = [Measure(seconds=2.0)] * 2
-    settings = {"steps_per_call": steps_per_call, **shape}
-    skipping = Simulation(*commands, skips=lambda step: step % 4 == 3, **settings)
-    for part, same in zip(
-        skipping.run(overhead=0.0), Simulation(*commands, **settings).run(overhead=0.0), strict=True
-    ):
-        assert (part.steps, part.examples) == (same.steps, same.examples)
-        assert part.skipped_steps == pytest.approx(part.steps / 4, abs=steps_per_call + 1)
-
-
-@pytest.mark.parametrize("shape", [{}, BY_STEPS, {"examples": None, "warmup_seconds": 3.0}])
-@pytest.mark.parametrize("steps_per_call", [1, 4, 7])
-@pytest.mark.parametrize(("every", "share"), [(1, 1.0), (4, 0.25), (10**9, 0.0)])
-def test_skipped_steps_are_counted_from_the_warm_up_on(shape, steps_per_call, every, share):
-    """Also where a call has several steps, and the epoch's last call fewer; without a loss scale nothing is said."""
-    commands = [Measure(seconds=2.0)] * 3
-    settings = {"steps_per_call": steps_per_call, **shape}
-    trial = Simulation(*commands, skips=lambda step: step % every == every - 1, **settings)
-    slices = trial.run(overhead=0.0)
-    assert len(slices) == 3
-    for part in slices:
-        assert part.skipped_steps == pytest.approx(share * part.steps, abs=steps_per_call + 1)
-    assert Simulation(*commands, **settings).run(overhead=0.0)[0].skipped_steps is None
-
-
-@pytest.mark.parametrize(("examples", "seconds"), [(1437, 2.0), (14_370, 20.0)], ids=["epochs", "steps"])
-def test_steps_that_a_last_call_did_not_have_are_not_skipped(examples, seconds):
-    """Where nobody knows an epoch's length, its last call may have fewer steps: those that lack overflowed nowhere."""
-    commands = [Measure(seconds=seconds)] * 3
-    epochs = {"examples": examples, "known": False, "steps_per_call": 32, "warmup_seconds": 3.0}
-    quiet = Simulation(*commands, skips=lambda step: False, **epochs)
-    assert [part.skipped_steps for part in quiet.run(overhead=0.0)] == [0, 0, 0]
-    loud = Simulation(*commands, skips=lambda step: True, **epochs)
-    assert all(part.skipped_steps > 0.5 * part.steps for part in loud.run(overhead=0.0))

@@ -1,21 +1,18 @@
-"""Short trainings for their losses alone: the same recorded batches, the same weights, another configuration.
-
-Runs in a trial process. Nothing here is timed for speed.
-"""
+"""Short trainings for their losses alone: the same recorded batches, the same weights, another configuration."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import WorkloadError
 from autotune.space.configuration import Configuration
-from autotune.worker import building
+from autotune.worker import datasets
 from autotune.worker.messages import LossRuns
+from autotune.worker.models import compiled_model
 from autotune.workloads.workload import Workload
 
 if TYPE_CHECKING:
@@ -48,10 +45,10 @@ def loss_curves(
     configuration = configuration.replace(steps_per_execution=1, persistent_iterator=False)
     keras.utils.set_random_seed(runs.seeds[0])  # what draws from a seed of its own: dropout, augmentation
     batches = _recorded(workload, configuration, runs, examples)
-    model = building.compiled_model(workload, configuration, batches)
+    model = compiled_model(workload, configuration, batches)
     model.make_train_function()
-    first = next(iter(batches))
-    _build(model, first)
+    first_batch = next(iter(batches))
+    _build(model, first_batch)
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:
         optimizer.build(model.trainable_variables)
@@ -60,32 +57,20 @@ def loss_curves(
     first_weights: list[Any] = []
     steps, deadline = runs.most_steps, time.perf_counter() + runs.seconds
     for scale, seed in itertools.product(runs.scales, runs.seeds):
-        _initialise(model, workload, seed, first)
+        _initialise(model, workload, seed, first_batch)
+        own = [each.numpy() for each in model.trainable_variables]
         if not curves:
-            first_weights = [each.numpy() for each in model.trainable_variables]
+            first_weights = own
         elif seed != runs.seeds[0]:
-            _disturb_where_the_same(model, first_weights, seed)
+            _disturb_if_equal(model, own, first_weights, seed)
         for variable, value in untouched:
             variable.assign(value)
         if not _scale_learning_rate(optimizer, scale):
             curves.append(())
             continue
-        enough = (lambda: time.perf_counter() > deadline) if not curves else (lambda: False)
-        curves.append(tuple(_train(model, batches, steps, enough)))
+        curves.append(_train(model, batches, steps, math.inf if curves else deadline))
         steps = len(curves[0])
     return tuple(curves)
-
-
-def _scale_learning_rate(optimizer: Any, scale: float) -> bool:
-    """Whether the learning rate is now so many times what it was; a schedule's cannot be set."""
-    if scale == 1.0:
-        return True
-    inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
-    try:
-        inner.learning_rate = float(inner.learning_rate) * scale
-    except (TypeError, AttributeError):
-        return False
-    return True
 
 
 def _recorded(
@@ -95,11 +80,11 @@ def _recorded(
     import tensorflow as tf
 
     if not Path(runs.folder).exists():
-        pipeline, *_ = building.datasets(workload, configuration, examine=False)
+        dataset = datasets.training_data(workload, configuration, examine=False)
+        batches = datasets.pipeline(dataset, workload, configuration).dataset
         whole = max(1, examples // configuration.batch_size) if examples else runs.most_steps
-        size = max(1, sum(_bytes(leaf) for leaf in tf.nest.flatten(next(iter(pipeline.dataset)))))
-        count = max(1, min(runs.most_steps, whole, LARGEST_RECORDING_BYTES // size))
-        pipeline.dataset.take(count).save(runs.folder)
+        size = max(1, sum(_bytes(leaf) for leaf in tf.nest.flatten(next(iter(batches)))))
+        batches.take(max(1, min(runs.most_steps, whole, LARGEST_RECORDING_BYTES // size))).save(runs.folder)
     batches = tf.data.Dataset.load(runs.folder).cache().repeat()
     if runs.recorded_batch_size != configuration.batch_size:
         batches = batches.unbatch().batch(configuration.batch_size, drop_remainder=True)
@@ -139,15 +124,13 @@ def _initialise(model: keras.Model, workload: Workload, seed: int, batch: Any) -
         mine.assign(theirs.numpy())
 
 
-def _disturb_where_the_same(model: keras.Model, first: Sequence[Any], seed: int) -> None:
-    """Move weights that are the first training's, whatever the seed, by as much as rounding might.
+def _disturb_if_equal(model: keras.Model, own: list[Any], first: list[Any], seed: int) -> None:
+    """Move weights that no seed changes, such as pretrained ones, by as much as rounding might.
 
-    Weights that were trained before, or drawn from a seed of the model's own, are the same each time. Five equal
-    trainings would say that nothing makes a difference, where a training may be such that any rounding does.
+    Else all trainings would be equal, and say that rounding makes no difference.
     """
     import numpy as np
 
-    own = [each.numpy() for each in model.trainable_variables]
     if not all(np.array_equal(a, b) for a, b in zip(own, first, strict=True)):
         return
     generator = np.random.default_rng(seed)
@@ -155,16 +138,29 @@ def _disturb_where_the_same(model: keras.Model, first: Sequence[Any], seed: int)
         variable.assign(value * (1 + ROUNDING * generator.uniform(-1, 1, value.shape)).astype(value.dtype))
 
 
+def _scale_learning_rate(optimizer: Any, scale: float) -> bool:
+    """Whether the learning rate is now so many times what it was; a schedule's cannot be set."""
+    if scale == 1.0:
+        return True
+    inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
+    try:
+        inner.learning_rate = float(inner.learning_rate) * scale
+    except (TypeError, AttributeError):
+        return False
+    return True
+
+
 def _train(
-    model: keras.Model, batches: tf.data.Dataset, steps: int, enough: Callable[[], bool]
-) -> Iterator[float | None]:
+    model: keras.Model, batches: tf.data.Dataset, steps: int, deadline: float
+) -> tuple[float | None, ...]:
+    """The loss of each step; no step but the first is begun after the deadline."""
     iterator = iter(batches)
-    for step in range(steps):
-        if step and enough():
-            return
+    curve: list[float | None] = []
+    while len(curve) < steps and (not curve or time.perf_counter() <= deadline):
         model.reset_metrics()
         logs = model.train_function(iterator)
         if not isinstance(logs, dict) or "loss" not in logs:
-            return
+            break
         loss = float(logs["loss"])
-        yield loss if math.isfinite(loss) else None
+        curve.append(loss if math.isfinite(loss) else None)
+    return tuple(curve)

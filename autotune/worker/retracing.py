@@ -1,8 +1,8 @@
 """Notices in the trial process that TensorFlow traces, or XLA compiles, the train function once more.
 
-Tracing is seen by the counter of seconds that TensorFlow spends over it, read before and after each call of the
-train function. XLA compiles anew for each shape that it meets, without a new trace: of that its runtime writes a line
-into the log, if it was asked to before it was imported. Neither costs a step more than a microsecond.
+Tracing is seen by the seconds that TensorFlow says it spends on it, before and after each call of the train function.
+XLA compiles anew for each shape that it meets, without a new trace: of that its runtime writes a line into the log, if
+it was asked to before it was imported.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from autotune.worker.private_api import tracing_seconds
+
 _SAYS_WHEN_IT_COMPILES = "device_compilation_profiler=1"
-"""The source file of TensorFlow's runtime, and the level of talkativeness, that tell of each compilation."""
+"""The source file of TensorFlow's runtime, and the level of verbosity, that tell of each compilation."""
 _COMPILED = re.compile(rb"device_compilation_profiler\.cc:\d+\] Compiled \S+ \d+ times?,")
 
 
@@ -41,7 +43,7 @@ def ask_runtime_to_tell() -> None:
 
 
 class Retracing:
-    """Counts how often the train function was traced or compiled.
+    """Counts how often the train function was traced or compiled in each slice.
 
     Args:
         log: The file that takes what the trial, this process, writes to stderr.
@@ -53,40 +55,50 @@ class Retracing:
         self._xla = xla
         self._read_bytes = log.stat().st_size
         self._cut_line = b""
-        self._traces = self._compilations = 0
+        self._traces: int | None = 0
+        self._compilations = 0
         self._seen_to_compile = False
 
     def wrap(self, train_function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """`train_function`, with the calls of it counted in which something was traced."""
-        from tensorflow.python.eager.polymorphic_function import tracing_compilation
-
-        spent = tracing_compilation._graph_building_time_counter.get_cell()
+        spent = tracing_seconds()
+        if spent is None:
+            self._traces = None
+            return train_function
 
         def watched(iterator: Any) -> Any:
-            before = spent.value()
+            before = spent()
             logs = train_function(iterator)
-            if spent.value() != before:
+            if spent() != before and self._traces is not None:
                 self._traces += 1
             return logs
 
         return watched
 
-    def since_last_asked(self) -> int | None:
-        """How often it was traced or compiled since this was last asked; None where that cannot be seen.
+    def gauge(self) -> Callable[[float], dict[str, Any]]:
+        """A slice begins: how often the function is traced or compiled in it, None where that cannot be seen.
 
         What is traced anew is compiled anew: the larger of the two numbers counts. Where XLA compiles, the first
         compilation must have been seen: otherwise the log does not tell.
         """
-        self._read_log()
-        self._seen_to_compile = self._seen_to_compile or self._compilations > 0
-        traces, compilations = self._traces, self._compilations
-        self._traces = self._compilations = 0
-        return max(traces, compilations) if self._seen_to_compile or not self._xla else None
+        self._count()
 
-    def _read_log(self) -> None:
+        def measured(_: float) -> dict[str, Any]:
+            traces, compilations = self._count()
+            seen = traces is not None and (self._seen_to_compile or not self._xla)
+            return {"retraces": max(traces or 0, compilations) if seen else None}
+
+        return measured
+
+    def _count(self) -> tuple[int | None, int]:
+        """Traces and compilations since the last count."""
+        compilations = 0
         with contextlib.suppress(OSError), self._log.open("rb") as stream:
             # A log that had grown too large is shorter than before: what its lost lines said is not counted.
             stream.seek(min(self._read_bytes, os.fstat(stream.fileno()).st_size))
             whole, _, self._cut_line = (self._cut_line + stream.read()).rpartition(b"\n")
             self._read_bytes = stream.tell()
-            self._compilations += len(_COMPILED.findall(whole))
+            compilations = len(_COMPILED.findall(whole))
+        self._seen_to_compile = self._seen_to_compile or compilations > 0
+        traces, self._traces = self._traces, None if self._traces is None else 0
+        return traces, compilations

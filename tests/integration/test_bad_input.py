@@ -18,7 +18,6 @@ pytestmark = pytest.mark.slow
         ("one_pass_ever", "exhausted by its first pass", "starts afresh each epoch"),
         ("already_batched", "yields batches already", "Leave .batch() out"),
         ("scalars_already_batched", "yields batches already", "Leave .batch() out"),
-        ("ill_fitting", "input of shape (5,), the model takes (4,)", "make one fit the other"),
         ("four_parts", "tuples of 4, expected (x, y) or (x, y, sample_weight)", "Several inputs go into x"),
         ("arrays", "dataset() returned a tuple, expected a tf.data.Dataset", "from_tensor_slices"),
         ("compiled", "compiled already", "Workload(compile=…)"),
@@ -35,6 +34,14 @@ def test_an_unusable_workload_is_an_input_error(launch, case, words, hint):
     assert hint in failure.hint
     assert failure.input_error
     assert failure.outcome is Outcome.ERROR
+
+
+def test_an_input_of_another_shape_is_told_in_keras_words(launch):
+    """The reason says what was expected and what was found."""
+    failure = launch("ill_fitting").failure()
+    assert failure.outcome is Outcome.ERROR
+    assert "to have value 4" in failure.reason
+    assert "(None, 5)" in failure.reason
 
 
 def test_a_dataset_that_ignores_the_batch_size_is_an_input_error(launch):

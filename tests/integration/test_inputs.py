@@ -1,6 +1,5 @@
 """Every kind of input that a workload may have is trained on, and its examples are counted exactly."""
 
-import shutil
 import subprocess
 import sys
 import time
@@ -53,20 +52,8 @@ def test_a_batch_may_hold_what_is_not_of_its_examples(launch):
     warm = trial.warm_up()
     assert warm.started.examples == 100
     assert_whole_epochs(warm, trial.measure())
-    for told, batch_size, steps in ((100, 40, 3), (None, 128, 1)):
-        data = Data(examples=told, endless=False)
-        trial = launch("graphs", batch_size, workload="batched", data=data)
-        warm = trial.warm_up()
-        assert warm.started.examples == told
-        assert_whole_epochs(warm, trial.measure(), steps=steps)
-
-
-def test_what_a_dataset_of_graphs_drops_by_itself_is_not_counted(launch):
-    """The targets' shapes give it away, whatever is as long as a batch is not."""
-    trial = launch("full_batches_of_graphs", 30, workload="batched", data=Data(examples=96, endless=False))
-    warm = trial.warm_up()
-    assert warm.started.examples == 90
-    assert_whole_epochs(warm, trial.measure(), examples=90, steps=3)
+    trial = launch("graphs", 40, workload="batched", data=Data(examples=100, endless=False))
+    assert_whole_epochs(trial.warm_up(), trial.measure(), steps=3)
 
 
 def test_steps_are_counted_where_gradients_are_accumulated(launch):
@@ -93,9 +80,7 @@ def test_what_a_dataset_drops_by_itself_is_never_trained_on(launch, case):
     assert told.examples == 96
     for batch_size, examples in ((60, 60), (30, 90)):
         trial = launch(case, batch_size, workload="batched", data=told)
-        warm = trial.warm_up()
-        assert warm.started.examples == examples
-        assert_whole_epochs(warm, trial.measure(), examples=examples, steps=examples // batch_size)
+        assert_whole_epochs(trial.warm_up(), trial.measure(), examples=examples, steps=examples // batch_size)
 
 
 def test_elements_may_have_no_targets(launch):
@@ -208,25 +193,14 @@ def test_an_epoch_that_cannot_be_counted_in_time_is_timed_by_steps(launch):
     assert warm.first_step_seconds < warm.ready_seconds <= took - warm.started.counting_seconds
 
 
-@pytest.mark.parametrize(
-    ("case", "examples", "batch_size"),
-    [("generated", 100, 16), ("generated", 100, 128), ("filtered", 50, 40)],
-)
-def test_short_epochs_that_were_not_counted_in_time_are_counted_by_the_trial(
-    launch, case, examples, batch_size
-):
-    """Or the smaller last batch would count as a whole one: 128 examples of 50, where a batch holds them all."""
-    trial = launch(case, batch_size, data=Data(examples=None, endless=False))
-    warm = trial.warm_up()
-    assert warm.started.examples is None
-    assert_whole_epochs(warm, trial.measure(), examples=examples, steps=-(-examples // batch_size))
-
-
-def test_what_is_dropped_is_not_counted_by_the_trial(launch):
-    """With `drop_remainder` an epoch trains on its whole batches, also where it counts for itself."""
-    data = Data(examples=None, endless=False)
-    trial = launch("generated", 40, workload="dropping", data=data)
-    assert_whole_epochs(trial.warm_up(), trial.measure(), examples=80, steps=2)
+@pytest.mark.parametrize("batch_size", [16, 128])
+def test_data_that_was_not_counted_in_time_is_trained_on_without_an_end(launch, batch_size):
+    """Batches go on over the end of the data, so that there is no smaller last one; what lies there is left out."""
+    trial = launch("generated", batch_size, data=Data(examples=None, endless=False))
+    warm, part = trial.warm_up(), trial.measure()
+    assert (warm.started.examples, warm.started.endless) == (None, False)
+    assert (warm.ready.timed_by, warm.ready.epoch_overhead_seconds) == ("steps", None)
+    assert part.examples == part.steps * batch_size
 
 
 def test_batches_that_cannot_be_counted_in_time_are_as_large_as_the_first(launch):
@@ -243,10 +217,10 @@ def produced(trial):
 
 @pytest.mark.parametrize(
     ("case", "persistent"),
-    [("kept_in_a_file", False), ("kept_in_a_snapshot", False), ("more_than_is_kept", False), ("kept", True)],
+    [("kept_in_a_file", False), ("more_than_is_kept", False), ("kept", True)],
 )
 def test_what_a_dataset_keeps_is_kept_before_anything_is_timed(launch, case, persistent):
-    """A training reads what `.cache()` or `.snapshot()` keeps from its second epoch on; a trial may see less of one."""
+    """A training reads what `.cache()` keeps from its second epoch on; a trial may see less of one."""
     trial = launch(case, persistent_iterator=persistent)
     warm = trial.warm_up()
     assert warm.ready.timed_by == "steps"
@@ -268,23 +242,6 @@ def test_what_is_kept_in_a_file_is_not_produced_again(launch):
         (again.log.parent / file.name).write_bytes(file.read_bytes())
     again.warm_up()
     assert produced(again) == 0
-
-
-def test_what_is_in_a_snapshot_is_not_produced_again(launch):
-    """One that is complete is left as it is, and the next trial reads what it trains on."""
-    first = launch("kept_in_a_snapshot")
-    first.warm_up()
-    first.trial.kill()
-    again = launch("kept_in_a_snapshot")
-    shutil.copytree(first.log.parent / "snapshot", again.log.parent / "snapshot")
-    warm = again.warm_up()
-    assert warm.ready.timed_by == "steps"
-    assert produced(again) == 0
-    kept, before = (
-        {each.relative_to(case.log.parent) for each in case.log.parent.glob("snapshot/*/*")}
-        for case in (again, first)
-    )
-    assert kept == before
 
 
 def test_what_is_never_kept_whole_is_produced_in_every_epoch(launch):
@@ -428,7 +385,6 @@ def test_a_training_of_three_steps_in_all_is_refused(launch, data):
     assert failure.input_error
     assert failure.reason == "the dataset was exhausted by its first pass: the second got nothing"
     assert "starts afresh each epoch" in failure.hint
-    assert len(steps_of(trial)) == 3
 
 
 THREE_STEPS = """

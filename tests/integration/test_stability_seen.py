@@ -33,14 +33,15 @@ def test_a_fixed_shape_is_traced_once(launch, case, jit_compile):
     assert [each.retraces for each in slices(trial)] == [0, 0, 0, 0]
 
 
-def test_a_smaller_last_batch_that_comes_late_is_no_retrace(launch):
-    """An epoch that is longer than the warm-up ends in a slice: what XLA compiles there once is left out."""
+def test_a_smaller_last_batch_that_comes_late_is_one_retrace(launch):
+    """An epoch that is longer than the warm-up ends in a slice: XLA compiles there, once, which is allowed."""
     trial = launch("late_remainder", jit_compile=True, data=Data(examples=644, endless=False))
     assert trial.warm_up().ready.timed_by == "steps"
     assert "2 times" not in trial.log.read_text()
     for _ in range(60):
-        assert trial.measure(1.0).retraces == 0
-        if "2 times" in trial.log.read_text():
+        retraces = trial.measure(1.0).retraces
+        assert retraces == ("2 times" in trial.log.read_text())
+        if retraces:
             return
     pytest.fail("no slice reached the end of the epoch")
 
@@ -50,7 +51,7 @@ def test_python_numbers_are_traced_for_each_time(launch):
     trial = launch("impatient")
     trial.warm_up()
     part = trial.measure(0.5)
-    assert part.retraces >= part.steps > 1, "at those of the run-in, which are not among its steps, too"
+    assert part.retraces == part.steps > 1
     assert part.skipped_steps is None
 
 

@@ -129,7 +129,7 @@ def scalars(config):
     return tf.data.Dataset.from_tensor_slices((numbers(width=1)[:, 0], numbers(width=1)))
 
 
-def graphs(config, *, full=False):
+def graphs(config):
     """Batches in which only the targets have one row for each example."""
 
     def as_one(nodes, y):
@@ -137,7 +137,7 @@ def graphs(config, *, full=False):
 
     nodes = numbers(width=12).reshape(-1, 3, 4)
     each = tf.data.Dataset.from_tensor_slices((nodes, numbers(width=1)))
-    return each.batch(config.batch_size, drop_remainder=full).map(as_one)
+    return each.batch(config.batch_size).map(as_one)
 
 
 def weighted(config):
@@ -278,11 +278,6 @@ def produced(config):
 def kept(config, file=""):
     """The same, that are kept then."""
     return produced(config).cache(file).shuffle(50)
-
-
-def kept_in_a_snapshot(config):
-    """The same, in a snapshot."""
-    return produced(config).snapshot(str(log().parent / "snapshot")).shuffle(50)
 
 
 def kept_in_a_file(config):
@@ -866,7 +861,6 @@ CASES = {
     "pictures_with_a_channel": {"dataset": pictures_with_a_channel, "model": flat_pictures},
     "scalars": {"dataset": scalars, "model": one_number},
     "graphs": {"dataset": graphs, "model": Graphs},
-    "full_batches_of_graphs": {"dataset": functools.partial(graphs, full=True), "model": Graphs},
     "weighted": {"dataset": weighted},
     "batches": {"dataset": batches},
     "wrong_batches": {"dataset": wrong_batches},
@@ -882,7 +876,6 @@ CASES = {
     "slow_generator": {"dataset": slow_generator},
     "slow_batches": {"dataset": slow_batches},
     "kept": {"dataset": kept, "compile": slow_steps(0.03)},
-    "kept_in_a_snapshot": {"dataset": kept_in_a_snapshot, "compile": slow_steps(0.03)},
     "kept_in_a_file": {"dataset": kept_in_a_file, "compile": slow_steps(0.03)},
     "part_of_what_is_kept": {"dataset": part_of_what_is_kept, "compile": slow_steps(0.03)},
     "passes_that_end": {"dataset": passes_that_end},

@@ -1,0 +1,198 @@
+"""The user's datasets: calls the functions that make them, counts their examples, and refuses what cannot be timed."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from autotune.errors import WorkloadError
+from autotune.recipe import apply
+from autotune.space.configuration import Configuration
+from autotune.worker.failures import call_user
+from autotune.workloads.workload import Workload, call_with_config
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+ENDLESS = -1
+"""`tf.data.INFINITE_CARDINALITY`."""
+LOOK_BATCHES, LOOK_SECONDS = 32, 1.0
+"""Of a dataset that batches by itself so many are looked at, and no further one so long after the first."""
+MOST_UNEVEN = 0.02
+"""By how much whole batches may be more than the examples in them. Throughput would be overstated by this share."""
+
+
+def training_data(workload: Workload, configuration: Configuration, *, examine: bool) -> tf.data.Dataset:
+    """What the workload's `dataset()` returns.
+
+    Args:
+        workload: Whose.
+        configuration: What a dataset that batches by itself is told.
+        examine: Look at a first element; of one that batches by itself the first batches are looked at in any case.
+    """
+    dataset = _made_by(workload.dataset, "dataset", configuration)
+    if examine or workload.batched:  # each batch size: one that dataset() ignores would look faster
+        _look_at(dataset, workload, configuration.batch_size)
+    return dataset
+
+
+def validation_data(
+    workload: Workload, configuration: Configuration, train: tf.data.Dataset
+) -> tf.data.Dataset | None:
+    """What the workload's `validation()` returns, batched; None without one, or where the training has no end."""
+    if workload.validation is None:
+        return None
+    held_out = _made_by(workload.validation, "validation", configuration)
+    if elements_in(train) == ENDLESS:
+        return None
+    if elements_in(held_out) == ENDLESS:
+        raise WorkloadError(
+            "validation() has no end, so the first epoch's validation has none either",
+            hint="Take as much of it as is validated: dataset.take(N).",
+        )
+    return apply.pipeline(held_out, configuration, batched=workload.batched)
+
+
+def pipeline(
+    dataset: tf.data.Dataset, workload: Workload, configuration: Configuration
+) -> apply.TrainingPipeline:
+    """The training data, batched and prefetched as the configuration says."""
+    return apply.training_pipeline(
+        dataset, configuration, batched=workload.batched, drop_remainder=workload.drop_remainder
+    )
+
+
+def _made_by(function: Callable[..., Any], part: str, configuration: Configuration) -> tf.data.Dataset:
+    import tensorflow as tf
+
+    dataset = call_user(part, lambda: call_with_config(function, configuration))
+    if not isinstance(dataset, tf.data.Dataset):
+        raise WorkloadError(
+            f"{part}() returned a {type(dataset).__name__}, expected a tf.data.Dataset",
+            hint="Wrap arrays as tf.data.Dataset.from_tensor_slices((x, y)).",
+        )
+    spec = dataset.element_spec
+    if isinstance(spec, tuple) and not 1 <= len(spec) <= 3:
+        raise WorkloadError(
+            f"{part}() yields tuples of {len(spec)}, expected (x, y) or (x, y, sample_weight)",
+            hint="Several inputs go into x, as a tuple or a dict.",
+        )
+    return dataset
+
+
+def _look_at(dataset: tf.data.Dataset, workload: Workload, wanted: int) -> None:
+    few = dataset.take(LOOK_BATCHES if workload.batched else 1)
+    seen = call_user("dataset", lambda: _batches_in(few, LOOK_SECONDS, wanted))
+    if not seen.sizes:
+        raise WorkloadError(
+            "dataset() yields nothing: it is empty", hint="Check the path or the filter that feeds it."
+        )
+    if not workload.batched:
+        return
+    first = seen.sizes[0]
+    if first != wanted and first and not (first < wanted and len(seen.sizes) == 1):  # one batch of it all
+        raise WorkloadError(
+            f"dataset(config) with batched=True yields batches of {first}, expected "
+            f"config.batch_size, which is {wanted}",
+            hint="Batch by config.batch_size, or yield single examples without batched=True.",
+        )
+    _refuse_uneven(seen.sizes[:-1], wanted)
+
+
+def _refuse_uneven(sizes: list[int], wanted: int) -> None:
+    """Refuse batches that hold clearly less than was asked for: each step counts for a whole one."""
+    if sum(sizes) and len(sizes) * wanted > (1 + MOST_UNEVEN) * sum(sizes):
+        mean = sum(sizes) / len(sizes)
+        raise WorkloadError(
+            f"dataset(config) with batched=True yields batches of {mean:.1f} on average before its last, "
+            f"expected config.batch_size, which is {wanted}: throughput is counted in whole batches",
+            hint="Batch last, when files are put together and after .repeat(); or drop what fills no batch "
+            "(drop_remainder=True); or yield single examples without batched=True.",
+        )
+
+
+# ------------------------------------------------------------------------------------------------ counting
+
+
+def elements_in(dataset: tf.data.Dataset) -> int:
+    """How many elements a dataset says it has, negative where it does not say."""
+    return int(dataset.cardinality().numpy())
+
+
+def examples_in(
+    dataset: tf.data.Dataset, workload: Workload, configuration: Configuration, seconds: float
+) -> int | None:
+    """Examples per epoch; None without an end, or where they could not be counted.
+
+    Args:
+        dataset: The training data, before the trial batches it.
+        workload: Whose.
+        configuration: The trial's.
+        seconds: How long counting may take, where the dataset does not say how many it has.
+    """
+    elements = elements_in(dataset)
+    if elements == ENDLESS:
+        return None
+    if not workload.batched:
+        return elements if elements >= 0 else _counted_singly(dataset, seconds)
+    seen = call_user("dataset", lambda: _batches_in(dataset, seconds, configuration.batch_size))
+    _refuse_uneven(seen.sizes[:-1], configuration.batch_size)
+    if seen.ended:
+        return int(sum(seen.sizes))
+    return None if elements < 0 else round(sum(seen.sizes) / len(seen.sizes) * elements)
+
+
+def validation_examples_in(batches: tf.data.Dataset, seconds: float) -> int | None:
+    """Examples in the batches of validation data of unknown cardinality; None if not counted in time."""
+    seen = call_user("validation", lambda: _batches_in(batches, seconds))
+    return sum(seen.sizes) if seen.ended else None
+
+
+def batch_length(dataset: tf.data.Dataset) -> int:
+    """Examples in the first batch of a dataset; 1 where that does not tell."""
+    return sum(_batches_in(dataset.take(1), math.inf).sizes) or 1
+
+
+class _Batches(NamedTuple):
+    """The examples in each batch that came, and whether no more would have come."""
+
+    sizes: list[int]
+    ended: bool
+
+
+def _batches_in(batches: tf.data.Dataset, seconds: float, wanted: int = 0) -> _Batches:
+    """Count examples in batches, for so many seconds after the first.
+
+    Not all that a batch holds need be of one example each, as a graph's nodes or a table that is the same for all. The
+    first batch tells which part counts: the first one of the wanted length, or else the longest that is shorter.
+    """
+    import tensorflow as tf
+
+    sizes: list[int] = []
+    part, deadline = 0, math.inf
+    for batch in batches:
+        shapes = [getattr(leaf, "shape", None) for leaf in tf.nest.flatten(batch)]
+        lengths = [int(shape[0]) if shape is not None and shape.rank else 0 for shape in shapes] or [0]
+        if not sizes:
+            deadline = time.perf_counter() + seconds
+            shorter = max((each for each in lengths if each <= wanted), default=0)
+            part = lengths.index(shorter or next((each for each in lengths if each), 0))
+        sizes.append(lengths[part])
+        if time.perf_counter() > deadline:
+            return _Batches(sizes, ended=False)
+    return _Batches(sizes, ended=True)
+
+
+def _counted_singly(dataset: tf.data.Dataset, seconds: float) -> int | None:
+    """Count examples for so many seconds, none of which is handed to Python; None if there were more."""
+    import tensorflow as tf
+
+    one = tf.autograph.experimental.do_not_convert(lambda *_: tf.constant(1, tf.int64))
+    deadline, counted, ones = time.perf_counter() + seconds, 0, iter(dataset.map(one).batch(32))
+    while (some := call_user("dataset", lambda: next(ones, None))) is not None:
+        counted += int(some.shape[0])
+        if time.perf_counter() > deadline:
+            return None
+    return counted

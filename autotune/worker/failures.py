@@ -1,0 +1,86 @@
+"""How a trial fails: the exceptions, and the message that tells the tuner."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from autotune.errors import ApplyError, AutotuneError, WorkloadError
+from autotune.executors.log import printable
+from autotune.executors.no_memory import says_no_memory
+from autotune.record import Outcome
+from autotune.worker.messages import Failed
+from autotune.workloads.loading import users_traceback
+
+_SAYS_NOTHING = re.compile(
+    r'Graph execution error:|Detected at node |<stack traces unavailable>|File "|Exception encountered when calling '
+)
+"""Lines above the one in which TensorFlow or Keras says what went wrong."""
+
+
+class TrainingFailed(Exception):
+    """Training showed something that ends the trial."""
+
+    def __init__(self, outcome: Outcome, reason: str, *, hint: str = "", input_error: bool = False) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+        self.reason = reason
+        self.hint = hint
+        self.input_error = input_error
+
+
+def call_user(part: str, function: Callable[[], Any]) -> Any:
+    """Call one of the workload's functions.
+
+    Raises:
+        WorkloadError: It raised an exception, which is the user's to mend. Want of memory passes through.
+    """
+    try:
+        return function()
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise WorkloadError(
+            f"the workload's {part}() raised {type(error).__name__}: {error}", detail=users_traceback(error)
+        ) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception, of Python's or TensorFlow's, says that memory ran out."""
+    import tensorflow as tf
+
+    text = str(error)
+    return (
+        isinstance(error, (MemoryError, tf.errors.ResourceExhaustedError))
+        or (isinstance(error, tf.errors.OpError) and "RESOURCE_EXHAUSTED" in text)
+        or says_no_memory(text)
+    )
+
+
+def told(error: BaseException) -> Failed:
+    """The message that tells the tuner of an exception."""
+    if isinstance(error, TrainingFailed):
+        return _failed(error.outcome, error.reason, error.hint, input_error=error.input_error)
+    if isinstance(error, AutotuneError):
+        users = isinstance(error, (WorkloadError, ApplyError))
+        return _failed(Outcome.ERROR, error.message, error.hint, error.detail, input_error=users)
+    if isinstance(error, MemoryError):  # TensorFlow may not be imported
+        return _failed(Outcome.OOM, f"out of host memory: {error}")
+    lines = [line.strip() for line in str(error).splitlines()]
+    said = [line for line in lines if line and not _SAYS_NOTHING.match(line)]
+    reason = f"{type(error).__name__}: {said[0] if said else 'no message'}"
+    outcome = Outcome.OOM if is_out_of_memory(error) else Outcome.ERROR
+    return _failed(outcome, reason, detail=users_traceback(error))
+
+
+def _failed(
+    outcome: Outcome, reason: str, hint: str = "", detail: str = "", *, input_error: bool = False
+) -> Failed:
+    return Failed(
+        outcome=outcome,
+        reason=printable(reason)[:4000],
+        hint=hint,
+        detail=printable(detail)[-20000:],
+        input_error=input_error,
+    )

@@ -1,0 +1,213 @@
+"""One trial of a `Workload`: builds pipeline and model, and times `model.fit`.
+
+This is one kind of workload. Another kind is one more file with a `run` like this one's, named in `worker/main.py`.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.executors.executor import Data
+from autotune.recipe import apply
+from autotune.record import Outcome
+from autotune.space.configuration import Configuration
+from autotune.worker import closing, datasets, gauges, gpus, messages
+from autotune.worker.boundary import BetweenEpochs, measure_between_epochs, take_over
+from autotune.worker.caches import fill_caches
+from autotune.worker.failures import TrainingFailed
+from autotune.worker.loss_curves import loss_curves
+from autotune.worker.models import compiled_model
+from autotune.worker.private_api import finite_steps
+from autotune.worker.retracing import Retracing
+from autotune.worker.slices import TrainingEnded
+from autotune.worker.step_clock import LongEpoch, StepClock
+from autotune.worker.training import Training
+from autotune.workloads.workload import Workload
+
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+
+EPOCHS = 1 << 30
+"""That `fit` is asked for: the tuner ends it."""
+
+
+def run(
+    request: messages.TrialRequest,
+    channel: messages.Channel,
+    workload: Workload,
+    configuration: Configuration,
+) -> None:
+    """Run one trial to its end.
+
+    Args:
+        request: What to run.
+        channel: The pipe to the tuner.
+        workload: The workload.
+        configuration: What is in force.
+    """
+    if request.losses is not None:
+        curves = loss_curves(workload, configuration, request.losses, request.examples)
+        channel.send(messages.LossCurves(curves=curves, gpus=gpus.gpu_names()))
+        return
+    import tensorflow as tf
+
+    dataset = datasets.training_data(workload, configuration, examine=request.examine)
+    validation = datasets.validation_data(workload, configuration, dataset)
+    train = datasets.pipeline(dataset, workload, configuration)
+    model = compiled_model(workload, train.in_force, train.dataset)
+    caches = [fill_caches(each, part) for each, part in ((dataset, "dataset"), (validation, "validation"))]
+    began = time.monotonic()
+    data = _counted(request, workload, configuration, dataset, validation)
+    counting_seconds = time.monotonic() - began + sum(in_files for in_files, _ in caches)
+    if data.examples is None:  # an end that nobody knows is left out
+        train, validation = datasets.pipeline(dataset.repeat(), workload, configuration), None
+    training = Training(
+        steps_per_call=int(train.in_force["steps_per_execution"]),
+        batch_size=configuration.batch_size,
+        examples=data.examples,
+        drop_remainder=workload.drop_remainder,
+        synchronise=tf.test.experimental.sync_devices,
+    )
+    channel.send(
+        messages.Started(
+            jit_compile=bool(model.jit_compile),
+            examples=data.examples,
+            examples_per_epoch=training.examples_per_epoch,
+            validation_examples=data.validation_examples,
+            validation_uncounted=data.validation_uncounted,
+            endless=data.endless,
+            counting_seconds=counting_seconds,
+            filling_seconds=sum(in_memory for _, in_memory in caches),
+            element=str(train.dataset.element_spec)[:2000],
+            batch_ranks=apply.batch_ranks(train.dataset),
+            parameters=int(model.count_params()) if model.built else 0,
+            gpus=gpus.gpu_names(),
+            device_limit_bytes=gpus.device_limit_bytes(),
+            build=gpus.build_versions(),
+            set_by_dataset=apply.set_by_dataset(dataset),
+            in_force=train.in_force.differences(configuration),
+        )
+    )
+    retracing = Retracing(Path(request.log), xla=bool(model.jit_compile) and not model.run_eagerly)
+    measured = [gauges.machine, gauges.device_memory, retracing.gauge]
+    known = None if request.boundary is None else take_over(request.boundary, train, training)
+    clock = StepClock(
+        training,
+        channel,
+        warmup_seconds=request.warmup_seconds,
+        epoch_seconds=request.epoch_seconds,
+        between_epochs=known if validation is None else None,  # a `fit` that validates is left
+        gauges=measured,
+    )
+    if (finite := finite_steps(getattr(model, "optimizer", None))) is not None:
+        measured.append(gauges.skipped_steps(clock.progress, finite))
+
+    def between_epochs() -> BetweenEpochs:
+        return known or measure_between_epochs(
+            model,
+            train,
+            validation,
+            training,
+            call_seconds=clock.warm_up.usual_call_seconds,
+            iterator=clock.iterator,
+            validation_batches=_validation_batches(validation, data),
+        )
+
+    finish = fit(model, train, validation, clock, retracing, between_epochs)
+    closing.tell(channel, model, clock, finish)
+
+
+def _counted(
+    request: messages.TrialRequest,
+    workload: Workload,
+    configuration: Configuration,
+    dataset: tf.data.Dataset,
+    validation: tf.data.Dataset | None,
+) -> Data:
+    """What the trial was told of the data, or has counted."""
+    examples, held_out, uncounted = (
+        request.examples,
+        request.validation_examples,
+        request.validation_uncounted,
+    )
+    elements = datasets.elements_in(dataset)
+    if request.examine:
+        examples = datasets.examples_in(dataset, workload, configuration, request.count_seconds)
+    elif workload.batched and examples is not None and elements >= 0:  # it may drop what fills no batch
+        examples = min(examples, elements * configuration.batch_size)
+    if request.examine and validation is not None and datasets.elements_in(validation) < 0:
+        held_out = datasets.validation_examples_in(validation, request.count_seconds)
+        uncounted = held_out is None
+    return Data(
+        examples=examples,
+        validation_examples=held_out,
+        validation_uncounted=uncounted,
+        endless=elements == datasets.ENDLESS,
+    )
+
+
+def _validation_batches(validation: tf.data.Dataset | None, data: Data) -> int | None:
+    """Batches of a validation; None where they are unknown."""
+    batches = -1 if validation is None else datasets.elements_in(validation)
+    if batches < 0 and data.validation_examples is not None:
+        return math.ceil(data.validation_examples / datasets.batch_length(validation))
+    return batches if batches >= 0 else None
+
+
+def fit(
+    model: keras.Model,
+    train: apply.TrainingPipeline,
+    validation: tf.data.Dataset | None,
+    clock: StepClock,
+    retracing: Retracing,
+    between_epochs: Callable[[], BetweenEpochs],
+) -> messages.Finish:
+    """Train until the tuner asks for the closing figures, and return its message.
+
+    Args:
+        model: Compiled.
+        train: What it is trained on.
+        validation: What it is validated on after each epoch, or None.
+        clock: Times the training.
+        retracing: Counts what is traced or compiled.
+        between_epochs: Says what lies between two long epochs. It may train the model.
+    """
+    import keras
+
+    class EpochEdges(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
+        """Tells the clock where epochs begin and end."""
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            clock.epoch_began()
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            clock.epoch_ended()
+
+    model.make_train_function()
+    usual = model.train_function
+    timed = clock.wrap(retracing.wrap(usual))
+    model.train_function = timed
+    arguments = {"epochs": EPOCHS, "verbose": 0, "shuffle": False, "callbacks": [EpochEdges()]}
+    try:
+        long = False
+        try:
+            model.fit(**train.fit_args, validation_data=validation, **arguments)
+        except LongEpoch:
+            long = True  # to go on in here would keep the iterator of that `fit`, and all that its pipeline holds
+        if long:
+            gc.collect()  # Keras's iterator is part of a cycle
+            model.train_function = usual
+            clock.time_by_steps(between_epochs())
+            model.train_function = timed
+            model.fit(**train.fit_args, **arguments)
+    except TrainingEnded as ended:
+        return ended.finish
+    finally:
+        model.train_function = usual
+    raise TrainingFailed(Outcome.ERROR, "model.fit returned before it was told to")

@@ -1,0 +1,85 @@
+"""Private names of TensorFlow and Keras, which another version may lack.
+
+A name that is missing is logged once, in the trial's log, and the trial goes on without it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+
+_log = logging.getLogger("autotune")
+
+
+@functools.cache
+def _say_missing(name: str, consequence: str) -> None:
+    import keras
+    import tensorflow as tf
+
+    versions = f"TensorFlow {tf.__version__} and Keras {keras.__version__}"
+    _log.warning("autotune: %s have no %s: %s", versions, name, consequence)
+
+
+def tracing_seconds() -> Callable[[], float] | None:
+    """Reads how long TensorFlow has spent on tracing functions so far; None where it does not tell."""
+    try:
+        from tensorflow.python.eager.polymorphic_function import tracing_compilation
+
+        cell = tracing_compilation._graph_building_time_counter.get_cell()
+        cell.value()
+    except (ImportError, AttributeError):
+        _say_missing("_graph_building_time_counter", "retracing is not watched")
+        return None
+    return lambda: float(cell.value())
+
+
+def finite_steps(optimizer: Any) -> Callable[[], int] | None:
+    """Reads how many steps of a `LossScaleOptimizer` had finite gradients; None for other optimizers.
+
+    `iterations` would not do: where gradients are accumulated, it counts once in several steps.
+    """
+    import keras
+
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return None
+    counter = getattr(optimizer.inner_optimizer, "_iterations", None)
+    if counter is None:
+        _say_missing("Optimizer._iterations", "steps that a loss scale skips are not counted")
+        return None
+    return lambda: int(counter)
+
+
+def inputs_of(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """The datasets that a dataset reads from; empty where they cannot be seen."""
+    try:
+        return list(dataset._inputs())
+    except AttributeError:
+        _say_missing("Dataset._inputs", "caches are not filled, shuffle buffers are not found")
+        return []
+
+
+def attribute_of(dataset: tf.data.Dataset, name: str) -> Any:
+    """What a dataset was made with (`_buffer_size`, `_count`, `_filename`), as a Python value; None if unknown."""
+    value = getattr(dataset, name, None)
+    if value is None:
+        _say_missing(f"{type(dataset).__name__}.{name}", "the pipeline is trained on as it is")
+        return None
+    value = value.numpy() if hasattr(value, "numpy") else value
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def computing_layers(layer: keras.Layer) -> Iterator[keras.Layer]:
+    """The layers that compute something: not inputs, and not Keras's own models, which only call their layers."""
+    import keras
+
+    only_calls = isinstance(layer, keras.Model) and type(layer).call.__module__.startswith("keras.")
+    if not only_calls and not isinstance(layer, keras.layers.InputLayer):
+        yield layer
+    for each in getattr(layer, "layers", ()):
+        yield from computing_layers(each)

@@ -1,0 +1,190 @@
+"""Answers the tuner's `Measure` commands with slices, and freezes the process in between."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from autotune.record import Outcome, Slice, StepSeconds
+from autotune.worker.failures import TrainingFailed
+from autotune.worker.gauges import Gauge
+from autotune.worker.messages import Finish, Measure, SliceDone
+from autotune.worker.training import Progress
+
+
+class TrainingEnded(Exception):
+    """The tuner asked for the closing figures; carries its message."""
+
+    def __init__(self, finish: Finish) -> None:
+        super().__init__("finish")
+        self.finish = finish
+
+
+class Tuner(Protocol):
+    """The other end of the pipe."""
+
+    def send(self, message: Any) -> None:
+        """Send one message."""
+
+    def receive(self) -> Any:
+        """Wait for the next command."""
+
+
+@dataclass
+class OpenSlice:
+    """A slice that is being measured: what was counted so far, of `wanted_seconds` at least."""
+
+    wanted_seconds: float
+    seconds: float = 0.0
+    steps: int = 0
+    examples: int = 0
+    epochs: int = 0
+    call_seconds: list[float] = field(default_factory=list)
+
+    def count(self, seconds: float, steps: int, examples: int, epochs: int = 0) -> None:
+        """Add a stretch of training."""
+        self.seconds += seconds
+        self.steps += steps
+        self.examples += examples
+        self.epochs += epochs
+
+
+def freeze_own_group() -> None:
+    """Stop every process of this process's group until the tuner sends SIGCONT."""
+    os.killpg(0, signal.SIGSTOP)
+
+
+class Slices:
+    """Opens slices as the tuner asks for them, and reports them.
+
+    Args:
+        progress: The training's.
+        tuner: Where reports go and commands come from.
+        gauges: What is measured in each slice.
+        freeze: Stops the process; comes back when the tuner lets it go on.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        tuner: Tuner,
+        gauges: Sequence[Gauge],
+        *,
+        freeze: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.open: OpenSlice | None = None
+        self._progress = progress
+        self._training = progress.training
+        self._tuner = tuner
+        self._gauges = gauges
+        self._measures: list[Callable[[float], dict[str, Any]]] = []
+        self._freeze = freeze
+        self._clock = clock
+        self._wanted_seconds, self._left = 0.0, 0
+        self._within_seconds, self._within_calls = 0.0, 0
+
+    def hold(self) -> None:
+        """Freeze, and take the next command.
+
+        Raises:
+            TrainingEnded: The command is `Finish`.
+        """
+        self._freeze()
+        command = self._tuner.receive()
+        if isinstance(command, Finish):
+            raise TrainingEnded(command)
+        assert isinstance(command, Measure)
+        self._wanted_seconds, self._left = command.seconds, command.slices
+
+    def begin(self) -> OpenSlice:
+        """Open a slice, once the devices have done what they were given before it."""
+        self._training.synchronise()
+        self._measures = [gauge() for gauge in self._gauges]
+        self.open = OpenSlice(self._wanted_seconds)
+        return self.open
+
+    def called(self, seconds: float) -> None:
+        """Note a call of the train function in the open slice, if there is one."""
+        if self.open is None:
+            return
+        self.open.call_seconds.append(seconds)
+        if self._progress.calls > 1:
+            self._within_seconds += seconds
+            self._within_calls += 1
+
+    @property
+    def call_seconds(self) -> float | None:
+        """What a call took in all slices, an epoch's first call left out; None where epochs have no other."""
+        return self._within_seconds / self._within_calls if self._within_calls else None
+
+    def end(self, logs: Any) -> bool:
+        """Report the open slice, then freeze unless the tuner wants another one at once.
+
+        Args:
+            logs: What the train function reported; of a whole epoch where those are timed.
+
+        Returns:
+            Whether the process was frozen.
+        """
+        current, before = self.open, self._clock()
+        assert current is not None
+        self._training.synchronise()
+        behind = self._clock() - before
+        current.seconds += behind
+        self._within_seconds += behind
+        self.open = None
+        loss = finite_loss(logs, step=self._progress.steps)
+        figures = [measured(current.seconds) for measured in self._measures]
+        told = Slice(
+            seconds=current.seconds,
+            steps=current.steps,
+            examples=current.examples,
+            epochs=current.epochs,
+            step_seconds=step_quantiles(current.call_seconds, self._training.steps_per_call),
+            loss=loss,
+            trained_examples=self._progress.examples,
+            **{name: value for each in figures for name, value in each.items()},
+        )
+        self._tuner.send(SliceDone(slice=told))
+        self._left -= 1
+        if self._left > 0:
+            return False
+        self.hold()
+        return True
+
+
+def finite_loss(logs: Any, *, step: int) -> float | None:
+    """The training loss that the train function reported; None where there is none.
+
+    Vectors and text are left alone. Each number that is read waits for the device.
+
+    Raises:
+        TrainingFailed: The loss, or another number, is not finite.
+    """
+    numbers: dict[str, float] = {}
+    for name, value in logs.items() if isinstance(logs, Mapping) else ():
+        if not isinstance(value, str | bytes):
+            with contextlib.suppress(TypeError, ValueError):
+                numbers[name] = float(value)
+    for name, number in numbers.items():
+        if not math.isfinite(number):
+            what = "the training loss" if name == "loss" else f"the metric {name}"
+            raise TrainingFailed(Outcome.NONFINITE, f"{what} became {number} by step {step}")
+    return numbers.get("loss")
+
+
+def step_quantiles(call_seconds: Sequence[float], steps_per_call: int) -> StepSeconds:
+    """Nearest-rank quantiles of the time per step, of calls with so many steps."""
+    ordered = sorted(seconds / steps_per_call for seconds in call_seconds) or [0.0]
+
+    def at(share: float) -> float:
+        return ordered[math.ceil(share * len(ordered)) - 1]
+
+    return StepSeconds(p50=at(0.5), p90=at(0.9), p99=at(0.99), max=ordered[-1])

@@ -1,0 +1,82 @@
+"""A trial process runs each kind of workload, and tells of each failure in one message."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from autotune.errors import AutotuneError, WorkloadError
+from autotune.record import Outcome
+from autotune.worker import main as worker
+from autotune.worker.failures import TrainingFailed
+from autotune.worker.messages import ChannelClosed
+
+
+class Kind:
+    """A kind of workload that there is not yet."""
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Runs a trial of that kind, which does as it is told; its exit status, and what it sent."""
+    errors = SimpleNamespace(OpError=type("OpError", (Exception,), {}), ResourceExhaustedError=RecursionError)
+    monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(errors=errors))
+    monkeypatch.setattr(worker, "_applied", lambda configuration, workload, reference: workload)
+
+    def start(trial):
+        sent = []
+        monkeypatch.setitem(worker.KINDS, Kind, trial)
+        request = SimpleNamespace(configuration={"batch_size": 32})
+        status = worker.run(request, SimpleNamespace(send=sent.append), Kind(), None)
+        return status, sent
+
+    return start
+
+
+def test_a_kind_more_is_run_by_its_own_function(run):
+    """It is given the request, the pipe, the workload and the configuration."""
+
+    def trial(request, channel, workload, configuration):
+        channel.send((type(workload), configuration.batch_size))
+
+    assert run(trial) == (0, [(Kind, 32)])
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "reason", "input_error"),
+    [
+        (TrainingFailed(Outcome.NONFINITE, "the loss became nan"), "nonfinite", "the loss became nan", False),
+        (TrainingFailed(Outcome.ERROR, "no data", input_error=True), "error", "no data", True),
+        (WorkloadError("dataset() is empty", hint="Fill it."), "error", "dataset() is empty", True),
+        (AutotuneError("it broke", hint="Mend it."), "error", "it broke", False),
+        (MemoryError("8 GiB"), "oom", "out of host memory: 8 GiB", False),
+        (RecursionError("tensor"), "oom", "RecursionError: tensor", False),
+        (RuntimeError("CUDA_ERROR: out of memory"), "oom", "RuntimeError: CUDA_ERROR: out of memory", False),
+        (
+            ValueError("Graph execution error:\n\nDetected at node 'a'\nshapes differ\n\t [[{{node a}}]]"),
+            "error",
+            "ValueError: shapes differ",
+            False,
+        ),
+        (SystemExit(), "error", "SystemExit: no message", False),
+    ],
+)
+def test_a_failure_is_told_in_one_message(run, error, outcome, reason, input_error):
+    """How it ended, why, and whether the workload itself is at fault."""
+
+    def trial(*_):
+        raise error
+
+    status, (told,) = run(trial)
+    assert status == 1
+    assert (told.outcome, told.reason, told.input_error) == (outcome, reason, input_error)
+    assert told.hint == getattr(error, "hint", "")
+
+
+def test_where_nobody_listens_nothing_is_told(run):
+    """The tuner is gone, or has closed the pipe."""
+
+    def trial(*_):
+        raise ChannelClosed("end of stream")
+
+    assert run(trial) == (1, [])
