@@ -187,8 +187,9 @@ def show(path: Path, /) -> int:
     """
     from autotune import console
     from autotune.recipe.recipe import Recipe
-    from autotune.report.runs import check_configuration
+    from autotune.report.runs import baseline_of, trial_configuration
     from autotune.run_directory import RunDirectory
+    from autotune.space.configuration import Configuration
 
     if not os.path.isdir(path):  # Path.is_dir raises on a name that is too long
         console.show_recipe(Recipe.load(path), path)
@@ -197,10 +198,8 @@ def show(path: Path, /) -> int:
     run = directory.read_run()
     records = list(directory.read_trials())
     for record in records:
-        file = directory.trial_directory(record.trial) / "result.json"
-        check_configuration(record.configuration, file, "configuration")
-    baseline = run.baseline or (records[0].configuration if records else {})
-    console.show_trials(records, check_configuration(baseline, path / "run.json", "baseline"))
+        trial_configuration(directory, record)  # refuses damaged ones with their file's name
+    console.show_trials(records, baseline_of(directory, run, records) or Configuration({}))
     if os.path.exists(directory.recipe_file):
         recipe = Recipe.load(directory.recipe_file)
         console.show_recipe(recipe, directory.recipe_file)
@@ -303,38 +302,28 @@ def space(
     cores
         Processor cores; this machine's when left out.
     """
-    _at_least_one(batch_size=batch_size, examples=examples, cores=cores)
+    for option, count in {"--batch-size": batch_size, "--examples": examples, "--cores": cores}.items():
+        if count is not None and count < 1:
+            raise ArgumentError(f"{option} is {count}", hint="It must be at least 1.")
     from autotune import console
     from autotune.devices.gpus import read_gpus
     from autotune.devices.machine import available_cores
-    from autotune.run_directory import SearchSpaceRecord
     from autotune.space.configuration import baseline_configuration
     from autotune.space.knobs import Device
     from autotune.space.search_space import find_search_space
 
     written = find_search_space(file)
-    device = device or ("gpu" if read_gpus().gpus else "cpu")
+    on = Device(device or ("gpu" if read_gpus().gpus else "cpu"))
+    named = {"jit_compile": on is Device.GPU}
     resolved = written.resolve(
-        baseline=baseline_configuration(
-            batch_size, {"jit_compile": device == "gpu"}, Device(device), where="--batch-size"
-        ),
-        device=Device(device),
+        baseline=baseline_configuration(batch_size, named, on, where="--batch-size"),
+        device=on,
         cores=available_cores() if cores is None else cores,
         examples=examples,
         dataset_takes_config=True,
     )
-    record = SearchSpaceRecord(
-        source=written.source, choices=dict(resolved.choices), left_out=dict(resolved.left_out)
-    )
-    console.show_space(record, resolved.size)
+    console.show_space(written.source, resolved)
     return 0
-
-
-def _at_least_one(**options: int | None) -> None:
-    """Refuse counts below one; an option that was left out is None."""
-    for name, value in options.items():
-        if value is not None and value < 1:
-            raise ArgumentError(f"--{name.replace('_', '-')} is {value}", hint="It must be at least 1.")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -352,36 +341,25 @@ def main(arguments: list[str] | None = None) -> int:
     tokens = [each for each in given if each != "--debug"]
     try:
         code = app(tokens, exit_on_error=False, print_error=False)
-    except CycloptsError as error:
-        from autotune import console
-
-        console.show_wrong_usage(str(error))
-        return 2
-    except AutotuneError as error:
-        from autotune import console
-
-        if debug:
-            traceback.print_exc()
-        console.show_error(error)
-        return error.exit_code
-    except KeyboardInterrupt:
-        from autotune import console
-
-        console.show_error(TuningInterruptedError("interrupted"))
-        return TuningInterruptedError.exit_code
+        return code if isinstance(code, int) else 0
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+    except CycloptsError as error:
+        hint = "`autotune --help` and `autotune COMMAND --help` say what there is."
+        problem: AutotuneError = ArgumentError(str(error), hint=hint)
+    except AutotuneError as error:
+        if debug:
+            traceback.print_exc()
+        problem = error
+    except KeyboardInterrupt:
+        problem = TuningInterruptedError("interrupted")
     except Exception as error:
         if debug:
             traceback.print_exc()
-        from autotune import console
+        hint = "This is a fault of autotune's. The same command with --debug shows where."
+        problem = AutotuneError(f"internal error: {type(error).__name__}: {error}", hint=hint)
+    from autotune import console
 
-        console.show_error(
-            AutotuneError(
-                f"internal error: {type(error).__name__}: {error}",
-                hint="This is a fault of autotune's. The same command with --debug shows where.",
-            )
-        )
-        return AutotuneError.exit_code
-    return code if isinstance(code, int) else 0
+    console.show_error(problem)
+    return problem.exit_code

@@ -10,7 +10,7 @@ import claims
 import pytest
 from simulated_runs import faster_by, quick_tune, simulated_trials
 
-from autotune.recipe.recipe import BestCandidate
+from autotune.recipe.evidence import BestCandidate
 from autotune.stats.intervals import Interval, LogInterval
 
 

@@ -15,7 +15,7 @@ from test_recommendation import run_that_is
 
 from autotune import cli, console
 from autotune.errors import WorkloadError
-from autotune.recipe.recipe import Watch
+from autotune.recipe.evidence import Watch
 from autotune.record import Looks, Outcome, Phase, Standing, TrialRecord
 from autotune.report.frame import columns
 from autotune.stats.deciding import EndedBy, Verdict

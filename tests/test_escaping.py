@@ -231,7 +231,6 @@ def test_an_error_is_a_line_a_hint_and_its_detail(message, detail):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stderr", output)
         console.show_error(error)
-        console.show_wrong_usage(message)
     text = output.getvalue()
     assert text.replace("\n", "").isprintable()
     assert text.split("\n")[:2] == [f"autotune: {console.clean('x' + message)}", console.clean("y" + message)]

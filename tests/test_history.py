@@ -15,15 +15,8 @@ from hypothesis import strategies as st
 from autotune.devices.gpus import Gpu
 from autotune.devices.machine import Machine
 from autotune.errors import RecipeError, RunDirectoryError
-from autotune.recipe.recipe import (
-    Confirmation,
-    CreatedBy,
-    Evidence,
-    PeakMemory,
-    Recipe,
-    RecipeWorkload,
-    Stability,
-)
+from autotune.recipe.evidence import Confirmation, Evidence, PeakMemory, Stability
+from autotune.recipe.recipe import CreatedBy, Recipe, RecipeWorkload
 from autotune.record import Outcome, Pair, Phase, Slice, StepSeconds, TrialRecord
 from autotune.report.compare import RunSummary, compare_runs, describe_machine
 from autotune.report.frame import columns, load_history, write_csv, write_parquet

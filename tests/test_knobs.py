@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.errors import ConfigurationError
-from autotune.space.knobs import KNOBS, Device, Domain, check_value, knob, knobs_on, nearest
+from autotune.space.knobs import KNOBS, Device, Domain, check_value, knobs_on, nearest
 
 
 @pytest.mark.parametrize("name", [name for name in KNOBS if name != "batch_size"])
@@ -59,7 +59,7 @@ def test_a_description_names_only_what_is_there():
 def test_a_misspelt_knob_is_answered_with_the_nearest_name():
     """The error says where the name stands, what it is, and which knob was probably meant."""
     with pytest.raises(ConfigurationError) as caught:
-        knob("bach_size", where="recipe.json")
+        check_value("bach_size", 1, where="recipe.json")
     assert caught.value.message == "recipe.json: there is no knob called 'bach_size'"
     assert caught.value.hint == "Did you mean 'batch_size'? `autotune knobs` lists them all."
 
@@ -67,19 +67,14 @@ def test_a_misspelt_knob_is_answered_with_the_nearest_name():
 def test_no_name_is_offered_when_none_is_near():
     """A name like no knob's gets no guess, only where to look."""
     with pytest.raises(ConfigurationError) as caught:
-        knob("zzz", where="here")
+        check_value("zzz", 1, where="here")
     assert caught.value.hint == "`autotune knobs` lists them all."
 
 
 def test_a_name_that_is_not_text_is_an_unknown_knob():
     """A number in the place of a name is answered like any unknown name."""
     with pytest.raises(ConfigurationError, match="here: there is no knob called 3"):
-        knob(3, where="here")
-
-
-def test_a_known_knob_is_found():
-    """A right name gives its knob."""
-    assert knob("prefetch", where="here") is KNOBS["prefetch"]
+        check_value(3, 1, where="here")
 
 
 def test_nearest_offers_one_known_name():

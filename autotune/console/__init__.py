@@ -1,24 +1,14 @@
 """The only room that prints."""
 
 from autotune.console.closing import resume_command, show_recipe, show_usage, show_verification
-from autotune.console.mistakes import show_error, show_wrong_usage
+from autotune.console.mistakes import show_error
 from autotune.console.progress import Progress, trial_line
 from autotune.console.tables import show_comparison, show_history, show_knobs, show_space, show_trials
-from autotune.console.text import (
-    clean,
-    clean_lines,
-    duration,
-    ratio,
-    say,
-    size,
-    speed,
-    terminal,
-)
+from autotune.console.text import clean, duration, ratio, say, size
 
 __all__ = [
     "Progress",
     "clean",
-    "clean_lines",
     "duration",
     "ratio",
     "resume_command",
@@ -32,9 +22,6 @@ __all__ = [
     "show_trials",
     "show_usage",
     "show_verification",
-    "show_wrong_usage",
     "size",
-    "speed",
-    "terminal",
     "trial_line",
 ]

@@ -18,13 +18,14 @@ from autotune.space.configuration import Configuration, format_value
 from autotune.stats.deciding import EndedBy, Finding, Verdict
 
 if TYPE_CHECKING:
-    from autotune.recipe.recipe import Evidence, LearningRate, Recipe, Watch
+    from autotune.recipe.evidence import Evidence, Watch
+    from autotune.recipe.recipe import LearningRate, Recipe
     from autotune.stats.intervals import Interval
     from autotune.tuning.verifying import Verification
 
 
-def show_recipe(recipe: Recipe, path: Path | None, console: RichConsole | None = None) -> None:
-    """The verdict, what to change and what it costs, what to watch, and what was not checked."""
+def show_recipe(recipe: Recipe, path: Path, console: RichConsole | None = None) -> None:
+    """All of a run's end but how to use the recipe."""
     console = console or terminal()
     evidence = recipe.evidence
     console.print()
@@ -48,8 +49,7 @@ def show_recipe(recipe: Recipe, path: Path | None, console: RichConsole | None =
         say("Not checked:", console)
         for each in evidence.stability.not_checked:
             say(f"  - {each}", console)
-    if path is not None:
-        say(f"Recipe: {path}", console)
+    say(f"Recipe: {path}", console)
 
 
 def _rows(recipe: Recipe) -> dict[str, tuple[str, str]]:
@@ -62,12 +62,11 @@ def _rows(recipe: Recipe) -> dict[str, tuple[str, str]]:
         )
         for name in recipe.changes
     }
-    host, device = evidence.peak_memory_bytes.host, evidence.peak_memory_bytes.device
-    before = evidence.baseline_peak_memory_bytes
+    before, after = evidence.baseline_peak_memory_bytes, evidence.peak_memory_bytes
     rows["samples/s"] = _rate(evidence.baseline_throughput), _rate(evidence.throughput)
-    rows["peak host memory"] = size(before.host), size(host)
-    if device is not None:
-        rows["peak device memory"] = size(before.device), size(device)
+    rows["peak host memory"] = size(before.host), size(after.host)
+    if after.device is not None:
+        rows["peak device memory"] = size(before.device), size(after.device)
     rows["compile time"] = _seconds(evidence.baseline_compile_seconds), _seconds(evidence.compile_seconds)
     return rows
 
@@ -82,7 +81,6 @@ def _seconds(seconds: float | None) -> str:
 
 
 def _show_why_not(recipe: Recipe, console: RichConsole) -> None:
-    """Why the baseline is recommended, and what came closest to a recommendation."""
     best = recipe.evidence.best_candidate
     say(_verdict_in_words(recipe.evidence), console, style="bold")
     if best is None:
@@ -126,7 +124,6 @@ def _show_what_to_watch(recipe: Recipe, console: RichConsole) -> None:
 
 
 def _show_learning_rate(note: LearningRate, recipe: Recipe, console: RichConsole) -> None:
-    """What another batch size asks of the learning rate, with the losses of short trainings where there are some."""
     before, after = recipe.baseline["batch_size"], recipe.configuration["batch_size"]
     say(
         f"The batch size is {note.batch_ratio:g} times the baseline's. Usual rules multiply the learning rate by "
@@ -153,7 +150,6 @@ def _show_learning_rate(note: LearningRate, recipe: Recipe, console: RichConsole
 
 
 def _watched(watch: Watch) -> str:
-    """What a watch over the winner showed, in a sentence."""
     if watch.failure:
         return f"It failed while it trained without a pause (`--soak`): {watch.failure}."
     rate = "" if watch.throughput is None else f" at {watch.throughput.value:,.0f} samples/s"
@@ -163,14 +159,7 @@ def _watched(watch: Watch) -> str:
 
 
 def show_usage(recipe: Recipe, path: Path, *, tuned: str, console: RichConsole | None = None) -> None:
-    """The lines that training code needs; where the recipe is the baseline, the command that goes on, if any.
-
-    Args:
-        recipe: What was found.
-        path: Its file.
-        tuned: The workload, as it was named on the command line.
-        console: Where to print.
-    """
+    """The lines that training code needs, or the command that goes on. `tuned` is the workload as the user named it."""
     console = console or terminal()
     seconds = recipe.evidence.go_on_seconds
     if seconds is not None:
@@ -180,9 +169,8 @@ def show_usage(recipe: Recipe, path: Path, *, tuned: str, console: RichConsole |
     if not recipe.changes:
         say("The recipe is the baseline: nothing needs to change in your training code.", console)
         return
-    before = (
-        "import tensorflow" if environment(recipe.configuration) else "the first tensor, dataset or model"
-    )
+    at_import = environment(recipe.configuration)
+    before = "import tensorflow" if at_import else "the first tensor, dataset or model"
     lines = [
         f"recipe = autotune.Recipe.load({_in_python(path)})",
         f"recipe.apply()                                   # before {before}",
@@ -198,13 +186,7 @@ def show_usage(recipe: Recipe, path: Path, *, tuned: str, console: RichConsole |
 
 
 def resume_command(tuned: str, directory: Path, *, seconds: float | None = None) -> str:
-    """The command that goes on with a run, to be pasted into a shell.
-
-    Args:
-        tuned: The workload, as it was named on the command line.
-        directory: The run's.
-        seconds: The budget to go on with; what is left of the run's own when None.
-    """
+    """The shell command that goes on with a run: for so many seconds, or for what is left of its own budget."""
     command = f"autotune tune {shlex.quote(tuned)} --resume {shlex.quote(str(directory))}"
     return clean(command if seconds is None else f"{command} --budget {seconds:.0f}s")
 

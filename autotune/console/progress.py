@@ -24,13 +24,7 @@ from autotune.tuning.progress import Began, Event, Notice, RunBegan, TrialBegan,
 
 
 class Progress:
-    """Draws a run's events; an observer for `tune`, and a context manager.
-
-    Args:
-        console: Where to draw.
-        budget: Seconds for everything; that of the run, once it has begun.
-        clock: Seconds, monotonic.
-    """
+    """Draws a run's events; an observer for `tune`, and a context manager. `budget`: seconds, until the run says."""
 
     def __init__(
         self,
@@ -44,10 +38,9 @@ class Progress:
         self._began = clock()
         self.directory: Path | None = None
         self._budget = budget
-        self._workload = ""
         self._current = ""
         self._estimate = ""
-        self._measured: dict[int, tuple[float, str]] = {}
+        self._measured: dict[int, tuple[float, str]] = {}  # speed-ups and changes by trial
         self._failures: Counter[str] = Counter()
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
 
@@ -65,10 +58,10 @@ class Progress:
         """Draw one event."""
         if isinstance(event, RunBegan):
             self.directory = event.directory
-            self._budget, self._workload = event.budget, clean(event.workload)
+            self._budget = event.budget
             self._began = self._clock() - event.spent
-            budget = duration(event.budget)
-            self._line(Text(f"{self._workload}: budget {budget}, run directory {clean(event.directory)}"))
+            about = f"budget {duration(event.budget)}, run directory {clean(event.directory)}"
+            self._line(Text(f"{clean(event.workload)}: {about}"))
         elif isinstance(event, Began):
             self._current, self._estimate = clean(event.text), ""
             self._line(Text(f"{self._stamp()}  {clean(event.text)}"))
@@ -111,15 +104,14 @@ class Progress:
         grid.add_row("speed", Text(self._estimate or "–"))
         grid.add_row("best", Text(best, overflow="ellipsis", no_wrap=True))
         grid.add_row("failed", Text(failures or "none"))
-        left = self._budget - spent
-        grid.add_row("left", Text(f"{duration(left)} of {duration(self._budget)}"))
-        bar = ProgressBar(total=max(self._budget, 1.0), completed=min(spent, self._budget), width=40)
-        grid.add_row("", bar)
+        grid.add_row("left", Text(f"{duration(self._budget - spent)} of {duration(self._budget)}"))
+        done = min(spent, self._budget)
+        grid.add_row("", ProgressBar(total=max(self._budget, 1.0), completed=done, width=40))
         return grid
 
 
 def trial_line(record: TrialRecord, changes: str, *, stamp: str) -> Text:
-    """One finished trial on one line: when, which, how fast, what."""
+    """One finished trial: when, which, how fast, what."""
     text = Text(f"{stamp}  {record.phase:<8} {record.trial:>3}  ")
     if record.outcome is Outcome.OK:
         shown = speed(record.speedup)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas
 
     from autotune.report.compare import RunSummary
-    from autotune.run_directory import SearchSpaceRecord
+    from autotune.space.search_space import ResolvedSpace
 
 
 def show_trials(
@@ -41,10 +41,7 @@ _HISTORY_COLUMNS = ("run", "trial", "phase", "outcome", "speedup", "throughput",
 
 
 def show_history(frame: pandas.DataFrame, console: RichConsole | None = None) -> None:
-    """The main columns of a history, one trial a row; all columns are in the files that `history` writes.
-
-    `settled` is among them where a trial was measured before it had settled.
-    """
+    """The main columns of a history, one trial a row; `settled` where a trial was measured before it had settled."""
     console = console or terminal()
     varied = [name for name in KNOBS if name in frame.columns and frame[name].nunique(dropna=False) > 1]
     unsettled = ["settled"] if "settled" in frame.columns and not frame["settled"].fillna(True).all() else []
@@ -66,7 +63,7 @@ def _cell(name: str, value: object) -> str:
 
 
 def show_knobs(console: RichConsole | None = None) -> None:
-    """All knobs, from the table."""
+    """All knobs."""
     table = Table("knob", "what", "values", "default", "stage", "numerics", "where", box=box.SIMPLE_HEAD)
     for knob in KNOBS.values():
         table.add_row(
@@ -81,8 +78,8 @@ def show_knobs(console: RichConsole | None = None) -> None:
     (console or terminal()).print(table)
 
 
-def show_space(space: SearchSpaceRecord, size_: int, console: RichConsole | None = None) -> None:
-    """A search space as it resolves here."""
+def show_space(source: str, space: ResolvedSpace, console: RichConsole | None = None) -> None:
+    """A search space as it resolves here, and the file or name it comes from."""
     console = console or terminal()
     table = Table("knob", "choices here", box=box.SIMPLE_HEAD)
     for name, choices in space.choices.items():
@@ -90,7 +87,7 @@ def show_space(space: SearchSpaceRecord, size_: int, console: RichConsole | None
     for name, why in space.left_out.items():
         table.add_row(name, Text(f"left out: {clean(why)}", style="dim"))
     console.print(table)
-    say(f"{space.source}: {size_:,} configurations", console)
+    say(f"{source}: {space.size:,} configurations", console)
 
 
 def show_comparison(summaries: Iterable[RunSummary], console: RichConsole | None = None) -> None:
@@ -121,7 +118,6 @@ def show_comparison(summaries: Iterable[RunSummary], console: RichConsole | None
 
 
 def _recommended(summary: RunSummary) -> str:
-    """What a run recommends; without a recipe nothing, whatever looked best in its search."""
     if summary.recommended_changes is not None:
         return summary.recommended_changes
     return "–" if summary.best_changes is None else f"– (best in the search: {summary.best_changes})"

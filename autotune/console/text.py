@@ -10,19 +10,10 @@ from rich.text import Text
 from autotune.printable import one_line
 from autotune.stats.intervals import Interval
 
-WIDTH_WITHOUT_TERMINAL = 120
-VAGUE = 2.0
-"""An interval that spans this factor says next to nothing."""
-
 
 def clean(text: object) -> str:
     """`text` on one line and without control characters: users' strings reach the terminal as text only."""
     return one_line(text)
-
-
-def clean_lines(text: str) -> str:
-    """`text` without control characters, its line breaks kept."""
-    return "\n".join(clean(line) for line in text.splitlines())
 
 
 def ratio(interval: Interval | None) -> str:
@@ -37,7 +28,7 @@ def speed(interval: Interval | None) -> str:
     """`×2.57`, marked where the interval spans a factor of two or more; a dash where nothing is known."""
     if interval is None:
         return "–"
-    vague = interval.low <= 0 or interval.high >= VAGUE * interval.low
+    vague = interval.low <= 0 or interval.high >= 2.0 * interval.low
     return f"×{interval.value:.2f}" + (" (uncertain)" if vague else "")
 
 
@@ -50,16 +41,15 @@ def size(count: int | None) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds for people: `1:05`."""
-    whole = max(0, round(seconds))
-    hours, rest = divmod(whole, 3600)
+    hours, rest = divmod(max(0, round(seconds)), 3600)
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
 
 
 def terminal() -> RichConsole:
-    """Standard output."""
+    """Standard output; 120 columns wide where it is no terminal."""
     if sys.stdout.isatty():
         return RichConsole(highlight=False)
-    return RichConsole(highlight=False, width=WIDTH_WITHOUT_TERMINAL, force_terminal=False, color_system=None)
+    return RichConsole(highlight=False, width=120, force_terminal=False, color_system=None)
 
 
 def say(text: object, console: RichConsole | None = None, *, style: str = "") -> None:

@@ -1,7 +1,6 @@
 """Applying a configuration, stage by stage: the one code path of trial processes and of training code.
 
-What was measured is what runs. Each stage walks the knobs that act at it. TensorFlow is imported inside the functions
-only, because the environment variables of the import stage must be set before it.
+TensorFlow is imported inside functions only: the environment variables of the import stage must be set before it.
 """
 
 from __future__ import annotations
@@ -21,15 +20,13 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 _layers_before_fork = False
-_applied: dict[str, KnobValue] | None = None
-"""What `apply_in_training` has set in this process."""
+_applied: dict[str, KnobValue] | None = None  # by `apply_in_training`, in this process
 
 SetByDataset = dict[str, KnobValue]
 """Values of knobs that a user's dataset has set itself."""
 
 
 def _acting(configuration: Mapping[str, KnobValue], *stages: Stage) -> Iterator[tuple[Knob, KnobValue]]:
-    """The knobs of a configuration that act at these stages, with their values."""
     for name, knob in KNOBS.items():
         if knob.stage in stages and name in configuration:
             yield knob, configuration[name]
@@ -45,10 +42,7 @@ def environment(configuration: Mapping[str, KnobValue]) -> dict[str, str]:
 
 
 def in_force() -> dict[str, KnobValue]:
-    """What the knobs that act before a model is built stand at in this process, as TensorFlow and Keras say.
-
-    Wakes CUDA where there is a GPU. A policy that is no value of the knob comes back by its name.
-    """
+    """The values of the knobs that act before a model is built, as TensorFlow and Keras report them. Wakes CUDA."""
     import tensorflow as tf
 
     targets = {Stage.IMPORT: os.environ, Stage.RUNTIME: tf, Stage.BUILD: tf}
@@ -57,13 +51,12 @@ def in_force() -> dict[str, KnobValue]:
 
 
 def note_layers() -> None:
-    """Remember whether layers live in this process, for forks of it, whose collector does not see them."""
+    """Remember whether layers live in this process, for its forks: their collector does not see them."""
     global _layers_before_fork
     _layers_before_fork = _layers_exist()
 
 
 def _layers_exist() -> bool:
-    """Whether a Keras layer lives in this process."""
     import keras
 
     return _layers_before_fork or any(issubclass(type(each), keras.layers.Layer) for each in gc.get_objects())
@@ -83,11 +76,7 @@ def runtime_has_started() -> bool:
 
 
 def apply_in_training(configuration: Mapping[str, KnobValue]) -> None:
-    """Set everything that precedes the model, in a process that trains. Twice the same is once.
-
-    Raises:
-        ApplyError: TensorFlow's runtime has started, or a knob can no longer act.
-    """
+    """Set everything that precedes the model, in a process that trains. Raises ApplyError where it is too late."""
     global _applied
     if _applied != dict(configuration):
         apply_before_import(configuration)
@@ -98,11 +87,7 @@ def apply_in_training(configuration: Mapping[str, KnobValue]) -> None:
 
 
 def apply_before_import(configuration: Mapping[str, KnobValue]) -> None:
-    """Set the environment variables that TensorFlow reads while it is imported.
-
-    Raises:
-        ApplyError: TensorFlow was imported already, with another value.
-    """
+    """Set the variables of the import stage. Raises ApplyError where TensorFlow was imported with another value."""
     for variable, text in environment(configuration).items():
         if "tensorflow" in sys.modules:
             raise ApplyError(
@@ -113,12 +98,9 @@ def apply_before_import(configuration: Mapping[str, KnobValue]) -> None:
 
 
 def apply_before_build(configuration: Mapping[str, KnobValue]) -> None:
-    """Set what must stand before TensorFlow's runtime starts and before layers are built.
+    """Set what acts before the runtime starts and layers are built, and memory growth on every GPU.
 
-    Turns on memory growth on every GPU, as in the trials.
-
-    Raises:
-        ApplyError: TensorFlow's runtime has started, or layers were built, so a knob can no longer act.
+    Raises ApplyError where the runtime has started or layers were built, so that a knob cannot act.
     """
     import tensorflow as tf
 
@@ -164,17 +146,7 @@ def pipeline(
     batched: bool = False,
     drop_remainder: bool = False,
 ) -> tf.data.Dataset:
-    """Batch and prefetch a dataset as the configuration says. It ends where `dataset` ends.
-
-    Args:
-        dataset: Single examples, or batches with `batched=True`.
-        configuration: Where batch size and pipeline knobs come from.
-        batched: The dataset does its own batching.
-        drop_remainder: Drop the last, smaller batch of an epoch.
-
-    Returns:
-        A dataset of batches.
-    """
+    """Batches, prefetched as the configuration says, that end where `dataset` ends. `batched`: it holds batches."""
     import tensorflow as tf
 
     if not batched:
@@ -197,19 +169,12 @@ def pipeline(
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPipeline:
-    """The batches of a training, and how `model.fit` reads them.
+    """The batches of a training, and how `model.fit` reads them."""
 
-    Args:
-        dataset: Batches. They repeat without an end where `steps_per_epoch` is set.
-        steps_per_epoch: Steps of one epoch with a persistent iterator. None: the end of the dataset ends an epoch.
-        in_force: The configuration, with the values that act on this dataset.
-        shorter: Returns the same pipeline with epochs of the given number of steps.
-    """
-
-    dataset: tf.data.Dataset
-    steps_per_epoch: int | None
-    in_force: Configuration
-    shorter: Callable[[int], TrainingPipeline] = field(repr=False, compare=False)
+    dataset: tf.data.Dataset  # batches; they repeat without an end where `steps_per_epoch` is set
+    steps_per_epoch: int | None  # with a persistent iterator; None: the end of the dataset ends an epoch
+    in_force: Configuration  # with the values that act on this dataset
+    shorter: Callable[[int], TrainingPipeline] = field(repr=False, compare=False)  # epochs of so many steps
 
     @property
     def fit_args(self) -> dict[str, Any]:
@@ -232,11 +197,9 @@ def training_pipeline(
     batched: bool = False,
     drop_remainder: bool = False,
 ) -> TrainingPipeline:
-    """Batch and prefetch a training's dataset; repeat it where `persistent_iterator` is on and can act.
+    """As `pipeline`, but repeated where `persistent_iterator` is on and the cardinality is known and finite.
 
-    It can act where the cardinality of the batches is known and finite. `in_force` says whether it does. A persistent
-    iterator needs a prefetch of at least 1, and a `steps_per_execution` that divides the steps of an epoch. The
-    arguments are those of `pipeline`.
+    It needs a prefetch of at least 1, and a `steps_per_execution` that divides the steps of an epoch.
     """
     if not batched:
         dataset = dataset.batch(configuration.batch_size, drop_remainder=drop_remainder)
@@ -249,7 +212,6 @@ def training_pipeline(
 
 
 def _ending(batches: tf.data.Dataset, configuration: Configuration) -> TrainingPipeline:
-    """A pipeline whose end ends an epoch."""
     return TrainingPipeline(
         dataset=batches,
         steps_per_epoch=None,
@@ -283,10 +245,7 @@ def largest_divisor(number: int, at_most: int) -> int:
 
 
 def _repeated(batches: tf.data.Dataset, take: int | None) -> tf.data.Dataset:
-    """All batches, or the first `take`, repeated without an end.
-
-    A prefetch that ends the user's dataset goes behind the repeat: it keeps its batches while the pipeline restarts.
-    """
+    """The batches, or the first `take`, without an end. A last prefetch goes behind the repeat to keep its batches."""
     if kind_of(batches) == "Options":
         (inner,) = batches._inputs()
         return _repeated(inner, take).with_options(batches.options())
@@ -309,19 +268,13 @@ def kind_of(dataset: tf.data.Dataset) -> str:
 
 
 def set_by_dataset(dataset: tf.data.Dataset) -> SetByDataset:
-    """Options that a user's dataset has set itself, otherwise than TensorFlow does, with its values.
-
-    Args:
-        dataset: Before the pipeline's own options are put on it.
-    """
-    found = {
-        knob.name: knob.read(dataset.options()) for knob in KNOBS.values() if knob.stage is Stage.OPTIONS
-    }
-    return {
-        name: value
-        for name, value in found.items()
-        if value is not None and value in KNOBS[name].domain and value != KNOBS[name].default
-    }
+    """The options of a user's dataset that are not TensorFlow's defaults; to be read before the pipeline's own."""
+    own, options = {}, dataset.options()
+    for knob in KNOBS.values():
+        value = knob.read(options) if knob.stage is Stage.OPTIONS else None
+        if value is not None and value in knob.domain and value != knob.default:
+            own[knob.name] = value
+    return own
 
 
 def batch_ranks(dataset: tf.data.Dataset) -> tuple[int | None, ...]:

@@ -13,34 +13,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    FiniteFloat,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
 from autotune.devices.machine import Machine, fingerprint
-from autotune.errors import (
-    ApplyError,
-    ArgumentError,
-    ConfigurationError,
-    MachineMismatchError,
-    RecipeError,
-)
+from autotune.errors import ApplyError, ArgumentError, MachineMismatchError, RecipeError
 from autotune.files import read_at_most, write_atomically
 from autotune.mistakes import first_mistake
 from autotune.printable import one_line
 from autotune.recipe import apply
+from autotune.recipe.evidence import Count, Evidence, Knobs, NonNegative, Part
 from autotune.space.configuration import Configuration
-from autotune.space.knobs import Device, KnobValue, Value, knobs_on
-from autotune.stats.deciding import EndedBy, Verdict
-from autotune.stats.intervals import Interval
+from autotune.space.knobs import KnobValue
 from autotune.stats.numerics import BatchLosses
-from autotune.stats.stability import Check
 from autotune.workloads.workload import DatasetConfig
 
 if TYPE_CHECKING:
@@ -51,39 +35,12 @@ SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
 LARGEST_FILE_BYTES = 1 << 20
 LONGEST_MESSAGE = 300
 
-NonNegative = Annotated[FiniteFloat, Field(ge=0)]
 Positive = Annotated[FiniteFloat, Field(gt=0)]
-Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
-"""Bytes, samples and the like; a number without end could not be divided, nor be shown."""
-
-
-def _checked_knobs(values: dict[str, KnobValue]) -> dict[str, KnobValue]:
-    try:
-        configuration = Configuration(values)
-    except ConfigurationError as error:
-        raise ValueError(f"{error.message.removeprefix('configuration: ')} ({error.hint})") from error
-    lacking = [
-        [each.name for each in knobs_on(device) if each.name not in configuration and not each.of_workload]
-        for device in Device
-    ]
-    fewest = min(lacking, key=len)
-    if fewest:
-        raise ValueError(f"has no {', '.join(fewest)}")
-    return dict(configuration)
-
-
-Knobs = Annotated[dict[str, Value], AfterValidator(_checked_knobs)]
-"""A configuration in a file: knobs that exist, with values they can take, and every knob of one kind of device.
-
-`apply` leaves a knob alone that is not there, so a recipe without it would run something that was never measured.
-"""
-
 
 _DAMAGED = "The file is damaged, or was not written by `autotune tune`."
 
 
 def _one_line(what: object) -> str:
-    """What a damaged file says of itself, fit to be a part of a message."""
     return one_line(what, longest=LONGEST_MESSAGE)
 
 
@@ -91,143 +48,21 @@ class MachineMismatchWarning(UserWarning):
     """The recipe was measured on a machine that differs from this one in what can change speed."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class PeakMemory(_Part):
-    """Largest memory, in bytes: of the process tree, and on the device (None without one)."""
-
-    host: Count | None
-    device: Count | None
-
-
-class Stability(_Part):
-    """What was checked of the recommended configuration, and what was not."""
-
-    checks: Annotated[tuple[Check, ...], Field(fail_fast=True)]
-    not_checked: Annotated[tuple[str, ...], Field(fail_fast=True)]
-
-
-class Confirmation(_Part):
-    """How the claim was measured.
-
-    Args:
-        processes: Fresh processes a side.
-        pairs: Pairs of neighbouring slices.
-        leaders: How many candidates were confirmed, one after another; the interval allows for all of them.
-        looks: After how many processes a side the result was to be looked at; the interval allows for all looks.
-        confidence: Of the interval, so that all looks at all leaders together err in at most 5%.
-        pairing: `alternating` or `bracketed`.
-        trials: Numbers of the trials in the run's history: the baseline's, then the leader's.
-    """
-
-    processes: Count
-    pairs: Count
-    leaders: Count
-    looks: Annotated[tuple[Count, ...], Field(fail_fast=True)]
-    confidence: Annotated[FiniteFloat, Field(gt=0, lt=1)] | None
-    pairing: Literal["alternating", "bracketed"] | None
-    trials: Annotated[tuple[int, ...], Field(fail_fast=True)]
-
-
-class BestCandidate(_Part):
-    """What came closest, where it was not recommended; and why not.
-
-    Args:
-        configuration: Which.
-        speedup: As confirmed so far; None where too little was measured for an interval.
-        reason: Why it is not recommended, with the figure.
-        search_speedup: What it looked like in the search: a hint, never a claim.
-    """
-
-    configuration: Knobs
-    speedup: Interval | None
-    reason: str
-    search_speedup: NonNegative | None = None
-
-
-class Watch(_Part):
-    """A watch over the recommended configuration: one process trained without a pause (`--soak`).
-
-    Args:
-        seconds: How long.
-        throughput: Samples per second; None where it failed before its first slice ended.
-        checks: Of memory and hangs.
-        failure: How it failed; empty where it did not.
-    """
-
-    seconds: NonNegative
-    throughput: Interval | None
-    checks: Annotated[tuple[Check, ...], Field(fail_fast=True)]
-    failure: str = ""
-
-
-class Evidence(_Part):
-    """What the recommendation rests on.
-
-    Args:
-        verdict: `faster`, `no_significant_gain`, `undecided` or `unstable`; the configuration of the last three is the
-            baseline's.
-        ended_by: Why the run ended: `settled`, `exhausted`, `budget` or `interrupted`.
-        min_gain: Smallest gain that counts, as a share.
-        candidates: How many configurations were tried.
-        excluded_gain: Gains above this share are excluded for all that was tried, with 95% confidence for all
-            together; None where something is recommended, or nothing was measured.
-        speedup: Of the recommended configuration over the baseline.
-        throughput: Samples per second of the recommended configuration in a long training.
-        baseline_throughput: Of the baseline, in the same minutes.
-        compile_seconds: Trace and compile time of the recommended configuration.
-        baseline_compile_seconds: The same of the baseline.
-        break_even_samples: Samples after which the longer compile time is earned back; 0 when it is not longer.
-        peak_memory_bytes: Of the recommended configuration.
-        baseline_peak_memory_bytes: Of the baseline.
-        input_wait_fraction: Share of the step spent waiting for input.
-        stability: What was checked.
-        confirmation: How it was measured.
-        best_candidate: What came closest, when nothing is recommended.
-        go_on_seconds: A budget with which `--resume` may settle an undecided run; None with the other verdicts.
-        watch: What a watch at the end has shown; None without one.
-    """
-
-    verdict: Verdict
-    ended_by: EndedBy
-    min_gain: NonNegative
-    candidates: Count
-    excluded_gain: NonNegative | None
-    speedup: Interval
-    throughput: Interval
-    baseline_throughput: Interval
-    compile_seconds: NonNegative | None
-    baseline_compile_seconds: NonNegative | None
-    break_even_samples: Count | None
-    peak_memory_bytes: PeakMemory
-    baseline_peak_memory_bytes: PeakMemory
-    input_wait_fraction: NonNegative | None
-    stability: Stability
-    confirmation: Confirmation
-    best_candidate: BestCandidate | None = None
-    go_on_seconds: NonNegative | None = None
-    watch: Watch | None = None
-
-
-class LearningRate(_Part):
+class LearningRate(Part):
     """A note for when the batch size changed: two usual rules for scaling the learning rate.
 
     Linear scaling suits SGD (Goyal et al., 2017, arXiv:1706.02677); square-root scaling suits Adam and its
     kin (Malladi et al., 2022, arXiv:2205.10287). Neither is applied by anything here.
-
-    Args:
-        batch_ratio: Recommended batch size over the baseline's.
-        linear_scale: Factor for the learning rate by the linear rule.
-        sqrt_scale: Factor by the square-root rule.
-        losses: What each did in short trainings; None where they were not run.
     """
 
     batch_ratio: Positive
+    """Recommended batch size over the baseline's."""
     linear_scale: Positive
+    """Factor for the learning rate by the linear rule."""
     sqrt_scale: Positive
+    """Factor by the square-root rule."""
     losses: BatchLosses | None = None
+    """What each rule did in short trainings; null where they were not run."""
 
     @classmethod
     def between(
@@ -242,29 +77,25 @@ class LearningRate(_Part):
         )
 
 
-class RecipeWorkload(_Part):
-    """What was trained.
-
-    Args:
-        name: The workload's name.
-        fingerprint: `sha256:…` over its source file and name.
-        batched: Whether its dataset does its own batching, by `config.batch_size`.
-        drop_remainder: Whether a smaller last batch is dropped.
-        takes_config: Whether its dataset() is told the configuration, as `Recipe.dataset_config`.
-        examples: Per epoch; None when endless or unknown.
-        batch_ranks: How many axes each tensor of a batch has, None where that varies; None when not known.
-    """
+class RecipeWorkload(Part):
+    """What was trained."""
 
     name: str
     fingerprint: str
+    """`sha256:…` over its source file and name."""
     batched: bool = False
+    """Its dataset does its own batching, by `config.batch_size`."""
     drop_remainder: bool = False
+    """A smaller last batch is dropped."""
     takes_config: bool = False
+    """Its dataset() is given `Recipe.dataset_config`."""
     examples: Count | None = None
+    """Per epoch; null when endless or unknown."""
     batch_ranks: Annotated[tuple[Count | None, ...], Field(fail_fast=True)] | None = None
+    """Axes of each tensor of a batch, null where that varies; null when not known."""
 
 
-class CreatedBy(_Part):
+class CreatedBy(Part):
     """Provenance: which run of which version, when, with what limits."""
 
     autotune: str
@@ -277,7 +108,7 @@ class CreatedBy(_Part):
     spent_seconds: NonNegative
 
 
-class Recipe(_Part):
+class Recipe(Part):
     """The fastest stable configuration of a training on a machine, with the evidence for it.
 
     Example:

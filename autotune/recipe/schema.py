@@ -1,8 +1,4 @@
-"""The JSON Schema of the recipe, for those who read recipes without autotune.
-
-`python -m autotune.recipe.schema` writes it to `recipe.schema.json`, which ships in the package: to be done after
-each change of the models.
-"""
+"""The JSON Schema of the recipe. After a change of the models, `python -m autotune.recipe.schema` writes it."""
 
 from __future__ import annotations
 

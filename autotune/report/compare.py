@@ -1,7 +1,4 @@
-"""How did each run end: one summary per run, to be set side by side.
-
-Finished values for whoever draws them. This module may not import pandas or TensorFlow, measure or print.
-"""
+"""How did each run end: one summary per run, to be set side by side. No pandas here."""
 
 from __future__ import annotations
 
@@ -15,63 +12,47 @@ from pathlib import Path
 from autotune.devices.machine import Machine
 from autotune.recipe.recipe import Recipe
 from autotune.record import Outcome, Phase, TrialRecord
-from autotune.report.runs import check_configuration, find_runs, parse_utc
+from autotune.report.runs import baseline_of, find_runs, parse_utc, trial_configuration
 from autotune.run_directory import RunDirectory, RunRecord
 from autotune.space.configuration import Configuration
 from autotune.stats.deciding import Verdict
 from autotune.stats.intervals import Interval
 
+# Outcomes that say nothing against the configuration: nothing ran, or the user ended it.
 _NO_FAILURE = frozenset({Outcome.OK, Outcome.PRUNED, Outcome.INFERRED_OOM, Outcome.INTERRUPTED})
-"""Outcomes that say nothing against the configuration that was run: nothing ran, or the user ended it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
     """How one run ended.
 
-    The `best_*` fields are of the search, where the luckiest trial looks best; what the run claims, after
-    measuring its finalists again, is `claimed`. Speed-ups are ratios of throughputs over the run's own
-    baseline. The last four fields are None until the run has a recipe.
-
-    Args:
-        run: The run's id.
-        path: Its directory, as it was given or found.
-        workload: The workload's name; None when the run ended before it was known.
-        machine: The machine's id.
-        machine_description: Processor, cores and GPUs, in words.
-        started_at: When the run began, UTC.
-        trials: How many trials have finished, in whatever way.
-        outcomes: How many of them ended in which way; outcomes that did not occur are left out.
-        baseline_throughput: Samples per second of the baseline.
-        best_trial: The number of the trial of the search with the highest speed-up.
-        best_changes: What it sets otherwise than the baseline, as text; `baseline` for nothing.
-        best_speedup: Its speed-up.
-        comparable_with_first: Whether speeds and speed-ups may be set against those of the first run.
-        why_not: Why they may not, as one line; empty when they may.
-        verdict: What the recipe says about its configuration, such as `faster`.
-        claimed: The speed-up that the recipe claims.
-        recommended: The configuration that the recipe recommends.
-        recommended_changes: What it sets otherwise than the baseline, as text; `baseline` for nothing.
+    The `best_*` fields are of the search, where the luckiest trial looks best. `claimed` is what the run claims after
+    it measured its finalists again. Speed-ups are over the run's own baseline; changes are relative to it, as text.
     """
 
     run: str
-    path: Path
-    workload: str | None
-    machine: str
+    path: Path  # the run directory, as it was given or found
+    workload: str | None  # None when the run ended before its name was known
+    machine: str  # its id
     machine_description: str
-    started_at: datetime
-    trials: int
-    outcomes: Mapping[Outcome, int]
-    baseline_throughput: Interval | None
+    started_at: datetime  # UTC
+    trials: int  # those that have finished, in whatever way
+    outcomes: Mapping[Outcome, int]  # without those that did not occur
+    baseline_throughput: Interval | None  # samples per second
     best_trial: int | None
     best_changes: str | None
     best_speedup: Interval | None
-    comparable_with_first: bool
-    why_not: str
+    why_not: str  # why its figures cannot be set against those of the first run; empty when they can
+    # The rest is None until the run has a recipe.
     verdict: Verdict | None
     claimed: Interval | None
     recommended: Configuration | None
     recommended_changes: str | None
+
+    @property
+    def comparable_with_first(self) -> bool:
+        """Whether its speeds and speed-ups may be set against those of the first run."""
+        return not self.why_not
 
     @property
     def failed(self) -> int:
@@ -102,7 +83,8 @@ def compare_runs(*runs: str | Path) -> tuple[RunSummary, ...]:
 
 def _summary(directory: RunDirectory, run: RunRecord, why_not: str) -> RunSummary:
     trials = sorted(directory.read_trials(), key=lambda record: record.trial)
-    baseline = _baseline(directory, run, trials)
+    counts = Counter(record.outcome for record in trials)
+    baseline = baseline_of(directory, run, trials)
     best = _best(trials)
     recipe = Recipe.load(directory.recipe_file) if os.path.exists(directory.recipe_file) else None
     return RunSummary(
@@ -113,40 +95,19 @@ def _summary(directory: RunDirectory, run: RunRecord, why_not: str) -> RunSummar
         machine_description=describe_machine(run.machine),
         started_at=parse_utc(run.started_at, directory.path / "run.json"),
         trials=len(trials),
-        outcomes=_count_outcomes(trials),
+        outcomes={outcome: counts[outcome] for outcome in Outcome if counts[outcome]},
         baseline_throughput=_baseline_throughput(trials),
         best_trial=best.trial if best else None,
-        best_changes=_configuration(directory, best).describe(baseline) if best else None,
+        best_changes=trial_configuration(directory, best).describe(baseline) if best else None,
         best_speedup=best.speedup if best else None,
-        comparable_with_first=not why_not,
         why_not=why_not,
         verdict=recipe.evidence.verdict if recipe else None,
         claimed=recipe.evidence.speedup if recipe else None,
         recommended=Configuration(recipe.configuration) if recipe else None,
-        recommended_changes=_recommended_changes(recipe) if recipe else None,
+        recommended_changes=Configuration(recipe.configuration).describe(Configuration(recipe.baseline))
+        if recipe
+        else None,
     )
-
-
-def _recommended_changes(recipe: Recipe) -> str:
-    return Configuration(recipe.configuration).describe(Configuration(recipe.baseline))
-
-
-def _count_outcomes(trials: Sequence[TrialRecord]) -> dict[Outcome, int]:
-    counts = Counter(record.outcome for record in trials)
-    return {outcome: counts[outcome] for outcome in Outcome if counts[outcome]}
-
-
-def _configuration(directory: RunDirectory, record: TrialRecord) -> Configuration:
-    file = directory.trial_directory(record.trial) / "result.json"
-    return check_configuration(record.configuration, file, "configuration")
-
-
-def _baseline(directory: RunDirectory, run: RunRecord, trials: Sequence[TrialRecord]) -> Configuration | None:
-    """The run's baseline; its first baseline trial's configuration where run.json does not say."""
-    if run.baseline is not None:
-        return check_configuration(run.baseline, directory.path / "run.json", "baseline")
-    tried = [record for record in trials if record.phase is Phase.BASELINE]
-    return _configuration(directory, tried[0]) if tried else None
 
 
 def _baseline_throughput(trials: Sequence[TrialRecord]) -> Interval | None:
@@ -185,10 +146,6 @@ def _why_not(first: RunRecord, other: RunRecord) -> str:
 def describe_machine(machine: Machine) -> str:
     """`Intel Xeon × 8 cores, 2 × NVIDIA H200`: processor, cores and GPUs in words."""
     cores = f"{machine.cores} core{'' if machine.cores == 1 else 's'}"
-    gpus = Counter(gpu.name for gpu in machine.gpus)
-    return ", ".join(
-        [
-            f"{machine.cpu} × {cores}",
-            *(f"{count} × {name}" if count > 1 else name for name, count in gpus.items()),
-        ]
-    )
+    counts = Counter(gpu.name for gpu in machine.gpus)
+    gpus = (f"{count} × {name}" if count > 1 else name for name, count in counts.items())
+    return ", ".join([f"{machine.cpu} × {cores}", *gpus])

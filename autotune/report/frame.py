@@ -1,10 +1,7 @@
 """Runs as one table: a row per trial, in pandas; and that table as a CSV or Parquet file.
 
-Times are in seconds, sizes in bytes, throughput in samples per second; what was not measured is NA. Every
-column has its dtype whatever the rows hold, so that tables of several runs can be put together and an empty
-one behaves like a full one.
-
-This module does no measuring and no printing.
+Times are in seconds, sizes in bytes, throughput in samples per second; what was not measured is NA. Columns have their
+dtypes whatever the rows hold: tables can be put together, and an empty one behaves like a full one.
 """
 
 from __future__ import annotations
@@ -17,12 +14,11 @@ from pandas.api.extensions import ExtensionDtype
 from autotune.files import write_atomically
 from autotune.printable import one_line
 from autotune.record import Outcome, Phase, TrialRecord
-from autotune.report.runs import check_configuration, find_runs, parse_utc
+from autotune.report.runs import find_runs, parse_utc, trial_configuration
 from autotune.run_directory import RunDirectory, damaged
 from autotune.space.configuration import format_value
-from autotune.space.knobs import KNOBS, Domain, KnobValue
+from autotune.space.knobs import KNOBS, Domain
 from autotune.stats.deciding import Stop
-from autotune.stats.intervals import Interval
 
 _STRING = pd.StringDtype()
 _INTEGER = pd.Int64Dtype()
@@ -61,7 +57,7 @@ _FIGURES: dict[str, ExtensionDtype] = {
     "peak_device_bytes": _INTEGER,
     "input_wait_fraction": _FLOAT,
     "cpu_utilisation": _FLOAT,
-    "bottleneck": _STRING,
+    "bottleneck": _STRING,  # no trial is profiled yet
     "started_at": pd.DatetimeTZDtype("us", "UTC"),
     "seconds": _FLOAT,
     "machine": _STRING,
@@ -99,39 +95,28 @@ def load_history(*runs: str | Path) -> pd.DataFrame:
             "machine": run.machine.id,
             "workload": one_line(run.workload.name) if run.workload else None,
         }
-        rows.extend(of_run | _row(record, directory) for record in records)
+        rows.extend(_row(record, directory) | of_run for record in records)
     return pd.DataFrame(
         {name: pd.Series([row.get(name) for row in rows], dtype=dtype) for name, dtype in columns().items()}
     )
 
 
 def _row(record: TrialRecord, directory: RunDirectory) -> dict[str, object]:
-    """What one trial adds to the table; columns that are left out, or None, are NA."""
+    """What one trial adds to the table; None is NA. A column that no line here names is the record's field."""
     file = directory.trial_directory(record.trial) / "result.json"
-    row: dict[str, object] = {
-        "trial": record.trial,
-        "phase": str(record.phase),
-        "outcome": str(record.outcome),
-        **_knob_cells(record, file),
+    speedup = record.speedup
+    row = {
+        **{name: getattr(record, name, None) for name in _FIRST | _FIGURES},
+        **{
+            name: format_value(value) if _knob_dtype(KNOBS[name].domain) == _STRING else value
+            for name, value in trial_configuration(directory, record).items()
+        },
         "throughput": record.throughput.value if record.throughput else None,
-        **_speedup_cells(record.speedup),
-        "compile_seconds": record.compile_seconds,
-        "warmup_seconds": record.warmup_seconds,
-        "warmup_steps": record.warmup_steps,
-        "settled": record.settled,
+        "speedup": speedup.value if speedup else None,
+        "speedup_low": speedup.low if speedup else None,
+        "speedup_high": speedup.high if speedup else None,
         "measured_seconds": record.measured_seconds if record.pairs or record.slices else None,
-        "stopped_by": record.stopped_by,
-        "first_step_seconds": record.first_step_seconds,
-        "filling_seconds": record.filling_seconds,
-        "epoch_overhead_seconds": record.epoch_overhead_seconds,
-        "peak_host_bytes": record.peak_host_bytes,
-        "peak_device_bytes": record.peak_device_bytes,
-        "input_wait_fraction": record.input_wait_fraction,
-        "cpu_utilisation": record.cpu_utilisation,
-        # No trial is profiled yet; the column keeps its place for when they are.
-        "bottleneck": None,
         "started_at": parse_utc(record.started_at, file),
-        "seconds": record.seconds,
         # One line, so that a row stays one line in CSV: some readers end a row at a bare carriage return.
         "reason": one_line(" ".join(record.reason.split())) or None,
     }
@@ -142,44 +127,15 @@ def _row(record: TrialRecord, directory: RunDirectory) -> dict[str, object]:
     return row
 
 
-def _knob_cells(record: TrialRecord, file: Path) -> dict[str, KnobValue]:
-    configuration = check_configuration(record.configuration, file, "configuration")
-    return {
-        name: format_value(value) if _knob_dtype(KNOBS[name].domain) == _STRING else value
-        for name, value in configuration.items()
-    }
-
-
-def _speedup_cells(speedup: Interval | None) -> dict[str, float]:
-    if speedup is None:
-        return {}
-    return {
-        "speedup": speedup.value,
-        "speedup_low": speedup.low,
-        "speedup_high": speedup.high,
-    }
-
-
 # ------------------------------------------------------------------------------------------------- writing
 
 _HINT = "Give a file in a directory that exists and that you may write to."
 
 
 def write_csv(frame: pd.DataFrame, path: str | Path) -> None:
-    """Write the table as CSV: UTF-8, one header line, NA as an empty field, the index left out.
+    """Write the table as CSV, whole or not at all: NA as an empty field, booleans as `true` and `false`.
 
-    Booleans are `true` and `false` in every column, as in recipes and search spaces. CSV keeps no types; this
-    gives the same table back:
-
-        dtypes = {name: dtype for name, dtype in columns().items() if name != "started_at"}
-        frame = pandas.read_csv(path, dtype=dtypes, parse_dates=["started_at"])
-
-    Args:
-        frame: What `load_history` returned, or some of its rows and columns.
-        path: The file; one that stands there is replaced whole, or stays as it was.
-
-    Raises:
-        RunDirectoryError: The file cannot be written.
+    `read_csv` gives it back with `parse_dates=["started_at"]` and, as `dtype`, the other columns of `columns()`.
     """
     booleans = [name for name in frame.columns if pd.api.types.is_bool_dtype(frame[name].dtype)]
     words = {name: frame[name].astype(_STRING).str.lower() for name in booleans}
@@ -187,16 +143,5 @@ def write_csv(frame: pd.DataFrame, path: str | Path) -> None:
 
 
 def write_parquet(frame: pd.DataFrame, path: str | Path) -> None:
-    """Write the table as Parquet, dtypes included: `pandas.read_parquet` gives the same table back.
-
-    The one exception is a table without rows: Parquet keeps the categories of `phase` and `outcome` beside
-    their values, so without values they come back as categories of nothing.
-
-    Args:
-        frame: What `load_history` returned, or some of its rows and columns.
-        path: The file; one that stands there is replaced whole, or stays as it was.
-
-    Raises:
-        RunDirectoryError: The file cannot be written.
-    """
+    """Write the table as Parquet, whole or not at all. A table without rows loses its categories."""
     write_atomically(Path(path), frame.to_parquet(engine="pyarrow", index=False), hint=_HINT)

@@ -1,7 +1,4 @@
-"""Timelines as one self-contained HTML page: it loads nothing, and shows other people's text as text.
-
-Draws finished values. This module may not measure or print; plotly is imported only when a page is drawn.
-"""
+"""Timelines as one self-contained HTML page: it loads nothing, and shows other people's text as text."""
 
 from __future__ import annotations
 
@@ -43,18 +40,7 @@ _PAGE = """<!doctype html>
 
 
 def plot_history(*runs: str | Path, path: str | Path) -> int:
-    """Write a page that shows the reference's speed and the pairs' ratios over the time of each run.
-
-    Args:
-        runs: Run directories, or directories that hold some at any depth, such as `results`.
-        path: The file; one that stands there is replaced whole, or stays as it was.
-
-    Returns:
-        How many runs it shows.
-
-    Raises:
-        RunDirectoryError: As `timelines` does, or the file cannot be written.
-    """
+    """Write a page of `timelines`, and return how many runs it shows. A file at `path` is replaced whole or stays."""
     drawn = timelines(*runs)
     write_atomically(Path(path), page(drawn), hint=_HINT)
     return len(drawn)

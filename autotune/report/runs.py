@@ -1,32 +1,23 @@
-"""Find run directories and check their values.
-
-This module may not import pandas, measure or print.
-"""
+"""Find run directories and check their values. No pandas here."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from autotune.errors import ConfigurationError, RunDirectoryError
 from autotune.printable import short
-from autotune.run_directory import RunDirectory, damaged
+from autotune.record import Phase, TrialRecord
+from autotune.run_directory import RunDirectory, RunRecord, damaged
 from autotune.space.configuration import Configuration
 
 
 def find_runs(*paths: str | Path) -> tuple[RunDirectory, ...]:
-    """The runs that `paths` stand for, each once.
+    """The runs at or below `paths`, each once: in the order of the arguments, those below one by path.
 
-    Args:
-        paths: Run directories, or directories that hold some at any depth, such as `results`.
-
-    Returns:
-        Runs in the order of the arguments; those below one argument by path.
-
-    Raises:
-        RunDirectoryError: Nothing was given, or there is no run at one of the paths.
+    Raises RunDirectoryError where nothing was given, or there is no run at one of the paths.
     """
     if not paths:
         raise RunDirectoryError(
@@ -40,7 +31,6 @@ def find_runs(*paths: str | Path) -> tuple[RunDirectory, ...]:
 
 
 def _directories_at(path: Path) -> list[Path]:
-    """`path` itself when it is a run directory, else all run directories below it, sorted."""
     found = []
     problem = ""
     pending = [path]
@@ -72,24 +62,31 @@ def _is_directory(entry: os.DirEntry[str], *, links: bool = True) -> bool:
 
 
 def check_configuration(values: Mapping[str, object], file: Path, key: str) -> Configuration:
-    """The configuration that stands in `file` under `key`.
-
-    Raises:
-        RunDirectoryError: A knob does not exist here or cannot take its value. Leaving the knob out
-            instead would make different configurations look the same.
-    """
+    """The configuration under `key` of `file`. Raises RunDirectoryError where a knob or value does not exist here."""
     try:
         return Configuration(values, where=f"{file}: {key}")
     except ConfigurationError as error:
         raise RunDirectoryError(error.message, hint=error.hint) from error
 
 
-def parse_utc(text: str, file: Path) -> datetime:
-    """The time that `file` gives as `text`, ISO 8601, in UTC; UTC too where it names no zone.
+def trial_configuration(directory: RunDirectory, record: TrialRecord) -> Configuration:
+    """A trial's configuration, checked as by `check_configuration`."""
+    file = directory.trial_directory(record.trial) / "result.json"
+    return check_configuration(record.configuration, file, "configuration")
 
-    Raises:
-        RunDirectoryError: It is no time.
-    """
+
+def baseline_of(
+    directory: RunDirectory, run: RunRecord, trials: Sequence[TrialRecord]
+) -> Configuration | None:
+    """A run's baseline, checked; that of its first baseline trial where run.json has none."""
+    if run.baseline is not None:
+        return check_configuration(run.baseline, directory.path / "run.json", "baseline")
+    tried = [record for record in trials if record.phase is Phase.BASELINE]
+    return trial_configuration(directory, tried[0]) if tried else None
+
+
+def parse_utc(text: str, file: Path) -> datetime:
+    """An ISO 8601 time of `file`, in UTC, also where it names no zone. Raises RunDirectoryError where it is none."""
     try:
         moment = datetime.fromisoformat(text)
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)

@@ -1,8 +1,4 @@
-"""How fast was the machine over a run's time: the reference's own speed, and each pair's ratio to it.
-
-Finished values for whoever draws them. This module may not import pandas, TensorFlow or a plotting library, measure
-or print.
-"""
+"""How fast was the machine over a run's time: the reference's own speed, and each pair's ratio to it."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from pathlib import Path
 
 from autotune.errors import RunDirectoryError
 from autotune.record import Pair, Phase, Slice, TrialRecord
-from autotune.report.runs import check_configuration, find_runs
+from autotune.report.runs import find_runs, trial_configuration
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
 from autotune.stats.disturbance import load_of
@@ -21,25 +17,15 @@ from autotune.tuning.ratios import recorded_rate
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One slice of the reference, or one pair.
+    """One slice of the reference, or one pair."""
 
-    Args:
-        at: Seconds of the run at which it ended.
-        value: Samples per second of the reference, or a pair's ratio of the candidate's to the reference's.
-        trial: Whose.
-        phase: Of the trial.
-        configuration: What the trial sets otherwise than the baseline, as text.
-        load: Share of the machine that others took, the larger of a pair's two; None where it is not known.
-        disturbed: Whether it is of a pair that other work on the machine disturbed.
-    """
-
-    at: float
-    value: float
+    at: float  # seconds of the run at which it ended
+    value: float  # samples per second of the reference, or a pair's ratio to it
     trial: int
     phase: Phase
-    configuration: str
-    load: float | None
-    disturbed: bool
+    configuration: str  # what the trial sets otherwise than the baseline
+    load: float | None  # share of the machine that others took, the larger of a pair's two
+    disturbed: bool  # of a pair that other work on the machine disturbed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,33 +39,17 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """One run over its time; points in the order of time.
-
-    Args:
-        run: The run's id.
-        workload: The workload's name; None where it is not known.
-        reference: The baseline's slices.
-        ratios: The pairs.
-        phases: One after another; one may come again.
-    """
+    """One run over its time; points and phases in the order of time."""
 
     run: str
     workload: str | None
-    reference: tuple[Point, ...]
+    reference: tuple[Point, ...]  # the baseline's slices
     ratios: tuple[Point, ...]
-    phases: tuple[Span, ...]
+    phases: tuple[Span, ...]  # one may come again
 
 
 def timelines(*runs: str | Path) -> tuple[Timeline, ...]:
-    """One timeline per run.
-
-    Args:
-        runs: Run directories, or directories that hold some at any depth, such as `results`.
-
-    Raises:
-        RunDirectoryError: Nothing was given, no run was found at a path, a file there is damaged, or a run has no
-            slices of which the time is known.
-    """
+    """One timeline per run. Raises RunDirectoryError as `find_runs` does, and where no slice tells its time."""
     return tuple(_timeline(directory) for directory in find_runs(*runs))
 
 
@@ -148,10 +118,7 @@ def _reference(
 
 
 def _baseline_of(record: TrialRecord, records: Sequence[TrialRecord]) -> TrialRecord:
-    """The record of the baseline that a trial stood beside.
-
-    A confirmation has its own.
-    """
+    """The record of the baseline that a trial stood beside; a confirmation has its own."""
     if record.phase is Phase.CONFIRM:
         for each in reversed(records):
             if each.phase is Phase.CONFIRM and each.slices and each.trial <= record.trial:
@@ -183,9 +150,7 @@ def _phases(records: Sequence[TrialRecord]) -> tuple[Span, ...]:
 
 
 def _changes(directory: RunDirectory, record: TrialRecord, baseline: TrialRecord) -> str:
-    file = directory.trial_directory(record.trial) / "result.json"
-    own = check_configuration(record.configuration, file, "configuration")
-    return own.describe(Configuration(baseline.configuration))
+    return trial_configuration(directory, record).describe(Configuration(baseline.configuration))
 
 
 def _end_of(pair: Pair) -> float | None:

@@ -1,7 +1,4 @@
-"""A configuration: a value for every knob.
-
-Values are checked where a configuration is made. This module may not import TensorFlow or Optuna.
-"""
+"""A configuration: a value for every knob. Values are checked where a configuration is made."""
 
 from __future__ import annotations
 
@@ -12,15 +9,7 @@ from autotune.space.knobs import KNOBS, Device, KnobValue, check_value, knobs_on
 
 
 class Configuration(Mapping[str, KnobValue]):
-    """An immutable, hashable mapping from knob names to checked values, in table order.
-
-    Args:
-        values: Knob values by name.
-        where: Where they come from, for error messages.
-
-    Raises:
-        ConfigurationError: A knob does not exist or cannot take its value.
-    """
+    """An immutable, hashable mapping from knob names to values in table order, checked as by `check_value`."""
 
     __slots__ = ("_values",)
 
@@ -90,14 +79,7 @@ def format_value(value: KnobValue) -> str:
 def baseline_configuration(
     batch_size: int, named: Mapping[str, object], device: Device, *, where: str
 ) -> Configuration:
-    """What the user would run anyway: the knobs they named, TensorFlow's defaults for the rest.
-
-    Args:
-        batch_size: The workload's batch size.
-        named: `Workload.baseline`.
-        device: What the training runs on: the knobs that exist there get their defaults.
-        where: Where `named` stands, for error messages.
-    """
+    """What the user would run anyway: `Workload.baseline`, and TensorFlow's defaults for the device's other knobs."""
     return Configuration({**_defaults(device), "batch_size": batch_size, **named}, where=where)
 
 

@@ -1,9 +1,7 @@
 """Every knob there is, in one table. An entry holds all that is known about a knob.
 
 To add a knob, add an entry to `_TABLE`, and a range to the search spaces that are to vary it. Knobs that are known
-only at run time join the table by `registered`.
-
-This module may not import TensorFlow, Keras or Optuna.
+only at run time join the table by `registered`. This module may not import TensorFlow, Keras or Optuna.
 """
 
 from __future__ import annotations
@@ -31,22 +29,19 @@ Value = StrictBool | StrictInt | StrictStr
 
 
 class Stage(enum.StrEnum):
-    """When a knob acts. The setters of a stage share a target, and its readers read it."""
+    """When a knob acts. All setters and readers of a stage take the same target."""
 
-    IMPORT = "import"
-    """TensorFlow reads environment variables while it is imported. Target: the variables, as a dict."""
-    RUNTIME = "runtime"
-    """TensorFlow's runtime starts (the first tensor, dataset or model). Target: the module `tensorflow`."""
-    BUILD = "build"
-    """Layers are constructed. Target: the module `tensorflow`."""
-    PIPELINE = "pipeline"
-    """The `tf.data` pipeline is built. Target: the dataset of batches. The setter returns the new one."""
-    OPTIONS = "options"
-    """The pipeline gets its options. Target: a `tf.data.Options`."""
-    COMPILE = "compile"
-    """`model.compile` is called. The knob is the argument of that name, without a setter."""
-    FIT = "fit"
-    """`model.fit` is called. The knob is the argument of that name, without a setter."""
+    IMPORT = "import"  # TensorFlow reads the environment. Target: the variables, as a dict
+    RUNTIME = (
+        "runtime"  # the first tensor, dataset or model starts TensorFlow's runtime. Target: `tensorflow`
+    )
+    BUILD = "build"  # layers are constructed. Target: the module `tensorflow`
+    PIPELINE = (
+        "pipeline"  # the pipeline is built. Target: the dataset of batches; the setter returns a new one
+    )
+    OPTIONS = "options"  # the pipeline gets its options. Target: a `tf.data.Options`
+    COMPILE = "compile"  # the knob is an argument of `model.compile`, without a setter
+    FIT = "fit"  # the knob is an argument of `model.fit`, without a setter
 
 
 class Device(enum.StrEnum):
@@ -60,23 +55,15 @@ class Numerics(enum.StrEnum):
     """What a knob changes in the numbers that a training computes."""
 
     SAME = "same"
-    EXAMPLES = "examples"
-    """Other examples share a step, or steps come in another order."""
-    ARITHMETIC = "arithmetic"
-    """The same examples give other numbers: losses are compared before such a value is recommended."""
+    EXAMPLES = "examples"  # other examples share a step, or steps come in another order
+    ARITHMETIC = "arithmetic"  # the same examples give other numbers: the losses must be compared
 
 
 @dataclass(frozen=True, kw_only=True)
 class Domain:
-    """The values a knob can take: integers in a range, booleans, words, or a union of those.
+    """The values a knob can take: integers in a range, booleans, words, or a union of those."""
 
-    Args:
-        integers: Smallest and largest integer, both included, or None for no integers.
-        booleans: Whether `True` and `False` are values.
-        words: The strings that are values.
-    """
-
-    integers: tuple[int, int] | None = None
+    integers: tuple[int, int] | None = None  # smallest and largest, both included
     booleans: bool = False
     words: tuple[str, ...] = ()
 
@@ -100,50 +87,32 @@ class Domain:
 
 @dataclass(frozen=True, kw_only=True)
 class Knob:
-    """All that is known about one knob.
+    """All that is known about one knob."""
 
-    Args:
-        name: What TensorFlow or Keras calls it.
-        summary: One line for `autotune knobs`.
-        domain: The values it can take.
-        default: What TensorFlow does when nobody says; None where only the workload can say.
-        stage: When it acts.
-        set: `set(target, value)` makes a value act; `Stage` says on which target.
-        read: `read(target)` returns the value in force; None where nothing tells.
-        devices: Where it exists.
-        memory: Ranks a value by the memory it needs, all else equal. None: its rank is unknown.
-        numerics: What it changes in the numbers.
-        plain: Its value in the reference of the numerics check; None for the baseline's.
-        structural: Whether it changes what the pipeline is made of, and with it the cost between epochs.
-        probes: What is tried first; without any, two values, after all probes.
-        needs_dataset_config: Whether it reaches the pipeline only through `dataset(config)`.
-        of_workload: Whether one workload alone has it, as found at run time. Other recipes lack it.
-    """
-
-    name: str
-    summary: str
+    name: str  # as in TensorFlow or Keras
+    summary: str  # one line for `autotune knobs`
     domain: Domain
-    default: KnobValue | None
+    default: KnobValue | None  # TensorFlow's; None where only the workload can say
     stage: Stage
-    set: Callable[[Any, Any], Any] = lambda target, value: target
-    read: Callable[[Any], KnobValue | None] = lambda target: None
+    set: Callable[[Any, Any], Any] = lambda target, value: target  # makes a value act on the stage's target
+    read: Callable[[Any], KnobValue | None] = lambda target: (
+        None
+    )  # the value in force; None where nothing tells
     devices: frozenset[Device] = frozenset(Device)
-    memory: Callable[[KnobValue], int | None] = lambda value: None
+    memory: Callable[[KnobValue], int | None] = lambda value: None  # ranks values by need; None: unknown
     numerics: Numerics = Numerics.SAME
-    plain: KnobValue | None = None
-    structural: bool = False
-    probes: tuple[Probe, ...] = ()
-    needs_dataset_config: bool = False
-    of_workload: bool = False
+    plain: KnobValue | None = None  # its value in the reference of the numerics check; None: the baseline's
+    structural: bool = False  # changes what the pipeline is made of, and with it the cost between epochs
+    probes: tuple[Probe, ...] = ()  # tried first; without any, two values are tried after all probes
+    needs_dataset_config: bool = False  # reaches the pipeline only through `dataset(config)`
+    of_workload: bool = False  # found at run time in one workload; other recipes lack it
 
 
 def _alike(value: KnobValue) -> int:
-    """Ranks all values alike: none needs more memory than another."""
     return 0
 
 
 def _by_number(value: KnobValue) -> int | None:
-    """Ranks numbers by their size: larger ones need more memory."""
     return value if type(value) is int else None
 
 
@@ -352,25 +321,6 @@ def registered(*knobs: Knob) -> Iterator[None]:
             del KNOBS[each.name]
 
 
-def knob(name: str, *, where: str) -> Knob:
-    """The knob called `name`.
-
-    Args:
-        name: A knob's name.
-        where: Where the name stands, for the message: a file and key, an argument.
-
-    Raises:
-        ConfigurationError: There is no such knob; the nearest right name is offered.
-    """
-    found = KNOBS.get(name)
-    if found is None:
-        raise ConfigurationError(
-            f"{where}: there is no knob called {short(name)}",
-            hint=f"{nearest(str(name), KNOBS)}`autotune knobs` lists them all.",
-        )
-    return found
-
-
 def nearest(name: str, known: Iterable[str]) -> str:
     """`Did you mean 'x'? ` when `known` holds a name close to `name`, else an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
@@ -378,12 +328,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def check_value(name: str, value: object, *, where: str) -> KnobValue:
-    """`value`, if the knob `name` can take it.
-
-    Raises:
-        ConfigurationError: The knob does not exist, or cannot take the value.
-    """
-    domain = knob(name, where=where).domain
+    """`value`. Raises ConfigurationError where the knob does not exist or cannot take it; `where` is for messages."""
+    if name not in KNOBS:
+        raise ConfigurationError(
+            f"{where}: there is no knob called {short(name)}",
+            hint=f"{nearest(str(name), KNOBS)}`autotune knobs` lists them all.",
+        )
+    domain = KNOBS[name].domain
     if value not in domain or not isinstance(value, (bool, int, str)):
         raise ConfigurationError(
             f"{where}: {name} cannot be {short(value)}", hint=f"It takes {domain.describe()}."

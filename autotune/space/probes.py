@@ -46,32 +46,20 @@ def _numbers(choices: Sequence[Any]) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What decides which probes come first.
+    """What decides which probes come first."""
 
-    Args:
-        at_first: Whether the baseline is still the fastest.
-        waits: Whether the fastest waits for its input.
-        short_steps: Whether steps are so short that more of them per execution are likely to help.
-    """
-
-    at_first: bool
-    waits: bool
-    short_steps: bool
+    at_first: bool  # the baseline is still the fastest
+    waits: bool  # the fastest waits for its input
+    short_steps: bool  # more steps per execution are likely to help
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """A change that is tried early.
+    """A change that is tried early."""
 
-    Args:
-        place: Its place among the probes of all knobs, the lowest first. None: it is not tried in this situation.
-        to: The new value.
-        together: Other knobs that change with it. Knobs that do not vary are left out.
-    """
-
-    place: Callable[[Situation], int | None]
+    place: Callable[[Situation], int | None]  # the lowest of all knobs' probes is first; None: not tried now
     to: Pick
-    together: Mapping[str, Pick] = field(default_factory=dict)
+    together: Mapping[str, Pick] = field(default_factory=dict)  # other knobs that change too, where they vary
 
 
 def probe(place: int, to: Pick) -> Probe:
@@ -81,14 +69,10 @@ def probe(place: int, to: Pick) -> Probe:
 
 def batch(factor: int) -> tuple[Probe, ...]:
     """The baseline's batch size times a factor; with more steps per execution where steps are short."""
-    steps = {"steps_per_execution": near(8)}
+    to, steps = times(factor), {"steps_per_execution": near(8)}
     return (
-        Probe(
-            place=lambda now: 0 if now.at_first and now.short_steps else None,
-            to=times(factor),
-            together=steps,
-        ),
-        Probe(place=lambda now: 0 if now.at_first and not now.short_steps else None, to=times(factor)),
+        Probe(place=lambda now: 0 if now.at_first and now.short_steps else None, to=to, together=steps),
+        Probe(place=lambda now: 0 if now.at_first and not now.short_steps else None, to=to),
     )
 
 

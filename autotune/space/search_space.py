@@ -11,8 +11,6 @@
 
 Kinds: `categorical` (choices), `power_of_two` (low, high). Bounds are integers or expressions over `cores` and
 `examples` (see `bound`); the upper bound of the batch size may be "memory": it is doubled until a trial runs out.
-
-Reading a file executes nothing. This module may not import TensorFlow or Optuna.
 """
 
 from __future__ import annotations
@@ -33,16 +31,11 @@ from autotune.space.knobs import KNOBS, Device, KnobValue, nearest
 
 SCHEMA_VERSION = 1
 UNTIL_OUT_OF_MEMORY = "memory"
-LARGEST_DOUBLED_BATCH = 1 << 16
-"""Where doubling the batch size ends when memory does not end it first."""
-LARGEST_FILE_BYTES = 1 << 14
-"""`tomllib` needs quadratic time for a key of many parts: a second for a file of this size."""
+LARGEST_DOUBLED_BATCH = 1 << 16  # where doubling the batch size ends when memory does not end it first
+LARGEST_FILE_BYTES = 1 << 14  # `tomllib` takes a second for a key of so many parts; its time is quadratic
 LARGEST_NUMBER_OF_CHOICES = 256
 
-_KEYS_OF_KIND = {
-    "categorical": ("kind", "choices"),
-    "power_of_two": ("kind", "low", "high"),
-}
+_KEYS_OF_KIND = {"categorical": ("kind", "choices"), "power_of_two": ("kind", "low", "high")}
 _TERM = re.compile(
     r"\s*(?:(?:(?P<factor>[0-9]{1,9})\s*\*\s*)?(?P<name>cores|examples)(?:\s*/\s*(?P<divisor>[0-9]{1,9}))?"
     r"|(?P<number>[0-9]{1,9}))\s*"
@@ -51,16 +44,9 @@ _COMBINATION = re.compile(r"\s*(?P<function>min|max)\s*\((?P<terms>[^()]*)\)\s*"
 
 
 def bound(text: object, *, cores: int, examples: int | None, where: str) -> int | None:
-    """A bound that may name the machine or the workload, as a number.
+    """The number that a bound stands for; None where it rests on an unknown number of examples.
 
-    Grammar: `term`, `min(term, …)` or `max(term, …)`; a term is `12`, `cores`, `4*cores`,
-    `examples/4` or `2*examples/3` (whole-number division).
-
-    Returns:
-        None (no bound) where it rests on an unknown number of examples.
-
-    Raises:
-        SearchSpaceError: `text` does not follow the grammar.
+    Grammar: a term, `min(term, …)` or `max(term, …)`. Terms: `12`, `cores`, `4*cores`, `2*examples/3` (floor division).
     """
     written = text if isinstance(text, str) else short(text)
     combination = _COMBINATION.fullmatch(written)
@@ -90,17 +76,11 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedSpace:
-    """A search space for one workload on one machine: the finite choices of every varied knob.
-
-    Args:
-        baseline: Where every knob that does not vary stays.
-        choices: Ascending numbers, or values in the order written; at least two for each knob.
-        left_out: Knobs of the file that do not vary here, with the reason.
-    """
+    """A search space for one workload on one machine."""
 
     baseline: Configuration
-    choices: Mapping[str, tuple[KnobValue, ...]]
-    left_out: Mapping[str, str]
+    choices: Mapping[str, tuple[KnobValue, ...]]  # two or more a knob: numbers ascend, others are as written
+    left_out: Mapping[str, str]  # knobs of the file that do not vary here, with the reason
 
     @property
     def size(self) -> int:
@@ -122,27 +102,14 @@ class ResolvedSpace:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSpace:
-    """A search space as written, not yet resolved for a machine.
+    """A search space as written, not yet resolved for a machine."""
 
-    Args:
-        source: The file it was read from, for messages.
-        ranges: What each knob varies over, by knob name.
-    """
-
-    source: str
+    source: str  # the file, for messages
     ranges: Mapping[str, Range]
 
     @classmethod
     def parse(cls, text: str, *, source: str) -> SearchSpace:
-        """Read a search space from TOML text.
-
-        Args:
-            text: The TOML.
-            source: Where it comes from, for messages.
-
-        Raises:
-            SearchSpaceError: The text is not TOML or not a search space.
-        """
+        """Read TOML text. Raises SearchSpaceError where it is not a search space."""
         try:
             document = tomllib.loads(text)
         except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a plain ValueError
@@ -151,25 +118,20 @@ class SearchSpace:
                 hint="`autotune space quick` shows what a search space holds; search_spaces/ has whole ones.",
             ) from error
         version = document.get("schema_version")
-        if type(version) is int and version > SCHEMA_VERSION:  # it may hold keys that are not known yet
-            raise SearchSpaceError(
-                f"{source}: schema_version is {short(version)}, this autotune reads {SCHEMA_VERSION}",
-                hint="Upgrade autotune.",
-            )
-        _refuse_unknown(document, ("schema_version", "knobs"), where=source)
+        newer = type(version) is int and version > SCHEMA_VERSION
+        if not newer:  # a newer one may hold keys that are not known yet
+            _refuse_unknown(document, ("schema_version", "knobs"), where=source)
         _require(
             type(version) is int and version == SCHEMA_VERSION,
             f"{source}: schema_version is {_short(version)}, this autotune reads {SCHEMA_VERSION}",
-            hint=f"Write: schema_version = {SCHEMA_VERSION}",
+            hint="Upgrade autotune." if newer else f"Write: schema_version = {SCHEMA_VERSION}",
         )
         knobs = document.get("knobs")
         if not isinstance(knobs, dict) or not knobs:
-            raise SearchSpaceError(
-                f"{source}: no knobs to vary", hint="Add a table such as [knobs.batch_size]."
-            )
-        return cls(
-            source=source, ranges={name: _read_range(name, table, source) for name, table in knobs.items()}
-        )
+            hint = "Add a table such as [knobs.batch_size]."
+            raise SearchSpaceError(f"{source}: no knobs to vary", hint=hint)
+        ranges = {name: _read_range(name, table, source) for name, table in knobs.items()}
+        return cls(source=source, ranges=ranges)
 
     def resolve(
         self,
@@ -183,24 +145,9 @@ class SearchSpace:
         fixed_batch: bool = False,
         set_by_dataset: Container[str] = (),
     ) -> ResolvedSpace:
-        """The choices of every knob, for one workload on one machine.
+        """The choices of every knob, the baseline's value always among them. `examples` are of one epoch.
 
-        The baseline's value is always among a varied knob's choices. Knobs that do not exist here are
-        left out.
-
-        Args:
-            baseline: What the user would run anyway.
-            device: What the training runs on.
-            cores: Processor cores that this process may use.
-            examples: Examples per epoch, None when unknown or endless.
-            dataset_takes_config: Whether the workload's `dataset` accepts a config.
-            largest_batch: No batch size above this one is tried; None for no bound but the file's.
-            fixed_batch: The batch size does not vary.
-            set_by_dataset: Knobs that the workload's dataset has set itself; the baseline has its values.
-
-        Raises:
-            SearchSpaceError: A range is empty on this machine, or nothing is left to vary.
-            ArgumentError: The largest batch is below the baseline's.
+        Raises SearchSpaceError where a range is empty or nothing varies, ArgumentError for a `largest_batch` too small.
         """
         if largest_batch is not None and largest_batch < baseline.batch_size:
             raise ArgumentError(
@@ -242,9 +189,8 @@ class SearchSpace:
         where, domain = f"{self.source}: [knobs.{name}]", KNOBS[name].domain
         low = bound(written.low, cores=cores, examples=examples, where=where)
         if written.high == UNTIL_OUT_OF_MEMORY:
-            high: int | None = min(
-                LARGEST_DOUBLED_BATCH, examples // 4 if examples else LARGEST_DOUBLED_BATCH
-            )
+            quarter = examples // 4 if examples else LARGEST_DOUBLED_BATCH
+            high: int | None = min(LARGEST_DOUBLED_BATCH, quarter)
         else:
             high = bound(written.high, cores=cores, examples=examples, where=where)
         if low is None or high is None:
@@ -284,7 +230,6 @@ def _refuse_unknown(table: Mapping[str, object], known: tuple[str, ...], *, wher
 
 
 def _read_range(name: str, table: Any, source: str) -> Range:
-    """What one knob's table in a file says."""
     hint = f"{nearest(name, KNOBS)}`autotune knobs` lists them all."
     _require(name in KNOBS, f"{source}: there is no knob called {_short(name)}", hint)
     domain, where = KNOBS[name].domain, f"{source}: [knobs.{name}]"
@@ -327,11 +272,7 @@ def shipped_names() -> tuple[str, ...]:
 
 
 def find_search_space(name_or_path: str | Path) -> SearchSpace:
-    """The shipped search space of that name, or the one in that file.
-
-    Raises:
-        SearchSpaceError: There is neither, or the file is not a search space.
-    """
+    """The shipped search space of that name, or the one in that file; SearchSpaceError where there is neither."""
     file, source = Path(name_or_path), str(name_or_path)
     if source in shipped_names():
         file, source = shipped_directory() / f"{source}.toml", f"{source}.toml"

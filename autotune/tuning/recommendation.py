@@ -6,18 +6,8 @@ import math
 from collections.abc import Sequence
 
 from autotune.printable import first_line
-from autotune.recipe.recipe import (
-    BestCandidate,
-    Confirmation,
-    CreatedBy,
-    Evidence,
-    LearningRate,
-    PeakMemory,
-    Recipe,
-    RecipeWorkload,
-    Stability,
-    Watch,
-)
+from autotune.recipe.evidence import BestCandidate, Confirmation, Evidence, PeakMemory, Stability, Watch
+from autotune.recipe.recipe import CreatedBy, LearningRate, Recipe, RecipeWorkload
 from autotune.record import Standing, TrialRecord
 from autotune.run_directory import RunRecord
 from autotune.space.configuration import Configuration

@@ -165,7 +165,7 @@ def _check_resolved(space: SearchSpace, surroundings: dict) -> str:
         source=space.source, choices=dict(resolved.choices), left_out=dict(resolved.left_out)
     )
     assert SearchSpaceRecord.model_validate_json(record.model_dump_json()).choices == record.choices
-    check_shown(lambda screen: console.show_space(record, resolved.size, screen))
+    check_shown(lambda screen: console.show_space(space.source, resolved, screen))
     return f"{len(resolved.choices)} knobs"
 
 

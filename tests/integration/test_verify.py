@@ -9,15 +9,8 @@ from real_trials import configuration
 from test_end_to_end import TINY, to_its_end
 
 from autotune.devices.machine import fingerprint
-from autotune.recipe.recipe import (
-    Confirmation,
-    CreatedBy,
-    Evidence,
-    PeakMemory,
-    Recipe,
-    RecipeWorkload,
-    Stability,
-)
+from autotune.recipe.evidence import Confirmation, Evidence, PeakMemory, Stability
+from autotune.recipe.recipe import CreatedBy, Recipe, RecipeWorkload
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.stats.intervals import Interval
 
