@@ -301,11 +301,21 @@ class Searching:
             each._deadline = self.deadline
         self.seat.baseline.side.deadline = self.deadline
 
-    def measure(self, configuration=FAST, *, trial=None, seconds=4.0, timeout=30.0, leader=None, **how):
+    def measure(
+        self,
+        configuration=FAST,
+        *,
+        trial=None,
+        seconds=4.0,
+        timeout=30.0,
+        leader=None,
+        others=None,
+        **limited,
+    ):
         """Measure a candidate, or a trial again; returns trial and record."""
         trial = trial or self.run.new_trial(Phase.SEARCH, configuration)
-        limits = TrialLimits(timeout=timeout, measured=seconds)
-        return trial, self.seat.measure(trial, limits, leader=leader, **how)
+        limits = TrialLimits(timeout=timeout, measured=seconds, **limited)
+        return trial, self.seat.measure(trial, limits, leader=leader, others=others)
 
     def lose_the_baseline(self):
         """Its process dies while nobody looks."""

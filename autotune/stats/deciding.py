@@ -9,10 +9,8 @@ from collections.abc import Sequence
 
 from autotune.stats.intervals import BORROWED_DEGREES, LogInterval, Spread, mean_interval
 
-MIN_GAIN = 0.02
-"""Smallest gain worth a recommendation, as a share."""
-FEWEST_PAIRS = 4
-"""Pairs before anything is decided by a trial's own spread alone."""
+MIN_GAIN = 0.02  # smallest gain worth a recommendation, as a share
+FEWEST_PAIRS = 4  # pairs before anything is decided by a trial's own spread alone
 
 
 class Stop(enum.StrEnum):
@@ -20,31 +18,19 @@ class Stop(enum.StrEnum):
 
     NARROW = "narrow"
     CANNOT_WIN = "cannot_win"
-    BEHIND = "behind"
-    """It may still win, but its estimate lies below the leader's interval."""
-    AHEAD = "ahead"
-    """It is surely faster than the leader. The confirmation measures by how much."""
+    BEHIND = "behind"  # it may still win, but its estimate lies below the leader's interval
+    AHEAD = "ahead"  # it is surely faster than the leader. The confirmation measures by how much
     TIME = "time"
 
 
 def stop_measuring(
     log_ratios: Sequence[float], *, leader: LogInterval | None, others: Spread | None = None
 ) -> Stop | None:
-    """Whether a search trial has been measured enough.
-
-    Args:
-        log_ratios: Of the pairs so far.
-        leader: Logarithm of the leader's speed-up; None when there is none yet.
-        others: How much the pairs of other trials vary, where that is known.
-
-    Returns:
-        Why to stop, or None to go on.
-    """
+    """Why to stop measuring a search trial, or None to go on; `log_ratios` are of its pairs so far."""
     spread_is_known = others is not None and others.degrees >= BORROWED_DEGREES
     if leader is not None and len(log_ratios) >= (2 if spread_is_known else FEWEST_PAIRS):
-        cautious = mean_interval(
-            log_ratios, confidence=0.99, others=others
-        )  # it is looked at after each pair
+        # It is looked at after each pair, so it is cautious.
+        cautious = mean_interval(log_ratios, confidence=0.99, others=others)
         if cautious.high < leader.low:
             return Stop.CANNOT_WIN
         if cautious.low > leader.high:
@@ -62,29 +48,21 @@ class Verdict(enum.StrEnum):
     FASTER = "faster"
     NO_SIGNIFICANT_GAIN = "no_significant_gain"
     """Gains above a stated bound are excluded for all that was tried, or nothing is left to be tried."""
-    UNDECIDED = "undecided"
-    """The time was over before the answer was settled."""
-    UNSTABLE = "unstable"
-    """The only faster ones broke a rule."""
+    UNDECIDED = "undecided"  # the time was over before the answer was settled
+    UNSTABLE = "unstable"  # the only faster ones broke a rule
 
 
 class EndedBy(enum.StrEnum):
     """Why a run ended."""
 
     SETTLED = "settled"
-    EXHAUSTED = "exhausted"
-    """Every configuration of the search space was tried, or as many as were asked for."""
+    EXHAUSTED = "exhausted"  # every configuration of the search space was tried, or as many as were asked for
     BUDGET = "budget"
     INTERRUPTED = "interrupted"
 
 
 def is_faster(ratio: LogInterval, *, min_gain: float) -> bool:
-    """Whether a confirmation shows a gain: the lower bound is above 1, and the estimate at least `1 + min_gain`.
-
-    Args:
-        ratio: Logarithm of the speed-up, from the confirmation only.
-        min_gain: As a share: 0.02 is two percent.
-    """
+    """Whether a confirmation shows a gain: the lower bound is above 1, and the estimate at least `1 + min_gain`."""
     return ratio.low > 0 and ratio.value >= math.log1p(min_gain)
 
 
@@ -92,31 +70,17 @@ class Finding(enum.StrEnum):
     """What a verification says of a claim."""
 
     HOLDS = "holds"
-    WEAKER = "weaker"
-    """Faster, but surely by less than was claimed."""
-    GONE = "gone"
-    """Not shown to be faster, and surely by less than was claimed."""
-    UNSTABLE = "unstable"
-    """It failed, or broke a stability rule."""
-    UNDECIDED = "undecided"
-    """What was measured shows neither that the claim holds nor that it does not."""
+    WEAKER = "weaker"  # faster, but surely by less than was claimed
+    GONE = "gone"  # not shown to be faster, and surely by less than was claimed
+    UNSTABLE = "unstable"  # it failed, or broke a stability rule
+    UNDECIDED = "undecided"  # what was measured shows neither that the claim holds nor that it does not
 
 
 def finding(claim: LogInterval, now: LogInterval, *, min_gain: float) -> Finding:
-    """Whether a claimed speed-up is what is measured now.
-
-    Claim and measurement have independent errors. They differ where their distance is more than the root of the sum
-    of their half-widths' squares, and more than `min_gain`.
-
-    Args:
-        claim: Logarithm of the claimed speed-up.
-        now: Logarithm of the one measured now.
-        min_gain: What may be lost of the claim in any case, as a share.
-
-    Returns:
-        `HOLDS` only where `now` is surely as much, or its half-width is at most that of the claim or half of what is
-        claimed: an interval from 1.1 to 22 would hold any claim.
-    """
+    """Whether a claimed speed-up, as a logarithm, is what is measured now; `min_gain` may be lost in any case."""
+    # Claim and measurement have independent errors. They differ where their distance is more than the root of
+    # the sum of their half-widths' squares, and more than `min_gain`. An interval from 1.1 to 22 holds any claim, so
+    # `HOLDS` needs `now` to be surely as much, or as narrow as the claim or half of what is claimed.
     short = claim.value - now.value > max(math.hypot(claim.half_width, now.half_width), math.log1p(min_gain))
     if now.low <= 0:
         return Finding.GONE if short else Finding.UNDECIDED

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from autotune.record import Slice
 
-LEAST_DEPARTURE = 0.10
-"""Share of the machine by which a slice's load must depart from the usual."""
-RESTLESS = 9.0
-"""It must also be so many times the median departure: six standard deviations, where loads vary normally."""
+LEAST_DEPARTURE = 0.10  # share of the machine by which a slice's load must depart from the usual
+RESTLESS = 9.0  # times the median departure: six standard deviations, where loads vary normally
 
 
 def load_of(each: Slice) -> float | None:
@@ -29,14 +27,9 @@ def load_of(each: Slice) -> float | None:
 
 
 def disturbed_pairs(loads: Sequence[tuple[float | None, float | None]]) -> list[bool]:
-    """Which pairs of a process are left out: the load of a slice was far from the usual.
-
-    The usual load is the median of that side's slices. So constant load is usual, and so is kernel work for one of
-    the two configurations.
-
-    Args:
-        loads: Of the baseline's and the candidate's slice of each pair, as by `load_of`.
-    """
+    """Which pairs of a process are left out: the load of a slice was far from the usual."""
+    # The usual load is the median of that side's slices. So constant load is usual, and so is kernel work for
+    # one of the two configurations.
     known = [(one, other) for one, other in loads if one is not None and other is not None]
     if not known:
         return [False] * len(loads)

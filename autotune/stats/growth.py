@@ -12,29 +12,16 @@ from itertools import pairwise
 
 from autotune.stats.stability import MEMORY_MARGIN, Check
 
-HOST, DEVICE = "host_memory_growth", "device_memory_growth"
-"""What the rule is called, by whose memory it is."""
-FEWEST_SLICES = 6
-"""Of a process that says something."""
-LEAST_GROWTH_BYTES = 16 << 20
-"""Within one process: allocators vary by less."""
-DAY_SECONDS = 24 * 3600.0
-"""A training that long must fit into memory."""
+HOST, DEVICE = "host_memory_growth", "device_memory_growth"  # what the rule is called, by whose memory it is
+FEWEST_SLICES = 6  # of a process that says something
+LEAST_GROWTH_BYTES = 16 << 20  # within one process: allocators vary by less
+DAY_SECONDS = 24 * 3600.0  # a training that long must fit into memory
 
-Samples = Sequence[tuple[float, float]]
-"""Of one process: examples trained so far, and bytes held then."""
+Samples = Sequence[tuple[float, float]]  # of one process: examples trained so far, and bytes held then
 
 
 def growth(processes: Sequence[Samples]) -> tuple[float, float] | None:
-    """How fast memory keeps growing.
-
-    Args:
-        processes: Samples of each, in order.
-
-    Returns:
-        Bytes per example, the median over processes, and the most examples that one of them was watched for. None
-        where no process gave enough slices.
-    """
+    """Bytes per example, the median over processes, and the most examples that one was watched for; or None."""
     settled = [each[-(-len(each) // 3) :] for each in processes if len(each) >= FEWEST_SLICES]
     settled = [each for each in settled if all(x < later for (x, _), (later, _) in pairwise(each))]
     if not settled:
@@ -44,11 +31,9 @@ def growth(processes: Sequence[Samples]) -> tuple[float, float] | None:
 
 
 def _lasting_pace(samples: Samples) -> float:
-    """Bytes per example by which both halves surely grow: least squares, less a standard error.
-
-    A single step up lies in one of the halves, so it is no growth. Nor is what settles: in the second half it has less
-    than half of its pace in the first.
-    """
+    """Bytes per example by which both halves surely grow: least squares, less a standard error."""
+    # A single step up lies in one of the halves, so it is no growth. Nor is what settles: in the second half
+    # it has less than half of its pace in the first.
     from scipy import stats  # takes a second to import: only where memory is judged
 
     middle = len(samples) // 2
@@ -70,21 +55,7 @@ def memory_growth(
     limit_bytes: int,
     margin: float = MEMORY_MARGIN,
 ) -> Check:
-    """Whether a day of training would run out of memory, where the baseline's memory does not grow as fast.
-
-    Args:
-        own: Samples of the configuration's processes.
-        baseline: Samples of the baseline's.
-        of: `HOST` or `DEVICE`: whose memory it is.
-        examples_per_second: The pace of the configuration.
-        held_bytes: What it holds at its peak, growth or not.
-        limit_bytes: What the machine, container or device has.
-        margin: Share of that to keep free.
-
-    Returns:
-        The check; it cannot tell where too little was seen of the configuration, or of the baseline to see whose
-        leak it is.
-    """
+    """Whether a day of training would run out of memory, where the baseline's memory does not grow as fast."""
     found = growth(own)
     if found is None:
         return Check(name=of, passed=True, detail="too little was seen to tell")

@@ -15,10 +15,8 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 CONFIDENCE = 0.95
-BORROWED_DEGREES = 8
-"""Most degrees of freedom that a trial borrows from the others: one that is noisier than they are shows it."""
-FEW_INSTANCES = 4
-"""Fewer that agree are no evidence that instances agree."""
+BORROWED_DEGREES = 8  # most that a trial borrows from the others: one that is noisier shows it
+FEW_INSTANCES = 4  # fewer that agree are no evidence that instances agree
 TEMPLATE_DEVIATION, TEMPLATE_DEGREES = 0.02, 14
 """Log deviation between forks of two templates that import the same. A benchmark with so many degrees of freedom
 found 0 to 0.015."""
@@ -26,19 +24,12 @@ found 0 to 0.015."""
 
 @dataclass(frozen=True, kw_only=True)
 class LogInterval:
-    """An estimate of a logarithm with its interval; `low` and `high` may be infinite.
-
-    Args:
-        value: The estimate.
-        low: Lower bound.
-        high: Upper bound.
-        count: How many independent values it rests on.
-    """
+    """An estimate of a logarithm with its interval; `low` and `high` may be infinite."""
 
     value: float
     low: float
     high: float
-    count: int
+    count: int  # how many independent values it rests on
 
     @property
     def half_width(self) -> float:
@@ -54,11 +45,9 @@ class LogInterval:
 
 
 class Interval(BaseModel):
-    """A figure and its confidence interval, as they are written: `low <= value <= high`.
+    """A figure and its confidence interval, as they are written: `low <= value <= high`."""
 
-    Bounds that equal the figure are no interval: a rate that was measured in one slice only, or the speed-up of the
-    baseline over itself, which is 1.
-    """
+    # Bounds that equal the figure are no interval: the rate of a single slice, or the baseline over itself.
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -83,12 +72,7 @@ class Interval(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """How far single log-ratios lie from their trial's mean, pooled over trials.
-
-    Args:
-        deviation: Standard deviation of a single log-ratio.
-        degrees: Degrees of freedom that it rests on.
-    """
+    """How far single log-ratios lie from their trial's mean, pooled over trials."""
 
     deviation: float
     degrees: int
@@ -109,14 +93,8 @@ def _around(mean: float, margin: float, count: int) -> LogInterval:
 def mean_interval(
     values: Sequence[float], *, confidence: float = CONFIDENCE, others: Spread | None = None
 ) -> LogInterval:
-    """Mean of log-ratios with its Student-t interval; infinite where nothing is known of their spread.
-
-    Args:
-        values: One log-ratio per pair of slices.
-        confidence: Two-sided coverage.
-        others: The spread of other trials, as a prior (the moderated t of Smyth, 2004): two values say next to
-            nothing about their own spread.
-    """
+    """Mean of log-ratios with its Student-t interval; infinite where nothing is known of their spread."""
+    # The spread of other trials is a prior (the moderated t of Smyth, 2004).
     mean, own = statistics.fmean(values), len(values) - 1
     borrowed = min(others.degrees, BORROWED_DEGREES) if others else 0
     if own + borrowed < 1:
@@ -131,25 +109,16 @@ def mean_interval(
 def instance_interval(
     instances: Sequence[Sequence[float]], *, confidence: float = CONFIDENCE, apart: bool = False
 ) -> LogInterval:
-    """Mean over instances, with an interval that allows for differences between them.
-
-    The margin is the larger of two: by the spread between the instances' means, and by what the spread of the slices
-    within them predicts; each with its own degrees of freedom. So a claim that rests on few instances which differ
-    has a wide interval, however many slices each gave. `benchmarks/estimators.py` compares it with others.
-
-    Args:
-        instances: For each instance, a fresh pair of processes, the log-ratios of its pairs of slices.
-        confidence: Two-sided coverage.
-        apart: Whether the two sides are forks of different templates. What a template gives to all its forks then
-            does not cancel out, and instances do not show it.
-    """
+    """Mean over instances, with an interval that allows for differences between them."""
+    # The margin is the larger of two: by the spread between the instances' means, and by what the spread of
+    # the slices within them predicts; each with its own degrees of freedom. `benchmarks/estimators.py` compares it.
+    # Sides that are forks of different templates stand `apart`: what a template gives to its forks does not cancel.
     means = [statistics.fmean(each) for each in instances]
     mean, count = statistics.fmean(means), len(means)
     if count < 2:
         return _around(mean, math.inf, count)
-    allowed = (
-        0.01 if count >= FEW_INSTANCES else 0.02
-    )  # between instances, even where slices show no difference
+    # Between instances, even where slices show no difference.
+    allowed = 0.01 if count >= FEW_INSTANCES else 0.02
     between = statistics.variance(means) / count
     pooled = pooled_spread(instances)
     variances = [statistics.variance(each) if len(each) > 1 else pooled.deviation**2 for each in instances]
@@ -165,11 +134,7 @@ def instance_interval(
 
 
 def pooled_spread(groups: Sequence[Sequence[float]]) -> Spread:
-    """Spread of a single log-ratio about its group's mean, pooled over groups; 0 where no group has two.
-
-    Args:
-        groups: The log-ratios of each trial or process.
-    """
+    """Spread of a single log-ratio about its group's mean, pooled over groups; 0 where no group has two."""
     several = [each for each in groups if len(each) > 1]
     degrees = sum(len(each) - 1 for each in several)
     squares = sum(statistics.variance(each) * (len(each) - 1) for each in several)

@@ -17,29 +17,17 @@ from autotune.stats.intervals import CONFIDENCE, t_quantile
 from autotune.stats.stability import Check
 
 NAME = "numerics_parity"
-LEAST_TOLERANCE = 0.05
-"""Of the fall of float32's loss: what may be lost even where seeds make no difference."""
+LEAST_TOLERANCE = 0.05  # of the fall of float32's loss: what may be lost even where seeds make no difference
 FEWEST_STEPS = 9
 
-Curve = Sequence[float | None]
-"""Losses by step; None for one that was not finite."""
+Curve = Sequence[float | None]  # losses by step; None for one that was not finite
 
 
 def parity(float32: Sequence[Curve], curve: Curve) -> Check:
-    """Whether a loss curve ends where float32 without XLA may end.
-
-    The late loss is the mean of the last third of the steps. How far apart two trainings from different weights
-    may end follows from the spread over the seeds, by Student's t.
-
-    Args:
-        float32: Curves of float32 without XLA, the first from the weights that `curve` began with, the others from
-            other seeds.
-        curve: The configuration's.
-
-    Returns:
-        Failed where the loss ends too high or is not finite. Where too little was seen to tell, passed, with
-        `value` None and the reason in `detail`.
-    """
+    """Whether a loss curve ends where float32 without XLA may end."""
+    # The late loss is the mean of the last third of the steps. How far apart two trainings from different
+    # weights may end follows from the spread over the seeds, by Student's t. The first of `float32` begins with the
+    # weights of `curve`. Where too little was seen to tell, it passes with `value` None.
     steps = min([len(curve), *map(len, float32)], default=0)
     if steps < FEWEST_STEPS:
         return cannot_tell(f"{steps} steps were seen, {FEWEST_STEPS} are needed")
@@ -72,39 +60,23 @@ def cannot_tell(why: str) -> Check:
 class BatchLosses(BaseModel):
     """Training losses after equal numbers of examples, at the recommended batch size and at the baseline's.
 
-    Each is the mean over the last third of the examples and over several seeds' weights; None where it was not
-    finite, or where the learning rate cannot be set because it follows a schedule.
-
-    Args:
-        examples: How many each training has seen.
-        baseline: At the baseline's batch size.
-        baseline_spread: By how much one more training of the baseline, from other weights, would differ.
-        unscaled: At the recommended one, with the learning rate as it is.
-        sqrt_scaled: With the learning rate times the square root of the batches' ratio.
-        linear_scaled: With the learning rate times the batches' ratio.
+    Each is the mean over the last third of the examples and over several seeds' weights; None where it was
+    not finite, or where the learning rate cannot be set because it follows a schedule.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     examples: Annotated[int, Field(ge=1)]
     baseline: FiniteFloat
-    baseline_spread: Annotated[FiniteFloat, Field(ge=0)]
-    unscaled: FiniteFloat | None
-    sqrt_scaled: FiniteFloat | None
-    linear_scaled: FiniteFloat | None
+    baseline_spread: Annotated[FiniteFloat, Field(ge=0)]  # by how much one more training would differ
+    unscaled: FiniteFloat | None  # at the recommended one, with the learning rate as it is
+    sqrt_scaled: FiniteFloat | None  # with the learning rate times the square root of the batches' ratio
+    linear_scaled: FiniteFloat | None  # with the learning rate times the batches' ratio
 
 
 def batch_losses(before: Sequence[Curve], after: Sequence[Curve], *, examples: int) -> BatchLosses | None:
-    """The late losses of these curves.
-
-    Args:
-        before: At the baseline's batch size, a curve for each seed.
-        after: At the other: for each seed with the learning rate as it is, then scaled by the root, then linearly.
-        examples: How many each training has seen.
-
-    Returns:
-        None where the baseline itself has a loss that is not finite.
-    """
+    """The late losses of these curves, a curve for each seed; None where the baseline's are not finite."""
+    # The seeds of `after` come three times: with the learning rate as it is, scaled by the root, scaled linearly.
     seeds, ends = len(before), [_late(each) for each in before]
     if not math.isfinite(sum(ends)):
         return None

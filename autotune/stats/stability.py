@@ -9,39 +9,26 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 HOST_MEMORY, DEVICE_MEMORY = "host_memory", "device_memory"
-MEMORY_MARGIN = 0.10
-"""Share of the memory limit that must stay free at the peak."""
-LOSS_RISE = 0.10
-"""A loss may end this share above where it began and still not count as rising."""
-MOST_RETRACES = 1
-"""Of one process after its warm-up: a shape that comes seldom is compiled for once."""
+MEMORY_MARGIN = 0.10  # share of the memory limit that must stay free at the peak
+LOSS_RISE = 0.10  # a loss may end this share above where it began and still not count as rising
+MOST_RETRACES = 1  # of one process after its warm-up: a shape that comes seldom is compiled for once
 RETRACING_ADVICE = (
     "give all batches one shape (pad, bucket to a few lengths, drop the remainder), and pass tensors instead of "
     "Python numbers to what is traced"
 )
-MOST_HANGS = 2
-"""Slices with a hang that decide nothing: one burst of whatever else runs on the machine reaches two."""
-MOST_SKIPPED = 0.05
-"""Share of steps that a loss scale may skip beyond the baseline's: growing every 2,000 steps it skips one."""
+MOST_HANGS = 2  # slices that decide nothing: one burst of whatever else runs reaches two
+MOST_SKIPPED = 0.05  # share of steps beyond the baseline's: a scale that grows every 2,000 steps skips one
 
 
 class Check(BaseModel):
-    """One rule that the configuration passed or failed, with its figure and limit.
-
-    Args:
-        name: What was looked at.
-        passed: Whether it may be recommended on this account.
-        value: The figure.
-        limit: What the figure was held against.
-        detail: In words, with units.
-    """
+    """One rule that the configuration passed or failed, with its figure and limit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: str
     passed: bool
     value: FiniteFloat | None = None
-    limit: FiniteFloat | None = None
+    limit: FiniteFloat | None = None  # what the figure was held against
     detail: str
 
     @property
@@ -51,14 +38,7 @@ class Check(BaseModel):
 
 
 def peak_memory(name: str, peak_bytes: int, limit_bytes: int, *, margin: float = MEMORY_MARGIN) -> Check:
-    """Peak memory against the limit of the machine, container or device.
-
-    Args:
-        name: `HOST_MEMORY` or `DEVICE_MEMORY`.
-        peak_bytes: Of the trial's processes.
-        limit_bytes: What there is.
-        margin: Share of that to keep free.
-    """
+    """Peak memory against the limit of the machine, container or device."""
     detail = f"peak {peak_bytes / 2**30:.2f} GiB of {limit_bytes / 2**30:.2f} GiB, {margin:.0%} kept free"
     return _within(name, peak_bytes, limit_bytes * (1 - margin), detail)
 
@@ -80,17 +60,9 @@ def loss_is_finite(losses: Sequence[float | None]) -> Check:
 def loss_does_not_rise(
     first: float | None, last: float | None, *, baseline_first: float | None, baseline_last: float | None
 ) -> Check:
-    """Whether the training loss still falls, where the baseline's does.
-
-    A first loss is of one call, and as lucky as its batches. Both sides begin with the same weights, so a rise begins
-    above the higher one of their first losses.
-
-    Args:
-        first: Loss after the candidate's first call, the median of its processes.
-        last: Its running loss at the trial's end, the same.
-        baseline_first: The same of the baseline.
-        baseline_last: The same of the baseline.
-    """
+    """Whether the training loss still falls, where the baseline's does."""
+    # A first loss is of one call, and as lucky as its batches. Both sides begin with the same weights, so a
+    # rise begins above the higher one of their first losses.
     name = "loss_falls"
     if first is None or last is None or baseline_first is None or baseline_last is None:
         return Check(name=name, passed=True, detail="the model reports no loss")
@@ -103,15 +75,9 @@ def loss_does_not_rise(
 
 
 def no_retracing(own: Sequence[int], baseline: Sequence[int]) -> Check:
-    """Whether the train function stays as it was traced and compiled once a trial is warm.
-
-    Retracing takes seconds each time, at moments that nobody chose, and memory that is never given back. A
-    configuration may retrace twice as often as the baseline: a faster one meets more batches meanwhile.
-
-    Args:
-        own: How often each process of the configuration retraced after its warm-up.
-        baseline: The same of the baseline's processes beside them.
-    """
+    """Whether the train function stays as it was traced and compiled once a trial is warm."""
+    # Retracing takes seconds each time, at moments that nobody chose, and memory that is never given back. A
+    # configuration may retrace twice as often as the baseline: a faster one meets more batches meanwhile.
     value, usual = statistics.median_high(own), statistics.median_high(baseline)
     limit = max(MOST_RETRACES, 2 * usual)
     detail = f"traced or compiled again {value} times after the warm-up (baseline: {usual})"
@@ -122,29 +88,17 @@ def no_retracing(own: Sequence[int], baseline: Sequence[int]) -> Check:
 
 @dataclass(frozen=True, kw_only=True)
 class CallSeconds:
-    """Seconds that the calls of the train function took in one slice.
-
-    Args:
-        median: Of all of them.
-        slow: A high quantile that no boundary between epochs is counted to.
-        longest: Of all of them, a call that a boundary belongs to included.
-    """
+    """Seconds that the calls of the train function took in one slice."""
 
     median: float
-    slow: float
-    longest: float
+    slow: float  # a high quantile that no boundary between epochs is counted to
+    longest: float  # of all of them, a call that a boundary belongs to included
 
 
 def tail(own: Sequence[CallSeconds], baseline: Sequence[CallSeconds]) -> Check:
-    """Whether slow calls are about as slow as the baseline's, in the same rounds.
-
-    Figures are medians over slices, so a burst decides nothing. Plain `fit` stalls by up to 80 ms now and then, which
-    is many steps of 2 ms: in any case 0.25 s beyond the median call are allowed, and three median calls.
-
-    Args:
-        own: Of each slice of the configuration.
-        baseline: Of each slice of the baseline's beside them.
-    """
+    """Whether slow calls are about as slow as the baseline's, in the same rounds."""
+    # Figures are medians over slices, so a burst decides nothing. Plain `fit` stalls by up to 80 ms now and then, so
+    # 0.25 s beyond the median call are allowed in any case.
     value = statistics.median(each.slow - each.median for each in own)
     median = statistics.median(each.median for each in own)
     usual = statistics.median(each.longest - each.median for each in baseline)
@@ -157,16 +111,9 @@ def tail(own: Sequence[CallSeconds], baseline: Sequence[CallSeconds]) -> Check:
 
 
 def hangs(own: Sequence[CallSeconds], baseline: Sequence[CallSeconds], *, boundary_seconds: float) -> Check:
-    """Whether training stands still for seconds now and then, more often than the baseline beside it.
-
-    Slices with a hang are counted: `tail` does not see a rare one. A hang takes 1.5 s, two median calls and five
-    boundaries longer than the median call. The configuration may hang in three times as many slices as the baseline.
-
-    Args:
-        own: Of each slice of the configuration.
-        baseline: Of each slice of the baseline's beside them.
-        boundary_seconds: What an epoch costs beyond its steps.
-    """
+    """Whether training stands still for seconds now and then, more often than the baseline beside it."""
+    # Slices with a hang are counted: `tail` does not see a rare one. A hang takes 1.5 s, two median calls and
+    # five boundaries longer than the median call. Three times as many as the baseline's are allowed.
     least = max(1.5, 5 * boundary_seconds)
     value, usual = (
         sum(each.longest - each.median > max(least, 2 * each.median) for each in side)
@@ -186,16 +133,9 @@ def _seconds(seconds: float) -> str:
 
 
 def loss_scale_skips(skipped: Sequence[int], steps: Sequence[int], *, baseline_share: float) -> Check:
-    """Whether float16's loss scale lets nearly all steps change the weights.
-
-    A scale that has grown too far skips a step and is halved: one in some thousand steps. Gradients that overflow at
-    any scale skip step after step, which is fast and teaches nothing. Two steps of a process decide nothing.
-
-    Args:
-        skipped: Of each process: steps skipped after the warm-up.
-        steps: Of each process: all steps after the warm-up.
-        baseline_share: The share of its steps that the baseline skips: the workload's own.
-    """
+    """Whether float16's loss scale lets nearly all steps change the weights."""
+    # A scale that has grown too far skips a step and is halved: one in some thousand steps. Gradients that
+    # overflow at any scale skip step after step, which is fast and teaches nothing.
     share = min(1.0, sum(skipped) / sum(steps))
     limit = baseline_share + MOST_SKIPPED
     passed = share <= limit or statistics.median(skipped) <= 2

@@ -6,22 +6,15 @@ import math
 import statistics
 from collections.abc import Sequence
 
-WINDOW_SECONDS, SMALLEST_WINDOW = 0.2, 3
-"""How long a window is, and how many times it holds, at least."""
+WINDOW_SECONDS, SMALLEST_WINDOW = 0.2, 3  # how long a window is, and how many times it holds, at least
 
 
 def is_steady(
     times: Sequence[float], *, tolerance: float = math.exp(0.05), window_seconds: float = WINDOW_SECONDS
 ) -> bool | None:
-    """Whether the last two windows of `times` agree by their medians; None where there are no two.
-
-    Warm-up makes later steps faster, never slower, so a window that is slower than the one before counts as steady.
-
-    Args:
-        times: Seconds of consecutive steps, calls or epochs, oldest first.
-        tolerance: The largest ratio of two windows that agree.
-        window_seconds: How long a window is at least.
-    """
+    """Whether the last two windows of `times` agree by their medians; None where there are no two."""
+    # Warm-up makes later steps faster, never slower, so a window that is slower than the one before counts as
+    # steady.
     rest, last = _split_window(times, window_seconds)
     _, before = _split_window(rest, window_seconds)
     if not before:
@@ -45,17 +38,9 @@ def _split_window(times: Sequence[float], window_seconds: float) -> tuple[Sequen
 
 
 def enough_calls(times: Sequence[float], *, steps_per_call: int, seconds: float, cap_seconds: float) -> bool:
-    """Whether a warm-up by steps is over.
-
-    It ends when its calls are steady, and at its cap: `cap_seconds` or 20 steps, whichever comes last. Calls that
-    still get faster by more than a tenth have twice the cap.
-
-    Args:
-        times: Seconds of the calls so far, oldest first.
-        steps_per_call: Steps in a call.
-        seconds: How long the warm-up has taken.
-        cap_seconds: How long it usually may.
-    """
+    """Whether a warm-up by steps is over."""
+    # It ends when its calls are steady, and at its cap: `cap_seconds` or 20 steps, whichever comes last.
+    # Calls that still get faster by more than a tenth have twice the cap.
     if is_steady(times):
         return True
     caps = 2 if is_steady(times, tolerance=1.1) is False else 1
@@ -64,16 +49,9 @@ def enough_calls(times: Sequence[float], *, steps_per_call: int, seconds: float,
 
 
 def enough_epochs(times: Sequence[float], *, seconds: float, cap_seconds: float) -> bool:
-    """Whether a warm-up by whole epochs is over.
-
-    One epoch of over a second is enough. Shorter ones end when they are steady, and when another one would end beyond
-    the cap; there are two at least where two fit it.
-
-    Args:
-        times: Seconds of the epochs after the first, oldest first.
-        seconds: How long the warm-up has taken, the first epoch included.
-        cap_seconds: How long it usually may.
-    """
+    """Whether a warm-up by whole epochs is over."""
+    # One epoch of over a second is enough. Shorter ones end when they are steady, and when another one would
+    # end beyond the cap; there are two at least where two fit it.
     usual = statistics.median(times)
     if usual > 1 or is_steady(times):
         return True

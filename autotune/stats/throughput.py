@@ -6,8 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-Measured = tuple[float, int]
-"""A slice as samples per second, and the examples that it trained on."""
+Measured = tuple[float, int]  # a slice as samples per second, and the examples that it trained on
 
 
 def long_run_rate(
@@ -17,14 +16,7 @@ def long_run_rate(
     examples_per_epoch: int | None = None,
     epoch_overhead_seconds: float | None = None,
 ) -> float:
-    """Samples per second, with the cost of epoch boundaries in proportion.
-
-    Args:
-        examples: Trained on in the slice or slices.
-        seconds: Their length. Slices of whole epochs hold their boundaries already: leave the rest None.
-        examples_per_epoch: None when endless.
-        epoch_overhead_seconds: What an epoch costs beyond its steps, where slices leave it out.
-    """
+    """Samples per second, with the cost of epoch boundaries in proportion."""
     overhead = (epoch_overhead_seconds or 0.0) * examples / examples_per_epoch if examples_per_epoch else 0.0
     return examples / (seconds + overhead)
 
@@ -35,17 +27,9 @@ def overall_rate(slices: Sequence[Measured]) -> float:
 
 
 def overall_log_ratios(baseline: Sequence[Measured], candidate: Sequence[Measured]) -> list[float]:
-    """For each pair a value that stands for its log-ratio; their mean is the logarithm of the overall rates' ratio.
-
-    The mean of the pairs' own log-ratios is another one where a side is unsteady. Of equal slices, of which every
-    other takes twice as long, the geometric mean of the rates is 0.71, and the rate over all the time is 0.67. How far
-    a pair's value is from the mean is the pair's influence on the overall ratio, so the error of the mean follows
-    from the values' spread.
-
-    Args:
-        baseline: Each pair's slice.
-        candidate: The same of the other side, in the same order.
-    """
+    """For each pair a value that stands for its log-ratio; their mean is the logarithm of the overall rates' ratio."""
+    # The mean of the pairs' own log-ratios is another one where a side is unsteady. How far a pair's value is from
+    # the mean is the pair's influence on the overall ratio, so the values' spread gives the error of the mean.
     overall = math.log(overall_rate(candidate) / overall_rate(baseline))
     own, other = _influences(candidate), _influences(baseline)
     # Rounded, so that where speeds are equal the values are, too.

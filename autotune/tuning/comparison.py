@@ -14,20 +14,8 @@ from autotune.tuning.trial import Trial
 def take_turns(
     run: Run, baseline: Sliced, others: Sequence[Sliced], length: float, goes_on: Callable[[int], bool]
 ) -> None:
-    """Rounds of one slice each, in a drawn order and then in its reverse, so that a drift cancels.
-
-    Args:
-        run: What all parts share.
-        baseline: What the others are set against.
-        others: Each gets a pair a round.
-        length: Seconds of a slice.
-        goes_on: Says after so many rounds whether there is another.
-
-    Raises:
-        TrialFailed: A side failed; whose it is stands in the failure. Whole rounds are kept.
-        Interrupted: The user asked to stop.
-        TimeIsUp: The time does not hold another slice.
-    """
+    """Rounds of one slice each, in a drawn order and then in its reverse, so that a drift cancels."""
+    # Raises TrialFailed with the number of the side's trial, Interrupted, TimeIsUp. Whole rounds are kept.
     sides = [baseline, *others]
     order, done = sides, 0
     while goes_on(done):
@@ -49,15 +37,7 @@ def take_turns(
 def set_in_blocks(
     trial: Trial, own: Sequence[Slice], *, before: Sequence[Slice], after: Sequence[Slice], reference: Trial
 ) -> None:
-    """Pair a candidate's block with the blocks of the baseline before and after it, in turn: a steady drift cancels.
-
-    Args:
-        trial: The candidate.
-        own: Its slices, twice as many as of either block of the baseline.
-        before: The baseline's slices before it.
-        after: Those after it.
-        reference: The baseline.
-    """
+    """Pair a candidate's block with the blocks of the baseline before and after it, in turn: a steady drift cancels."""
     for index, candidate in enumerate(own):
         trial.add_pair(
             baseline_first=index % 2 == 0,

@@ -11,7 +11,7 @@ import contextlib
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from autotune.executors.executor import IN_CONFIRMATION, DeviceUnavailable, TrialFailed, TrialTiming
 from autotune.record import Boundary, Looks, Outcome, Pairing, Slice, TrialRecord
@@ -25,51 +25,30 @@ from autotune.tuning.slicing import most_waiting, slice_seconds, taken_seconds, 
 from autotune.tuning.trial import Trial
 from autotune.tuning.waiting import GENEROUS, Deadline
 
-BLOCK_ROUNDS = 3
-"""Slices of the baseline before and after a leader that runs alone, which has twice as many."""
+BLOCK_ROUNDS = 3  # slices of the baseline before and after a leader that runs alone, which has twice as many
 MOST_ASKED = 2
 """Processes of a side that are asked how long they wait for input: the second where the first did not tell."""
-BASELINE_FAILURES = 2
-"""In a row, of the baseline beside a leader: then the confirmation ends."""
+BASELINE_FAILURES = 2  # in a row, of the baseline beside a leader: then the confirmation ends
 
 
+@dataclass(kw_only=True, eq=False)
 class Confirmation:
-    """One leader's confirmation as it is measured.
+    """One leader's confirmation as it is measured."""
 
-    Args:
-        reference: The trial of the baseline's processes.
-        trial: The trial of the leader's.
-        champion: The trial of those of the leader confirmed before; None without one.
-        in_search: What the search found of the leader.
-        timing: How the processes are timed.
+    reference: Trial  # of the baseline's processes
+    trial: Trial  # of the leader's
+    champion: Trial | None  # of those of the leader confirmed before
+    in_search: TrialRecord
+    timing: TrialTiming = IN_CONFIRMATION
+    measured: list[int] = field(init=False)  # the leader's processes that gave pairs
+    failure: TrialFailed | None = None  # why it cannot be recommended at all
+    champion_failure: TrialFailed | None = None  # why nothing was measured of the champion beside it
+    seconds: list[float] = field(default_factory=list)  # what each instance took
 
-    Attributes:
-        measured: The leader's processes that gave pairs.
-        failure: Why it cannot be recommended at all.
-        champion_failure: Why nothing was measured of the champion beside it.
-        seconds: What each instance took.
-    """
-
-    def __init__(
-        self,
-        *,
-        reference: Trial,
-        trial: Trial,
-        champion: Trial | None,
-        in_search: TrialRecord,
-        timing: TrialTiming = IN_CONFIRMATION,
-    ) -> None:
-        self.reference = reference
-        self.trial = trial
-        self.champion = champion
-        self.in_search = in_search
-        self.timing = timing
-        self.measured: list[int] = sorted({pair.instance for pair in trial.pairs})
-        self.failure: TrialFailed | None = None
-        self.champion_failure: TrialFailed | None = None
-        self.seconds: list[float] = []
-        if trial.pairing is None:
-            trial.pairing = in_search.pairing or Pairing.ALTERNATING
+    def __post_init__(self) -> None:
+        """Go on with what was measured."""
+        self.measured = sorted({pair.instance for pair in self.trial.pairs})
+        self.trial.pairing = self.trial.pairing or self.in_search.pairing or Pairing.ALTERNATING
 
     @property
     def looks(self) -> Looks:
@@ -95,9 +74,8 @@ class Confirmation:
         if not self.seconds:
             return sum(costs.start_seconds(each, self.timing) for each in records)
         slices = sum(each.baseline.seconds + each.candidate.seconds for each in self.trial.pairs)
-        return (
-            max(0.0, statistics.fmean(self.seconds) - slices / len(self.measured)) if self.measured else 0.0
-        )
+        of_slices = slices / max(1, len(self.measured))
+        return max(0.0, statistics.fmean(self.seconds) - of_slices) if self.measured else 0.0
 
     def record(self) -> TrialRecord:
         """The leader's, as it stands."""
@@ -108,11 +86,7 @@ class Confirmation:
         self.champion_failure, self.champion = failure, None
 
     def take(self, failure: TrialFailed) -> None:
-        """Keep a failure with the side whose it is.
-
-        Raises:
-            TrialFailed: The baseline's, and that of a device; the instance is lost.
-        """
+        """Keep a failure with the side whose it is. Raises the baseline's, and that of a device."""
         if isinstance(failure, DeviceUnavailable):
             raise failure
         if self.champion is not None and failure.trial == self.champion.number:
@@ -124,13 +98,7 @@ class Confirmation:
 
 
 class FreshPairs:
-    """Measures instances on a seat, one after another.
-
-    Args:
-        run: What all parts share.
-        deadline: When every wait has ended.
-        timeout: Seconds that a process may take until it is warm, or more where that is usual.
-    """
+    """Measures instances on a seat, one after another."""
 
     def __init__(self, run: Run, deadline: Deadline, *, timeout: float) -> None:
         self._run = run
@@ -140,30 +108,12 @@ class FreshPairs:
         self._boundaries: dict[int, Boundary] = {}
 
     def measure(
-        self,
-        confirmation: Confirmation,
-        rounds: int,
-        *,
-        seat: str,
-        most_seconds: float = MOST_SLICES_SECONDS,
+        self, confirmation: Confirmation, rounds: int, *, seat: str, most_seconds: float = MOST_SLICES_SECONDS
     ) -> None:
-        """One more instance: a fresh process of each side, measured against one another.
-
-        A failure of the leader is kept with the confirmation. Where memory ran out beside the baseline, the next
-        instances are in blocks.
-
-        Args:
-            confirmation: Whose.
-            rounds: Slices of each.
-            seat: Where.
-            most_seconds: What all slices may take; long slices are fewer then, but not fewer than `LEAST_ROUNDS`.
-
-        Raises:
-            TrialFailed: The baseline failed.
-            DeviceUnavailable: A process had not the device that the baseline had.
-            Interrupted: The user asked to stop; an instance of which pairs were measured counts.
-            TimeIsUp: The deadline leaves no time; the same.
-        """
+        """One more instance: a fresh process of each side, measured against one another."""
+        # Raises TrialFailed of the baseline, DeviceUnavailable, Interrupted, TimeIsUp; measured pairs count.
+        # A failure of the leader is kept with the confirmation. Where memory ran out beside the baseline, the
+        # next instances are in blocks.
         began, trial = self._run.clock(), confirmation.trial
         if trial.pairing is Pairing.BRACKETED:
             self._bracket(confirmation, rounds, seat)

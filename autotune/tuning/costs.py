@@ -9,18 +9,12 @@ from autotune.executors.executor import IN_CONFIRMATION, IN_SEARCH, TrialTiming
 from autotune.record import TrialRecord
 from autotune.tuning.slicing import SHORT_SLICE_SECONDS
 
-BETWEEN_SECONDS = 0.4
-"""Added to each start, for the fork, for what is said on the pipes, and for the end of the process."""
-CLEARLY_WHOLE = 0.8
-"""Of the longest epoch that is timed whole: a process takes seconds to find out about one that is about as long."""
-LEAST_ROUNDS, MOST_ROUNDS = 3, 24
-"""Pairs of slices in a fresh pair of processes."""
-LEAST_SLICES_SECONDS, MOST_SLICES_SECONDS = 3.0, 12.0
-"""Slices of a fresh pair, where the fewest rounds are no longer."""
-SLICES_OVER_STARTS = 0.5
-"""Slices take this share of what starting their processes takes: degrees of freedom cost starts."""
-LEAST_MEASURED_SECONDS, MOST_MEASURED_SECONDS = 2.5, 10.0
-"""Slices of a search trial, the baseline's turns included."""
+BETWEEN_SECONDS = 0.4  # added to each start: the fork, the pipes, and the end of the process
+CLEARLY_WHOLE = 0.8  # of the longest epoch timed whole: it takes seconds to find out about one that long
+LEAST_ROUNDS, MOST_ROUNDS = 3, 24  # pairs of slices in a fresh pair of processes
+LEAST_SLICES_SECONDS, MOST_SLICES_SECONDS = 3.0, 12.0  # of a fresh pair, where rounds allow
+SLICES_OVER_STARTS = 0.5  # slices take this share of what starts take: degrees of freedom cost starts
+LEAST_MEASURED_SECONDS, MOST_MEASURED_SECONDS = 2.5, 10.0  # slices of a search trial, both sides
 SMALLEST_TRIAL_TIMEOUT, FIRST_STEP_FACTOR, SLOWEST_START, LARGEST_TRIAL_SHARE = 20.0, 4.0, 1.5, 0.1
 
 
@@ -37,13 +31,7 @@ def measured_seconds(first_step: float) -> float:
 
 
 def trial_timeout(budget: float, *, first_step: float, ready: float) -> float:
-    """Seconds that one search trial may take: a bad guess costs a tenth of the budget at most, where that holds one.
-
-    Args:
-        budget: Seconds for everything.
-        first_step: What the baseline took until its first step.
-        ready: What it took until it was warm.
-    """
+    """Seconds that one search trial may take: a bad guess costs a tenth of the budget at most, where that holds one."""
     usual = max(SMALLEST_TRIAL_TIMEOUT, FIRST_STEP_FACTOR * first_step, 2 * ready)
     least = SLOWEST_START * ready + measured_seconds(first_step) + 1.0
     return max(least, min(usual, LARGEST_TRIAL_SHARE * budget))
@@ -76,12 +64,7 @@ def _now_whole(record: TrialRecord, timing: TrialTiming) -> float:
 
 
 def rounds(records: list[TrialRecord], timing: TrialTiming) -> int:
-    """Pairs of slices in a fresh pair of processes.
-
-    Args:
-        records: Of all that take turns, by the search.
-        timing: How they are timed.
-    """
+    """Pairs of slices in a fresh pair of processes."""
     starts = sum(start_seconds(each, timing) for each in records)
     one = sum(max(slice_seconds(each, timing) for each in records) for _ in records)
     seconds = min(MOST_SLICES_SECONDS, max(LEAST_SLICES_SECONDS, SLICES_OVER_STARTS * starts))
@@ -89,23 +72,15 @@ def rounds(records: list[TrialRecord], timing: TrialTiming) -> int:
 
 
 def pair_seconds(records: list[TrialRecord], timing: TrialTiming) -> float:
-    """What a fresh pair of processes takes, or three where a champion stands beside both.
-
-    The first pair takes longer, because its processes are asked how long they wait for input.
-    """
+    """What a fresh pair of processes takes, or three where a champion stands beside both."""
+    # The first pair takes longer, because its processes are asked how long they wait for input.
     starts = sum(start_seconds(each, timing) for each in records)
     longest = max(slice_seconds(each, timing) for each in records)
     return starts + rounds(records, timing) * len(records) * longest
 
 
 def confirmation_timing(records: list[TrialRecord], *, seconds: float, pairs: int) -> TrialTiming:
-    """How a confirmation is timed: epochs of up to 5 s whole, where all sides' are and the time holds enough pairs so.
-
-    Args:
-        records: Of all that take turns.
-        seconds: For the confirmation.
-        pairs: How many fresh pairs are wanted.
-    """
+    """How a confirmation is timed: epochs of up to 5 s whole, where all sides' are and `pairs` fit `seconds` so."""
     clearly = max(map(epoch_seconds, records)) <= CLEARLY_WHOLE * IN_CONFIRMATION.epoch_seconds
     if clearly and pairs * pair_seconds(records, IN_CONFIRMATION) <= seconds:
         return IN_CONFIRMATION

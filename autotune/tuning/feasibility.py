@@ -9,10 +9,9 @@ from autotune.space.knobs import KNOBS, KnobValue
 
 
 def known_to_fail(candidate: Configuration, out_of_memory: Iterable[Configuration]) -> bool:
-    """Whether `candidate` surely needs as much memory as one of the configurations that ran out of it.
-
-    Each knob ranks its values by the memory they need. A knob whose ranks are unknown must have the same value.
-    """
+    """Whether `candidate` surely needs as much memory as one of the configurations that ran out of it."""
+    # Each knob ranks its values by the memory they need. A knob whose ranks are unknown must have the same
+    # value.
     return any(
         all(_needs_as_much(name, candidate[name], failed[name]) for name in failed if name in candidate)
         for failed in out_of_memory

@@ -12,14 +12,12 @@ from autotune.tuning.progress import Notice, Observer
 
 
 class Interruptions:
-    """How often the user has asked to stop.
-
-    Args:
-        answerable: Whether something was measured that the run can end with. Before, a request stops the run at once.
-    """
+    """How often the user has asked to stop."""
 
     def __init__(self, *, answerable: bool = False) -> None:
-        self.answerable = answerable
+        self.answerable = (
+            answerable  # something was measured that the run can end with; else it stops at once
+        )
         self.count = 0
 
     def __call__(self) -> int:
@@ -29,14 +27,8 @@ class Interruptions:
 
 @contextlib.contextmanager
 def interruptions_noted(observe: Observer, answer: str) -> Iterator[Interruptions]:
-    """Count Ctrl-C and SIGTERM. All but the first answerable one raise `KeyboardInterrupt`.
-
-    A thread acknowledges the first, because a signal's handler may run in the midst of printing.
-
-    Args:
-        observe: Is told of the first.
-        answer: What it is told.
-    """
+    """Count Ctrl-C and SIGTERM. All but the first answerable one raise `KeyboardInterrupt`."""
+    # A thread acknowledges the first, because a signal's handler may run in the midst of printing.
     interruptions = Interruptions()
     if threading.current_thread() is not threading.main_thread():
         yield interruptions  # signals reach the main thread only; its owner decides

@@ -24,31 +24,19 @@ from autotune.tuning.state import EXCLUDED_GAIN, State
 from autotune.tuning.trial import Trial
 from autotune.tuning.view import View
 
-RULES_ASKED_AFTER = 4
-"""Processes of a leader after which its rules are asked: of fewer one odd process would decide."""
+RULES_ASKED_AFTER = 4  # processes of a leader: of fewer one odd process would decide its rules
 
 
 class Leaders:
-    """The leaders of a run.
-
-    Args:
-        run: What all parts share.
-        view: What the run knows; leaders are added to it.
-        pairs: Measures fresh pairs.
-        limits: Memory limits of the machine.
-        min_gain: Smallest gain worth a recommendation, as a share.
-
-    Attributes:
-        checks: The stability rules of each leader, by the number of its trial.
-        parity: What comparing losses has shown, by configuration.
-    """
+    """The leaders of a run."""
 
     def __init__(self, run: Run, view: View, pairs: FreshPairs, *, limits: Limits, min_gain: float) -> None:
         self._run, self._view, self._pairs = run, view, pairs
         self._limits, self._min_gain = limits, min_gain
         self._failures = 0
         self.checks: dict[int, tuple[Check, ...]] = {}
-        self.parity: dict[Configuration, Check] = {}
+        """The stability rules of each leader, by the number of its trial."""
+        self.parity: dict[Configuration, Check] = {}  # what comparing losses has shown, by configuration
 
     def begin(self, candidate: Trial, after: tuple[int, ...], state: State) -> None:
         """Plan a leader's looks, and pay for them; nothing is measured yet."""
@@ -85,12 +73,8 @@ class Leaders:
         )
 
     def measure_pair(self, confirmation: Confirmation, *, seat: str, left: float) -> None:
-        """Measure a fresh pair of processes, and take a look where one is due; `left` is in seconds.
-
-        Raises:
-            Interrupted: The user asked to stop.
-            TimeIsUp: The time is over.
-        """
+        """Measure a fresh pair of processes, and take a look where one is due; `left` is in seconds."""
+        # Raises Interrupted, TimeIsUp.
         run, timing = self._run, confirmation.timing
         records = self._view.beside_leader(confirmation)
         # So that the pairs up to the next look fit, slices take a part each of what is left for them.

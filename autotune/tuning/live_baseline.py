@@ -16,28 +16,16 @@ from autotune.tuning.waiting import GENEROUS, Deadline, TimeIsUp
 
 
 class Baseline:
-    """The baseline's process on a seat: alive between candidates, started again where it died.
-
-    Args:
-        run: What all parts share.
-        deadline: When every wait has ended.
-        seat: Where.
-    """
+    """The baseline's process on a seat: alive between candidates, started again where it died."""
 
     def __init__(self, run: Run, deadline: Deadline, seat: str) -> None:
         self._run, self._deadline, self._seat = run, deadline, seat
         self.trial: Trial
         self.side: Side | None = None
-        self.beside = False
-        """Whether a candidate is alive: then want of memory is the candidate's failure."""
+        self.beside = False  # whether a candidate is alive: then want of memory is the candidate's failure
 
     def launch(self, *, usual: float, at_most: float, timing: TrialTiming = IN_SEARCH) -> WarmUp:
-        """Start its process.
-
-        Raises:
-            TrialFailed: It did not become warm.
-            TimeIsUp: The time does not hold it.
-        """
+        """Start its process. Raises TrialFailed, TimeIsUp."""
         with contextlib.nullcontext() if self.beside else never_two_alive():
             self.side = Side.start(
                 self._run,
@@ -52,13 +40,7 @@ class Baseline:
         return self.side.warm
 
     def ensure(self) -> Side:
-        """Its process, started again where it is gone.
-
-        Raises:
-            NoStableConfigurationError: It does not start any more.
-            TrialFailed: It finds no memory beside the candidate.
-            TimeIsUp: The time does not hold it.
-        """
+        """Its process, started again where it is gone. Raises NoStableConfigurationError, TrialFailed, TimeIsUp."""
         if self.side is None:
             usual = 0.0 if self.trial.warm is None else self.trial.warm.ready_seconds
             timing = replace(IN_SEARCH, boundary=self._run.boundary)

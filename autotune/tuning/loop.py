@@ -52,45 +52,23 @@ from autotune.tuning.trial import Trial
 from autotune.tuning.view import View
 from autotune.tuning.waiting import CLOSING_SECONDS, Deadline, TimeIsUp
 
-CHECK_SHARE = 0.1
-"""Of the budget: what comparing losses may take, all together."""
-LATEST_CANDIDATES = 5
-"""What another candidate takes is the median of so many."""
-WAITS = 0.15
-"""Share of its time that a training waits for input from which its pipeline's knobs are tried first."""
+CHECK_SHARE = 0.1  # of the budget: what comparing losses may take, all together
+LATEST_CANDIDATES = 5  # what another candidate takes is the median of so many
+WAITS = 0.15  # share of its time waiting for input from which a pipeline's knobs are tried first
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a run has found when it ends.
-
-    Args:
-        state: What it knows.
-        ended_by: Why it ended.
-        confirmations: Of all leaders, by the numbers of their trials.
-        checks: The stability rules of each leader.
-    """
+    """What a run has found when it ends."""
 
     state: State
     ended_by: EndedBy
-    confirmations: Mapping[int, Confirmation]
+    confirmations: Mapping[int, Confirmation]  # of all leaders, by the numbers of their trials
     checks: Mapping[int, tuple[Check, ...]]
 
 
 class Loop:
-    """Runs it.
-
-    Args:
-        run: What all parts share.
-        seat: The first seat, whose baseline is warm.
-        deadline: When every wait has ended.
-        space: Where to look.
-        sampler: The Optuna study.
-        options: How the run is to be done.
-        limits: Memory limits of the machine.
-        import_seconds: What a fresh template takes to import everything.
-        earlier: Trials of earlier invocations, the baseline not among them.
-    """
+    """Runs it."""
 
     def __init__(
         self,
@@ -113,25 +91,27 @@ class Loop:
         measured = costs.measured_seconds(warm.first_step_seconds)
         self._run, self._sampler, self._options = run, sampler, options
         self._import_seconds, self._first_ready = import_seconds, warm.ready_seconds
-        self._trial_limits = TrialLimits(timeout=timeout, measured=measured)
         self._proposals = Proposals(space, sampler)
         self._seats = Seats(run, deadline, seat, bracketed=options.pairing == "bracketed")
         self._view = View(run, measured_seconds=measured)
         self._view.tried[space.baseline] = seat.baseline.trial
+        self._trial_limits = TrialLimits(
+            timeout=timeout, measured=measured, known=self._view.tried.__contains__
+        )
         # The process knows better than NVML what it may take: a part of a card, or what the workload allows itself.
         limits = replace(limits, device_bytes=run.device_limit_bytes or limits.device_bytes)
-        self._leaders = Leaders(
-            run,
-            self._view,
-            FreshPairs(run, deadline, timeout=timeout),
-            limits=limits,
-            min_gain=options.min_gain,
-        )
+        pairs = FreshPairs(run, deadline, timeout=timeout)
+        self._leaders = Leaders(run, self._view, pairs, limits=limits, min_gain=options.min_gain)
         self._check_seconds = CHECK_SHARE * options.budget
         self._durations: list[float] = []
         self._looks_since = 0
         self._time_is_up = False
-        self._restore(earlier)
+        for trial in earlier:
+            if trial.phase is Phase.SEARCH:
+                self._view.tried[trial.asked] = trial
+                self._view.tried.setdefault(trial.configuration, trial)
+        self._leaders.restore(earlier)
+        sampler.catch_up(run.records.values())
 
     def run(self) -> Found:
         """Until the answer is settled, or the time is over."""
@@ -139,7 +119,9 @@ class Loop:
             while True:
                 self._seats.wait_for_free()
                 state = self.state()
-                action = self._next(state)
+                action = next_action(state)
+                if self._time_is_up:
+                    action = Wait() if state.busy else End(EndedBy.BUDGET)
                 if isinstance(action, End):
                     return self._ended(state, action.by)
                 if isinstance(action, Wait):
@@ -147,20 +129,12 @@ class Loop:
                 else:
                     self._seats.do(partial(self._do, action))
 
-    def _next(self, state: State) -> Action:
-        if self._time_is_up:
-            return Wait() if state.busy else End(EndedBy.BUDGET)
-        return next_action(state)
-
     def _ended(self, state: State, by: EndedBy) -> Found:
         if by is EndedBy.BUDGET and state.open is not None:
             self._leaders.last_look(self._view.confirmations[state.open.number])
             state = self.state()
         return Found(
-            state=state,
-            ended_by=by,
-            confirmations=self._view.confirmations,
-            checks=self._leaders.checks,
+            state=state, ended_by=by, confirmations=self._view.confirmations, checks=self._leaders.checks
         )
 
     def _do(self, action: Action, seat: Seat) -> None:
@@ -223,15 +197,6 @@ class Loop:
             interrupted=run.interrupted(),
         )
 
-    def _restore(self, earlier: Sequence[Trial]) -> None:
-        """Take over what earlier invocations have measured."""
-        for trial in earlier:
-            if trial.phase is Phase.SEARCH:
-                self._view.tried[trial.asked] = trial
-                self._view.tried.setdefault(trial.configuration, trial)
-        self._leaders.restore(earlier)
-        self._sampler.catch_up(self._run.records.values())
-
     # ------------------------------------------------------------------------------------------- the actions
 
     def _try_another(self, seat: Seat) -> None:
@@ -279,13 +244,8 @@ class Loop:
         began, view = self._run.clock(), self._view
         with self._seats.busy_with(trial.number):
             try:
-                seat.measure(
-                    trial,
-                    self._trial_limits,
-                    leader=None if again else view.best_interval(),
-                    others=view.spread(),
-                    known=lambda configuration: configuration in view.tried,
-                )
+                leader = None if again else view.best_interval()
+                seat.measure(trial, self._trial_limits, leader=leader, others=view.spread())
             finally:
                 self._durations.append(self._run.clock() - began)
 

@@ -19,10 +19,8 @@ from autotune.worker.messages import LossRuns
 Curves = Sequence[Sequence[float | None]]
 
 PARITY_SEEDS, PARITY_STEPS = (0, 1, 2, 3, 4), 200
-BATCH_SEEDS, BATCH_STEPS = (0, 1, 2), 400
-"""Seeds of the weights, and steps of the baseline's training."""
-LEAST_SECONDS = 0.2
-"""Of one training, its compilation not counted."""
+BATCH_SEEDS, BATCH_STEPS = (0, 1, 2), 400  # seeds of the weights, and steps of the baseline's training
+LEAST_SECONDS = 0.2  # of one training, its compilation not counted
 
 
 def numerics_of(configuration: Configuration) -> tuple[object, ...]:
@@ -40,13 +38,7 @@ def plain_numerics(baseline: Configuration, *, batch_size: int) -> Configuration
 
 
 class Trainings:
-    """Runs them within a time, on batches recorded below the run directory; a context manager that removes those.
-
-    Args:
-        run: What all parts share.
-        seat: Where.
-        ends: Seconds since the run began at which it must be over.
-    """
+    """Runs them within a time, on batches recorded below the run directory; a context manager that removes those."""
 
     def __init__(self, run: Run, *, seat: str, ends: float) -> None:
         self.run = run
@@ -67,10 +59,8 @@ class Trainings:
         return max(0.0, self._ends - self.run.clock())
 
     def seconds_each(self, count: int, *, share: float) -> float:
-        """Seconds for each of so many trainings of the baseline's kind, out of a share of what is left.
-
-        They read a few batches, so they do not fill what the dataset caches.
-        """
+        """Seconds for each of so many trainings of the baseline's kind, out of a share of what is left."""
+        # They read a few batches, so they do not fill what the dataset caches.
         baseline = self.run.records[0]
         start = (baseline.first_step_seconds or 1.0) - (baseline.filling_seconds or 0.0)
         return (share * self.left() - start) / (count + 1)
@@ -85,20 +75,9 @@ class Trainings:
         seconds: float,
         scales: tuple[float, ...] = (1.0,),
     ) -> Curves:
-        """The losses by step, for each scale of the learning rate and each seed; empty where the model reports none.
-
-        Args:
-            configuration: What is trained.
-            recorded: The batch size of the recorded batches, which are recorded now where they are not yet.
-            seeds: Of the weights.
-            steps: At most so many of each training.
-            seconds: No step of the first training begins after so long.
-            scales: Factors of the learning rate.
-
-        Raises:
-            TrialFailed: The process failed, or did not end in time.
-            DeviceUnavailable: It had other devices than the baseline, or none.
-        """
+        """The losses by step, for each scale of the learning rate and each seed; empty where the model reports none."""
+        # Raises TrialFailed, DeviceUnavailable. Batches of the size `recorded` are recorded where they are not yet;
+        # no step of the first training begins after `seconds`.
         self._count += 1
         self._scratch.mkdir(exist_ok=True)
         log = self.run.directory.log_directory / f"losses-{self._count}.log"
@@ -123,10 +102,8 @@ class Trainings:
 
 
 def compare_numerics(trainings: Trainings, configuration: Configuration) -> Check:
-    """Whether a configuration learns as float32 without XLA does, at its batch size and with the baseline's rest.
-
-    A comparison that could not be made passes, with no value and the reason in its detail.
-    """
+    """Whether a configuration learns as float32 without XLA does, at its batch size and with the baseline's rest."""
+    # A comparison that could not be made passes, with no value and the reason in its detail.
     run = trainings.run
     plain = plain_numerics(run.baseline, batch_size=configuration.batch_size)
     if numerics_of(configuration) == numerics_of(plain):
@@ -168,11 +145,9 @@ def _compared(trainings: Trainings, configuration: Configuration, plain: Configu
 
 
 def compare_batch_sizes(trainings: Trainings, configuration: Configuration) -> BatchLosses | None:
-    """Training losses of a configuration beside the baseline's, after equal numbers of examples.
-
-    They are reported and never refuse anything: the learning rate is the user's to choose. None where too little could
-    be trained; a notice says so.
-    """
+    """Training losses of a configuration beside the baseline's, after equal numbers of examples."""
+    # They are reported and never refuse anything: the learning rate is the user's to choose. None where too
+    # little could be trained; a notice says so.
     run, size = trainings.run, configuration.batch_size
     why = "too few steps were trained"
     try:

@@ -14,34 +14,20 @@ from autotune.stats.deciding import EndedBy, Verdict
 from autotune.stats.intervals import t_quantile
 from autotune.tuning.state import Candidate, State
 
-ERROR = 0.05
-"""The chance that a run claims a gain that is not there."""
-LOOKS_AFTER = (4, 8, 12)
-"""Fresh processes a side after which a confirmation is looked at, as far as the time holds them."""
-FEWEST_PROCESSES = 3
-"""A side, that a claim rests on: two may agree by chance."""
-SAFELY = 0.7
-"""Share of a leader's gain that the half-width of its interval should not exceed, for its planned processes."""
-MOST_CONFIRMATION_SHARE = 0.4
-"""Of the budget: what a leader's confirmation is kept time for, where more than the fewest processes are wanted."""
-FIRST_CLAIM_SHARE = 0.5
-"""Of the budget: with so little left, a leader is confirmed; what is left then may find a faster one."""
-STAGNANT = 8
-"""Candidates in a row that were no faster than the best: then it is confirmed, and the search goes on after that."""
-MOST_LOOKS_AGAIN = 3
-"""At candidates that may be the best, before the leader is chosen."""
-ENOUGH_CANDIDATES = 6
-"""The usually best ones: then time is kept for excluding gains of all that was tried."""
-CLEARLY = 3.0
-"""So many standard errors above what counts, a leader is confirmed without another look in the search."""
-SAFELY_LONGER = 1.1
-"""A confirmation may take so many times as long as expected."""
-SLOWER = 1.3
-"""Another candidate may take so many times as long as the last ones."""
-ENOUGH_PROCESSES = 3
-"""Of a candidate: further looks at it choose no better."""
-FEWEST_CANDIDATES = 3
-"""Of which no gain must be known before a run says so; fewer where no more are to be tried."""
+ERROR = 0.05  # the chance that a run claims a gain that is not there
+LOOKS_AFTER = (4, 8, 12)  # fresh processes a side after which a confirmation is looked at
+FEWEST_PROCESSES = 3  # a side, that a claim rests on: two may agree by chance
+SAFELY = 0.7  # share of a leader's gain that the half-width of its interval should not exceed
+MOST_CONFIRMATION_SHARE = 0.4  # of the budget, where more than the fewest processes are wanted
+FIRST_CLAIM_SHARE = 0.5  # of the budget: with so little left, a leader is confirmed
+STAGNANT = 8  # candidates in a row that were no faster than the best: then it is confirmed
+MOST_LOOKS_AGAIN = 3  # at candidates that may be the best, before the leader is chosen
+ENOUGH_CANDIDATES = 6  # the usually best ones: then time is kept for excluding gains of all that was tried
+CLEARLY = 3.0  # standard errors above what counts: a leader is confirmed without another look
+SAFELY_LONGER = 1.1  # a confirmation may take so many times as long as expected
+SLOWER = 1.3  # another candidate may take so many times as long as the last ones
+ENOUGH_PROCESSES = 3  # of a candidate: further looks at it choose no better
+FEWEST_CANDIDATES = 3  # without a gain, before a run says so; fewer where no more are to be tried
 
 
 @dataclass(frozen=True)
@@ -141,16 +127,14 @@ def _for_leader(state: State, leader: Candidate) -> Action:
     needed = confirmation_seconds(state, leader)
     early = state.since_best >= STAGNANT and state.left >= 2 * needed
     early = early or (state.champion is None and state.left < FIRST_CLAIM_SHARE * state.budget)
-    if not early and _holds_another(state, reserve=needed + _choosing_seconds(state, leader)):
-        return TryAnother()
     rival = _rival(state, leader)
+    looks = min(MOST_LOOKS_AGAIN, len(state.contenders))
+    choosing = 0.0 if rival is None else looks * rival.look_seconds
+    if not early and _holds_another(state, reserve=needed + choosing):
+        return TryAnother()
     if rival is not None and state.left >= rival.look_seconds + needed:
         return LookAgain(rival.number)
-    if (
-        leader.unchecked
-        and state.check_seconds > 0
-        and state.left >= state.check_seconds + leader.pair_seconds
-    ):
+    if leader.unchecked and 0 < state.check_seconds <= state.left - leader.pair_seconds:
         return CompareLosses(leader.number)
     able = [each for each in state.contenders if each.pair_seconds <= state.left]
     if not able:
@@ -179,11 +163,9 @@ def _holds_another(state: State, *, reserve: float) -> bool:
 
 
 def _reserve(state: State) -> float:
-    """Seconds to keep where nothing looks faster than what there is.
-
-    For looks at what is unclear, so that it can be excluded; with a champion, for the confirmation of a faster one,
-    which stands beside both.
-    """
+    """Seconds to keep where nothing looks faster than what there is."""
+    # For looks at what is unclear, so that it can be excluded; with a champion, for the confirmation of a
+    # faster one, which stands beside both.
     if state.champion is not None:
         return LOOKS_AFTER[0] * 1.5 * state.champion.pair_seconds
     first = LOOKS_AFTER[0] * state.first_pair_seconds
@@ -193,21 +175,12 @@ def _reserve(state: State) -> float:
     return first + sum(looks) + max(looks, default=0.0)  # what is tried next may be unclear, or a leader
 
 
-def _choosing_seconds(state: State, leader: Candidate) -> float:
-    """What looks again will take that choose among the fastest."""
-    rival = _rival(state, leader)
-    return 0.0 if rival is None else min(MOST_LOOKS_AGAIN, len(state.contenders)) * rival.look_seconds
-
-
 def _rival(state: State, leader: Candidate) -> Candidate | None:
-    """The candidate to look at again before the leader is chosen; None where that would tell no more.
-
-    A leader that is not clearly one; then, of the leader and the one that may most likely be faster still, the one that
-    was measured less.
-
-    What has the highest upper bound would be the leader itself, again and again, while another that two slices speak
-    of stays in doubt (LUCB: Kalyanakrishnan et al., 2012).
-    """
+    """The candidate to look at again before the leader is chosen; None where that would tell no more."""
+    # A leader that is not clearly one; then, of the leader and the one that may most likely be faster still,
+    # the one that was measured less.
+    # What has the highest upper bound would be the leader itself, again and again, while another that two
+    # slices speak of stays in doubt (LUCB: Kalyanakrishnan et al., 2012).
     if state.looks_since >= MOST_LOOKS_AGAIN:
         return None
     lead = leader.ratio - math.log1p(state.min_gain)
@@ -234,12 +207,7 @@ def confirmation_seconds(state: State, leader: Candidate) -> float:
 
 
 def processes_wanted(gain: float, deviation: float) -> int:
-    """Fresh processes a side that should show a gain.
-
-    Args:
-        gain: Logarithm of the speed-up.
-        deviation: Of what one pair of processes shows.
-    """
+    """Fresh processes a side that should show a gain."""
     level = 1 - ERROR / 2 / len(LOOKS_AFTER)
     for count in LOOKS_AFTER[:-1]:
         if t_quantile(level, count - 1) * deviation / math.sqrt(count) <= SAFELY * gain:
@@ -248,11 +216,7 @@ def processes_wanted(gain: float, deviation: float) -> int:
 
 
 def plan_looks(affordable: int) -> tuple[int, ...]:
-    """After how many processes a side a confirmation is looked at.
-
-    Args:
-        affordable: How many the time holds.
-    """
+    """After how many processes a side a confirmation is looked at."""
     most = min(max(FEWEST_PROCESSES, affordable), LOOKS_AFTER[-1])
     whole = [each for each in LOOKS_AFTER if each <= most]
     if not whole:
@@ -293,13 +257,9 @@ def _excluded(state: State) -> bool:
 
 def excluded_above(state: State) -> float:
     """The gain above which all is excluded for every candidate that was tried, as a logarithm; 0 or more."""
-    stable = [each for each in state.candidates if not each.unstable and not _broke_a_rule(state, each)]
+    broken = {number for number, each in state.standing.items() if each.standing is Standing.UNSTABLE}
+    stable = [each for each in state.candidates if not each.unstable and each.number not in broken]
     return max((state.upper(each) for each in stable), default=0.0)
-
-
-def _broke_a_rule(state: State, candidate: Candidate) -> bool:
-    leader = state.standing.get(candidate.number)
-    return leader is not None and leader.standing is Standing.UNSTABLE
 
 
 def seconds_to_settle(state: State) -> float:

@@ -32,13 +32,7 @@ def occupied(directory: RunDirectory) -> Iterator[None]:
 
 
 def _remove(path: Path, before: set[Path] | None, *, parent: bool) -> None:
-    """Take away what a run put into its directory; the directory as well if it was not there before.
-
-    Args:
-        path: The directory.
-        before: What was in it; None where it was not there.
-        parent: Whether what it is in was not there either.
-    """
+    """Take away what a run put into its directory; the directory as well where `before` is None."""
     if before is None:
         shutil.rmtree(path, ignore_errors=True)
         if parent:

@@ -1,20 +1,20 @@
-"""The opening that `tune` and `verify` share: the workload is imported, and the baseline started and timed."""
+"""The opening that `tune` and `verify` share: the workload is imported, the baseline started and timed."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune.devices.machine import Machine, memory_limit_bytes
 from autotune.errors import ArgumentError
 from autotune.executors.executor import Clock, Executor, WarmUp
-from autotune.record import Slice
-from autotune.run_directory import RunDirectory
+from autotune.run_directory import RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
+from autotune.space.search_space import ResolvedSpace
 from autotune.tuning.options import Options
 from autotune.tuning.progress import Began, Notice, Observer
 from autotune.tuning.resuming import Earlier, refuse_another_workload
@@ -26,16 +26,11 @@ from autotune.tuning.waiting import CLOSING_SECONDS, OVERRUN_SHARE, Deadline
 from autotune.workloads.loading import parse_reference, reference_of
 from autotune.workloads.workload import Workload, WorkloadFacts, WorkloadReference
 
-BASELINE_SHARE = 0.35
-"""Of the budget: what the baseline may take until it is warm, where that is more than `BASELINE_SECONDS`."""
+BASELINE_SHARE = 0.35  # of the budget, until the baseline is warm, or `BASELINE_SECONDS` if that is more
 
 
 def reference_to(workload: object) -> WorkloadReference:
-    """Where the workload is, however it was handed over.
-
-    Raises:
-        ArgumentError: It is no workload and no place of one.
-    """
+    """Where the workload is, however it was handed over. Raises ArgumentError."""
     if isinstance(workload, Workload):
         return reference_of(workload)
     if isinstance(workload, (str, os.PathLike)):
@@ -54,20 +49,7 @@ def limits_of(machine: Machine, margin: float) -> Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Invocation:
-    """What one invocation of `tune` or `verify` works with.
-
-    Args:
-        executor: Where trials run.
-        directory: Where everything is written.
-        machine: Where the driver runs.
-        limits: Memory that there is.
-        reference: The workload.
-        options: How it is to be done.
-        clock: Seconds that count for the budget.
-        observe: Is told what happens.
-        earlier: What an earlier invocation left; None for a new run.
-        spent_before: Seconds of earlier invocations that do not count for the budget.
-    """
+    """What one invocation of `tune` or `verify` works with."""
 
     executor: Executor
     directory: RunDirectory
@@ -75,10 +57,10 @@ class Invocation:
     limits: Limits
     reference: WorkloadReference
     options: Options
-    clock: Clock
+    clock: Clock  # seconds that count for the budget
     observe: Observer
-    earlier: Earlier | None = None
-    spent_before: float = 0.0
+    earlier: Earlier | None = None  # what an earlier invocation left; None for a new run
+    spent_before: float = 0.0  # seconds of earlier invocations that do not count for the budget
 
     @property
     def isolation(self) -> str:
@@ -88,23 +70,14 @@ class Invocation:
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A run whose baseline is warm.
-
-    Args:
-        run: What all parts share.
-        facts: What the workload is, by its import.
-        seat: The first seat, with the live baseline.
-        warm: What the baseline told once it was warm.
-        deadline: When every wait has ended.
-        import_seconds: What a fresh template takes to import everything; 0 where each trial imports for itself.
-    """
+    """A run whose baseline is warm."""
 
     run: Run
     facts: WorkloadFacts
-    seat: Seat
+    seat: Seat  # the first seat, with the live baseline
     warm: WarmUp
     deadline: Deadline
-    import_seconds: float
+    import_seconds: float  # of a fresh template; 0 where each trial imports for itself
 
     @property
     def device(self) -> Device:
@@ -117,18 +90,8 @@ def open_run(
     interruptions: Callable[[], int],
     check: Callable[[WorkloadFacts], None] = lambda facts: None,
 ) -> Opened:
-    """Import the workload, start its baseline and time it.
-
-    Args:
-        invocation: What it works with.
-        interruptions: How often the user has asked to stop.
-        check: Looks at the workload once it is imported.
-
-    Raises:
-        WorkloadError: The workload itself is at fault.
-        BudgetError: The budget does not hold the baseline.
-        NoStableConfigurationError: The baseline fails.
-    """
+    """Import the workload, start its baseline and time it."""
+    # Raises WorkloadError, BudgetError, NoStableConfigurationError.
     executor, clock, observe = invocation.executor, invocation.clock, invocation.observe
     options, earlier = invocation.options, invocation.earlier
     observe(Began(text="importing the workload"))
@@ -165,7 +128,8 @@ def open_run(
         deadline=deadline,
         import_seconds=import_seconds if invocation.isolation == "template" else 0.0,
     )
-    _tell_what_is_odd(facts, warm, opened.device, seat.baseline.trial.slices, observe)
+    for text in (*oddities(facts, warm, opened.device), *instabilities(seat.baseline.trial.slices)):
+        observe(Notice(text=text))
     return opened
 
 
@@ -181,14 +145,6 @@ def baseline_of(facts: WorkloadFacts, where: str, device: Device, observe: Obser
     return baseline
 
 
-def _tell_what_is_odd(
-    facts: WorkloadFacts, warm: WarmUp, device: Device, slices: Sequence[Slice], observe: Observer
-) -> None:
-    """A notice for each thing of the baseline that the timing leaves out, or that makes it unstable."""
-    for text in (*oddities(facts, warm, device), *instabilities(slices)):
-        observe(Notice(text=text))
-
-
 def _tell_isolation(executor: Executor, observe: Observer) -> None:
     """A notice where importing the user's file starts what no fork survives."""
     started = executor.started_by_import
@@ -201,4 +157,53 @@ def _tell_isolation(executor: Executor, observe: Observer) -> None:
             text=f"importing the workload's file starts {what}, so every trial gets a fresh interpreter, "
             f"which costs an import each; move {move} into functions to avoid it"
         )
+    )
+
+
+def completed(opened: Opened, invocation: Invocation, source: str, space: ResolvedSpace) -> RunRecord:
+    """run.json with what is known only once the baseline is warm."""
+    facts, started = opened.facts, opened.warm.started
+    workload = WorkloadRecord(
+        name=facts.name,
+        reference=str(invocation.reference),
+        fingerprint=facts.fingerprint,
+        batch_size=facts.batch_size,
+        batched=facts.batched,
+        drop_remainder=facts.drop_remainder,
+        takes_config=facts.dataset_takes_config,
+        examples=started.examples,
+        endless=started.endless,
+        element=started.element,
+        batch_ranks=started.batch_ranks or None,
+        parameters=started.parameters,
+        device=opened.device.value,
+    )
+    return invocation.directory.read_run().model_copy(
+        update={
+            "machine": _completed_machine(opened, invocation),
+            "workload": workload,
+            "search_space": SearchSpaceRecord(
+                source=source, choices=dict(space.choices), left_out=dict(space.left_out)
+            ),
+            "baseline": dict(opened.run.baseline),
+            "isolation": invocation.isolation,
+        }
+    )
+
+
+def _completed_machine(opened: Opened, invocation: Invocation) -> Machine:
+    """The fingerprint with what only TensorFlow knows; a notice where it does not see a GPU that is there."""
+    machine = invocation.machine
+    if opened.device is Device.CPU:
+        if machine.gpus:
+            invocation.observe(
+                Notice(
+                    text=f"there is a GPU ({machine.gpus[0].name}), but TensorFlow does not see it, so the CPU is "
+                    "tuned; pip install 'tensorflow[and-cuda]' brings the CUDA libraries"
+                )
+            )
+        return machine
+    build = opened.warm.started.build
+    return machine.model_copy(
+        update={"tensorflow_cuda": build.get("cuda_version"), "cudnn": build.get("cudnn_version")}
     )

@@ -11,19 +11,15 @@ from autotune.errors import ArgumentError
 from autotune.stats.deciding import MIN_GAIN
 from autotune.stats.stability import MEMORY_MARGIN
 
-MAY_CHANGE = ("trials", "soak")
-"""Options that a resumed run may be given anew."""
+MAY_CHANGE = ("trials", "soak")  # options that a resumed run may be given anew
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a run is to be done; see `tune`.
-
-    `keeps_budget` is whether the budget was asked for: else the run ends as soon as the answer is settled.
-    """
+    """How a run is to be done; see `tune`."""
 
     budget: float
-    keeps_budget: bool = True
+    keeps_budget: bool = True  # it was asked for; else the run ends as soon as the answer is settled
     space: str | None = None
     trials: int | None = None
     seed: int = 0
@@ -37,11 +33,7 @@ class Options:
     soak: float | None = None
 
     def __post_init__(self) -> None:
-        """Check every one.
-
-        Raises:
-            ArgumentError: One has the wrong type or is out of range.
-        """
+        """Check every one. Raises ArgumentError."""
         for name, kinds, least, most in (
             ("budget", (int, float), 1.0, 1e7),
             ("trials", (int,), 1, 10**9),
@@ -72,14 +64,7 @@ class Options:
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}", hint="It is True or False.")
 
     def resumed_with(self, given: Mapping[str, object]) -> Options:
-        """How a run goes on that had these options.
-
-        Args:
-            given: What `tune` was given, by name.
-
-        Raises:
-            ArgumentError: Something else is asked for than before that a resumed run cannot change.
-        """
+        """How a run goes on that had these options. Raises ArgumentError."""
         options, usual = self, Options(budget=self.budget)
         for name, value in given.items():
             if name in MAY_CHANGE and value is not None:
@@ -93,45 +78,22 @@ class Options:
 
 
 def seconds_of(name: str, value: object, *, may_be_none: bool = False) -> float:
-    """A duration that was given as seconds or as text.
-
-    Args:
-        name: The argument, for messages.
-        value: What was given.
-        may_be_none: Whether text may say no time at all; numbers are checked by `Options`.
-
-    Raises:
-        ArgumentError: It is no duration.
-    """
-    if isinstance(value, str):
-        return parse_duration(value, name=name, may_be_none=may_be_none)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    """Seconds, given as a number or as text: `90`, `90s`, `10m`, `1.5h` or `1h30m`. Raises ArgumentError."""
+    if type(value) in (int, float):
+        return float(value)  # type: ignore[arg-type]
+    if not isinstance(value, str):
         raise ArgumentError(
             f"{name} is a {type(value).__name__}: {value!r}", hint="Give seconds, or text such as '10m'."
         )
-    return float(value)
-
-
-def parse_duration(text: str, *, name: str, may_be_none: bool = False) -> float:
-    """Seconds in `90`, `90s`, `10m`, `1.5h` or `1h30m`.
-
-    Args:
-        text: What was given.
-        name: The argument, for messages.
-        may_be_none: Whether it may be no time at all.
-
-    Raises:
-        ArgumentError: The text is none of these, or no time where there must be some.
-    """
     match = re.fullmatch(
         r"(?:(?P<h>\d{1,6}(?:\.\d{1,6})?)h)?(?:(?P<m>\d{1,6}(?:\.\d{1,6})?)m)?(?:(?P<s>\d{1,8}(?:\.\d{1,6})?)s?)?",
-        text.strip().lower(),
+        value.strip().lower(),
     )
     seconds = -1.0
     if match and match[0]:
         seconds = sum(float(match[unit] or 0) * scale for unit, scale in (("h", 3600), ("m", 60), ("s", 1)))
     if seconds < 0 or (seconds == 0 and not may_be_none):
         raise ArgumentError(
-            f"{name}: {text!r} is not a duration", hint="Durations look like 90s, 10m, 1.5h or 1h30m."
+            f"{name}: {value!r} is not a duration", hint="Durations look like 90s, 10m, 1.5h or 1h30m."
         )
     return seconds

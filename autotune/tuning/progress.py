@@ -13,19 +13,12 @@ from autotune.stats.intervals import Interval
 
 @dataclass(frozen=True, kw_only=True)
 class RunBegan:
-    """A run directory exists.
-
-    Args:
-        directory: Which.
-        workload: The workload's name.
-        budget: Seconds for everything.
-        spent: Seconds of them that are gone: an earlier invocation's, where the run is resumed.
-    """
+    """A run directory exists."""
 
     directory: Path
     workload: str
-    budget: float
-    spent: float = 0.0
+    budget: float  # seconds for everything
+    spent: float = 0.0  # seconds of them that are gone: an earlier invocation's, where the run is resumed
 
 
 @dataclass(frozen=True, kw_only=True)

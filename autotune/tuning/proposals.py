@@ -17,32 +17,20 @@ from autotune.space.probes import Situation
 from autotune.space.search_space import ResolvedSpace
 from autotune.tuning.sampler import Sampler
 
-REPEATS_THAT_END_IT = 20
-"""Samples in a row that were known already: the space is explored."""
-MOST_OF_OTHERS = 2
-"""Values of a knob without probes, before the sampler has its turn."""
-SHORT_STEP_SECONDS = 0.01
-"""More steps per execution may make shorter steps clearly faster: a call into TensorFlow takes about 1 ms."""
+REPEATS_THAT_END_IT = 20  # samples in a row that were known already: the space is explored
+MOST_OF_OTHERS = 2  # values of a knob without probes, before the sampler has its turn
+SHORT_STEP_SECONDS = 0.01  # a call into TensorFlow takes about 1 ms, which several steps may share
 
 Changes = dict[str, KnobValue]
 
 
 class Proposals:
-    """Proposes configurations that were not tried.
-
-    Args:
-        space: Where they lie.
-        sampler: The study.
-
-    Attributes:
-        exhausted: Whether nothing new is left.
-        nothing_fits: Whether what is left cannot be run in the time there is.
-    """
+    """Proposes configurations that were not tried."""
 
     def __init__(self, space: ResolvedSpace, sampler: Sampler) -> None:
         self._space = space
         self._sampler = sampler
-        self.exhausted = self.nothing_fits = False
+        self.exhausted = self.nothing_fits = False  # whether nothing new is left
 
     def next(
         self,
@@ -53,15 +41,7 @@ class Proposals:
         step_seconds: float = 0.0,
         passes_over: Callable[[Configuration], bool] = lambda configuration: False,
     ) -> tuple[optuna.Trial, Configuration] | None:
-        """The next configuration and the Optuna trial to be told about it; None where nothing new is left.
-
-        Args:
-            tried: What was tried, in whichever outcome; the baseline is among them.
-            best: The fastest so far.
-            waits: Whether the fastest so far waits for its input.
-            step_seconds: What a step of the baseline takes.
-            passes_over: Whether a configuration cannot be run in the time there is.
-        """
+        """The next configuration and the Optuna trial to be told about it; None where nothing new is left."""
         if len(tried) >= self._space.size:
             self.exhausted = True
             return None
@@ -90,17 +70,8 @@ def neighbours(
     waits: bool,
     short_steps: bool = True,
 ) -> list[Configuration]:
-    """The untried neighbours of the fastest configuration, the most promising first.
-
-    A change that was tried anywhere before comes after those that were not.
-
-    Args:
-        best: The fastest so far; the baseline at first.
-        tried: What was tried.
-        space: Where they must lie.
-        waits: Whether it waits for its input.
-        short_steps: Whether steps are so short that more of them per execution are likely to help.
-    """
+    """The untried neighbours of the fastest configuration, the most promising first."""
+    # A change that was tried anywhere before comes after those that were not.
     now = Situation(at_first=best == space.baseline, waits=waits, short_steps=short_steps)
     known = {item for each in (space.baseline, *tried) for item in each.items()}
     found: dict[Configuration, bool] = {}  # and whether each of its changes was tried before

@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from autotune.record import Pair, Slice, TrialRecord
-from autotune.stats.disturbance import kept, load_of
+from autotune.stats.disturbance import kept
 from autotune.stats.intervals import FEW_INSTANCES, Interval, instance_interval, mean_interval
 from autotune.stats.throughput import long_run_rate, overall_log_ratios, overall_rate
 
-_Side = tuple[float, int, bool]
-"""A slice: samples per second, examples, and whether it is of whole epochs."""
+_Side = tuple[float, int, bool]  # a slice: samples per second, examples, and whether it is of whole epochs
 
 
 @dataclass(frozen=True, kw_only=True)
 class RatedPair:
-    """A pair with the rates of its slices, in samples per second of a long training.
-
-    Args:
-        pair: As measured.
-        baseline: Rate of the baseline's slice.
-        candidate: Rate of the candidate's.
-        bracketed: Whether its slices followed each other in blocks.
-    """
+    """A pair with the rates of its slices, in samples per second of a long training."""
 
     pair: Pair
     baseline: float
     candidate: float
-    bracketed: bool = False
+    bracketed: bool = False  # whether its slices followed each other in blocks
 
     @property
     def sides(self) -> tuple[_Side, _Side]:
@@ -40,41 +32,18 @@ class RatedPair:
             (self.candidate, pair.candidate.examples, bool(pair.candidate.epochs)),
         )
 
-    @property
-    def loads(self) -> tuple[float | None, float | None]:
-        """The share of the machine that others took during each slice."""
-        return load_of(self.pair.baseline), load_of(self.pair.candidate)
 
-    def marked(self, disturbed: bool) -> RatedPair:
-        """The same pair, known to be disturbed or not."""
-        return replace(self, pair=self.pair.model_copy(update={"disturbed": disturbed}))
-
-
-def rate(each: Slice, *, examples_per_epoch: int | None, epoch_overhead_seconds: float | None) -> float:
-    """Samples per second of a long training at a slice's pace.
-
-    Args:
-        each: The slice.
-        examples_per_epoch: None when endless or unknown.
-        epoch_overhead_seconds: What an epoch costs beyond its steps, where the slice leaves it out.
-    """
-    if each.epochs:
-        return long_run_rate(each.examples, each.seconds)
+def rate(each: Slice, examples_per_epoch: int | None, epoch_overhead_seconds: float | None) -> float:
+    """Samples per second of a long training at a slice's pace; slices of whole epochs hold their overhead."""
+    overhead = None if each.epochs else epoch_overhead_seconds
     return long_run_rate(
-        each.examples,
-        each.seconds,
-        examples_per_epoch=examples_per_epoch,
-        epoch_overhead_seconds=epoch_overhead_seconds,
+        each.examples, each.seconds, examples_per_epoch=examples_per_epoch, epoch_overhead_seconds=overhead
     )
 
 
 def recorded_rate(each: Slice, record: TrialRecord) -> float:
     """The rate of a slice that a record holds."""
-    return rate(
-        each,
-        examples_per_epoch=record.examples_per_epoch,
-        epoch_overhead_seconds=record.epoch_overhead_seconds,
-    )
+    return rate(each, record.examples_per_epoch, record.epoch_overhead_seconds)
 
 
 def by_instance(pairs: Sequence[RatedPair]) -> dict[int, list[RatedPair]]:
@@ -86,12 +55,7 @@ def by_instance(pairs: Sequence[RatedPair]) -> dict[int, list[RatedPair]]:
 
 
 def log_ratios(pairs: Sequence[RatedPair], *, overall: bool) -> dict[int, list[float]]:
-    """Logarithms of speed-ups by instance, without disturbed pairs.
-
-    Args:
-        pairs: Of one trial.
-        overall: Whether their mean is to be the ratio of overall rates, as a claim needs it.
-    """
+    """Logarithms of speed-ups by instance, without disturbed pairs; `overall` as a claim needs it."""
     return {
         instance: _ratios([each.sides for each in own], overall=overall and not own[0].bracketed)
         for instance, own in by_instance([each for each in pairs if not each.pair.disturbed]).items()
@@ -101,10 +65,8 @@ def log_ratios(pairs: Sequence[RatedPair], *, overall: bool) -> dict[int, list[f
 def log_ratios_over(
     pairs: Sequence[RatedPair], others: Sequence[RatedPair], *, overall: bool
 ) -> dict[int, list[float]]:
-    """Logarithms of a trial's speed-ups over another trial, from rounds that both were in, by instance.
-
-    Rounds that are disturbed for either are left out where enough others remain.
-    """
+    """Logarithms of a trial's speed-ups over another trial, from rounds that both were in, by instance."""
+    # Rounds that are disturbed for either are left out where enough others remain.
     beside = {each.pair.baseline: each for each in others}
     found = {}
     for instance, own in by_instance(pairs).items():
@@ -119,15 +81,10 @@ def log_ratios_over(
 
 
 def _ratios(sides: Sequence[tuple[_Side, _Side]], *, overall: bool) -> list[float]:
-    """Values whose mean is the logarithm of an instance's speed-up.
-
-    The ratio of overall rates is what a training pays. Single pairs are compared instead where it would be unfair:
-
-    - in a bracket, whose slices are not of the same moments,
-    - where one side is timed in whole epochs and the other by steps: on a machine that drifts, slices of equal work
-      take longer and slices of equal time do less, which cancels in pairs only,
-    - in the search, where a few pairs decide and one slice that stalls should not.
-    """
+    """Values whose mean is the logarithm of an instance's speed-up."""
+    # The ratio of overall rates is what a training pays. Single pairs are compared in a bracket, whose slices are
+    # not of the same moments; where only one side is timed in whole epochs, because slices of equal work and of
+    # equal time drift apart on a restless machine; and in the search, where one slice that stalls should not decide.
     alike = len({by_epochs for both in sides for *_, by_epochs in both}) == 1
     if not overall or not alike:
         return [math.log(own / other) for (other, *_), (own, *_) in sides]
@@ -137,16 +94,8 @@ def _ratios(sides: Sequence[tuple[_Side, _Side]], *, overall: bool) -> list[floa
 def throughput_interval(
     rates: Sequence[float], examples: Sequence[int] | None = None, instances: Sequence[int] | None = None
 ) -> Interval:
-    """Samples per second with an interval: all examples over all the time, because a training pays for slow stretches.
-
-    The bounds of a single slice are its value.
-
-    Args:
-        rates: Of single slices.
-        examples: Trained on in each; equally many where None.
-        instances: The process that each is of, for an interval over processes. With fewer than `FEW_INSTANCES` of them
-            the interval is over slices.
-    """
+    """Samples per second with an interval over processes, or over slices of fewer than `FEW_INSTANCES` processes."""
+    # All examples over all the time: a training pays for slow stretches. The bounds of a single slice are its value.
     value = overall_rate(list(zip(rates, examples or [1] * len(rates), strict=True)))
     groups: dict[int, list[float]] = {}
     for instance, each in zip(instances or [0] * len(rates), rates, strict=True):

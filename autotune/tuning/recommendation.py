@@ -20,54 +20,34 @@ from autotune.tuning.loop import Found
 from autotune.tuning.losses import numerics_of
 from autotune.tuning.options import Options
 from autotune.tuning.run import Run
-from autotune.tuning.soak import Watched
 from autotune.tuning.state import Candidate, Leader
 from autotune.tuning.trial import now_utc
 from autotune.version import __version__
 
 NUMERICS_NOT_CHECKED = "numerics parity with float32 without XLA"
-BATCH_NOT_CHECKED = "{} loss after equal numbers of examples at the recommended batch size"
-LONG_RUN_NOT_CHECKED = "minutes of uninterrupted training (`--soak 2m` adds them)"
-THROTTLING_NOT_CHECKED = "thermal throttling of the device"
-DEVICE_MEMORY_NOT_CHECKED = "device memory (the device's size could not be read)"
 GROWTH_NOT_CHECKED = "whether this configuration leaks memory or the workload does"
 STEADY_NOT_CHECKED = {
     False: "the steady state (the {} was still getting faster when it was measured)",
     None: "the steady state (the {}'s warm-up had too few steps to tell)",
 }
-EPOCHS_NOT_CHECKED = "the time between epochs (only steps were timed)"
-VALIDATION_NOT_CHECKED = "the full cost of validation (its dataset has unknown cardinality)"
-MEMORY_NOT_CHECKED = "peak memory and its growth (no process reported it)"
-RETRACING_NOT_CHECKED = "retracing after the warm-up (the log does not show XLA's compilations)"
-"""What a user must not take for granted; the recipe says so."""
-ROUND_TO_SECONDS, MARGIN = 10, 1.5
-"""Of the budget that is named to go on with."""
+ROUND_TO_SECONDS, MARGIN = 10, 1.5  # of the budget that is named to go on with
 LEAST_GO_ON_SECONDS = 60.0
 
 
 def recommend(
     *,
     found: Found,
-    watched: Watched | None,
+    watched: Watch | None,
     batch_losses: numerics.BatchLosses | None,
     run: Run,
     record: RunRecord,
     options: Options,
 ) -> Recipe:
-    """The recipe: the champion, or the baseline where nothing was confirmed to be faster.
-
-    Args:
-        found: What the loop has found.
-        watched: What a watch over the champion has shown; None without one.
-        batch_losses: What the recommended batch size costs in learning; None where that was not measured.
-        run: What all parts shared; its records are the evidence.
-        record: run.json.
-        options: How the run was done.
-    """
+    """The recipe: the champion, or the baseline where nothing was confirmed to be faster."""
     assert record.workload is not None and record.search_space is not None
     workload = record.workload
     champion = found.state.champion
-    if watched is not None and not _is_well(watched):
+    if watched is not None and (watched.failure or not all(each.passed for each in watched.checks)):
         champion = None
     configuration = run.baseline
     if champion is not None:
@@ -77,9 +57,7 @@ def recommend(
         baseline=dict(run.baseline),
         evidence=_evidence(found, champion, watched, run, measured=batch_losses is not None),
         learning_rate=LearningRate.between(
-            configuration.batch_size,
-            run.baseline.batch_size,
-            losses=batch_losses,
+            configuration.batch_size, run.baseline.batch_size, losses=batch_losses
         ),
         machine=record.machine,
         workload=RecipeWorkload(
@@ -104,12 +82,8 @@ def recommend(
     )
 
 
-def _is_well(watched: Watched) -> bool:
-    return not watched.failure and all(each.passed for each in watched.checks)
-
-
 def _evidence(
-    found: Found, champion: Leader | None, watched: Watched | None, run: Run, *, measured: bool
+    found: Found, champion: Leader | None, watched: Watch | None, run: Run, *, measured: bool
 ) -> Evidence:
     state = found.state
     searched = run.records[0]
@@ -127,13 +101,16 @@ def _evidence(
     base_rate = reference.throughput or searched.throughput
     assert base_rate is not None
     rate = chosen.throughput or base_rate
-    tried = any(each.measured for each in state.candidates)
+    excluded = None
+    if champion is None and any(each.measured for each in state.candidates):
+        bound = max(0.0, next_action.excluded_above(state))
+        excluded = math.expm1(min(bound, math.log(1e6)))  # a very wide bound is cut
     return Evidence(
         verdict=verdict,
         ended_by=found.ended_by,
         min_gain=state.min_gain,
         candidates=len(state.candidates),
-        excluded_gain=None if champion or not tried else _share(next_action.excluded_above(state)),
+        excluded_gain=excluded,
         speedup=speedup,
         throughput=rate,
         baseline_throughput=base_rate,
@@ -154,13 +131,8 @@ def _evidence(
         confirmation=_confirmation(found, champion or _closest_leader(found), run),
         best_candidate=None if champion is not None else _best_candidate(found, watched, run),
         go_on_seconds=_go_on_seconds(found) if verdict is Verdict.UNDECIDED else None,
-        watch=None if watched is None else _watch(watched),
+        watch=watched,
     )
-
-
-def _share(ratio: float) -> float:
-    """A gain as a share; a very wide bound is cut."""
-    return math.expm1(min(max(ratio, 0.0), math.log(1e6)))
 
 
 def _go_on_seconds(found: Found) -> float:
@@ -177,60 +149,45 @@ def _closest_leader(found: Found) -> Leader | None:
     return max(leaders, key=lambda each: each.ratio.value if each.ratio else 0.0, default=None)
 
 
-def _best_candidate(found: Found, watched: Watched | None, run: Run) -> BestCandidate | None:
+def _best_candidate(found: Found, watched: Watch | None, run: Run) -> BestCandidate | None:
     """What came closest, and why it is not recommended."""
     state = found.state
-    champion = state.champion
-    if champion is not None and watched is not None:
-        failed = watched.failure or "; ".join(each.detail for each in watched.checks if not each.passed)
-        return _described(
-            state.candidate(champion.candidate), champion, run, f"it failed while it was watched: {failed}"
-        )
-    if state.open is not None:
-        return _described(state.candidate(state.open.candidate), state.open, run, _so_far(state.open))
-    if state.contenders:
-        best = state.contenders[0]
-        leader = state.standing.get(best.number)
-        reason = (
-            "the run ended before it was measured in fresh processes" if leader is None else _so_far(leader)
-        )
-        return _described(best, leader, run, reason)
+    leader = state.champion or state.open
     tried = [each for each in state.candidates if each.measured]
-    if not tried:
-        return None
-    best = max(tried, key=lambda each: each.ratio)
-    leader = state.standing.get(best.number)
-    if leader is not None and leader.standing is Standing.UNSTABLE:
-        return _described(
-            best, leader, run, f"it broke a rule: {first_line(run.records[leader.number].reason)}"
-        )
-    if best.unstable:
-        return _described(
-            best, leader, run, f"it broke a rule: {first_line(run.records[best.number].reason)}"
-        )
     if leader is not None:
-        return _described(best, leader, run, _not_shown(leader))
-    return _described(best, None, run, "the search showed no gain beyond chance")
+        best = state.candidate(leader.candidate)
+    elif state.contenders or tried:
+        best = state.contenders[0] if state.contenders else max(tried, key=lambda each: each.ratio)
+        leader = state.standing.get(best.number)
+    else:
+        return None
+    return BestCandidate(
+        configuration=dict(best.configuration),
+        speedup=None if leader is None or leader.ratio is None else leader.ratio.ratio,
+        reason=_why_not(best, leader, found, watched, run),
+        search_speedup=math.exp(best.ratio) if best.measured else None,
+    )
 
 
-def _so_far(leader: Leader) -> str:
-    planned = f"{leader.processes} of {leader.looks.after[-1]} fresh processes a side were measured"
-    return f"the run ended before it was decided: {planned}"
-
-
-def _not_shown(leader: Leader) -> str:
+def _why_not(best: Candidate, leader: Leader | None, found: Found, watched: Watch | None, run: Run) -> str:
+    state = found.state
+    if state.champion is not None and watched is not None:
+        failed = watched.failure or "; ".join(each.detail for each in watched.checks if not each.passed)
+        return f"it failed while it was watched: {failed}"
+    if state.open is not None or state.contenders:
+        if leader is None:
+            return "the run ended before it was measured in fresh processes"
+        planned = f"{leader.processes} of {leader.looks.after[-1]} fresh processes a side were measured"
+        return f"the run ended before it was decided: {planned}"
+    if leader is not None and leader.standing is Standing.UNSTABLE:
+        return f"it broke a rule: {first_line(run.records[leader.number].reason)}"
+    if best.unstable:
+        return f"it broke a rule: {first_line(run.records[best.number].reason)}"
+    if leader is None:
+        return "the search showed no gain beyond chance"
     if leader.ratio is None:
         return "it was not measured in two fresh processes a side"
     return f"{leader.processes} fresh processes a side do not show a gain"
-
-
-def _described(candidate: Candidate, leader: Leader | None, run: Run, reason: str) -> BestCandidate:
-    return BestCandidate(
-        configuration=dict(candidate.configuration),
-        speedup=None if leader is None or leader.ratio is None else leader.ratio.ratio,
-        reason=reason,
-        search_speedup=math.exp(candidate.ratio) if candidate.measured else None,
-    )
 
 
 # ------------------------------------------------------------------------------------------------ the parts
@@ -241,7 +198,7 @@ def _not_checked(
     reference: TrialRecord,
     checks: Sequence[Check],
     baseline: Configuration,
-    watched: Watched | None,
+    watched: Watch | None,
     *,
     measured: bool,
 ) -> tuple[str, ...]:
@@ -253,36 +210,36 @@ def _not_checked(
     ]
     names = {each.name: each for each in checks}
     parity = names.get(numerics.NAME)
-    if parity is None and _computes_otherwise(winner, baseline):
+    if parity is None and numerics_of(Configuration(winner.configuration)) != numerics_of(baseline):
         missing.append(NUMERICS_NOT_CHECKED)
     elif parity is not None and not parity.tells:
         missing.append(f"{NUMERICS_NOT_CHECKED} ({parity.detail})")
     if winner.configuration["batch_size"] != baseline.batch_size:
-        missing.append(BATCH_NOT_CHECKED.format("held-out" if measured else "training and held-out"))
+        missing.append(
+            "{} loss after equal numbers of examples at the recommended batch size".format(
+                "held-out" if measured else "training and held-out"
+            )
+        )
     if watched is None:
-        missing.append(LONG_RUN_NOT_CHECKED)
+        missing.append("minutes of uninterrupted training (`--soak 2m` adds them)")
     if winner.timed_by == "steps" and winner.examples_per_epoch is None:
-        missing.append(EPOCHS_NOT_CHECKED)
+        missing.append("the time between epochs (only steps were timed)")
     elif winner.timed_by == "steps" and winner.validation_uncounted:
-        missing.append(VALIDATION_NOT_CHECKED)
+        missing.append("the full cost of validation (its dataset has unknown cardinality)")
     if winner.peak_host_bytes is None:
-        missing.append(MEMORY_NOT_CHECKED)
+        missing.append("peak memory and its growth (no process reported it)")
     if winner.peak_device_bytes is not None:
-        missing.append(THROTTLING_NOT_CHECKED)
+        missing.append("thermal throttling of the device")
         if DEVICE_MEMORY not in names:
-            missing.append(DEVICE_MEMORY_NOT_CHECKED)
+            missing.append("device memory (the device's size could not be read)")
     missing += [
         f"{GROWTH_NOT_CHECKED} ({name.replace('_', ' ')}: {names[name].detail})"
         for name in (growth.HOST, growth.DEVICE)
         if name in names and not names[name].tells
     ]
     if "retracing" not in names:
-        missing.append(RETRACING_NOT_CHECKED)
+        missing.append("retracing after the warm-up (the log does not show XLA's compilations)")
     return tuple(missing)
-
-
-def _computes_otherwise(winner: TrialRecord, baseline: Configuration) -> bool:
-    return numerics_of(Configuration(winner.configuration)) != numerics_of(baseline)
 
 
 def break_even(
@@ -292,17 +249,8 @@ def break_even(
     rate: float,
     baseline_rate: float,
 ) -> int | None:
-    """Samples after which a longer compile time is earned back.
-
-    Args:
-        compile_seconds: Of the recommended configuration.
-        baseline_compile_seconds: Of the baseline.
-        rate: Samples per second of the recommended configuration.
-        baseline_rate: Of the baseline.
-
-    Returns:
-        0 when the compile time is not longer, None when it is never earned back or not known.
-    """
+    """Samples after which a longer compile time is earned back."""
+    # Returns: 0 when the compile time is not longer, None when it is never earned back or not known.
     if compile_seconds is None or baseline_compile_seconds is None:
         return None
     extra = compile_seconds - baseline_compile_seconds
@@ -315,15 +263,6 @@ def break_even(
 def _peak(record: TrialRecord, fallback: TrialRecord) -> PeakMemory:
     source = record if record.peak_host_bytes is not None else fallback
     return PeakMemory(host=source.peak_host_bytes, device=source.peak_device_bytes)
-
-
-def _watch(watched: Watched) -> Watch:
-    return Watch(
-        seconds=watched.seconds,
-        throughput=watched.throughput,
-        checks=watched.checks,
-        failure=watched.failure,
-    )
 
 
 def _confirmation(found: Found, leader: Leader | None, run: Run) -> Confirmation:

@@ -24,25 +24,15 @@ _START_ANEW = "Start a new run, with another --out."
 
 @dataclass(frozen=True, kw_only=True)
 class Earlier:
-    """A run to go on with.
-
-    Args:
-        run: Its run.json.
-        records: Its trials by number, without those that were interrupted.
-        next_number: The first trial number that was never used.
-    """
+    """A run to go on with."""
 
     run: RunRecord
-    records: Mapping[int, TrialRecord]
-    next_number: int
+    records: Mapping[int, TrialRecord]  # its trials by number, without those that were interrupted
+    next_number: int  # the first trial number that was never used
 
     @property
     def options(self) -> Options:
-        """How it was to be done.
-
-        Raises:
-            RunDirectoryError: run.json holds something else.
-        """
+        """How it was to be done. Raises RunDirectoryError."""
         known = {each.name for each in fields(Options)}
         given: dict[str, Any] = {name: value for name, value in self.run.arguments.items() if name in known}
         try:
@@ -54,10 +44,8 @@ class Earlier:
 
     @property
     def spent_seconds(self) -> float:
-        """Seconds that the run took up to the end of its last finished trial; not those in which it stood still.
-
-        They are what the run's own clock said when trials ended: the wall clock may have been set since.
-        """
+        """Seconds that the run took up to the end of its last finished trial; not those in which it stood still."""
+        # They are what the run's own clock said when trials ended: the wall clock may have been set since.
         return max((each.ended_at_seconds or 0.0 for each in self.records.values()), default=0.0)
 
     def trials(self) -> list[Trial]:
@@ -80,11 +68,7 @@ class Earlier:
 
 
 def read_earlier(directory: RunDirectory) -> Earlier:
-    """What there is to go on from.
-
-    Raises:
-        RunDirectoryError: It is no run directory, or damaged.
-    """
+    """What there is to go on from. Raises RunDirectoryError."""
     run = directory.read_run()
     records = list(directory.read_trials())
     kept = {each.trial: each for each in records if each.outcome is not Outcome.INTERRUPTED}
@@ -103,11 +87,7 @@ def note_resumption(directory: RunDirectory, earlier: Earlier) -> None:
 
 
 def refuse_another_machine(earlier: Earlier, machine: Machine) -> None:
-    """Refuse to mix figures of two machines.
-
-    Raises:
-        RunDirectoryError: The run was begun on another one.
-    """
+    """Refuse to mix figures of two machines. Raises RunDirectoryError."""
     differences = earlier.run.machine.differences(machine)
     if differences:
         raise RunDirectoryError(
@@ -116,15 +96,7 @@ def refuse_another_machine(earlier: Earlier, machine: Machine) -> None:
 
 
 def refuse_another_workload(earlier: Earlier, *, fingerprint: str) -> None:
-    """Refuse to mix figures of two workloads.
-
-    Args:
-        earlier: The run to go on from.
-        fingerprint: The workload's now.
-
-    Raises:
-        RunDirectoryError: It is another one, or its file was changed.
-    """
+    """Refuse to mix figures of two workloads. Raises RunDirectoryError."""
     run = earlier.run
     if run.workload is not None and run.workload.fingerprint != fingerprint:
         raise RunDirectoryError(
@@ -135,16 +107,7 @@ def refuse_another_workload(earlier: Earlier, *, fingerprint: str) -> None:
 def refuse_another_question(
     earlier: Earlier, *, baseline: Configuration, choices: Mapping[str, Sequence[KnobValue]]
 ) -> None:
-    """Refuse to mix figures of two baselines or search spaces.
-
-    Args:
-        earlier: The run to go on from.
-        baseline: The baseline now.
-        choices: The resolved search space now.
-
-    Raises:
-        RunDirectoryError: One of them differs.
-    """
+    """Refuse to mix figures of two baselines or search spaces. Raises RunDirectoryError."""
     run = earlier.run
     changed = []
     if run.baseline is not None and Configuration(run.baseline) != baseline:

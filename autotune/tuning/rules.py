@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
@@ -45,46 +45,31 @@ def checks_of(record: TrialRecord, baseline: TrialRecord, limits: Limits) -> tup
             baseline_last=baseline.last_loss,
         ),
     ]
-    if record.peak_host_bytes is not None:
-        checks.append(
-            peak_memory(HOST_MEMORY, record.peak_host_bytes, limits.host_bytes, margin=limits.margin)
-        )
-        checks += _growth(growth.HOST, record, record.peak_host_bytes, limits.host_bytes, limits.margin)
-    if record.peak_device_bytes is not None and limits.device_bytes:
-        checks.append(
-            peak_memory(DEVICE_MEMORY, record.peak_device_bytes, limits.device_bytes, margin=limits.margin)
-        )
-        checks += _growth(growth.DEVICE, record, record.peak_device_bytes, limits.device_bytes, limits.margin)
+    for name, of, peak, limit in (
+        (HOST_MEMORY, growth.HOST, record.peak_host_bytes, limits.host_bytes),
+        (DEVICE_MEMORY, growth.DEVICE, record.peak_device_bytes, limits.device_bytes),
+    ):
+        if peak is None or not limit:
+            continue
+        checks.append(peak_memory(name, peak, limit, margin=limits.margin))
+        if record.throughput is not None:
+            grows = growth.memory_growth(
+                memory_of(record, of, candidate=True),
+                memory_of(record, of, candidate=False),
+                of=of,
+                examples_per_second=record.throughput.value,
+                held_bytes=peak,
+                limit_bytes=limit,
+                margin=limits.margin,
+            )
+            checks.append(grows)
     if record.pairs:
         checks += _checks_of_slices(record, baseline)
     return tuple(checks)
 
 
-def _growth(of: str, record: TrialRecord, held_bytes: int, limit_bytes: int, margin: float) -> list[Check]:
-    """Whether memory of one kind grows; nothing of a leader that was not timed."""
-    if record.throughput is None:
-        return []
-    return [
-        growth.memory_growth(
-            memory_of(record, of, candidate=True),
-            memory_of(record, of, candidate=False),
-            of=of,
-            examples_per_second=record.throughput.value,
-            held_bytes=held_bytes,
-            limit_bytes=limit_bytes,
-            margin=margin,
-        )
-    ]
-
-
 def memory_of(record: TrialRecord, of: str, *, candidate: bool) -> list[list[tuple[float, float]]]:
-    """By process: examples trained so far and memory held, at the end of each slice of a confirmation.
-
-    Args:
-        record: The leader's, whose pairs hold the baseline's slices too.
-        of: Whose memory, `growth.HOST` or `growth.DEVICE`.
-        candidate: Whose slices are asked for.
-    """
+    """By process: examples trained so far and memory held, at the end of each slice of a confirmation."""
     before_and_after = record.pairing is Pairing.BRACKETED and not candidate  # two processes of the baseline
     processes: dict[tuple[int, bool], list[Slice]] = {}
     for pair in record.pairs:
@@ -108,11 +93,8 @@ def _checks_of_slices(record: TrialRecord, baseline: TrialRecord) -> list[Check]
     """The rules on what the slices show, each beside the baseline's of the same round."""
     own, beside = (_by_process(record, candidate=each) for each in (True, False))
     boundary = max(record.epoch_overhead_seconds or 0.0, baseline.epoch_overhead_seconds or 0.0)
-    calls, usual = _calls(own.values(), record), _calls(beside.values(), baseline)
-    checks = [
-        tail(list(chain(*calls)), list(chain(*usual))),
-        hangs(list(chain(*calls)), list(chain(*usual)), boundary_seconds=boundary),
-    ]
+    calls, usual = _calls(own, record), _calls(beside, baseline)
+    checks = [tail(calls, usual), hangs(calls, usual, boundary_seconds=boundary)]
     if retraces := _sums(own, lambda each: each.retraces):
         checks.append(no_retracing(retraces, _sums(beside, lambda each: each.retraces) or [0]))
     if skipped := _sums(own, lambda each: each.skipped_steps):
@@ -127,20 +109,14 @@ def _checks_of_slices(record: TrialRecord, baseline: TrialRecord) -> list[Check]
     return checks
 
 
-def _calls(groups: Iterable[Sequence[Slice]], record: TrialRecord) -> list[list[CallSeconds]]:
+def _calls(by_process: Mapping[int, Sequence[Slice]], record: TrialRecord) -> list[CallSeconds]:
     steps = int(record.configuration["steps_per_execution"])
-    return [[call_seconds(each, steps) for each in slices] for slices in groups]
-
-
-_Slices = Mapping[int, Sequence[Slice]]
-"""By process."""
+    return [call_seconds(each, steps) for each in chain(*by_process.values())]
 
 
 def call_seconds(each: Slice, steps: int) -> CallSeconds:
-    """Seconds of the calls of the train function in a slice, with so many steps in a call.
-
-    The slow call is the highest quantile that boundaries between epochs do not reach.
-    """
+    """Seconds of the calls of the train function in a slice, with so many steps in a call."""
+    # The slow call is the highest quantile that boundaries between epochs do not reach.
     seconds = each.step_seconds
     boundaries = each.epochs * steps / each.steps  # per call: large batches have many
     slow = seconds.p99 if boundaries < 0.01 else seconds.p90 if boundaries < 0.1 else seconds.p50
@@ -155,7 +131,7 @@ def _by_process(record: TrialRecord, *, candidate: bool) -> dict[int, list[Slice
     return found
 
 
-def _sums(slices: _Slices, count: Callable[[Slice], int | None]) -> list[int] | None:
+def _sums(slices: Mapping[int, Sequence[Slice]], count: Callable[[Slice], int | None]) -> list[int] | None:
     """Of each process the sum over its slices; None where one was not counted."""
     counts = [[count(each) for each in of_process] for of_process in slices.values()]
     if any(each is None for of_process in counts for each in of_process):

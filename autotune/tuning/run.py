@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from autotune.executors.executor import Clock, Data, DeviceUnavailable, Executor, TrialFailed
 from autotune.executors.no_memory import says_taken
-from autotune.record import Boundary, Outcome, Phase, Slice, TrialRecord
+from autotune.record import Boundary, Outcome, Phase, TrialRecord
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
 from autotune.tuning.progress import Observer, TrialBegan, TrialEnded, TrialMeasured
@@ -20,41 +20,25 @@ from autotune.tuning.trial import Trial, speedup_of
 
 @dataclass(kw_only=True)
 class Run:
-    """One invocation of the tuner.
+    """One invocation of the tuner."""
 
-    Only who holds the baton may change anything. Whoever waits for a trial lends it, so that seats work at once.
-
-    Args:
-        directory: Where everything is written.
-        executor: Where trials run.
-        clock: Seconds that count for the budget.
-        observe: Is told what happens.
-        interruptions: How often the user has asked to stop.
-        rng: Draws the order of slices; seeded.
-        data: What the baseline found out about the dataset; None until then.
-        boundary: What lies between two epochs of the baseline; None until then, and where epochs are timed whole.
-        gpus: Names of the GPUs that the baseline saw; None until then.
-        device_limit_bytes: What TensorFlow may take of a GPU, by the baseline's process; None until then.
-        baseline: What the user would run anyway, `jit_compile` resolved once the baseline has started.
-        records: Every trial's record, by number.
-        numbers: Numbers for new trials.
-        spent_before: Seconds of earlier invocations that do not count for the budget.
-    """
+    # Only who holds the baton may change anything. Whoever waits for a trial lends it, so that seats work at
+    # once.
 
     directory: RunDirectory
     executor: Executor
-    clock: Clock
+    clock: Clock  # seconds that count for the budget
     observe: Observer
-    interruptions: Callable[[], int]
-    rng: random.Random
-    data: Data | None = None
-    boundary: Boundary | None = None
-    gpus: tuple[str, ...] | None = None
-    device_limit_bytes: int | None = None
-    baseline: Configuration
-    records: dict[int, TrialRecord] = field(default_factory=dict)
+    interruptions: Callable[[], int]  # how often the user has asked to stop
+    rng: random.Random  # draws the order of slices; seeded
+    data: Data | None = None  # what the baseline found out about the dataset; None until then
+    boundary: Boundary | None = None  # the baseline's, between epochs; None where they are timed whole
+    gpus: tuple[str, ...] | None = None  # names of the GPUs that the baseline saw; None until then
+    device_limit_bytes: int | None = None  # what TensorFlow may take of a GPU
+    baseline: Configuration  # what the user would run anyway; `jit_compile` is resolved at its start
+    records: dict[int, TrialRecord] = field(default_factory=dict)  # every trial's record, by number
     numbers: Iterator[int] = field(default_factory=itertools.count)
-    spent_before: float = 0.0
+    spent_before: float = 0.0  # seconds of earlier invocations that do not count for the budget
     baton: threading.Lock = field(default_factory=threading.Lock)
 
     def interrupted(self) -> bool:
@@ -95,23 +79,13 @@ class Run:
         """Path of the trial's log."""
         return str((self.directory.trial_directory(trial.number) / "log.txt").resolve())
 
-    def stamped(self, each: Slice) -> Slice:
-        """A slice that ended just now, with the second of the run at which it did."""
-        return each.model_copy(update={"at": self.now()})
-
     def now(self) -> float:
         """This moment in seconds of the run: those of earlier invocations included, pauses between them not."""
         return self.spent_before + self.clock()
 
     def refuse_other_devices(self, seen: Sequence[str]) -> None:
-        """Refuse a process without the baseline's GPUs: TensorFlow trains on the processor without a word then.
-
-        Args:
-            seen: Names of the GPUs that the process sees.
-
-        Raises:
-            DeviceUnavailable: They are others than the baseline saw.
-        """
+        """Refuse a process without the baseline's GPUs: TensorFlow trains on the processor without a word then."""
+        # Raises DeviceUnavailable.
         if self.gpus is not None and tuple(seen) != self.gpus:
             sees, saw = (", ".join(each) or "no GPU" for each in (seen, self.gpus))
             raise DeviceUnavailable(
@@ -142,11 +116,8 @@ class Run:
 
 @contextlib.contextmanager
 def never_two_alive() -> Iterator[None]:
-    """Turn OOM into a taken device where no other process of the run is alive: it says nothing about memory.
-
-    Raises:
-        TrialFailed: The one inside; `DeviceUnavailable` where another's process has the card.
-    """
+    """Turn OOM into a taken device where no other process of the run is alive: it says nothing about memory."""
+    # Raises TrialFailed.
     try:
         yield
     except TrialFailed as failure:

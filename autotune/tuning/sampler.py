@@ -29,8 +29,7 @@ from autotune.space.search_space import ResolvedSpace
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
-RANDOM_TRIALS = 10
-"""Trials, probes included, before TPE's model is used: Optuna's own default."""
+RANDOM_TRIALS = 10  # trials, probes included, before TPE's model is used: Optuna's own default
 
 
 def distributions(space: ResolvedSpace) -> dict[str, BaseDistribution]:
@@ -85,11 +84,8 @@ def _new_storage(file: Path) -> optuna.storages.RDBStorage:
 
 @contextlib.contextmanager
 def _writing(file: Path | None) -> Iterator[None]:
-    """What the database says about a full disk, a missing directory or a lock, as an error of ours.
-
-    Raises:
-        RunDirectoryError: The study's file cannot be written.
-    """
+    """What the database says about a full disk, a missing directory or a lock, as an error of ours."""
+    # Raises RunDirectoryError.
     try:
         yield
     except (OSError, sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
@@ -102,17 +98,7 @@ def _writing(file: Path | None) -> Iterator[None]:
 
 
 class Sampler:
-    """The Optuna study of one invocation, in the run's `study.db`. The records are the truth: it is made from them.
-
-    Args:
-        space: What is sampled.
-        file: Path of the SQLite file, which is replaced, or None to keep the study in memory.
-        name: The study's name, as optuna-dashboard shows it.
-        seed: Makes the samples repeatable, given the same results.
-
-    Raises:
-        RunDirectoryError: From every method: the file cannot be written.
-    """
+    """The Optuna study of one invocation, in the run's `study.db`. The records are the truth: it is made from them."""
 
     def __init__(self, space: ResolvedSpace, *, file: Path | None, name: str, seed: int) -> None:
         self._space = space

@@ -17,38 +17,21 @@ from autotune.tuning.comparison import set_in_blocks, take_turns
 from autotune.tuning.live_baseline import Baseline, baseline_error
 from autotune.tuning.run import Run, never_two_alive
 from autotune.tuning.side import PATIENCE_SECONDS, Interrupted, Side
-from autotune.tuning.slicing import (
-    SHORT_SLICE_SECONDS,
-    SLICE_SECONDS,
-    is_busy,
-    slice_seconds,
-    taken_seconds,
-)
+from autotune.tuning.slicing import SHORT_SLICE_SECONDS, SLICE_SECONDS, is_busy, slice_seconds, taken_seconds
 from autotune.tuning.trial import Trial
 from autotune.tuning.waiting import GENEROUS, Deadline, TimeIsUp
 
-INPUT_WAIT_SECONDS = 0.3
-"""Time for measuring the input wait of the baseline and of leaders, whose figures stand in the recipe."""
-QUICK_INPUT_WAIT_SECONDS = 0.05
-"""The same for a trial of the search."""
-BASELINE_SECONDS = 120.0
-"""What the baseline may take until it is warm: where it has less, a timeout is the budget's fault."""
-BASELINE_SLICES, BASELINE_SLICES_SECONDS = 3, 12.0
-"""The baseline's own slices: fewer of them where an epoch is long."""
-BLOCK_SLICES = 3
-"""Slices of the baseline before a candidate that runs alone, and as many after it; fewer where an epoch is long."""
-SLICE_PATIENCE_SECONDS = 5.0
-"""How long a candidate's slice may take beyond three times its length when the trial's own time is over."""
-SLICES_IN_A_TRIAL = 8
-"""In the time that a search trial's slices may take, where calls and epochs let them be so short."""
+INPUT_WAIT_SECONDS = 0.3  # of the baseline and of leaders, whose figures stand in the recipe
+QUICK_INPUT_WAIT_SECONDS = 0.05  # the same for a trial of the search
+BASELINE_SECONDS = 120.0  # until the baseline is warm: with less, a timeout is the budget's fault
+BASELINE_SLICES, BASELINE_SLICES_SECONDS = 3, 12.0  # fewer slices where an epoch is long
+BLOCK_SLICES = 3  # of the baseline before and after a candidate that runs alone; fewer where an epoch is long
+SLICE_PATIENCE_SECONDS = 5.0  # beyond three times a slice's length when the trial's own time is over
+SLICES_IN_A_TRIAL = 8  # where calls and epochs let them be so short
 
 
 class SameInForce(Exception):
-    """What is in force is a configuration that was tried before.
-
-    Args:
-        configuration: Which.
-    """
+    """What is in force is a configuration that was tried before."""
 
     def __init__(self, configuration: Configuration) -> None:
         super().__init__()
@@ -57,26 +40,15 @@ class SameInForce(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class TrialLimits:
-    """What a search trial may take.
+    """What a search trial may take."""
 
-    Args:
-        timeout: Seconds from request to end.
-        measured: Seconds of slices, the baseline's turns included.
-    """
-
-    timeout: float
-    measured: float
+    timeout: float  # seconds from request to end
+    measured: float  # seconds of slices, the baseline's turns included
+    known: Callable[[Configuration], bool] = lambda configuration: False  # tried before: not measured again
 
 
 class Seat:
-    """The live baseline of a seat, and candidates beside it.
-
-    Args:
-        run: What all parts share.
-        deadline: When every wait has ended.
-        name: Which seat of the executor.
-        bracketed: Never keep two processes alive at once.
-    """
+    """The live baseline of a seat, and candidates beside it."""
 
     def __init__(self, run: Run, deadline: Deadline, *, name: str, bracketed: bool = False) -> None:
         self._run, self._deadline, self._bracketed = run, deadline, bracketed
@@ -89,18 +61,9 @@ class Seat:
     # ------------------------------------------------------------------------------------------- baseline
 
     def start_baseline(self, timeout: float, earlier: Trial | None = None) -> WarmUp:
-        """Run the baseline until it is warm, find out what the workload is, and time it alone.
-
-        Args:
-            timeout: Seconds until it must be warm.
-            earlier: What an earlier invocation measured of it, to be added to. Its record stays as it is until
-                `keep_baseline`, because this may turn out to be another training.
-
-        Raises:
-            WorkloadError: The workload itself is at fault.
-            BudgetError: It does not warm up in time, or the budget leaves no time for its slices.
-            NoStableConfigurationError: The baseline fails.
-        """
+        """Run the baseline until it is warm, find out what the workload is, and time it alone."""
+        # Raises WorkloadError, BudgetError, NoStableConfigurationError. An `earlier` record stays as it is until
+        # `keep_baseline`, because this may turn out to be another training.
         run = self._run
         self.baseline.trial = trial = earlier or run.new_trial(Phase.BASELINE, run.baseline)
         self.is_open = True
@@ -166,31 +129,11 @@ class Seat:
         return _variables(configuration) not in self._imported
 
     def measure(
-        self,
-        trial: Trial,
-        limits: TrialLimits,
-        *,
-        leader: LogInterval | None,
-        others: Spread | None = None,
-        known: Callable[[Configuration], bool] = lambda configuration: False,
+        self, trial: Trial, limits: TrialLimits, *, leader: LogInterval | None, others: Spread | None = None
     ) -> TrialRecord:
-        """Run a trial beside the baseline in one more process, and keep its record.
-
-        Called again for a trial that ran before, it adds to what was measured.
-
-        Args:
-            trial: What to run.
-            limits: What it may take.
-            leader: Logarithm of the leader's speed-up, against which it is told apart; None to measure it in any case.
-            others: How much the pairs of other trials vary, where that is known.
-            known: Whether a configuration was tried before: one that turns out to be in force is not measured again.
-
-        Raises:
-            Interrupted: The user asked to stop; the record is kept.
-            TimeIsUp: The time is over; the record is kept.
-            SameInForce: What is in force was tried before; the record is kept.
-            NoStableConfigurationError: The baseline does not run any more, or the device is gone; the record is kept.
-        """
+        """Run a trial beside the baseline in one more process, and keep its record."""
+        # Raises Interrupted, TimeIsUp, SameInForce, NoStableConfigurationError; the record is kept in any case.
+        # Called again for a trial that ran before, it adds to what was measured.
         run, before = self._run, len(trial.rated)
         ended: Exception | None = None
         outcome, reason, log_tail = Outcome.OK, "", ""
@@ -200,7 +143,7 @@ class Seat:
             return stop_measuring(trial.log_ratios, leader=leader, others=others)
 
         try:
-            self._measure_or_bracket(trial, limits, enough, known)
+            self._measure_or_bracket(trial, limits, enough)
             if trial.stopped_by == Stop.CANNOT_WIN:
                 outcome, reason = Outcome.PRUNED, "its interval lies below the leader's"
         except SameInForce as same:
@@ -234,16 +177,12 @@ class Seat:
         return record
 
     def _measure_or_bracket(
-        self,
-        trial: Trial,
-        limits: TrialLimits,
-        enough: Callable[[], Stop | None],
-        known: Callable[[Configuration], bool],
+        self, trial: Trial, limits: TrialLimits, enough: Callable[[], Stop | None]
     ) -> None:
         pairs_before, out_of_memory = len(trial.rated), None
         if not self._bracketed and trial.pairing is not Pairing.BRACKETED:
             try:
-                self._alternate(trial, limits, enough, known)
+                self._alternate(trial, limits, enough)
             except TrialFailed as failure:
                 if failure.outcome is not Outcome.OOM:
                     raise
@@ -252,26 +191,20 @@ class Seat:
                 return
         try:
             with never_two_alive():
-                self._bracket(trial, limits, known)
+                self._bracket(trial, limits)
         except TimeIsUp:
             if out_of_memory is None or len(trial.rated) == pairs_before:
                 raise
             trial.pairing = Pairing.ALTERNATING
             raise out_of_memory from None  # what it gave before it failed makes it no success
 
-    def _alternate(
-        self,
-        trial: Trial,
-        limits: TrialLimits,
-        enough: Callable[[], Stop | None],
-        known: Callable[[Configuration], bool],
-    ) -> None:
+    def _alternate(self, trial: Trial, limits: TrialLimits, enough: Callable[[], Stop | None]) -> None:
         run, began = self._run, self._run.clock()
         reference = self.baseline.ensure()
         trial.pairing = Pairing.ALTERNATING
         self.baseline.beside, side = True, None
         try:
-            side = self._start(trial, limits, known)
+            side = self._start(trial, limits)
             length = slice_seconds(
                 side.warm, reference.warm, wanted=self._wanted, most=limits.measured / SLICES_IN_A_TRIAL
             )
@@ -297,7 +230,7 @@ class Seat:
                 side.kill()
             self.baseline.beside = False
 
-    def _bracket(self, trial: Trial, limits: TrialLimits, known: Callable[[Configuration], bool]) -> None:
+    def _bracket(self, trial: Trial, limits: TrialLimits) -> None:
         trial.pairing = Pairing.BRACKETED
         reference = self.baseline.ensure().warm
         length = slice_seconds(reference, most=limits.measured / SLICES_IN_A_TRIAL)
@@ -305,7 +238,7 @@ class Seat:
         count = max(1, min(BLOCK_SLICES, int(seconds / (4 * length))))
         before = [self.baseline.slice(length) for _ in range(count)]
         self.baseline.stop()
-        side = self._start(trial, limits, known)
+        side = self._start(trial, limits)
         try:
             side.at_most = limits.timeout
             own = [side.slice(length) for _ in range(2 * count)]
@@ -317,14 +250,9 @@ class Seat:
         self._run.measured(trial)
         trial.stopped_by = Stop.TIME
 
-    def _start(self, trial: Trial, limits: TrialLimits, known: Callable[[Configuration], bool]) -> Side:
-        """Start a candidate, and take what is in force for its configuration.
-
-        Raises:
-            TrialFailed: It did not become warm, or Keras does not do what is to be measured.
-            SameInForce: What is in force was tried before.
-            TimeIsUp: The time does not hold it.
-        """
+    def _start(self, trial: Trial, limits: TrialLimits) -> Side:
+        """Start a candidate, and take what is in force for its configuration."""
+        # Raises TrialFailed, SameInForce, TimeIsUp.
         reference = self.baseline.trial.warm
         assert reference is not None
         self._imported.add(_variables(trial.configuration))
@@ -347,7 +275,7 @@ class Seat:
                     "Keras does not compile this model with XLA: jit_compile falls back to false",
                 )
             in_force = trial.configuration.replace(**started.in_force)
-            if in_force != trial.configuration and known(in_force):
+            if in_force != trial.configuration and limits.known(in_force):
                 raise SameInForce(in_force)
         except BaseException:
             side.kill()

@@ -13,17 +13,10 @@ from autotune.tuning.waiting import Deadline
 
 
 class Seats:
-    """Does actions on seats; a context manager that ends with no action running.
+    """Does actions on seats; a context manager that ends with no action running."""
 
-    A single seat works in the caller's thread. Several have a thread each while they do something. All of them take
-    turns in the driver by the run's baton, which is lent while a trial is waited for.
-
-    Args:
-        run: What all parts share.
-        deadline: When every wait has ended.
-        first: The seat whose baseline is warm; the others start theirs when they are first used.
-        bracketed: Never keep two processes alive at once on a seat.
-    """
+    # A single seat works in the caller's thread. Several have a thread each while they do something. All of
+    # them take turns in the driver by the run's baton, which is lent while a trial is waited for.
 
     def __init__(self, run: Run, deadline: Deadline, first: Seat, *, bracketed: bool) -> None:
         self._run = run
@@ -74,11 +67,7 @@ class Seats:
             self._busy.discard(number)
 
     def do(self, action: Callable[[Seat], None]) -> None:
-        """Do something on a free seat; comes back when it has ended or, with several seats, waits for a trial.
-
-        Raises:
-            Exception: What the action raised.
-        """
+        """Do something on a free seat; comes back when it has ended or, with several seats, waits for a trial."""
         if not self._several:
             action(self._free[0])
             return
@@ -105,11 +94,7 @@ class Seats:
         self._ended.put((seat, error))
 
     def wait(self) -> None:
-        """Wait until an action has ended.
-
-        Raises:
-            Exception: What it raised.
-        """
+        """Wait until an action has ended."""
         with self._run.others_work():
             seat, error = self._ended.get()
         self._running -= 1

@@ -10,12 +10,11 @@ from typing import Protocol
 from autotune.executors.executor import IN_SEARCH, LiveTrial, TrialFailed, TrialTiming, WarmUp
 from autotune.record import Slice
 from autotune.tuning.run import Run
-from autotune.tuning.slicing import slice_times
+from autotune.tuning.slicing import taken_seconds
 from autotune.tuning.trial import Trial
 from autotune.tuning.waiting import GENEROUS, Deadline
 
-PATIENCE_SECONDS = 30.0
-"""How long a slice of a process that has been warm may take beyond its length."""
+PATIENCE_SECONDS = 30.0  # how long a slice of a process that has been warm may take beyond its length
 
 
 class Interrupted(Exception):
@@ -33,23 +32,14 @@ class Sliced(Protocol):
 
 @dataclass(kw_only=True, eq=False)
 class Side:
-    """A process of a trial. Failures carry the trial's number.
-
-    Args:
-        run: What all parts share.
-        deadline: When every wait has ended.
-        trial: Whose process it is.
-        live: The process.
-        at_most: Seconds to wait for a slice beyond three times its length.
-        generous: How many times the usual length a wait must be in vain for the trial to be at fault.
-    """
+    """A process of a trial. Failures carry the trial's number."""
 
     run: Run
     deadline: Deadline
     trial: Trial
     live: LiveTrial
-    at_most: float = PATIENCE_SECONDS
-    generous: float = GENEROUS
+    at_most: float = PATIENCE_SECONDS  # seconds to wait for a slice beyond three times its length
+    generous: float = GENEROUS  # times the usual length in vain until the trial is at fault
 
     @classmethod
     def start(
@@ -64,28 +54,10 @@ class Side:
         timing: TrialTiming = IN_SEARCH,
         generous: float = GENEROUS,
     ) -> Side:
-        """Launch a process and wait until it is warm.
-
-        Args:
-            run: What all parts share.
-            deadline: When every wait has ended.
-            trial: Whose process it is.
-            seat: Where.
-            usual: Seconds that it usually takes; with less than that left it is not begun.
-            at_most: Seconds to wait.
-            timing: How it is timed.
-            generous: See the class.
-
-        Raises:
-            TrialFailed: It did not become warm; the process is gone.
-            TimeIsUp: The time does not hold it.
-        """
+        """Launch a process and wait until it is warm. Raises TrialFailed, and TimeIsUp with less than `usual` left."""
         began, live = run.clock(), None
         try:
-            with (
-                deadline.wait(usual, at_most=at_most, generous=generous) as timeout,
-                _of(trial),
-            ):
+            with deadline.wait(usual, at_most=at_most, generous=generous) as timeout, _of(trial):
                 with run.others_work():
                     live = run.executor.launch(
                         trial.configuration, seat=seat, log=run.log_of(trial), data=run.data, timing=timing
@@ -109,17 +81,15 @@ class Side:
         return self.trial.warm
 
     def slice(self, length: float) -> Slice:
-        """Train for about so many seconds.
-
-        Raises:
-            TrialFailed: It failed, or took too long; the process is gone.
-            TimeIsUp: The time does not hold it; what was begun is killed.
-        """
-        began, usual = self.run.clock(), slice_times(length, self.warm)
+        """Train for about so many seconds. Raises TrialFailed, TimeIsUp."""
+        began = self.run.clock()
         try:
             with (
                 self.deadline.wait(
-                    usual[0], at_most=3 * length + self.at_most, generous=self.generous, beyond=usual[1]
+                    taken_seconds(length, self.warm),
+                    at_most=3 * length + self.at_most,
+                    generous=self.generous,
+                    beyond=self.warm.ready.uncounted_seconds,
                 ) as timeout,
                 _of(self.trial),
                 self.run.others_work(),
@@ -127,7 +97,7 @@ class Side:
                 measured = self.live.measure(length, timeout)
         finally:
             self.trial.seconds += self.run.clock() - began
-        return self.run.stamped(measured)
+        return measured.model_copy(update={"at": self.run.now()})
 
     def close(self, input_wait_seconds: float) -> None:
         """Take the closing figures and end it; what was measured stands when they do not come."""

@@ -14,17 +14,13 @@ from autotune.executors.executor import WarmUp
 from autotune.record import Slice
 
 SLICE_SECONDS = 0.5
-SHORT_SLICE_SECONDS = 0.25
-"""For trials that do not wait for anything from outside."""
-MOST_WAITING = 0.15
-"""Share of its time that a trial may wait and still have short slices."""
+SHORT_SLICE_SECONDS = 0.25  # for trials that do not wait for anything from outside
+MOST_WAITING = 0.15  # share of its time that a trial may wait and still have short slices
 LONG_SLICE_SECONDS = 2.0
 """For trials that wait for much of their time: pauses make a pipeline with 200 ms of latency 25% faster in slices
 of half a second, and 4% in these."""
-MUCH_WAITING = 0.3
-"""Share of its time from which that is so."""
-BUSY = 0.5
-"""Cores' worth of processor time: a training that takes less waits, whatever for."""
+MUCH_WAITING = 0.3  # share of its time from which that is so
+BUSY = 0.5  # cores' worth of processor time: a training that takes less waits, whatever for
 CALLS_IN_A_SLICE = 5
 ALMOST_AN_EPOCH = 0.8
 """Share of an epoch that is asked for where a slice is one epoch. A slice has as many epochs as hold the seconds asked
@@ -32,25 +28,12 @@ for: with the whole of one, there would be two wherever epochs are a little quic
 
 
 def slice_seconds(*warm: WarmUp, wanted: float = SLICE_SECONDS, most: float = math.inf) -> float:
-    """How long a slice is: several calls of each trial that is timed by steps, a whole epoch of the others.
-
-    Args:
-        warm: The trials that take turns.
-        wanted: Seconds of a slice, where calls and epochs let it be so short.
-        most: Seconds of a slice at most, where a single call or epoch is no longer.
-    """
+    """How long a slice is: several calls of each trial that is timed by steps, a whole epoch of the others."""
     by_steps = [each.ready for each in warm if each.ready.epoch_seconds is None]
     longest_call = max((each.call_seconds for each in by_steps), default=0.0)
     longest_epoch = max(each.ready.epoch_seconds or 0.0 for each in warm)
     wanted = max(wanted, CALLS_IN_A_SLICE * longest_call)
     return max(min(wanted, most), longest_call, ALMOST_AN_EPOCH * longest_epoch)
-
-
-def slice_times(length: float, warm: WarmUp | None) -> tuple[float, float]:
-    """How long a slice usually takes that is asked for, and what it may take beyond that, with nothing amiss."""
-    if warm is None:
-        return length, 0.0
-    return taken_seconds(length, warm), warm.ready.uncounted_seconds
 
 
 def taken_seconds(length: float, warm: WarmUp) -> float:
@@ -73,11 +56,9 @@ def is_busy(slices: Sequence[Slice]) -> bool:
 
 
 def most_waiting(slices: Sequence[Slice], input_wait_fraction: float | None) -> float:
-    """Share of its time in which a trial can at most have waited for something from outside of its processors.
-
-    It waits for input no longer than the input-wait measurement says, and no longer than some of its processors were
-    idle. Where only the latter is known, it is not taken to wait for much of its time.
-    """
+    """Share of its time in which a trial can at most have waited for something from outside of its processors."""
+    # It waits for input no longer than the input-wait measurement says, and no longer than some of its
+    # processors were idle. Where only the latter is known, it is not taken to wait for much of its time.
     told = [each for each in slices if each.cores is not None]
     offered = sum(each.seconds * (each.cores or 0) for each in told)
     idle = 1.0 - sum(each.cpu_seconds for each in told) / offered if offered else 1.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from autotune.executors.executor import IN_CONFIRMATION, TrialFailed
+from autotune.recipe.evidence import Watch
 from autotune.record import Outcome, Phase, Slice, TrialRecord
 from autotune.space.configuration import Configuration
 from autotune.stats import growth
@@ -19,37 +19,11 @@ from autotune.tuning.slicing import slice_seconds
 from autotune.tuning.trial import Trial
 from autotune.tuning.waiting import Deadline
 
-SLICES_AT_ONCE = 8
-"""Of a watch, between which the user may stop it."""
+SLICES_AT_ONCE = 8  # of a watch, between which the user may stop it
 
 
-@dataclass(frozen=True, kw_only=True)
-class Watched:
-    """What a watch has shown.
-
-    Args:
-        seconds: How long it trained.
-        throughput: Samples per second; None where the process failed before its first slice ended.
-        checks: Of memory and hangs.
-        failure: How it failed, in one sentence; empty where it did not.
-    """
-
-    seconds: float
-    throughput: Interval | None
-    checks: tuple[Check, ...]
-    failure: str = ""
-
-
-def soak(run: Run, confirmed: TrialRecord, *, seat: str, seconds: float, limits: Limits) -> Watched:
-    """Train one process of the winner, and keep its slices as a trial of its own.
-
-    Args:
-        run: What all parts share.
-        confirmed: The winner's confirmation: its pairs show whether the baseline leaks as well.
-        seat: Where.
-        seconds: How long, its start included.
-        limits: Memory limits of the machine.
-    """
+def soak(run: Run, confirmed: TrialRecord, *, seat: str, seconds: float, limits: Limits) -> Watch:
+    """Train one process of the winner, and keep its slices as a trial of its own."""
     began = run.clock()
     trial = run.new_trial(Phase.SOAK, Configuration(confirmed.configuration))
     failure = None
@@ -59,7 +33,7 @@ def soak(run: Run, confirmed: TrialRecord, *, seat: str, seconds: float, limits:
     except TrialFailed as failed:
         failure = failed
     record = run.keep(trial.record(Outcome.OK, failure=failure))
-    return Watched(
+    return Watch(
         seconds=math.fsum(each.seconds for each in trial.slices),
         throughput=record.throughput,
         checks=_checks(trial, confirmed, limits, record.throughput),

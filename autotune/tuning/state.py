@@ -14,50 +14,30 @@ from autotune.space.configuration import Configuration
 from autotune.stats.deciding import MIN_GAIN
 from autotune.stats.intervals import LogInterval, Spread, t_quantile
 
-PROCESS_DEVIATION = 0.02
-"""Log deviation between processes of one configuration that is allowed for where few were measured."""
-EXCLUDED_GAIN = 0.10
-"""Gains above this share must be excluded for `no_significant_gain`, or above `min_gain` where that is larger."""
-BY_ERRORS = 1.5
-"""Standard errors by which an estimate must lie above what counts: the best of many looks faster by chance."""
-CLEARLY_FASTER = 0.03
-"""By how much, as a logarithm, a candidate must look faster than the champion to be confirmed against it."""
-MOST_LOOKS = 8
-"""At one candidate, that are kept time for."""
+PROCESS_DEVIATION = 0.02  # log deviation between processes that is allowed for where few were measured
+EXCLUDED_GAIN = 0.10  # excluded for `no_significant_gain`, or `min_gain` where that is larger
+BY_ERRORS = 1.5  # standard errors above what counts: the best of many looks faster by chance
+CLEARLY_FASTER = 0.03  # how much faster than the champion, as a logarithm, a candidate must look
+MOST_LOOKS = 8  # at one candidate, that are kept time for
 NO_SPREAD = Spread(deviation=0.0, degrees=0)
-UNDECIDED = (Standing.NOT_SHOWN, Standing.OUT_OF_TIME)
-"""Of leaders that were looked at, and may have a gain."""
-SURE = 0.05
-"""The chance to err in saying that no candidate gains more than a bound."""
+UNDECIDED = (Standing.NOT_SHOWN, Standing.OUT_OF_TIME)  # of leaders that were looked at, and may have a gain
+SURE = 0.05  # the chance to err in saying that no candidate gains more than a bound
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A configuration that was tried in the search.
-
-    Args:
-        number: Its trial.
-        configuration: Which.
-        ratio: The estimate; minus infinity where nothing was measured.
-        pairs: Pairs of slices that the estimate rests on.
-        processes: Fresh processes that they are from.
-        pruned: Whether it was given up because it surely does not win.
-        unstable: Whether it broke a rule.
-        look_seconds: What another look at it takes.
-        pair_seconds: What a fresh pair of processes of it and the baseline takes.
-        unchecked: Whether it computes otherwise than the baseline, and its losses were not compared.
-    """
+    """A configuration that was tried in the search."""
 
     number: int
     configuration: Configuration
-    ratio: float = -math.inf
-    pairs: int = 0
-    processes: int = 1
-    pruned: bool = False
+    ratio: float = -math.inf  # the estimate; minus infinity where nothing was measured
+    pairs: int = 0  # pairs of slices that the estimate rests on
+    processes: int = 1  # fresh processes that they are from
+    pruned: bool = False  # whether it was given up because it surely does not win
     unstable: bool = False
-    look_seconds: float = 1.0
-    pair_seconds: float = 1.0
-    unchecked: bool = False
+    look_seconds: float = 1.0  # what another look at it takes
+    pair_seconds: float = 1.0  # what a fresh pair of processes of it and the baseline takes
+    unchecked: bool = False  # it computes otherwise than the baseline, and its losses were not compared
 
     @property
     def measured(self) -> bool:
@@ -71,23 +51,14 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Leader:
-    """A candidate that is, or was, confirmed.
+    """A candidate that is, or was, confirmed."""
 
-    Args:
-        number: Its trial in the confirmation.
-        candidate: Its trial in the search.
-        looks: When it is looked at.
-        processes: Fresh processes a side so far.
-        ratio: The claim so far, at the level of its looks; None before the second process.
-        pair_seconds: What the next fresh pair takes.
-    """
-
-    number: int
-    candidate: int
-    looks: Looks
-    processes: int
-    ratio: LogInterval | None
-    pair_seconds: float = 1.0
+    number: int  # its trial in the confirmation
+    candidate: int  # its trial in the search
+    looks: Looks  # when it is looked at
+    processes: int  # fresh processes a side so far
+    ratio: LogInterval | None  # the claim so far, at the level of its looks; None before the second process
+    pair_seconds: float = 1.0  # what the next fresh pair takes
 
     @property
     def standing(self) -> Standing:
@@ -97,41 +68,22 @@ class Leader:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What a run knows.
-
-    Args:
-        left: Seconds that are left.
-        budget: Seconds for everything.
-        keeps_budget: Whether the budget was asked for: then the search goes on after a claim until it is used.
-        candidates: What was tried, in order.
-        leaders: What is or was confirmed, in order.
-        spread: How far single pairs lie from their trial's mean.
-        candidate_seconds: What another candidate takes.
-        first_pair_seconds: What a fresh pair takes of a candidate that nothing is known of.
-        more_candidates: Whether there is another one to try, and it is allowed.
-        exhausted: Whether the search space has no other one.
-        check_seconds: What is left of the time for comparing losses.
-        rounds_in_pair: Pairs of slices in a fresh pair of processes.
-        looks_since: Looks again since the last new candidate.
-        busy: The trials that are being measured, on other seats than the one that is free.
-        min_gain: Smallest gain that counts, as a share.
-        interrupted: Whether the user has asked to stop.
-    """
+    """What a run knows."""
 
     left: float
-    budget: float
-    keeps_budget: bool = True
+    budget: float  # seconds for everything
+    keeps_budget: bool = True  # the budget was asked for: the search goes on after a claim until it is used
     candidates: tuple[Candidate, ...] = ()
-    leaders: tuple[Leader, ...] = ()
-    spread: Spread = NO_SPREAD
+    leaders: tuple[Leader, ...] = ()  # what is or was confirmed, in order
+    spread: Spread = NO_SPREAD  # how far single pairs lie from their trial's mean
     candidate_seconds: float = 1.0
-    first_pair_seconds: float = 1.0
-    more_candidates: bool = True
-    exhausted: bool = False
-    check_seconds: float = 0.0
-    rounds_in_pair: int = 6
-    looks_since: int = 0
-    busy: frozenset[int] = frozenset()
+    first_pair_seconds: float = 1.0  # what a fresh pair takes of a candidate that nothing is known of
+    more_candidates: bool = True  # whether there is another one to try, and it is allowed
+    exhausted: bool = False  # whether the search space has no other one
+    check_seconds: float = 0.0  # what is left of the time for comparing losses
+    rounds_in_pair: int = 6  # pairs of slices in a fresh pair of processes
+    looks_since: int = 0  # looks again since the last new candidate
+    busy: frozenset[int] = frozenset()  # trials that are being measured on other seats
     min_gain: float = MIN_GAIN
     interrupted: bool = False
 
@@ -173,14 +125,15 @@ class State:
 
     @cached_property
     def contenders(self) -> list[Candidate]:
-        """The candidates that may be confirmed: faster by more than chance; the most promising first.
-
-        With a champion, those that look clearly faster than it was shown to be.
-        """
+        """The candidates that may be confirmed: faster by more than chance; the most promising first."""
+        # With a champion, those that look clearly faster than it was shown to be.
         errors = BY_ERRORS if self.more_candidates else 1.0
         floor = math.log1p(self.min_gain)
         if self.champion is not None and self.champion.ratio is not None:
             floor = max(floor, self.champion.ratio.value + CLEARLY_FASTER)
+        judged = {
+            number for number, each in self.standing.items() if each.standing is not Standing.OUT_OF_TIME
+        }
         able = [
             each
             for each in self.candidates
@@ -188,14 +141,10 @@ class State:
             and not each.pruned
             and not each.unstable
             and each.number not in self.busy
-            and self._may_be_confirmed(each)
+            and each.number not in judged
             and each.ratio - errors * each.error(self.spread) > floor
         ]
         return sorted(able, key=lambda each: each.ratio - each.error(self.spread), reverse=True)
-
-    def _may_be_confirmed(self, candidate: Candidate) -> bool:
-        leader = self.standing.get(candidate.number)
-        return leader is None or leader.standing is Standing.OUT_OF_TIME
 
     @cached_property
     def unclear(self) -> list[Candidate]:
@@ -212,10 +161,8 @@ class State:
         return sorted(doubtful, key=self.upper, reverse=True)
 
     def looks_to_exclude(self, candidate: Candidate) -> int:
-        """Looks again at a candidate after which a gain above the bound should be excluded; at most `MOST_LOOKS`.
-
-        One that looked slower than the baseline is taken to be as fast: it looked so by chance.
-        """
+        """Looks again at a candidate after which a gain above the bound should be excluded; at most `MOST_LOOKS`."""
+        # One that looked slower than the baseline is taken to be as fast: it looked so by chance.
         each = max(1, candidate.pairs // candidate.processes)
         quantile = (self.upper(candidate) - candidate.ratio) / candidate.error(self.spread)
         for looks in range(MOST_LOOKS):
@@ -240,14 +187,11 @@ class State:
     @cached_property
     def since_best(self) -> int:
         """How many candidates were tried since the fastest one so far."""
-        best = max(
-            (each for each in self.candidates if each.measured and not each.unstable),
-            key=lambda each: each.ratio - each.error(self.spread),
-            default=None,
-        )
-        return (
-            len(self.candidates) if best is None else len(self.candidates) - 1 - self.candidates.index(best)
-        )
+        sound = [each for each in self.candidates if each.measured and not each.unstable]
+        if not sound:
+            return len(self.candidates)
+        best = max(sound, key=lambda each: each.ratio - each.error(self.spread))
+        return len(self.candidates) - 1 - self.candidates.index(best)
 
     def pair_deviation(self) -> float:
         """Log deviation of what one fresh pair of processes shows."""

@@ -17,25 +17,15 @@ from autotune.space.knobs import KNOBS, Device, Stage
 from autotune.stats.stability import MOST_RETRACES, MOST_SKIPPED, RETRACING_ADVICE
 from autotune.workloads.workload import WorkloadFacts
 
-NOTABLE_ENDS = 0.1
-"""Share of its time that a training may spend between epochs without a notice."""
+NOTABLE_ENDS = 0.1  # share of its time that a training may spend between epochs without a notice
 _SAY_HOW_LONG = "Let it say so: dataset.apply(tf.data.experimental.assert_cardinality(N))"
 
 
 def as_imported(
     baseline: Configuration, facts: WorkloadFacts, *, where: str
 ) -> tuple[Configuration, tuple[str, ...]]:
-    """The baseline with what was in force after the import, and a notice for each knob taken over.
-
-    Args:
-        baseline: What the workload names, and TensorFlow's defaults.
-        facts: What the template found.
-        where: The workload, for messages.
-
-    Raises:
-        WorkloadError: Importing sets a knob that the workload's own `baseline` sets otherwise, or to a value that the
-            knob cannot take.
-    """
+    """The baseline with what was in force after the import, and a notice for each knob taken over."""
+    # Raises WorkloadError.
     notices = []
     for name, found in facts.in_force.items():
         if name not in baseline or baseline[name] == found:
@@ -63,11 +53,7 @@ def as_imported(
 
 
 def refuse_knobs_that_cannot_act(facts: WorkloadFacts, *, where: str) -> None:
-    """Refuse a baseline that names a knob which its own dataset does not read.
-
-    Raises:
-        WorkloadError: It does.
-    """
+    """Refuse a baseline that names a knob which its own dataset does not read. Raises WorkloadError."""
     for name, value in facts.baseline.items():
         knob = KNOBS[name]
         if knob.needs_dataset_config and value != knob.default and not facts.dataset_takes_config:
@@ -127,11 +113,7 @@ def _slow_ends(facts: WorkloadFacts, warm: WarmUp) -> Iterator[str]:
 
 
 def instabilities(slices: Sequence[Slice]) -> Iterator[str]:
-    """A notice for each thing that makes the baseline, and so the user's own training, unstable.
-
-    Args:
-        slices: The baseline's own.
-    """
+    """A notice for each thing that makes the baseline, and so the user's own training, unstable."""
     seconds, steps = sum(each.seconds for each in slices), sum(each.steps for each in slices)
     retraces = sum(each.retraces or 0 for each in slices)
     if retraces > MOST_RETRACES:

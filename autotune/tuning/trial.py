@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from autotune.executors.executor import TrialFailed, WarmUp
 from autotune.record import Looks, Outcome, Pair, Pairing, Phase, Slice, TrialRecord
 from autotune.space.configuration import Configuration
-from autotune.stats.disturbance import disturbed_pairs
-from autotune.stats.intervals import Interval, LogInterval, Spread, mean_interval
+from autotune.stats.disturbance import disturbed_pairs, load_of
+from autotune.stats.intervals import Interval, Spread, mean_interval
 from autotune.tuning import ratios
 from autotune.tuning.ratios import RatedPair, by_instance, rate, recorded_rate
 from autotune.worker.messages import Finished
 
-MOST_PAIRS_AGAIN = 4
-"""Of an instance, for those that foreign load disturbed."""
+MOST_PAIRS_AGAIN = 4  # of an instance, for those that foreign load disturbed
 
 
 def now_utc() -> str:
@@ -25,17 +25,7 @@ def now_utc() -> str:
 
 
 class Trial:
-    """One trial and what was gathered of it.
-
-    Args:
-        number: Within the run; 0 is the baseline.
-        phase: What it is for.
-        configuration: What it runs.
-
-    Attributes:
-        asked: What was asked for; `configuration` is what is in force.
-        others: How much the pairs of other trials vary, where that is known.
-    """
+    """One trial and what was gathered of it."""
 
     def __init__(self, number: int, phase: Phase, configuration: Configuration) -> None:
         self.number = number
@@ -43,7 +33,7 @@ class Trial:
         self.configuration = self.asked = configuration
         self.started_at = now_utc()
         self.pairing: Pairing | None = None
-        self.others: Spread | None = None
+        self.others: Spread | None = None  # how much the pairs of other trials vary, where that is known
         self.stopped_by: str | None = None
         self.instances = 0
         self.seconds = 0.0
@@ -56,12 +46,7 @@ class Trial:
 
     @classmethod
     def of_record(cls, record: TrialRecord, reference: TrialRecord) -> Trial:
-        """A trial as its record tells it, without a process.
-
-        Args:
-            record: Its record.
-            reference: The baseline's, which its slices are set against.
-        """
+        """A trial as its record tells it, without a process."""
         trial = cls(record.trial, record.phase, Configuration(record.configuration))
         trial.asked = Configuration(record.asked or record.configuration)
         trial.started_at, trial.seconds, trial.instances = record.started_at, record.seconds, record.instances
@@ -114,10 +99,11 @@ class Trial:
         judged = pairs
         if self.phase is Phase.CONFIRM:
             judged = [each for each in pairs if each.pair.instance == pair.instance]
-        marks = disturbed_pairs([each.loads for each in judged])
-        self.rated = pairs[: -len(judged)] + [
-            each.marked(disturbed) for each, disturbed in zip(judged, marks, strict=True)
-        ]
+        loads = [(load_of(each.pair.baseline), load_of(each.pair.candidate)) for each in judged]
+        self.rated = pairs[: -len(judged)]
+        for each, disturbed in zip(judged, disturbed_pairs(loads), strict=True):
+            marked = each.pair.model_copy(update={"disturbed": disturbed})
+            self.rated.append(replace(each, pair=marked))
 
     def add_slices(self, slices: Sequence[Slice]) -> None:
         """Keep slices of the present process that are no candidate's."""
@@ -159,11 +145,6 @@ class Trial:
         last = by_instance(self.rated).get(max(0, self.instances - 1), [])
         return min(MOST_PAIRS_AGAIN, sum(each.pair.disturbed for each in last))
 
-    @property
-    def estimate(self) -> LogInterval | None:
-        """Logarithm of the speed-up so far; None before the first pair."""
-        return mean_interval(self.log_ratios, others=self.others) if self.rated else None
-
     def record(
         self, outcome: Outcome, *, reason: str = "", log_tail: str = "", failure: TrialFailed | None = None
     ) -> TrialRecord:
@@ -172,6 +153,8 @@ class Trial:
             outcome, reason, log_tail = failure.outcome, failure.whole, failure.log_tail
         warm, finished, pairs = self.warm, self.finished, self.pairs
         own = [pair.candidate for pair in pairs] + self.slices
+        instances = [pair.instance for pair in pairs] + self._instances_of_slices
+        last_losses = {instance: each.loss for instance, each in zip(instances, own, strict=True)}
         record = TrialRecord(
             trial=self.number,
             phase=self.phase,
@@ -188,13 +171,13 @@ class Trial:
             slices=tuple(self.slices),
             looks=self.looks,
             stopped_by=self.stopped_by,
-            speedup=None if self.estimate is None else self.estimate.ratio,
+            speedup=speedup_of(self),
             peak_host_bytes=None if finished is None else finished.peak_host_bytes,
             peak_device_bytes=None if finished is None else finished.peak_device_bytes,
             input_wait_fraction=None if finished is None else finished.input_wait_fraction,
             cpu_utilisation=_utilisation(own),
             first_loss=_median(each.first_loss for each in self._warm),
-            last_loss=_median(self._last_losses()),
+            last_loss=_median(last_losses.values()),
             retraces=_total(each.retraces for each in own),
             skipped_steps=_total(each.skipped_steps for each in own),
         )
@@ -210,10 +193,7 @@ class Trial:
             if each.ready.timed_by == ready.timed_by and each.ready.epoch_overhead_seconds is not None
         ]
         overhead = statistics.fmean(overheads) if overheads else None
-        rates = [
-            rate(each, examples_per_epoch=started.examples_per_epoch, epoch_overhead_seconds=overhead)
-            for each in own
-        ]
+        rates = [rate(each, started.examples_per_epoch, overhead) for each in own]
         instances = [each.pair.instance for each in self.rated] + self._instances_of_slices
         return {
             "launch_seconds": warm.launch_seconds,
@@ -230,34 +210,20 @@ class Trial:
             "examples_per_epoch": started.examples_per_epoch,
             "validation_uncounted": started.validation_uncounted,
             "throughput": ratios.throughput_interval(
-                rates,
-                [each.examples for each in own],
-                instances if self.phase is Phase.CONFIRM else None,
+                rates, [each.examples for each in own], instances if self.phase is Phase.CONFIRM else None
             )
             if own
             else None,
         }
 
-    def _last_losses(self) -> Iterable[float | None]:
-        """What each process reported last."""
-        last = {each.pair.instance: each.pair.candidate.loss for each in self.rated}
-        last |= {
-            instance: each.loss for instance, each in zip(self._instances_of_slices, self.slices, strict=True)
-        }
-        return last.values()
-
 
 def speedup_of(trial: Trial) -> Interval | None:
     """A trial's speed-up so far; None before the second pair."""
-    return None if trial.estimate is None else trial.estimate.ratio
+    return mean_interval(trial.log_ratios, others=trial.others).ratio if trial.rated else None
 
 
 def _rate(each: Slice, warm: WarmUp) -> float:
-    return rate(
-        each,
-        examples_per_epoch=warm.started.examples_per_epoch,
-        epoch_overhead_seconds=warm.ready.epoch_overhead_seconds,
-    )
+    return rate(each, warm.started.examples_per_epoch, warm.ready.epoch_overhead_seconds)
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -12,6 +12,7 @@ from typing import Literal
 from autotune.devices.machine import Machine, available_cores, fingerprint, require_linux
 from autotune.errors import ArgumentError
 from autotune.executors.process import TrialProcesses
+from autotune.recipe.evidence import Watch
 from autotune.recipe.recipe import Recipe
 from autotune.run_directory import RunDirectory, RunRecord, new_run_directory
 from autotune.space.knobs import Device
@@ -23,7 +24,7 @@ from autotune.tuning.interruptions import interruptions_noted
 from autotune.tuning.loop import CHECK_SHARE, Found, Loop
 from autotune.tuning.losses import Trainings, compare_batch_sizes
 from autotune.tuning.occupying import occupied
-from autotune.tuning.opening import Invocation, Opened, limits_of, open_run, reference_to
+from autotune.tuning.opening import Invocation, Opened, completed, limits_of, open_run, reference_to
 from autotune.tuning.options import Options, seconds_of
 from autotune.tuning.progress import Began, Notice, Observer, RunBegan, silent
 from autotune.tuning.recommendation import recommend
@@ -35,9 +36,8 @@ from autotune.tuning.resuming import (
     refuse_another_question,
 )
 from autotune.tuning.run import Run
-from autotune.tuning.run_record import completed
 from autotune.tuning.sampler import Sampler
-from autotune.tuning.soak import Watched, soak
+from autotune.tuning.soak import soak
 from autotune.tuning.trial import now_utc
 from autotune.tuning.waiting import CLOSING_SECONDS
 from autotune.workloads.loading import refuse_while_loading
@@ -45,8 +45,7 @@ from autotune.workloads.workload import Workload, WorkloadReference
 
 DEFAULT_BUDGET = "10m"
 DEFAULT_SPACE = {Device.CPU: "quick", Device.GPU: "gpu"}
-LEAST_LOSSES_SECONDS = 12.0
-"""For comparing training losses at another batch size: with less, it is not begun."""
+LEAST_LOSSES_SECONDS = 12.0  # for comparing training losses at another batch size: with less, it is not begun
 
 
 def tune(
@@ -214,12 +213,7 @@ def _name_of(reference: WorkloadReference) -> str:
 
 
 def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
-    """The run itself, on real, simulated or recorded trials. Raises as `tune` does.
-
-    Args:
-        invocation: What it works with.
-        written: The search space; chosen by device when None.
-    """
+    """The run itself, on real, simulated or recorded trials. Raises as `tune` does."""
     directory, options = invocation.directory, invocation.options
     stopping = (
         f"stopping with what was measured; the run is in {directory.path}, and --resume goes on with it"
@@ -242,7 +236,7 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
         if earlier is not None:
             refuse_another_question(earlier, baseline=run.baseline, choices=space.choices)
             opened.seat.keep_baseline()
-        record = completed(directory.read_run(), opened, invocation, written.source, space)
+        record = completed(opened, invocation, written.source, space)
         directory.write_run(record)
         found = Loop(
             run,
@@ -268,7 +262,7 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
         return recipe
 
 
-def _watched(found: Found, opened: Opened, invocation: Invocation) -> Watched | None:
+def _watched(found: Found, opened: Opened, invocation: Invocation) -> Watch | None:
     """A watch over what would be recommended, where one was asked for."""
     run, champion, seconds = opened.run, found.state.champion, invocation.options.soak
     if not seconds or champion is None or run.interrupted():

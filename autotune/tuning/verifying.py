@@ -12,12 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.devices.machine import fingerprint, require_linux
-from autotune.errors import (
-    NoStableConfigurationError,
-    RecipeError,
-    TrialProcessError,
-    TuningInterruptedError,
-)
+from autotune.errors import NoStableConfigurationError, RecipeError, TrialProcessError, TuningInterruptedError
 from autotune.executors.executor import TrialFailed
 from autotune.executors.process import TrialProcesses
 from autotune.printable import first_line
@@ -42,10 +37,8 @@ from autotune.workloads.loading import refuse_while_loading
 from autotune.workloads.workload import Workload, WorkloadFacts
 
 DEFAULT_BUDGET = "100s"
-FEWEST_PROCESSES, MOST_PROCESSES = 4, 16
-"""A side: fewer tell next to nothing, more are not measured."""
-LARGER = 2.0
-"""A budget that is advised where this one was too small: so many times as much."""
+FEWEST_PROCESSES, MOST_PROCESSES = 4, 16  # a side: fewer tell next to nothing, more are not measured
+LARGER = 2.0  # a budget that is advised where this one was too small: so many times as much
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,25 +128,17 @@ def verify(
 
 
 def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool = False) -> Verification:
-    """The same on real or simulated trials.
-
-    Args:
-        invocation: What it works with.
-        recipe: Whose claim it is.
-        found_by_object: Whether the workload was handed over as an object without a name of its own. Its name is then
-            that of the module where it was found first, which may have imported it from the recipe's.
-    """
+    """The same on real or simulated trials."""
+    # A workload found by object has the name of the module where it was found first, which may have imported it.
     observe = invocation.observe
     for difference in recipe.machine.differences(invocation.machine):
         observe(Notice(text=f"the recipe was measured on another machine: {difference}"))
     with interruptions_noted(observe, "stopping with what was measured") as interruptions:
-        opened = open_run(
-            invocation,
-            interruptions,
-            check=lambda facts: _compare_workloads(
-                recipe, facts, invocation, may_be_imported=found_by_object
-            ),
-        )
+
+        def check(facts: WorkloadFacts) -> None:
+            _compare_workloads(recipe, facts, invocation, may_be_imported=found_by_object)
+
+        opened = open_run(invocation, interruptions, check)
         interruptions.answerable = True
         run = opened.run
         _refuse_another_baseline(recipe, run.baseline)
@@ -174,10 +159,8 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
         now = _claim(confirmation, opened)
         failed = _failed(confirmation, invocation)
         if failed is not None:
-            found, reason = (
-                Finding.UNSTABLE,
-                f"{failed} (see {run.directory.trial_directory(confirmation.trial.number)})",
-            )
+            place = run.directory.trial_directory(confirmation.trial.number)
+            found, reason = Finding.UNSTABLE, f"{failed} (see {place})"
         elif baseline_failure and now is None:
             place = run.directory.trial_directory(confirmation.reference.number)
             found, reason = Finding.UNDECIDED, f"the baseline kept failing: {baseline_failure} (see {place})"
@@ -229,22 +212,17 @@ def _measured(recipe: Recipe, opened: Opened, budget: float) -> tuple[Confirmati
             break
         if confirmation.seconds:
             expected = sum(confirmation.seconds) / len(confirmation.seconds)
-    now = _claim(confirmation, opened)  # over processes, not over all slices
     if confirmation.reference.slices:
         run.keep(confirmation.reference.record(Outcome.OK), announce=False)
-    speedup = None if now is None else now.ratio
-    run.keep(confirmation.record().model_copy(update={"speedup": speedup}))
+    now = _claim(confirmation, opened)  # over processes, not over all slices
+    run.keep(confirmation.record().model_copy(update={"speedup": now and now.ratio}))
     return confirmation, why if failures == BASELINE_FAILURES else ""
 
 
 def _compare_workloads(
     recipe: Recipe, facts: WorkloadFacts, invocation: Invocation, *, may_be_imported: bool
 ) -> None:
-    """A notice where the workload is not as it was.
-
-    Raises:
-        RecipeError: It is another one: neither its name nor its source is the recipe's.
-    """
+    """A notice where the workload is not as it was. Raises RecipeError."""
     made_for, reference = recipe.workload, invocation.reference
     if facts.fingerprint == made_for.fingerprint:
         return

@@ -19,24 +19,15 @@ from autotune.tuning.trial import Trial
 
 
 class View:
-    """The candidates and leaders of a run, as the loop weighs them.
-
-    Args:
-        run: What all parts share.
-        measured_seconds: What the slices of a search trial may take.
-
-    Attributes:
-        tried: What was tried in the search, by what was asked for and by what was in force.
-        confirmations: Of all leaders, by the numbers of their trials.
-        compared: The classes of numerics whose losses were compared.
-    """
+    """The candidates and leaders of a run, as the loop weighs them."""
 
     def __init__(self, run: Run, *, measured_seconds: float) -> None:
         self._run = run
         self._measured_seconds = measured_seconds
         self.tried: dict[Configuration, Trial] = {}
-        self.confirmations: dict[int, Confirmation] = {}
-        self.compared: set[tuple[object, ...]] = set()
+        """What was tried in the search, by what was asked for and by what was in force."""
+        self.confirmations: dict[int, Confirmation] = {}  # of all leaders, by the numbers of their trials
+        self.compared: set[tuple[object, ...]] = set()  # the classes of numerics whose losses were compared
 
     def trial(self, number: int) -> Trial:
         """The trial of the search with this number."""

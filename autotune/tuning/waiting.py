@@ -10,22 +10,15 @@ from dataclasses import dataclass
 from autotune.executors.executor import Clock, TrialFailed
 from autotune.record import Outcome
 
-CLOSING_SECONDS = 1.0
-"""For ending the processes and writing the recipe."""
-OVERRUN_SHARE = 0.03
-"""Of the budget: how far waits may run beyond its end."""
+CLOSING_SECONDS = 1.0  # for ending the processes and writing the recipe
+OVERRUN_SHARE = 0.03  # of the budget: how far waits may run beyond its end
 GENEROUS = 2.0
 """A wait of so many times the usual length that ends in a timeout is the trial's failure, not the budget's."""
-LEAST_CLOSING_SECONDS = 1.0
-"""What closing figures may take, however late it is."""
+LEAST_CLOSING_SECONDS = 1.0  # what closing figures may take, however late it is
 
 
 class TimeIsUp(Exception):
-    """The phase's time does not hold what was to be done next.
-
-    Args:
-        begun: Whether it was begun all the same; its trial was killed then.
-    """
+    """The phase's time does not hold what was to be done next; if `begun` all the same, the trial was killed."""
 
     def __init__(self, *, begun: bool = False) -> None:
         super().__init__()
@@ -34,12 +27,7 @@ class TimeIsUp(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Deadline:
-    """The last moment of a phase, in seconds since the run began.
-
-    Args:
-        clock: Seconds since the run began.
-        at: When every wait has ended.
-    """
+    """The last moment of a phase, in seconds since the run began."""
 
     clock: Clock
     at: float = math.inf
@@ -56,17 +44,8 @@ class Deadline:
     def wait(
         self, usual: float, *, at_most: float, generous: float = GENEROUS, beyond: float = 0.0
     ) -> Iterator[float]:
-        """How long to wait for what usually takes `usual` seconds.
-
-        Args:
-            usual: Seconds; with less than that left, it is not begun.
-            at_most: Seconds to wait where there is time enough.
-            generous: How many times the usual length must have been in vain for the trial to be at fault.
-            beyond: Seconds that it may take on top of that now and then, with nothing amiss.
-
-        Raises:
-            TimeIsUp: It cannot end in time, or a wait that was cut short was in vain.
-        """
+        """How long to wait for what usually takes `usual` seconds, and now and then `beyond` more. Raises TimeIsUp."""
+        # With less than `usual` left, nothing is begun. A wait in vain of `generous` times that is the trial's fault.
         timeout = min(at_most + GENEROUS * beyond, self.left())
         if timeout < min(usual, at_most):
             raise TimeIsUp
