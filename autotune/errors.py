@@ -15,8 +15,7 @@
     ├── TrialProcessError               4   the tuner's own processes failed, not the user's code
     └── TuningInterruptedError        130   interrupted before anything could be recommended
 
-Each message says what was found, where, what was expected, and the next step; it is one line, whatever names and
-values stand in it. This module imports nothing of the package but `printable`, and may be imported by all of it.
+This module imports nothing of the package but `printable`, and may be imported by all of it.
 """
 
 from __future__ import annotations
@@ -98,8 +97,6 @@ class NoStableConfigurationError(AutotuneError):
 
 class TrialProcessError(AutotuneError):
     """A process of the tuner's own failed in a way that is not the user's code's doing."""
-
-    exit_code = 4
 
 
 class TuningInterruptedError(AutotuneError):

@@ -15,9 +15,7 @@ from autotune.errors import RunDirectoryError
 def read_at_most(path: Path, most_bytes: int) -> bytes:
     """The first `most_bytes` of a file, and one byte more where there are more.
 
-    Raises:
-        OSError: It cannot be read, or is no regular file: reading a pipe or a device may never end.
-        ValueError: There is a null character in the path.
+    Raises `OSError` also for pipes and devices, and `ValueError` for a null character in the path.
     """
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
         if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
@@ -40,17 +38,7 @@ def write_atomically(
     *,
     hint: str = "What was finished before stays readable. Free some space, or give --out another directory.",
 ) -> None:
-    """Put `content` into `path`, whole or not at all.
-
-    Args:
-        path: The file; one that stands there is replaced, with the permissions of a new file.
-        content: Text is written as UTF-8.
-        hint: The next step, should the file not be writable.
-
-    Raises:
-        RunDirectoryError: The directory is missing, not writable, or the disk is full; a file that
-            stood there before is as it was.
-    """
+    """Put `content` into `path`, whole or not at all. Raises `RunDirectoryError` with `hint` if it cannot."""
     data = content.encode() if isinstance(content, str) else content
     # `tempfile` would ignore the umask, and leave the file behind when an interrupt comes just after it was made.
     temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}"

@@ -1,26 +1,14 @@
-"""Text of others made fit to be shown: on one line, not too long, with nothing in it that a terminal obeys.
-
-File names, damaged files and exceptions of users' code can hold line breaks, escape sequences and characters that turn
-the direction of writing around. This module imports nothing of the package.
-"""
+"""Text of others made fit to be shown: on one line, not too long, with nothing in it that a terminal obeys."""
 
 from __future__ import annotations
 
 import unicodedata
 
-LONGEST_MESSAGE = 1000
-"""Characters of a message; a path alone may have more."""
+LONGEST_MESSAGE = 1000  # characters
 
 
 def one_line(what: object, *, longest: int | None = None) -> str:
-    r"""`what` as text of one line; what is no printable character stands there as Python would write it.
-
-    Line breaks, tabs and unusual spaces become spaces: `"a\nb\x1b[0m"` is shown as `a b\x1b[0m`.
-
-    Args:
-        what: Any text, or what `str` makes text of.
-        longest: Longer text is cut in its middle, since what is wrong stands at one of its ends.
-    """
+    r"""`what` as one line, cut in its middle to `longest` characters: `"a\nb\x1b[0m"` becomes `a b\x1b[0m`."""
     text = _without_middle(str(what), longest)  # it may have millions of characters
     return _without_middle("".join(map(_shown, text)), longest)
 

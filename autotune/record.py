@@ -2,8 +2,6 @@
 
 Times are in seconds, sizes in bytes, throughput in samples per second. What was not measured is None.
 Version history of the format: 1, the first.
-
-This module holds data only: no processes, no clocks, no TensorFlow.
 """
 
 from __future__ import annotations
@@ -11,25 +9,23 @@ from __future__ import annotations
 import enum
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, Field, FiniteFloat
 
 from autotune.space.knobs import Value
 from autotune.stats.intervals import Interval
 from autotune.stats.stability import Check
 
 T = TypeVar("T")
+# A list of any length. Reading stops at the first mistake: a damaged file may hold millions.
 Many = Annotated[tuple[T, ...], Field(fail_fast=True)]
-"""A list of any length. Reading stops at the first mistake: a damaged file may hold millions."""
 Amount = Annotated[FiniteFloat, Field(ge=0)]
 Positive = Annotated[FiniteFloat, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
 Number = Annotated[int, Field(ge=1)]
 
 
-class Frozen(BaseModel):
+class Frozen(BaseModel, frozen=True, extra="forbid"):
     """Data of a file or a message: immutable, without unknown fields."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Outcome(enum.StrEnum):
@@ -80,8 +76,8 @@ class StepSeconds(Frozen):
 class Slice(Frozen):
     """A short timed stretch of training.
 
-    A slice may leave out stretches between what it times. Processor, foreign, stolen and throttled time are then the
-    slice's part, in proportion.
+    A slice may leave out stretches between what it times. Processor, foreign and stolen time are then the slice's part,
+    in proportion.
     """
 
     seconds: Positive  # wall clock, without the freezes before and after
@@ -97,8 +93,6 @@ class Slice(Frozen):
     cores: Number | None = None  # that the process could use; `foreign_cpu_seconds` is counted over them
     foreign_cpu_seconds: Amount | None = None  # processor time of others, the kernel's for all included
     steal_seconds: Amount | None = None  # what the host of this virtual machine gave to others
-    throttled_seconds: Amount | None = None  # how long quotas held its control groups back, over all cores
-    cpu_megahertz: Amount | None = None  # mean clock rate of the cores at its end
     trained_examples: Count | None = None  # by its end, in slices or not; None if epochs have unknown length
     retraces: Count | None = None  # traces and compilations since the slice before; None if unseen
     skipped_steps: Count | None = None  # steps with overflowed gradients; None without a loss scale
@@ -140,10 +134,7 @@ class Standing(enum.StrEnum):
 
 
 class Looks(Frozen):
-    """When a leader's confirmation is looked at, and the error that may be made in it.
-
-    A look at the result is another chance to err: looks are fixed when they are planned, and share one error.
-    """
+    """When a leader's confirmation is looked at. Each look is a chance to err, so all planned ones share one error."""
 
     leader: Number  # which leader of the run this is; one that is planned anew counts again
     candidate: Number  # the leader's trial in the search

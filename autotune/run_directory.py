@@ -7,7 +7,7 @@
       logs/         of the templates, and of the processes that trained for their losses
       recipe.json   written last
 
-Version history of run.json: 1, the first. This module does no measuring and no printing.
+Version history of run.json: 1, the first.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from autotune.mistakes import first_mistake
 from autotune.record import Amount, Count, Frozen, Many, Number, TrialRecord
 from autotune.space.knobs import Value
 
-LARGEST_FILE_BYTES = 32 << 20
-"""More than a trial's 20,000 pairs of slices."""
+LARGEST_FILE_BYTES = 32 << 20  # more than a trial's 20,000 pairs of slices
 
 # Names of files that are not UTF-8 have halves of characters, which JSON cannot hold.
 Text = Annotated[str, AfterValidator(lambda text: text.encode(errors="backslashreplace").decode())]
@@ -105,11 +104,7 @@ class RunDirectory:
         return self.path / "trials" / f"{trial:04d}"
 
     def create(self) -> None:
-        """Make the directory and take its lock.
-
-        Raises:
-            RunDirectoryError: It cannot be written, or holds a run already.
-        """
+        """Make the directory and take its lock. Raises `RunDirectoryError`, also if it holds a run already."""
         hint = "Give --out another directory."
         if not is_utf8(self.path):
             raise RunDirectoryError(f"cannot write to {self.path}: its path is not UTF-8", hint=hint)
@@ -123,11 +118,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def reopened(self) -> Iterator[None]:
-        """The lock of a run that is resumed.
-
-        Raises:
-            RunDirectoryError: Another process has it, or the directory cannot be written.
-        """
+        """The lock of a run that is resumed. Raises `RunDirectoryError` if another process has it."""
         with self._refusals("Wait for it, or end it.", "Make it writable, or start a new run."):
             self._lock.acquire()
             self.log_directory.mkdir(exist_ok=True)
@@ -173,21 +164,13 @@ class RunDirectory:
         return directory
 
     def read_run(self) -> RunRecord:
-        """What run.json says.
-
-        Raises:
-            RunDirectoryError: This is no run directory, or the file is damaged or newer.
-        """
+        """What run.json says. Raises `RunDirectoryError` if it is missing, damaged or newer."""
         example = "results/digits_mlp/20261120-191001-1a2b3c"
         hint = f"Give the directory that `autotune tune` printed, such as {example}."
         return _read(self.path / "run.json", RunRecord, hint=hint)
 
     def read_trials(self) -> Iterator[TrialRecord]:
-        """The trials that have a result, by number.
-
-        Raises:
-            RunDirectoryError: A result is damaged or newer.
-        """
+        """The trials that have a result, by number. Raises `RunDirectoryError` if one is damaged or newer."""
         for file in sorted((self.path / "trials").glob("*/result.json")):
             hint = "Make it a file that you may read, or take its trial's directory away."
             yield _read(file, TrialRecord, hint=hint)

@@ -159,7 +159,5 @@ def test_a_process_for_losses_tells_of_its_cards(monkeypatch):
     monkeypatch.setattr(keras_fit, "loss_curves", lambda *given: ((1.0,),))
     losses = LossRuns(folder="batches", recorded_batch_size=32, seeds=(0,), most_steps=1, seconds=1.0)
     sent = []
-    keras_fit.run(
-        SimpleNamespace(losses=losses, examples=None), SimpleNamespace(send=sent.append), None, None
-    )
+    keras_fit.run(SimpleNamespace(losses=losses, data=None), SimpleNamespace(send=sent.append), None, None)
     assert sent == [LossCurves(curves=((1.0,),), gpus=("NVIDIA H200",))]

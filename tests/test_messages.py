@@ -39,18 +39,18 @@ SLICE = Slice(
     loss=0.25,
 )
 BOUNDARY = Boundary(seconds=0.125, validation_seconds=0.25, seconds_per_example=0.001, tail_excluded=True)
+TIMING = messages.TrialTiming(epoch_seconds=1.0, warmup_seconds=1.5)
 EVERY_MESSAGE = [
     messages.TrialRequest(
         configuration={"batch_size": 1, "jit_compile": True, "prefetch": "autotune"},
         log="/tmp/größe.txt",
-        examine=False,
-        examples=1437,
-        warmup_seconds=0.1,
-        boundary=BOUNDARY,
+        data=messages.Data(examples=1437, endless=False),
+        timing=messages.TrialTiming(epoch_seconds=1.0, warmup_seconds=0.1, boundary=BOUNDARY),
     ),
     messages.TrialRequest(
         configuration={"batch_size": 1},
         log="/tmp/log.txt",
+        timing=TIMING,
         losses=messages.LossRuns(
             folder="/tmp/batches",
             recorded_batch_size=1,
@@ -148,7 +148,8 @@ def test_every_kind_of_message_is_tried_here():
 
 def test_true_and_one_stay_apart_in_a_configuration(pair):
     """A knob's boolean does not arrive as a number, nor a number as a boolean."""
-    request = messages.TrialRequest(configuration={"jit_compile": True, "steps_per_execution": 1}, log="/l")
+    configuration = {"jit_compile": True, "steps_per_execution": 1}
+    request = messages.TrialRequest(configuration=configuration, log="/l", timing=TIMING)
     Channel(pair[0]).send(request)
     received = Channel(pair[1]).receive(timeout_seconds=0)
     assert received.configuration["jit_compile"] is True

@@ -7,23 +7,15 @@ import os
 from collections.abc import Iterator
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 
-class Gpu(BaseModel):
-    """One NVIDIA GPU, or one MIG instance of it.
+class Gpu(BaseModel, frozen=True, extra="forbid", strict=True):
+    """One NVIDIA GPU, or one MIG instance of it."""
 
-    Args:
-        name: As the driver calls it, such as `NVIDIA H200`.
-        memory_bytes: All of its memory, whoever uses it now.
-        compute_capability: Such as `9.0`; None where it is not known.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    name: str
-    memory_bytes: Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
-    compute_capability: str | None = None
+    name: str  # as the driver calls it, such as `NVIDIA H200`
+    memory_bytes: Annotated[int, Field(ge=0, le=(1 << 63) - 1)]  # all of it, whoever uses it now
+    compute_capability: str | None = None  # such as `9.0`
 
 
 class GpuReading(NamedTuple):
@@ -43,15 +35,10 @@ class _Device(NamedTuple):
 
 
 def read_gpus() -> GpuReading:
-    """The GPUs that CUDA would show to this process, in its order.
+    """The GPUs that CUDA would show to this process, in its order; none without a driver, or when NVML fails.
 
-    `CUDA_VISIBLE_DEVICES` is respected for indices, `GPU-…` and `MIG-…` UUIDs. Indices count in PCI order, as NVML
-    does. On machines with unlike GPUs CUDA does so only under `CUDA_DEVICE_ORDER=PCI_BUS_ID`. CUDA shows the MIG
-    instances of a divided GPU. Until driver 570 it shows one instance to a process, and no other GPU. Since then it
-    shows one of each GPU instance, beside whole GPUs (NVIDIA's MIG user guide, "CUDA Device Enumeration").
-
-    Returns:
-        An empty reading without a driver, and when NVML fails at any point: half a list is no list.
+    Indices in `CUDA_VISIBLE_DEVICES` count in PCI order. With unlike GPUs CUDA does so only under
+    `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
     """
     import pynvml as nvml  # a large module, which trial processes do not need
 
@@ -125,7 +112,11 @@ def _picked(nvml: Any, wanted: str, devices: list[_Device], handles: list[Any]) 
 
 
 def _shown(devices: list[_Device], *, several: bool) -> list[_Device]:
-    """What CUDA shows of these to one process: `several` MIG instances, or one alone."""
+    """What CUDA shows of these to one process: `several` MIG instances, or one alone.
+
+    Until driver 570 it shows one instance and no other GPU, since then one of each GPU instance beside whole GPUs
+    (NVIDIA's MIG user guide, "CUDA Device Enumeration").
+    """
     instances = [each for each in devices if each.instance is not None]
     if instances and not several:
         return instances[:1]

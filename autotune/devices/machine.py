@@ -1,7 +1,4 @@
-"""The fingerprint of the machine: hardware, driver, versions; and the cores and memory that this process may use.
-
-Sizes are in bytes and are what this process may use, not what the host has. This module may not import TensorFlow.
-"""
+"""The fingerprint of the machine: hardware, driver, versions; and the cores and memory that this process may use."""
 
 from __future__ import annotations
 
@@ -19,51 +16,33 @@ from pathlib import Path
 from typing import Annotated
 
 import psutil
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from autotune.devices.gpus import Gpu, read_gpus
 from autotune.errors import InputError
 
 PACKAGES = ("autotune", "tensorflow", "keras", "numpy", "optuna")
-"""The packages whose versions are part of the fingerprint."""
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 PROC_ROOT = Path("/proc")
-MEMORY_TOLERANCE = 0.1
-"""The share by which two machines' memory may differ and still count as the same size."""
+MEMORY_TOLERANCE = 0.1  # the share by which memory of the same size may differ
 _GIB = 1 << 30
 _LARGEST_INTEGER = (1 << 63) - 1
 
 
-class Machine(BaseModel):
-    """What a speed was measured on.
+class Machine(BaseModel, frozen=True, extra="forbid", strict=True):
+    """What a speed was measured on: what this process may use, and versions."""
 
-    Args:
-        cpu: The processor's model name.
-        cores: Cores this process may use.
-        memory_bytes: Host memory this process may use.
-        platform: Kernel and architecture, such as `Linux x86_64`.
-        python: The interpreter's version.
-        packages: Installed versions by package name; a package that is not installed is left out.
-        gpus: The GPUs visible to this process, in the driver's order.
-        driver: The NVIDIA driver's version; None without one.
-        cuda: The newest CUDA version the driver can run, such as `12.8`.
-        cudnn: The cuDNN version that TensorFlow reports; None until it was asked.
-        tensorflow_cuda: The CUDA version TensorFlow was built with; None until it was asked.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    cpu: str
+    cpu: str  # the model's name
     cores: Annotated[int, Field(ge=1, le=_LARGEST_INTEGER)]
-    memory_bytes: Annotated[int, Field(ge=0, le=_LARGEST_INTEGER)]
-    platform: str
+    memory_bytes: Annotated[int, Field(ge=0, le=_LARGEST_INTEGER)]  # of the host
+    platform: str  # kernel and architecture, such as `Linux x86_64`
     python: str
-    packages: dict[str, str]
-    gpus: Annotated[tuple[Gpu, ...], Field(fail_fast=True)]
-    driver: str | None
-    cuda: str | None
-    cudnn: str | None
-    tensorflow_cuda: str | None = None
+    packages: dict[str, str]  # installed versions by name
+    gpus: Annotated[tuple[Gpu, ...], Field(fail_fast=True)]  # in the driver's order
+    driver: str | None  # NVIDIA's
+    cuda: str | None  # the newest version that the driver can run, such as `12.8`
+    cudnn: str | None  # as TensorFlow reports it; None until it was asked
+    tensorflow_cuda: str | None = None  # that TensorFlow was built with; None until it was asked
 
     @property
     def id(self) -> str:
@@ -76,14 +55,7 @@ class Machine(BaseModel):
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
     def differences(self, other: Machine) -> tuple[str, ...]:
-        """What can make `other` faster or slower than this machine, one line each.
-
-        Args:
-            other: The machine at hand; `self` is the one that was measured on.
-
-        Returns:
-            Lines such as `GPU: measured on NVIDIA H200, here none`; empty when speeds carry over.
-        """
+        """What can make `other` faster or slower, such as `GPU: measured on NVIDIA H200, here none`."""
         gpus = _gpu_names(self.gpus), _gpu_names(other.gpus)
         pairs: list[tuple[str, str | None, str | None]] = [
             ("CPU", self.cpu, other.cpu),
@@ -92,21 +64,18 @@ class Machine(BaseModel):
             ("GPU", *gpus),
         ]
         if self.gpus and gpus[0] == gpus[1]:
-            there, here = (sum(gpu.memory_bytes for gpu in each.gpus) for each in (self, other))
-            pairs.append(("GPU memory", *_sizes(there, here)))
+            sizes = [sum(gpu.memory_bytes for gpu in each.gpus) for each in (self, other)]
+            pairs.append(("GPU memory", *_sizes(*sizes)))
             pairs.append(("NVIDIA driver", self.driver, other.driver))
         for what, package in (("TensorFlow", "tensorflow"), ("Keras", "keras")):
             pairs.append((what, self.packages.get(package), other.packages.get(package)))
-        pairs.append(("Python", _minor(self.python), _minor(other.python)))
+        there, here = (".".join(each.python.split(".")[:2]) for each in (self, other))
+        pairs.append(("Python", there, here))
         return tuple(
             f"{what}: measured on {there or 'none'}, here {here or 'none'}"
             for what, there, here in pairs
             if there != here
         )
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
 
 
 def _gpu_names(gpus: tuple[Gpu, ...]) -> str:
@@ -123,11 +92,7 @@ def _sizes(measured: int, here: int) -> tuple[str, str]:
 
 
 def require_linux() -> None:
-    """Refuse to go on anywhere but on Linux.
-
-    Raises:
-        InputError: This is another operating system.
-    """
+    """Raise `InputError` anywhere but on Linux."""
     # Through a variable, or the type checker takes the rest for dead code on the platform it checks.
     system: str = sys.platform
     if system != "linux":
@@ -164,10 +129,7 @@ def _version(package: str) -> str | None:
 
 
 def available_cores() -> int:
-    """Cores this process may use, at least 1: the smaller of its CPU affinity and its quota, rounded up.
-
-    A quota of 1.5 cores keeps two threads busy.
-    """
+    """Cores this process may use: the smaller of its affinity and its quota. 1.5 cores keep two threads busy."""
     return math.ceil(min(len(os.sched_getaffinity(0)), core_quota()))
 
 
@@ -195,11 +157,8 @@ def memory_limit_bytes() -> int:
 
 
 def _control_groups() -> set[Path]:
-    """The directories in which a limit on this process may stand: its own groups and all above them.
-
-    Inside a container /proc may name the group as the host sees it, while the mount shows the container's own group
-    as its root. So the roots always count. Many of these directories do not exist.
-    """
+    """The directories in which a limit on this process may stand; not all of them exist."""
+    # In a container the mount's root may be the group that /proc names as the host sees it: roots always count.
     found = {CGROUP_ROOT, CGROUP_ROOT / "cpu", CGROUP_ROOT / "memory"}
     for line in _read(PROC_ROOT / "self" / "cgroup").split("\n"):
         # hierarchy:controllers:path; version 2 has no controllers, version 1 is mounted once per set of them
@@ -211,7 +170,7 @@ def _control_groups() -> set[Path]:
 
 
 def _read(file: Path) -> str:
-    """A file's text; empty when it cannot be read, as half of these files are missing on any one machine."""
+    """A file's text; empty when it cannot be read."""
     try:
         return file.read_text(encoding="utf-8", errors="replace")
     except (OSError, ValueError):  # ValueError: a null character in the path
@@ -219,7 +178,7 @@ def _read(file: Path) -> str:
 
 
 def _number(text: str) -> float | None:
-    """The number in `text`, where it is at least 1; None for anything else, such as `max`, `-1` or nothing."""
+    """The number in `text`, if it is at least 1; None for anything else, such as `max`."""
     try:
         number = float(text)
     except ValueError:

@@ -1,7 +1,4 @@
-"""What a trial process reads of itself and of its machine: memory, processor time, and what others took.
-
-Linux only. What a machine does not show is None. This module knows no TensorFlow.
-"""
+"""What a trial process reads of itself and of its machine; what a machine does not show is None."""
 
 from __future__ import annotations
 
@@ -30,10 +27,8 @@ def peak_host_bytes() -> int:
 
 
 def host_bytes() -> int:
-    """Resident memory now of this process and its children that no file backs: a leak makes it grow.
-
-    It is read between slices that follow on one another, so it finds children without a walk over all processes.
-    """
+    """Resident memory now of this process and its children that no file backs: a leak makes it grow."""
+    # Read between consecutive slices, so children are found without a walk over all processes.
     return sum(_status_bytes(pid, "RssAnon", "RssShmem") for pid in (os.getpid(), *_descendants(os.getpid())))
 
 
@@ -58,25 +53,17 @@ def _descendants(pid: int) -> Iterator[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Counters:
-    """What was counted up to a moment, in seconds; None where the machine does not show it.
+    """What was counted up to a moment, in seconds."""
 
-    Args:
-        at: The moment, by a clock that only goes forward.
-        own: Processor time of this process, its threads, its ended and its living children.
-        cores: Cores that this process may use, by its affinity and its quota.
-        busy: Processor time that anybody took on these cores, this process included; None under a quota of fewer.
-        steal: What the host of this virtual machine gave to others while these cores had work to do.
-    """
-
-    at: float
-    own: float
-    cores: int
-    busy: float | None = None
-    steal: float | None = None
+    at: float  # the moment, by a clock that only goes forward
+    own: float  # processor time of this process and of its children, ended ones too
+    cores: int  # that this process may use
+    busy: float | None = None  # processor time on these cores, everybody's; None under a quota of fewer
+    steal: float | None = None  # what the host of this virtual machine gave to others
 
 
 def read_counters() -> Counters:
-    """What was counted up to now. Takes a millisecond or so: not to be called in a timed stretch."""
+    """What was counted up to now. Takes a millisecond: not to be called in a timed stretch."""
     allowed, quota = os.sched_getaffinity(0), core_quota()
     busy = steal = None
     if quota >= len(allowed):  # a smaller quota is of no certain cores, and others are entitled to the rest
@@ -101,16 +88,7 @@ def part_of(before: Counters, after: Counters, *, seconds: float) -> float:
 
 
 def between(before: Counters, after: Counters, *, seconds: float) -> dict[str, Any]:
-    """What happened during a slice that lies between two readings, as fields of a `Slice`.
-
-    More may lie between them than was timed, such as the boundaries of epochs that are timed by steps. The slice has
-    its part of it, in proportion to its length.
-
-    Args:
-        before: The reading before the slice.
-        after: The one after it.
-        seconds: The slice's length.
-    """
+    """What happened during a slice of so many seconds between two readings, in proportion, as fields of a `Slice`."""
     part = part_of(before, after, seconds=seconds)
 
     def counted(earlier: float | None, later: float | None) -> float | None:

@@ -1,54 +1,30 @@
-"""What the study asks of a trial that runs, whether it is real, simulated or recorded.
-
-Everything above `executors/process.py` works on these interfaces alone, so that search, statistics and reports
-are tested in milliseconds on `executors/simulated.py`.
-"""
+"""What the study asks of a trial that runs, whether it is real, simulated or recorded."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
-from autotune.record import Boundary, Outcome, Slice
+from autotune.record import Outcome, Slice
 from autotune.space.configuration import Configuration
-from autotune.worker.messages import (
-    CONFIRMATION_EPOCH_SECONDS,
-    CONFIRMATION_WARMUP_SECONDS,
-    SEARCH_EPOCH_SECONDS,
-    SEARCH_WARMUP_SECONDS,
-    Finished,
-    LossCurves,
-    LossRuns,
-    Ready,
-    Started,
-    StartedByImport,
-)
+from autotune.worker.messages import Data as Data
+from autotune.worker.messages import Finished, LossCurves, LossRuns, Ready, Started, StartedByImport
+from autotune.worker.messages import TrialTiming as TrialTiming
 from autotune.workloads.workload import WorkloadFacts
 
 
 class TrialFailed(Exception):
-    """A trial ended by itself, or was killed at its time limit. Data, not a traceback at the user.
-
-    `trial` is the number of the trial that failed, once the tuning loop has noted it.
-
-    Args:
-        outcome: How it ended.
-        reason: Why, in one sentence.
-        hint: The next step, where there is one.
-        detail: The user's own frames of a traceback.
-        log_tail: The last lines of the trial's log.
-        input_error: Whether the workload itself is at fault, whatever the configuration.
-    """
+    """A trial ended by itself, or was killed at its time limit. Data, not a traceback at the user."""
 
     def __init__(
         self,
         outcome: Outcome,
-        reason: str,
+        reason: str,  # one sentence
         *,
-        hint: str = "",
-        detail: str = "",
+        hint: str = "",  # the next step
+        detail: str = "",  # the user's own frames of a traceback
         log_tail: str = "",
-        input_error: bool = False,
+        input_error: bool = False,  # the workload itself is at fault, whatever the configuration
     ) -> None:
         super().__init__(f"{outcome}: {reason}")
         self.outcome = outcome
@@ -57,7 +33,7 @@ class TrialFailed(Exception):
         self.detail = detail
         self.log_tail = log_tail
         self.input_error = input_error
-        self.trial: int | None = None
+        self.trial: int | None = None  # its number, once the tuning loop has noted it
 
     @property
     def whole(self) -> str:
@@ -66,14 +42,7 @@ class TrialFailed(Exception):
 
 
 class DeviceUnavailable(TrialFailed):
-    """The device is lost, or a process that is not of this run has it: of the configuration that says nothing.
-
-    Args:
-        reason: What was seen.
-        hint: The next step.
-        detail: As of any failure.
-        log_tail: The same.
-    """
+    """The device is lost, or a process of another run has it. That says nothing of the configuration."""
 
     def __init__(self, reason: str, *, hint: str, detail: str = "", log_tail: str = "") -> None:
         super().__init__(Outcome.ERROR, reason, hint=hint, detail=detail, log_tail=log_tail)
@@ -81,21 +50,14 @@ class DeviceUnavailable(TrialFailed):
 
 @dataclass(frozen=True, kw_only=True)
 class WarmUp:
-    """What is known of a trial once it is warm and frozen. Times in seconds.
-
-    Args:
-        launch_seconds: From the request to the fork.
-        first_step_seconds: From the request to the end of the first train step, without what counting took.
-        ready_seconds: From the request to the steady state, without that as well.
-        first_loss: Training loss after the first call.
-    """
+    """What is known of a trial once it is warm and frozen."""
 
     started: Started
     ready: Ready
-    launch_seconds: float
-    first_step_seconds: float
-    ready_seconds: float
-    first_loss: float | None
+    launch_seconds: float  # from the request to the fork
+    first_step_seconds: float  # from the request to the end of the first train step, without counting
+    ready_seconds: float  # from the request to the steady state, without counting
+    first_loss: float | None  # training loss after the first call
 
 
 class LiveTrial(Protocol):
@@ -120,52 +82,8 @@ class LiveTrial(Protocol):
         """End it and all its children now; does nothing when it has ended."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Data:
-    """What the first trial learned of the dataset, told to the later ones.
-
-    Args:
-        examples: Per epoch; None when endless or unknown.
-        validation_examples: The same of validation data that does not say how long it is.
-        validation_uncounted: Whether that took too long to count.
-        endless: Whether the dataset has no end.
-    """
-
-    examples: int | None
-    validation_examples: int | None = None
-    validation_uncounted: bool = False
-    endless: bool
-
-    @classmethod
-    def found_by(cls, started: Started) -> Data:
-        """What a trial has found."""
-        return cls(
-            examples=started.examples,
-            validation_examples=started.validation_examples,
-            validation_uncounted=started.validation_uncounted,
-            endless=started.endless,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialTiming:
-    """How a trial is timed.
-
-    Args:
-        epoch_seconds: Epochs up to this long are timed whole.
-        warmup_seconds: The longest usual warm-up after the first step.
-        boundary: What lies between two epochs, taken over from another trial; None to measure it.
-    """
-
-    epoch_seconds: float = SEARCH_EPOCH_SECONDS
-    warmup_seconds: float = SEARCH_WARMUP_SECONDS
-    boundary: Boundary | None = None
-
-
-IN_SEARCH = TrialTiming()
-IN_CONFIRMATION = TrialTiming(
-    epoch_seconds=CONFIRMATION_EPOCH_SECONDS, warmup_seconds=CONFIRMATION_WARMUP_SECONDS
-)
+IN_SEARCH = TrialTiming(epoch_seconds=1.0, warmup_seconds=1.5)
+IN_CONFIRMATION = TrialTiming(epoch_seconds=5.0, warmup_seconds=2.0)
 
 
 class Executor(Protocol):

@@ -1,13 +1,9 @@
-"""No process outlives the driver: keepers, death signals, adopted orphans, marks in the environment. Linux only.
+"""No process outlives the driver: keepers, death signals, adopted orphans, marks in the environment.
 
 Above each template stands its *keeper*, forked before anything heavy is imported. It adopts what loses its parent. When
-the template or the driver ends, however it ends, the keeper kills everything below it, and holds the template's pipe
-open until then.
-
-If the keeper itself is killed, the kernel kills the template, and the trials with it. What trials left in sessions of
-their own is found by a mark in its environment, and the driver kills it. Two things escape: a process that has wiped
-its environment, once its keeper was killed; and one in a session of its own, if keeper and driver are killed at once.
-Only a PID namespace would end those, and users often may not make one.
+the template or the driver ends, the keeper kills everything below it. If the keeper is killed, the kernel kills
+template and trials, and the driver kills what carries the mark. Two things escape: a process that has wiped its
+environment, once its keeper was killed; and one in a session of its own, if keeper and driver are killed at once.
 """
 
 from __future__ import annotations
@@ -23,12 +19,9 @@ from collections.abc import Set
 import psutil
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-GRACE_SECONDS = 1.0
-"""How long a template whose pipe has closed may take to end by itself; one that still imports does not notice."""
-SWEEP_SECONDS = 5.0
-"""How long the driver waits for what it killed to be gone; only a process stuck in the kernel takes longer."""
-FAMILY_VARIABLE = "AUTOTUNE_FAMILY"
-"""Environment variable with the mark that all descendants of a template have, whoever their parent is."""
+GRACE_SECONDS = 1.0  # for a template whose pipe has closed; one that still imports does not notice
+SWEEP_SECONDS = 5.0  # only a process stuck in the kernel takes longer to be gone
+FAMILY_VARIABLE = "AUTOTUNE_FAMILY"  # the mark that all descendants of a template have
 
 
 def _prctl(option: int, value: int) -> None:
@@ -45,10 +38,9 @@ def die_with_parent(parent: int) -> None:
 
 
 def leave_a_keeper(pipe: int) -> None:
-    """Go on in a child of this process; the caller stays behind as the child's keeper. There must be one thread only.
+    """Go on in a child of this process, which stays behind as the child's keeper. There must be one thread only.
 
-    The keeper ends as the child did, where a signal counts as its number plus 128. `pipe` is the descriptor of a socket
-    whose other end the driver holds.
+    The keeper ends as the child did; a signal counts as its number plus 128. The driver holds the pipe's other end.
     """
     keeper = os.getpid()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -72,11 +64,8 @@ def leave_a_keeper(pipe: int) -> None:
 
 
 def kill_orphans(alive: Set[int] = frozenset()) -> None:
-    """Kill this process's children that are neither in `alive` nor in a group led by one of these, and their children.
-
-    What a living trial has started and left to itself (`os.system("server &")`) is in the trial's group, and works for
-    it. The children of what is killed are adopted, and killed in turn.
-    """
+    """Kill this process's descendants but for `alive` and their groups."""
+    # The group of a living trial works for it, as by `os.system("server &")`.
     me = psutil.Process()
     while orphans := [each.pid for each in me.children() if not {each.pid, os.getpgid(each.pid)} & alive]:
         for pid in orphans:

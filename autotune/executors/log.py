@@ -1,7 +1,6 @@
 """The logs of templates and trials: kept from filling the disk while they grow, and what their ends say.
 
-A log is a plain file that its process appends to. The driver's side cuts it while it waits for the process. A limit of
-the kernel's would meet the files that the user's code writes as well.
+A process appends to its log, which the driver cuts. The kernel's limit would meet files of the user's code as well.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from pathlib import Path
 from autotune.executors.runtime_noise import without_runtime_noise
 
 LARGEST_LOG_BYTES = 16 << 20
-"""A log is cut when it is larger; until somebody looks, it may be."""
 HEAD_BYTES, END_BYTES = 1 << 20, 1 << 16
 TAIL_LENGTH = 4000
 
@@ -25,10 +23,7 @@ _FATAL = re.compile(
 
 
 def cap(log: Path) -> None:
-    """Cut the middle out of a log that has become too large: its first lines and its last stay.
-
-    Its writers may go on meanwhile, as they append; what they write during the cut may be lost.
-    """
+    """Cut the middle out of a log that has become too large. What is written to it meanwhile may be lost."""
     with contextlib.suppress(OSError):
         size = os.stat(log).st_size
         if size > LARGEST_LOG_BYTES:

@@ -1,7 +1,4 @@
-"""The driver's side of trials: start, talk, freeze, time-limit, kill, say how they ended.
-
-This module may not import TensorFlow: it runs in the driver process.
-"""
+"""The driver's side of trials: start, talk, freeze, time-limit, kill, say how they ended."""
 
 from __future__ import annotations
 
@@ -27,11 +24,10 @@ from autotune.worker.messages import ChannelClosed, ProtocolError
 from autotune.workloads.loading import fingerprint_of
 from autotune.workloads.workload import WorkloadFacts, WorkloadReference
 
-MOST_REPEATS = 3
-"""Of a slice in which the machine stood still: where it always does, that is how it runs."""
-FREEZE_SECONDS = 5.0
-"""How long a process group may take to stop once it is told to."""
+MOST_REPEATS = 3  # of a slice in which the machine stood still: where it always does, that is how it runs
+FREEZE_SECONDS = 5.0  # how long a process group may take to stop
 
+# What a trial does while each of its messages is waited for.
 _DOING: dict[type, str] = {
     messages.Started: "while building data and model, and filling what the dataset keeps by .cache()",
     messages.FirstStep: "in the first step, which traces and compiles",
@@ -40,17 +36,13 @@ _DOING: dict[type, str] = {
     messages.Finished: "over the closing figures",
     messages.LossCurves: "while training for loss curves",
 }
-"""What a trial does while each of its messages is waited for."""
 
 Message = TypeVar("Message")
 Used = TypeVar("Used")
 
 
 class TrialProcess:
-    """A real trial: a fork of a template; see `executor.LiveTrial`.
-
-    All durations are measured here, by a clock that leaves out standstills of the machine.
-    """
+    """A real trial: a fork of a template; see `executor.LiveTrial`."""
 
     def __init__(self, template: Template, request: messages.TrialRequest) -> None:
         self.template = template
@@ -82,11 +74,11 @@ class TrialProcess:
         )
 
     def measure(self, seconds: float, timeout_seconds: float) -> Slice:
-        """See `executor.LiveTrial`. A slice in which the machine stood still is measured again."""
+        """See `executor.LiveTrial`."""
         return self.measure_continuously(seconds, 1, timeout_seconds)[0]
 
     def measure_continuously(self, seconds: float, count: int, timeout_seconds: float) -> tuple[Slice, ...]:
-        """See `executor.LiveTrial`. Slices in which the machine stood still are measured again, all of them."""
+        """See `executor.LiveTrial`. All slices are measured again if the machine stood still in one."""
         deadline = self._clock() + timeout_seconds
         thrown_away = 0
         while True:
@@ -131,11 +123,7 @@ class TrialProcess:
         cap(self._log)
 
     def freeze(self) -> None:
-        """Wait until every thread of the trial has stopped.
-
-        The trial stops its own process group right after each report, which no signal from here could do
-        as soon. (Sending another from here would race with it: the trial, let go on, would stop again.)
-        """
+        """Wait until every thread of the trial has stopped, which stops its own process group after each report."""
         deadline, looked_at = time.monotonic() + FREEZE_SECONDS, 0.0
         while not is_stopped(self.pid):
             if looked_at > deadline:  # not the time now: this process itself may have been kept from looking
@@ -210,11 +198,7 @@ class TrialProcess:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether every thread of a process is stopped (or the process is gone).
-
-    A thread that waits in the kernel (D) stops before it runs on, once the others have: one that starts a program
-    waits so until that has begun, for as long as the stopped new process has not.
-    """
+    """Whether every thread of a process is stopped, or the process is gone."""
     states = set()
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -223,6 +207,8 @@ def is_stopped(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return not os.path.exists(f"/proc/{pid}") or is_stopped(pid)
     stopped = {b"T", b"t"}
+    # A thread that waits in the kernel (D) stops before it runs on, once the others have. One that starts a program
+    # waits for the new process, which is stopped.
     return states <= stopped | {b"Z", b"X", b"D"} and (b"D" not in states or bool(states & stopped))
 
 
@@ -236,20 +222,14 @@ def _kernel_oom_kills() -> int:
 
 
 class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
-    """Real trials of one workload; see `executor.Executor`. A context manager that leaves no process behind.
-
-    Args:
-        reference: The workload.
-        logs: Directory for the templates' logs.
-        isolation: `template` (forks of one that has imported everything) or `spawn` (fresh interpreters).
-    """
+    """Real trials of one workload; see `executor.Executor`. A context manager that leaves no process behind."""
 
     def __init__(
         self,
         reference: WorkloadReference,
         *,
-        logs: Path,
-        isolation: Literal["template", "spawn"] = "template",
+        logs: Path,  # directory for the templates' logs
+        isolation: Literal["template", "spawn"] = "template",  # forks, or fresh interpreters
     ) -> None:
         self.seats: tuple[str, ...] = ("local",)
         self.isolation: Literal["template", "spawn"] = "template"  # the first template imports the workload
@@ -266,14 +246,7 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
         self.close()
 
     def open(self) -> WorkloadFacts:
-        """Import the workload in a first template, and say what it is.
-
-        Where importing it starts TensorFlow's runtime, `started_by_import` says so, and fresh interpreters
-        are used from then on.
-
-        Raises:
-            WorkloadError: It cannot be imported.
-        """
+        """See `executor.Executor`. Raises `WorkloadError` if the workload cannot be imported."""
         ready = self._with_template({}, Template.wait_ready)
         assert ready.workload is not None
         self._fingerprint = ready.workload.fingerprint
@@ -293,18 +266,13 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
         timing: TrialTiming = IN_SEARCH,
         losses: messages.LossRuns | None = None,
     ) -> TrialProcess:
-        """Fork a trial from its template, which is restarted if it died.
-
-        Raises:
-            WorkloadError: The workload's file has changed since `open`.
-        """
+        """See `executor.Executor`. Raises `WorkloadError` if the workload's file has changed since `open`."""
         request = messages.TrialRequest(
             configuration=dict(configuration),
             log=log,
-            examine=data is None,
+            data=data,
+            timing=timing,
             losses=losses,
-            **({} if data is None else vars(data)),
-            **vars(timing),
         )
 
         def fork(template: Template) -> TrialProcess:

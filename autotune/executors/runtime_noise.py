@@ -1,7 +1,4 @@
-"""Tells the lines that TensorFlow's runtime writes into every log from those that say why a trial ended.
-
-This is about what is shown: the log files stay whole.
-"""
+"""Tells the lines that TensorFlow's runtime writes into every log from those that say why a trial ended."""
 
 from __future__ import annotations
 
@@ -27,10 +24,7 @@ _BARE = re.compile(
 
 
 def without_runtime_noise(text: str) -> str:
-    """`text` without the runtime's information lines, its warnings and its harmless errors.
-
-    Kept are fatal lines, failed checks, whatever speaks of memory, and what the user's code and Python wrote.
-    """
+    """`text` without the runtime's information lines, warnings and harmless errors; what speaks of memory stays."""
     kept: list[str] = []
     dropped = False
     for line in text.splitlines():

@@ -1,17 +1,14 @@
 """Notices that this machine stood still: it slept, or all that runs here was stopped for a while.
 
-No clock tells of a process that was stopped, and CLOCK_MONOTONIC leaves out what a machine slept. But between two looks
-much more time has passed than was waited for. This module may not import TensorFlow.
+No clock tells of a stopped process. But between two looks much more time has passed than was waited for.
 """
 
 from __future__ import annotations
 
 import time
 
-LOOK_SECONDS = 0.1
-"""How often to look."""
-STILL_SECONDS = 0.4
-"""A look that is late by this much shows a standstill. On a busy machine looks are late by some milliseconds."""
+LOOK_SECONDS = 0.1  # how often to look
+STILL_SECONDS = 0.4  # a look this late shows a standstill; on a busy machine looks are late by milliseconds
 
 
 class AwakeClock:
@@ -28,7 +25,8 @@ class AwakeClock:
 
     def watch(self) -> None:
         """Begin to look: what was before is not looked at."""
-        self._ran, self._passed = _clocks()
+        self._ran = time.monotonic()
+        self._passed = time.clock_gettime(time.CLOCK_BOOTTIME)  # it counts what the machine slept as well
 
     def look(self) -> None:
         """Notice a standstill since the last look. To be called after each wait of at most `LOOK_SECONDS`."""
@@ -37,8 +35,3 @@ class AwakeClock:
         if self._passed - passed > LOOK_SECONDS + STILL_SECONDS:
             self.standstills += 1
             self._still_seconds += self._ran - ran
-
-
-def _clocks() -> tuple[float, float]:
-    """Seconds without and with what the machine slept."""
-    return time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME)

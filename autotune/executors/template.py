@@ -3,8 +3,7 @@
     python -m autotune.executors.template CONTROL_FD DRIVER_PID PRELOAD REFERENCE_JSON
 
 It starts no TensorFlow runtime, never imports Optuna or pandas, and ends when its control socket closes. DRIVER_PID is
-for whoever reads a list of processes. With PRELOAD `0` it imports nothing of the user's: each fork imports everything
-for itself, as modules need that start the runtime by being imported.
+for whoever reads a list of processes. With PRELOAD `0` each fork imports everything for itself.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import sys
 import threading
 import warnings
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
@@ -33,7 +33,7 @@ from autotune.worker import main as worker
 from autotune.worker import messages
 from autotune.worker.retracing import ask_runtime_to_tell
 from autotune.workloads.loading import facts_of, load
-from autotune.workloads.workload import Workload, WorkloadFacts, WorkloadReference
+from autotune.workloads.workload import Workload, WorkloadReference
 
 
 def main(arguments: list[str]) -> int:
@@ -43,10 +43,10 @@ def main(arguments: list[str]) -> int:
     control = messages.Channel(socket.socket(fileno=int(descriptor)))
     reference = WorkloadReference.model_validate_json(reference_json)
     ask_runtime_to_tell()
-    workload = facts = started = None
+    workload, ready = None, messages.TemplateReady(workload=None)
     try:
         if preload == "1":
-            workload, facts, started = _imported(reference)
+            workload, ready = _imported(reference)
     except WorkloadError as error:
         detail = printable(error.detail)[-20000:]
         control.send(messages.TemplateFailed(message=error.message, hint=error.hint, detail=detail))
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
         return 1
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and so copying, every page in each fork
-    control.send(messages.TemplateReady(workload=facts, started=started))
+    control.send(ready)
     try:
         with contextlib.suppress(messages.ChannelClosed):
             _Server(control, workload, reference).serve()
@@ -67,9 +67,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _imported(
-    reference: WorkloadReference,
-) -> tuple[Workload, WorkloadFacts, messages.StartedByImport | None]:
+def _imported(reference: WorkloadReference) -> tuple[Workload, messages.TemplateReady]:
     workload = load(reference)  # first: it may set what TensorFlow reads while it is imported
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it ignores this signal, the ends of trials are lost
     _require_backend(os.environ.get("KERAS_BACKEND") or "tensorflow")  # before what that would need
@@ -79,7 +77,8 @@ def _imported(
     _require_backend(keras.backend.backend())  # a file of settings may name another
     started, in_force = survey()
     apply.note_layers()
-    return workload, facts_of(workload, reference, in_force), started
+    facts = facts_of(workload, reference, in_force)
+    return workload, messages.TemplateReady(workload=facts, started=started)
 
 
 def _require_backend(name: str) -> None:
@@ -91,22 +90,13 @@ def _require_backend(name: str) -> None:
 
 
 def survey() -> tuple[messages.StartedByImport | None, dict[str, Any]]:
-    """What importing the user's module has done to this process.
-
-    Asking TensorFlow starts CUDA, which no fork survives: a child is sent to ask. The child does not see that CUDA
-    was started before without the runtime, as by `list_physical_devices`: the open files tell that.
-
-    Returns:
-        What can no longer be forked: `runtime` (TensorFlow's), `cuda` (a device was opened), `threads` (Python's: a
-        fork has none of them, and waits for them for ever) or None. And the values of the knobs that act before a
-        model is built, empty where they cannot be told.
-    """
+    """What importing the user's module has started, and the knobs that are in force before a model is built."""
     if _device_is_open():
         return "cuda", apply.in_force()
     if threading.active_count() > 1:
         return "threads", apply.in_force()
     reading, writing = os.pipe()
-    pid = _fork()
+    pid = _fork()  # asking TensorFlow starts CUDA, which no fork survives: a child is sent to ask
     if pid == 0:
         with contextlib.suppress(BaseException):
             os.write(writing, json.dumps([apply.runtime_has_started(), apply.in_force()]).encode())
@@ -133,8 +123,7 @@ def _device_is_open() -> bool:
 
 def _fork() -> int:
     with warnings.catch_warnings():
-        # Python 3.12 warns at forks with several OS threads. TensorFlow's import leaves four idle
-        # ones; none holds a lock that the child needs, because no runtime was started.
+        # TensorFlow's import leaves four idle threads; none holds a lock, because no runtime was started.
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
@@ -179,11 +168,9 @@ class _Server:
         try:
             os.setpgid(0, 0)
             lifeline.die_with_parent(template)
-            with (
-                contextlib.suppress(OSError),
-                open("/proc/self/oom_score_adj", "w", encoding="ascii") as file,
-            ):
-                file.write("1000")  # the kernel kills this process, not the driver, when memory runs out
+            with contextlib.suppress(OSError):
+                # When memory runs out, the kernel kills this process, not the driver.
+                Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
             self._control.close()
             for pidfd in self._trials:
                 os.close(pidfd)
@@ -192,9 +179,7 @@ class _Server:
             os.dup2(output, 2)
             os.close(output)
             resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-            faulthandler.enable(
-                all_threads=False
-            )  # the log then says where in the user's code a signal struck
+            faulthandler.enable(all_threads=False)  # the log says where in the user's code a signal struck
             status = worker.run(request, messages.Channel(end), self._workload, self._reference)
         finally:
             sys.stdout.flush()

@@ -1,7 +1,4 @@
-"""A template process as the driver sees it: start it, hear what it found, have it fork trials.
-
-This module may not import TensorFlow: it runs in the driver process.
-"""
+"""A template process as the driver sees it: start it, hear what it found, have it fork trials."""
 
 from __future__ import annotations
 
@@ -24,12 +21,10 @@ from autotune.worker import messages
 from autotune.worker.messages import Channel, ChannelClosed, ProtocolError
 from autotune.workloads.workload import WorkloadReference
 
-IMPORT_SECONDS = 300.0
-"""How long importing TensorFlow and the user's module may take."""
+IMPORT_SECONDS = 300.0  # of TensorFlow and the user's module
 FORK_SECONDS = 20.0
 EXIT_SECONDS = 5.0
-LOOK_SECONDS = 0.2
-"""How often the log is looked at while the template imports."""
+LOOK_SECONDS = 0.2  # how often the log is looked at while the template imports
 
 
 class TemplateDied(TrialProcessError):
@@ -37,14 +32,7 @@ class TemplateDied(TrialProcessError):
 
 
 class Template:
-    """A template process below its keeper (see `lifeline`), and the pipe to it.
-
-    Args:
-        reference: The workload to import.
-        preload: Whether it imports the workload itself, or leaves that to each trial.
-        variables: Environment variables on top of the driver's own.
-        log: File for its stdout and stderr.
-    """
+    """A template process below its keeper (see `lifeline`), and the pipe to it; without `preload`, trials import."""
 
     def __init__(
         self, reference: WorkloadReference, *, preload: bool, variables: Mapping[str, str], log: Path
@@ -73,10 +61,7 @@ class Template:
     def wait_ready(self) -> messages.TemplateReady:
         """What the template found by importing.
 
-        Raises:
-            WorkloadError: The user's module cannot be used.
-            TemplateDied: It ended without a word.
-            TrialProcessError: TensorFlow cannot be imported.
+        Raises `WorkloadError`, `TemplateDied`, or `TrialProcessError` if TensorFlow cannot be imported.
         """
         deadline = time.monotonic() + IMPORT_SECONDS
         while self._ready is None:
@@ -100,14 +85,7 @@ class Template:
         return self._ready
 
     def fork(self, request: messages.TrialRequest) -> tuple[int, Channel]:
-        """Start a trial.
-
-        Returns:
-            Its process id, and the driver's end of its pipe.
-
-        Raises:
-            TemplateDied: The template is gone, or does not answer.
-        """
+        """Start a trial: its process id, and the driver's end of its pipe. Raises `TemplateDied`."""
         try:
             self._channel.send(request)
             while not isinstance(answer := self._channel.receive(FORK_SECONDS), messages.Forked):

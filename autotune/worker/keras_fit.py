@@ -52,12 +52,13 @@ def run(
         configuration: What is in force.
     """
     if request.losses is not None:
-        curves = loss_curves(workload, configuration, request.losses, request.examples)
+        examples = None if request.data is None else request.data.examples
+        curves = loss_curves(workload, configuration, request.losses, examples)
         channel.send(messages.LossCurves(curves=curves, gpus=gpus.gpu_names()))
         return
     import tensorflow as tf
 
-    dataset = datasets.training_data(workload, configuration, examine=request.examine)
+    dataset = datasets.training_data(workload, configuration, examine=request.data is None)
     validation = datasets.validation_data(workload, configuration, dataset)
     train = datasets.pipeline(dataset, workload, configuration)
     model = compiled_model(workload, train.in_force, train.dataset)
@@ -76,12 +77,9 @@ def run(
     )
     channel.send(
         messages.Started(
+            **data.model_dump(),
             jit_compile=bool(model.jit_compile),
-            examples=data.examples,
             examples_per_epoch=training.examples_per_epoch,
-            validation_examples=data.validation_examples,
-            validation_uncounted=data.validation_uncounted,
-            endless=data.endless,
             counting_seconds=counting_seconds,
             filling_seconds=sum(in_memory for _, in_memory in caches),
             element=str(train.dataset.element_spec)[:2000],
@@ -96,12 +94,12 @@ def run(
     )
     retracing = Retracing(Path(request.log), xla=bool(model.jit_compile) and not model.run_eagerly)
     measured = [gauges.machine, gauges.device_memory, retracing.gauge]
-    known = None if request.boundary is None else take_over(request.boundary, train, training)
+    known = None if request.timing.boundary is None else take_over(request.timing.boundary, train, training)
     clock = StepClock(
         training,
         channel,
-        warmup_seconds=request.warmup_seconds,
-        epoch_seconds=request.epoch_seconds,
+        warmup_seconds=request.timing.warmup_seconds,
+        epoch_seconds=request.timing.epoch_seconds,
         between_epochs=known if validation is None else None,  # a `fit` that validates is left
         gauges=measured,
     )
@@ -131,17 +129,14 @@ def _counted(
     validation: tf.data.Dataset | None,
 ) -> Data:
     """What the trial was told of the data, or has counted."""
-    examples, held_out, uncounted = (
-        request.examples,
-        request.validation_examples,
-        request.validation_uncounted,
-    )
+    told = request.data or Data(examples=None, endless=False)
+    examples, held_out, uncounted = told.examples, told.validation_examples, told.validation_uncounted
     elements = datasets.elements_in(dataset)
-    if request.examine:
+    if request.data is None:
         examples = datasets.examples_in(dataset, workload, configuration, request.count_seconds)
     elif workload.batched and examples is not None and elements >= 0:  # it may drop what fills no batch
         examples = min(examples, elements * configuration.batch_size)
-    if request.examine and validation is not None and datasets.elements_in(validation) < 0:
+    if request.data is None and validation is not None and datasets.elements_in(validation) < 0:
         held_out = datasets.validation_examples_in(validation, request.count_seconds)
         uncounted = held_out is None
     return Data(

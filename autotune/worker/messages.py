@@ -1,9 +1,7 @@
 """The messages between driver, template and trial, and the pipe that carries them. Times are in seconds.
 
-A message is one of the models below, as JSON in a frame of `multiprocessing.connection`. Nothing is pickled: reading
-a message executes nothing. The log that a request names is a path of the host where the trial runs.
-
-This module may not import TensorFlow, Optuna or pandas: all three kinds of process load it.
+A message is JSON in a frame of `multiprocessing.connection`: reading it executes nothing. This module may not import
+TensorFlow, Optuna or pandas, as all three kinds of process load it.
 """
 
 from __future__ import annotations
@@ -15,7 +13,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from autotune.mistakes import first_mistake
 from autotune.printable import LONGEST_MESSAGE, one_line
@@ -24,8 +23,7 @@ from autotune.space.knobs import Value
 from autotune.workloads.workload import WorkloadFacts
 
 LARGEST_MESSAGE_BYTES = 4 << 20
-REST_SECONDS = 5
-"""How long the rest of a message may take once it has begun to arrive."""
+REST_SECONDS = 5  # how long the rest of a message may take once it has begun to arrive
 
 
 class ProtocolError(Exception):
@@ -39,10 +37,10 @@ class ChannelClosed(Exception):
     """The other end is gone."""
 
 
+# 0 and negative numbers are groups of processes to `kill`.
 Pid = Annotated[int, Field(ge=1, le=(1 << 31) - 1)]
-"""A process, never a group or all processes, as 0 and negative numbers are to `kill`."""
+# What no fork survives: TensorFlow's runtime, an opened device, threads of Python.
 StartedByImport = Literal["runtime", "cuda", "threads"]
-"""What no fork survives: TensorFlow's runtime, an opened device, threads of Python."""
 
 
 class LossRuns(Frozen):
@@ -59,12 +57,27 @@ class LossRuns(Frozen):
     seconds: FiniteFloat  # no step begins later than this; all trainings have as many steps as the first
 
 
-SEARCH_EPOCH_SECONDS = 1.0
-CONFIRMATION_EPOCH_SECONDS = 5.0
-"""Epochs up to this long are timed whole. Longer ones are timed by steps: they would leave few slices."""
-SEARCH_WARMUP_SECONDS = 1.5
-CONFIRMATION_WARMUP_SECONDS = 2.0
-"""The usual warm-up ends after this long at the latest."""
+class Data(Frozen):
+    """What the first trial learns of the dataset, and later ones are told."""
+
+    examples: int | None  # in the dataset; None when endless or not counted in time
+    validation_examples: int | None = None  # of validation data of unknown cardinality, if counted in time
+    validation_uncounted: bool = False  # they were not counted in time
+    endless: bool  # the dataset has no end
+
+    @classmethod
+    def found_by(cls, started: Started) -> Data:
+        """What a trial has found."""
+        return cls(**started.model_dump(include=set(cls.model_fields)))
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class TrialTiming:
+    """How a trial is timed."""
+
+    epoch_seconds: FiniteFloat  # epochs up to this long are timed whole: longer ones would leave few slices
+    warmup_seconds: FiniteFloat  # the longest usual warm-up after the first step
+    boundary: Boundary | None = None  # taken over from the baseline; None to measure it
 
 
 class TrialRequest(Frozen):
@@ -73,15 +86,9 @@ class TrialRequest(Frozen):
     kind: Literal["trial"] = "trial"
     configuration: dict[str, Value]  # every knob that exists on the device
     log: str  # absolute path of the file that takes the trial's stdout and stderr
-    examine: bool = True  # check the dataset's elements and count them; later trials are told the counts
-    examples: int | None = None  # per epoch; None when endless or unknown
-    validation_examples: int | None = None  # only of validation data of unknown cardinality
-    validation_uncounted: bool = False  # counting those took an earlier trial too long
-    endless: bool = False  # the dataset is known to have no end
+    data: Data | None = None  # None to check the dataset's elements and count them
     count_seconds: FiniteFloat = 5.0  # how long each count may take
-    warmup_seconds: FiniteFloat = SEARCH_WARMUP_SECONDS  # usual cap on the warm-up after the first step
-    epoch_seconds: FiniteFloat = SEARCH_EPOCH_SECONDS  # epochs up to this long are timed whole
-    boundary: Boundary | None = None  # the baseline's, taken over; None to measure it
+    timing: TrialTiming
     losses: LossRuns | None = None  # these trainings are run, and nothing is timed
 
 
@@ -133,16 +140,12 @@ class Finish(Frozen):
     input_wait_seconds: FiniteFloat = 0.0  # how long the input-wait counterfactual may take; 0 for none
 
 
-class Started(Frozen):
+class Started(Data):
     """The trial has built pipeline and model, and is about to train."""
 
     kind: Literal["started"] = "started"
     jit_compile: bool  # what the knob resolved to
-    examples: int | None  # in the dataset; None when endless or not counted in time
     examples_per_epoch: int | None  # fewer than `examples` where an incomplete last batch is dropped
-    validation_examples: int | None = None  # of validation data of unknown cardinality, if counted in time
-    validation_uncounted: bool = False  # they were not counted in time
-    endless: bool  # the dataset has no end
     counting_seconds: Amount = 0.0  # for counting and for filling caches in files: later trials do neither
     filling_seconds: Amount = 0.0  # for filling caches in memory, which each trial does
     element: str  # the dataset's element, in words
@@ -243,11 +246,7 @@ class Channel:
         self._pipe.close()
 
     def send(self, message: Frozen, end: socket.socket | None = None) -> None:
-        """Send a message, and after it the end of another socket.
-
-        Raises:
-            ChannelClosed: The other end is gone.
-        """
+        """Send a message, and after it the end of another socket. Raises `ChannelClosed`."""
         try:
             self._pipe.send_bytes(message.model_dump_json().encode())
             if end is not None:
@@ -256,16 +255,7 @@ class Channel:
             raise ChannelClosed(str(error)) from error
 
     def receive(self, timeout_seconds: float | None = None) -> Frozen:
-        """The next message, of whatever kind.
-
-        Args:
-            timeout_seconds: How long to wait; None waits for ever.
-
-        Raises:
-            TimeoutError: Nothing came in time.
-            ChannelClosed: The other end is gone.
-            ProtocolError: What came is no message.
-        """
+        """The next message. Raises `TimeoutError`, `ChannelClosed`, or `ProtocolError` for what is no message."""
         try:
             body = self._pipe.recv_bytes(LARGEST_MESSAGE_BYTES) if self._pipe.poll(timeout_seconds) else None
         except (EOFError, OSError) as error:
@@ -281,11 +271,7 @@ class Channel:
         return message
 
     def receive_end(self) -> socket.socket:
-        """The end of a socket that follows a message.
-
-        Raises:
-            ChannelClosed: The other end is gone.
-        """
+        """The end of a socket that follows a message. Raises `ChannelClosed`."""
         try:
             return socket.socket(fileno=recv_handle(self._pipe))
         except (EOFError, OSError, RuntimeError) as error:

@@ -1,7 +1,4 @@
-"""How a workload is found, and how it is loaded in another process.
-
-This module may not import TensorFlow itself; loading the user's module usually does.
-"""
+"""How a workload is found, and how it is loaded in another process."""
 
 from __future__ import annotations
 
@@ -22,28 +19,23 @@ from autotune.files import is_utf8, read_at_most
 from autotune.space.knobs import nearest
 from autotune.workloads.workload import Workload, WorkloadFacts, WorkloadReference, takes_config
 
-LONGEST_NAME = 255
-"""Bytes of a file's name on Linux: a run's directory is named after the workload."""
-MODULE_NAME = "__autotune_workload__"
-"""The `__name__` under which a user's file is loaded, so that its `__main__` block does not run."""
+LONGEST_NAME = 255  # bytes of a file's name on Linux: a run's directory is named after the workload
+MODULE_NAME = "__autotune_workload__"  # not `__main__`: that block of the user's file must not run
+# Packages that `import tensorflow` and `import keras` load by name.
 # fmt: off
 NEEDED_PACKAGES = frozenset({
     "absl", "gast", "google", "h5py", "keras", "numpy", "optree", "packaging", "pandas", "requests", "rich", "scipy",
     "six", "tensorflow", "termcolor", "wrapt",
 })
 # fmt: on
-"""Packages that `import tensorflow` and `import keras` load by name."""
 
-_loading_workload = False
-"""True while a user's module is being imported, so that a tuner started from there is refused."""
+_loading_workload = False  # true while a user's module is being imported
 
 
 def parse_reference(text: str) -> WorkloadReference:
     """The workload that `path/to/file.py[:name]` or `package.module[:name]` stands for. Imports nothing.
 
-    Raises:
-        WorkloadError: The text is neither, the file is missing, or a file beside it hides a module that TensorFlow
-            needs.
+    Raises `WorkloadError` also for a file beside it that hides a module which TensorFlow needs.
     """
     location, separator, name = text.partition(":")
     name = name if separator else "workload"
@@ -87,10 +79,7 @@ def _readable(location: str) -> Path:
 
 
 def _refuse_shadowing(directory: Path) -> None:
-    """Refuse a directory with a file or package that hides one of TensorFlow's own packages from it.
-
-    A workload's directory comes first on Python's search path, as with `python train.py`.
-    """
+    """Refuse a directory with a file or package that hides one of TensorFlow's own packages from it."""
     for name in sorted(NEEDED_PACKAGES):
         for found in (directory / name / "__init__.py", directory / f"{name}.py"):
             if found.is_file():
@@ -107,7 +96,7 @@ def _hidden(name: str, found: Path) -> WorkloadError:
 
 
 def _refuse_hidden_library(reference: WorkloadReference) -> None:
-    """Refuse a workload's directory from which a module of Python's library was imported, once an import has failed."""
+    """Once an import has failed: refuse a directory from which a module of Python's library was imported."""
     for name in sorted(sys.stdlib_module_names):
         found = Path(getattr(sys.modules.get(name), "__file__", None) or "/")
         if str(found.parent) in reference.search_path:
@@ -115,11 +104,7 @@ def _refuse_hidden_library(reference: WorkloadReference) -> None:
 
 
 def reference_of(workload: Workload) -> WorkloadReference:
-    """Where a workload object can be loaded from again, by another process.
-
-    Raises:
-        WorkloadError: It is not a variable at the top level of a file or module.
-    """
+    """Where another process can load a workload object from. Raises `WorkloadError` if it is no module's variable."""
     main = sys.modules["__main__"]
     run_as = getattr(getattr(main, "__spec__", None), "name", None)  # by `python -m`
     file = getattr(main, "__file__", None)
@@ -148,11 +133,7 @@ def reference_of(workload: Workload) -> WorkloadReference:
 
 
 def refuse_while_loading() -> None:
-    """Raise if the user's module starts a tuner by being imported.
-
-    Raises:
-        WorkloadError: It does.
-    """
+    """Raise `WorkloadError` if the user's module starts a tuner by being imported."""
     if _loading_workload:
         raise WorkloadError(
             "the workload's file calls autotune.tune() while it is being imported",
@@ -163,9 +144,7 @@ def refuse_while_loading() -> None:
 def load(reference: WorkloadReference) -> Workload:
     """Import the user's module and take the workload out of it.
 
-    Raises:
-        WorkloadError: TensorFlow is missing, the module fails to import, or the name is not a `Workload`. The detail
-            holds the user's own frames of the traceback.
+    Raises `WorkloadError` with the user's own frames of a traceback, also where TensorFlow is missing.
     """
     global _loading_workload
     for entry in reversed(reference.search_path):
@@ -250,11 +229,7 @@ def users_traceback(error: BaseException) -> str:
 
 
 def fingerprint_of(file: str | None, name: str) -> str:
-    """A hash that tells a workload's source from another's: of the file, where there is one, and the name in it.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
+    """A hash of the file, where there is one, and the name in it. Raises `OSError` if it cannot be read."""
     content = Path(file).read_bytes() if file else b""
     return f"sha256:{hashlib.sha256(content + bytes(1) + name.encode()).hexdigest()}"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from autotune.errors import ConfigurationError, WorkloadError
 from autotune.space.configuration import Configuration
@@ -117,44 +117,21 @@ class Workload:
             )
 
 
-class WorkloadReference(BaseModel):
-    """Where the workload is: a file or a module, and a name in it.
+class WorkloadReference(BaseModel, frozen=True, extra="forbid"):
+    """Where the workload is: a file or a module, and a name in it."""
 
-    Args:
-        file: Absolute path of the user's file, or None for a module.
-        module: Dotted module name, or None for a file.
-        name: The variable that holds the `Workload`.
-        search_path: Directories put in front of `sys.path`.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    file: str | None = None
-    module: str | None = None
+    file: str | None = None  # absolute path, or None for a module
+    module: str | None = None  # dotted name, or None for a file
     name: str = "workload"
-    search_path: tuple[str, ...] = ()
+    search_path: tuple[str, ...] = ()  # put in front of `sys.path`
 
     def __str__(self) -> str:
         """As the user writes it: `path/to/file.py:name`."""
         return f"{self.file or self.module}:{self.name}"
 
 
-class WorkloadFacts(BaseModel):
-    """What the template learned by importing the user's module.
-
-    Args:
-        name: The workload's name.
-        batch_size: Its baseline batch size.
-        baseline: The knobs it names.
-        batched: Whether its dataset does its own batching.
-        drop_remainder: Whether the last, smaller batch of an epoch is dropped.
-        dataset_takes_config: Whether `dataset` accepts a config.
-        validates: Whether it has validation data.
-        fingerprint: `sha256:…` over the module's source and the name.
-        in_force: What the knobs that act before a model is built stood at once the module was imported.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class WorkloadFacts(BaseModel, frozen=True, extra="forbid"):
+    """What the template learned by importing the user's module."""
 
     name: str
     batch_size: int
@@ -163,15 +140,12 @@ class WorkloadFacts(BaseModel):
     drop_remainder: bool
     dataset_takes_config: bool
     validates: bool
-    fingerprint: str
-    in_force: dict[str, Any] = {}
+    fingerprint: str  # `sha256:…` over the module's source and the name
+    in_force: dict[str, Any] = {}  # knobs that act before a model is built, once the module was imported
 
 
 def takes_config(function: Callable[..., Any]) -> bool:
-    """Whether `function` is handed a config: to a parameter called `config`, or to a first one without a default.
-
-    Other parameters with defaults, and `*arguments`, are the user's own: `dataset(shuffle=True)` wants no config.
-    """
+    """Whether `function` is handed a config: to a parameter called `config`, or to a first one without a default."""
     return _config_parameter(function) is not None
 
 
