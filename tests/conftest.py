@@ -1,7 +1,11 @@
 """Order of the suite, and the surroundings that all tests share."""
 
+from pathlib import Path
+
 import hypothesis
 import pytest
+
+TESTS = Path(__file__).parent
 
 hypothesis.settings.register_profile(
     "without a clock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -10,5 +14,5 @@ hypothesis.settings.load_profile("without a clock")  # a machine that is busy br
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the fast tests first: a mistake shows before the first `import tensorflow`."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+    """Run real trials last: a mistake shows before the first `import tensorflow`."""
+    items.sort(key=lambda item: item.path.parent != TESTS)

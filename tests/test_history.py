@@ -604,7 +604,7 @@ def test_csv_reads_back_as_the_same_table(run, tmp_path):
     path = tmp_path / "history.csv"
     write_csv(frame, path)
     dtypes = {name: dtype for name, dtype in columns().items() if name != "started_at"}  # as in the docstring
-    back = pd.read_csv(path, dtype=dtypes, parse_dates=["started_at"])
+    back = pd.read_csv(path, dtype=dtypes, parse_dates=["started_at"]).astype(columns())
     pd.testing.assert_frame_equal(back, frame)
 
 

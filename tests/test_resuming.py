@@ -41,7 +41,7 @@ schema_version = 1
 kind = "categorical"
 choices = ["float32", "mixed_bfloat16"]
 """
-MOMENTS = 12
+MOMENTS = 6
 EVENTS = 45
 """About as many events as a whole run has before its confirmation ends."""
 BEGAN = datetime.fromisoformat("2026-11-20T19:10:01.250+00:00")

@@ -135,10 +135,13 @@ _HINT = "Give a file in a directory that exists and that you may write to."
 def write_csv(frame: pd.DataFrame, path: str | Path) -> None:
     """Write the table as CSV, whole or not at all: NA as an empty field, booleans as `true` and `false`.
 
-    `read_csv` gives it back with `parse_dates=["started_at"]` and, as `dtype`, the other columns of `columns()`.
+    `read_csv` gives it back with `parse_dates=["started_at"]` and, as `dtype`, the other columns of `columns()`; under
+    pandas 2 its `astype(columns())` has the unit of `started_at` as well.
     """
     booleans = [name for name in frame.columns if pd.api.types.is_bool_dtype(frame[name].dtype)]
     words = {name: frame[name].astype(_STRING).str.lower() for name in booleans}
+    if "started_at" in frame:  # pandas 2 leaves a fraction of zero out, and reads dates of one form only
+        words["started_at"] = frame["started_at"].dt.strftime("%Y-%m-%d %H:%M:%S.%f+00:00")
     write_atomically(Path(path), frame.assign(**words).to_csv(index=False), hint=_HINT)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from fault_table import BASELINE_BATCH_SIZE, BATCH_SIZES, BY_NAME, WORKLOAD, memory_cgroup
-from real_trials import Case, configuration
+from real_trials import QUICK, Case, configuration
 
 from autotune.executors.executor import Data
 from autotune.executors.process import TrialProcess, TrialProcesses
@@ -43,7 +43,7 @@ def launch(processes: TrialProcesses, tmp_path: Path) -> Iterator[Callable[..., 
         log = folder / "log.txt"
         compiled = fault in BY_NAME and BY_NAME[fault].compiled
         wanted = configuration(BATCH_SIZES.get(fault, BASELINE_BATCH_SIZE), jit_compile=compiled)
-        trials.append(processes.launch(wanted, log=str(log), data=DATA))
+        trials.append(processes.launch(wanted, log=str(log), data=DATA, timing=QUICK))
         return Case(trials[-1], log)
 
     yield start

@@ -67,7 +67,7 @@ def test_closing_ends_what_a_keeper_left(launch):
     template = trial.trial.template
     os.kill(template.pid, signal.SIGKILL)
     template.close()
-    assert [pid for pid in entered["family"] if not is_gone(pid)] == []
+    until(lambda: all(is_gone(pid) for pid in entered["family"]), f"{entered['family']} to end")
 
 
 def test_a_template_killed_while_it_imports(processes, tmp_path):

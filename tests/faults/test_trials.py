@@ -10,7 +10,7 @@ from autotune.executors.executor import TrialFailed
 from autotune.executors.log import HEAD_BYTES, LARGEST_LOG_BYTES
 from autotune.record import Outcome
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
 
 KILL_SECONDS = 5.0
 """How long after its limit a hanging trial's whole family may live: the one time that is promised, and asserted."""
@@ -32,7 +32,8 @@ ELSEWHERE = {
     *("raises_in_model", "raises_in_dataset"),  # integration/test_bad_input.py
     *("sends_half_a_message", "sends_too_much"),  # test_messages.py
     *("exceeds_rlimit_in_pipeline", "segfaults_late"),  # as without a pipeline, and as `is_killed_late`
-    "hangs_in_python",  # as `hangs_with_a_family`
+    *("aborts", "hangs_in_python", "hangs_in_pipeline"),  # as others that are killed, or hang
+    *("raises_in_train_step", "segfaults", "is_killed_late", "hangs_in_compile"),  # below
 }
 """Faults that other tests have."""
 
@@ -43,6 +44,7 @@ def of(*outcomes):
     return pytest.mark.parametrize("fault", [pytest.param(each, id=each.name) for each in chosen])
 
 
+@slow
 @of(Outcome.ERROR, Outcome.CRASHED, Outcome.OOM, Outcome.NONFINITE)
 def test_a_trial_that_goes_wrong_says_how(launch, cgroup, fault):
     """Its outcome and reason name the fault, which was seen to be injected; the process is gone."""
@@ -56,6 +58,7 @@ def test_a_trial_that_goes_wrong_says_how(launch, cgroup, fault):
     assert is_gone(trial.trial.pid)
 
 
+@slow
 @of(Outcome.TIMEOUT)
 def test_a_trial_that_hangs_is_killed_at_its_limit(launch, fault):
     """Wherever it hangs and whatever it ignores: it and its family are gone within 5 s, and the phase is named."""
@@ -73,39 +76,58 @@ def test_a_trial_that_hangs_is_killed_at_its_limit(launch, fault):
     assert late < KILL_SECONDS
 
 
-def test_the_hang_in_compile_is_in_the_compiler(launch):
-    """XLA is seen to wait for its flags, and is killed there."""
+@slow
+def test_a_trial_that_hangs_in_the_compiler_is_killed_at_its_limit(launch):
+    """XLA is seen to wait for its flags: no Python runs meanwhile."""
     trial = launch("hangs_in_compile")
     until(lambda: witness(trial.log), "the trial to build its model")
-    until(lambda: has_a_reader(trial.log.parent / "flags"), "XLA to read its flags")
-    trial.trial.kill()
+    flags = until(lambda: writer_to(trial.log.parent / "flags"), "XLA to read its flags")
+    with pytest.raises(TrialFailed) as caught:
+        trial.trial.warm_up(5.0)
+    os.close(flags)
+    assert caught.value.outcome is Outcome.TIMEOUT
+    assert "which traces and compiles" in caught.value.reason
     assert is_gone(trial.trial.pid)
 
 
-def has_a_reader(fifo):
-    """Whether a process waits to read from it."""
+def writer_to(fifo):
+    """A pipe's end to write to, once a process waits to read from it; None before."""
     try:
-        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+        return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
-        return False
-    return True
+        return None
+
+
+def test_a_trial_that_is_killed_in_a_slice_says_so(launch):
+    """The signal is named, the process is gone, and the next trial runs."""
+    trial = launch("is_killed_late")
+    failure = ends(trial)
+    assert (failure.outcome, failure.input_error) == (Outcome.CRASHED, False)
+    assert "killed by SIGKILL" in failure.reason
+    assert is_gone(trial.trial.pid)
+    assert launch().warm_up().ready.timed_by == "epochs"
 
 
 def test_an_exception_is_shown_with_the_users_own_frames(launch):
     """Of a train step: theirs down to where it was raised, and none of autotune's."""
     failure = ends(launch("raises_in_train_step"))
+    assert failure.outcome is Outcome.ERROR
+    assert "KeyError: 'missing column'" in failure.reason
     assert "in users_own_function" in failure.detail
     assert "faulty.py" in failure.detail
-    assert "autotune/trial" not in failure.detail
+    assert "autotune/worker" not in failure.detail
 
 
 def test_a_signal_leaves_the_line_that_it_struck_in_the_log(launch):
     """Python's stack, the user's function on top."""
     failure = ends(launch("segfaults"))
+    assert failure.outcome is Outcome.CRASHED
+    assert "killed by SIGSEGV" in failure.reason
     assert "Segmentation fault" in failure.log_tail
     assert "in segfaults" in failure.log_tail
 
 
+@slow
 def test_gigabytes_of_garbage_are_ignored_and_the_log_is_capped(launch):
     """The trial is measured as any other; of its log the ends are kept, and the last lines can be shown."""
     trial = launch("prints_gigabytes")

@@ -1,12 +1,13 @@
 """Real trials: templates that many tests share."""
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from real_trials import REPOSITORY, Case, Cases, configuration
+from real_trials import QUICK, REPOSITORY, WORKLOADS, Builder, Case, configuration
 
 from autotune.executors.executor import Data
 from autotune.executors.process import TrialProcess, TrialProcesses
@@ -24,26 +25,23 @@ def _cpu_only() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cases]:
-    """The templates of `workloads/cases.py`."""
-    all_cases = Cases(tmp_path_factory.mktemp("templates"))
-    yield all_cases
-    all_cases.close()
-
-
-Launch = Callable[..., Case]
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrialProcesses]:
+    """The template of `workloads/cases.py`, which serves the whole session: a trial's log file names its case."""
+    reference = WorkloadReference(file=str(WORKLOADS / "cases.py"), search_path=(str(WORKLOADS),))
+    with TrialProcesses(reference, logs=tmp_path_factory.mktemp("templates")) as processes:
+        processes.open()
+        yield processes
 
 
 @pytest.fixture
-def launch(cases: Cases, tmp_path: Path) -> Iterator[Launch]:
-    """Starts a trial of a case: `launch("tuples", prefetch=2)`. What still lives afterwards is killed."""
+def launch(cases: TrialProcesses, tmp_path: Path) -> Iterator[Callable[..., Case]]:
+    """Starts a trial of a case: `launch("endless", prefetch=2)`. What still lives afterwards is killed."""
     trials: list[TrialProcess] = []
 
     def start(
         case: str,
         batch_size: int = 16,
         *,
-        workload: str = "workload",
         data: Data | None = None,
         losses: LossRuns | None = None,
         **knobs: Any,
@@ -51,14 +49,25 @@ def launch(cases: Cases, tmp_path: Path) -> Iterator[Launch]:
         folder = tmp_path / str(len(trials))
         folder.mkdir()
         log = folder / f"{case}.log"
-        processes = cases.processes(workload)
         wanted = configuration(batch_size, **knobs)
-        trials.append(processes.launch(wanted, log=str(log), data=data, losses=losses))
+        trials.append(cases.launch(wanted, log=str(log), data=data, timing=QUICK, losses=losses))
         return Case(trials[-1], log)
 
     yield start
     for trial in trials:
         trial.kill()
+
+
+@pytest.fixture(scope="session")
+def _builder(environment: dict[str, str]) -> Iterator[Builder]:
+    with Builder(environment) as builder:
+        yield builder
+
+
+@pytest.fixture
+def build(_builder: Builder, tmp_path: Path) -> Callable[..., Any]:
+    """Builds a case and takes its first step, in a process that all tests share: `build("tuples").started`."""
+    return functools.partial(_builder.build, tmp_path)
 
 
 @pytest.fixture

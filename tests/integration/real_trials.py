@@ -3,7 +3,10 @@
 The tests' own process never imports TensorFlow, as the tuner's does not.
 """
 
+import dataclasses
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,15 +16,17 @@ from typing import Any, Self
 import psutil
 import pytest
 
-from autotune.executors.executor import TrialFailed, WarmUp
-from autotune.executors.process import TrialProcess, TrialProcesses
+from autotune.executors.executor import IN_SEARCH, Data, TrialFailed, WarmUp
+from autotune.executors.process import TrialProcess
 from autotune.executors.standstill import LOOK_SECONDS, AwakeClock
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
-from autotune.workloads.workload import WorkloadReference
+from autotune.worker import messages
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WORKLOADS = Path(__file__).parent / "workloads"
+QUICK = dataclasses.replace(IN_SEARCH, warmup_seconds=0.3)
+"""Of trials whose speed nobody asks for: they hardly warm up."""
 PATIENCE_SECONDS = 150.0
 """How long something that must happen may take on a slow machine; none of it is asserted."""
 
@@ -76,6 +81,15 @@ def configuration(batch_size: int = 16, **knobs: Any) -> Configuration:
     return baseline_configuration(batch_size, knobs, Device.CPU, where="test")
 
 
+def json_in(text: str) -> dict[str, Any]:
+    """The lines of a text that are JSON objects, one merged into another."""
+    found: dict[str, Any] = {}
+    for line in text.splitlines():
+        if line.startswith("{"):
+            found |= json.loads(line)
+    return found
+
+
 class Case:
     """One trial of a case in `workloads/cases.py`, and its log."""
 
@@ -102,39 +116,62 @@ class Case:
 
     def printed(self) -> dict[str, Any]:
         """What the workload printed to the log as JSON objects, one into another."""
-        said: dict[str, Any] = {}
-        if not self.log.exists():
-            return said
-        for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("{"):
-                said |= json.loads(line)
-        return said
+        return json_in(self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else "")
 
 
-class Cases:
-    """Trials of the cases in `workloads/cases.py`.
+class Built:
+    """What building a case, and its first step, gave: the messages of a trial, None where they did not come."""
 
-    A trial's case is named by its log file, which the workload looks at: so the templates, one for each
-    workload object, serve all tests of the session.
-    """
+    def __init__(self, told: dict[str, Any], printed: str) -> None:
+        self.started = _message(messages.Started, told.get("started"))
+        self.first_step = _message(messages.FirstStep, told.get("first_step"))
+        self.failed = _message(messages.Failed, told.get("failed"))
+        self.printed = json_in(printed)
 
-    def __init__(self, logs: Path) -> None:
-        self._logs = logs
-        self._processes: dict[str, TrialProcesses] = {}
 
-    def processes(self, workload: str = "workload") -> TrialProcesses:
-        """Where the trials of one workload object come from."""
-        if workload not in self._processes:
-            reference = WorkloadReference(
-                file=str(WORKLOADS / "cases.py"), name=workload, search_path=(str(WORKLOADS),)
-            )
-            logs = self._logs / workload
-            logs.mkdir()
-            self._processes[workload] = TrialProcesses(reference, logs=logs)
-            self._processes[workload].open()
-        return self._processes[workload]
+def _message(kind: type[Any], told: dict[str, Any] | None) -> Any:
+    return None if told is None else kind.model_validate(told)
 
-    def close(self) -> None:
-        """End them all."""
-        for processes in self._processes.values():
-            processes.close()
+
+class Builder:
+    """A process that builds case after case: see `workloads/build.py`."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(WORKLOADS / "build.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+        )
+        self._count = 0
+
+    def __enter__(self) -> Self:
+        """The process runs."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.communicate()
+
+    def build(
+        self, folder: Path, case: str, batch_size: int = 16, *, data: Data | None = None, **knobs: Any
+    ) -> Built:
+        """Build a case, told what an earlier trial learned of its data, if any."""
+        self._count += 1
+        log = folder / str(self._count) / f"{case}.log"
+        log.parent.mkdir()
+        request = messages.TrialRequest(
+            configuration=dict(configuration(batch_size, **knobs)),
+            log=str(log),
+            data=data,
+            count_seconds=1.0,
+            timing=QUICK,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(request.model_dump_json() + "\n")
+        self._process.stdin.flush()
+        return Built(*json.loads(self._process.stdout.readline()))

@@ -12,16 +12,18 @@ from pathlib import Path
 import optuna
 import psutil
 import pytest
-from real_trials import REPOSITORY, until
+from real_trials import REPOSITORY, Awake, until
 
 import autotune
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
 
 DIGITS = REPOSITORY / "examples" / "digits_mlp.py"
 WAIT_SECONDS = 900.0
 BUDGET, SHORT_BUDGET = 40, 20
 """Seconds of a run on real digits, and of one on a tiny workload."""
+KILL_SECONDS = 5.0
+"""How long the processes of a tuner that has ended may live."""
 MOST_REFUSALS = 4
 """Budgets in a row that do not hold the baseline, each thrice the one before."""
 
@@ -63,7 +65,7 @@ def to_its_end(
             out, err = process.communicate(timeout=WAIT_SECONDS)
         finally:
             process.kill()
-    assert templates_of(process.pid) == []
+    assert_nothing_left(process.pid)
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
 
@@ -77,6 +79,15 @@ def with_enough_time(
             break
         budget *= 3
     return ended
+
+
+def assert_nothing_left(tuner: int) -> None:
+    """No process of a tuner that has ended is there any more, soon after its end."""
+    with Awake() as awake:
+        until(
+            lambda: templates_of(tuner) == [] or awake.seconds > KILL_SECONDS, "the tuner's processes to end"
+        )
+    assert templates_of(tuner) == []
 
 
 def templates_of(tuner: int) -> list[psutil.Process]:
@@ -129,7 +140,7 @@ def test_the_command_prints_lines_a_table_and_the_recipes_path(tuned):
     assert ended.stderr == ""
     assert "\x1b" not in ended.stdout
     assert "\r" not in ended.stdout
-    for words in ("digits_mlp", "baseline", "search", "samples/s", "speed-up", "Recipe: run/recipe.json"):
+    for words in ("digits_mlp", "baseline", "search", "samples/s", "Recipe: run/recipe.json"):
         assert words in ended.stdout
     assert [path.name for path in folder.iterdir()] == ["run"]
 
@@ -183,6 +194,7 @@ def test_its_recipe_trains(tuned, environment):
 # ------------------------------------------------------------------------------------------------ from Python
 
 
+@slow
 def test_a_script_may_tune_the_workload_that_it_holds(run, tmp_path):
     """Called below `__main__` with a Workload object, the file is loaded again by the trials."""
     (tmp_path / "train.py").write_text(
@@ -202,15 +214,6 @@ def test_a_script_may_tune_the_workload_that_it_holds(run, tmp_path):
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("verdict ")
     assert assert_complete(tmp_path / "run").workload.name == "train"
-
-
-def test_a_workload_typed_into_a_session_gets_a_sentence(run, tmp_path):
-    """There is no file to load again: what to do is said, and nothing is written."""
-    ended = run("-c", TINY + "\nautotune.tune(workload, budget=40, out='run')\n")
-    assert ended.returncode == 1
-    assert "WorkloadError: the workload was typed into an interactive session" in ended.stderr
-    assert "Save it in a file" in ended.stderr
-    assert not (tmp_path / "run").exists()
 
 
 # ---------------------------------------------------------------------------------------- ended from outside
@@ -251,16 +254,16 @@ def told(process: subprocess.Popen[str], printed: str, number: signal.Signals) -
     """All that a tuner prints that is sent a signal, on both channels; it has left no process."""
     process.send_signal(number)
     out, err = process.communicate(timeout=WAIT_SECONDS)
-    assert templates_of(process.pid) == []
+    assert_nothing_left(process.pid)
     assert "Traceback (most recent call last)" not in err
     return printed + out, err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_is_told_to_stop_gives_the_verdict_it_has(tuner, tmp_path, number):
+@slow
+def test_a_run_that_is_told_to_stop_gives_the_verdict_it_has(tuner, tmp_path):
     """After the first candidate: it says where the run is, writes the recipe, and leaves no process."""
     process, printed = tuner("search ", "10m")
-    out, err = told(process, printed, number)
+    out, err = told(process, printed, signal.SIGTERM)
     assert "the run is in run" in out
     assert "--resume" in out
     recipe = autotune.Recipe.load(tmp_path / "run" / "recipe.json")
@@ -269,6 +272,7 @@ def test_a_run_that_is_told_to_stop_gives_the_verdict_it_has(tuner, tmp_path, nu
     assert process.returncode == (0 if recipe.changes else 130), out + err
 
 
+@slow
 def test_ctrl_c_while_the_workload_is_imported(tuner, tmp_path):
     """Nothing can be recommended yet: exit code 130 and one sentence."""
     process, printed = tuner("importing the workload", "10m")
@@ -279,6 +283,7 @@ def test_ctrl_c_while_the_workload_is_imported(tuner, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@slow
 def test_a_killed_run_keeps_what_it_finished_and_can_be_resumed(tuner, tmp_path, run):
     """SIGKILL in the search: its whole family goes, and `--resume` goes on without running a trial again."""
     process, _ = tuner("search     1", "10m")
@@ -317,6 +322,7 @@ def tune_tiny(run, tmp_path, *options, source=TINY):
     return ended
 
 
+@slow
 def test_a_budget_too_small_for_the_baseline(run, tmp_path):
     """Exit code 2, a sentence that names a budget, and no run directory."""
     slow = TINY.replace("def dataset():", "def dataset():\n    import time\n\n    time.sleep(60)")
@@ -356,6 +362,7 @@ def test_a_baseline_that_crashes(run, tmp_path):
     assert not (tmp_path / "run" / "recipe.json").exists()
 
 
+@slow
 def test_a_workload_that_cannot_be_used(run, tmp_path):
     """Exit code 2, the sentence, the user's own frames, and nothing half-written."""
     source = TINY.replace("def dataset():", "def dataset():\n    raise OSError('no such table')")

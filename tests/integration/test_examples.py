@@ -22,6 +22,7 @@ def test_an_example_learns(processes_of, tmp_path, file):
     """Its loss is finite and falls, with another precision and other pipeline knobs than its own."""
     processes = processes_of(file)
     facts = processes.open()
+    assert processes.isolation == "template", "importing it starts nothing"
     log = tmp_path / "trial.log"
     wanted = configuration(facts.batch_size, **facts.baseline | KNOBS)
     case = Case(processes.launch(wanted, log=str(log), data=None), log)

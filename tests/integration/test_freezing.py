@@ -12,7 +12,7 @@ from real_trials import until
 
 from autotune.executors.process import is_stopped
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
 
 
 def processor_time(pid):
@@ -28,7 +28,7 @@ def elements(trial):
 
 
 def test_a_frozen_trial_stands_still_while_another_is_measured(launch):
-    """Every thread of it is stopped, and it takes no processor time, for the whole of the other's slice."""
+    """All its threads are stopped, and take no processor time, for the whole of the other's slice; then it goes on."""
     frozen, other = launch("endless", prefetch=4), launch("endless")
     frozen.warm_up()
     other.warm_up()
@@ -40,6 +40,8 @@ def test_a_frozen_trial_stands_still_while_another_is_measured(launch):
     assert is_stopped(frozen.trial.pid)
     assert processor_time(frozen.trial.pid) == before
     assert processor_time(other.trial.pid) > turn
+    assert frozen.measure().steps > 0
+    assert is_stopped(frozen.trial.pid)
 
 
 # The pipelines and how many elements each may have in flight; all are slower than the training they feed.
@@ -49,6 +51,7 @@ SLOW_PIPELINES = [
 ]
 
 
+@slow
 @pytest.mark.parametrize(("case", "in_flight", "knobs"), SLOW_PIPELINES)
 def test_no_buffer_fills_while_a_trial_is_frozen(launch, case, in_flight, knobs):
     """While another trains, the pipeline begins no element; a slice trains on what was produced in it.
@@ -76,16 +79,7 @@ def test_no_buffer_fills_while_a_trial_is_frozen(launch, case, in_flight, knobs)
     until(lambda: elements(frozen) > before + 60, "the buffer to fill once the trial goes on")
 
 
-def test_a_frozen_trial_goes_on_where_it_was(launch):
-    """Slice after slice, the optimizer's steps go on, and the process is frozen again after each."""
-    trial = launch("pairs")
-    trial.warm_up()
-    for _ in range(3):
-        part = trial.measure()
-        assert part.steps == part.epochs * 7
-        assert is_stopped(trial.trial.pid)
-
-
+@slow
 def test_children_of_the_trial_are_frozen_with_it(launch):
     """A process that the workload started in the trial's group stands still too."""
     trial = launch("with_child")
@@ -95,6 +89,7 @@ def test_children_of_the_trial_are_frozen_with_it(launch):
     assert os.getpgid(child.pid) == trial.trial.pid
 
 
+@slow
 def test_a_stop_from_outside_is_told_from_a_hang(launch):
     """A slice that was stopped and let go on by somebody else still arrives, and the trial is frozen after it."""
     trial = launch("endless")
@@ -105,6 +100,7 @@ def test_a_stop_from_outside_is_told_from_a_hang(launch):
     assert is_stopped(trial.trial.pid)
 
 
+@slow
 def test_a_continuous_run_is_not_frozen_between_its_slices(launch):
     """Three slices come from one command; the trial is frozen after the last, and each says what memory it held."""
     case = launch("endless")
@@ -116,6 +112,7 @@ def test_a_continuous_run_is_not_frozen_between_its_slices(launch):
     assert slices[2].steps > 0
 
 
+@slow
 def test_what_others_take_during_a_slice_is_told(launch):
     """A process that spins meanwhile is foreign."""
     trial = launch("endless")

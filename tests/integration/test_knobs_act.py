@@ -1,44 +1,20 @@
 """Each knob really acts in the trial: what the workload sees there is what the configuration says."""
 
 import pytest
-from real_trials import PATIENCE_SECONDS, WORKLOADS, configuration
+from real_trials import PATIENCE_SECONDS, configuration
 
 from autotune.errors import WorkloadError
 from autotune.executors.executor import Data, TrialFailed
-from autotune.executors.process import TrialProcesses
 from autotune.record import Outcome
-from autotune.space.knobs import Device
-from autotune.tuning.opening import baseline_of
-from autotune.tuning.progress import silent
-from autotune.workloads.workload import WorkloadReference
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def opened(tmp_path_factory):
-    """Trials of a workload file with this source, imported once for all tests that ask for it."""
-    known = {}
-
-    def trials_of(source):
-        if source not in known:
-            folder = tmp_path_factory.mktemp("workload")
-            (folder / "train.py").write_text(source)
-            reference = WorkloadReference(file=str(folder / "train.py"), search_path=(str(folder),))
-            processes = TrialProcesses(reference, logs=folder)
-            known[source] = processes, processes.open()
-        return known[source]
-
-    yield trials_of
-    for processes, _ in known.values():
-        processes.close()
-
-
-def test_the_defaults_leave_tensorflow_alone(launch):
+def test_the_defaults_leave_tensorflow_alone(build):
     """The baseline sets nothing: TensorFlow's own threads, no prefetch, no options, no XLA on the processor."""
-    trial = launch("telling")
-    assert trial.warm_up().started.jit_compile is False
-    assert trial.printed() == {
+    built = build("telling")
+    assert built.started.jit_compile is False
+    assert built.printed == {
         "intra_op_threads": 0,
         "inter_op_threads": 0,
         "onednn": None,
@@ -68,17 +44,23 @@ def test_every_knob_of_the_fork_acts_at_once(launch):
         data_threads=7,
         deterministic=False,
         data_autotune=False,
-        jit_compile=False,
+        jit_compile=True,
     )
-    trial.warm_up()
+    assert trial.warm_up().started.jit_compile is True
     said = trial.printed()
     assert (said["intra_op_threads"], said["inter_op_threads"]) == (3, 5)
     assert (said["compute_dtype"], said["variable_dtype"]) == ("bfloat16", "float32")
-    assert (said["steps_per_execution"], said["jit_compile"]) == (4, False)
+    assert (said["steps_per_execution"], said["jit_compile"]) == (4, True)
     assert (said["prefetch"], said["data_threads"]) == (6, 7)
     assert (said["deterministic"], said["data_autotune"]) == (False, False)
 
 
+def test_prefetch_autotune_is_tensorflows_own(build):
+    """`prefetch="autotune"` hands `tf.data.AUTOTUNE` over."""
+    assert build("telling", prefetch="autotune").printed["prefetch"] == -1
+
+
+@slow
 def test_a_persistent_iterator_is_trained_on(launch):
     """The trial repeats the batches and tells which knobs have another value in force; epochs stay whole."""
     trial = launch("telling", 10, persistent_iterator=True, steps_per_execution=4)
@@ -90,12 +72,13 @@ def test_a_persistent_iterator_is_trained_on(launch):
 
 
 @pytest.mark.parametrize("case", ["endless", "generated"])
-def test_a_persistent_iterator_cannot_act_without_a_known_length(launch, case):
+def test_a_persistent_iterator_cannot_act_without_a_known_length(build, case):
     """The trial trains as without it, and tells that it is off."""
-    trial = launch(case, persistent_iterator=True, steps_per_execution=4)
-    assert trial.warm_up().started.in_force == {"persistent_iterator": False}
+    built = build(case, persistent_iterator=True, steps_per_execution=4)
+    assert built.started.in_force == {"persistent_iterator": False}
 
 
+@slow
 @pytest.mark.parametrize(("calls", "threads", "at_once"), [(5, 16, 5), (16, 6, 6)])
 def test_parallel_calls_run_on_the_private_pool(launch, calls, threads, at_once):
     """As many calls of the user's map run at once as `num_parallel_calls` and `data_threads` both allow."""
@@ -105,13 +88,7 @@ def test_parallel_calls_run_on_the_private_pool(launch, calls, threads, at_once)
     assert trial.printed()["calls_at_once"] == at_once
 
 
-def test_prefetch_autotune_is_tensorflows_own(launch):
-    """`prefetch="autotune"` hands `tf.data.AUTOTUNE` over."""
-    trial = launch("telling", prefetch="autotune")
-    trial.warm_up()
-    assert trial.printed()["prefetch"] == -1
-
-
+@slow
 def test_jit_compile_compiles_with_xla(launch):
     """A Python function in the graph trains without XLA, and cannot be compiled with it."""
     assert launch("python_inside", jit_compile=False).warm_up().started.jit_compile is False
@@ -121,12 +98,7 @@ def test_jit_compile_compiles_with_xla(launch):
     assert "XLA" in failure.reason + failure.detail + failure.log_tail
 
 
-def test_jit_compile_is_recorded_as_resolved(launch):
-    """True stays true; "auto" means Keras's rule for this model on this device."""
-    assert launch("pairs", jit_compile=True).warm_up().started.jit_compile is True
-    assert launch("pairs", jit_compile="auto").warm_up().started.jit_compile is False
-
-
+@slow
 def test_onednn_is_set_before_tensorflow_is_imported(launch):
     """`onednn=False` gets a template of its own, whose environment says so before the import."""
     trial = launch("telling", onednn=False)
@@ -155,9 +127,11 @@ workload = autotune.Workload(model=model, dataset=dataset, compile=lambda: {"los
 """
 
 
-def test_a_file_that_starts_the_runtime_gets_a_fresh_interpreter_per_trial(opened, tmp_path):
-    """It is noticed, and the knobs of every stage act all the same."""
-    processes, facts = opened(SPAWNED)
+@slow
+def test_a_file_that_starts_the_runtime_gets_a_fresh_interpreter_per_trial(processes_of, tmp_path):
+    """It is noticed, the knobs of every stage act all the same, and no trial reads a file that has changed."""
+    processes = processes_of(SPAWNED)
+    facts = processes.open()
     assert (processes.started_by_import, processes.isolation) == ("runtime", "spawn")
     assert facts.batch_size == 16
     assert not processes.apart(configuration(), configuration(onednn=False))  # no parents whose luck they had
@@ -168,6 +142,9 @@ def test_a_file_that_starts_the_runtime_gets_a_fresh_interpreter_per_trial(opene
     assert part.examples == part.epochs * 64
     trial.kill()
     assert "threads 3 0" in log.read_text()
+    (tmp_path / "train.py").write_text(SPAWNED + "\n# changed\n")
+    with pytest.raises(WorkloadError, match="the file has changed since the run began"):
+        processes.launch(configuration(onednn=False), log=str(log), data=None)
 
 
 THREADED = """
@@ -192,6 +169,7 @@ workload = autotune.Workload(model=model, dataset=dataset, compile=lambda: {"los
 """
 
 
+@slow
 def test_a_file_that_starts_a_thread_gets_a_fresh_interpreter_per_trial(processes_of, tmp_path):
     """A fork has none of its parent's threads: who waits for one would wait for ever."""
     processes = processes_of(THREADED)
@@ -202,10 +180,10 @@ def test_a_file_that_starts_a_thread_gets_a_fresh_interpreter_per_trial(processe
     trial.kill()
 
 
-STARTED = "STARTED = tf.constant(1.0) + 1"
 SETS = """
-import os
+import os, signal
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # before TensorFlow, as its documentation says
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as what starts programs may
 import keras
 import numpy as np
 import tensorflow as tf
@@ -227,80 +205,38 @@ workload = autotune.Workload(model=model, dataset=dataset, compile=lambda: {{"lo
 """
 
 
-def test_what_the_file_sets_is_found(opened):
-    """Policy, threads and what TensorFlow read while it was imported, as the user would run it."""
-    processes, facts = opened(SETS.format(more=""))
-    found = facts.in_force
-    assert processes.started_by_import is None
+@slow
+def test_a_file_that_sets_things_is_measured_as_the_user_would_run_it(processes_of, tmp_path):
+    """Policy, threads and TensorFlow's variables are found; knobs come after them, or fail where they cannot act."""
+    processes = processes_of(SETS.format(more=""))
+    found = processes.open().in_force
+    assert (processes.started_by_import, processes.isolation) == (None, "template")
     assert (found["precision"], found["intra_op_threads"]) == ("mixed_bfloat16", 1)
     assert (found["inter_op_threads"], found["onednn"]) == (0, False)
-
-
-def test_a_trial_runs_what_its_configuration_says(opened, tmp_path):
-    """Whatever the file sets by being imported: the knobs come after it."""
-    processes, _ = opened(SETS.format(more=""))
     log = tmp_path / "trial.log"
-    wanted = configuration(precision="float32", intra_op_threads=1, onednn=False)
-    trial = processes.launch(wanted, log=str(log), data=None)
-    trial.warm_up(PATIENCE_SECONDS)
-    trial.kill()
-    assert "float32 1" in log.read_text()
-
-
-def test_what_the_workload_alone_names_is_the_baselines(processes_of, tmp_path):
-    """Its file sets nothing, which denies nothing: the baseline, and the trial that runs it, have what it names."""
-    named = SETS.format(more="").replace('keras.config.set_dtype_policy("mixed_bfloat16")\n', "")
-    named = named.replace(
-        "batch_size=16)", "batch_size=16, baseline={'precision': 'mixed_bfloat16', 'onednn': False})"
-    )
-    processes = processes_of(named)
-    facts = processes.open()
-    assert facts.in_force["precision"] == "float32"
-    baseline = baseline_of(facts, str(tmp_path / "train.py"), Device.CPU, silent)
-    log = tmp_path / "trial.log"
-    trial = processes.launch(baseline, log=str(log), data=None)
-    trial.warm_up(PATIENCE_SECONDS)
-    trial.kill()
-    assert "bfloat16 1" in log.read_text()
-
-
-def test_a_file_that_ignores_how_its_children_end_is_trained_all_the_same(processes_of, tmp_path):
-    """As one that starts programs may: its trials end, the template learns of it, and goes on to the next."""
-    processes = processes_of(SETS.format(more="import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"))
-    processes.open()
-    assert processes.isolation == "template"
-    for _ in range(2):
-        trial = processes.launch(configuration(onednn=False), log=str(tmp_path / "trial.log"), data=None)
+    for precision, computes_in in (("float32", "float32"), ("mixed_bfloat16", "bfloat16")):
+        wanted = configuration(precision=precision, intra_op_threads=1, onednn=False)
+        trial = processes.launch(wanted, log=str(log), data=None)
         trial.warm_up(PATIENCE_SECONDS)
         trial.kill()
+        assert f"{computes_in} 1" in log.read_text()
+    trial = processes.launch(configuration(onednn=True), log=str(log), data=None)
+    with pytest.raises(TrialFailed, match="TF_ENABLE_ONEDNN_OPTS=1"):
+        trial.warm_up(PATIENCE_SECONDS)
 
 
-def test_threads_that_the_file_has_fixed_cannot_be_had_otherwise(opened, tmp_path):
+@slow
+def test_threads_that_the_file_has_fixed_cannot_be_had_otherwise(processes_of, tmp_path):
     """It sets them and starts the runtime: a trial of other threads fails, and is not timed under a wrong name."""
-    processes, _ = opened(SETS.format(more=STARTED))
+    processes = processes_of(SETS.format(more="STARTED = tf.constant(1.0) + 1"))
+    processes.open()
     wanted = configuration(intra_op_threads=2, onednn=False)
     trial = processes.launch(wanted, log=str(tmp_path / "trial.log"), data=None)
     with pytest.raises(TrialFailed, match="intra_op_threads=2 cannot act any more"):
         trial.warm_up(PATIENCE_SECONDS)
 
 
-def test_a_variable_that_the_file_overwrites_cannot_be_had_otherwise(opened, tmp_path):
-    """A trial with oneDNN, of a file that turns it off, fails and says why."""
-    processes, _ = opened(SETS.format(more=""))
-    trial = processes.launch(configuration(onednn=True), log=str(tmp_path / "trial.log"), data=None)
-    with pytest.raises(TrialFailed, match="TF_ENABLE_ONEDNN_OPTS=1"):
-        trial.warm_up(PATIENCE_SECONDS)
-
-
-def test_a_file_that_changes_is_refused_by_fresh_interpreters_too(processes_of, tmp_path):
-    """Each of them would read it anew, and candidates be other code than the baseline."""
-    processes = processes_of(SPAWNED)
-    processes.open()
-    (tmp_path / "train.py").write_text(SPAWNED + "\n# changed\n")
-    with pytest.raises(WorkloadError, match="the file has changed since the run began"):
-        processes.launch(configuration(onednn=False), log=str(tmp_path / "trial.log"), data=None)
-
-
+@slow
 def test_layers_at_the_top_of_the_file_keep_their_precision(processes_of, tmp_path):
     """No training code could apply what such a trial would measure: it fails and says why; float32 goes on."""
     processes = processes_of(
@@ -320,21 +256,8 @@ def test_layers_at_the_top_of_the_file_keep_their_precision(processes_of, tmp_pa
     trial.kill()
 
 
-def test_a_file_that_starts_nothing_is_forked(cases):
-    """Importing layers and making arrays leaves the runtime alone."""
-    processes = cases.processes()
-    assert (processes.started_by_import, processes.isolation) == (None, "template")
-
-
 def test_what_tensorflow_reads_when_imported_asks_for_templates_of_its_own(cases):
-    """Their luck stays in a comparison; where only other knobs differ, both are forks of one."""
-    processes = cases.processes()
-    assert processes.apart(configuration(), configuration(onednn=False))
-    assert not processes.apart(configuration(onednn=False), configuration(onednn=False, batch_size=64))
-
-
-def test_the_shipped_workload_can_be_forked(processes_of):
-    """The digits example starts no runtime by being imported."""
-    processes = processes_of(WORKLOADS.parents[2] / "examples" / "digits_mlp.py")
-    assert processes.open().name == "digits_mlp"
-    assert processes.started_by_import is None
+    """Trials are forked where the file starts nothing; those that differ in other knobs are forks of one template."""
+    assert (cases.started_by_import, cases.isolation) == (None, "template")
+    assert cases.apart(configuration(), configuration(onednn=False))
+    assert not cases.apart(configuration(onednn=False), configuration(onednn=False, batch_size=64))

@@ -1,4 +1,4 @@
-"""A persistent iterator trains on the same epochs as Keras's new iterators; each script is a process of its own."""
+"""A persistent iterator trains on the same epochs as Keras's new iterators."""
 
 import json
 import subprocess
@@ -7,8 +7,6 @@ import textwrap
 
 import pytest
 from simulated_runs import faster_by, quick_tune, simulated_trials
-
-pytestmark = pytest.mark.slow
 
 EXAMPLES, EPOCHS = 1437, 4
 
@@ -60,30 +58,34 @@ def trained(dataset, *, batched=False, drop=False, **knobs):
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def run(environment):
-    """Runs a script in a process of its own and returns what its last line printed, from JSON."""
+    """Runs scripts in one process, which has TensorFlow; each returns what it printed last, from JSON."""
+    loop = "import sys\nfor line in sys.stdin:\n    exec(json.loads(line))\n    sys.stdout.flush()\n"
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMON + TRAINED + loop],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
 
-    def start(*parts: str):
-        ended = subprocess.run(
-            [sys.executable, "-c", "\n".join(map(textwrap.dedent, parts))],
-            capture_output=True,
-            text=True,
-            env=environment,
-            timeout=120,
-            check=False,
-        )
-        assert ended.returncode == 0, ended.stderr
-        return json.loads(ended.stdout.splitlines()[-1])
+    def start(part: str):
+        process.stdin.write(json.dumps(textwrap.dedent(part)) + "\n")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+        assert answer, process.communicate()[1]
+        return json.loads(answer)
 
-    return start
+    yield start
+    process.kill()
+    process.communicate()
 
 
 def test_every_epoch_trains_on_the_same_examples_in_another_order(run):
     """Each epoch of `fit` sees as many batches as without it, the same examples once each, shuffled anew."""
     seen = run(
-        COMMON,
-        TRAINED,
         f"""
         cases = [
             (ids.shuffle({EXAMPLES}), False, False),
@@ -112,8 +114,6 @@ def test_every_epoch_trains_on_the_same_examples_in_another_order(run):
 def test_no_epoch_runs_past_its_end(run):
     """Steps per execution that do not divide the epoch become the largest divisor below them."""
     seen = run(
-        COMMON,
-        TRAINED,
         """
         said = []
         for asked in (5, 8, 16):
@@ -129,7 +129,6 @@ def test_no_epoch_runs_past_its_end(run):
 def test_the_repeat_comes_before_the_last_prefetch(run):
     """There is always a prefetch behind the repeat; one that ends the user's own dataset is moved there."""
     seen = run(
-        COMMON,
         """
         options = tf.data.Options()
         options.deterministic = False
@@ -164,7 +163,6 @@ def test_the_repeat_comes_before_the_last_prefetch(run):
 def test_it_is_off_where_the_steps_of_an_epoch_are_not_known(run):
     """Datasets of unknown or infinite cardinality, and empty ones, keep their own end; the value in force says so."""
     seen = run(
-        COMMON,
         """
         said = []
         for dataset in (ids.filter(lambda each: each > 9), ids.repeat(), ids.take(0)):
@@ -180,7 +178,6 @@ def test_it_is_off_where_the_steps_of_an_epoch_are_not_known(run):
 def test_a_pipeline_of_shorter_epochs_is_otherwise_the_same(run):
     """It repeats the first batches, behind them all is as it was; without the knob it ends after them."""
     seen = run(
-        COMMON,
         """
         said = []
         for on in (True, False):
@@ -200,23 +197,6 @@ def test_a_pipeline_of_shorter_epochs_is_otherwise_the_same(run):
     ]
 
 
-def test_the_shuffle_buffer_of_an_epoch_is_found_before_the_repeat(run):
-    """A persistent pipeline refills it once an epoch, as any other; a dataset that repeats by itself more often."""
-    seen = run(
-        COMMON,
-        """
-        from autotune.worker.boundary import _steps_in_shuffle_buffer
-        said = []
-        for dataset in (ids.shuffle(256), ids.shuffle(256).repeat(3)):
-            for on in (True, False):
-                pipeline = apply.training_pipeline(dataset, configuration(persistent_iterator=on, prefetch=2))
-                said.append(_steps_in_shuffle_buffer(pipeline.dataset, 128))
-        print(json.dumps(said))
-        """,
-    )
-    assert seen == [2.0, 2.0, None, None]
-
-
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory):
     """A recipe with a persistent iterator and batches of 128, out of a simulated run."""
@@ -231,7 +211,6 @@ def recipe(tmp_path_factory):
 def test_fit_args_repeat_and_batches_do_not(run, recipe):
     """`recipe.fit_args` gives dataset and steps together; `recipe.batch` ends, as validation data must."""
     seen = run(
-        COMMON,
         f"""
         recipe = Recipe.load({str(recipe)!r})
         off = recipe.model_copy(update={{"configuration": {{**recipe.configuration, "persistent_iterator": False}}}})
@@ -248,7 +227,6 @@ def test_fit_args_repeat_and_batches_do_not(run, recipe):
 def test_fit_args_refuse_an_epoch_that_would_run_past_its_end(run, recipe):
     """On epochs of another length, the error names both numbers and the steps per execution that fit."""
     seen = run(
-        COMMON,
         f"""
         recipe = Recipe.load({str(recipe)!r})
         fewer = ids.take(1000)
@@ -264,3 +242,28 @@ def test_fit_args_refuse_an_epoch_that_would_run_past_its_end(run, recipe):
     assert 'model.compile(..., **recipe.compile_args() | {"steps_per_execution": 8})' in hint
     assert "recipe.fit_args(dataset, steps_per_execution=8)" in hint
     assert steps == 8
+
+
+def test_batches_of_batches_are_an_error(run, recipe):
+    """A recipe batches single examples, unless the workload did its own batching."""
+    said = run(
+        f"""
+        import numpy as np
+        recipe = Recipe.load({str(recipe)!r})
+        ranks = recipe.workload.model_copy(update={{"batch_ranks": (2, 1)}})
+        own = ranks.model_copy(update={{"batched": True}})
+        examples = tf.data.Dataset.from_tensor_slices((np.ones((100, 4)), np.ones(100)))
+        images = tf.data.Dataset.from_tensor_slices((np.ones((100, 8, 6)), np.ones((100, 5))))
+        batches, said = examples.batch(8), []
+        for workload, data in ((ranks, examples), (ranks, batches), (own, batches), (own, examples), (ranks, images)):
+            try:
+                recipe.model_copy(update={{"workload": workload}}).batch(data)
+                said.append("")
+            except ApplyError as error:
+                said.append(str(error))
+        print(json.dumps(said))
+        """
+    )
+    assert said[0] == said[2] == said[4] == ""
+    assert said[1].startswith("the recipe was given a dataset that is batched already")
+    assert said[3].startswith("the recipe was given single examples")

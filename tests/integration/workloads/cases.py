@@ -3,12 +3,10 @@
 Which case a trial runs is the name of its log file. What a case sees of its surroundings it prints as JSON.
 """
 
-import ctypes
 import functools
 import itertools
 import json
 import os
-import signal
 import subprocess
 import threading
 from pathlib import Path
@@ -394,25 +392,6 @@ def slow_generator(config):
     )
 
 
-def decodes(config):
-    """Marks its elements; to decode the picture that each is made of takes longer than to train on it."""
-    noise = np.random.default_rng(0).integers(0, 256, (1200, 1200, 3)).astype("uint8")
-    picture = tf.io.encode_jpeg(noise)
-
-    def marked(i):
-        mark()
-        return i
-
-    def example(i):
-        pixels = tf.cast(tf.io.decode_jpeg(picture, channels=3)[0, :4, 0], tf.float32) / 255
-        return tf.ensure_shape(pixels, (4,)), tf.zeros((1,))
-
-    numbered = tf.data.Dataset.range(1_000_000).map(
-        lambda i: tf.ensure_shape(tf.numpy_function(marked, [i], tf.int64), ())
-    )
-    return numbered.map(example, num_parallel_calls=config.num_parallel_calls)
-
-
 def waits(config):
     """Marks its elements; each waits for a quarter of a second, as for an answer from a network."""
 
@@ -718,13 +697,8 @@ def one_pass(config):
     )
 
 
-def three_batches(config):
-    """Three batches of 16, and every epoch the same ones."""
-    return pairs(48)
-
-
 def three_batches_ever(config):
-    """The same from a generator that can be consumed once."""
+    """Three batches from a generator that can be consumed once."""
     once = zip(numbers(48), numbers(48, 1), strict=True)
     return tf.data.Dataset.from_generator(
         lambda: once, output_signature=(tf.TensorSpec((4,)), tf.TensorSpec((1,)))
@@ -785,33 +759,6 @@ def compiled() -> keras.Model:
 # ----------------------------------------------------------------------------------------------- deaths
 
 
-def exits() -> keras.Model:
-    """Leaves without a word."""
-    os._exit(7)
-
-
-def segfaults() -> keras.Model:
-    """Reads address 0."""
-    ctypes.string_at(0)
-
-
-def kills_itself() -> keras.Model:
-    """Dies by a signal that nobody can handle, as from the kernel's memory killer."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def hangs() -> keras.Model:
-    """Never answers; has a child in a session of its own, which has a child."""
-    child = subprocess.Popen(
-        ["sh", "-c", "echo $$; sleep 1000 & echo $!; wait"],
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    say(family=[int(child.stdout.readline()), int(child.stdout.readline())])
-    threading.Event().wait()
-
-
 def with_child() -> keras.Model:
     """Starts a process, as data loaders do."""
     subprocess.Popen(["sleep", "1000"])
@@ -823,23 +770,6 @@ def with_orphan() -> keras.Model:
     started = subprocess.check_output(["sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!"])
     say(family=[int(started)])
     return dense()
-
-
-def out_of_host_memory() -> keras.Model:
-    """Asks Python for too much."""
-    raise MemoryError("no 8 GiB left")
-
-
-def out_of_tensor_memory() -> keras.Model:
-    """What TensorFlow's allocator says, ten seconds of retries later, when asked for too much."""
-    raise tf.errors.ResourceExhaustedError(
-        None, None, "OOM when allocating tensor with shape[35184372088832]"
-    )
-
-
-def becomes_nan() -> dict:
-    """Diverges after some steps: the loss grows with each until it overflows."""
-    return {"optimizer": keras.optimizers.SGD(1e4), "loss": "mse"}
 
 
 def is_nan() -> dict:
@@ -860,11 +790,18 @@ CASES = {
     "in_another_order": {"dataset": in_another_order, "model": wide_and_deep},
     "pictures_with_a_channel": {"dataset": pictures_with_a_channel, "model": flat_pictures},
     "scalars": {"dataset": scalars, "model": one_number},
-    "graphs": {"dataset": graphs, "model": Graphs},
+    "graphs": {"batched": True, "dataset": graphs, "model": Graphs},
     "weighted": {"dataset": weighted},
-    "batches": {"dataset": batches},
-    "wrong_batches": {"dataset": wrong_batches},
+    "batches": {"batched": True, "dataset": batches},
+    "wrong_batches": {"batched": True, "dataset": wrong_batches},
     "told": {"dataset": told},
+    "dropping": {"drop_remainder": True},
+    "scalars_dropping": {"drop_remainder": True, "dataset": scalars, "model": one_number},
+    "validated": {"validation": validation},
+    "validated_for_ever": {"validation": endless},
+    "endless_validated_for_ever": {"validation": endless, "dataset": endless},
+    "long_and_validated": {"validation": validation, "dataset": long_epoch},
+    "long_and_validated_for_long": {"validation": long_epoch, "dataset": long_epoch},
     "with_options": {"dataset": with_options},
     "endless": {"dataset": endless},
     "generated": {"dataset": generated},
@@ -874,24 +811,22 @@ CASES = {
     "refills": {"dataset": slowly_shuffled},
     "keeps_ahead": {"dataset": slowly_shuffled, "compile": slow_steps(0.07)},
     "slow_generator": {"dataset": slow_generator},
-    "slow_batches": {"dataset": slow_batches},
+    "slow_batches": {"batched": True, "dataset": slow_batches},
     "kept": {"dataset": kept, "compile": slow_steps(0.03)},
     "kept_in_a_file": {"dataset": kept_in_a_file, "compile": slow_steps(0.03)},
     "part_of_what_is_kept": {"dataset": part_of_what_is_kept, "compile": slow_steps(0.03)},
     "passes_that_end": {"dataset": passes_that_end},
     "shut": {"dataset": shut},
-    "batched_by_file": {"dataset": batched_by_file},
-    "small_files_at_the_end": {"dataset": small_files_at_the_end},
-    "a_few_small_ones": {"dataset": a_few_small_ones},
+    "batched_by_file": {"batched": True, "dataset": batched_by_file},
+    "small_files_at_the_end": {"batched": True, "dataset": small_files_at_the_end},
+    "a_few_small_ones": {"batched": True, "dataset": a_few_small_ones},
     "without_targets": {"dataset": without_targets, "model": encoder, "compile": own_loss},
     "more_than_is_kept": {"dataset": more_than_is_kept, "compile": slow_steps(0.03)},
-    "decodes": {"dataset": decodes},
     "waits": {"dataset": waits},
     "waits_and_works": {"dataset": waits, "compile": slow_steps(0.07)},
     "slow_steps": {"dataset": endless, "compile": slow_steps(0.7)},
     "uneven_steps": {"dataset": endless, "compile": slow_steps(0.01, 0.06)},
     "uneven_epochs": {"compile": slow_steps(0.01, 0.06)},
-    "three_steps": {"dataset": three_batches, "compile": slow_steps(0.0)},
     "three_steps_ever": {"dataset": three_batches_ever, "compile": slow_steps(0.0)},
     "crowded": {"dataset": crowded},
     "telling": {"model": telling},
@@ -921,23 +856,16 @@ CASES = {
     "compile_names_a_knob": {"compile": lambda: {**sgd(), "jit_compile": True}},
     "compile_no_dict": {"compile": lambda: ["sgd", "mse"]},
     "compile_misspelt": {"compile": lambda: {"optimiser": "sgd"}},
-    "exits": {"model": exits},
-    "segfaults": {"model": segfaults},
-    "kills_itself": {"model": kills_itself},
-    "hangs": {"model": hangs},
     "with_child": {"model": with_child},
     "with_orphan": {"model": with_orphan},
-    "out_of_host_memory": {"model": out_of_host_memory},
-    "out_of_tensor_memory": {"model": out_of_tensor_memory},
     "accumulating": {"compile": accumulating},
     "accumulating_for_ever": {"dataset": endless, "compile": accumulating},
-    "full_batches": {"dataset": full_batches},
-    "full_batches_of_unknown_number": {"dataset": full_batches_of_unknown_number},
+    "full_batches": {"batched": True, "dataset": full_batches},
+    "full_batches_of_unknown_number": {"batched": True, "dataset": full_batches_of_unknown_number},
     "late_remainder": {"dataset": unhurried},
-    "ragged": {"dataset": ragged, "model": reader},
+    "ragged": {"batched": True, "dataset": ragged, "model": reader},
     "impatient": {"model": Impatient, "compile": eagerly},
     "overflows": {"compile": overflowing},
-    "becomes_nan": {"compile": becomes_nan},
     "is_nan": {"compile": is_nan},
 }
 
@@ -950,19 +878,13 @@ def _part(name, usual):
 
 
 def _dataset(config):
-    return _part("dataset", told_pairs)(config)
+    """The case's dataset; as it is asked for first, the case's other arguments of `Workload` hold from here on."""
+    case = CASES.get(log().stem, {})
+    for name, usual in {"batched": False, "drop_remainder": False, "validation": None}.items():
+        object.__setattr__(workload, name, case.get(name, usual))
+    return case.get("dataset", told_pairs)(config)
 
 
-PARTS = {
-    "model": _part("model", dense),
-    "compile": _part("compile", sgd),
-    "dataset": _dataset,
-    "batch_size": 16,
-}
-
-workload = autotune.Workload(**PARTS)
-batched = autotune.Workload(**PARTS, batched=True)
-dropping = autotune.Workload(**PARTS, drop_remainder=True)
-validated = autotune.Workload(**PARTS, validation=validation)
-validated_for_long = autotune.Workload(**PARTS, validation=long_epoch)
-validated_for_ever = autotune.Workload(**PARTS, validation=endless)
+workload = autotune.Workload(
+    model=_part("model", dense), compile=_part("compile", sgd), dataset=_dataset, batch_size=16
+)

@@ -1,0 +1,217 @@
+"""Damaged and hostile files: each is read, or refused with one printable sentence.
+
+What is read comes back from its file as it was, and what is shown of it drives no terminal. A hang ends the whole
+test process: see `faulthandler_timeout` in pyproject.toml. `test_messages.py` does the same to the pipe.
+"""
+
+import contextlib
+import copy
+import functools
+import io
+import json
+import math
+import os
+import re
+import tempfile
+from pathlib import Path
+
+import jsonschema
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from simulated_runs import MACHINE
+from test_recommendation import run_that_is
+
+from autotune.console import closing, tables
+from autotune.errors import RecipeError, RunDirectoryError, SearchSpaceError
+from autotune.recipe.apply import environment
+from autotune.recipe.recipe import Recipe
+from autotune.recipe.schema import recipe_schema
+from autotune.report.compare import compare_runs
+from autotune.report.frame import load_history
+from autotune.run_directory import RunDirectory
+from autotune.space.configuration import baseline_configuration
+from autotune.space.knobs import Device
+from autotune.space.search_space import SearchSpace
+from autotune.stats.deciding import Verdict
+
+ROOT = Path(__file__).parents[1]
+SPACES = [file.read_text() for file in sorted((ROOT / "search_spaces").glob("*.toml"))]
+RECORDED = next((ROOT / "results").glob("*/recipe.json")).parent
+FIRST, SECOND, *_, LAST = sorted(RECORDED.glob("trials/*/result.json"))
+FILES = [RECORDED / "run.json", RECORDED / "recipe.json", FIRST, SECOND, LAST]
+RUN = {str(file.relative_to(RECORDED)): json.loads(file.read_text()) for file in FILES}
+for document in RUN.values():  # one pair and one slice will do: more would draw the damage away from the rest
+    document |= {name: document[name][:1] for name in ("pairs", "slices") if name in document}
+NAME = "my\n\x1b[31m[red]\u202e\udcff.file"
+"""A file's name that would drive a terminal, were it printed as it is."""
+
+
+def read(function, *arguments):
+    """What a reader returns; None where it refuses: in one printable line of bounded length, and a hint."""
+    try:
+        return function(*arguments)
+    except (RecipeError, RunDirectoryError, SearchSpaceError) as refusal:
+        error = refusal
+    assert error.message.isprintable()
+    assert 0 < len(error.message) <= 1000
+    assert error.hint.isprintable()
+    assert str(error) == "\n".join(filter(None, (error.message, error.hint))), "more than message and hint"
+    return None
+
+
+def shown(draw, *arguments):
+    """What is drawn, which is printable text and line breaks."""
+    output = io.StringIO()
+    draw(*arguments, console=Console(file=output, width=120, color_system=None, highlight=False))
+    assert output.getvalue().replace("\n", "").isprintable()
+    return output.getvalue()
+
+
+TEXTS = ["", "\x1b]0;title\x07", "[/nothing]", "a\nb\r", "\u202e\x85", "\x00", "\ud800", "x" * 5000]
+TEXTS += ["0001-01-01T00:00:00+23:00", "9999-12-31T23:59:59-23:00", "2026-11-20T10:00:00"]
+NUMBERS = [0, -1, 1 << 31, (1 << 63) - 1, 1 << 63, 10**400, 10**4200, 1e-320, 1e308, math.nan, math.inf]
+VALUES = st.recursive(
+    st.sampled_from([*TEXTS, *NUMBERS, None, True]) | st.text(max_size=8) | st.integers(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+ODD_BYTES = [b"\xff", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\\ud800", b'"', b"9" * 5000, b'[{"a":' * 3000]
+BYTES = st.binary(max_size=60) | st.sampled_from(ODD_BYTES)
+TOKEN = re.compile(r'"[^"\n]*"|\w+|[^\s\w]')
+ODD = ['"min()"', '"examples/0"', "nan", "1e400", "-1", "9" * 5000, "[" * 2000, "{a=" * 1000, "a." * 3000]
+TOKENS = st.sampled_from([*TOKEN.findall("".join(SPACES)), *ODD, "'''", "\x00", '"\\u202e\\u001b"'])
+
+
+def places_in(document):
+    """Every value inside a document, as what holds it and its key there."""
+    if isinstance(document, (dict, list)):
+        for key in document if isinstance(document, dict) else range(len(document)):
+            yield document, key
+            yield from places_in(document[key])
+
+
+@st.composite
+def damaged_json(draw, document):
+    """The document's text after some of its values were replaced, removed, renamed or repeated."""
+    document = copy.deepcopy(document)
+    for _ in range(draw(st.sampled_from((1, 1, 1, 2, 4)))):
+        if not (places := list(places_in(document))):
+            break
+        holder, key = draw(st.sampled_from(places))
+        match draw(st.sampled_from(("alike", "alike", "other", "remove", "rename", "repeat"))):
+            case "alike" if isinstance(holder[key], (int, float, str)):
+                holder[key] = draw(st.sampled_from(TEXTS if isinstance(holder[key], str) else NUMBERS))
+            case "remove":
+                del holder[key]
+            case "rename" if isinstance(holder, dict):
+                holder[draw(st.sampled_from(TEXTS))] = holder.pop(key)
+            case "repeat":
+                holder[key] = [holder[key]] * draw(st.sampled_from((1, 300)))
+            case _:
+                holder[key] = draw(VALUES)
+    return json.dumps(document).encode()
+
+
+@st.composite
+def damaged_bytes(draw, data):
+    """The bytes after a stretch of them was cut out, doubled or overwritten, or the end was cut off."""
+    start = draw(st.integers(0, len(data)))
+    end = min(len(data), start + draw(st.sampled_from((0, 1, 4, 64, 1024, len(data)))))
+    return data[:start] + draw(st.just(b"") | BYTES | st.just(data[start:end] * 2)) + data[end:]
+
+
+def damaged(document):
+    """The JSON text of a document in which values, or any bytes, are damaged."""
+    return damaged_json(document) | damaged_bytes(json.dumps(document).encode())
+
+
+@st.composite
+def damaged_toml(draw, text):
+    """A text in which a token is replaced by another one, or any bytes are damaged."""
+    if draw(st.booleans()):
+        return draw(damaged_bytes(text.encode())).decode(errors="replace")
+    token = draw(st.sampled_from(list(TOKEN.finditer(text))))
+    return text[: token.start()] + draw(TOKENS) + text[token.end() :]
+
+
+@pytest.fixture(scope="module")
+def recipes(tmp_path_factory):
+    """A recipe of each verdict, one with a watch at its end, and a recorded one; each is read."""
+    made = [run_that_is(each, tmp_path_factory.mktemp("run"))[0] for each in Verdict]
+    made.append(run_that_is(Verdict.FASTER, tmp_path_factory.mktemp("run"), soak=10.0)[0])
+    assert Recipe.parse(json.dumps(RUN["recipe.json"]), source=NAME)
+    return [*(json.loads(each.to_json()) for each in made), RUN["recipe.json"]]
+
+
+@settings(max_examples=1000)
+@given(data=st.data())
+def test_a_damaged_recipe_is_read_or_refused(recipes, data):
+    """What is read is a recipe by its schema, and applying it sets one variable at most, to 0 or 1."""
+    content = data.draw(st.sampled_from(recipes).flatmap(damaged) | BYTES)
+    recipe = read(lambda: Recipe.parse(content, source=NAME))
+    if recipe is None:
+        return
+    jsonschema.validate(json.loads(content), recipe_schema())
+    assert Recipe.parse(recipe.to_json(), source="again") == recipe
+    for configuration in (recipe.configuration, recipe.baseline):
+        assert environment(configuration) in ({}, *({"TF_ENABLE_ONEDNN_OPTS": value} for value in "01"))
+    recipe.machine.differences(MACHINE)
+    shown(closing.show_recipe, recipe, Path(NAME))
+
+
+@settings(max_examples=500)
+@given(
+    text=st.sampled_from(SPACES).flatmap(damaged_toml) | st.text(max_size=80),
+    device=st.sampled_from(Device),
+    cores=st.sampled_from((1, 4096)),
+    examples=st.sampled_from((None, 0, 1437, 10**12)),
+)
+@example(text=SPACES[0], device=Device.CPU, cores=2, examples=1437)
+def test_a_damaged_search_space_is_read_or_refused(text, device, cores, examples):
+    """What is read gives each knob a handful of values on any machine, or says why it does not."""
+    space = read(lambda: SearchSpace.parse(text, source=NAME))
+    if space is None:
+        assert text not in SPACES
+        return
+    baseline = baseline_configuration(32, {}, device, where="baseline")
+    machine = {"device": device, "cores": cores, "examples": examples, "dataset_takes_config": True}
+    resolved = read(lambda: space.resolve(baseline=baseline, **machine))
+    assert resolved is None or all(2 <= len(values) <= 257 for values in resolved.choices.values())
+
+
+ODD_PATHS = ["trials", "trials/9999999999/result.json", "a/b/run.json", "loop", "\n\x1b[31m\udcff/run.json"]
+LINKS = ["run.json", "..", "/dev/zero", "/dev/null", "missing", "loop", "/proc/self/mem"]
+
+
+@settings(max_examples=500)
+@given(
+    odd=st.dictionaries(
+        st.sampled_from([*RUN, *ODD_PATHS]), st.sampled_from(["directory", "pipe", *LINKS]), max_size=1
+    ),
+    changed=st.sampled_from(list(RUN)).flatmap(
+        lambda name: st.fixed_dictionaries({name: damaged(RUN[name])})
+    ),
+)
+@example(odd={}, changed={})
+def test_a_damaged_run_directory_is_read_or_refused(odd, changed):
+    """Whatever lies where: records come back as they were, and the table has a line for each trial."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder, NAME)
+        for name, kind in odd.items():
+            (run / name).parent.mkdir(parents=True)
+            make = {"directory": os.mkdir, "pipe": os.mkfifo}.get(kind, functools.partial(os.symlink, kind))
+            make(run / name)
+        for name in RUN.keys() - odd.keys():
+            with contextlib.suppress(OSError):
+                (run / name).parent.mkdir(parents=True, exist_ok=True)
+                (run / name).write_bytes(changed.get(name, json.dumps(RUN[name]).encode()))
+        record, trials = read(RunDirectory(run).read_run), read(lambda: [*RunDirectory(run).read_trials()])
+        assert odd or changed or (record and len(trials) == 3), "the whole run is read"
+        for each in (*filter(None, [record]), *(trials or ())):
+            assert type(each).model_validate_json(each.model_dump_json()) == each
+        if (runs := read(compare_runs, run)) is not None:
+            shown(tables.show_comparison, runs)
+        if (frame := read(load_history, run)) is not None:
+            assert len(shown(tables.show_history, frame).splitlines()) == len(frame) + 2
