@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from contextlib import nullcontext
 
 import pytest
 from simulated import SimulatedTrial
@@ -189,7 +188,7 @@ def test_a_baseline_that_fails_is_not_the_leaders_fault(tmp_path, pairing):
 def test_one_that_dies_in_its_slices_beside_the_leader_costs_that_instance_at_most(
     tmp_path, monkeypatch, victim
 ):
-    """What was measured before counts, and the leader is not blamed; without its champion it is measured on."""
+    """What was measured before counts, and the leader is not blamed."""
     fresh = Fresh(tmp_path, simulated_trials(SPEED), champion=LARGE)
     taken = noted(monkeypatch, fresh.trials)
     usual = fresh.trials.samples_per_second
@@ -204,24 +203,12 @@ def test_one_that_dies_in_its_slices_beside_the_leader_costs_that_instance_at_mo
 
     fresh.trials.samples_per_second = die_once
     fresh.measure(1, rounds=6)
-    told = pytest.raises(TrialFailed, match="in the midst") if victim == BASELINE else nullcontext()
-    with told:
+    with pytest.raises(TrialFailed, match="in the midst"):
         fresh.measure(1, rounds=6)
     fresh.measure(2, rounds=6)
     assert fresh.confirmation.failure is None
     assert len(fresh.confirmation.measured) >= 3
-    assert (fresh.confirmation.champion is None) is (victim == LARGE)
     assert math.exp(fresh.interval().value) == pytest.approx(1.5, rel=0.01)
-
-
-def test_a_champion_that_does_not_start_costs_the_leader_nothing(tmp_path):
-    """It is measured beside the baseline; that nothing is known of the two together is known."""
-    fresh = Fresh(tmp_path, simulated_trials(SPEED), champion=LARGE)
-    fresh.trials.failure = failing(LARGE)
-    fresh.measure(3)
-    assert fresh.confirmation.over_champion == []
-    assert fresh.confirmation.champion_failure is not None
-    assert len(fresh.confirmation.measured) == 3
 
 
 # --------------------------------------------------------------------------------------------------- memory
@@ -263,31 +250,35 @@ def test_what_was_bracketed_in_the_search_is_bracketed_again(tmp_path, champion)
         assert math.exp(over.value) == pytest.approx(1.25, rel=0.03)
 
 
-def test_a_champion_that_fails_in_a_bracket_is_not_the_leaders_fault(tmp_path):
-    """Nor is its failure the baseline's: the leader is measured without it."""
-    fresh = Fresh(tmp_path, simulated_trials(SPEED), champion=LARGE, pairing=Pairing.BRACKETED)
-    fresh.trials.failure = failing(LARGE)
-    fresh.measure(3)
-    assert fresh.confirmation.failure is fresh.confirmation.champion is None
-    assert len(fresh.confirmation.measured) == 3
+@pytest.mark.parametrize("pairing", list(Pairing))
+def test_a_champion_that_fails_is_not_the_leaders_fault(tmp_path, pairing):
+    """Nor the baseline's: the instance is lost, and the next one counts."""
+    fresh = Fresh(tmp_path, simulated_trials(SPEED), champion=LARGE, pairing=pairing)
+    fresh.trials.failure = failing(LARGE, times=1)
+    with pytest.raises(TrialFailed) as failed:
+        fresh.measure()
+    assert failed.value.trial == fresh.confirmation.champion.number
+    fresh.measure(2)
+    assert fresh.confirmation.failure is None
+    assert len(fresh.confirmation.over_champion) == 2
 
 
-def test_where_memory_does_not_hold_three_the_champion_makes_way(tmp_path):
-    """The leader stays side by side with the baseline."""
+def test_where_memory_does_not_hold_three_they_follow_each_other(tmp_path):
+    """The champion stays: without it, nothing would show that the leader is faster."""
     fresh = Fresh(
         tmp_path, simulated_trials(SPEED, fits_together=lambda each: len(each) <= 2), champion=LARGE
     )
-    fresh.measure(3)
-    assert fresh.record.pairing is Pairing.ALTERNATING
-    assert "memory" in fresh.confirmation.champion_failure.reason
-    assert len(fresh.confirmation.measured) >= 2
+    fresh.measure(4)
+    assert fresh.record.pairing is Pairing.BRACKETED
+    over = instance_interval(fresh.confirmation.over_champion)
+    assert math.exp(over.value) == pytest.approx(1.25, rel=0.01)
 
 
 @pytest.mark.parametrize("champion", [None, LARGE])
 def test_a_baseline_that_finds_no_memory_beside_a_leader_gets_room(tmp_path, monkeypatch, champion):
     """Where it runs out of memory in a slice, fewer are alive from then on, and nobody is blamed."""
     fresh = Fresh(tmp_path, simulated_trials(SPEED), champion=champion)
-    usual, most = SimulatedTrial.measure, 1 if champion is None else 2
+    usual, most = SimulatedTrial.measure, 1
 
     def starving(trial, seconds, timeout_seconds):
         if trial.configuration == BASELINE and len(fresh.trials.alive) > most:
@@ -298,7 +289,7 @@ def test_a_baseline_that_finds_no_memory_beside_a_leader_gets_room(tmp_path, mon
     monkeypatch.setattr(SimulatedTrial, "measure", starving)
     fresh.measure(3)
     assert fresh.confirmation.failure is None
-    assert fresh.record.pairing is (Pairing.BRACKETED if champion is None else Pairing.ALTERNATING)
+    assert fresh.record.pairing is Pairing.BRACKETED
     assert len(fresh.confirmation.measured) >= 2
     assert fresh.trials.alive == []
 
@@ -323,7 +314,7 @@ def test_a_card_that_another_process_holds_is_nobodys_fault(tmp_path, lost):
     fresh.trials.launch = launch
     fresh.trials.gpus = ("H200",)
     fresh.measure()
-    assert fresh.confirmation.failure is fresh.confirmation.champion_failure is None
+    assert fresh.confirmation.failure is None
     assert fresh.record.pairing is Pairing.ALTERNATING
 
 

@@ -589,3 +589,63 @@ def test_a_leader_that_does_not_fit_beside_the_baseline_is_confirmed_in_brackets
         assert recipe.evidence.confirmation.pairing == "bracketed"
         assert {each.pairing for each in records if each.pairs} == {Pairing.BRACKETED}
         assert name == "memory" or max(seen) == 0
+
+
+# ------------------------------------------------------------------------------------------ what stays known
+
+
+def test_a_leader_that_failed_in_its_first_fresh_process_is_not_confirmed_again_after_a_resume(tmp_path):
+    """It has no slice and its baseline no record; that it is unstable is known all the same, and k goes on."""
+    watcher = Watcher()
+    fails = lambda each: in_confirmation(watcher) and each["jit_compile"]  # noqa: E731  # a word
+    machines = [simulated_trials(SPEED, noise=0.02, seed=seed) for seed in (0, 1)]
+    for each in machines:
+        each.failure = lambda configuration: (
+            TrialFailed(Outcome.CRASHED, "late") if fails(configuration) else None
+        )
+    with on_disk(tmp_path / "run", DirectoryWithoutStudy) as directory:
+        tune_simulated(machines[0], directory, space=TWO, budget=60.0, observe=watcher)
+    go_on(machines[1], tmp_path / "run", space=TWO, budget=100.0, observe=watcher)
+    found = leaders(records_of(tmp_path))
+    crashed = [each for each in found if each.outcome is Outcome.CRASHED]
+    assert crashed
+    assert len({tuple(each.configuration.items()) for each in crashed}) == len(crashed)
+    numbers = [looks.leader for each in found for looks in each.looks]
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_what_does_not_learn_is_not_tried_again(tmp_path):
+    """Neither in the same run nor in the next: its class of numerics has been refused."""
+    trials = [
+        simulated_trials(
+            faster_by(jit_compile=1.5, batch_size=1.1, steps_per_execution=1.05),
+            noise=0.03,
+            seed=seed,
+            learns=lambda each: each["jit_compile"] is not True,
+        )
+        for seed in (0, 1)
+    ]
+    with on_disk(tmp_path / "run", DirectoryWithoutStudy) as directory:
+        tune_simulated(trials[0], directory, budget=300.0)
+    refused = [each.trial for each in records_of(tmp_path) if each.reason.startswith("numerics_parity")]
+    assert refused
+    go_on(trials[1], tmp_path / "run", budget=60.0)
+    later = [each for each in records_of(tmp_path) if each.trial > max(refused)]
+    assert later
+    assert not any(each.configuration["jit_compile"] for each in later)
+
+
+def test_a_champion_that_does_not_start_any_more_falls(tmp_path):
+    """Beside the next leader it fails twice in a row: it is not stable, and the leader need not beat it."""
+    begun(tmp_path, simulated_trials(SPEED, noise=0.02))
+    watcher = Watcher()
+    trials = simulated_trials(SPEED, noise=0.02, seed=1)
+    trials.failure = lambda each: (
+        TrialFailed(Outcome.CRASHED, "not any more")
+        if in_confirmation(watcher) and each.batch_size == 64 and not each["jit_compile"]
+        else None
+    )
+    recipe = go_on(trials, tmp_path / "run", space=TWO, budget=500.0, trials=9, observe=watcher)
+    assert recipe.changes.get("jit_compile") is True
+    champion, *_ = leaders(records_of(tmp_path))
+    assert champion.looks[-1].standing is Standing.UNSTABLE

@@ -269,3 +269,27 @@ def test_a_recorded_slice_has_the_rate_that_it_had_when_it_was_measured():
     trial.note_warm(warm(2.0))
     each = a_slice(100)
     assert recorded_rate(each, trial.record(Outcome.OK)) == pytest.approx(1000 / 12.0)
+
+
+def test_a_restored_trial_that_runs_no_more_leaves_the_record_it_had():
+    """What only a warm process tells stays: throughput, how it was timed, what an epoch costs, its losses."""
+    trial = Trial(3, Phase.CONFIRM, Configuration({}))
+    trial.instances = 1
+    trial.note_warm(replace(warm(2.0), first_loss=2.5))
+    trial.add_slices([a_slice(100)])
+    record = trial.record(Outcome.OK)
+    assert record.throughput is not None
+    again = Trial.of_record(record, record).record(Outcome.OK)
+    assert again == record
+
+
+def test_a_restored_trial_that_goes_on_averages_over_all_its_processes():
+    """What an epoch costs beyond its steps is the mean of those before and the new one."""
+    trial = Trial(3, Phase.CONFIRM, Configuration({}))
+    for overhead in (1.0, 2.0):
+        trial.instances += 1
+        trial.note_warm(warm(overhead))
+    restored = Trial.of_record(trial.record(Outcome.OK), trial.record(Outcome.OK))
+    restored.instances += 1
+    restored.note_warm(warm(6.0))
+    assert restored.record(Outcome.OK).epoch_overhead_seconds == pytest.approx(3.0)

@@ -159,3 +159,14 @@ def test_nothing_is_watched_where_nothing_is_recommended(tmp_path):
     recipe, directory = quick_tune(trials, tmp_path, budget=200.0, soak=30.0, space=ONE_KNOB)
     assert recipe.evidence.watch is None
     assert Phase.SOAK not in {each.phase for each in directory.trials.values()}
+
+
+def test_a_watch_that_saw_nothing_is_none(tmp_path):
+    """Stopped as it begins, it claims nothing."""
+    trials = simulated_trials(SPEED, noise=0.02)
+    asked = []
+    fresh = Fresh(tmp_path, trials, interruptions=lambda: len(asked))
+    fresh.measure(2)
+    asked.append(True)
+    assert soak(fresh.run, fresh.record, seat="simulated", seconds=60.0, limits=ROOMY) is None
+    assert trials.alive == []

@@ -154,7 +154,11 @@ def _watched(watch: Watch) -> str:
         return f"It failed while it trained without a pause (`--soak`): {watch.failure}."
     rate = "" if watch.throughput is None else f" at {watch.throughput.value:,.0f} samples/s"
     failed = [each.detail for each in watch.checks if not each.passed]
-    found = "; ".join(failed) if failed else "no memory leak and no hang"
+    told = all(each.tells for each in watch.checks)
+    sound = (
+        "no memory leak and no hang" if told else "no hang; too little was seen to tell whether memory grows"
+    )
+    found = "; ".join(failed) if failed else sound
     return f"It trained for {watch.seconds:.0f} s without a pause{rate} (`--soak`): {found}."
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from autotune.executors.executor import IN_CONFIRMATION, DeviceUnavailable, TrialFailed, TrialTiming
 from autotune.record import Boundary, Looks, Outcome, Pairing, Slice, TrialRecord
+from autotune.space.configuration import Configuration
 from autotune.tuning import costs
 from autotune.tuning.comparison import set_in_blocks, take_turns
 from autotune.tuning.costs import LEAST_ROUNDS, MOST_SLICES_SECONDS
@@ -42,7 +43,6 @@ class Confirmation:
     timing: TrialTiming = IN_CONFIRMATION
     measured: list[int] = field(init=False)  # the leader's processes that gave pairs
     failure: TrialFailed | None = None  # why it cannot be recommended at all
-    champion_failure: TrialFailed | None = None  # why nothing was measured of the champion beside it
     seconds: list[float] = field(default_factory=list)  # what each instance took
 
     def __post_init__(self) -> None:
@@ -74,6 +74,8 @@ class Confirmation:
         if not self.seconds:
             return sum(costs.start_seconds(each, self.timing) for each in records)
         slices = sum(each.baseline.seconds + each.candidate.seconds for each in self.trial.pairs)
+        beside = [] if self.champion is None else self.champion.pairs
+        slices += sum(each.candidate.seconds for each in beside)
         of_slices = slices / max(1, len(self.measured))
         return max(0.0, statistics.fmean(self.seconds) - of_slices) if self.measured else 0.0
 
@@ -81,20 +83,15 @@ class Confirmation:
         """The leader's, as it stands."""
         return self.trial.record(Outcome.OK, failure=self.failure)
 
-    def lose_champion(self, failure: TrialFailed) -> None:
-        """Go on without the champion."""
-        self.champion_failure, self.champion = failure, None
+    def is_beside(self, configuration: Configuration) -> bool:
+        """Whether its champion is this one."""
+        return self.champion is not None and self.champion.configuration == configuration
 
     def take(self, failure: TrialFailed) -> None:
-        """Keep a failure with the side whose it is. Raises the baseline's, and that of a device."""
-        if isinstance(failure, DeviceUnavailable):
+        """Keep the leader's failure. Raises that of another side, and that of a device."""
+        if isinstance(failure, DeviceUnavailable) or failure.trial != self.trial.number:
             raise failure
-        if self.champion is not None and failure.trial == self.champion.number:
-            self.lose_champion(failure)
-        elif failure.trial == self.trial.number:
-            self.failure = failure
-        else:
-            raise failure
+        self.failure = failure
 
 
 class FreshPairs:
@@ -130,27 +127,16 @@ class FreshPairs:
                     sides.append(self._start(confirmation.reference, stack, confirmation, seat))
                 sides.append(self._start(trial, stack, confirmation, seat))
                 if confirmation.champion is not None:
-                    try:
-                        sides.append(self._start(confirmation.champion, stack, confirmation, seat))
-                    except TrialFailed as failure:
-                        confirmation.take(failure)
+                    sides.append(self._start(confirmation.champion, stack, confirmation, seat))
                 self._take_turns(confirmation, sides, rounds, most_seconds)
             except TrialFailed as failure:
                 if sides and failure.outcome is Outcome.OOM:
-                    self._make_room(confirmation)
+                    trial.pairing = Pairing.BRACKETED  # memory does not hold all that were alive
                     return
                 confirmation.take(failure)
             for each in sides:
                 if confirmation.failure is None or each.trial is not trial:
                     self._close(each)
-
-    def _make_room(self, confirmation: Confirmation) -> None:
-        """Have fewer alive together: memory does not hold those that were."""
-        if confirmation.champion is not None:
-            failure = TrialFailed(Outcome.OOM, "memory does not hold three processes")
-            confirmation.lose_champion(failure)
-        else:
-            confirmation.trial.pairing = Pairing.BRACKETED
 
     def _take_turns(
         self, confirmation: Confirmation, sides: Sequence[Side], rounds: int, most_seconds: float

@@ -6,7 +6,7 @@ import math
 import statistics
 
 from autotune.executors.executor import IN_CONFIRMATION, IN_SEARCH, TrialTiming
-from autotune.record import TrialRecord
+from autotune.record import Pairing, TrialRecord
 from autotune.tuning.slicing import SHORT_SLICE_SECONDS
 
 BETWEEN_SECONDS = 0.4  # added to each start: the fork, the pipes, and the end of the process
@@ -16,6 +16,10 @@ LEAST_SLICES_SECONDS, MOST_SLICES_SECONDS = 3.0, 12.0  # of a fresh pair, where 
 SLICES_OVER_STARTS = 0.5  # slices take this share of what starts take: degrees of freedom cost starts
 LEAST_MEASURED_SECONDS, MOST_MEASURED_SECONDS = 2.5, 10.0  # slices of a search trial, both sides
 SMALLEST_TRIAL_TIMEOUT, FIRST_STEP_FACTOR, SLOWEST_START, LARGEST_TRIAL_SHARE = 20.0, 4.0, 1.5, 0.1
+
+
+BY_STEPS = TrialTiming(epoch_seconds=IN_SEARCH.epoch_seconds, warmup_seconds=IN_CONFIRMATION.warmup_seconds)
+"""Timing of a confirmation in which only short epochs are timed whole."""
 
 
 def epoch_seconds(record: TrialRecord) -> float:
@@ -75,6 +79,8 @@ def pair_seconds(records: list[TrialRecord], timing: TrialTiming) -> float:
     """What a fresh pair of processes takes, or three where a champion stands beside both."""
     # The first pair takes longer, because its processes are asked how long they wait for input.
     starts = sum(start_seconds(each, timing) for each in records)
+    if any(each.pairing is Pairing.BRACKETED for each in records):
+        starts += start_seconds(records[0], timing)  # the baseline starts before and after
     longest = max(slice_seconds(each, timing) for each in records)
     return starts + rounds(records, timing) * len(records) * longest
 
@@ -84,4 +90,4 @@ def confirmation_timing(records: list[TrialRecord], *, seconds: float, pairs: in
     clearly = max(map(epoch_seconds, records)) <= CLEARLY_WHOLE * IN_CONFIRMATION.epoch_seconds
     if clearly and pairs * pair_seconds(records, IN_CONFIRMATION) <= seconds:
         return IN_CONFIRMATION
-    return TrialTiming(epoch_seconds=IN_SEARCH.epoch_seconds, warmup_seconds=IN_CONFIRMATION.warmup_seconds)
+    return BY_STEPS

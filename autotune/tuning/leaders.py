@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from autotune.executors.executor import DeviceUnavailable, TrialFailed
+from autotune.executors.executor import IN_CONFIRMATION, DeviceUnavailable, TrialFailed
 from autotune.printable import first_line
 from autotune.record import Looks, Outcome, Phase, Standing
 from autotune.space.configuration import Configuration
@@ -42,13 +42,16 @@ class Leaders:
         """Plan a leader's looks, and pay for them; nothing is measured yet."""
         run, view = self._run, self._view
         run.observe(Began(text=f"confirming in fresh processes: {run.changes(candidate.configuration)}"))
-        k = sum(len(each.trial.looks) for each in view.confirmations.values()) + 1
+        k = max((each.looks.leader for each in view.confirmations.values()), default=0) + 1
+        in_search, champion = run.records[candidate.number], view.champion()
         for known in view.confirmations.values():
             if known.looks.candidate == candidate.number:
                 update = {"leader": k, "error": error_of(k), "after": after, "standing": Standing.OPEN}
+                if champion is not None and not known.is_beside(champion.trial.configuration):
+                    known.champion = run.new_trial(Phase.CONFIRM, champion.trial.configuration)
+                    update["champion"] = known.champion.number
                 known.trial.looks = (*known.trial.looks, known.looks.model_copy(update=update))
                 return
-        in_search, champion = run.records[candidate.number], view.champion()
         reference = run.new_trial(Phase.CONFIRM, run.baseline)
         trial = run.new_trial(Phase.CONFIRM, candidate.configuration)
         beside = None if champion is None else run.new_trial(Phase.CONFIRM, champion.trial.configuration)
@@ -93,7 +96,14 @@ class Leaders:
         except TrialFailed as failure:
             self._failures += 1
             why = first_line(failure.reason) or failure.outcome
-            text = f"the baseline failed in a process of the confirmation ({why}), which counts for nothing"
+            if confirmation.champion is not None and failure.trial == confirmation.champion.number:
+                self._champion_failed(confirmation, failure)
+            who = (
+                "the baseline"
+                if failure.trial == confirmation.reference.number
+                else "what was confirmed before"
+            )
+            text = f"{who} failed in a process of the confirmation ({why}), which counts for nothing"
             if isinstance(failure, DeviceUnavailable):
                 text = f"a process of the confirmation had no device: {failure.reason}. {failure.hint}"
             run.observe(Notice(text=text))
@@ -103,6 +113,13 @@ class Leaders:
             if due or confirmation.failure is not None or self._failures >= BASELINE_FAILURES:
                 self._conclude(confirmation, self._judged(confirmation))
                 self._failures = 0
+
+    def _champion_failed(self, confirmation: Confirmation, failure: TrialFailed) -> None:
+        """What was confirmed and fails twice in a row is not stable; the leader need not beat it then."""
+        champion = self._view.champion()
+        if champion is not None and self._failures >= BASELINE_FAILURES:
+            champion.failure, confirmation.champion, self._failures = failure, None, 0
+            self._conclude(champion, Standing.UNSTABLE)
 
     def _keep(self, confirmation: Confirmation) -> None:
         """Write down what was measured: a run that is stopped goes on from there."""
@@ -180,6 +197,7 @@ class Leaders:
         self._view.compared.add(numerics_class)
         if check.passed:
             return
+        self._view.refused.add(numerics_class)
         for each in self._view.searched():
             record = run.records[each.number]
             if numerics_of(each.configuration) == numerics_class and record.outcome.measured:
@@ -195,14 +213,22 @@ class Leaders:
         """Take over the leaders of earlier invocations."""
         by_number = {each.number: each for each in earlier}
         for trial in earlier:
-            if not trial.looks or trial.looks[-1].reference not in by_number:
+            record = self._run.records[trial.number]
+            if record.outcome is Outcome.UNSTABLE and record.reason.startswith(numerics.NAME):
+                self._view.refused.add(numerics_of(trial.configuration))
+                self._view.compared.add(numerics_of(trial.configuration))
+            if not trial.looks:
                 continue
-            looks, record = trial.looks[-1], self._run.records[trial.number]
+            looks = trial.looks[-1]
+            # A side that failed before its first slice has left no record.
+            reference = Trial(looks.reference, Phase.CONFIRM, self._run.baseline)
+            whole_epochs = record.timed_by != "steps"
             self._view.confirmations[trial.number] = Confirmation(
-                reference=by_number[looks.reference],
+                reference=by_number.get(looks.reference, reference),
                 trial=trial,
                 champion=by_number.get(looks.champion or 0),
                 in_search=self._run.records[looks.candidate],
+                timing=IN_CONFIRMATION if whole_epochs else costs.BY_STEPS,
             )
             self.checks[trial.number] = record.checks
             for each in record.checks:

@@ -25,7 +25,7 @@ from autotune.tuning import costs
 from autotune.tuning.confirmation import Confirmation, FreshPairs
 from autotune.tuning.feasibility import known_to_fail
 from autotune.tuning.leaders import Leaders
-from autotune.tuning.losses import Trainings, compare_numerics
+from autotune.tuning.losses import Trainings, compare_numerics, numerics_of
 from autotune.tuning.next_action import (
     Action,
     CompareLosses,
@@ -127,7 +127,8 @@ class Loop:
                 if isinstance(action, Wait):
                     self._seats.wait()
                 else:
-                    self._seats.do(partial(self._do, action))
+                    number = getattr(action, "candidate", None) or getattr(action, "leader", None)
+                    self._seats.do(partial(self._do, action), number)
 
     def _ended(self, state: State, by: EndedBy) -> Found:
         if by is EndedBy.BUDGET and state.open is not None:
@@ -152,11 +153,9 @@ class Loop:
                     seat.end_baseline()
                     self._leaders.begin(self._view.trial(number), after, self.state())
                 case FreshPair(leader=number):
-                    with self._seats.busy_with(number):
-                        seat.end_baseline()
-                        self._leaders.measure_pair(
-                            self._view.confirmations[number], seat=seat.name, left=self.state().left
-                        )
+                    seat.end_baseline()
+                    confirmation = self._view.confirmations[number]
+                    self._leaders.measure_pair(confirmation, seat=seat.name, left=self.state().left)
         except Interrupted:
             pass  # the state says so
         except TimeIsUp:
@@ -179,7 +178,7 @@ class Loop:
         if self._durations:
             candidate_seconds = statistics.median(self._durations[-LATEST_CANDIDATES:])
         return State(
-            left=options.budget - CLOSING_SECONDS - (options.soak or 0.0) - run.clock(),
+            left=options.searching - CLOSING_SECONDS - run.clock(),
             budget=options.budget,
             keeps_budget=options.keeps_budget,
             candidates=candidates,
@@ -242,12 +241,11 @@ class Loop:
 
     def _measure(self, trial: Trial, seat: Seat, *, again: bool = False) -> None:
         began, view = self._run.clock(), self._view
-        with self._seats.busy_with(trial.number):
-            try:
-                leader = None if again else view.best_interval()
-                seat.measure(trial, self._trial_limits, leader=leader, others=view.spread())
-            finally:
-                self._durations.append(self._run.clock() - began)
+        try:
+            leader = None if again else view.best_interval()
+            seat.measure(trial, self._trial_limits, leader=leader, others=view.spread())
+        finally:
+            self._durations.append(self._run.clock() - began)
 
     def _out_of_memory(self) -> list[Configuration]:
         """What ran out of memory alone."""
@@ -258,7 +256,9 @@ class Loop:
         ]
 
     def _passes_over(self, configuration: Configuration, seat: Seat) -> bool:
-        """Whether the time does not hold the import that a configuration needs."""
+        """Whether it computes in what does not learn, or needs an import that the time does not hold."""
+        if numerics_of(configuration) in self._view.refused:
+            return True
         if not seat.imports_first(configuration):
             return False
         state = self.state()
@@ -271,8 +271,8 @@ class Loop:
         run.observe(
             Began(text=f"comparing losses with float32 without XLA: {run.changes(trial.configuration)}")
         )
-        ends = min(began + self._check_seconds, self._options.budget - CLOSING_SECONDS)
-        with self._seats.busy_with(trial.number), Trainings(run, seat=seat.name, ends=ends) as trainings:
+        ends = min(began + self._check_seconds, self._options.searching - CLOSING_SECONDS)
+        with Trainings(run, seat=seat.name, ends=ends) as trainings:
             check = compare_numerics(trainings, trial.configuration)
         self._check_seconds = max(0.0, self._check_seconds - (run.clock() - began))
         self._leaders.note_parity(trial.configuration, check)

@@ -14,6 +14,7 @@ from autotune.stats.numerics import FEWEST_STEPS, NAME, BatchLosses, batch_losse
 from autotune.stats.stability import Check
 from autotune.tuning.progress import Notice
 from autotune.tuning.run import Run, never_two_alive
+from autotune.tuning.side import Interrupted
 from autotune.worker.messages import LossRuns
 
 Curves = Sequence[Sequence[float | None]]
@@ -76,8 +77,10 @@ class Trainings:
         scales: tuple[float, ...] = (1.0,),
     ) -> Curves:
         """The losses by step, for each scale of the learning rate and each seed; empty where the model reports none."""
-        # Raises TrialFailed, DeviceUnavailable. Batches of the size `recorded` are recorded where they are not yet;
-        # no step of the first training begins after `seconds`.
+        # Raises TrialFailed, DeviceUnavailable, Interrupted. Batches of the size `recorded` are recorded where they
+        # are not yet; no step of the first training begins after `seconds`.
+        if self.run.interrupted():
+            raise Interrupted
         self._count += 1
         self._scratch.mkdir(exist_ok=True)
         log = self.run.directory.log_directory / f"losses-{self._count}.log"
@@ -152,6 +155,8 @@ def compare_batch_sizes(trainings: Trainings, configuration: Configuration) -> B
     why = "too few steps were trained"
     try:
         losses = _batch_losses(trainings, configuration)
+    except Interrupted:
+        losses, why = None, "the run was stopped"
     except TrialFailed as failure:
         losses, why = None, failure.reason
     if losses is None:

@@ -115,7 +115,7 @@ def open_run(
         numbers=itertools.count(0 if earlier is None else earlier.next_number),
         spent_before=invocation.spent_before,
     )
-    deadline = Deadline(clock=clock, at=options.budget - CLOSING_SECONDS + OVERRUN_SHARE * options.budget)
+    deadline = Deadline(clock=clock, at=options.searching - CLOSING_SECONDS + OVERRUN_SHARE * options.budget)
     seat = Seat(run, deadline, name=executor.seats[0], bracketed=options.pairing == "bracketed")
     longest = max(BASELINE_SECONDS, BASELINE_SHARE * options.budget)
     known = [] if earlier is None else earlier.trials()[:1]

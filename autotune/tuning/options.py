@@ -32,6 +32,11 @@ class Options:
     memory_margin: float = MEMORY_MARGIN
     soak: float | None = None
 
+    @property
+    def searching(self) -> float:
+        """Seconds of the budget before the watch at the end."""
+        return max(1.0, self.budget - (self.soak or 0.0))
+
     def __post_init__(self) -> None:
         """Check every one. Raises ArgumentError."""
         for name, kinds, least, most in (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from autotune.tuning.run import Run
 from autotune.tuning.seat import BASELINE_SECONDS, Seat
@@ -29,8 +29,7 @@ class Seats:
         self._several = bool(self._others)
         self._begun: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[tuple[Seat, BaseException | None]] = queue.SimpleQueue()
-        self._busy: set[int] = set()
-        self._running = 0
+        self._running: dict[Seat, int] = {}  # the trial that each measures, -1 for a new one
 
     def __enter__(self) -> Seats:
         """Itself, with the baton held where there are several seats."""
@@ -54,25 +53,18 @@ class Seats:
 
     @property
     def busy(self) -> frozenset[int]:
-        """The numbers of the trials that are being measured now."""
-        return frozenset(self._busy)
+        """The numbers of the trials that are being measured now; -1 for new ones."""
+        return frozenset(self._running.values())
 
-    @contextlib.contextmanager
-    def busy_with(self, number: int) -> Iterator[None]:
-        """While a trial is measured."""
-        self._busy.add(number)
-        try:
-            yield
-        finally:
-            self._busy.discard(number)
-
-    def do(self, action: Callable[[Seat], None]) -> None:
+    def do(self, action: Callable[[Seat], None], number: int | None) -> None:
         """Do something on a free seat; comes back when it has ended or, with several seats, waits for a trial."""
+        # `number` is the trial that it measures, busy from now on; None for one that has no number yet.
         if not self._several:
             action(self._free[0])
             return
-        self._running += 1
-        threading.Thread(target=self._work, args=(self._free.pop(0), action), daemon=True).start()
+        seat = self._free.pop(0)
+        self._running[seat] = -1 if number is None else number
+        threading.Thread(target=self._work, args=(seat, action), daemon=True).start()
         with self._run.others_work():
             self._begun.get()
 
@@ -97,7 +89,7 @@ class Seats:
         """Wait until an action has ended."""
         with self._run.others_work():
             seat, error = self._ended.get()
-        self._running -= 1
+        del self._running[seat]
         self._free.append(seat)
         if error is not None:
             raise error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from autotune.executors.executor import IN_CONFIRMATION, TrialFailed
+from autotune.executors.executor import IN_CONFIRMATION, DeviceUnavailable, TrialFailed
 from autotune.recipe.evidence import Watch
 from autotune.record import Outcome, Phase, Slice, TrialRecord
 from autotune.space.configuration import Configuration
@@ -14,6 +14,7 @@ from autotune.stats.intervals import Interval
 from autotune.stats.stability import Check, hangs
 from autotune.tuning.rules import Limits, call_seconds, memory_of, memory_samples
 from autotune.tuning.run import Run, never_two_alive
+from autotune.tuning.seat import BASELINE_SECONDS
 from autotune.tuning.side import PATIENCE_SECONDS, Side
 from autotune.tuning.slicing import slice_seconds
 from autotune.tuning.trial import Trial
@@ -22,17 +23,18 @@ from autotune.tuning.waiting import Deadline
 SLICES_AT_ONCE = 8  # of a watch, between which the user may stop it
 
 
-def soak(run: Run, confirmed: TrialRecord, *, seat: str, seconds: float, limits: Limits) -> Watch:
-    """Train one process of the winner, and keep its slices as a trial of its own."""
-    began = run.clock()
+def soak(run: Run, confirmed: TrialRecord, *, seat: str, seconds: float, limits: Limits) -> Watch | None:
+    """Train one process of the winner, and keep its slices as a trial of its own; None where nothing was seen."""
     trial = run.new_trial(Phase.SOAK, Configuration(confirmed.configuration))
     failure = None
     try:
         with never_two_alive():
-            _train(run, trial, seat, ends=began + seconds)
+            _train(run, trial, seat, seconds)
     except TrialFailed as failed:
         failure = failed
     record = run.keep(trial.record(Outcome.OK, failure=failure))
+    if isinstance(failure, DeviceUnavailable) or (failure is None and not trial.slices):
+        return None
     return Watch(
         seconds=math.fsum(each.seconds for each in trial.slices),
         throughput=record.throughput,
@@ -41,16 +43,17 @@ def soak(run: Run, confirmed: TrialRecord, *, seat: str, seconds: float, limits:
     )
 
 
-def _train(run: Run, trial: Trial, seat: str, *, ends: float) -> None:
+def _train(run: Run, trial: Trial, seat: str, seconds: float) -> None:
     side = Side.start(
         run,
         Deadline(clock=run.clock),
         trial,
         seat=seat,
         usual=0.0,
-        at_most=max(PATIENCE_SECONDS, ends - run.clock()),
+        at_most=max(BASELINE_SECONDS, seconds),
         timing=IN_CONFIRMATION,
     )
+    ends = run.clock() + seconds
     try:
         length = slice_seconds(side.warm)
         while run.clock() < ends and not run.interrupted():

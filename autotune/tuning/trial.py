@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 from autotune.executors.executor import TrialFailed, WarmUp
 from autotune.record import Looks, Outcome, Pair, Pairing, Phase, Slice, TrialRecord
@@ -22,6 +23,16 @@ MOST_PAIRS_AGAIN = 4  # of an instance, for those that foreign load disturbed
 def now_utc() -> str:
     """This moment, ISO 8601 to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+# fmt: off
+OF_WARM = (
+    "launch_seconds", "first_step_seconds", "filling_seconds", "compile_seconds", "warmup_seconds", "warmup_steps",
+    "settled", "run_in_seconds", "timed_by", "epoch_overhead_seconds", "boundary", "examples_per_epoch",
+    "validation_uncounted", "throughput",
+)
+# fmt: on
+"""Fields of a record that only a warm process tells."""
 
 
 class Trial:
@@ -43,6 +54,7 @@ class Trial:
         self.finished: Finished | None = None
         self._warm: list[WarmUp] = []
         self._instances_of_slices: list[int] = []
+        self._before: TrialRecord | None = None  # of an earlier invocation
 
     @classmethod
     def of_record(cls, record: TrialRecord, reference: TrialRecord) -> Trial:
@@ -52,6 +64,7 @@ class Trial:
         trial.started_at, trial.seconds, trial.instances = record.started_at, record.seconds, record.instances
         trial.pairing, trial.stopped_by, trial.looks = record.pairing, record.stopped_by, record.looks
         trial.add_slices(record.slices)
+        trial._before = record
         bracketed = record.pairing is Pairing.BRACKETED
         trial.rated = [
             RatedPair(
@@ -176,12 +189,20 @@ class Trial:
             peak_device_bytes=None if finished is None else finished.peak_device_bytes,
             input_wait_fraction=None if finished is None else finished.input_wait_fraction,
             cpu_utilisation=_utilisation(own),
-            first_loss=_median(each.first_loss for each in self._warm),
+            first_loss=_median([*(each.first_loss for each in self._warm), *self._earlier("first_loss")]),
             last_loss=_median(last_losses.values()),
             retraces=_total(each.retraces for each in own),
             skipped_steps=_total(each.skipped_steps for each in own),
         )
-        return record if warm is None else record.model_copy(update=self._when_warm(warm, own))
+        if warm is not None:
+            return record.model_copy(update=self._when_warm(warm, own))
+        return record.model_copy(
+            update={name: each for name in OF_WARM for each in self._earlier(name)}  # restored, nothing new
+        )
+
+    def _earlier(self, name: str) -> list[Any]:
+        """A field of an earlier invocation's record; nothing without one."""
+        return [] if self._before is None else [getattr(self._before, name)]
 
     def _when_warm(self, warm: WarmUp, own: Sequence[Slice]) -> dict[str, object]:
         """The fields that only a warm process tells."""
@@ -192,6 +213,9 @@ class Trial:
             for each in ([warm] if ready.timed_by == "epochs" else self._warm)
             if each.ready.timed_by == ready.timed_by and each.ready.epoch_overhead_seconds is not None
         ]
+        if self._earlier("timed_by") == [ready.timed_by] and ready.timed_by == "steps":
+            earlier = self._earlier("epoch_overhead_seconds") * (self.instances - len(self._warm))
+            overheads += [each for each in earlier if each is not None]
         overhead = statistics.fmean(overheads) if overheads else None
         rates = [rate(each, started.examples_per_epoch, overhead) for each in own]
         instances = [each.pair.instance for each in self.rated] + self._instances_of_slices

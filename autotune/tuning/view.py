@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from autotune.executors.executor import IN_SEARCH
-from autotune.record import Outcome, Standing, TrialRecord
+from autotune.record import Outcome, Pairing, Standing, TrialRecord
 from autotune.space.configuration import Configuration
 from autotune.stats.intervals import LogInterval, Spread, instance_interval, pooled_spread
 from autotune.tuning import costs
@@ -28,6 +28,7 @@ class View:
         """What was tried in the search, by what was asked for and by what was in force."""
         self.confirmations: dict[int, Confirmation] = {}  # of all leaders, by the numbers of their trials
         self.compared: set[tuple[object, ...]] = set()  # the classes of numerics whose losses were compared
+        self.refused: set[tuple[object, ...]] = set()  # those that do not learn as float32 does
 
     def trial(self, number: int) -> Trial:
         """The trial of the search with this number."""
@@ -60,8 +61,10 @@ class View:
             pairs=len(ratios),
             processes=max(1, trial.instances),
             pruned=record.outcome is Outcome.PRUNED,
-            unstable=record.outcome is Outcome.UNSTABLE,
-            look_seconds=costs.start_seconds(record, IN_SEARCH) + self._measured_seconds,
+            unstable=record.outcome is Outcome.UNSTABLE or own in self.refused,
+            look_seconds=costs.start_seconds(record, IN_SEARCH)
+            + (costs.start_seconds(records[0], IN_SEARCH) if record.pairing is Pairing.BRACKETED else 0.0)
+            + self._measured_seconds,
             pair_seconds=costs.pair_seconds([records[0], record, *self.champion_records()], IN_SEARCH),
             unchecked=own != numerics_of(self._run.baseline) and own not in self.compared,
         )
