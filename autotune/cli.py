@@ -5,7 +5,10 @@ Heavy modules are imported inside the commands, so that help and errors answer a
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -14,6 +17,7 @@ from typing import Annotated, Literal
 from cyclopts import App, CycloptsError, Parameter
 
 from autotune.errors import ArgumentError, AutotuneError, TuningInterruptedError
+from autotune.streams import lenient_output
 
 app = App(
     name="autotune",
@@ -238,15 +242,15 @@ def history(
     frame = load_history(*runs)
     if csv is not None:
         write_csv(frame, csv)
-        console.say(f"{len(frame)} trials written to {csv}")
+        console.note(f"{len(frame)} trials written to {csv}")
     if parquet is not None:
         write_parquet(frame, parquet)
-        console.say(f"{len(frame)} trials written to {parquet}")
+        console.note(f"{len(frame)} trials written to {parquet}")
     if plot is not None:
         from autotune.report.page import plot_history
 
         shown = plot_history(*runs, path=plot)
-        console.say(f"{shown} run{'' if shown == 1 else 's'} plotted in {plot}")
+        console.note(f"{shown} run{'' if shown == 1 else 's'} plotted in {plot}")
     if csv is None and parquet is None and plot is None:
         console.show_history(frame)
     return 0
@@ -326,6 +330,12 @@ def space(
     return 0
 
 
+if sys.flags.optimize >= 2:  # -OO drops the docstrings, which are the help
+    for node in ast.parse(Path(__file__).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and node.name in globals():
+            globals()[node.name].__doc__ = ast.get_docstring(node)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one command.
 
@@ -336,15 +346,23 @@ def main(arguments: list[str] | None = None) -> int:
         The exit code: 0 done, 1 a claim that does not hold, 2 wrong arguments or input, 3 no stable configuration,
         4 internal error, 130 interrupted.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    before = signal.getsignal(signal.SIGTERM)
+    with contextlib.suppress(ValueError):  # in a thread signals are its owner's
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, also where no run notes it
+    try:
+        with lenient_output():
+            return _main(list(sys.argv[1:] if arguments is None else arguments))
+    finally:
+        with contextlib.suppress(ValueError):
+            signal.signal(signal.SIGTERM, before)
+
+
+def _main(given: list[str]) -> int:
     debug = "--debug" in given
     tokens = [each for each in given if each != "--debug"]
     try:
         code = app(tokens, exit_on_error=False, print_error=False)
         return code if isinstance(code, int) else 0
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 0
     except CycloptsError as error:
         hint = "`autotune --help` and `autotune COMMAND --help` say what there is."
         problem: AutotuneError = ArgumentError(str(error), hint=hint)

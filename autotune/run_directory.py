@@ -13,6 +13,7 @@ Version history of run.json: 1, the first.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import secrets
 from collections.abc import Iterator
@@ -31,6 +32,18 @@ from autotune.record import Amount, Count, Frozen, Many, Number, TrialRecord
 from autotune.space.knobs import Value
 
 LARGEST_FILE_BYTES = 32 << 20  # more than a trial's 20,000 pairs of slices
+OWN_FILES = (
+    "run.json",
+    "study.db",
+    "study.db-journal",
+    "recipe.json",
+    "trials/[0-9]*/result.json",
+    "trials/[0-9]*/log.txt",
+    "logs/template-*.log",
+    "logs/losses-*.log",
+    ".lock",
+)
+"""What a run writes, and removes when it is refused. Whatever else is in its directory belongs to others."""
 
 # Names of files that are not UTF-8 have halves of characters, which JSON cannot hold.
 Text = Annotated[str, AfterValidator(lambda text: text.encode(errors="backslashreplace").decode())]
@@ -112,6 +125,11 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             if (self.path / "run.json").exists():
                 raise RunDirectoryError(f"{self.path} holds a run already", hint=hint)
+            for name in sorted({each.partition("/")[0] for each in OWN_FILES}):
+                if _holds_something(self.path / name):
+                    raise RunDirectoryError(
+                        f"{self.path} holds {name} already, where a run would write its own", hint=hint
+                    )
             (self.path / "trials").mkdir(exist_ok=True)
             self.log_directory.mkdir(exist_ok=True)
             self._lock.acquire()
@@ -144,6 +162,15 @@ class RunDirectory:
         """Give the lock back."""
         self._lock.release()
 
+    def remove_own_files(self) -> None:
+        """Remove what runs write, file by file, and the directories below this one that are empty then."""
+        for pattern in OWN_FILES:
+            for file in self.path.glob(pattern):
+                file.unlink(missing_ok=True)
+        for folder in (*self.path.glob("trials/[0-9]*"), self.path / "trials", self.log_directory):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
     def write_run(self, record: RunRecord) -> None:
         """Write run.json."""
         write_atomically(self.path / "run.json", record.model_dump_json(indent=2) + "\n")
@@ -174,6 +201,13 @@ class RunDirectory:
         for file in sorted((self.path / "trials").glob("*/result.json")):
             hint = "Make it a file that you may read, or take its trial's directory away."
             yield _read(file, TrialRecord, hint=hint)
+
+
+def _holds_something(path: Path) -> bool:
+    """Whether there is something to lose: not an empty directory, nor an empty file, as a lock is."""
+    if path.is_dir():
+        return any(path.iterdir())
+    return os.path.lexists(path) and not (path.is_file() and path.stat().st_size == 0)
 
 
 Record = TypeVar("Record", bound=Frozen)

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -168,6 +169,13 @@ def options_of(command):
     return [each for each in inspect.signature(command).parameters.values() if each.kind is each.KEYWORD_ONLY]
 
 
+def test_without_docstrings_the_help_is_the_same():
+    """`python -OO` drops them; the help is made of them."""
+    for arguments in ("--help", "tune --help", "history --help"):
+        optimised = shell(f"{shlex.quote(sys.executable)} -OO -m autotune {arguments}")
+        assert optimised.stdout == shell(f"{COMMAND} {arguments}").stdout
+
+
 def test_show_prints_the_trials_and_the_claim_of_a_run(capsys, finished):
     """`show RUN` lists each trial; the recipe's speed-up and its interval stand below."""
     code, out, _ = run(capsys, "show", finished)
@@ -193,11 +201,31 @@ def test_history_writes_what_it_says(capsys, finished, tmp_path):
     import pandas as pd
 
     csv, parquet = tmp_path / "h.csv", tmp_path / "h.parquet"
-    code, out, _ = run(capsys, "history", finished, "--csv", csv, "--parquet", parquet)
+    code, out, told = run(capsys, "history", finished, "--csv", csv, "--parquet", parquet)
     trials = len(list((finished / "trials").iterdir()))
     assert code == 0
     assert len(pd.read_csv(csv)) == len(pd.read_parquet(parquet)) == trials
-    assert f"{trials} trials written to {csv}" in out
+    assert f"{trials} trials written to {csv}" in told
+    assert out == ""
+
+
+@pytest.mark.parametrize(("redirect", "before"), [(">", ""), (">>", "mine\n"), ("| cat >", "")])
+def test_history_writes_to_standard_output(finished, tmp_path, redirect, before):
+    """`--csv /dev/fd/1` gives the table and nothing else, and keeps what the file held before."""
+    (tmp_path / "h.csv").write_text("mine\n")
+    command = (
+        f"{shlex.quote(sys.executable)} -m autotune history {shlex.quote(str(finished))} --csv /dev/fd/1"
+    )
+    subprocess.run(
+        f"{command} {redirect} h.csv",
+        shell=True,
+        cwd=tmp_path,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    lines = (tmp_path / "h.csv").read_text().removeprefix(before).splitlines()
+    assert lines[0].startswith("run,trial,")
+    assert len(lines) == 1 + len(list((finished / "trials").iterdir()))
 
 
 def test_history_prints_a_line_for_each_trial(capsys, finished):
@@ -290,6 +318,43 @@ def test_space_shows_the_choices_of_this_machines_device(capsys, monkeypatch, he
     assert re.search(rf"tensor_float_32 +{shown} *\n", out)
 
 
+@pytest.mark.parametrize("what", ["--help", "history {run}"])
+@pytest.mark.parametrize("output", ["> /dev/full", "| true", ">&- 2>&- <&-"])
+def test_output_that_cannot_be_written_ends_nothing(finished, what, output):
+    """A full device, a closed stream, a reader that has gone: no word of it, and the exit code is the command's."""
+    told = shell(f"{COMMAND} {what.format(run=shlex.quote(str(finished)))} {output}; exit ${{PIPESTATUS[0]}}")
+    assert (told.returncode, told.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("output", ["2> /dev/full", "2>&-"])
+def test_an_error_that_cannot_be_written_keeps_its_exit_code(output):
+    """2 for wrong input, 4 never."""
+    assert shell(f"{COMMAND} show nowhere {output}; exit ${{PIPESTATUS[0]}}").returncode == 2
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_letters_that_the_terminal_lacks_are_replaced(finished, encoding):
+    """`×2.00` becomes `?2.00` in ASCII, on standard error as well."""
+    told = shell(f"PYTHONIOENCODING={encoding} {COMMAND} show {shlex.quote(str(finished))}", encoding)
+    assert told.returncode == 0
+    assert re.search(rf"Faster: {'[?]' if encoding == 'ascii' else '×'}\d\.\d\d", told.stdout)
+    assert shell(f"PYTHONIOENCODING={encoding} {COMMAND} show größe→", encoding).returncode == 2
+
+
+COMMAND = f"{shlex.quote(sys.executable)} -m autotune"
+
+
+def shell(command, encoding="utf-8"):
+    """What a shell command left with and printed."""
+    return subprocess.run(
+        ["bash", "-c", command],
+        capture_output=True,
+        encoding=encoding,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+
+
 def test_an_internal_error_says_so_and_hides_its_traceback(capsys, monkeypatch):
     """A fault of autotune's own leaves with exit code 4 and one line; --debug shows where it was."""
 
@@ -314,16 +379,19 @@ def test_a_wrong_input_has_its_exit_code_with_a_traceback_as_well(capsys, tmp_pa
     assert err.splitlines()[-2].startswith("autotune: ")
 
 
-def test_an_interrupt_leaves_with_130(capsys, monkeypatch):
-    """Ctrl-C outside of a run's own handling leaves with exit code 130."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_with_130(capsys, monkeypatch, number):
+    """Ctrl-C and SIGTERM outside of a run's own handling are told in a line, and leave with exit code 130."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupted():
-        raise KeyboardInterrupt
+        signal.raise_signal(number)
 
     monkeypatch.setattr("autotune.console.show_knobs", interrupted)
     code, _, err = run(capsys, "knobs")
+    signal.signal(signal.SIGINT, before)
     assert code == 130
-    assert "interrupted" in err
+    assert err == "autotune: interrupted\n"
 
 
 @pytest.mark.parametrize("place", ["run.json", "trials/0000/result.json"])

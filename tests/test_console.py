@@ -169,6 +169,22 @@ def test_an_error_shows_message_hint_and_detail_on_standard_error(capsys):
     assert captured.err.splitlines() == ["autotune: what", "next", "Traceback", "  line"]
 
 
+def test_a_failed_baselines_reason_is_told_once(capsys):
+    """By the error: not by the trial's line above it as well, and not by the last line of the traceback below."""
+    failed = record(trial=0, phase=Phase.BASELINE, outcome=Outcome.ERROR, reason="KeyError: 'age'")
+    said = drawn([TrialEnded(record=failed, changes="baseline")], terminal=False)
+    detail = "Traceback (your code):\n  line 1\n    KeyError: 'age'\nKeyError: 'age'"
+    console.show_error(WorkloadError("dataset() raised KeyError: 'age'", detail=detail))
+    said += capsys.readouterr().err
+    assert said.splitlines()[-4:] == [
+        "autotune: dataset() raised KeyError: 'age'",
+        "Traceback (your code):",
+        "  line 1",
+        "    KeyError: 'age'",
+    ]
+    assert said.count("KeyError") == 2
+
+
 def test_durations_and_sizes_read_like_a_clock_and_like_a_file_manager():
     """Seconds as minutes and hours; bytes in MiB and GiB; nothing for what was not measured."""
     assert [console.duration(each) for each in (0, 65, 3700, -3)] == ["0:00", "1:05", "1:01:40", "0:00"]

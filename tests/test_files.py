@@ -135,6 +135,46 @@ def test_text_that_cannot_be_encoded_leaves_nothing_behind(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_is_followed_and_stays(tmp_path, there):
+    """The file that a link leads to is replaced whole, whether it exists yet or not."""
+    (tmp_path / "real").mkdir()
+    if there:
+        (tmp_path / "real" / "recipe.json").write_text("a much longer text than the new one")
+    (tmp_path / "link").symlink_to("real/recipe.json")
+    write_atomically(tmp_path / "link", "new")
+    assert (tmp_path / "link").readlink() == Path("real/recipe.json")
+    assert (tmp_path / "real" / "recipe.json").read_text() == "new"
+    assert os.listdir(tmp_path / "real") == ["recipe.json"]
+
+
+def test_a_pipe_is_written_to_and_stays(tmp_path):
+    """Whoever reads a FIFO gets the text, by a link as well; a reader that has gone is no error."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_atomically(tmp_path / "link", "größer\n")
+    assert os.read(reader, 100) == "größer\n".encode()
+    assert (tmp_path / "pipe").is_fifo()
+    assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
+    os.close(reader)
+    reader, writer = os.pipe()
+    os.close(reader)
+    write_atomically(Path(f"/proc/self/fd/{writer}"), "text")
+    os.close(writer)
+
+
+def test_a_device_is_written_to_and_stays(tmp_path):
+    """/dev/null takes everything; /dev/full says that it is full, as a full disk does."""
+    (tmp_path / "null").symlink_to("/dev/null")
+    write_atomically(tmp_path / "null", "text")
+    assert (tmp_path / "null").is_char_device()
+    (tmp_path / "full").symlink_to("/dev/full")
+    with pytest.raises(RunDirectoryError, match="No space left on device"):
+        write_atomically(tmp_path / "full", "text")
+    assert (tmp_path / "full").is_char_device()
+
+
 # ------------------------------------------------------------------------------------------------- reading
 
 

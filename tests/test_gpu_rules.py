@@ -113,9 +113,9 @@ def test_a_recipe_is_applied_to_cards_that_the_user_has_limited(monkeypatch):
 
 def test_a_recipe_that_comes_after_the_first_tensor_is_too_late_for_cards(monkeypatch):
     """TensorFlow has then taken all of a card's memory."""
-    monkeypatch.setitem(
-        sys.modules, "tensorflow", SimpleNamespace(config=Cards({"GPU:0": False}, started=True))
-    )
+    cards = Cards({"GPU:0": False}, started=True)
+    kinds = {"data": SimpleNamespace(Dataset=Divided), "Variable": Divided, "Tensor": Divided}
+    monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=cards, **kinds))
     with pytest.raises(ApplyError, match="GPU memory growth cannot act any more"):
         apply_before_build({})
 

@@ -1,6 +1,7 @@
 """Run directories as a pandas table, as files, and side by side."""
 
 import dataclasses
+import io
 import json
 import os
 import subprocess
@@ -11,7 +12,9 @@ import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
+from autotune.console import show_history
 from autotune.devices.gpus import Gpu
 from autotune.devices.machine import Machine
 from autotune.errors import RecipeError, RunDirectoryError
@@ -47,6 +50,7 @@ DTYPES = {
     "outcome": "category",
     **KNOB_DTYPES,
     "throughput": "Float64",
+    "baseline_throughput": "Float64",
     "speedup": "Float64",
     "speedup_low": "Float64",
     "speedup_high": "Float64",
@@ -309,6 +313,18 @@ def test_figures_stand_under_their_names(run):
     assert (row["run"], row["machine"], row["workload"]) == ("run-a", MACHINE.id, "digits")
 
 
+def test_a_speed_up_is_over_the_baseline_beside_it(tmp_path):
+    """Two at a time both are slower than the baseline was alone: the row has the figure that its speed-up is over."""
+    pairs = tuple(Pair(baseline_first=True, baseline=a_slice(0.8), candidate=a_slice(0.4)) for _ in range(3))
+    alone = BASELINE_TRIAL.model_copy(update={"slices": (a_slice(0.3),), "throughput": interval(320 / 0.3)})
+    beside = a_trial(1, pairs=pairs, throughput=interval(320 / 0.4), speedup=interval(2.0))
+    frame = load_history(a_run(tmp_path / "run", (alone, beside)))
+    first, second = frame.iloc[0], frame.iloc[1]
+    assert second["throughput"] < first["throughput"]
+    assert second["throughput"] / second["baseline_throughput"] == pytest.approx(second["speedup"])
+    assert first["baseline_throughput"] is pd.NA
+
+
 def test_measured_seconds_leave_the_baselines_turns_out(run):
     """`measured_seconds` adds up the trial's own slices, paired and alone, and not the baseline's."""
     assert load_history(run).loc[1, "measured_seconds"] == 0.75
@@ -332,7 +348,7 @@ def test_what_was_not_measured_is_na(run):
     """A trial that ran out of memory has NA for every figure, and no zeros that could be averaged."""
     row = load_history(run).loc[3]
     figures = list(DTYPES)[list(DTYPES).index("throughput") : list(DTYPES).index("started_at")]
-    assert len(figures) == 18
+    assert len(figures) == 19
     assert all(pd.isna(row[name]) for name in figures)
 
 
@@ -402,6 +418,14 @@ def test_what_lies_inside_a_run_is_not_another_run(run):
     """A run.json below a run directory belongs to that run and is not read as a run."""
     (run / "trials" / "0001" / "run.json").write_text("{}")
     assert len(load_history(run)) == len(TRIALS)
+
+
+def test_a_byte_order_mark_is_read_over(run):
+    """In run.json and in a trial's result.json."""
+    before = load_history(run)
+    for file in (run / "run.json", run / "trials" / "0001" / "result.json"):
+        file.write_text(file.read_text(), encoding="utf-8-sig")
+    pd.testing.assert_frame_equal(load_history(run), before)
 
 
 def test_a_run_without_trials_gives_the_same_columns_and_dtypes(tmp_path):
@@ -597,6 +621,8 @@ def test_any_value_in_any_field_is_read_or_refused(run, name, value):
 
 # -------------------------------------------------------------------------------------------------- writing
 
+AS_IN_THE_DOCSTRING = {"keep_default_na": False, "na_values": [""]}
+
 
 def test_csv_reads_back_as_the_same_table(run, tmp_path):
     """The CSV holds every cell: read with the same dtypes, it is the same table."""
@@ -604,8 +630,29 @@ def test_csv_reads_back_as_the_same_table(run, tmp_path):
     path = tmp_path / "history.csv"
     write_csv(frame, path)
     dtypes = {name: dtype for name, dtype in columns().items() if name != "started_at"}  # as in the docstring
-    back = pd.read_csv(path, dtype=dtypes, parse_dates=["started_at"]).astype(columns())
+    back = pd.read_csv(path, dtype=dtypes, parse_dates=["started_at"], **AS_IN_THE_DOCSTRING).astype(
+        columns()
+    )
     pd.testing.assert_frame_equal(back, frame)
+
+
+@pytest.mark.parametrize("name", ["NA", "None", "nan", "null", "<NA>", "1e5", "true"])
+def test_a_name_is_a_name_whatever_it_is(tmp_path, name):
+    """What pandas takes for NA, a number or a boolean stays text: in CSV, in Parquet, in the table that is printed."""
+    run = a_run(tmp_path / name, workload=WORKLOAD.model_copy(update={"name": name}))
+    frame = load_history(run)
+    write_csv(frame, tmp_path / "history.csv")
+    write_parquet(frame, tmp_path / "history.parquet")
+    dtypes = {each: dtype for each, dtype in columns().items() if each != "started_at"}
+    back = pd.read_csv(
+        tmp_path / "history.csv", dtype=dtypes, parse_dates=["started_at"], **AS_IN_THE_DOCSTRING
+    ).astype(columns())
+    pd.testing.assert_frame_equal(back, frame)
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "history.parquet"), frame)
+    assert set(frame["workload"]) == set(frame["run"]) == {name}
+    printed = io.StringIO()
+    show_history(frame, Console(file=printed, width=400))
+    assert all(line.startswith(f"{name}  ") for line in printed.getvalue().splitlines()[1:-1])
 
 
 @pytest.mark.parametrize("first_whole", [True, False])
@@ -637,7 +684,7 @@ def test_csv_has_one_header_and_a_line_per_trial(run, tmp_path):
     lines = (tmp_path / "history.csv").read_text().split("\n")
     assert lines[0] == ",".join(DTYPES)
     assert [line.partition(",2026-")[0] for line in lines[4:5]] == [
-        "run-a,3,search,oom,256,float32,,true,,autotune,0,,true,,,,,true" + "," * 18
+        "run-a,3,search,oom,256,float32,,true,,autotune,0,,true,,,,,true" + "," * 19
     ]
     assert len(lines) == 1 + len(TRIALS) + 1
 

@@ -239,8 +239,8 @@ def test_a_run_without_times_is_refused_in_a_line(finished, tmp_path, capsys):
 
 
 def test_the_command_writes_the_page(finished, tmp_path, capsys):
-    """`history RUN --plot FILE` writes it, says so, and prints no table."""
+    """`history RUN --plot FILE` writes it, says so on standard error, and prints no table."""
     file = tmp_path / "page.html"
     assert cli.main(["history", str(finished), "--plot", str(file)]) == 0
-    assert capsys.readouterr().out.strip() == f"1 run plotted in {file}"
+    assert capsys.readouterr() == ("", f"1 run plotted in {file}\n")
     assert Loads(file.read_text()).title == "Speed over time: simulated one"

@@ -6,7 +6,7 @@ from simulated_runs import BASELINE, Watcher, a_record, run_on, simulated_trials
 from autotune.executors.executor import TrialFailed
 from autotune.record import Outcome
 from autotune.tuning.losses import Trainings, compare_batch_sizes, compare_numerics
-from autotune.tuning.progress import Notice
+from autotune.tuning.progress import Began, Notice
 
 BFLOAT = BASELINE.replace(precision="mixed_bfloat16")
 
@@ -29,7 +29,7 @@ def started(tmp_path):
 
 def trainings_of(run, seconds=60.0):
     """Trainings that have so much time."""
-    return Trainings(run, seat="simulated", ends=run.clock() + seconds)
+    return Trainings(run, seat="simulated", ends=run.clock() + seconds, heading="comparing")
 
 
 def checked(run, configuration, *, seconds=60.0):
@@ -170,3 +170,16 @@ def test_what_a_dataset_keeps_is_not_filled_for_losses(started):
     assert trainings.seconds_each(4, share=0.5) <= 0
     run.records[0] = a_record(BASELINE, trial=0, first_step_seconds=30.0, filling_seconds=28.0)
     assert trainings.seconds_each(4, share=0.5) == pytest.approx((30 - 2) / 5)
+
+
+def test_the_heading_comes_when_the_first_training_begins(started):
+    """Once for all of them, before the first; where nothing is left to compare, or no time, there is none."""
+    trials, run, watcher = started()
+    launched = []
+    watcher.react = lambda event: launched.append(len(trials.launched)) if isinstance(event, Began) else None
+    checked(run, BASELINE.replace(prefetch=2))
+    checked(run, BFLOAT, seconds=0.1)
+    assert watcher.of(Began) == []
+    checked(run, BFLOAT)
+    assert [each.text for each in watcher.of(Began)] == ["comparing"]
+    assert launched == [0]

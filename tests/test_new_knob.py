@@ -63,7 +63,12 @@ def tensorflow(monkeypatch):
         set_experimental_options=options.update, get_experimental_options=lambda: options
     )
     config = SimpleNamespace(optimizer=optimizer, list_physical_devices=lambda kind: [])
-    monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=config))
+    kinds = {
+        "data": SimpleNamespace(Dataset=SimpleNamespace),
+        "Variable": SimpleNamespace,
+        "Tensor": SimpleNamespace,
+    }
+    monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=config, **kinds))
     return options
 
 

@@ -98,6 +98,15 @@ def test_what_was_saved_is_loaded(tmp_path, recipe, of_each_verdict):
         assert loaded.to_json() == path.read_text()
 
 
+def test_a_byte_order_mark_is_read_over(tmp_path, recipe):
+    """Editors on Windows put it in front: of a file, of text, of bytes."""
+    (tmp_path / "recipe.json").write_text(recipe.to_json(), encoding="utf-8-sig")
+    content = (tmp_path / "recipe.json").read_bytes()
+    assert Recipe.load(tmp_path / "recipe.json") == recipe
+    assert Recipe.parse(content, source="here") == recipe
+    assert Recipe.parse(content.decode(), source="here") == recipe
+
+
 def test_the_file_has_the_promised_fields(recipe):
     """What other programs read is where the contract says."""
     document = document_of(recipe)

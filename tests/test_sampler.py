@@ -1,6 +1,9 @@
 """The Optuna study of a run."""
 
+import contextlib
 import resource
+import sqlite3
+from pathlib import Path
 
 import optuna
 import pytest
@@ -214,3 +217,19 @@ def test_the_study_is_made_anew_from_the_records(tmp_path, left_behind):
     )
     assert [(each.user_attrs["trial"], each.value) for each in sampler._study.trials] == [(0, 1.0), (1, 1.5)]
     assert {each.state for each in sampler._study.trials} == {TrialState.COMPLETE}
+
+
+@pytest.mark.parametrize(
+    "name", ["what?x=1", "50% #1", "a%41", "{SCHEMA_VERSION}", "{}", "file:x?mode=memory", "größe"]
+)
+def test_the_study_is_in_its_directory_whatever_that_is_called(tmp_path, monkeypatch, name):
+    """No character of a path cuts or changes it, also where the path is relative: the file is there, and no other."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir()
+    sampler = a_sampler(space_of(), file=Path(name) / "study.db")
+    sampler.ask()
+    assert [str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*") if each.is_file()] == [
+        f"{name}/study.db"
+    ]
+    with contextlib.closing(sqlite3.connect(tmp_path / name / "study.db")) as study:
+        assert study.execute("SELECT count(*) FROM trials").fetchone() == (1,)

@@ -439,6 +439,14 @@ def test_a_space_contains_the_configurations_it_can_make_and_no_others():
 # ------------------------------------------------------------------------------------------- shipped files
 
 
+def test_a_byte_order_mark_is_read_over(tmp_path):
+    """Editors on Windows put it in front: of a file, of text."""
+    text = (shipped_directory() / "quick.toml").read_text()
+    (tmp_path / "mine.toml").write_text(text, encoding="utf-8-sig")
+    quick = find_search_space("quick").ranges
+    assert find_search_space(tmp_path / "mine.toml").ranges == parse(f"\ufeff{text}").ranges == quick
+
+
 def test_the_shipped_spaces_are_found():
     """Three come with autotune, each a file of its own."""
     assert shipped_names() == ("cpu", "gpu", "quick")

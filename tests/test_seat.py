@@ -85,6 +85,17 @@ def test_a_failing_baseline_ends_the_run_and_leaves_its_record(tmp_path, failure
     assert (ended.record.trial, ended.record.outcome.measured) == (0, False)
 
 
+@pytest.mark.parametrize(("isolation", "named"), [("template", True), ("spawn", False)])
+def test_a_baseline_that_hangs_is_told_of_spawn_only_where_that_is_not_in_force(tmp_path, isolation, named):
+    """Asked for, or chosen because importing starts threads: naming it again helps nobody."""
+    trials = simulated_trials(failure=failing(Outcome.TIMEOUT))
+    trials.isolation = isolation
+    with pytest.raises(BudgetError) as caught:
+        Searching(tmp_path, trials)
+    assert ("--isolation spawn" in caught.value.hint) is named
+    assert "model.fit" in caught.value.hint
+
+
 @pytest.mark.parametrize(("timeout", "told"), [(5.0, BudgetError), (600.0, NoStableConfigurationError)])
 def test_a_baseline_that_stands_still_in_a_small_budget_asks_for_more_time(tmp_path, timeout, told):
     """A slice that the budget left less time than it may take is a question of the budget; else it is a failure."""

@@ -45,6 +45,50 @@ def test_a_directory_that_was_there_before_is_emptied_again(tmp_path):
     RunDirectory(tmp_path).create()
 
 
+FOREIGN = ("note.txt", "staged_data/part-0", "trials/0001/model.keras", "logs/mine.log", "recipe.json.bak")
+
+
+@pytest.mark.parametrize("there_before", [True, False])
+def test_what_others_put_there_meanwhile_stays(tmp_path, there_before):
+    """A refused run removes its own files by name: not another job's, not what the workload itself has written."""
+    if there_before:
+        (tmp_path / "one").mkdir()
+
+    def run():
+        directory = RunDirectory(tmp_path / "one")
+        with occupied(directory):
+            (directory.path / "run.json").write_text("{}")
+            (directory.prepare_trial(0) / "result.json").write_text("{}")
+            (directory.log_directory / "template-1.log").write_text("")
+            for name in FOREIGN:
+                (directory.path / name).parent.mkdir(exist_ok=True)
+                (directory.path / name).write_text("theirs")
+            raise WorkloadError("wrong")
+
+    with pytest.raises(WorkloadError):
+        run()
+    left = {
+        str(each.relative_to(tmp_path / "one")) for each in (tmp_path / "one").rglob("*") if each.is_file()
+    }
+    assert left == set(FOREIGN)
+
+
+@pytest.mark.parametrize(
+    "name", ["study.db", "recipe.json", "trials/model.keras", "logs/template-1.log", ".lock"]
+)
+def test_a_directory_that_holds_files_of_those_names_is_refused(tmp_path, name):
+    """A study of the user's own would be replaced, and a log of theirs written to: it is named, and left as it is."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(RunDirectoryError) as caught, occupied(RunDirectory(tmp_path)):
+        pass
+    first = name.partition("/")[0]
+    assert caught.value.message == f"{tmp_path} holds {first} already, where a run would write its own"
+    assert caught.value.hint == "Give --out another directory."
+    assert [each for each in tmp_path.rglob("*") if each.is_file()] == [tmp_path / name]
+    assert (tmp_path / name).read_text() == "mine"
+
+
 def test_a_full_disk_leaves_what_was_finished(tmp_path):
     """Whatever could not be written, the trials before it are still there."""
     fail_with(RunDirectoryError("full"), tmp_path / "one", trials=3)

@@ -460,7 +460,7 @@ def stopping(when, *, times=1, number=signal.SIGINT):
     return Watcher(react)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_run_that_is_stopped_gives_the_verdict_it_has(directory, number):
     """In the search that is an open one; the trial that runs is kept as interrupted, those before it stand."""
     watcher = stopping(lambda event: event.trial == 4, number=number)
@@ -476,6 +476,18 @@ def test_a_run_that_is_stopped_gives_the_verdict_it_has(directory, number):
     assert outcomes == [Outcome.OK] * 4 + [Outcome.INTERRUPTED]
     assert trials.clock() < 100.0
     assert trials.alive == []
+
+
+def test_below_nohup_a_closed_terminal_stops_nothing(tmp_path):
+    """SIGHUP is ignored as before."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        watcher = stopping(lambda event: event.trial == 1, number=signal.SIGHUP)
+        recipe, _ = answered(tmp_path, simulated_trials(SPEED, **QUIET), observe=watcher)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert recipe.evidence.ended_by is not EndedBy.INTERRUPTED
 
 
 def test_what_was_confirmed_before_the_run_was_stopped_is_recommended(tmp_path):

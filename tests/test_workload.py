@@ -1,6 +1,9 @@
 """What a workload may be, and what its functions are handed."""
 
+import copy
+import dataclasses
 import functools
+import pickle
 import subprocess
 import sys
 
@@ -42,6 +45,43 @@ def test_a_workload_keeps_what_it_is_given():
         False,
         None,
     )
+
+
+@pytest.mark.parametrize(
+    ("positional", "named", "message", "hint"),
+    [
+        (
+            (nothing, nothing),
+            {},
+            "Workload(…) was given 2 arguments without a name, expected none",
+            "Write Workload(",
+        ),
+        (
+            (),
+            {"batchsize": 32},
+            "Workload(batchsize=…): there is no such argument",
+            "Did you mean 'batch_size'? ",
+        ),
+        (
+            (),
+            {"model": nothing},
+            "Workload(dataset=…) is missing",
+            "Write Workload(model=…, dataset=…, compile=…",
+        ),
+    ],
+)
+def test_arguments_that_do_not_exist_or_are_missing(positional, named, message, hint):
+    """No bare TypeError: which one it is, and how a workload is written."""
+    error = refusal(lambda: Workload(*positional, **named))
+    assert error.message == message
+    assert error.hint.startswith(hint)
+
+
+def test_a_workload_can_be_copied():
+    """By whoever changes one argument, and by the standard library."""
+    workload = a_workload()
+    assert copy.deepcopy(workload) == pickle.loads(pickle.dumps(workload)) == workload
+    assert dataclasses.replace(workload, batch_size=64).batch_size == 64
 
 
 @pytest.mark.parametrize("part", ["model", "dataset", "compile", "validation"])

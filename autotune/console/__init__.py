@@ -4,12 +4,13 @@ from autotune.console.closing import resume_command, show_recipe, show_usage, sh
 from autotune.console.mistakes import show_error
 from autotune.console.progress import Progress, trial_line
 from autotune.console.tables import show_comparison, show_history, show_knobs, show_space, show_trials
-from autotune.console.text import clean, duration, ratio, say, size
+from autotune.console.text import clean, duration, note, ratio, say, size
 
 __all__ = [
     "Progress",
     "clean",
     "duration",
+    "note",
     "ratio",
     "resume_command",
     "say",

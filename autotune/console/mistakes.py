@@ -16,4 +16,6 @@ def show_error(error: AutotuneError) -> None:
     if error.hint:
         console.print(Text(error.hint), soft_wrap=True)
     for line in error.detail.splitlines():
+        if line and not line.startswith(" ") and line in error.message:
+            continue  # a traceback ends with the exception, which was told; lines of code in it are indented
         console.print(Text(clean(line), style="dim"), soft_wrap=True)

@@ -84,6 +84,8 @@ class Progress:
             self._measured.pop(record.trial, None)  # another look at it says more than the first
             if record.outcome is Outcome.OK and record.speedup is not None:
                 self._measured[record.trial] = record.speedup.value, clean(event.changes)
+        if record.phase is Phase.BASELINE and not record.outcome.measured:  # the error that follows says why
+            record = record.model_copy(update={"reason": ""})
         self._line(trial_line(record, event.changes, stamp=self._stamp()))
         self._current = self._estimate = ""
 

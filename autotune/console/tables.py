@@ -37,7 +37,7 @@ def show_trials(
         console.print(trial_line(record, changes, stamp=f"{duration(record.seconds):>5}"), soft_wrap=True)
 
 
-_HISTORY_COLUMNS = ("run", "trial", "phase", "outcome", "speedup", "throughput", "peak_host_bytes", "reason")
+_MEASURED = ("speedup", "throughput", "baseline_throughput", "peak_host_bytes")
 
 
 def show_history(frame: pandas.DataFrame, console: RichConsole | None = None) -> None:
@@ -45,20 +45,22 @@ def show_history(frame: pandas.DataFrame, console: RichConsole | None = None) ->
     console = console or terminal()
     varied = [name for name in KNOBS if name in frame.columns and frame[name].nunique(dropna=False) > 1]
     unsettled = ["settled"] if "settled" in frame.columns and not frame["settled"].fillna(True).all() else []
-    columns = [*_HISTORY_COLUMNS[:4], *varied, *_HISTORY_COLUMNS[4:-1], *unsettled, *_HISTORY_COLUMNS[-1:]]
+    columns = ["run", "trial", "phase", "outcome", *varied, *_MEASURED, *unsettled, "reason"]
     say("  ".join(columns), console, style="bold")
-    for _, row in frame.iterrows():
-        say("  ".join(_cell(name, row[name]) for name in columns), console)
-    say(f"{len(frame)} trials", console)
+    known = frame.notna()
+    for index, row in frame.iterrows():
+        say("  ".join(_cell(name, row[name]) if known.at[index, name] else "–" for name in columns), console)
+    say(
+        f"{len(frame)} trials; each speed-up is over the baseline_throughput that was measured beside it",
+        console,
+    )
 
 
 def _cell(name: str, value: object) -> str:
-    if str(value) in ("<NA>", "nan", "NaT", "None"):
-        return "–"
     if name.endswith("_bytes"):
         return size(int(str(value)))
     if isinstance(value, float):
-        return f"{value:,.0f}" if name == "throughput" else f"{value:.3f}"
+        return f"{value:,.0f}" if name.endswith("throughput") else f"{value:.3f}"
     return clean(str(value))[:80]
 
 

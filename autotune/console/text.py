@@ -55,3 +55,8 @@ def terminal() -> RichConsole:
 def say(text: object, console: RichConsole | None = None, *, style: str = "") -> None:
     """One plain line, as long as it is."""
     (console or terminal()).print(Text(clean(text), style=style), soft_wrap=True)
+
+
+def note(text: object) -> None:
+    """One plain line on standard error: standard output may be the file that it tells of."""
+    say(text, RichConsole(stderr=True, highlight=False))

@@ -1,6 +1,8 @@
-"""By which words errors and logs say that memory ran out: TensorFlow and CUDA have no one type for it. Pure."""
+"""By what one knows that memory ran out: words in errors and logs, and the kernel's count of those it killed."""
 
 from __future__ import annotations
+
+import contextlib
 
 # Of CUDA's libraries, when a card is full, and of Python, C++ and the kernel, within an error of TensorFlow's.
 _FULL = (
@@ -17,6 +19,7 @@ _FULL = (
     "memoryerror",
     "std::bad_alloc",
     "cannot allocate memory",
+    "failed to map segment from shared object",  # of a library, below `ulimit -v`
 )
 # Of CUDA, where a card's compute mode lets one process have it: then it has no room for a second.
 _TAKEN = (
@@ -34,3 +37,12 @@ def says_no_memory(text: str) -> bool:
 def says_taken(text: str) -> bool:
     """Whether a text says that another process has the card for itself."""
     return any(sign in text.lower() for sign in _TAKEN)
+
+
+def kernel_oom_kills() -> int:
+    """How often the kernel has killed for want of memory since it started; 0 where it does not say."""
+    with contextlib.suppress(OSError), open("/proc/vmstat", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0

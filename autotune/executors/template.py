@@ -182,8 +182,9 @@ class _Server:
             faulthandler.enable(all_threads=False)  # the log says where in the user's code a signal struck
             status = worker.run(request, messages.Channel(end), self._workload, self._reference)
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):  # the workload may have closed it, or the disk is full
+                    stream.flush()
             os._exit(status)
 
     def _reap(self, pidfd: int) -> None:

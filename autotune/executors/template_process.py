@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -14,9 +15,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from autotune.errors import TrialProcessError, WorkloadError
+from autotune.devices.machine import memory_limit_bytes
+from autotune.errors import AutotuneError, NoStableConfigurationError, TrialProcessError, WorkloadError
 from autotune.executors import lifeline
 from autotune.executors.log import cap, tail
+from autotune.executors.no_memory import kernel_oom_kills, says_no_memory
 from autotune.worker import messages
 from autotune.worker.messages import Channel, ChannelClosed, ProtocolError
 from autotune.workloads.workload import WorkloadReference
@@ -40,6 +43,7 @@ class Template:
         ours, theirs = socket.socketpair()
         self._log = log
         self._family = secrets.token_hex(16)
+        self._kernel_kills = kernel_oom_kills()
         # With -P, the current directory shadows no module of ours or Python's.
         command = [sys.executable, "-P", "-m", "autotune.executors.template", str(theirs.fileno())]
         command += [str(os.getpid()), "1" if preload else "0", reference.model_dump_json()]
@@ -61,7 +65,8 @@ class Template:
     def wait_ready(self) -> messages.TemplateReady:
         """What the template found by importing.
 
-        Raises `WorkloadError`, `TemplateDied`, or `TrialProcessError` if TensorFlow cannot be imported.
+        Raises `WorkloadError`, `TemplateDied`, `TrialProcessError` if TensorFlow cannot be imported, or
+        `NoStableConfigurationError` if memory runs out.
         """
         deadline = time.monotonic() + IMPORT_SECONDS
         while self._ready is None:
@@ -78,6 +83,8 @@ class Template:
             except (ChannelClosed, ProtocolError) as error:
                 raise self._died("the process that imports the workload died") from error
             if isinstance(answer, messages.TemplateFailed):
+                if says_no_memory(answer.message):
+                    raise _no_memory(answer.message, answer.detail)
                 kind = WorkloadError if answer.users else TrialProcessError
                 raise kind(answer.message, hint=answer.hint, detail=answer.detail)
             assert isinstance(answer, messages.TemplateReady)
@@ -122,10 +129,17 @@ class Template:
         """Whether the process runs."""
         return self._process.poll() is None
 
-    def _died(self, what: str) -> TemplateDied:
+    def _died(self, what: str) -> AutotuneError:
+        """`TemplateDied`, or `NoStableConfigurationError` where memory ran out."""
         self.close()
-        status = status_in_words(self._process.returncode)
-        return TemplateDied(f"{what} ({status})", hint=f"Its log is {self._log}.", detail=tail(self._log))
+        said, status = tail(self._log), status_in_words(self._process.returncode)
+        killed = status == status_in_words(-signal.SIGKILL)
+        if says_no_memory(said) or (killed and kernel_oom_kills() > self._kernel_kills):
+            return _no_memory(f"{what} ({status})", said)
+        hint = f"Its log is {self._log}."
+        if killed:
+            hint += " Where nobody killed it, a limit on memory did, such as a container's."
+        return TemplateDied(f"{what} ({status})", hint=hint, detail=said)
 
     def close(self) -> None:
         """End the template; its trials die with it."""
@@ -136,6 +150,18 @@ class Template:
             self._process.kill()
             self._process.wait()
         lifeline.kill_family(self._family)
+
+
+def _no_memory(what: str, detail: str) -> NoStableConfigurationError:
+    limit = min(
+        [memory_limit_bytes(), *(each for each in resource.getrlimit(resource.RLIMIT_AS) if each > 0)]
+    )
+    return NoStableConfigurationError(
+        f"memory ran out while the workload was imported: {what}",
+        hint=f"It may use {limit / 2**30:.1f} GiB here, by the machine's size, the container's limit or ulimit -v: "
+        "raise the limit, free memory, or load less at the top of the file.",
+        detail=detail,
+    )
 
 
 def _import_path() -> dict[str, str]:

@@ -19,7 +19,7 @@ from autotune.space.knobs import KNOBS, Knob, KnobValue, Stage
 if TYPE_CHECKING:
     import tensorflow as tf
 
-_layers_before_fork = False
+_layer_before_fork = ""
 _applied: dict[str, KnobValue] | None = None  # by `apply_in_training`, in this process
 
 SetByDataset = dict[str, KnobValue]
@@ -51,15 +51,26 @@ def in_force() -> dict[str, KnobValue]:
 
 
 def note_layers() -> None:
-    """Remember whether layers live in this process, for its forks: their collector does not see them."""
-    global _layers_before_fork
-    _layers_before_fork = _layers_exist()
+    """Remember the layers that live in this process, for its forks: their collector does not see them."""
+    global _layer_before_fork
+    _layer_before_fork = _layer()
 
 
-def _layers_exist() -> bool:
+def _layer() -> str:
+    """The name of a layer that lives; empty for none."""
     import keras
 
-    return _layers_before_fork or any(issubclass(type(each), keras.layers.Layer) for each in gc.get_objects())
+    return _layer_before_fork or _first_of(keras.layers.Layer)
+
+
+def _first_of(*kinds: type) -> str:
+    """The name of an object of one of these kinds that lives in this process: `Adam 'adam'`; empty for none."""
+    for kind in kinds:
+        for each in gc.get_objects():
+            if issubclass(type(each), kind):
+                name = getattr(each, "name", None)
+                return f"{type(each).__name__} {name!r}" if name else type(each).__name__
+    return ""
 
 
 def runtime_has_started() -> bool:
@@ -80,8 +91,6 @@ def apply_in_training(configuration: Mapping[str, KnobValue]) -> None:
     global _applied
     if _applied != dict(configuration):
         apply_before_import(configuration)
-        if "tensorflow" in sys.modules and runtime_has_started():
-            raise _too_late("the recipe")
     apply_before_build(configuration)
     _applied = dict(configuration)
 
@@ -107,9 +116,9 @@ def apply_before_build(configuration: Mapping[str, KnobValue]) -> None:
     for knob, value in _acting(configuration, Stage.RUNTIME, Stage.BUILD):
         if knob.read(tf) == value:
             continue
-        if knob.stage is Stage.BUILD and _layers_exist():
+        if knob.stage is Stage.BUILD and (layer := _layer()):
             raise ApplyError(
-                f"{knob.name}={value} cannot act any more: layers were built before it was set, and keep theirs",
+                f"{knob.name}={value} cannot act any more: the layer {layer} was built before it was set",
                 hint="Call recipe.apply() before any layer or model is made, those at the top of imported files too.",
             )
         try:
@@ -128,8 +137,15 @@ def apply_before_build(configuration: Mapping[str, KnobValue]) -> None:
 
 
 def _too_late(what: str) -> ApplyError:
+    import tensorflow as tf
+
+    kinds: list[type] = [tf.data.Dataset, tf.Variable, tf.Tensor]
+    if keras := sys.modules.get("keras"):
+        kinds = [keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric, keras.Variable, *kinds]
+    made = _first_of(*kinds)
     return ApplyError(
-        f"{what} cannot act any more: TensorFlow's runtime has started",
+        f"{what} cannot act any more: TensorFlow's runtime has started"
+        + (f", and {made} was made before" if made else ""),
         hint="Call recipe.apply() right after the imports, before the first tensor, dataset or model is made.",
     )
 

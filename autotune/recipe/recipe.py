@@ -6,6 +6,7 @@ with values they can take, get through.
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import math
 import warnings
@@ -166,8 +167,9 @@ class Recipe(Part):
         Raises:
             RecipeError: It is damaged, or written by a newer version.
         """
+        content = text.encode(errors="backslashreplace") if isinstance(text, str) else text
         try:
-            recipe = cls.model_validate_json(text)
+            recipe = cls.model_validate_json(content.removeprefix(codecs.BOM_UTF8))
         except ValidationError as error:
             where, mistake = first_mistake(error)
             if where == "schema_version":

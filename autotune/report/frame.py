@@ -14,11 +14,13 @@ from pandas.api.extensions import ExtensionDtype
 from autotune.files import write_atomically
 from autotune.printable import one_line
 from autotune.record import Outcome, Phase, TrialRecord
-from autotune.report.runs import find_runs, parse_utc, trial_configuration
+from autotune.report.runs import find_runs, parse_utc, reference_of, trial_configuration
 from autotune.run_directory import RunDirectory, damaged
 from autotune.space.configuration import format_value
 from autotune.space.knobs import KNOBS, Domain
 from autotune.stats.deciding import Stop
+from autotune.stats.throughput import overall_rate
+from autotune.tuning.ratios import recorded_rate
 
 _STRING = pd.StringDtype()
 _INTEGER = pd.Int64Dtype()
@@ -41,6 +43,7 @@ _FIRST: dict[str, ExtensionDtype] = {
 }
 _FIGURES: dict[str, ExtensionDtype] = {
     "throughput": _FLOAT,
+    "baseline_throughput": _FLOAT,
     "speedup": _FLOAT,
     "speedup_low": _FLOAT,
     "speedup_high": _FLOAT,
@@ -83,6 +86,9 @@ def load_history(*runs: str | Path) -> pd.DataFrame:
         device does not have is NA, and so are the `reason` of a trial that ended well and every figure that was
         not measured. A run of which no trial has finished adds no rows.
 
+        A trial's speed-up is over `baseline_throughput`: the baseline's slices in turn with its own, which are slower
+        than the baseline alone. Throughputs of two rows were measured at other times and tell less than speed-ups.
+
     Raises:
         RunDirectoryError: Nothing was given, no run was found at a path, or a file there is damaged.
     """
@@ -95,16 +101,18 @@ def load_history(*runs: str | Path) -> pd.DataFrame:
             "machine": run.machine.id,
             "workload": one_line(run.workload.name) if run.workload else None,
         }
-        rows.extend(_row(record, directory) | of_run for record in records)
+        rows.extend(_row(record, directory, reference_of(record, records)) | of_run for record in records)
     return pd.DataFrame(
         {name: pd.Series([row.get(name) for row in rows], dtype=dtype) for name, dtype in columns().items()}
     )
 
 
-def _row(record: TrialRecord, directory: RunDirectory) -> dict[str, object]:
+def _row(record: TrialRecord, directory: RunDirectory, reference: TrialRecord) -> dict[str, object]:
     """What one trial adds to the table; None is NA. A column that no line here names is the record's field."""
     file = directory.trial_directory(record.trial) / "result.json"
     speedup = record.speedup
+    beside = [pair.baseline for pair in record.pairs]
+    rates = [recorded_rate(each, reference) for each in beside]
     row = {
         **{name: getattr(record, name, None) for name in _FIRST | _FIGURES},
         **{
@@ -112,6 +120,9 @@ def _row(record: TrialRecord, directory: RunDirectory) -> dict[str, object]:
             for name, value in trial_configuration(directory, record).items()
         },
         "throughput": record.throughput.value if record.throughput else None,
+        "baseline_throughput": overall_rate([*zip(rates, (each.examples for each in beside), strict=True)])
+        if beside
+        else None,
         "speedup": speedup.value if speedup else None,
         "speedup_low": speedup.low if speedup else None,
         "speedup_high": speedup.high if speedup else None,
@@ -135,8 +146,9 @@ _HINT = "Give a file in a directory that exists and that you may write to."
 def write_csv(frame: pd.DataFrame, path: str | Path) -> None:
     """Write the table as CSV, whole or not at all: NA as an empty field, booleans as `true` and `false`.
 
-    `read_csv` gives it back with `parse_dates=["started_at"]` and, as `dtype`, the other columns of `columns()`; under
-    pandas 2 its `astype(columns())` has the unit of `started_at` as well.
+    `read_csv` gives it back with `keep_default_na=False, na_values=[""]`, `parse_dates=["started_at"]` and, as
+    `dtype`, the other columns of `columns()`; under pandas 2 its `astype(columns())` has the unit of `started_at` as
+    well. Without the first two it takes a workload called "NA" or "None" for NA.
     """
     booleans = [name for name in frame.columns if pd.api.types.is_bool_dtype(frame[name].dtype)]
     words = {name: frame[name].astype(_STRING).str.lower() for name in booleans}

@@ -85,6 +85,15 @@ def baseline_of(
     return trial_configuration(directory, tried[0]) if tried else None
 
 
+def reference_of(record: TrialRecord, records: Sequence[TrialRecord]) -> TrialRecord:
+    """The record of the baseline that a trial stood beside; a confirmation has its own."""
+    if record.phase is Phase.CONFIRM:
+        for each in reversed(records):
+            if each.phase is Phase.CONFIRM and each.slices and each.trial <= record.trial:
+                return each
+    return records[0]
+
+
 def parse_utc(text: str, file: Path) -> datetime:
     """An ISO 8601 time of `file`, in UTC, also where it names no zone. Raises RunDirectoryError where it is none."""
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autotune.errors import RunDirectoryError
 from autotune.record import Pair, Phase, Slice, TrialRecord
-from autotune.report.runs import find_runs, trial_configuration
+from autotune.report.runs import find_runs, reference_of, trial_configuration
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
 from autotune.stats.disturbance import load_of
@@ -79,7 +79,7 @@ def _timeline(directory: RunDirectory) -> Timeline:
 
 
 def _ratios(directory: RunDirectory, record: TrialRecord, records: Sequence[TrialRecord]) -> Iterator[Point]:
-    baseline = _baseline_of(record, records)
+    baseline = reference_of(record, records)
     for pair in record.pairs:
         at = _end_of(pair)
         if at is not None:
@@ -99,7 +99,7 @@ def _reference(
     directory: RunDirectory, record: TrialRecord, records: Sequence[TrialRecord]
 ) -> Iterator[Point]:
     """The baseline's slices that a record holds; those of pairs, which have marks, come last and replace others."""
-    baseline = _baseline_of(record, records)
+    baseline = reference_of(record, records)
     alone: tuple[Slice, ...] = ()
     if record is baseline or record.phase is Phase.BASELINE:
         alone = record.slices
@@ -115,15 +115,6 @@ def _reference(
                 load=load_of(each),
                 disturbed=disturbed,
             )
-
-
-def _baseline_of(record: TrialRecord, records: Sequence[TrialRecord]) -> TrialRecord:
-    """The record of the baseline that a trial stood beside; a confirmation has its own."""
-    if record.phase is Phase.CONFIRM:
-        for each in reversed(records):
-            if each.phase is Phase.CONFIRM and each.slices and each.trial <= record.trial:
-                return each
-    return records[0]
 
 
 def _phases(records: Sequence[TrialRecord]) -> tuple[Span, ...]:

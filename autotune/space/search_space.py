@@ -111,7 +111,7 @@ class SearchSpace:
     def parse(cls, text: str, *, source: str) -> SearchSpace:
         """Read TOML text. Raises SearchSpaceError where it is not a search space."""
         try:
-            document = tomllib.loads(text)
+            document = tomllib.loads(text.removeprefix("\ufeff"))
         except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a plain ValueError
             raise SearchSpaceError(
                 f"{source}: not valid TOML: {error}",

@@ -38,7 +38,7 @@ from autotune.tuning.next_action import (
     next_action,
 )
 from autotune.tuning.options import Options
-from autotune.tuning.progress import Began, Notice
+from autotune.tuning.progress import Notice
 from autotune.tuning.proposals import Proposals
 from autotune.tuning.rules import Limits
 from autotune.tuning.run import Run
@@ -268,11 +268,9 @@ class Loop:
         """See whether a leader learns as float32 without XLA does."""
         run, began = self._run, self._run.clock()
         seat.end_baseline()
-        run.observe(
-            Began(text=f"comparing losses with float32 without XLA: {run.changes(trial.configuration)}")
-        )
+        heading = f"comparing losses with float32 without XLA: {run.changes(trial.configuration)}"
         ends = min(began + self._check_seconds, self._options.searching - CLOSING_SECONDS)
-        with Trainings(run, seat=seat.name, ends=ends) as trainings:
+        with Trainings(run, seat=seat.name, ends=ends, heading=heading) as trainings:
             check = compare_numerics(trainings, trial.configuration)
         self._check_seconds = max(0.0, self._check_seconds - (run.clock() - began))
         self._leaders.note_parity(trial.configuration, check)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import shutil
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 from autotune.executors.executor import DeviceUnavailable, TrialFailed
 from autotune.record import Outcome
@@ -12,7 +14,7 @@ from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Numerics
 from autotune.stats.numerics import FEWEST_STEPS, NAME, BatchLosses, batch_losses, cannot_tell, parity
 from autotune.stats.stability import Check
-from autotune.tuning.progress import Notice
+from autotune.tuning.progress import Began, Notice
 from autotune.tuning.run import Run, never_two_alive
 from autotune.tuning.side import Interrupted
 from autotune.worker.messages import LossRuns
@@ -41,10 +43,11 @@ def plain_numerics(baseline: Configuration, *, batch_size: int) -> Configuration
 class Trainings:
     """Runs them within a time, on batches recorded below the run directory; a context manager that removes those."""
 
-    def __init__(self, run: Run, *, seat: str, ends: float) -> None:
+    def __init__(self, run: Run, *, seat: str, ends: float, heading: str) -> None:
         self.run = run
+        self._heading = heading  # shown when the first one begins
         self._seat, self._ends = seat, ends
-        self._scratch = run.directory.path / f"scratch-{seat}"
+        self._scratch: Path | None = None
         self._count = 0
 
     def __enter__(self) -> Trainings:
@@ -53,7 +56,8 @@ class Trainings:
 
     def __exit__(self, *_: object) -> None:
         """Remove the recorded batches."""
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
     def left(self) -> float:
         """Seconds until it must be over."""
@@ -82,7 +86,10 @@ class Trainings:
         if self.run.interrupted():
             raise Interrupted
         self._count += 1
-        self._scratch.mkdir(exist_ok=True)
+        if self._count == 1:
+            self.run.observe(Began(text=self._heading))
+        if self._scratch is None:  # a name that nothing of others can have
+            self._scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=self.run.directory.path))
         log = self.run.directory.log_directory / f"losses-{self._count}.log"
         losses = LossRuns(
             folder=str((self._scratch / f"batch-{recorded}").resolve()),

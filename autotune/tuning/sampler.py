@@ -8,8 +8,10 @@ walk back into the failing half of the space.
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -74,7 +76,9 @@ def _new_storage(file: Path) -> optuna.storages.RDBStorage:
     """An empty study file. Writes are left to the kernel: they outlive this process, and cost a tenth of the time."""
     for each in (file, file.with_name(f"{file.name}-journal")):
         each.unlink(missing_ok=True)
-    storage = optuna.storages.RDBStorage(f"sqlite:///{file}")
+    # A path can hold what cuts a URL (?, #, %) or fills a template ({}), so SQLite opens it, not SQLAlchemy.
+    connect = partial(sqlite3.connect, file.absolute(), check_same_thread=False)
+    storage = optuna.storages.RDBStorage("sqlite:///study.db", engine_kwargs={"creator": connect})
     sqlalchemy.event.listen(
         storage.engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=OFF")
     )

@@ -282,7 +282,8 @@ def _batch_losses(found: Found, run: Run, options: Options) -> BatchLosses | Non
     configuration = found.confirmations[champion.number].trial.configuration
     if configuration.batch_size == run.baseline.batch_size:
         return None
-    run.observe(Began(text=f"comparing training losses at batch_size={configuration.batch_size}"))
+    heading = f"comparing training losses at batch_size={configuration.batch_size}"
     seconds = min(left, max(LEAST_LOSSES_SECONDS, CHECK_SHARE * options.budget))
-    with Trainings(run, seat=run.executor.seats[0], ends=run.clock() + seconds) as trainings:
+    ends = run.clock() + seconds
+    with Trainings(run, seat=run.executor.seats[0], ends=ends, heading=heading) as trainings:
         return compare_batch_sizes(trainings, configuration)

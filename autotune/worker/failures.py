@@ -48,13 +48,15 @@ def call_user(part: str, function: Callable[[], Any]) -> Any:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception, of Python's or TensorFlow's, says that memory ran out."""
+    text = str(error)
+    if isinstance(error, MemoryError) or says_no_memory(
+        text
+    ):  # which may keep TensorFlow from being imported
+        return True
     import tensorflow as tf
 
-    text = str(error)
-    return (
-        isinstance(error, (MemoryError, tf.errors.ResourceExhaustedError))
-        or (isinstance(error, tf.errors.OpError) and "RESOURCE_EXHAUSTED" in text)
-        or says_no_memory(text)
+    return isinstance(error, tf.errors.ResourceExhaustedError) or (
+        isinstance(error, tf.errors.OpError) and "RESOURCE_EXHAUSTED" in text
     )
 
 

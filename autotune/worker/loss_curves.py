@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,13 +80,16 @@ def _recorded(
     """The recorded batches, over and over; recorded now where they are not yet."""
     import tensorflow as tf
 
-    if not Path(runs.folder).exists():
+    # TensorFlow takes brackets in a path for a pattern, and finds nothing. By a descriptor there are none.
+    below = os.open(Path(runs.folder).parent, os.O_RDONLY)
+    folder = f"/proc/self/fd/{below}/{Path(runs.folder).name}"
+    if not Path(folder).exists():
         dataset = datasets.training_data(workload, configuration, examine=False)
         batches = datasets.pipeline(dataset, workload, configuration).dataset
         whole = max(1, examples // configuration.batch_size) if examples else runs.most_steps
         size = max(1, sum(_bytes(leaf) for leaf in tf.nest.flatten(next(iter(batches)))))
-        batches.take(max(1, min(runs.most_steps, whole, LARGEST_RECORDING_BYTES // size))).save(runs.folder)
-    batches = tf.data.Dataset.load(runs.folder).cache().repeat()
+        batches.take(max(1, min(runs.most_steps, whole, LARGEST_RECORDING_BYTES // size))).save(folder)
+    batches = tf.data.Dataset.load(folder).cache().repeat()
     if runs.recorded_batch_size != configuration.batch_size:
         batches = batches.unbatch().batch(configuration.batch_size, drop_remainder=True)
     return batches

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from autotune.errors import WorkloadError
+from autotune.executors.no_memory import says_no_memory
 from autotune.files import is_utf8, read_at_most
 from autotune.space.knobs import nearest
 from autotune.workloads.workload import Workload, WorkloadFacts, WorkloadReference, takes_config
@@ -144,7 +145,8 @@ def refuse_while_loading() -> None:
 def load(reference: WorkloadReference) -> Workload:
     """Import the user's module and take the workload out of it.
 
-    Raises `WorkloadError` with the user's own frames of a traceback, also where TensorFlow is missing.
+    Raises `WorkloadError` with the user's own frames of a traceback, also where TensorFlow is missing. Want of memory
+    passes through.
     """
     global _loading_workload
     for entry in reversed(reference.search_path):
@@ -158,6 +160,8 @@ def load(reference: WorkloadReference) -> Workload:
     except WorkloadError:
         raise
     except BaseException as error:
+        if isinstance(error, MemoryError) or says_no_memory(str(error)):
+            raise  # no mistake of the file's
         _refuse_hidden_library(reference)
         raise _import_failed(reference, error) from error
     finally:

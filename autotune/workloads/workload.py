@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
 from autotune.errors import ConfigurationError, WorkloadError
 from autotune.space.configuration import Configuration
-from autotune.space.knobs import KnobValue, check_value
+from autotune.space.knobs import KnobValue, check_value, nearest
 
 if TYPE_CHECKING:
     import keras
@@ -78,6 +78,25 @@ class Workload:
     batched: bool = False
     drop_remainder: bool = False
     name: str | None = None
+
+    def __new__(cls, *positional: object, **named: object) -> Workload:
+        """Refuse what would be a bare TypeError; without any arguments it is a copy that is being made."""
+        known = tuple(each.name for each in fields(cls))
+        unknown = [name for name in named if name not in known]
+        needed = (each.name for each in fields(cls) if each.default is each.default_factory is MISSING)
+        missing = [name for name in needed if name not in named]
+        hint = "Write Workload(model=…, dataset=…, compile=…, batch_size=…); `help(autotune.Workload)` has the rest."
+        if positional:
+            raise WorkloadError(
+                f"Workload(…) was given {len(positional)} arguments without a name, expected none", hint=hint
+            )
+        if unknown:
+            raise WorkloadError(
+                f"Workload({unknown[0]}=…): there is no such argument", hint=nearest(unknown[0], known) + hint
+            )
+        if named and missing:
+            raise WorkloadError(f"Workload({missing[0]}=…) is missing", hint=hint)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Check every argument."""

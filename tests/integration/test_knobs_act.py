@@ -249,7 +249,9 @@ def test_layers_at_the_top_of_the_file_keep_their_precision(processes_of, tmp_pa
     trial = processes.launch(
         configuration(precision="mixed_bfloat16"), log=str(tmp_path / "a.log"), data=None
     )
-    with pytest.raises(TrialFailed, match="precision=mixed_bfloat16 cannot act any more: layers were built"):
+    with pytest.raises(
+        TrialFailed, match="precision=mixed_bfloat16 cannot act any more: the layer Rescaling"
+    ):
         trial.warm_up(PATIENCE_SECONDS)
     trial = processes.launch(configuration(), log=str(tmp_path / "b.log"), data=None)
     trial.warm_up(PATIENCE_SECONDS)

@@ -20,10 +20,18 @@ def curves(launch, tmp_path):
     """The loss curves of a case; all of one test read the batches that the first recorded."""
 
     def train(
-        case, batch_size=32, *, seeds=(0,), scales=(1.0,), steps=STEPS, seconds=PATIENCE_SECONDS, **knobs
+        case,
+        batch_size=32,
+        *,
+        seeds=(0,),
+        scales=(1.0,),
+        steps=STEPS,
+        seconds=PATIENCE_SECONDS,
+        folder="batches",
+        **knobs,
     ):
         runs = LossRuns(
-            folder=str(tmp_path / "batches"),
+            folder=str(tmp_path / folder),
             recorded_batch_size=32,
             seeds=seeds,
             scales=scales,
@@ -42,6 +50,12 @@ def test_the_same_weights_and_batches_give_the_same_curve(curves):
     again = curves("learns", prefetch=2, steps_per_execution=4, persistent_iterator=True)[0]
     assert len(first) == len(again) == STEPS
     assert again == pytest.approx(first, rel=1e-4)
+
+
+def test_batches_are_found_in_a_directory_whose_name_is_a_pattern(curves, tmp_path):
+    """TensorFlow takes brackets for a pattern; a run's directory may have them."""
+    (tmp_path / "run[1]*").mkdir()
+    assert len(curves("learns", folder="run[1]*/batches")[0]) == STEPS
 
 
 def test_seeds_are_other_weights(curves):
