@@ -145,6 +145,7 @@ def model_and_data(workload: Workload, configuration: Configuration) -> tuple[An
         batched=workload.batched,
         drop_remainder=workload.drop_remainder,
     )
+    assert workload.compile is not None
     model = workload.model()
     model.compile(**workload.compile(), **apply.compile_arguments(pipeline.in_force))
     return model, pipeline.fit_args

@@ -67,6 +67,7 @@ def main(file: str, recipe_file: str) -> None:
         warmup = WARMUP_SECONDS_LATER
         if model is None:
             warmup = WARMUP_SECONDS
+            assert workload.compile is not None
             model = workload.model()
             model.compile(**workload.compile(), **recipe.compile_args())
             data = recipe.fit_args(examples(workload.dataset))

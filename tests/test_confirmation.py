@@ -385,3 +385,19 @@ def test_who_stops_it_keeps_the_rounds_that_were_measured(tmp_path):
     assert len(fresh.confirmation.measured) == 2
     assert len(fresh.confirmation.instances[1]) < 20
     assert fresh.trials.alive == []
+
+
+@pytest.mark.parametrize("pairing", [None, Pairing.BRACKETED])
+def test_a_leader_whose_weights_are_ruined_fails(tmp_path, monkeypatch, pairing):
+    """They are looked at when its process is ended, after its slices."""
+    fresh, finish = Fresh(tmp_path, simulated_trials(SPEED), pairing=pairing), SimulatedTrial.finish
+
+    def look(trial, seconds, timeout):
+        if trial.configuration == FAST:
+            raise TrialFailed(Outcome.NONFINITE, "the weight w is not finite")
+        return finish(trial, seconds, timeout)
+
+    monkeypatch.setattr(SimulatedTrial, "finish", look)
+    fresh.measure()
+    assert fresh.confirmation.failure.outcome is Outcome.NONFINITE
+    assert fresh.trials.alive == []

@@ -11,7 +11,7 @@ from autotune.recipe.recipe import Recipe
 from autotune.record import Outcome, Phase
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.stats.intervals import Interval
-from autotune.stats.stability import DEVICE_MEMORY, Check, peak_memory
+from autotune.stats.stability import DEVICE_MEMORY, Check, loss_does_not_rise, loss_is_finite, peak_memory
 from autotune.tuning import tune
 from autotune.tuning.progress import TrialBegan, TrialEnded, TrialMeasured, silent
 from autotune.tuning.recommendation import break_even, recommend
@@ -393,6 +393,19 @@ def test_a_leak_of_nobody_knows_whom_is_not_called_a_check(ended, name, value, l
     grown = Check(name=name, passed=True, value=value, limit=2.0, detail="it grows")
     found = [each for each in ended.not_checked(checks=[grown]) if "leaks memory" in each]
     assert [name.replace("_", " ") in each for each in found] == [True] * listed
+
+
+def test_a_check_that_could_not_be_made_did_not_pass(ended):
+    """A model without a loss: what could not be looked at is listed as not checked, and not among the checks."""
+    none = [
+        loss_is_finite([None, None]),
+        loss_does_not_rise(None, None, baseline_first=None, baseline_last=None),
+    ]
+    fits = peak_memory(DEVICE_MEMORY, 1 << 30, 1 << 34)
+    stability = ended.recipe(checks=[*none, fits]).evidence.stability
+    assert [each.name for each in stability.checks] == [DEVICE_MEMORY]
+    assert "a finite training loss (the model reports no loss)" in stability.not_checked
+    assert "whether the training loss falls (the model reports no loss)" in stability.not_checked
 
 
 @pytest.mark.parametrize("checks", [(), (peak_memory(DEVICE_MEMORY, 1 << 30, 1 << 34),)])

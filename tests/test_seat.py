@@ -510,3 +510,32 @@ def test_a_slice_at_whose_end_an_epoch_ends_has_its_time(tmp_path):
     for bracketed in (False, True):
         _, record = Searching(tmp_path, trials, bracketed=bracketed).measure(timeout=30.0)
         assert record.outcome is Outcome.OK
+
+
+def ruin(monkeypatch, *ruined):
+    """The weights of these configurations are found to be ruined when their processes are ended."""
+    finish = SimulatedTrial.finish
+
+    def look(trial, seconds, timeout):
+        if trial.configuration in ruined:
+            raise TrialFailed(Outcome.NONFINITE, "the weight w is not finite")
+        return finish(trial, seconds, timeout)
+
+    monkeypatch.setattr(SimulatedTrial, "finish", look)
+
+
+@pytest.mark.parametrize("bracketed", [False, True])
+def test_ruined_weights_at_the_end_are_a_candidates_failure(tmp_path, monkeypatch, bracketed):
+    """What was measured does not stand: a training that fast teaches nothing."""
+    searching = Searching(tmp_path, simulated_trials(TWICE), bracketed=bracketed)
+    ruin(monkeypatch, FAST)
+    _, record = searching.measure()
+    assert (record.outcome, record.reason) == (Outcome.NONFINITE, "the weight w is not finite")
+
+
+def test_ruined_weights_of_the_baseline_end_the_run(tmp_path, monkeypatch):
+    """Nothing can be held against it."""
+    searching = Searching(tmp_path, simulated_trials(TWICE))
+    ruin(monkeypatch, BASELINE)
+    with pytest.raises(NoStableConfigurationError, match=r"nonfinite.*the weight w"):
+        searching.seat.end_baseline()

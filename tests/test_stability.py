@@ -44,9 +44,11 @@ def test_the_margin_can_be_another():
 
 
 def test_looks_at_the_loss_are_counted():
-    """Looks at which the model reported none do not count, and it is said when it reports none at all."""
+    """Looks at which the model reported none do not count; where it reports none at all, nothing was checked."""
     assert loss_is_finite([2.0, None, 1.0]).value == 2
+    assert loss_is_finite([2.0, None, 1.0]).tells
     assert "no loss" in loss_is_finite([None]).detail
+    assert not loss_is_finite([None]).tells
 
 
 def rising(first, last, *, baseline_first=2.3, baseline_last=1.5):
@@ -82,17 +84,19 @@ def test_nothing_is_held_against_a_baseline_that_does_not_fall():
     """Where the baseline's own loss does not fall within a trial, a rise says nothing."""
     found = rising(2.3, 9.0, baseline_last=2.3)
     assert found.passed
+    assert not found.tells
     assert "baseline" in found.detail
 
 
 @pytest.mark.parametrize("missing", range(4))
-def test_a_model_without_a_loss_passes(missing):
+def test_a_model_without_a_loss_is_not_checked(missing):
     """Where any of the losses is not reported there is nothing to hold it against."""
     losses = [2.3, 9.0, 2.3, 1.5]
     losses[missing] = None
     first, last, baseline_first, baseline_last = losses
     found = rising(first, last, baseline_first=baseline_first, baseline_last=baseline_last)
     assert found.passed
+    assert not found.tells
     assert "no loss" in found.detail
 
 

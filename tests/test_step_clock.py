@@ -8,6 +8,7 @@ import statistics
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -914,11 +915,27 @@ def test_a_number_that_becomes_nan_while_measured_ends_the_trial(settings, name)
     assert len([message for message in simulation.sent if isinstance(message, SliceDone)]) == 1
 
 
-def test_only_numbers_must_be_finite():
-    """Vectors and text that a step reports are left alone, and so are logs that are no mapping."""
-    logs = {"loss": 0.5, "per_class": [math.nan] * 2, "note": "nan", "none": None}
-    assert finite_loss(logs, step=1) == 0.5
-    assert finite_loss([math.nan], step=1) is None
+@pytest.mark.parametrize(
+    ("logs", "where"),
+    [
+        ({"losses": {"d": math.nan}}, "losses.d"),
+        ({"loss": 0.5, "per_example": np.array([1.0, math.inf])}, "per_example"),
+        ({"loss": 0.5, "parts": [0.1, (0.2, -math.inf)]}, "parts.1.1"),
+        ([math.nan], "0"),
+        (np.float32("nan"), "metric became"),
+    ],
+)
+def test_every_number_that_a_step_returns_must_be_finite(logs, where):
+    """However deep it lies, in a vector or without a name."""
+    with pytest.raises(TrainingFailed, match=where) as failed:
+        finite_loss(logs, step=1)
+    assert failed.value.outcome == Outcome.NONFINITE
+
+
+def test_what_is_no_number_need_not_be_finite():
+    """Text and nothing are left alone, and the loss is read beside them."""
+    assert finite_loss({"loss": 0.5, "note": "nan", "none": None, "of": {"count": 3}}, step=1) == 0.5
+    assert finite_loss({"d_loss": 0.5}, step=1) is None
 
 
 def test_an_empty_dataset_is_the_inputs_fault():

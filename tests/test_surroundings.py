@@ -133,6 +133,34 @@ def test_a_knob_that_its_dataset_never_hears_of_is_refused():
     refuse_knobs_that_cannot_act(facts({"num_parallel_calls": 0}, takes_config=False), where="train.py")
 
 
+@pytest.mark.parametrize(
+    ("name", "variable"),
+    [("intra_op_threads", "TF_NUM_INTRAOP_THREADS"), ("inter_op_threads", "TF_NUM_INTEROP_THREADS")],
+)
+def test_threads_of_the_shell_become_the_baselines(shell, name, variable):
+    """TensorFlow reads these variables where nothing else is set; what the workload names is set over them."""
+    shell.setenv(variable, "3")
+    baseline, (notice,) = taken(facts(**{name: 3}))
+    assert baseline[name] == 3
+    assert notice == f"the environment sets {name}=3, so the baseline has it too"
+    named = BASELINE.replace(**{name: 2})
+    assert taken(facts({name: 2}, **{name: 3}), named) == (named, ())
+
+
+def test_xla_that_keras_turns_off_is_said():
+    """A baseline that names it is timed without it, and the user hears of it."""
+    (said,) = oddities(facts({"jit_compile": True}), a_warm_up(), Device.CPU)
+    assert "names jit_compile=true, and Keras turns XLA off" in said
+
+
+def test_settings_that_are_no_knobs_are_said():
+    """They hold in all trials, and not in a training that lacks them."""
+    warm = a_warm_up()
+    warm = replace(warm, started=warm.started.model_copy(update={"not_knobs": ("TF_XLA_FLAGS=--x",)}))
+    (said,) = oddities(facts(), warm, Device.CPU)
+    assert said.startswith("TF_XLA_FLAGS=--x is in force in all trials")
+
+
 def test_what_does_nothing_on_the_device_is_said():
     """TensorFloat-32 on a processor."""
     found = list(oddities(facts({"tensor_float_32": False, "prefetch": 2}), a_warm_up(), Device.CPU))

@@ -92,9 +92,9 @@ def test_the_parts_of_a_workload_are_functions(part):
     assert error.hint == f"Hand over the function itself, without calling it: {part}=make_{part}."
 
 
-@pytest.mark.parametrize("part", ["model", "dataset", "compile"])
-def test_only_validation_may_be_missing(part):
-    """None is no model, no dataset and no compile arguments."""
+@pytest.mark.parametrize("part", ["model", "dataset"])
+def test_only_validation_and_compile_may_be_missing(part):
+    """None is no model and no dataset; without compile arguments the model is compiled already."""
     assert "is a NoneType, expected a function" in refusal(lambda: a_workload(**{part: None})).message
 
 

@@ -50,6 +50,17 @@ def in_force() -> dict[str, KnobValue]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+def not_knobs() -> tuple[str, ...]:
+    """Settings of the shell and of TensorFlow that act on speed and are no knobs, as `NAME=value`."""
+    import tensorflow as tf
+
+    shell = {name: text for name in ("TF_XLA_FLAGS", "XLA_FLAGS") if (text := os.environ.get(name))}
+    grappler = {"jit": tf.config.optimizer.get_jit(), **tf.config.optimizer.get_experimental_options()}
+    set_ = {f"tf.config.optimizer {name}": value for name, value in grappler.items() if value}
+    set_["tf.config.run_functions_eagerly"] = tf.config.functions_run_eagerly()
+    return tuple(f"{name}={value}" for name, value in {**shell, **set_}.items() if value)
+
+
 def note_layers() -> None:
     """Remember the layers that live in this process, for its forks: their collector does not see them."""
     global _layer_before_fork
@@ -134,6 +145,26 @@ def apply_before_build(configuration: Mapping[str, KnobValue]) -> None:
             tf.config.experimental.set_memory_growth(gpu, True)
         except RuntimeError as error:
             raise _too_late("GPU memory growth") from error
+
+
+def overridden(configuration: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
+    """The knobs of the runtime and of layers that something has set to another value since, with that value."""
+    import tensorflow as tf
+
+    acting = _acting(configuration, Stage.RUNTIME, Stage.BUILD)
+    found = {knob.name: (value, knob.read(tf)) for knob, value in acting}
+    return {name: now for name, (value, now) in found.items() if now is not None and now != value}
+
+
+def refuse_overridden(configuration: Mapping[str, KnobValue]) -> None:
+    """Raise ApplyError where training code has undone what `apply_in_training` set in this process."""
+    if _applied != dict(configuration):
+        return
+    for name, now in overridden(configuration).items():
+        raise ApplyError(
+            f"the recipe set {name}={configuration[name]}, and a later line has set it to {now}",
+            hint="Take that line out, or move it above recipe.apply(). Layers that were built since keep what it set.",
+        )
 
 
 def _too_late(what: str) -> ApplyError:
@@ -276,6 +307,19 @@ def _prefetches(batches: tf.data.Dataset) -> bool:
     while kind_of(batches) == "Options":
         (batches,) = batches._inputs()
     return kind_of(batches) == "Prefetch" and int(batches._buffer_size) != 0
+
+
+def as_dataset(data: Any) -> Any:
+    """Arrays, alone or in tuples and dicts, as a dataset of single examples; anything else as it is."""
+    import numpy as np
+    import tensorflow as tf
+
+    parts = data if isinstance(data, tuple) else (data,)  # of (x, y, sample_weight), which may be None
+    leaves = tf.nest.flatten(parts)
+    if not all(each is None or isinstance(each, np.ndarray | tf.Tensor) for each in leaves):
+        return data
+    kept = tuple(each for each in parts if each is not None)
+    return tf.data.Dataset.from_tensor_slices(kept if isinstance(data, tuple) else data)
 
 
 def kind_of(dataset: tf.data.Dataset) -> str:

@@ -225,7 +225,12 @@ class Recipe(Part):
         apply.apply_in_training(self.configuration)
 
     def compile_args(self) -> dict[str, KnobValue]:
-        """Keyword arguments for `model.compile`: `jit_compile` and `steps_per_execution`."""
+        """Keyword arguments for `model.compile`: `jit_compile` and `steps_per_execution`.
+
+        Raises:
+            ApplyError: Something that `apply()` set was changed since, such as the dtype policy.
+        """
+        apply.refuse_overridden(self.configuration)
         return apply.compile_arguments(self.configuration)
 
     @property
@@ -245,7 +250,7 @@ class Recipe(Part):
         The batches never repeat, so validation data ends. `fit_args` prepares training data.
 
         Args:
-            dataset: Single examples, or batches with `batched=True`.
+            dataset: Single examples, or batches with `batched=True`. Arrays are examples.
             drop_remainder: Whether a smaller last batch is dropped; as in the workload when None. Trials never
                 drop it from validation data.
 
@@ -253,8 +258,10 @@ class Recipe(Part):
             A dataset of batches. It ends where `dataset` ends.
 
         Raises:
-            ApplyError: The dataset is batched and the workload's was not, or the other way round.
+            ApplyError: The dataset is batched and the workload's was not, or the other way round. Or as `compile_args`.
         """
+        apply.refuse_overridden(self.configuration)
+        dataset = apply.as_dataset(dataset)
         batches = apply.pipeline(dataset, Configuration(self.configuration), **self._batching(drop_remainder))
         self._refuse_other_ranks(batches, dataset)
         return batches
@@ -273,14 +280,16 @@ class Recipe(Part):
         `batch` if you give `fit` a `steps_per_epoch` of your own.
 
         Args:
-            dataset: Single examples, or batches with `batched=True`.
+            dataset: Single examples, or batches with `batched=True`. Arrays are examples.
             drop_remainder: Whether a smaller last batch is dropped; as in the workload when None.
             steps_per_execution: What the model is compiled with; as in `compile_args()` when None.
 
         Raises:
             ApplyError: `steps_per_execution` does not divide the steps of an epoch, so an epoch would run past its
-                end. Or the dataset is batched and the workload's was not, or the other way round.
+                end. Or the dataset is batched and the workload's was not, or the other way round. Or as `compile_args`.
         """
+        apply.refuse_overridden(self.configuration)
+        dataset = apply.as_dataset(dataset)
         configuration = Configuration(self.configuration)
         if steps_per_execution is not None:
             configuration = configuration.replace(steps_per_execution=steps_per_execution)

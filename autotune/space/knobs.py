@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import enum
+import os
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
 from operator import attrgetter
@@ -98,6 +99,7 @@ class Knob:
     read: Callable[[Any], KnobValue | None] = lambda target: (
         None
     )  # the value in force; None where nothing tells
+    variable: str | None = None  # of the shell, that acts where nothing else is set
     devices: frozenset[Device] = frozenset(Device)
     memory: Callable[[KnobValue], int | None] = lambda value: None  # ranks values by need; None: unknown
     numerics: Numerics = Numerics.SAME
@@ -134,6 +136,17 @@ def _read_precision(tf: Any) -> str:
     import keras
 
     return str(keras.config.dtype_policy().name)
+
+
+def _set_threads(tf: Any, of: str, variable: str, threads: int) -> None:
+    os.environ.pop(variable, None)  # or it would act where 0 is wanted, which is TensorFlow's choice
+    getattr(tf.config.threading, f"set_{of}_op_parallelism_threads")(threads)
+
+
+def _read_threads(tf: Any, of: str, variable: str) -> int:
+    set_ = int(getattr(tf.config.threading, f"get_{of}_op_parallelism_threads")())
+    text = os.environ.get(variable, "")
+    return set_ or (int(text) if text.isdecimal() else 0)
 
 
 def _prefetch(batches: Any, depth: int | str) -> Any:
@@ -279,8 +292,9 @@ _TABLE = (
         domain=Domain(integers=(0, 4096)),
         default=0,
         stage=Stage.RUNTIME,
-        set=lambda tf, threads: tf.config.threading.set_intra_op_parallelism_threads(threads),
-        read=lambda tf: tf.config.threading.get_intra_op_parallelism_threads(),
+        set=lambda tf, threads: _set_threads(tf, "intra", "TF_NUM_INTRAOP_THREADS", threads),
+        read=lambda tf: _read_threads(tf, "intra", "TF_NUM_INTRAOP_THREADS"),
+        variable="TF_NUM_INTRAOP_THREADS",
         memory=_alike,
     ),
     Knob(
@@ -289,8 +303,9 @@ _TABLE = (
         domain=Domain(integers=(0, 4096)),
         default=0,
         stage=Stage.RUNTIME,
-        set=lambda tf, threads: tf.config.threading.set_inter_op_parallelism_threads(threads),
-        read=lambda tf: tf.config.threading.get_inter_op_parallelism_threads(),
+        set=lambda tf, threads: _set_threads(tf, "inter", "TF_NUM_INTEROP_THREADS", threads),
+        read=lambda tf: _read_threads(tf, "inter", "TF_NUM_INTEROP_THREADS"),
+        variable="TF_NUM_INTEROP_THREADS",
         memory=_alike,
     ),
     Knob(

@@ -53,8 +53,14 @@ def _within(name: str, value: float, limit: float, detail: str, advice: str = ""
 def loss_is_finite(losses: Sequence[float | None]) -> Check:
     """At how many looks the model reported a loss. A trial whose loss was not finite has ended before."""
     reported = sum(loss is not None for loss in losses)
-    detail = f"finite at each of {reported} looks" if reported else "the model reports no loss"
-    return Check(name="finite_loss", passed=True, value=float(reported), detail=detail)
+    if not reported:
+        return Check(name="finite_loss", passed=True, detail="the model reports no loss")
+    return Check(
+        name="finite_loss",
+        passed=True,
+        value=float(reported),
+        detail=f"finite at each of {reported} looks",
+    )
 
 
 def loss_does_not_rise(
@@ -68,7 +74,7 @@ def loss_does_not_rise(
         return Check(name=name, passed=True, detail="the model reports no loss")
     if baseline_last >= baseline_first:
         detail = "the baseline's loss does not fall within a trial either: nothing to hold it against"
-        return Check(name=name, passed=True, value=last, detail=detail)
+        return Check(name=name, passed=True, detail=detail)
     start = max(first, baseline_first)
     detail = f"from {first:.4g} to {last:.4g} (baseline: {baseline_first:.4g} to {baseline_last:.4g})"
     return _within(name, last, start + LOSS_RISE * abs(start), detail)

@@ -136,7 +136,10 @@ class FreshPairs:
                 confirmation.take(failure)
             for each in sides:
                 if confirmation.failure is None or each.trial is not trial:
-                    self._close(each)
+                    try:
+                        self._close(each)
+                    except TrialFailed as failure:
+                        confirmation.take(failure)
 
     def _take_turns(
         self, confirmation: Confirmation, sides: Sequence[Side], rounds: int, most_seconds: float

@@ -26,6 +26,7 @@ from autotune.version import __version__
 
 NUMERICS_NOT_CHECKED = "numerics parity with float32 without XLA"
 GROWTH_NOT_CHECKED = "whether this configuration leaks memory or the workload does"
+LOSS_NOT_CHECKED = {"finite_loss": "a finite training loss", "loss_falls": "whether the training loss falls"}
 STEADY_NOT_CHECKED = {
     False: "the steady state (the {} was still getting faster when it was measured)",
     None: "the steady state (the {}'s warm-up had too few steps to tell)",
@@ -123,7 +124,7 @@ def _evidence(
         baseline_peak_memory_bytes=_peak(reference, searched),
         input_wait_fraction=chosen.input_wait_fraction,
         stability=Stability(
-            checks=checks,
+            checks=tuple(each for each in checks if each.tells),
             not_checked=()
             if champion is None
             else _not_checked(chosen, reference, checks, run.baseline, watched, measured=measured),
@@ -235,6 +236,11 @@ def _not_checked(
     missing += [
         f"{GROWTH_NOT_CHECKED} ({name.replace('_', ' ')}: {names[name].detail})"
         for name in (growth.HOST, growth.DEVICE)
+        if name in names and not names[name].tells
+    ]
+    missing += [
+        f"{what} ({names[name].detail})"
+        for name, what in LOSS_NOT_CHECKED.items()
         if name in names and not names[name].tells
     ]
     if "retracing" not in names:

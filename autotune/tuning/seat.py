@@ -114,13 +114,17 @@ class Seat:
         self._run.keep(self.baseline.trial.record(Outcome.OK))
 
     def end_baseline(self) -> None:
-        """Take the baseline's closing figures, and end it."""
+        """Take the baseline's closing figures, and end it. Raises NoStableConfigurationError."""
         side, trial = self.baseline.side, self.baseline.trial
         if side is None:
             return
         self.baseline.side = None
-        side.close(INPUT_WAIT_SECONDS if trial.finished is None else 0.0)
-        self._run.keep(trial.record(Outcome.OK), announce=False)
+        try:
+            side.close(INPUT_WAIT_SECONDS if trial.finished is None else 0.0)
+        except TrialFailed as failure:
+            raise baseline_error(self._run, trial, failure) from failure
+        finally:
+            self._run.keep(trial.record(Outcome.OK), announce=False)
 
     # ----------------------------------------------------------------------------------------- candidates
 

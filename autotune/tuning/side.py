@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from autotune.executors.executor import IN_SEARCH, LiveTrial, TrialFailed, TrialTiming, WarmUp
-from autotune.record import Slice
+from autotune.record import Outcome, Slice
 from autotune.tuning.run import Run
 from autotune.tuning.slicing import taken_seconds
 from autotune.tuning.trial import Trial
@@ -101,12 +101,15 @@ class Side:
 
     def close(self, input_wait_seconds: float) -> None:
         """Take the closing figures and end it; what was measured stands when they do not come."""
+        # Raises TrialFailed where training has ruined the weights.
         patience = self.deadline.closing(PATIENCE_SECONDS)
         try:
-            with contextlib.suppress(TrialFailed):
-                with self.run.others_work():
-                    finished = self.live.finish(input_wait_seconds, patience)
-                self.trial.note_closing(finished)
+            with _of(self.trial), self.run.others_work():
+                finished = self.live.finish(input_wait_seconds, patience)
+            self.trial.note_closing(finished)
+        except TrialFailed as failure:
+            if failure.outcome is Outcome.NONFINITE:
+                raise
         finally:
             self.kill()
 

@@ -6,6 +6,7 @@ part of it, and so is a variable of the shell that TensorFlow reads, whether the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 
 from autotune.errors import WorkloadError
@@ -33,6 +34,10 @@ def as_imported(
         knob, named = KNOBS[name], name in facts.baseline
         at_import = knob.stage is Stage.IMPORT
         by_shell = at_import and bool(environment({name: baseline[name]}))
+        if knob.variable is not None and os.environ.get(knob.variable) == str(found):
+            by_shell = not named  # what the workload names is set over it
+            if named:
+                continue
         if named and (by_shell or (found == knob.default and not at_import)):
             continue  # the file sets nothing, and the trials set what the workload names
         if not by_shell and (at_import or named or found not in knob.domain):
@@ -69,6 +74,13 @@ def oddities(facts: WorkloadFacts, warm: WarmUp, device: Device) -> Iterator[str
     for name in facts.baseline:
         if device not in KNOBS[name].devices:
             yield f"Workload(baseline=…) names {name}, which does nothing on the {device}: left out"
+    if facts.baseline.get("jit_compile") is True and not started.jit_compile:
+        yield (
+            "Workload(baseline=…) names jit_compile=true, and Keras turns XLA off for this model (a layer without "
+            "support, run_eagerly, or op determinism), so the baseline is without it"
+        )
+    for text in started.not_knobs:
+        yield f"{text} is in force in all trials, the baseline's too: set it in your training as well"
     for name, value in started.set_by_dataset.items():
         yield (
             f"the workload's dataset() sets {name}={format_value(value)} itself, so the baseline has it too, and it "

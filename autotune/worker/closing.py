@@ -9,8 +9,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from autotune.devices.telemetry import peak_host_bytes
+from autotune.record import Outcome
+from autotune.worker.failures import TrainingFailed
+from autotune.worker.gauges import Gauge
 from autotune.worker.gpus import device_bytes
 from autotune.worker.messages import Channel, Finish, Finished
+from autotune.worker.training import Progress
 
 if TYPE_CHECKING:
     import keras
@@ -25,6 +29,7 @@ def tell(channel: Channel, model: keras.Model, clock: StepClock, finish: Finish)
         peak_device_bytes=device_bytes("peak"),
         input_wait_fraction=None,
     )
+    refuse_weights_that_are_not_finite(model, step=clock.progress.steps)
     channel.send(figures)
     if finish.input_wait_seconds <= 0:
         return
@@ -33,6 +38,37 @@ def tell(channel: Channel, model: keras.Model, clock: StepClock, finish: Finish)
     if kept and in_slices:  # what the pipeline takes from the step's own cores counts as waiting
         waits = min(1.0, max(0.0, 1.0 - kept / in_slices))
     channel.send(figures.model_copy(update={"input_wait_fraction": waits}))
+
+
+def refuse_weights_that_are_not_finite(model: keras.Model, *, step: int) -> None:
+    """Raise TrainingFailed where training has ruined a weight: no number that a step returns need show it."""
+    import tensorflow as tf
+
+    trained = {id(each) for each in model.trainable_weights}  # others may hold infinities, as masks do
+    weights = [each for each in model.weights if tf.as_dtype(each.dtype).is_floating]
+    ruined = [
+        tf.reduce_any(
+            tf.logical_not(tf.math.is_finite(each)) if id(each) in trained else tf.math.is_nan(each)
+        )
+        for each in (each.value for each in weights)
+    ]
+    for weight, is_ruined in zip(weights, ruined, strict=True):
+        if is_ruined:
+            reason = f"the weight {weight.path} is not finite after {step} steps"
+            raise TrainingFailed(Outcome.NONFINITE, reason)
+
+
+def ruined_weights(model: keras.Model, progress: Progress) -> Gauge:
+    """A gauge that measures nothing: it looks at the weights once, at the end of the first slice."""
+    looked: list[bool] = []
+
+    def measured(_: float) -> dict[str, Any]:
+        if not looked:
+            looked.append(True)
+            refuse_weights_that_are_not_finite(model, step=progress.steps)
+        return {}
+
+    return lambda: measured
 
 
 def kept_call_seconds(model: keras.Model, iterator: Any, seconds: float) -> float | None:

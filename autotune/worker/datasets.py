@@ -52,7 +52,11 @@ def validation_data(
             "validation() has no end, so the first epoch's validation has none either",
             hint="Take as much of it as is validated: dataset.take(N).",
         )
-    return apply.pipeline(held_out, configuration, batched=workload.batched)
+    # Like `fit`, take either: batches have an axis more than single examples.
+    ranks = zip(apply.batch_ranks(held_out), apply.batch_ranks(train), strict=False)
+    excess = {None if own is None or beside is None else own - beside for own, beside in ranks}
+    batched = excess != {-1} if workload.batched else excess == {1}
+    return apply.pipeline(held_out, configuration, batched=batched)
 
 
 def pipeline(
@@ -68,10 +72,14 @@ def _made_by(function: Callable[..., Any], part: str, configuration: Configurati
     import tensorflow as tf
 
     dataset = call_user(part, lambda: call_with_config(function, configuration))
+    dataset = apply.as_dataset(dataset) if part == "validation" else dataset
     if not isinstance(dataset, tf.data.Dataset):
+        hint = "Wrap arrays as tf.data.Dataset.from_tensor_slices((x, y))."
+        if not isinstance(dataset, tuple | list | dict):
+            hint = "Wrap it by tf.data.Dataset.from_generator(lambda: …, output_signature=…); one that yields batches, "
+            hint += "such as a PyDataset, of config.batch_size and with Workload(batched=True)."
         raise WorkloadError(
-            f"{part}() returned a {type(dataset).__name__}, expected a tf.data.Dataset",
-            hint="Wrap arrays as tf.data.Dataset.from_tensor_slices((x, y)).",
+            f"{part}() returned a {type(dataset).__name__}, expected a tf.data.Dataset", hint=hint
         )
     spec = dataset.element_spec
     if isinstance(spec, tuple) and not 1 <= len(spec) <= 3:

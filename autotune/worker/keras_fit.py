@@ -19,9 +19,9 @@ from autotune.space.configuration import Configuration
 from autotune.worker import closing, datasets, gauges, gpus, messages
 from autotune.worker.boundary import BetweenEpochs, measure_between_epochs, take_over
 from autotune.worker.caches import fill_caches
-from autotune.worker.failures import TrainingFailed
+from autotune.worker.failures import TrainingFailed, is_out_of_memory
 from autotune.worker.loss_curves import loss_curves
-from autotune.worker.models import compiled_model
+from autotune.worker.models import batched_twice, compiled_model, refuse_batches
 from autotune.worker.private_api import finite_steps
 from autotune.worker.retracing import Retracing
 from autotune.worker.slices import TrainingEnded
@@ -61,7 +61,9 @@ def run(
     dataset = datasets.training_data(workload, configuration, examine=request.data is None)
     validation = datasets.validation_data(workload, configuration, dataset)
     train = datasets.pipeline(dataset, workload, configuration)
-    model = compiled_model(workload, train.in_force, train.dataset)
+    model = compiled_model(workload, train.in_force)
+    if request.data is None and not workload.batched and not getattr(model, "inputs", None):
+        refuse_batches(workload, train.in_force, dataset)
     caches = [fill_caches(each, part) for each, part in ((dataset, "dataset"), (validation, "validation"))]
     began = time.monotonic()
     data = _counted(request, workload, configuration, dataset, validation)
@@ -89,6 +91,7 @@ def run(
             device_limit_bytes=gpus.device_limit_bytes(),
             build=gpus.build_versions(),
             set_by_dataset=apply.set_by_dataset(dataset),
+            not_knobs=apply.not_knobs(),
             in_force=train.in_force.differences(configuration),
         )
     )
@@ -103,6 +106,7 @@ def run(
         between_epochs=known if validation is None else None,  # a `fit` that validates is left
         gauges=measured,
     )
+    measured.append(closing.ruined_weights(model, clock.progress))
     if (finite := finite_steps(getattr(model, "optimizer", None))) is not None:
         measured.append(gauges.skipped_steps(clock.progress, finite))
 
@@ -117,7 +121,14 @@ def run(
             validation_batches=_validation_batches(validation, data),
         )
 
-    finish = fit(model, train, validation, clock, retracing, between_epochs)
+    try:
+        finish = fit(model, train, validation, clock, retracing, between_epochs)
+    except Exception as error:
+        spec = train.dataset.element_spec
+        twice = batched_twice(model, spec[0] if isinstance(spec, tuple) else spec)
+        if twice is None or workload.batched or clock.progress.steps or is_out_of_memory(error):
+            raise
+        raise twice from error
     closing.tell(channel, model, clock, finish)
 
 

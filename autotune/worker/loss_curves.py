@@ -46,7 +46,7 @@ def loss_curves(
     configuration = configuration.replace(steps_per_execution=1, persistent_iterator=False)
     keras.utils.set_random_seed(runs.seeds[0])  # what draws from a seed of its own: dropout, augmentation
     batches = _recorded(workload, configuration, runs, examples)
-    model = compiled_model(workload, configuration, batches)
+    model = compiled_model(workload, configuration)
     model.make_train_function()
     first_batch = next(iter(batches))
     _build(model, first_batch)

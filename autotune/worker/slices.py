@@ -6,9 +6,11 @@ import contextlib
 import math
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import numpy as np
 
 from autotune.record import Outcome, Slice, StepSeconds
 from autotune.worker.failures import TrainingFailed
@@ -163,21 +165,32 @@ class Slices:
 def finite_loss(logs: Any, *, step: int) -> float | None:
     """The training loss that the train function reported; None where there is none.
 
-    Vectors and text are left alone. Each number that is read waits for the device.
+    Text is left alone. Each number that is read waits for the device.
 
     Raises:
-        TrainingFailed: The loss, or another number, is not finite.
+        TrainingFailed: A number in the logs is not finite, however deep it lies in them.
     """
-    numbers: dict[str, float] = {}
-    for name, value in logs.items() if isinstance(logs, Mapping) else ():
-        if not isinstance(value, str | bytes):
-            with contextlib.suppress(TypeError, ValueError):
-                numbers[name] = float(value)
-    for name, number in numbers.items():
-        if not math.isfinite(number):
-            what = "the training loss" if name == "loss" else f"the metric {name}"
-            raise TrainingFailed(Outcome.NONFINITE, f"{what} became {number} by step {step}")
-    return numbers.get("loss")
+    loss = None
+    for name, numbers in _numbers_in(logs):
+        if not np.isfinite(numbers).all():
+            what = "the training loss" if name == "loss" else f"the metric {name}".rstrip()
+            odd = numbers[~np.isfinite(numbers)].ravel()[0]
+            raise TrainingFailed(Outcome.NONFINITE, f"{what} became {odd} by step {step}")
+        if name == "loss" and numbers.size == 1:
+            loss = float(numbers.item())
+    return loss
+
+
+def _numbers_in(logs: Any, name: str = "") -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """All numbers in what a step returns, with the keys that lead to them."""
+    if isinstance(logs, Mapping | list | tuple):
+        for key, each in logs.items() if isinstance(logs, Mapping) else enumerate(logs):
+            yield from _numbers_in(each, f"{name}.{key}" if name else str(key))
+    elif logs is not None:
+        with contextlib.suppress(TypeError, ValueError):
+            found = np.asarray(getattr(logs, "flat_values", getattr(logs, "values", logs)))
+            if found.dtype.kind not in "OSUM":  # objects, text, dates
+                yield name, found.astype(float)
 
 
 def step_quantiles(call_seconds: Sequence[float], steps_per_call: int) -> StepSeconds:

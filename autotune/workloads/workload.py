@@ -50,11 +50,12 @@ class Workload:
     """What is trained: a model, its data and its compile arguments, each made afresh on request.
 
     Args:
-        model: Returns an uncompiled Keras model.
+        model: Returns a Keras model, not compiled unless `compile` is None.
         dataset: `dataset()` or `dataset(config)` with a `DatasetConfig`: returns a `tf.data.Dataset` of
             single examples `(x, y)` or `(x, y, sample_weight)`, x and y being tensors, tuples or dicts. The
             config is handed to a parameter called `config`, or to a first one without a default.
-        compile: Returns the keyword arguments of `model.compile`: optimizer, loss, metrics.
+        compile: Returns the keyword arguments of `model.compile`: optimizer, loss, metrics. None where `model()`
+            returns a compiled model.
         batch_size: Examples per step in the baseline.
         baseline: Knobs that the user would set anyway, by name; the rest is TensorFlow's default.
         validation: Like `dataset`: what `fit` is given as `validation_data`, once per epoch.
@@ -71,7 +72,7 @@ class Workload:
 
     model: Callable[[], keras.Model]
     dataset: Callable[..., tf.data.Dataset]
-    compile: Callable[[], Mapping[str, Any]]
+    compile: Callable[[], Mapping[str, Any]] | None
     batch_size: int
     baseline: Mapping[str, KnobValue] = field(default_factory=dict)
     validation: Callable[..., tf.data.Dataset] | None = None
@@ -102,7 +103,7 @@ class Workload:
         """Check every argument."""
         for part in ("model", "dataset", "compile", "validation"):
             value = getattr(self, part)
-            if not callable(value) and not (part == "validation" and value is None):
+            if not callable(value) and not (part in ("compile", "validation") and value is None):
                 raise WorkloadError(
                     f"Workload({part}=…) is a {type(value).__name__}, expected a function",
                     hint=f"Hand over the function itself, without calling it: {part}=make_{part}.",

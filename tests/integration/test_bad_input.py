@@ -14,7 +14,12 @@ from autotune.record import Outcome
         ("empty", "it is empty", "filter that feeds it"),
         ("already_batched", "yields batches already", "Leave .batch() out"),
         ("scalars_already_batched", "yields batches already", "Leave .batch() out"),
+        ("unbuilt_already_batched", "yields batches already", "Leave .batch() out"),
+        ("unbuilt_full_batches", "yields batches already", "Leave .batch() out"),
+        ("unbuilt_from_python", "yields batches already", "Leave .batch() out"),
         ("four_parts", "tuples of 4, expected (x, y) or (x, y, sample_weight)", "Several inputs go into x"),
+        ("generator", "dataset() returned a generator", "from_generator"),
+        ("validated_on_a_generator", "validation() returned a list_iterator", "from_generator"),
         ("arrays", "dataset() returned a tuple, expected a tf.data.Dataset", "from_tensor_slices"),
         (
             "wrong_batches",
@@ -28,7 +33,14 @@ from autotune.record import Outcome
             "validation() has no end, so the first epoch's validation has none",
             "take(N)",
         ),
-        ("compiled", "compiled already", "Workload(compile=…)"),
+        ("compiled", "compiled already", "Workload(compile=None)"),
+        ("compiled_with_a_knob", "model() compiles with steps_per_execution=8", '{"steps_per_execution": 8}'),
+        (
+            "of_keras_2",
+            "a Sequential of Keras 2 (tf_keras), expected a model of Keras 3",
+            "TF_USE_LEGACY_KERAS",
+        ),
+        ("not_compiled", "not compiled, and Workload(compile=None) leaves that to it", "model.compile()"),
         ("no_model", "model() returned a str, expected a keras.Model", ""),
         ("compile_names_a_knob", "compile() names jit_compile, which is a knob", "'jit_compile': True"),
         ("compile_no_dict", "compile() returned a list", ""),
@@ -76,6 +88,31 @@ def test_a_precision_that_no_layer_takes_is_refused(launch):
     """Every layer names its own dtype: the trial would be the baseline under another name."""
     reason = launch("stubborn", precision="mixed_bfloat16").failure().reason
     assert reason == "precision=mixed_bfloat16 does not act: no layer of the model computes in bfloat16"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "policy"), [("policy_within", "mixed_bfloat16"), ("policy_with_the_data", "mixed_float16")]
+)
+def test_a_policy_that_the_workloads_functions_set_is_refused(launch, case, policy):
+    """The baseline would be called float32, and compute in something else."""
+    failure = launch(case).failure()
+    assert failure.reason == (
+        f"a function of the workload sets precision to '{policy}', which is a knob: this trial's is 'float32'"
+    )
+    assert "Workload(baseline={'precision': …})" in failure.hint
+    assert failure.input_error
+    launch(case, precision=policy).warm_up()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["policy_for_a_while", "half_precise"])
+def test_float32_that_no_layer_computes_in_is_refused(launch, case):
+    """What layers compute in once they are built is what counts, and not the policy before or after."""
+    failure = launch(case).failure()
+    assert failure.reason == "precision=float32 does not act: no layer of the model computes in float32"
+    assert failure.input_error
+    launch(case, precision="mixed_bfloat16").warm_up()
 
 
 def test_fewer_examples_than_one_batch_with_drop_remainder(build):

@@ -44,10 +44,12 @@ def assert_whole_epochs(warm, part, *, examples=100, steps=STEPS_PER_EPOCH):
         ("generated", 16, 100, 100),
         ("filtered", 16, 50, 50),
         ("endless", 16, None, None),
+        *((each, 16, 100, 100) for each in ("rows_in_pairs", "unbuilt", "text")),
+        ("signals", 4, 10, 10),
     ],
 )
 def test_every_kind_of_element_is_trained_on_and_counted(build, case, batch_size, examples, per_epoch):
-    """Inputs as a tuple, a dict, by name; an axis of 1 more or less; batched or not; of known length or not."""
+    """Inputs as a tuple, a dict, by name; an axis of 1 more or less; of known length or not; batched, or as if."""
     built = build(case, batch_size)
     assert built.failed is None
     assert built.first_step.loss >= 0
@@ -68,6 +70,27 @@ def test_what_the_first_trial_learned_holds_for_other_batch_sizes(build, case, b
     built = build(case, batch_size, data=Data(examples=told, endless=False))
     assert built.failed is None
     assert built.started.examples == examples
+
+
+@pytest.mark.parametrize("case", ["own_compile", "strict_compile", "compiled_by_model"])
+def test_knobs_reach_a_model_that_compiles_itself(build, case):
+    """Set as attributes where its compile has no place for them, or has been called already."""
+    for on in (True, False):
+        built = build(case, jit_compile=on, steps_per_execution=7)
+        assert built.failed is None
+        assert built.started.jit_compile is on
+        assert built.printed["steps_per_execution"] == 7
+    assert build("compiled_by_model").started.jit_compile, "as it was compiled"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", ["validated_on_arrays", "validated_on_batches", "batched_validated_on_single_ones"]
+)
+def test_validation_is_taken_as_fit_takes_it(launch, case):
+    """Arrays, batches beside single examples, and single examples beside batches."""
+    trial = launch(case)
+    assert_whole_epochs(trial.warm_up(), trial.measure())
 
 
 def test_sample_weights_reach_the_loss(build):

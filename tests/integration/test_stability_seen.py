@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from autotune.executors.executor import Data
+from autotune.record import Outcome
 from autotune.stats.growth import HOST, memory_growth
 
 pytestmark = pytest.mark.slow
@@ -84,3 +85,22 @@ def test_a_leak_is_seen_in_a_continuous_run(launch, case, passes):
         limit_bytes=16 << 30,
     )
     assert found.passed is passes, found
+
+
+@pytest.mark.parametrize(
+    ("case", "what"),
+    [
+        ("ruined", "the weight dense/"),
+        ("ruined_deep", "the metric losses.d became nan"),
+        ("ruined_each", "the metric d became nan"),
+    ],
+)
+def test_a_model_that_hides_its_losses_must_be_finite_all_the_same(launch, case, what):
+    """No step returns a `loss`: every other number that it returns counts, and so do the weights."""
+    failure = launch(case, 80).failure()
+    assert failure.outcome is Outcome.NONFINITE
+    assert what in failure.reason
+    trial = launch(case, 64)
+    trial.warm_up()
+    assert trial.measure().loss is None
+    trial.trial.finish(0.0, 30.0)

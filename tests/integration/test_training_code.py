@@ -190,3 +190,87 @@ def test_the_same_recipe_may_be_applied_again(train):
     )
     layer = "precision=mixed_bfloat16 cannot act any more: the layer Dense 'dense' was"
     assert seen == ["mixed_bfloat16", 2, layer]
+
+
+def test_what_undoes_a_recipe_is_said(train):
+    """A policy, or TensorFloat-32, that is set after apply() would win silently: what the recipe gives out notices."""
+    said = train(
+        """
+        import json
+        import autotune
+        recipe = autotune.Recipe.load("recipe.json")
+        recipe.compile_args()                  # may come first
+        recipe.apply(on_mismatch="ignore")
+        import keras, numpy as np, tensorflow as tf
+        data = tf.data.Dataset.from_tensor_slices((np.ones((100, 4)), np.ones((100, 1))))
+        said = []
+        def use():
+            for each in (recipe.compile_args, lambda: recipe.batch(data), lambda: recipe.fit_args(data)):
+                try:
+                    each()
+                    said.append("")
+                except autotune.AutotuneError as error:
+                    said.append(error.message)
+        use()
+        keras.mixed_precision.set_global_policy("float32")
+        use()
+        print(json.dumps(said))
+        """,
+        precision="mixed_bfloat16",
+    )
+    assert said[:3] == [""] * 3
+    told = "the recipe set precision=mixed_bfloat16, and a later line has set it to float32"
+    assert said[3:] == [told] * 3
+
+
+def test_settings_of_the_shell_and_of_tensorflow_are_read_as_they_act(train):
+    """Thread counts of the shell are the knobs' values, and a recipe that asks for others takes them away."""
+    seen = train(
+        """
+        import json, os
+        os.environ |= {"TF_NUM_INTRAOP_THREADS": "3", "TF_NUM_INTEROP_THREADS": "5"}
+        os.environ["TF_XLA_FLAGS"] = "--tf_xla_clustering_debug"
+        import autotune
+        from autotune.recipe import apply
+        import tensorflow as tf
+        before = apply.in_force()
+        recipe = autotune.Recipe.load("recipe.json")
+        recipe.apply(on_mismatch="ignore")
+        tf.config.optimizer.set_jit(True)
+        tf.config.optimizer.set_experimental_options({"auto_mixed_precision": True})
+        print(json.dumps([
+            [before["intra_op_threads"], before["inter_op_threads"]],
+            [os.environ.get("TF_NUM_INTRAOP_THREADS"), os.environ.get("TF_NUM_INTEROP_THREADS")],
+            apply.not_knobs(),
+        ]))
+        """,
+        intra_op_threads=0,
+        inter_op_threads=5,
+    )
+    assert seen == [
+        [3, 5],
+        [None, "5"],
+        [
+            "TF_XLA_FLAGS=--tf_xla_clustering_debug",
+            "tf.config.optimizer jit=autoclustering",
+            "tf.config.optimizer auto_mixed_precision=True",
+        ],
+    ]
+
+
+def test_a_recipe_takes_arrays(train):
+    """As `fit` does: they are single examples, batched as in the trials, whatever they are made of."""
+    seen = train(
+        """
+        import json
+        import numpy as np
+        import autotune
+        recipe = autotune.Recipe.load("recipe.json")
+        x, y = np.ones((100, 4)), np.ones((100, 1))
+        found = [recipe.batch((x, y)), recipe.batch({"a": x}), recipe.fit_args((x, y, None))["x"]]
+        print(json.dumps([[str(each.element_spec), int(each.cardinality())] for each in found]))
+        """,
+        batch_size=20,
+    )
+    assert [count for _, count in seen] == [5, 5, 5]
+    assert all("shape=(None, 4), dtype=tf.float64" in spec for spec, _ in seen)

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import threading
+import types
 from pathlib import Path
 
 import keras
@@ -500,6 +501,28 @@ def overflowing() -> dict:
     return {**sgd(), "loss": lambda y, p: tf.reduce_mean(steep(p) ** 2)}
 
 
+class Ruined(keras.Model):
+    """Its loss is not finite in batches above 64, and its steps return what `told` makes of it."""
+
+    def __init__(self, told):
+        super().__init__()
+        self.dense, self.told = keras.layers.Dense(1), told
+
+    def call(self, x):
+        """The one layer."""
+        return self.dense(x)
+
+    def train_step(self, data):
+        """One step of plain descent."""
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.dense(x) - y) ** 2)
+            loss *= tf.where(tf.shape(x)[0] > 64, np.nan, 1.0)
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return self.told(loss)
+
+
 # ------------------------------------------------------------------------------------------------- knobs
 
 
@@ -583,6 +606,32 @@ def telling() -> keras.Model:
 def stubborn() -> keras.Model:
     """Each layer names what it computes in."""
     return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, dtype="float32")])
+
+
+def policy_within() -> keras.Model:
+    """Sets what its layers compute in by itself."""
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    return dense()
+
+
+def policy_for_a_while() -> keras.Model:
+    """The same, and sets it back."""
+    before = keras.config.dtype_policy()
+    model = policy_within()
+    keras.config.set_dtype_policy(before)
+    return model
+
+
+def policy_with_the_data(config):
+    """The same where nobody looks for it."""
+    keras.config.set_dtype_policy("mixed_float16")
+    return pairs()
+
+
+def half_precise() -> keras.Model:
+    """Each layer names a policy."""
+    policy = keras.DTypePolicy("mixed_bfloat16")
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, dtype=policy), keras.layers.ReLU()])
 
 
 def learnable(config):
@@ -678,6 +727,66 @@ def python_inside() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(1)(through))
 
 
+class Pairs(keras.Model):
+    """Its examples are two rows each; plain `fit` trains on what its step makes of them."""
+
+    def __init__(self):
+        inputs = keras.Input((4,))
+        super().__init__(inputs, keras.layers.Dense(3)(inputs))
+
+    def train_step(self, data):
+        """Draws the two together."""
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(data[:, 0]) - self(data[:, 1])) ** 2)
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return {"loss": loss}
+
+
+def rows_in_pairs(config):
+    """Two rows of four numbers to an example, and no targets."""
+    return tf.data.Dataset.from_tensor_slices(numbers(width=8).reshape(-1, 2, 4))
+
+
+def unbuilt() -> keras.Model:
+    """A network that takes what it is given."""
+    return keras.Sequential([keras.layers.Dense(8), keras.layers.Dense(1)])
+
+
+def batches_from_python(config):
+    """Batches that nothing but their unknown length gives away."""
+    signature = (tf.TensorSpec((None, 4)), tf.TensorSpec((None, 1)))
+    return tf.data.Dataset.from_generator(
+        lambda: ((numbers(8), numbers(8, 1)) for _ in range(10)), output_signature=signature
+    )
+
+
+def text(config):
+    """Sequences of ten characters, put together by .batch(), and the same one later."""
+    letters = tf.data.Dataset.from_tensor_slices(np.arange(1100) % 7)
+    return letters.batch(11, drop_remainder=True).map(lambda each: (each[:-1], each[1:]))
+
+
+def signals(config):
+    """Sequences of ten moments, each of four numbers and a target."""
+    return pairs().batch(10)
+
+
+def writer() -> keras.Model:
+    """Says which character comes next."""
+    return keras.Sequential([keras.layers.Embedding(7, 4), keras.layers.GRU(7, return_sequences=True)])
+
+
+def listener() -> keras.Model:
+    """Says a number for each moment of a sequence."""
+    return keras.Sequential([keras.layers.GRU(4, return_sequences=True), keras.layers.Dense(1)])
+
+
+def next_character() -> dict:
+    """For the writer."""
+    return {"optimizer": "sgd", "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
+
+
 # --------------------------------------------------------------------------------------------- bad input
 
 
@@ -754,6 +863,47 @@ def compiled() -> keras.Model:
     model = dense()
     model.compile(loss="mse")
     return model
+
+
+class OwnCompile(keras.Model):
+    """Its compile takes optimizers of its own, and passes nothing else on."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def compile(self, d_optimizer, **others):
+        """As GANs are written."""
+        super().compile(optimizer=d_optimizer, loss="mse")
+
+    def make_train_function(self, force=False):
+        """Says how many steps a call has."""
+        say(steps_per_execution=self.steps_per_execution)
+        return super().make_train_function(force)
+
+    def call(self, x):
+        """The one layer."""
+        return self.dense(x)
+
+
+class StrictCompile(OwnCompile):
+    """The same, without a place for anything else."""
+
+    def compile(self, d_optimizer):
+        """As older ones are written."""
+        super().compile(d_optimizer)
+
+
+def compiled_by_itself(*, steps_per_execution=1) -> keras.Model:
+    """Compiled in model(), with XLA."""
+    model = OwnCompile()
+    keras.Model.compile(model, "sgd", "mse", jit_compile=True, steps_per_execution=steps_per_execution)
+    return model
+
+
+def one_optimizer():
+    """A mapping that is no dict."""
+    return types.MappingProxyType({"d_optimizer": "sgd"})
 
 
 # ----------------------------------------------------------------------------------------------- deaths
@@ -838,12 +988,38 @@ CASES = {
     "underflows": {"dataset": learnable, "model": small_network, "compile": underflowing},
     "stalls": {"dataset": learnable, "model": Stalling, "compile": classifying},
     "stubborn": {"model": stubborn},
+    "policy_within": {"model": policy_within},
+    "policy_for_a_while": {"model": policy_for_a_while},
+    "policy_with_the_data": {"dataset": policy_with_the_data},
+    "half_precise": {"model": half_precise},
     "python_inside": {"model": python_inside},
     "empty": {"dataset": empty},
     "one_pass": {"dataset": one_pass},
     "one_pass_ever": {"dataset": one_pass_ever},
     "already_batched": {"dataset": lambda config: pairs().batch(8)},
     "scalars_already_batched": {"dataset": lambda config: numbers_of_one().batch(8), "model": one_number},
+    "unbuilt_already_batched": {"dataset": lambda config: pairs().batch(8), "model": unbuilt},
+    "unbuilt_full_batches": {"dataset": lambda config: pairs().batch(8, True).prefetch(1), "model": unbuilt},
+    "unbuilt_from_python": {"dataset": batches_from_python, "model": unbuilt},
+    "unbuilt": {"model": unbuilt},
+    "text": {"dataset": text, "model": writer, "compile": next_character},
+    "signals": {"dataset": signals, "model": listener},
+    "rows_in_pairs": {"dataset": rows_in_pairs, "model": Pairs, "compile": own_loss},
+    "own_compile": {"model": OwnCompile, "compile": one_optimizer},
+    "strict_compile": {"model": StrictCompile, "compile": one_optimizer},
+    "compiled_by_model": {"model": compiled_by_itself, "compile": None},
+    "compiled_with_a_knob": {"model": lambda: compiled_by_itself(steps_per_execution=8), "compile": None},
+    "of_keras_2": {"model": type("Sequential", (), {"__module__": "tf_keras.src.engine.sequential"})},
+    "not_compiled": {"compile": None},
+    "validated_on_arrays": {"validation": lambda config: (numbers(8), numbers(8, 1), None)},
+    "validated_on_batches": {"validation": lambda config: pairs(8).batch(4)},
+    "batched_validated_on_single_ones": {
+        "batched": True,
+        "dataset": batches,
+        "validation": lambda config: pairs(8),
+    },
+    "generator": {"dataset": lambda config: (each for each in [(numbers(1), numbers(1, 1))])},
+    "validated_on_a_generator": {"validation": lambda config: iter([(numbers(1), numbers(1, 1))])},
     "ill_fitting": {"dataset": ill_fitting},
     "four_parts": {"dataset": four_parts},
     "arrays": {"dataset": lambda config: (numbers(), numbers(width=1))},
@@ -866,6 +1042,9 @@ CASES = {
     "ragged": {"batched": True, "dataset": ragged, "model": reader},
     "impatient": {"model": Impatient, "compile": eagerly},
     "overflows": {"compile": overflowing},
+    "ruined": {"model": lambda: Ruined(lambda loss: {"steps": 1.0}), "compile": own_loss},
+    "ruined_deep": {"model": lambda: Ruined(lambda loss: {"losses": {"d": loss}}), "compile": own_loss},
+    "ruined_each": {"model": lambda: Ruined(lambda loss: {"d": tf.stack([0.0, loss])}), "compile": own_loss},
     "is_nan": {"compile": is_nan},
 }
 
@@ -877,14 +1056,16 @@ def _part(name, usual):
     return call
 
 
+COMPILE = _part("compile", sgd)
+
+
 def _dataset(config):
     """The case's dataset; as it is asked for first, the case's other arguments of `Workload` hold from here on."""
     case = CASES.get(log().stem, {})
     for name, usual in {"batched": False, "drop_remainder": False, "validation": None}.items():
         object.__setattr__(workload, name, case.get(name, usual))
+    object.__setattr__(workload, "compile", COMPILE if case.get("compile", sgd) else None)
     return case.get("dataset", told_pairs)(config)
 
 
-workload = autotune.Workload(
-    model=_part("model", dense), compile=_part("compile", sgd), dataset=_dataset, batch_size=16
-)
+workload = autotune.Workload(model=_part("model", dense), compile=COMPILE, dataset=_dataset, batch_size=16)
