@@ -1,6 +1,11 @@
-"""By which words errors and logs say that memory ran out: TensorFlow and CUDA have no one type for it. Pure."""
+"""By which words errors and logs say that memory ran out, and how the kernel says it.
+
+TensorFlow and CUDA have no one type for it.
+"""
 
 from __future__ import annotations
+
+import contextlib
 
 # Of CUDA's libraries, when a card is full, and of Python, C++ and the kernel, within an error of TensorFlow's.
 _FULL = (
@@ -17,7 +22,9 @@ _FULL = (
     "memoryerror",
     "std::bad_alloc",
     "cannot allocate memory",
+    "failed to map segment from shared object",  # of the loader, under `ulimit -v`
 )
+_NO_ROOM_FOR_THREADS = "cannot allocate memory in static tls block"  # of the loader: a matter of import order
 # Of CUDA, where a card's compute mode lets one process have it: then it has no room for a second.
 _TAKEN = (
     "cuda-capable device(s) is/are busy or unavailable",
@@ -28,9 +35,19 @@ _TAKEN = (
 
 def says_no_memory(text: str) -> bool:
     """Whether a text says that memory ran out, on the host or on a card, or that another process has the card."""
-    return says_taken(text) or any(sign in text.lower() for sign in _FULL)
+    told = text.lower().replace(_NO_ROOM_FOR_THREADS, "")
+    return says_taken(text) or any(sign in told for sign in _FULL)
 
 
 def says_taken(text: str) -> bool:
     """Whether a text says that another process has the card for itself."""
     return any(sign in text.lower() for sign in _TAKEN)
+
+
+def kernel_oom_kills() -> int:
+    """How often the kernel has killed for want of memory since it started; 0 where it does not say."""
+    with contextlib.suppress(OSError), open("/proc/vmstat", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0

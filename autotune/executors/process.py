@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from autotune.errors import WorkloadError
+from autotune.errors import NoStableConfigurationError, WorkloadError
 from autotune.executors.executor import IN_SEARCH, Data, TrialFailed, TrialTiming, WarmUp
 from autotune.executors.log import cap, fatal_line, tail
-from autotune.executors.no_memory import says_no_memory
+from autotune.executors.no_memory import kernel_oom_kills, says_no_memory
 from autotune.executors.standstill import LOOK_SECONDS, AwakeClock
 from autotune.executors.template_process import EXIT_SECONDS, Template, TemplateDied, status_in_words
 from autotune.recipe.apply import environment
@@ -49,7 +49,7 @@ class TrialProcess:
         self._log = Path(request.log)
         self._clock = AwakeClock()
         self._requested = self._clock()
-        self._kernel_kills = _kernel_oom_kills()
+        self._kernel_kills = kernel_oom_kills()
         self._killed = False
         self.pid, self._channel = template.fork(request)
         self._launch_seconds = self._clock() - self._requested
@@ -187,9 +187,11 @@ class TrialProcess:
         exited = self.template.wait_exit(self.pid, EXIT_SECONDS)
         if exited is None:
             death = self.template.death()
+            if kernel_oom_kills() > self._kernel_kills:
+                return self._failed(Outcome.OOM, f"its template process died ({death}): out of memory")
             why = f"its template process died ({death})" if death else "closed its pipe and did not end"
             return self._failed(Outcome.CRASHED, why)
-        if exited == -signal.SIGKILL and _kernel_oom_kills() > self._kernel_kills:
+        if exited == -signal.SIGKILL and kernel_oom_kills() > self._kernel_kills:
             return self._failed(Outcome.OOM, "killed by the kernel: out of memory")
         how = f"{'' if exited < 0 else 'ended with '}{status_in_words(exited)}"
         fatal = fatal_line(self._log).strip()
@@ -210,15 +212,6 @@ def is_stopped(pid: int) -> bool:
     # A thread that waits in the kernel (D) stops before it runs on, once the others have. One that starts a program
     # waits for the new process, which is stopped.
     return states <= stopped | {b"Z", b"X", b"D"} and (b"D" not in states or bool(states & stopped))
-
-
-def _kernel_oom_kills() -> int:
-    """How often the kernel has killed for want of memory since it started; 0 where it does not say."""
-    with contextlib.suppress(OSError), open("/proc/vmstat", encoding="ascii") as file:
-        for line in file:
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
 
 
 class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
@@ -246,8 +239,13 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
         self.close()
 
     def open(self) -> WorkloadFacts:
-        """See `executor.Executor`. Raises `WorkloadError` if the workload cannot be imported."""
-        ready = self._with_template({}, Template.wait_ready)
+        """See `executor.Executor`. Raises `WorkloadError`, or `NoStableConfigurationError` for want of memory."""
+        try:
+            ready = self._with_template({}, Template.wait_ready)
+        except TrialFailed as failure:
+            raise NoStableConfigurationError(
+                failure.reason, hint=failure.hint, detail=failure.log_tail
+            ) from failure
         assert ready.workload is not None
         self._fingerprint = ready.workload.fingerprint
         self.started_by_import = ready.started

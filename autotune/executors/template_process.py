@@ -16,7 +16,10 @@ from pathlib import Path
 
 from autotune.errors import TrialProcessError, WorkloadError
 from autotune.executors import lifeline
+from autotune.executors.executor import TrialFailed
 from autotune.executors.log import cap, tail
+from autotune.executors.no_memory import kernel_oom_kills, says_no_memory
+from autotune.record import Outcome
 from autotune.worker import messages
 from autotune.worker.messages import Channel, ChannelClosed, ProtocolError
 from autotune.workloads.workload import WorkloadReference
@@ -31,12 +34,19 @@ class TemplateDied(TrialProcessError):
     """A template ended without saying why."""
 
 
+NO_MEMORY_HINT = (
+    "Give the machine or container more memory, raise `ulimit -v`, or move data from the top of the file into "
+    "dataset()."
+)
+
+
 class Template:
     """A template process below its keeper (see `lifeline`), and the pipe to it; without `preload`, trials import."""
 
     def __init__(
         self, reference: WorkloadReference, *, preload: bool, variables: Mapping[str, str], log: Path
     ) -> None:
+        self._kernel_kills = kernel_oom_kills()
         ours, theirs = socket.socketpair()
         self._log = log
         self._family = secrets.token_hex(16)
@@ -61,7 +71,8 @@ class Template:
     def wait_ready(self) -> messages.TemplateReady:
         """What the template found by importing.
 
-        Raises `WorkloadError`, `TemplateDied`, or `TrialProcessError` if TensorFlow cannot be imported.
+        Raises `WorkloadError`, `TemplateDied`, `TrialFailed` for want of memory, or `TrialProcessError` if TensorFlow
+        cannot be imported.
         """
         deadline = time.monotonic() + IMPORT_SECONDS
         while self._ready is None:
@@ -78,6 +89,10 @@ class Template:
             except (ChannelClosed, ProtocolError) as error:
                 raise self._died("the process that imports the workload died") from error
             if isinstance(answer, messages.TemplateFailed):
+                if answer.no_memory:
+                    raise TrialFailed(
+                        Outcome.OOM, answer.message, hint=NO_MEMORY_HINT, log_tail=tail(self._log)
+                    )
                 kind = WorkloadError if answer.users else TrialProcessError
                 raise kind(answer.message, hint=answer.hint, detail=answer.detail)
             assert isinstance(answer, messages.TemplateReady)
@@ -85,7 +100,7 @@ class Template:
         return self._ready
 
     def fork(self, request: messages.TrialRequest) -> tuple[int, Channel]:
-        """Start a trial: its process id, and the driver's end of its pipe. Raises `TemplateDied`."""
+        """Start a trial: its process id, and the driver's end of its pipe. Raises `TemplateDied`, `TrialFailed`."""
         try:
             self._channel.send(request)
             while not isinstance(answer := self._channel.receive(FORK_SECONDS), messages.Forked):
@@ -122,10 +137,13 @@ class Template:
         """Whether the process runs."""
         return self._process.poll() is None
 
-    def _died(self, what: str) -> TemplateDied:
+    def _died(self, what: str) -> TemplateDied | TrialFailed:
         self.close()
-        status = status_in_words(self._process.returncode)
-        return TemplateDied(f"{what} ({status})", hint=f"Its log is {self._log}.", detail=tail(self._log))
+        status, said = status_in_words(self._process.returncode), tail(self._log)
+        if says_no_memory(said) or (status.endswith("SIGKILL") and kernel_oom_kills() > self._kernel_kills):
+            reason = f"memory ran out: {what} ({status})"
+            return TrialFailed(Outcome.OOM, reason, hint=NO_MEMORY_HINT, log_tail=said)
+        return TemplateDied(f"{what} ({status})", hint=f"Its log is {self._log}.", detail=said)
 
     def close(self) -> None:
         """End the template; its trials die with it."""

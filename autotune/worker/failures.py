@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -49,14 +50,16 @@ def call_user(part: str, function: Callable[[], Any]) -> Any:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception, of Python's or TensorFlow's, says that memory ran out."""
-    import tensorflow as tf
-
     text = str(error)
-    return (
-        isinstance(error, (MemoryError, tf.errors.ResourceExhaustedError))
-        or (isinstance(error, tf.errors.OpError) and "RESOURCE_EXHAUSTED" in text)
-        or says_no_memory(text)
-    )
+    if isinstance(error, MemoryError) or says_no_memory(text):
+        return True
+    errors = getattr(
+        sys.modules.get("tensorflow"), "errors", None
+    )  # it may not have been imported, or not wholly
+    if errors is None:
+        return False
+    exhausted = isinstance(error, errors.OpError) and "RESOURCE_EXHAUSTED" in text
+    return exhausted or isinstance(error, errors.ResourceExhaustedError)
 
 
 def told(error: BaseException) -> Failed:

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from autotune.errors import ArgumentError, WorkloadError
+from autotune.executors.no_memory import says_no_memory
 from autotune.files import is_utf8, read_at_most
 from autotune.space.knobs import nearest
 from autotune.workloads.stray_training import training_refused
@@ -177,7 +178,8 @@ def refuse_while_loading() -> None:
 def load(reference: WorkloadReference) -> Workload:
     """Import the user's module and take the workload out of it.
 
-    Raises `WorkloadError` with the user's own frames of a traceback, also where TensorFlow is missing.
+    Raises `WorkloadError` with the user's own frames of a traceback, also where TensorFlow is missing. Want of memory
+    passes through.
     """
     global _loading_workload
     for entry in reversed(reference.search_path):
@@ -196,6 +198,8 @@ def load(reference: WorkloadReference) -> Workload:
     except WorkloadError:
         raise
     except BaseException as error:
+        if isinstance(error, MemoryError) or says_no_memory(str(error)):
+            raise
         _refuse_hidden_library(reference)
         raise _import_failed(reference, error) from error
     finally:

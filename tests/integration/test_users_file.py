@@ -7,8 +7,9 @@ import pytest
 from real_trials import PATIENCE_SECONDS, configuration
 from test_end_to_end import SHORT_BUDGET, TINY, to_its_end, with_enough_time
 
-from autotune.errors import WorkloadError
+from autotune.errors import NoStableConfigurationError, WorkloadError
 from autotune.executors.executor import TrialFailed
+from autotune.record import Outcome
 
 pytestmark = pytest.mark.slow
 
@@ -204,3 +205,39 @@ def test_processes_that_the_users_code_spawns_find_its_functions(processes_of, t
     processes = processes_of(file)
     processes.open()
     started(processes, tmp_path)
+
+
+# -------------------------------------------------------------------------------------------- want of memory
+
+LIMIT = "import resource\nresource.setrlimit(resource.RLIMIT_AS, ({bytes}, {bytes}))\n"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        LIMIT.format(bytes=700 << 20) + TINY,
+        TINY + "\nTABLE = np.ones(1 << 50)\n",
+        TINY + "\nraise OSError(12, 'Cannot allocate memory')\n",
+    ],
+    ids=["TensorFlow does not fit", "the data do not fit", "a library says so"],
+)
+def test_want_of_memory_while_importing_is_named(processes_of, source):
+    """It is neither a fault in the file nor one of ours: exit code 3, and what to give more of."""
+    with pytest.raises(NoStableConfigurationError) as caught:
+        processes_of(source).open()
+    assert caught.value.exit_code == 3
+    assert caught.value.message.startswith("memory ran out")
+    assert "ulimit -v" in caught.value.hint
+
+
+def test_want_of_memory_in_a_fresh_interpreter_is_an_outcome(processes_of, tmp_path):
+    """Where each trial imports the file, that is where memory runs out."""
+    marker = tmp_path / "marker"
+    allocates = (
+        f"import os\ntf.constant(1.0) + 1\nif os.path.exists({str(marker)!r}):\n    np.ones(1 << 50)\n"
+    )
+    processes = processes_of(TINY + allocates)
+    processes.open()
+    marker.touch()
+    error = failure(processes, tmp_path)
+    assert (error.outcome, error.input_error) == (Outcome.OOM, False)
