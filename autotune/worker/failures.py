@@ -48,6 +48,14 @@ def call_user(part: str, function: Callable[[], Any]) -> Any:
         ) from error
 
 
+def strategy_error(what: str) -> WorkloadError:
+    """The error of a part of the workload that a `tf.distribute` strategy has hold of."""
+    return WorkloadError(
+        f"{what}, and trials train on one device",
+        hint="Take tf.distribute out of the workload: the recipe then holds for one device.",
+    )
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception, of Python's or TensorFlow's, says that memory ran out."""
     text = str(error)

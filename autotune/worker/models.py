@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.errors import ApplyError, WorkloadError
 from autotune.recipe import apply
 from autotune.space.configuration import Configuration
-from autotune.worker.failures import call_user
+from autotune.worker.failures import call_user, strategy_error
 from autotune.worker.private_api import computing_layers
 from autotune.workloads.workload import Workload
 
@@ -32,6 +32,7 @@ def compiled_model(workload: Workload, configuration: Configuration, train: tf.d
             f"model() returned a {type(model).__name__}, expected a keras.Model",
             hint="Return the model itself, not compiled; a training loop of one's own cannot be tuned.",
         )
+    _refuse_strategy(model)
     if model.compiled:
         raise WorkloadError(
             "model() returned a model that is compiled already",
@@ -83,3 +84,12 @@ def _refuse_precision_that_does_not_act(model: keras.Model, policy: str) -> None
             f"precision={policy} does not act: no layer of the model computes in {computes_in}",
             hint="Build the layers inside model(), and leave dtype= to the policy where it may vary.",
         )
+
+
+def _refuse_strategy(model: keras.Model) -> None:
+    """Refuse a model that belongs to a `tf.distribute` strategy: TensorFlow would refuse to train it outside."""
+    import tensorflow as tf
+
+    strategy = model.distribute_strategy
+    if tf.distribute.has_strategy() or strategy is not tf.distribute.get_strategy():
+        raise strategy_error(f"model() builds the model under a {type(strategy).__name__}")

@@ -241,3 +241,43 @@ def test_want_of_memory_in_a_fresh_interpreter_is_an_outcome(processes_of, tmp_p
     marker.touch()
     error = failure(processes, tmp_path)
     assert (error.outcome, error.input_error) == (Outcome.OOM, False)
+
+
+# ---------------------------------------------------------------------------------------------- tf.distribute
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        (
+            "return keras",
+            'with tf.distribute.MirroredStrategy(["CPU:0"]).scope():\n        return keras',
+            "model() builds the model under a MirroredStrategy, and trials train on one device",
+        ),
+        (
+            "return keras",
+            'with tf.distribute.OneDeviceStrategy("CPU:0").scope():\n        return keras',
+            "model() builds the model under a OneDeviceStrategy, and trials train on one device",
+        ),
+        (
+            "return keras",
+            'tf.distribute.experimental_set_strategy(tf.distribute.OneDeviceStrategy("CPU:0"))\n    return keras',
+            "model() builds the model under a OneDeviceStrategy, and trials train on one device",
+        ),
+        (
+            "return tf.data.Dataset.from_tensor_slices((np.ones((256, 4)), np.ones((256, 1))))",
+            'return tf.distribute.MirroredStrategy(["CPU:0"]).experimental_distribute_dataset('
+            "tf.data.Dataset.range(8).batch(2))",
+            "dataset() returned a dataset that a tf.distribute strategy has distributed, and trials train on one "
+            "device",
+        ),
+    ],
+)
+def test_a_strategy_in_the_workload_is_refused_in_one_sentence(processes_of, tmp_path, before, after, reason):
+    """TensorFlow's own words speak of strategies that the user has not mixed."""
+    processes = processes_of(TINY.replace(before, after))
+    processes.open()
+    error = failure(processes, tmp_path)
+    assert error.reason == reason
+    assert error.input_error
+    assert "tf.distribute" in error.hint
