@@ -29,7 +29,7 @@ FREEZE_SECONDS = 5.0  # how long a process group may take to stop
 
 # What a trial does while each of its messages is waited for.
 _DOING: dict[type, str] = {
-    messages.Started: "while building data and model, and filling what the dataset keeps by .cache()",
+    messages.Started: "while building the model and dataset",
     messages.FirstStep: "in the first step, which traces and compiles",
     messages.Ready: "while warming up",
     messages.SliceDone: "in a slice",
@@ -164,8 +164,8 @@ class TrialProcess:
         try:
             answer = self._receive(deadline)
         except TimeoutError as error:
-            spent = f"{self._clock() - self._requested:.1f} s after the trial was asked for"
-            raise self._failed(Outcome.TIMEOUT, f"no answer in time {_DOING[kind]}, {spent}") from error
+            reason = f"timed out after {self._clock() - self._requested:.1f} s {_DOING[kind]}"
+            raise self._failed(Outcome.TIMEOUT, reason) from error
         except ChannelClosed as error:
             raise self._died() from error
         except ProtocolError as error:
