@@ -385,7 +385,9 @@ def test_whatever_bytes_come_they_are_messages_or_one_of_two_errors(sent, rest):
     """Messages arrive as they were sent; other bytes raise nothing but the two errors, nor pass as something else."""
     received, end = everything_received(b"".join(map(encoded, sent)) + rest)
     assert received == sent
-    assert isinstance(end, (ProtocolError, ChannelClosed) if rest else ChannelClosed)  # cut in a frame: closed
+    assert isinstance(
+        end, (ProtocolError, ChannelClosed) if rest else ChannelClosed
+    )  # cut in a frame: closed
 
 
 @settings(deadline=None)
