@@ -43,14 +43,7 @@ def run(
     workload: Workload,
     configuration: Configuration,
 ) -> None:
-    """Run one trial to its end.
-
-    Args:
-        request: What to run.
-        channel: The pipe to the tuner.
-        workload: The workload.
-        configuration: What is in force.
-    """
+    """Run one trial to its end."""
     if request.losses is not None:
         examples = None if request.data is None else request.data.examples
         curves = loss_curves(workload, configuration, request.losses, examples)
@@ -77,24 +70,9 @@ def run(
         drop_remainder=workload.drop_remainder,
         synchronise=tf.test.experimental.sync_devices,
     )
-    channel.send(
-        messages.Started(
-            **data.model_dump(),
-            jit_compile=bool(model.jit_compile),
-            examples_per_epoch=training.examples_per_epoch,
-            counting_seconds=counting_seconds,
-            filling_seconds=sum(in_memory for _, in_memory in caches),
-            element=str(train.dataset.element_spec)[:2000],
-            batch_ranks=apply.batch_ranks(train.dataset),
-            parameters=int(model.count_params()) if model.built else 0,
-            gpus=gpus.gpu_names(),
-            device_limit_bytes=gpus.device_limit_bytes(),
-            build=gpus.build_versions(),
-            set_by_dataset=apply.set_by_dataset(dataset),
-            not_knobs=apply.not_knobs(),
-            in_force=train.in_force.differences(configuration),
-        )
-    )
+    filling_seconds = sum(in_memory for _, in_memory in caches)
+    seconds = {"counting_seconds": counting_seconds, "filling_seconds": filling_seconds}
+    channel.send(_started(data, dataset, train, model, training, configuration, seconds))
     retracing = Retracing(Path(request.log), xla=bool(model.jit_compile) and not model.run_eagerly)
     measured = [gauges.machine, gauges.device_memory, retracing.gauge]
     known = None if request.timing.boundary is None else take_over(request.timing.boundary, train, training)
@@ -130,6 +108,33 @@ def run(
             raise
         raise twice from error
     closing.tell(channel, model, clock, finish)
+
+
+def _started(
+    data: messages.Data,
+    dataset: tf.data.Dataset,
+    train: apply.TrainingPipeline,
+    model: keras.Model,
+    training: Training,
+    configuration: Configuration,
+    seconds: dict[str, float],
+) -> messages.Started:
+    """What a trial has found out and what is in force, before its first step."""
+    return messages.Started(
+        **data.model_dump(),
+        **seconds,
+        jit_compile=bool(model.jit_compile),
+        examples_per_epoch=training.examples_per_epoch,
+        element=str(train.dataset.element_spec)[:2000],
+        batch_ranks=apply.batch_ranks(train.dataset),
+        parameters=int(model.count_params()) if model.built else 0,
+        gpus=gpus.gpu_names(),
+        device_limit_bytes=gpus.device_limit_bytes(),
+        build=gpus.build_versions(),
+        set_by_dataset=apply.set_by_dataset(dataset),
+        not_knobs=apply.not_knobs(),
+        in_force=train.in_force.differences(configuration),
+    )
 
 
 def _counted(
