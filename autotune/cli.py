@@ -30,11 +30,12 @@ app = App(
 )
 
 
-@app.command
+@app.command(usage="Usage: autotune tune WORKLOAD [OPTIONS] [-- ARGS]")
 def tune(
     workload: str,
     /,
     *,
+    args: Annotated[list[str] | None, Parameter(parse=False)] = None,
     budget: str | None = None,
     space: str | None = None,
     trials: int | None = None,
@@ -55,7 +56,8 @@ def tune(
     Parameters
     ----------
     workload
-        path/to/file.py[:name] or package.module[:name]; the name defaults to `workload`.
+        path/to/file.py[:name] or package.module[:name]; the name defaults to `workload`. What follows `--` is handed
+        to the file as its own arguments.
     budget
         Wall-clock time for everything: 90s, 10m, 1h30m. When left out, the run ends as soon as the answer is settled,
         after ten minutes at most.
@@ -95,6 +97,7 @@ def tune(
         try:
             recipe = run(
                 workload,
+                args=args,
                 budget=budget,
                 out=out,
                 resume=resume,
@@ -126,12 +129,13 @@ def tune(
     return TuningInterruptedError.exit_code if interrupted else 0
 
 
-@app.command
+@app.command(usage="Usage: autotune verify RECIPE WORKLOAD [OPTIONS] [-- ARGS]")
 def verify(
     recipe: Path,
     workload: str,
     /,
     *,
+    args: Annotated[list[str] | None, Parameter(parse=False)] = None,
     budget: str = "100s",
     seed: int = 0,
     isolation: Literal["template", "spawn"] = "template",
@@ -151,7 +155,8 @@ def verify(
     recipe
         A recipe.json.
     workload
-        path/to/file.py[:name] or package.module[:name], as for `autotune tune`.
+        path/to/file.py[:name] or package.module[:name], as for `autotune tune`. What follows `--` is handed to the file
+        as its own arguments; those of the recipe when left out.
     budget
         Wall-clock time for everything.
     seed
@@ -170,6 +175,7 @@ def verify(
         verification = run(
             recipe,
             workload,
+            args=args,
             budget=budget,
             seed=seed,
             isolation=isolation,
@@ -336,6 +342,17 @@ if sys.flags.optimize >= 2:  # -OO drops the docstrings, which are the help
             globals()[node.name].__doc__ = ast.get_docstring(node)
 
 
+def _run(tokens: list[str], rest: list[str]) -> object:
+    """Run the command that the tokens name; `rest` is `--` and what follows it, or empty."""
+    for_file = bool(rest) and tokens[:1] in (["tune"], ["verify"])
+    command, bound, unparsed = app.parse_args(
+        tokens if for_file else tokens + rest, exit_on_error=False, print_error=False
+    )
+    if "args" in unparsed:
+        bound.arguments["args"] = rest[1:] if for_file else None
+    return command(*bound.args, **bound.kwargs)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one command.
 
@@ -358,10 +375,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _main(given: list[str]) -> int:
-    debug = "--debug" in given
-    tokens = [each for each in given if each != "--debug"]
+    end = given.index("--") if "--" in given else len(given)
+    debug = "--debug" in given[:end]
+    tokens = [each for each in given[:end] if each != "--debug"]
     try:
-        code = app(tokens, exit_on_error=False, print_error=False)
+        code = _run(tokens, given[end:])
         return code if isinstance(code, int) else 0
     except CycloptsError as error:
         hint = "`autotune --help` and `autotune COMMAND --help` say what there is."

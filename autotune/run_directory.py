@@ -93,7 +93,7 @@ class RunRecord(Frozen):
     search_space: SearchSpaceRecord | None = None
     baseline: dict[str, Value] | None = None
     isolation: Literal["template", "spawn"] = "template"
-    arguments: dict[str, bool | int | FiniteFloat | Text | None]
+    arguments: dict[str, bool | int | FiniteFloat | Text | Many[Text] | None]
     resumed: Many[Resumption] = ()
 
 

@@ -19,6 +19,7 @@ from test_recommendation import run_that_is
 from autotune import cli
 from autotune.cli import app
 from autotune.devices.gpus import Gpu, GpuReading
+from autotune.errors import ArgumentError
 from autotune.space.knobs import KNOBS
 from autotune.stats.deciding import EndedBy, Finding, Verdict
 from autotune.stats.intervals import Interval
@@ -159,14 +160,19 @@ def test_the_readme_and_the_help_list_every_command_and_option(capsys):
         assert f"autotune {command}" in own
         exist = {f"--{each.name.replace('_', '-')}" for each in options_of(getattr(cli, command))}
         assert {
-            option for name, more in told if name == command for option in more.split() if option[:2] == "--"
+            option
+            for name, more in told
+            if name == command
+            for option in more.partition(" -- ")[0].split()
+            if option[:2] == "--"
         } <= exist
         assert all(option in own for option in exist)
 
 
 def options_of(command):
-    """The parameters that are given by name."""
-    return [each for each in inspect.signature(command).parameters.values() if each.kind is each.KEYWORD_ONLY]
+    """The parameters that are given by name; `args` is what follows `--`."""
+    parameters = inspect.signature(command).parameters.values()
+    return [each for each in parameters if each.kind is each.KEYWORD_ONLY and each.name != "args"]
 
 
 def test_without_docstrings_the_help_is_the_same():
@@ -526,3 +532,36 @@ def test_the_help_of_verify_names_every_finding_and_exit_code(capsys):
         assert f" {found}" in told
     for code in (2, 3, 4, 130):
         assert re.search(rf" {code} \w", told[told.index("Other exit codes") :])
+
+
+@pytest.mark.parametrize(
+    ("command", "files"),
+    [
+        (
+            ("tune", EXAMPLE, "--budget", "60s", "--", "--debug", "--width", "512"),
+            ["--debug", "--width", "512"],
+        ),
+        (("tune", EXAMPLE, "--", "--", "x"), ["--", "x"]),
+        (("tune", EXAMPLE, "--"), []),
+        (("tune", EXAMPLE), None),
+    ],
+)
+def test_what_follows_two_hyphens_is_the_files_own(capsys, monkeypatch, command, files):
+    """Nothing of it is an option of ours, `--debug` included; without `--` none is named."""
+    called = {}
+
+    def tune(workload, **options):
+        called.update(options)
+        raise ArgumentError("was called")
+
+    monkeypatch.setattr("autotune.tuning.tune.tune", tune)
+    code, _, err = run(capsys, *command)
+    assert (code, called["args"]) == (2, files)
+    assert "Traceback" not in err
+
+
+def test_other_commands_have_no_file_to_hand_arguments_to(capsys, tmp_path):
+    """There `--` only ends the options: a directory may be called `--debug`."""
+    code, _, err = run(capsys, "history", "--", tmp_path / "nowhere")
+    assert code == 2
+    assert "nowhere" in err

@@ -266,7 +266,8 @@ def test_no_gain_says_what_is_excluded_and_to_keep_what_there_is(recipes):
     )
     assert "no candidate could be measured (1 candidate tried" in shown(recipe, excluded_gain=None)
     assert "Best candidate: batch_size=128: ×" in text
-    assert "nothing needs to change in your training code" in text
+    assert "Training code that trains like it needs no change." in text
+    assert "NumPy arrays given to fit, or a tf.distribute strategy" in text
     assert "Recipe.load" not in text
     assert "--resume" not in text
 
@@ -297,6 +298,31 @@ def test_unstable_names_the_rule(recipes):
     assert re.search(r"Best candidate: batch_size=128: ×1\.\d\d .*it broke a rule: retracing: ", text)
     assert "Keep what you have" in text
     assert "--resume" not in text
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+@pytest.mark.parametrize(
+    ("workload", "knobs", "expected"),
+    [
+        ({}, {}, "model.fit on dataset().batch(32) on one device, jit_compile=false."),
+        ({}, {"jit_compile": "auto"}, "dataset().batch(32) on one device, all else by default."),
+        (
+            {"drop_remainder": True},
+            {"prefetch": 7},
+            "dataset().batch(32, drop_remainder=True) on one device, jit_compile=false, prefetch=7.",
+        ),
+        ({"batched": True}, {}, "dataset(config), batches of 32, on one device, jit_compile=false."),
+    ],
+)
+def test_what_the_baseline_is_is_said(recipes, verdict, workload, knobs, expected):
+    """Whatever the verdict: arrays, or a strategy, would be another training than the one that was measured."""
+    recipe = recipes[verdict]
+    baseline = {**recipe.baseline, **knobs}
+    changed = recipe.model_copy(
+        update={"baseline": baseline, "workload": recipe.workload.model_copy(update=workload)}
+    )
+    (line,) = [each for each in shown(changed).splitlines() if each.startswith("Baseline: ")]
+    assert line.endswith(expected)
 
 
 def test_the_baseline_as_recommendation_stands_alone(recipes):

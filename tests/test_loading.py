@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from autotune.errors import WorkloadError
+from autotune.errors import ArgumentError, WorkloadError
 from autotune.tuning.tune import tune
 from autotune.workloads import loading
 from autotune.workloads.loading import (
@@ -20,8 +20,8 @@ from autotune.workloads.loading import (
     parse_reference,
     reference_of,
     refuse_while_loading,
-    users_traceback,
 )
+from autotune.workloads.users_errors import users_traceback
 from autotune.workloads.workload import Workload, WorkloadReference
 
 GOOD = """
@@ -44,6 +44,8 @@ def a_workload(**changes):
 def modules_and_path_as_before(monkeypatch):
     """What loading adds to the imported modules and to the search path is gone after the test."""
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     before = dict(sys.modules)
     yield
     for name in set(sys.modules) - set(before):
@@ -219,8 +221,12 @@ def test_a_modules_variable_is_found_by_module_and_name(monkeypatch):
     module.small = workload
     monkeypatch.setitem(sys.modules, "jobs.train", module)
     monkeypatch.setattr(sys, "path", ["/somewhere", ""])
+    monkeypatch.setattr(sys, "argv", ["program.py", "--width", "512"])
     assert reference_of(workload) == WorkloadReference(
-        module="jobs.train", name="small", search_path=("/somewhere", str(Path.cwd()))
+        module="jobs.train",
+        name="small",
+        search_path=("/somewhere", str(Path.cwd())),
+        args=("--width", "512"),
     )
 
 
@@ -630,3 +636,70 @@ def test_the_fingerprint_follows_source_and_name(tmp_path):
     assert facts_of(a_workload(), reference_to(same)).fingerprint == print_of
     assert facts_of(a_workload(), reference_to(other)).fingerprint != print_of
     assert facts_of(a_workload(), reference_to(one, "small")).fingerprint != print_of
+
+
+# ------------------------------------------------------------------------------------------------- arguments
+
+PARSES = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch", type=int, default=32)
+"""
+
+
+def with_args(path, *args):
+    """The workload in a file that is given these arguments."""
+    return reference_to(path).model_copy(update={"args": args})
+
+
+@pytest.mark.parametrize("as_module", [False, True])
+def test_a_file_sees_its_own_arguments(tmp_path, as_module):
+    """`parse_known_args()` at the top level reads the user's, not those of the process that loads it."""
+    source = PARSES + "ARGS, _ = parser.parse_known_args()\n" + GOOD.replace("32", "ARGS.batch")
+    reference = with_args(write(tmp_path / "job_for_this_test.py", source), "--batch", "48")
+    if as_module:
+        reference = reference.model_copy(update={"file": None, "module": "job_for_this_test"})
+    assert load(reference).batch_size == 48
+
+
+def test_the_first_argument_is_the_file(tmp_path):
+    """As in `python train.py`."""
+    file = write(tmp_path / "train.py", GOOD + "import sys\nassert sys.argv == [__file__], sys.argv\n")
+    load(reference_to(file))
+
+
+def test_arguments_that_a_file_refuses_are_answered_with_how_to_give_them(tmp_path):
+    """The line that ended the process is named, and where a file's arguments go."""
+    file = write(tmp_path / "train.py", PARSES + "parser.parse_args()\n" + GOOD)
+    error = refusal(load, with_args(file, "--wdith", "3"))
+    assert error.message == f"importing {file} raised SystemExit: 2 in {file}, line 5"
+    assert "after `--`" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ("--epochs 90", "expected a list of strings"),
+        (["--epochs", 90], "expected a list of strings"),
+        (["--data", "\udcff"], "is not UTF-8"),
+        (["x" * 30_000], "longer than 25000 characters"),
+    ],
+)
+def test_arguments_that_no_process_can_be_given_are_refused(directory, args, words):
+    """Before anything is written."""
+    write(directory / "train.py", GOOD)
+    with pytest.raises(ArgumentError, match=words):
+        tune("train.py", args=args)
+    assert [each.name for each in directory.iterdir()] == ["train.py"]
+
+
+@pytest.mark.parametrize(("attributes", "expected"), [({"__file__": "train.py"}, ("--width", "9")), ({}, ())])
+def test_a_programs_workload_has_its_arguments(directory, monkeypatch, attributes, expected):
+    """`python train.py --width 9` that tunes its own workload; a notebook's are the kernel's."""
+    write(directory / "train.py", GOOD)
+    module, workload = ModuleType("jobs_for_this_test"), a_workload()
+    module.workload = workload
+    monkeypatch.setitem(sys.modules, "jobs_for_this_test", module)
+    as_main(monkeypatch, None, **attributes)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--width", "9"])
+    assert reference_of(workload).args == expected

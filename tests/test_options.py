@@ -103,3 +103,19 @@ def test_an_empty_directory_name_is_refused():
     with pytest.raises(ArgumentError, match="out is empty"):
         tune("train.py", budget=60, out="")
     assert not Path("run.json").exists()
+
+
+def test_a_resumed_run_keeps_its_files_arguments():
+    """They are its own where none are given, and others are another question."""
+    begun = Options(budget=60.0, args=("--width", "512"))
+    assert begun.resumed_with({"args": ()}).args == ("--width", "512")
+    assert begun.resumed_with({"args": ("--width", "512")}) == begun
+    with pytest.raises(ArgumentError, match=r"args is .*'9'.* and the run to be resumed has"):
+        begun.resumed_with({"args": ("--width", "9")})
+
+
+@pytest.mark.parametrize("args", ["--width 512", None, (1,)])
+def test_damaged_arguments_of_a_run_are_refused(args):
+    """As `run.json` may hold them."""
+    with pytest.raises((ArgumentError, TypeError)):
+        Options(budget=60.0, args=args)

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.errors import AutotuneError, WorkloadError
+from autotune.executors.no_memory import says_no_memory
 from autotune.record import Outcome
 from autotune.worker import main as worker
-from autotune.worker.failures import TrainingFailed
+from autotune.worker.failures import TrainingFailed, call_user
 from autotune.worker.messages import ChannelClosed
 
 
@@ -80,3 +81,62 @@ def test_where_nobody_listens_nothing_is_told(run):
         raise ChannelClosed("end of stream")
 
     assert run(trial) == (1, [])
+
+
+BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
+HIDDEN = f"""Exception encountered when calling Outer.call().
+
+{BOLD}Could not automatically infer the output shape / dtype of 'outer' (of type Outer). … Error encountered:
+
+Exception encountered when calling GRU.call().
+
+{BOLD}{{}}{PLAIN}
+
+Arguments received by GRU.call():
+  • mask=None{PLAIN}
+
+Arguments received by Outer.call():
+  • kwargs=<class 'inspect._empty'>"""
+AUTOGRAPH = """in user code:
+
+    File "train.py", line 3, in f  *
+        return table[x]
+
+    KeyError: 'labels'
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (ValueError(HIDDEN.format("slice index 0 out of bounds")), "ValueError: slice index 0 out of bounds"),
+        (KeyError(HIDDEN.format("'labels'")), "KeyError: 'labels'"),
+        (KeyError("labels"), "KeyError: 'labels'"),
+        (KeyError(AUTOGRAPH), "KeyError: 'labels'"),
+        (RuntimeError("2 root error(s) found.\n  (0) INTERNAL: no\n"), "RuntimeError: INTERNAL: no"),
+    ],
+)
+def test_the_innermost_line_that_says_something_is_the_cause(run, error, cause):
+    """Keras and AutoGraph wrap it in lines about their own calls: told of a trial, and of a part of the workload."""
+
+    def trial(*_):
+        raise error
+
+    _, (told,) = run(trial)
+    assert told.reason == cause
+    with pytest.raises(WorkloadError) as caught:
+        call_user("model", trial)
+    assert caught.value.message == f"the workload's model() raised {cause}"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("libgomp.so.1: cannot allocate memory in static TLS block", False),
+        ("[Errno 12] Cannot allocate memory", True),
+        ("libtensorflow.so: failed to map segment from shared object", True),
+    ],
+)
+def test_what_says_that_memory_ran_out(text, expected):
+    """The loader's want of room for thread-local variables is none of memory."""
+    assert says_no_memory(text) is expected

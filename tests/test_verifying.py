@@ -512,3 +512,34 @@ def test_nothing_is_left_of_a_refusal(verify_simulated, recipe):
     with pytest.raises(RecipeError):
         verified(of_workload(recipe, name="digits", fingerprint="sha256:11"))
     assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("made_for", "given", "expected"),
+    [
+        (("--width", "512"), None, ("--width", "512")),
+        (("--width", "512"), ["--width", "9"], ("--width", "9")),
+        ((), None, ()),
+    ],
+)
+def test_a_recipes_workload_is_loaded_with_its_arguments(
+    recipe, tmp_path, monkeypatch, made_for, given, expected
+):
+    """Those that it was tuned with, unless others are given; a notice says which."""
+    file = tmp_path / "train.py"
+    file.write_text("workload = None\n")
+    made = recipe.model_copy(update={"workload": recipe.workload.model_copy(update={"args": made_for})})
+    watcher, seen = Watcher(), []
+
+    def compare(invocation, recipe, **_):
+        seen.append(invocation.reference.args)
+        facts = SimpleNamespace(fingerprint=recipe.workload.fingerprint, name=recipe.workload.name)
+        verifying._compare_workloads(recipe, facts, invocation, may_be_imported=False)
+        return Verification(finding=Finding.HOLDS, claimed=None, measured=None, instances=0, reason="")
+
+    monkeypatch.setattr(verifying, "verify_with", compare)
+    verify(made, file, args=given, observe=watcher)
+    assert seen == [expected]
+    told = " ".join(each.text for each in watcher.events if isinstance(each, Notice))
+    assert ("the file's arguments are" in told) == bool(made_for)
+    assert ("tuned with --width 512" in told) == (given is not None)

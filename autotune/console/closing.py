@@ -15,6 +15,7 @@ from rich.text import Text
 from autotune.console.text import clean, ratio, say, size, terminal
 from autotune.recipe.apply import environment
 from autotune.space.configuration import Configuration, format_value
+from autotune.space.knobs import KNOBS
 from autotune.stats.deciding import EndedBy, Finding, Verdict
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def show_recipe(recipe: Recipe, path: Path, console: RichConsole | None = None) 
         say(f"{claim}, from {processes}.", console, style="bold green")
     else:
         _show_why_not(recipe, console)
+    say(f"Baseline: {_baseline_in_words(recipe)}.", console)
     console.print()
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     headings = ("", "baseline", "recommended") if recipe.changes else ("", "baseline")
@@ -50,6 +52,21 @@ def show_recipe(recipe: Recipe, path: Path, console: RichConsole | None = None) 
         for each in evidence.stability.not_checked:
             say(f"  - {each}", console)
     say(f"Recipe: {path}", console)
+
+
+def _baseline_in_words(recipe: Recipe) -> str:
+    """How the baseline trains: what the claim is against, and what a recipe without changes stands for."""
+    workload, size = recipe.workload, recipe.baseline["batch_size"]
+    dropping = ", drop_remainder=True" if workload.drop_remainder else ""
+    data = (
+        f"dataset(config), batches of {size}," if workload.batched else f"dataset().batch({size}{dropping})"
+    )
+    named = [
+        f"{name}={format_value(value)}"
+        for name, value in recipe.baseline.items()
+        if value not in (None, KNOBS[name].default) and name != "batch_size"
+    ]
+    return f"model.fit on {data} on one device, {', '.join(named) or 'all else by default'}"
 
 
 def _rows(recipe: Recipe) -> dict[str, tuple[str, str]]:
@@ -171,7 +188,11 @@ def show_usage(recipe: Recipe, path: Path, *, tuned: str, console: RichConsole |
         say(f"    {resume_command(tuned, path.parent, seconds=seconds)}", console)
         return
     if not recipe.changes:
-        say("The recipe is the baseline: nothing needs to change in your training code.", console)
+        say("The recipe is the baseline. Training code that trains like it needs no change.", console)
+        say(
+            "NumPy arrays given to fit, or a tf.distribute strategy, train otherwise: they were not measured.",
+            console,
+        )
         return
     at_import = environment(recipe.configuration)
     before = "import tensorflow" if at_import else "the first tensor, dataset or model"

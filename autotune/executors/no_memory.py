@@ -21,6 +21,7 @@ _FULL = (
     "cannot allocate memory",
     "failed to map segment from shared object",  # of a library, below `ulimit -v`
 )
+_NO_ROOM_FOR_THREADS = "cannot allocate memory in static tls block"  # of the loader: a matter of import order
 # Of CUDA, where a card's compute mode lets one process have it: then it has no room for a second.
 _TAKEN = (
     "cuda-capable device(s) is/are busy or unavailable",
@@ -31,7 +32,8 @@ _TAKEN = (
 
 def says_no_memory(text: str) -> bool:
     """Whether a text says that memory ran out, on the host or on a card, or that another process has the card."""
-    return says_taken(text) or any(sign in text.lower() for sign in _FULL)
+    told = text.lower().replace(_NO_ROOM_FOR_THREADS, "")
+    return says_taken(text) or any(sign in told for sign in _FULL)
 
 
 def says_taken(text: str) -> bool:

@@ -29,7 +29,7 @@ FREEZE_SECONDS = 5.0  # how long a process group may take to stop
 
 # What a trial does while each of its messages is waited for.
 _DOING: dict[type, str] = {
-    messages.Started: "while building data and model, and filling what the dataset keeps by .cache()",
+    messages.Started: "while building the model and dataset",
     messages.FirstStep: "in the first step, which traces and compiles",
     messages.Ready: "while warming up",
     messages.SliceDone: "in a slice",
@@ -164,8 +164,8 @@ class TrialProcess:
         try:
             answer = self._receive(deadline)
         except TimeoutError as error:
-            spent = f"{self._clock() - self._requested:.1f} s after the trial was asked for"
-            raise self._failed(Outcome.TIMEOUT, f"no answer in time {_DOING[kind]}, {spent}") from error
+            reason = f"timed out after {self._clock() - self._requested:.1f} s {_DOING[kind]}"
+            raise self._failed(Outcome.TIMEOUT, reason) from error
         except ChannelClosed as error:
             raise self._died() from error
         except ProtocolError as error:
@@ -185,14 +185,13 @@ class TrialProcess:
     def _died(self) -> TrialFailed:
         """The failure of a trial whose end of the pipe closed without a word."""
         exited = self.template.wait_exit(self.pid, EXIT_SECONDS)
-        kernel_killed = kernel_oom_kills() > self._kernel_kills
         if exited is None:
             death = self.template.death()
-            if kernel_killed and death == status_in_words(-signal.SIGKILL):
-                return self._failed(Outcome.OOM, "its template was killed by the kernel: out of memory")
+            if kernel_oom_kills() > self._kernel_kills:
+                return self._failed(Outcome.OOM, f"its template process died ({death}): out of memory")
             why = f"its template process died ({death})" if death else "closed its pipe and did not end"
             return self._failed(Outcome.CRASHED, why)
-        if exited == -signal.SIGKILL and kernel_killed:
+        if exited == -signal.SIGKILL and kernel_oom_kills() > self._kernel_kills:
             return self._failed(Outcome.OOM, "killed by the kernel: out of memory")
         how = f"{'' if exited < 0 else 'ended with '}{status_in_words(exited)}"
         fatal = fatal_line(self._log).strip()
@@ -240,8 +239,13 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
         self.close()
 
     def open(self) -> WorkloadFacts:
-        """See `executor.Executor`. Raises as `Template.wait_ready`."""
-        ready = self._with_template({}, Template.wait_ready)
+        """See `executor.Executor`. Raises `WorkloadError`, or `NoStableConfigurationError` for want of memory."""
+        try:
+            ready = self._with_template({}, Template.wait_ready)
+        except TrialFailed as failure:
+            raise NoStableConfigurationError(
+                failure.reason, hint=failure.hint, detail=failure.log_tail
+            ) from failure
         assert ready.workload is not None
         self._fingerprint = ready.workload.fingerprint
         self.started_by_import = ready.started
@@ -274,10 +278,7 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
             return TrialProcess(template, request)
 
         variables = environment(configuration) if self.isolation == "template" else {}
-        try:
-            return self._with_template(variables, fork)
-        except NoStableConfigurationError as error:  # this configuration's import finds no memory
-            raise TrialFailed(Outcome.OOM, error.message, hint=error.hint, detail=error.detail) from error
+        return self._with_template(variables, fork)
 
     def apart(self, one: Configuration, other: Configuration) -> bool:
         """See `executor.Executor`; never where all trials are fresh interpreters."""

@@ -31,8 +31,10 @@ from autotune.executors.log import printable
 from autotune.recipe import apply
 from autotune.worker import main as worker
 from autotune.worker import messages
+from autotune.worker.failures import is_out_of_memory
 from autotune.worker.retracing import ask_runtime_to_tell
 from autotune.workloads.loading import facts_of, load
+from autotune.workloads.users_errors import cause_of
 from autotune.workloads.workload import Workload, WorkloadReference
 
 
@@ -51,7 +53,13 @@ def main(arguments: list[str]) -> int:
         detail = printable(error.detail)[-20000:]
         control.send(messages.TemplateFailed(message=error.message, hint=error.hint, detail=detail))
         return 1
-    except ImportError as error:
+    except Exception as error:
+        if is_out_of_memory(error):
+            message = f"memory ran out while the workload was imported: {cause_of(error)}"
+            control.send(messages.TemplateFailed(message=message, no_memory=True))
+            return 1
+        if not isinstance(error, ImportError):
+            raise
         message = f"cannot import TensorFlow: {error}"
         hint = f"Mend the TensorFlow that is installed in {sys.prefix}: `import tensorflow` fails in it."
         control.send(messages.TemplateFailed(message=message, hint=hint, users=False))

@@ -16,10 +16,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.devices.machine import memory_limit_bytes
-from autotune.errors import AutotuneError, NoStableConfigurationError, TrialProcessError, WorkloadError
+from autotune.errors import TrialProcessError, WorkloadError
 from autotune.executors import lifeline
+from autotune.executors.executor import TrialFailed
 from autotune.executors.log import cap, tail
 from autotune.executors.no_memory import kernel_oom_kills, says_no_memory
+from autotune.record import Outcome
 from autotune.worker import messages
 from autotune.worker.messages import Channel, ChannelClosed, ProtocolError
 from autotune.workloads.workload import WorkloadReference
@@ -65,8 +67,8 @@ class Template:
     def wait_ready(self) -> messages.TemplateReady:
         """What the template found by importing.
 
-        Raises `WorkloadError`, `TemplateDied`, `TrialProcessError` if TensorFlow cannot be imported, or
-        `NoStableConfigurationError` if memory runs out.
+        Raises `WorkloadError`, `TemplateDied`, `TrialFailed` for want of memory, or `TrialProcessError` if TensorFlow
+        cannot be imported.
         """
         deadline = time.monotonic() + IMPORT_SECONDS
         while self._ready is None:
@@ -83,8 +85,8 @@ class Template:
             except (ChannelClosed, ProtocolError) as error:
                 raise self._died("the process that imports the workload died") from error
             if isinstance(answer, messages.TemplateFailed):
-                if says_no_memory(answer.message):
-                    raise _no_memory(answer.message, answer.detail)
+                if answer.no_memory:
+                    raise _no_memory(answer.message, tail(self._log))
                 kind = WorkloadError if answer.users else TrialProcessError
                 raise kind(answer.message, hint=answer.hint, detail=answer.detail)
             assert isinstance(answer, messages.TemplateReady)
@@ -92,7 +94,7 @@ class Template:
         return self._ready
 
     def fork(self, request: messages.TrialRequest) -> tuple[int, Channel]:
-        """Start a trial: its process id, and the driver's end of its pipe. Raises `TemplateDied`."""
+        """Start a trial: its process id, and the driver's end of its pipe. Raises `TemplateDied`, `TrialFailed`."""
         try:
             self._channel.send(request)
             while not isinstance(answer := self._channel.receive(FORK_SECONDS), messages.Forked):
@@ -129,13 +131,12 @@ class Template:
         """Whether the process runs."""
         return self._process.poll() is None
 
-    def _died(self, what: str) -> AutotuneError:
-        """`TemplateDied`, or `NoStableConfigurationError` where memory ran out."""
+    def _died(self, what: str) -> TemplateDied | TrialFailed:
         self.close()
-        said, status = tail(self._log), status_in_words(self._process.returncode)
+        status, said = status_in_words(self._process.returncode), tail(self._log)
         killed = status == status_in_words(-signal.SIGKILL)
         if says_no_memory(said) or (killed and kernel_oom_kills() > self._kernel_kills):
-            return _no_memory(f"{what} ({status})", said)
+            return _no_memory(f"memory ran out while the workload was imported: {what} ({status})", said)
         hint = f"Its log is {self._log}."
         if killed:
             hint += " Where nobody killed it, a limit on memory did, such as a container's."
@@ -152,16 +153,13 @@ class Template:
         lifeline.kill_family(self._family)
 
 
-def _no_memory(what: str, detail: str) -> NoStableConfigurationError:
-    limit = min(
-        [memory_limit_bytes(), *(each for each in resource.getrlimit(resource.RLIMIT_AS) if each > 0)]
+def _no_memory(reason: str, log_tail: str) -> TrialFailed:
+    limits = [memory_limit_bytes(), *(each for each in resource.getrlimit(resource.RLIMIT_AS) if each > 0)]
+    hint = (
+        f"It may use {min(limits) / 2**30:.1f} GiB here, by the machine's size, the container's limit or ulimit -v: "
+        "raise the limit, free memory, or move data from the top of the file into dataset()."
     )
-    return NoStableConfigurationError(
-        f"memory ran out while the workload was imported: {what}",
-        hint=f"It may use {limit / 2**30:.1f} GiB here, by the machine's size, the container's limit or ulimit -v: "
-        "raise the limit, free memory, or load less at the top of the file.",
-        detail=detail,
-    )
+    return TrialFailed(Outcome.OOM, reason, hint=hint, log_tail=log_tail)
 
 
 def _import_path() -> dict[str, str]:

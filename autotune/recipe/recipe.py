@@ -84,6 +84,8 @@ class RecipeWorkload(Part):
     name: str
     fingerprint: str
     """`sha256:…` over its source file and name."""
+    args: Annotated[tuple[str, ...], Field(fail_fast=True)] = ()
+    """`sys.argv[1:]` of its file."""
     batched: bool = False
     """Its dataset does its own batching, by `config.batch_size`."""
     drop_remainder: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autotune.devices.machine import Machine, memory_limit_bytes
@@ -23,18 +23,19 @@ from autotune.tuning.run import Run
 from autotune.tuning.seat import BASELINE_SECONDS, Seat
 from autotune.tuning.surroundings import as_imported, instabilities, oddities, refuse_knobs_that_cannot_act
 from autotune.tuning.waiting import CLOSING_SECONDS, OVERRUN_SHARE, Deadline
-from autotune.workloads.loading import parse_reference, reference_of
+from autotune.workloads.loading import checked_args, parse_reference, reference_of
 from autotune.workloads.workload import Workload, WorkloadFacts, WorkloadReference
 
 BASELINE_SHARE = 0.35  # of the budget, until the baseline is warm, or `BASELINE_SECONDS` if that is more
 
 
-def reference_to(workload: object) -> WorkloadReference:
-    """Where the workload is, however it was handed over. Raises ArgumentError."""
+def reference_to(workload: object, args: Sequence[str] | None = None) -> WorkloadReference:
+    """Where the workload is, however it was handed over, and its file's arguments. Raises ArgumentError."""
+    given = {} if args is None else {"args": checked_args(args)}
     if isinstance(workload, Workload):
-        return reference_of(workload)
+        return reference_of(workload).model_copy(update=given)
     if isinstance(workload, (str, os.PathLike)):
-        return parse_reference(os.fspath(workload))
+        return parse_reference(os.fspath(workload)).model_copy(update=given)
     raise ArgumentError(
         f"the workload is a {type(workload).__name__}, expected an autotune.Workload, or where one is",
         hint='Hand over the Workload itself, or text such as "path/to/file.py:name".',

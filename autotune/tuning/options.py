@@ -10,6 +10,7 @@ from typing import Literal
 from autotune.errors import ArgumentError
 from autotune.stats.deciding import MIN_GAIN
 from autotune.stats.stability import MEMORY_MARGIN
+from autotune.workloads.loading import checked_args
 
 MAY_CHANGE = ("trials", "soak")  # options that a resumed run may be given anew
 
@@ -31,6 +32,7 @@ class Options:
     fixed_batch: bool = False
     memory_margin: float = MEMORY_MARGIN
     soak: float | None = None
+    args: tuple[str, ...] = ()
 
     @property
     def searching(self) -> float:
@@ -64,6 +66,7 @@ class Options:
         for name, words in (("isolation", ("template", "spawn")), ("pairing", ("auto", "bracketed"))):
             if getattr(self, name) not in words:
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}", hint=f"It is {' or '.join(words)}.")
+        checked_args(self.args)
         for name in ("fixed_batch", "keeps_budget"):
             if not isinstance(getattr(self, name), bool):
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}", hint="It is True or False.")

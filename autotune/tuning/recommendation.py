@@ -64,6 +64,7 @@ def recommend(
         workload=RecipeWorkload(
             name=workload.name,
             fingerprint=workload.fingerprint,
+            args=options.args,
             batched=workload.batched,
             drop_remainder=workload.drop_remainder,
             takes_config=workload.takes_config,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
@@ -51,6 +51,7 @@ LEAST_LOSSES_SECONDS = 12.0  # for comparing training losses at another batch si
 def tune(
     workload: Workload | str | os.PathLike[str],
     *,
+    args: Sequence[str] | None = None,
     budget: float | str | None = None,
     out: str | Path | None = None,
     resume: str | Path | None = None,
@@ -72,6 +73,8 @@ def tune(
     Args:
         workload: What is trained: a `Workload` at the top level of a module, or `"path/to/file.py[:name]"`
             or `"package.module[:name]"`.
+        args: `sys.argv[1:]` of the workload's file, in trials. When None there are none; a `Workload` has those of
+            the running program, and a resumed run its own.
         budget: Wall-clock time for everything, in seconds or as `"90s"`, `"10m"`, `"1h30m"`. When None the run ends
             as soon as the answer is settled, after ten minutes at most. With `resume`, the time to go on with; what is
             left of the run's own when None.
@@ -109,8 +112,9 @@ def tune(
     for name, path in (("out", out), ("resume", resume)):
         if path == "":
             raise ArgumentError(f"{name} is empty", hint="Give the run directory, or leave it out.")
-    reference = reference_to(workload)
+    reference = reference_to(workload, args)
     given = {
+        "args": () if args is None else reference.args,
         "space": None if space is None else str(space),
         "trials": trials,
         "seed": seed,
@@ -130,7 +134,7 @@ def tune(
     options = Options(
         budget=seconds_of("budget", DEFAULT_BUDGET if budget is None else budget),
         keeps_budget=budget is not None,
-        **given,  # type: ignore[arg-type]  # Options checks each
+        **{**given, "args": reference.args},  # type: ignore[arg-type]  # Options checks each
     )
     written = None if options.space is None else find_search_space(options.space)
     directory = (
@@ -155,6 +159,7 @@ def _resume(
     """Go on with a run, whether it has ended or was stopped."""
     earlier = read_earlier(directory)
     options = earlier.options.resumed_with(given)
+    reference = reference.model_copy(update={"args": options.args})
     spent_before = 0.0
     if budget is None:
         began -= earlier.spent_seconds

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import shlex
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -64,6 +66,7 @@ def verify(
     recipe: Recipe | str | PathLike[str],
     workload: Workload | str | PathLike[str],
     *,
+    args: Sequence[str] | None = None,
     budget: float | str = DEFAULT_BUDGET,
     seed: int = 0,
     isolation: Literal["template", "spawn"] = "template",
@@ -75,6 +78,7 @@ def verify(
     Args:
         recipe: The recipe, or the path of one.
         workload: What is trained, as for `autotune.tune`.
+        args: `sys.argv[1:]` of the workload's file; those it was tuned with when None.
         budget: Wall-clock time for everything, in seconds or as text.
         seed: Of the order in which slices are taken.
         isolation: As for `autotune.tune`: `spawn` where the workload trains in fresh interpreters only.
@@ -97,7 +101,7 @@ def verify(
     options = Options(
         budget=seconds_of("budget", budget), seed=seed, isolation=isolation, memory_margin=memory_margin
     )
-    reference = reference_to(workload)
+    reference = reference_to(workload, loaded.workload.args if args is None else args)
     machine = fingerprint()
     folder = Path(tempfile.mkdtemp(prefix="autotune-verify-")).resolve()
     directory, told = RunDirectory(folder), ""
@@ -224,6 +228,12 @@ def _compare_workloads(
 ) -> None:
     """A notice where the workload is not as it was. Raises RecipeError."""
     made_for, reference = recipe.workload, invocation.reference
+    if reference.args or made_for.args:
+        text = f"the file's arguments are {shlex.join(reference.args) or 'none'}"
+        tuned = (
+            "as the recipe says" if reference.args == made_for.args else shlex.join(made_for.args) or "none"
+        )
+        invocation.observe(Notice(text=f"{text}; it was tuned with {tuned}"))
     if facts.fingerprint == made_for.fingerprint:
         return
     if facts.name == made_for.name:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from autotune.errors import WorkloadError
 from autotune.recipe import apply
 from autotune.space.configuration import Configuration
-from autotune.worker.failures import call_user
+from autotune.worker.failures import call_user, strategy_error
 from autotune.workloads.workload import Workload, call_with_config
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ def _made_by(function: Callable[..., Any], part: str, configuration: Configurati
     import tensorflow as tf
 
     dataset = call_user(part, lambda: call_with_config(function, configuration))
+    if isinstance(dataset, tf.distribute.DistributedDataset):
+        raise strategy_error(f"{part}() returned a dataset that a tf.distribute strategy has distributed")
     dataset = apply.as_dataset(dataset) if part == "validation" else dataset
     if not isinstance(dataset, tf.data.Dataset):
         hint = "Wrap arrays as tf.data.Dataset.from_tensor_slices((x, y))."

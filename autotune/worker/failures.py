@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,12 +11,9 @@ from autotune.executors.log import printable
 from autotune.executors.no_memory import says_no_memory
 from autotune.record import Outcome
 from autotune.worker.messages import Failed
-from autotune.workloads.loading import users_traceback
-
-_SAYS_NOTHING = re.compile(
-    r'Graph execution error:|Detected at node |<stack traces unavailable>|File "|Exception encountered when calling '
-)
-"""Lines above the one in which TensorFlow or Keras says what went wrong."""
+from autotune.workloads.loading import ARGS_HINT
+from autotune.workloads.stray_training import training_refused
+from autotune.workloads.users_errors import cause_of, exit_error, users_traceback
 
 
 class TrainingFailed(Exception):
@@ -37,27 +34,40 @@ def call_user(part: str, function: Callable[[], Any]) -> Any:
         WorkloadError: It raised an exception, which is the user's to mend. Want of memory passes through.
     """
     try:
-        return function()
+        with training_refused(f"in {part}()", "Take it out: the trial trains by itself."):
+            return function()
+    except WorkloadError:
+        raise
+    except SystemExit as error:
+        raise exit_error(f"the workload's {part}()", error, ARGS_HINT) from error
     except Exception as error:
         if is_out_of_memory(error):
             raise
         raise WorkloadError(
-            f"the workload's {part}() raised {type(error).__name__}: {error}", detail=users_traceback(error)
+            f"the workload's {part}() raised {cause_of(error)}", detail=users_traceback(error)
         ) from error
+
+
+def strategy_error(what: str) -> WorkloadError:
+    """The error of a part of the workload that a `tf.distribute` strategy has hold of."""
+    return WorkloadError(
+        f"{what}, and trials train on one device",
+        hint="Take tf.distribute out of the workload: the recipe then holds for one device.",
+    )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception, of Python's or TensorFlow's, says that memory ran out."""
     text = str(error)
-    if isinstance(error, MemoryError) or says_no_memory(
-        text
-    ):  # which may keep TensorFlow from being imported
+    if isinstance(error, MemoryError) or says_no_memory(text):
         return True
-    import tensorflow as tf
-
-    return isinstance(error, tf.errors.ResourceExhaustedError) or (
-        isinstance(error, tf.errors.OpError) and "RESOURCE_EXHAUSTED" in text
-    )
+    errors = getattr(
+        sys.modules.get("tensorflow"), "errors", None
+    )  # it may not have been imported, or not wholly
+    if errors is None:
+        return False
+    exhausted = isinstance(error, errors.OpError) and "RESOURCE_EXHAUSTED" in text
+    return exhausted or isinstance(error, errors.ResourceExhaustedError)
 
 
 def told(error: BaseException) -> Failed:
@@ -69,11 +79,8 @@ def told(error: BaseException) -> Failed:
         return _failed(Outcome.ERROR, error.message, error.hint, error.detail, input_error=users)
     if isinstance(error, MemoryError):  # TensorFlow may not be imported
         return _failed(Outcome.OOM, f"out of host memory: {error}")
-    lines = [line.strip() for line in str(error).splitlines()]
-    said = [line for line in lines if line and not _SAYS_NOTHING.match(line)]
-    reason = f"{type(error).__name__}: {said[0] if said else 'no message'}"
     outcome = Outcome.OOM if is_out_of_memory(error) else Outcome.ERROR
-    return _failed(outcome, reason, detail=users_traceback(error))
+    return _failed(outcome, cause_of(error), detail=users_traceback(error))
 
 
 def _failed(

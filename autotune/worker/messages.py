@@ -108,6 +108,7 @@ class TemplateFailed(Frozen):
     hint: str = ""
     detail: str = ""
     users: bool = True  # the cause lies in the user's code
+    no_memory: bool = False  # the cause is want of memory
 
 
 class Forked(Frozen):

@@ -10,7 +10,7 @@ from autotune.errors import ApplyError, WorkloadError
 from autotune.recipe import apply
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS
-from autotune.worker.failures import call_user
+from autotune.worker.failures import call_user, strategy_error
 from autotune.worker.private_api import computing_layers, inputs_of
 from autotune.workloads.workload import Workload
 
@@ -39,6 +39,7 @@ def compiled_model(workload: Workload, configuration: Configuration) -> keras.Mo
             f"model() returned a {type(model).__name__}, expected a keras.Model",
             hint="Return the model itself, not compiled; a training loop of one's own cannot be tuned.",
         )
+    _refuse_strategy(model)
     if workload.compile is None:
         if not model.compiled:
             raise WorkloadError(
@@ -176,3 +177,12 @@ def _refuse_precision_that_does_not_act(model: keras.Model, policy: str) -> None
             hint="Build the layers inside model(), leave dtype= to the policy where it may vary, and name another "
             'policy in Workload(baseline={"precision": …}).',
         )
+
+
+def _refuse_strategy(model: keras.Model) -> None:
+    """Refuse a model that belongs to a `tf.distribute` strategy: TensorFlow would refuse to train it outside."""
+    import tensorflow as tf
+
+    strategy = model.distribute_strategy
+    if tf.distribute.has_strategy() or strategy is not tf.distribute.get_strategy():
+        raise strategy_error(f"model() builds the model under a {type(strategy).__name__}")

@@ -7,21 +7,26 @@ import importlib
 import importlib.util
 import os
 import sys
-import sysconfig
-import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from autotune.errors import WorkloadError
+from autotune.errors import ArgumentError, WorkloadError
 from autotune.executors.no_memory import says_no_memory
 from autotune.files import is_utf8, read_at_most
 from autotune.space.knobs import nearest
+from autotune.workloads.stray_training import training_refused
+from autotune.workloads.users_errors import cause_of, exit_error, users_traceback
 from autotune.workloads.workload import Workload, WorkloadFacts, WorkloadReference, takes_config
 
 LONGEST_NAME = 255  # bytes of a file's name on Linux: a run's directory is named after the workload
-MODULE_NAME = "__autotune_workload__"  # not `__main__`: that block of the user's file must not run
+LONGEST_ARGS = 25_000  # characters of them all: Linux takes 128 KiB for one argument of a process
+ARGS_HINT = (
+    "Give the file its own arguments after `--`, as in `autotune tune train.py -- --epochs 90`, or put what ends it "
+    'under `if __name__ == "__main__":`.'
+)
+MODULE_NAME = "__mp_main__"  # as `multiprocessing` calls a program's file in the processes that it spawns
 # Packages that `import tensorflow` and `import keras` load by name.
 # fmt: off
 NEEDED_PACKAGES = frozenset({
@@ -105,12 +110,16 @@ def _refuse_hidden_library(reference: WorkloadReference) -> None:
 
 
 def reference_of(workload: Workload) -> WorkloadReference:
-    """Where another process can load a workload object from. Raises `WorkloadError` if it is no module's variable."""
+    """Where another process can load a workload object from, with this program's own arguments.
+
+    Raises `WorkloadError` if it is no module's variable.
+    """
     main = sys.modules["__main__"]
     run_as = getattr(getattr(main, "__spec__", None), "name", None)  # by `python -m`
     file = getattr(main, "__file__", None)
     interactive = not run_as and not (file and Path(file).is_file())
     search_path = tuple(entry or str(Path.cwd()) for entry in sys.path)
+    args = () if interactive else checked_args(sys.argv[1:])  # a session's are the notebook kernel's
     # A program comes first. A session comes last: it may hold what it imported, and cannot be loaded again.
     places = sorted(sys.modules.items(), key=lambda place: (place[1] is main) == interactive)
     for module_name, module in places:
@@ -119,18 +128,42 @@ def reference_of(workload: Workload) -> WorkloadReference:
                 continue
             if module is not main or run_as:
                 found = run_as if module is main else module_name
-                return WorkloadReference(module=found, name=name, search_path=search_path)
+                return WorkloadReference(module=found, name=name, search_path=search_path, args=args)
             if interactive:
                 raise WorkloadError(
                     "the workload was typed into an interactive session, so trial processes cannot load it",
                     hint='Save it in a file and call autotune.tune("path/to/file.py").',
                 )
-            return WorkloadReference(file=str(Path(str(file)).resolve()), name=name, search_path=search_path)
+            path = str(Path(str(file)).resolve())
+            return WorkloadReference(file=path, name=name, search_path=search_path, args=args)
     raise WorkloadError(
         "the workload is not a variable at the top level of a module, so trial processes cannot load it",
         hint="Write `workload = autotune.Workload(…)` outside of any function, or hand over "
         '"path/to/file.py:name".',
     )
+
+
+def checked_args(args: Sequence[str]) -> tuple[str, ...]:
+    """Arguments of the user's file, as another process can be given them. Raises ArgumentError."""
+    if isinstance(args, str) or not all(isinstance(each, str) for each in args):
+        raise ArgumentError(
+            f"args is {args!r}, expected a list of strings",
+            hint='Write each as the shell would hand it over: args=["--epochs", "90"].',
+        )
+    for each in args:
+        try:
+            each.encode()
+        except UnicodeEncodeError as error:
+            raise ArgumentError(
+                f"the argument {each!r} of the workload's file is not UTF-8",
+                hint="Give the file that it names another name.",
+            ) from error
+    if sum(map(len, args)) > LONGEST_ARGS:
+        raise ArgumentError(
+            f"the arguments of the workload's file are longer than {LONGEST_ARGS} characters",
+            hint="Name a directory or a list of files instead of each file.",
+        )
+    return tuple(args)
 
 
 def refuse_while_loading() -> None:
@@ -154,9 +187,14 @@ def load(reference: WorkloadReference) -> Workload:
             sys.path.insert(0, entry)
     _require_tensorflow()
     where = reference.file or reference.module
+    sys.argv = [str(where), *reference.args]
     _loading_workload = True
     try:
-        module = _import(reference)
+        with training_refused(
+            "while the file is imported",
+            'Put it under `if __name__ == "__main__":`; trials train by themselves.',
+        ):
+            module = _import(reference)
     except WorkloadError:
         raise
     except BaseException as error:
@@ -194,11 +232,17 @@ def _require_tensorflow() -> None:
 def _import(reference: WorkloadReference) -> ModuleType:
     if reference.module is not None:
         return importlib.import_module(reference.module)
-    spec = importlib.util.spec_from_file_location(MODULE_NAME, str(reference.file))
+    file = Path(str(reference.file))
+    # Processes that the user's code spawns import its functions by the module's name.
+    found = None if "." in file.stem or file.stem in sys.modules else importlib.util.find_spec(file.stem)
+    if found is not None and found.origin == str(file):
+        return importlib.import_module(file.stem)
+    spec = importlib.util.spec_from_file_location(MODULE_NAME, str(file))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[MODULE_NAME] = module
+    module.__spec__ = None  # so that they load the program's file by its path
+    sys.modules[MODULE_NAME] = sys.modules["__main__"] = module
     spec.loader.exec_module(module)
     return module
 
@@ -210,26 +254,13 @@ def _import_failed(reference: WorkloadReference, error: BaseException) -> Worklo
             f"no module {reference.module!r}",
             hint=f"{missing!r} is neither in the current directory nor among the installed packages.",
         )
+    what = f"importing {reference.file or reference.module}"
+    if isinstance(error, SystemExit):
+        return exit_error(what, error, ARGS_HINT)
     hint = "Mend the file; it must be importable."
     if "no known parent package" in str(error):
         hint = "Name it as a module, from the directory above its package: autotune tune PACKAGE.MODULE"
-    return WorkloadError(
-        f"importing {reference.file or reference.module} raised {type(error).__name__}: {error}",
-        hint=hint,
-        detail=users_traceback(error),
-    )
-
-
-def users_traceback(error: BaseException) -> str:
-    """The traceback of `error` with the user's own frames only: not autotune's, Python's or a package's."""
-    installed = (sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib"))
-    autotune = str(Path(__file__).resolve().parents[1]) + os.sep
-    foreign = (autotune, "<frozen", *installed)
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(foreign)
-    ]
-    lines = ["Traceback (your code):\n", *traceback.format_list(frames)] if frames else []
-    return "".join([*lines, *traceback.format_exception_only(error)]).rstrip()
+    return WorkloadError(f"{what} raised {cause_of(error)}", hint=hint, detail=users_traceback(error))
 
 
 def fingerprint_of(file: str | None, name: str) -> str:

@@ -144,6 +144,7 @@ class WorkloadReference(BaseModel, frozen=True, extra="forbid"):
     module: str | None = None  # dotted name, or None for a file
     name: str = "workload"
     search_path: tuple[str, ...] = ()  # put in front of `sys.path`
+    args: tuple[str, ...] = ()  # `sys.argv[1:]` of the user's file
 
     def __str__(self) -> str:
         """As the user writes it: `path/to/file.py:name`."""

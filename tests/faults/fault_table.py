@@ -71,9 +71,7 @@ FAULTS = (
         name="exceeds_rlimit_in_cpp", outcome=Outcome.OOM, words="killed by SIGABRT: what():  std::bad_alloc"
     ),
     Fault(name="exhausts_tensors", outcome=Outcome.OOM, words="OOM when allocating tensor"),
-    Fault(
-        name="hangs_in_python", outcome=Outcome.TIMEOUT, words="while building data and model", seconds=3.0
-    ),
+    Fault(name="hangs_in_python", outcome=Outcome.TIMEOUT, words="while building the model", seconds=3.0),
     Fault(name="hangs_holding_the_gil", outcome=Outcome.TIMEOUT, words="while building", seconds=3.0),
     Fault(
         name="hangs_in_compile",

@@ -32,7 +32,7 @@ TABLE = bytearray(1 << 30)
 
 
 @pytest.mark.parametrize(
-    ("source", "said"), [(RAISES, "exit status 1"), (ABORTS, "SIGABRT"), (IS_KILLED, "SIGKILL")]
+    ("source", "said"), [(RAISES, "MemoryError"), (ABORTS, "SIGABRT"), (IS_KILLED, "SIGKILL")]
 )
 def test_an_import_without_memory_is_told_as_such(tmp_path, cgroup, source, said):
     """By an exception, by the C++ library, by the kernel: one sentence that names memory, its limit and what to do."""
