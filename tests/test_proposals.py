@@ -167,3 +167,36 @@ def test_whether_steps_are_short_is_asked_of_their_time(short):
     proposals, _ = proposals_in(space_of())
     _, configuration = proposals.next({BASELINE}, BASELINE, waits=False, step_seconds=1e-4 if short else 1.0)
     assert (configuration["steps_per_execution"] > 1) is short
+
+
+class Repeating:
+    """A sampler that has one idea."""
+
+    def ask(self):
+        """The baseline, again and again."""
+        return None, BASELINE
+
+    def ask_for(self, configuration):
+        """Nothing to be told about it."""
+
+    def pass_over(self, asked):
+        """It learns nothing."""
+
+
+def test_a_sampler_that_repeats_itself_ends_no_space():
+    """What it leaves out is proposed by chance; exhausted is only what has been tried whole."""
+    space = space_of()
+    every = {
+        space.configuration({"batch_size": size, "jit_compile": jit, "steps_per_execution": steps})
+        for size in space.choices["batch_size"]
+        for jit in (False, True)
+        for steps in (1, 8)
+    }
+    tried, proposals = {BASELINE}, Proposals(space, Repeating())
+    while (found := proposals.next(tried, BASELINE, waits=False)) is not None:
+        tried.add(found[1])
+    assert tried == every
+    assert (proposals.exhausted, proposals.nothing_fits) == (True, False)
+    other = Proposals(space, Repeating())
+    assert other.next({BASELINE}, BASELINE, waits=False, passes_over=lambda each: True) is None
+    assert (other.exhausted, other.nothing_fits) == (False, True)

@@ -6,6 +6,8 @@ the knobs' probes.
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections.abc import Callable, Collection, Iterator
 from operator import itemgetter
 
@@ -17,7 +19,8 @@ from autotune.space.probes import Situation
 from autotune.space.search_space import ResolvedSpace
 from autotune.tuning.sampler import Sampler
 
-REPEATS_THAT_END_IT = 20  # samples in a row that were known already: the space is explored
+MOST_REPEATS = 20  # samples in a row that are known or passed over: then chance proposes
+MOST_DRAWN = 4096  # configurations that chance draws; a space of no more is gone through
 MOST_OF_OTHERS = 2  # values of a knob without probes, before the sampler has its turn
 SHORT_STEP_SECONDS = 0.01  # a call into TensorFlow takes about 1 ms, which several steps may share
 
@@ -49,17 +52,28 @@ class Proposals:
         for configuration in neighbours(best, tried, self._space, waits=waits, short_steps=short):
             if not passes_over(configuration):
                 return self._sampler.ask_for(configuration), configuration
-        passed_over = False
-        for _ in range(REPEATS_THAT_END_IT):
+        for _ in range(MOST_REPEATS):
             asked, configuration = self._sampler.ask()
-            if configuration not in tried:
-                if not passes_over(configuration):
-                    return asked, configuration
-                passed_over = True
+            if configuration not in tried and not passes_over(configuration):
+                return asked, configuration
             self._sampler.pass_over(asked)
-        self.nothing_fits = passed_over
-        self.exhausted = not passed_over
+        others = [each for each in self._drawn(len(tried)) if each not in tried]
+        for configuration in others:
+            if not passes_over(configuration):
+                return self._sampler.ask_for(configuration), configuration
+        self.exhausted = not others and self._space.size <= MOST_DRAWN
+        self.nothing_fits = not self.exhausted
         return None
+
+    def _drawn(self, seed: int) -> list[Configuration]:
+        """Configurations by chance: the whole space where it is small."""
+        draw, choices = random.Random(seed), self._space.choices
+        if self._space.size <= MOST_DRAWN:
+            varied = [dict(zip(choices, each, strict=True)) for each in itertools.product(*choices.values())]
+            draw.shuffle(varied)
+        else:
+            varied = [{name: draw.choice(each) for name, each in choices.items()} for _ in range(MOST_DRAWN)]
+        return [self._space.configuration(each) for each in varied]
 
 
 def neighbours(
