@@ -19,11 +19,15 @@ from autotune.workloads.workload import DatasetConfig, Workload
 if TYPE_CHECKING:
     from autotune.recipe.recipe import MachineMismatchWarning, Recipe
     from autotune.report.frame import load_history
+    from autotune.scripts.long_run import activate
+    from autotune.scripts.tuned import tuned
     from autotune.tuning.tune import tune
     from autotune.tuning.verifying import Verification, verify
 
 _LAZY = {
     "MachineMismatchWarning": "autotune.recipe.recipe",
+    "activate": "autotune.scripts.long_run",
+    "tuned": "autotune.scripts.tuned",
     "Recipe": "autotune.recipe.recipe",
     "Verification": "autotune.tuning.verifying",
     "load_history": "autotune.report.frame",
@@ -39,8 +43,10 @@ __all__ = [
     "Verification",
     "Workload",
     "__version__",
+    "activate",
     "load_history",
     "tune",
+    "tuned",
     "verify",
 ]
 

@@ -1,356 +1,42 @@
-"""The command line: arguments in, one call each, an exit code out.
-
-Heavy modules are imported inside the commands, so that help and errors answer at once.
-"""
+"""The command line: arguments in, an exit code out."""
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import os
 import signal
 import sys
 import traceback
-from pathlib import Path
-from typing import Annotated, Literal
+from collections.abc import Callable
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import CycloptsError
 
+from autotune.commands import app
 from autotune.errors import ArgumentError, AutotuneError, TuningInterruptedError
 from autotune.streams import lenient_output
-
-app = App(
-    name="autotune",
-    help="Finds the fastest stable way to run a TensorFlow training on this machine.",
-    help_epilogue="With --debug, an error shows its traceback.",
-    version_flags=["--version"],
-    result_action="return_value",
-    suppress_keyboard_interrupt=False,
-    help_format="plaintext",
-)
-
-
-@app.command(usage="Usage: autotune tune WORKLOAD [OPTIONS] [-- ARGS]")
-def tune(
-    workload: str,
-    /,
-    *,
-    args: Annotated[list[str] | None, Parameter(parse=False)] = None,
-    budget: str | None = None,
-    space: str | None = None,
-    trials: int | None = None,
-    out: str | None = None,
-    resume: str | None = None,
-    seed: int = 0,
-    min_gain: float = 0.02,
-    trial_timeout: str | None = None,
-    isolation: Literal["template", "spawn"] = "template",
-    pairing: Literal["auto", "bracketed"] = "auto",
-    max_batch: int | None = None,
-    fixed_batch: bool = False,
-    memory_margin: float = 0.1,
-    soak: str | None = None,
-) -> int:
-    """Find the fastest stable configuration, and write it as a recipe.
-
-    Parameters
-    ----------
-    workload
-        path/to/file.py[:name] or package.module[:name]; the name defaults to `workload`. What follows `--` is handed
-        to the file as its own arguments.
-    budget
-        Wall-clock time for everything: 90s, 10m, 1h30m. When left out, the run ends as soon as the answer is settled,
-        after ten minutes at most.
-    space
-        A search-space file, or a shipped one: quick, cpu, gpu. Chosen by device when left out.
-    trials
-        At most so many trials in the search.
-    out
-        The run directory; a new one below results/ when left out.
-    resume
-        The directory of a run, ended or stopped: it goes on with all that was measured. A budget given with it is the
-        time to go on with.
-    seed
-        Makes the samples repeatable, given the same results.
-    min_gain
-        Smallest gain worth a recommendation: 0.02 is two percent.
-    trial_timeout
-        Time that one trial may take; planned from the baseline when left out.
-    isolation
-        template: fork trials from a process that has imported everything. spawn: import afresh for each.
-    pairing
-        auto: the baseline stays alive beside each candidate. bracketed: never two processes at once.
-    max_batch
-        No batch size above this one is tried.
-    fixed_batch
-        The batch size stays the baseline's.
-    memory_margin
-        Share of the memory, host's and device's, that must stay free at the peak: 0.1 is ten percent.
-    soak
-        Time at the end in which the winner trains without a pause and is watched for leaks and hangs, such as 60s.
-    """
-    from autotune import console
-    from autotune.stats.deciding import EndedBy
-    from autotune.tuning.tune import tune as run
-
-    with console.Progress() as progress:
-        try:
-            recipe = run(
-                workload,
-                args=args,
-                budget=budget,
-                out=out,
-                resume=resume,
-                space=space,
-                trials=trials,
-                seed=seed,
-                min_gain=min_gain,
-                trial_timeout=trial_timeout,
-                isolation=isolation,
-                pairing=pairing,
-                max_batch=max_batch,
-                fixed_batch=fixed_batch,
-                memory_margin=memory_margin,
-                soak=soak,
-                observe=progress,
-            )
-        except KeyboardInterrupt as interrupt:
-            raise TuningInterruptedError(
-                "interrupted",
-                hint=f"To go on with what was measured: {console.resume_command(workload, progress.directory)}"
-                if progress.directory and progress.directory.exists()
-                else "Nothing was measured yet.",
-            ) from interrupt
-    assert progress.directory is not None
-    path = progress.directory / "recipe.json"
-    console.show_recipe(recipe, path)
-    console.show_usage(recipe, path, tuned=workload)
-    interrupted = recipe.evidence.ended_by is EndedBy.INTERRUPTED and not recipe.changes
-    return TuningInterruptedError.exit_code if interrupted else 0
-
-
-@app.command(usage="Usage: autotune verify RECIPE WORKLOAD [OPTIONS] [-- ARGS]")
-def verify(
-    recipe: Path,
-    workload: str,
-    /,
-    *,
-    args: Annotated[list[str] | None, Parameter(parse=False)] = None,
-    budget: str = "100s",
-    seed: int = 0,
-    isolation: Literal["template", "spawn"] = "template",
-    memory_margin: float = 0.1,
-) -> int:
-    """Measure a recipe against its baseline again, here and now: does its claim hold?
-
-    It holds (exit code 0). Or else (exit code 1) it is weaker: faster, but clearly by less than claimed; gone: no gain
-    is shown, and clearly less than claimed; unstable: it failed, or broke a stability rule; undecided: too little was
-    measured to tell, and the reason says what to do.
-
-    Other exit codes: 2 wrong arguments or input, such as a recipe of another workload or baseline; 3 the
-    baseline itself fails; 4 internal error; 130 interrupted.
-
-    Parameters
-    ----------
-    recipe
-        A recipe.json.
-    workload
-        path/to/file.py[:name] or package.module[:name], as for `autotune tune`. What follows `--` is handed to the file
-        as its own arguments; those of the recipe when left out.
-    budget
-        Wall-clock time for everything.
-    seed
-        Of the order in which slices are taken.
-    isolation
-        As for `autotune tune`.
-    memory_margin
-        As for `autotune tune`: the share of memory that must stay free.
-    """
-    from autotune import console
-    from autotune.stats.deciding import Finding
-    from autotune.tuning.options import seconds_of
-    from autotune.tuning.verifying import verify as run
-
-    with console.Progress(budget=seconds_of("budget", budget)) as progress:
-        verification = run(
-            recipe,
-            workload,
-            args=args,
-            budget=budget,
-            seed=seed,
-            isolation=isolation,
-            memory_margin=memory_margin,
-            observe=progress,
-        )
-    console.show_verification(verification)
-    return 0 if verification.finding is Finding.HOLDS else 1
-
-
-@app.command
-def show(path: Path, /) -> int:
-    """Show a recipe, or a run: its trials and its recipe.
-
-    Parameters
-    ----------
-    path
-        A recipe.json, or a run directory.
-    """
-    from autotune import console
-    from autotune.recipe.recipe import Recipe
-    from autotune.report.runs import baseline_of, trial_configuration
-    from autotune.run_directory import RunDirectory
-    from autotune.space.configuration import Configuration
-
-    if not os.path.isdir(path):  # Path.is_dir raises on a name that is too long
-        console.show_recipe(Recipe.load(path), path)
-        return 0
-    directory = RunDirectory(path)
-    run = directory.read_run()
-    records = list(directory.read_trials())
-    for record in records:
-        trial_configuration(directory, record)  # refuses damaged ones with their file's name
-    console.show_trials(records, baseline_of(directory, run, records) or Configuration({}))
-    if os.path.exists(directory.recipe_file):
-        recipe = Recipe.load(directory.recipe_file)
-        console.show_recipe(recipe, directory.recipe_file)
-        if recipe.evidence.go_on_seconds is not None and run.workload is not None:
-            console.show_usage(recipe, directory.recipe_file, tuned=run.workload.reference)
-    else:
-        console.say("No recipe: the run has not ended, or it was cut off.")
-    return 0
-
-
-@app.command
-def history(
-    runs: Annotated[list[Path], Parameter(allow_leading_hyphen=False)],
-    /,
-    *,
-    csv: Path | None = None,
-    parquet: Path | None = None,
-    plot: Path | None = None,
-) -> int:
-    """Every trial of one run or many, as a table.
-
-    Parameters
-    ----------
-    runs
-        Run directories, or a directory that holds some, such as results/.
-    csv
-        Write the table to this CSV file.
-    parquet
-        Write the table to this Parquet file.
-    plot
-        Write a page to this HTML file: the reference's speed over each run's time, and the pairs beside it.
-    """
-    from autotune import console
-    from autotune.report.frame import load_history, write_csv, write_parquet
-
-    frame = load_history(*runs)
-    if csv is not None:
-        write_csv(frame, csv)
-        console.note(f"{len(frame)} trials written to {csv}")
-    if parquet is not None:
-        write_parquet(frame, parquet)
-        console.note(f"{len(frame)} trials written to {parquet}")
-    if plot is not None:
-        from autotune.report.page import plot_history
-
-        shown = plot_history(*runs, path=plot)
-        console.note(f"{shown} run{'' if shown == 1 else 's'} plotted in {plot}")
-    if csv is None and parquet is None and plot is None:
-        console.show_history(frame)
-    return 0
-
-
-@app.command
-def compare(runs: Annotated[list[Path], Parameter(allow_leading_hyphen=False)], /) -> int:
-    """Set runs side by side: what each found, and whether they may be compared.
-
-    Parameters
-    ----------
-    runs
-        Run directories, or a directory that holds some, such as results/.
-    """
-    from autotune import console
-    from autotune.report.compare import compare_runs
-
-    console.show_comparison(compare_runs(*runs))
-    return 0
-
-
-@app.command
-def knobs() -> int:
-    """List every knob: what it does, its values, when it acts."""
-    from autotune import console
-
-    console.show_knobs()
-    return 0
-
-
-@app.command
-def space(
-    file: str,
-    /,
-    *,
-    batch_size: int = 32,
-    examples: int | None = None,
-    device: Literal["cpu", "gpu"] | None = None,
-    cores: int | None = None,
-) -> int:
-    """Check a search space, and show what it resolves to on this machine.
-
-    Parameters
-    ----------
-    file
-        A TOML file, or the name of a shipped search space.
-    batch_size
-        The baseline's batch size.
-    examples
-        Examples per epoch; unknown when left out.
-    device
-        What the training would run on; when left out a GPU, where this machine has one that NVIDIA's driver shows.
-    cores
-        Processor cores; this machine's when left out.
-    """
-    for option, count in {"--batch-size": batch_size, "--examples": examples, "--cores": cores}.items():
-        if count is not None and count < 1:
-            raise ArgumentError(f"{option} is {count}", hint="It must be at least 1.")
-    from autotune import console
-    from autotune.devices.gpus import read_gpus
-    from autotune.devices.machine import available_cores
-    from autotune.space.configuration import baseline_configuration
-    from autotune.space.knobs import Device
-    from autotune.space.search_space import find_search_space
-
-    written = find_search_space(file)
-    on = Device(device or ("gpu" if read_gpus().gpus else "cpu"))
-    named = {"jit_compile": on is Device.GPU}
-    resolved = written.resolve(
-        baseline=baseline_configuration(batch_size, named, on, where="--batch-size"),
-        device=on,
-        cores=available_cores() if cores is None else cores,
-        examples=examples,
-        dataset_takes_config=True,
-    )
-    console.show_space(written.source, resolved)
-    return 0
-
-
-if sys.flags.optimize >= 2:  # -OO drops the docstrings, which are the help
-    for node in ast.parse(Path(__file__).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef) and node.name in globals():
-            globals()[node.name].__doc__ = ast.get_docstring(node)
 
 
 def _run(tokens: list[str], rest: list[str]) -> object:
     """Run the command that the tokens name; `rest` is `--` and what follows it, or empty."""
-    for_file = bool(rest) and tokens[:1] in (["tune"], ["verify"])
+    if tokens[:1] == ["run"]:
+        tokens, rest = _before_script(tokens + rest)
+    for_file = bool(rest) and tokens[:1] in (["tune"], ["verify"], ["run"])
     command, bound, unparsed = app.parse_args(
         tokens if for_file else tokens + rest, exit_on_error=False, print_error=False
     )
     if "args" in unparsed:
         bound.arguments["args"] = rest[1:] if for_file else None
     return command(*bound.args, **bound.kwargs)
+
+
+def _before_script(tokens: list[str]) -> tuple[list[str], list[str]]:
+    """What `autotune run` is given, up to the script; then `--` and the script's own arguments."""
+    words = 0
+    for index, token in enumerate(tokens[1:], start=1):
+        takes_value = tokens[index - 1] in ("--scale-learning-rate", "--on-mismatch")
+        words += not token.startswith("-") and not takes_value
+        if words == 2:
+            return tokens[: index + 1], ["--", *tokens[index + 1 :]]
+    return tokens, []
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -368,19 +54,25 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, also where no run notes it
     try:
         with lenient_output():
-            return _main(list(sys.argv[1:] if arguments is None else arguments))
+            code = _main(list(sys.argv[1:] if arguments is None else arguments))
     finally:
         with contextlib.suppress(ValueError):
             signal.signal(signal.SIGTERM, before)
+    return code if isinstance(code, int) else code()  # a script writes and dies as it would by itself
 
 
-def _main(given: list[str]) -> int:
+def _main(given: list[str]) -> int | Callable[[], int]:
+    """The exit code, or what is to be run in place of this program."""
     end = given.index("--") if "--" in given else len(given)
-    debug = "--debug" in given[:end]
-    tokens = [each for each in given[:end] if each != "--debug"]
+    own = given[:end]
+    if own[:1] == ["run"]:  # what follows the script is not for this program
+        own = _before_script(own)[0]
+        end = len(own)
+    debug = "--debug" in own
+    tokens = [each for each in own if each not in ("--debug", "-m")]  # -m: a module is known by its name
     try:
         code = _run(tokens, given[end:])
-        return code if isinstance(code, int) else 0
+        return code if isinstance(code, int) or callable(code) else 0
     except CycloptsError as error:
         hint = "`autotune --help` and `autotune COMMAND --help` say what there is."
         problem: AutotuneError = ArgumentError(str(error), hint=hint)

@@ -29,9 +29,11 @@ from autotune.errors import RunDirectoryError
 from autotune.files import is_utf8, read_at_most, write_atomically
 from autotune.mistakes import first_mistake
 from autotune.record import Amount, Count, Frozen, Many, Number, TrialRecord
+from autotune.scripts.facts import ScriptFacts
 from autotune.space.knobs import Value
 
 LARGEST_FILE_BYTES = 32 << 20  # more than a trial's 20,000 pairs of slices
+CREATED = "created.txt"  # what a script's trials have made
 OWN_FILES = (
     "run.json",
     "study.db",
@@ -41,6 +43,7 @@ OWN_FILES = (
     "trials/[0-9]*/log.txt",
     "logs/template-*.log",
     "logs/losses-*.log",
+    CREATED,
     ".lock",
 )
 """What a run writes, and removes when it is refused. Whatever else is in its directory belongs to others."""
@@ -65,6 +68,7 @@ class WorkloadRecord(Frozen):
     batch_ranks: Many[int | None] | None = None  # axes of each tensor of a batch; None where that varies
     parameters: Count | None = None  # the model's weights, as a count
     device: Literal["cpu", "gpu"] | None = None
+    script: ScriptFacts | None = None  # of a script as it is
 
 
 class SearchSpaceRecord(Frozen):

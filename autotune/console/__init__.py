@@ -1,6 +1,6 @@
 """The only room that prints."""
 
-from autotune.console.closing import resume_command, show_recipe, show_usage, show_verification
+from autotune.console.closing import resume_command, show_diff, show_recipe, show_usage, show_verification
 from autotune.console.mistakes import show_error
 from autotune.console.progress import Progress, trial_line
 from autotune.console.tables import show_comparison, show_history, show_knobs, show_space, show_trials
@@ -15,6 +15,7 @@ __all__ = [
     "resume_command",
     "say",
     "show_comparison",
+    "show_diff",
     "show_error",
     "show_history",
     "show_knobs",

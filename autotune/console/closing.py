@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from rich.console import Console as RichConsole
 from rich.table import Table
 from rich.text import Text
 
-from autotune.console.text import clean, ratio, say, size, terminal
+from autotune.console.text import clean, duration, note, ratio, say, size, terminal
 from autotune.recipe.apply import environment
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS
@@ -51,6 +52,8 @@ def show_recipe(recipe: Recipe, path: Path, console: RichConsole | None = None) 
         say("Not checked:", console)
         for each in evidence.stability.not_checked:
             say(f"  - {each}", console)
+    if worth := _worth(recipe):
+        say(worth, console)
     say(f"Recipe: {path}", console)
 
 
@@ -58,6 +61,8 @@ def _baseline_in_words(recipe: Recipe) -> str:
     """How the baseline trains: what the claim is against, and what a recipe without changes stands for."""
     workload, size = recipe.workload, recipe.baseline["batch_size"]
     dropping = ", drop_remainder=True" if workload.drop_remainder else ""
+    if workload.script is not None:
+        return f"{workload.name} as it is, in batches of {size}"
     data = (
         f"dataset(config), batches of {size}," if workload.batched else f"dataset().batch({size}{dropping})"
     )
@@ -188,11 +193,21 @@ def show_usage(recipe: Recipe, path: Path, *, tuned: str, console: RichConsole |
         say(f"    {resume_command(tuned, path.parent, seconds=seconds)}", console)
         return
     if not recipe.changes:
+        if recipe.workload.script is not None:
+            say("The recipe is the baseline: run the script as it is.", console)
+            return
         say("The recipe is the baseline. Training code that trains like it needs no change.", console)
         say(
             "NumPy arrays given to fit, or a tf.distribute strategy, train otherwise: they were not measured.",
             console,
         )
+        return
+    if recipe.workload.script is not None:
+        console.print()
+        say("To train with it:", console)
+        given = " ".join(map(shlex.quote, recipe.workload.args))
+        command = f"autotune run {shlex.quote(str(path))} {shlex.quote(tuned)} {given}".rstrip()
+        console.print(Text(clean(f"    {command}")), soft_wrap=True)
         return
     at_import = environment(recipe.configuration)
     before = "import tensorflow" if at_import else "the first tensor, dataset or model"
@@ -208,6 +223,31 @@ def show_usage(recipe: Recipe, path: Path, *, tuned: str, console: RichConsole |
     say("In your training code:", console)
     for line in lines:
         console.print(Text(f"    {line}"), soft_wrap=True)
+
+
+def show_diff(diff: str, rest: Sequence[str], console: RichConsole | None = None) -> None:
+    """An edit of a script, as `patch` reads it; and what only `autotune run` does."""
+    console = console or terminal()
+    for line in diff.splitlines():
+        console.print(Text(line), soft_wrap=True)
+    if not diff:
+        say("Nothing in the script itself is to be changed.", console)
+    if rest:
+        note(f"not in this edit, as it takes more than a constant: {', '.join(rest)}; autotune run sets it")
+
+
+def _worth(recipe: Recipe) -> str:
+    """What the recipe saves in the long training; empty where that is not known."""
+    evidence, samples = recipe.evidence, recipe.workload.train_samples
+    if samples is None or not recipe.changes:
+        return ""
+    before, after = samples / evidence.baseline_throughput.value, samples / evidence.throughput.value
+    spent = recipe.created_by.spent_seconds
+    saved = before - after
+    paid = f"tuning took {duration(spent)}"
+    if saved > spent:
+        paid += f", which is paid back after {duration(spent * after / saved)} of training"
+    return f"Your training of {samples:,} samples: {duration(after)} in place of {duration(before)}; {paid}."
 
 
 def resume_command(tuned: str, directory: Path, *, seconds: float | None = None) -> str:

@@ -18,6 +18,8 @@ from autotune.executors.standstill import LOOK_SECONDS, AwakeClock
 from autotune.executors.template_process import EXIT_SECONDS, Template, TemplateDied, status_in_words
 from autotune.recipe.apply import environment
 from autotune.record import Outcome, Slice
+from autotune.scripts.execute import fingerprint_of_script
+from autotune.scripts.facts import ScriptFacts
 from autotune.space.configuration import Configuration
 from autotune.worker import messages
 from autotune.worker.messages import ChannelClosed, ProtocolError
@@ -233,6 +235,7 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
         self._templates: dict[frozenset[tuple[str, str]], Template] = {}
         self._count = 0
         self._fingerprint: str | None = None
+        self._script: ScriptFacts | None = None
 
     def __exit__(self, *_: object) -> None:
         """End every process."""
@@ -247,7 +250,7 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
                 failure.reason, hint=failure.hint, detail=failure.log_tail
             ) from failure
         assert ready.workload is not None
-        self._fingerprint = ready.workload.fingerprint
+        self._fingerprint, self._script = ready.workload.fingerprint, ready.workload.script
         self.started_by_import = ready.started
         if self._wanted == "spawn" or ready.started is not None:
             self.close()
@@ -271,6 +274,7 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
             data=data,
             timing=timing,
             losses=losses,
+            script=self._script,
         )
 
         def fork(template: Template) -> TrialProcess:
@@ -293,8 +297,10 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
     def _refuse_changes(self, workload: WorkloadFacts | None) -> None:
         """Refuse to measure other code than the run began with."""
         found = workload.fingerprint if workload else None
-        if found is None and self._reference.file is not None:  # fresh interpreters read it each time
-            with contextlib.suppress(OSError):  # which the trial will say better
+        with contextlib.suppress(OSError):  # which the trial will say better
+            if self._script is not None:  # each trial reads it
+                found = fingerprint_of_script(self._reference)
+            elif found is None and self._reference.file is not None:  # fresh interpreters read it each time
                 found = fingerprint_of(self._reference.file, self._reference.name)
         if found is not None and self._fingerprint not in (None, found):
             raise WorkloadError(
@@ -318,6 +324,10 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
         self._count += 1
         log = self._logs / f"template-{self._count}.log"
         preload = self.isolation == "template"
-        made = Template(self._reference, preload=preload, variables=variables, log=log)
+        script = self._script
+        if script is not None:
+            variables = {**script.variables, **variables}
+        known = script is not None
+        made = Template(self._reference, preload=preload, known=known, variables=variables, log=log)
         self._templates[key] = made
         return made

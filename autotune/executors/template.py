@@ -1,9 +1,10 @@
 """The template process: imports TensorFlow and the user's module once, then forks trials in milliseconds.
 
-    python -m autotune.executors.template CONTROL_FD DRIVER_PID PRELOAD REFERENCE_JSON
+    python -m autotune.executors.template CONTROL_FD DRIVER_PID MODE REFERENCE_JSON
 
 It starts no TensorFlow runtime, never imports Optuna or pandas, and ends when its control socket closes. DRIVER_PID is
-for whoever reads a list of processes. With PRELOAD `0` each fork imports everything for itself.
+for whoever reads a list of processes. MODE is `new`; `known` where a script has been run before to find out what it
+does; or `later`, where each fork imports everything for itself.
 """
 
 from __future__ import annotations
@@ -29,25 +30,30 @@ from autotune.errors import WorkloadError
 from autotune.executors import lifeline
 from autotune.executors.log import printable
 from autotune.recipe import apply
+from autotune.scripts.execute import discover, file_of, import_packages
+from autotune.scripts.sources import refuse_broken
+from autotune.scripts.survey import survey as survey_script
 from autotune.worker import main as worker
 from autotune.worker import messages
 from autotune.worker.failures import is_out_of_memory
 from autotune.worker.retracing import ask_runtime_to_tell
-from autotune.workloads.loading import facts_of, load
+from autotune.workloads.loading import facts_of, load, require_tensorflow
 from autotune.workloads.users_errors import cause_of
 from autotune.workloads.workload import Workload, WorkloadReference
 
 
 def main(arguments: list[str]) -> int:
     """Import, report, and serve the driver until it closes the socket."""
-    descriptor, _, preload, reference_json = arguments
+    descriptor, _, mode, reference_json = arguments
     lifeline.leave_a_keeper(int(descriptor))
     control = messages.Channel(socket.socket(fileno=int(descriptor)))
     reference = WorkloadReference.model_validate_json(reference_json)
     ask_runtime_to_tell()
     workload, ready = None, messages.TemplateReady(workload=None)
     try:
-        if preload == "1":
+        if mode != "later" and reference.script is not None:
+            ready = _imported_for_script(reference, known=mode == "known")
+        elif mode != "later":
             workload, ready = _imported(reference)
     except WorkloadError as error:
         detail = printable(error.detail)[-20000:]
@@ -87,6 +93,29 @@ def _imported(reference: WorkloadReference) -> tuple[Workload, messages.Template
     apply.note_layers()
     facts = facts_of(workload, reference, in_force)
     return workload, messages.TemplateReady(workload=facts, started=started)
+
+
+def _imported_for_script(reference: WorkloadReference, *, known: bool) -> messages.TemplateReady:
+    """Import what a script does not bring itself; its own modules are imported in the trials."""
+    variables, packages = discover(reference)
+    os.environ.update(variables)
+    refuse_broken(file_of(reference))
+    require_tensorflow()
+    _require_backend(os.environ.get("KERAS_BACKEND") or "tensorflow")
+    if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
+        raise WorkloadError(
+            f"{reference.shown} runs with TF_USE_LEGACY_KERAS, which is Keras 2",
+            hint="Leave the variable out, so that tf.keras is Keras 3: Keras 2 cannot be tuned.",
+        )
+    import keras
+    import tensorflow as tf  # noqa: F401
+
+    _require_backend(keras.backend.backend())
+    import_packages(packages)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    started, _ = survey()
+    facts = None if known else survey_script(reference, variables)
+    return messages.TemplateReady(workload=facts, started=started)
 
 
 def _require_backend(name: str) -> None:

@@ -40,7 +40,13 @@ class Template:
     """A template process below its keeper (see `lifeline`), and the pipe to it; without `preload`, trials import."""
 
     def __init__(
-        self, reference: WorkloadReference, *, preload: bool, variables: Mapping[str, str], log: Path
+        self,
+        reference: WorkloadReference,
+        *,
+        preload: bool,
+        known: bool = False,  # a script has been run before
+        variables: Mapping[str, str],
+        log: Path,
     ) -> None:
         ours, theirs = socket.socketpair()
         self._log = log
@@ -48,7 +54,8 @@ class Template:
         self._kernel_kills = kernel_oom_kills()
         # With -P, the current directory shadows no module of ours or Python's.
         command = [sys.executable, "-P", "-m", "autotune.executors.template", str(theirs.fileno())]
-        command += [str(os.getpid()), "1" if preload else "0", reference.model_dump_json()]
+        mode = ("known" if known else "new") if preload else "later"
+        command += [str(os.getpid()), mode, reference.model_dump_json()]
         with theirs, log.open("ab") as output:
             self._process = subprocess.Popen(
                 command,

@@ -222,6 +222,7 @@ class TrainingPipeline:
     steps_per_epoch: int | None  # with a persistent iterator; None: the end of the dataset ends an epoch
     in_force: Configuration  # with the values that act on this dataset
     shorter: Callable[[int], TrainingPipeline] = field(repr=False, compare=False)  # epochs of so many steps
+    source: Any = None  # what `fit` reads in place of the dataset, such as a `PyDataset`
 
     @property
     def fit_args(self) -> dict[str, Any]:
@@ -229,7 +230,7 @@ class TrainingPipeline:
         arguments = {knob.name: value for knob, value in _acting(self.in_force, Stage.FIT)}
         if self.steps_per_epoch is not None:
             arguments["steps_per_epoch"] = self.steps_per_epoch
-        return {"x": self.dataset, **arguments}
+        return {"x": self.dataset if self.source is None else self.source, **arguments}
 
     @property
     def one_epoch(self) -> tf.data.Dataset:
@@ -264,6 +265,22 @@ def _ending(batches: tf.data.Dataset, configuration: Configuration) -> TrainingP
         steps_per_epoch=None,
         in_force=configuration,
         shorter=lambda steps: _ending(batches.take(steps), configuration),
+    )
+
+
+def pipeline_in_steps(dataset: tf.data.Dataset, configuration: Configuration, steps: int) -> TrainingPipeline:
+    """Batches of which an epoch takes so many, as a script says by `steps_per_epoch`."""
+    divisor = largest_divisor(steps, int(configuration.get("steps_per_execution", 1)))
+    changes = {"persistent_iterator": False, "steps_per_execution": divisor}
+    configuration = configuration.replace(
+        **{name: value for name, value in changes.items() if name in configuration}
+    )
+    batches = pipeline(dataset, configuration, batched=True)
+    return TrainingPipeline(
+        dataset=batches,
+        steps_per_epoch=steps,
+        in_force=configuration,
+        shorter=lambda fewer: pipeline_in_steps(dataset, configuration, fewer),
     )
 
 

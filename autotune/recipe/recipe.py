@@ -23,6 +23,7 @@ from autotune.mistakes import first_mistake
 from autotune.printable import one_line
 from autotune.recipe import apply
 from autotune.recipe.evidence import Count, Evidence, Knobs, NonNegative, Part
+from autotune.scripts.facts import ScriptFacts
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KnobValue
 from autotune.stats.numerics import BatchLosses
@@ -96,6 +97,10 @@ class RecipeWorkload(Part):
     """Per epoch; null when endless or unknown."""
     batch_ranks: Annotated[tuple[Count | None, ...], Field(fail_fast=True)] | None = None
     """Axes of each tensor of a batch, null where that varies; null when not known."""
+    script: ScriptFacts | None = None
+    """Of a script as it is: how it trains, and where the knobs reach it."""
+    train_samples: Count | None = None
+    """What the long training takes, as it was given, or by the script's epochs; null when not known."""
 
 
 class CreatedBy(Part):
@@ -213,18 +218,32 @@ class Recipe(Part):
             ArgumentError: `on_mismatch` is none of the three.
             MachineMismatchError: With `on_mismatch="error"`.
         """
-        if on_mismatch not in ("warn", "error", "ignore"):
-            raise ArgumentError(
-                f"recipe.apply(on_mismatch={on_mismatch!r})", hint="It is 'warn', 'error' or 'ignore'."
-            )
-        differences = [] if on_mismatch == "ignore" else self.machine.differences(fingerprint())
-        if differences:
-            what = "the recipe was measured on another machine: " + "; ".join(map(_one_line, differences))
-            hint = "Tune again here, or pass on_mismatch='ignore'."
-            if on_mismatch == "error":
-                raise MachineMismatchError(what, hint=hint)
-            warnings.warn(f"{what}. {hint}", MachineMismatchWarning, stacklevel=2)
+        for text in self.mismatches(on_mismatch):
+            warnings.warn(text, MachineMismatchWarning, stacklevel=2)
         apply.apply_in_training(self.configuration)
+
+    def mismatches(self, on_mismatch: str) -> list[str]:
+        """What to say of a machine that differs from the recipe's; see `apply`."""
+        if on_mismatch not in ("warn", "error", "ignore"):
+            raise ArgumentError(f"on_mismatch is {on_mismatch!r}", hint="It is 'warn', 'error' or 'ignore'.")
+        differences = [] if on_mismatch == "ignore" else self.machine.differences(fingerprint())
+        if not differences:
+            return []
+        what = "the recipe was measured on another machine: " + "; ".join(map(_one_line, differences))
+        hint = "Tune again here, or pass on_mismatch='ignore'."
+        if on_mismatch == "error":
+            raise MachineMismatchError(what, hint=hint)
+        return [f"{what}. {hint}"]
+
+    def guard(self, *, log: str | Path | None = None) -> Any:
+        """A Keras callback that compares the training's throughput with the claim, and warns once where it is slow.
+
+        Args:
+            log: A file that takes a line of JSON every ten seconds; None for none.
+        """
+        from autotune.scripts.guard import Guard, guard_callback
+
+        return guard_callback(Guard(self, log=None if log is None else Path(log)), self.batch_size)
 
     def compile_args(self) -> dict[str, KnobValue]:
         """Keyword arguments for `model.compile`: `jit_compile` and `steps_per_execution`.

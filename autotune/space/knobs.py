@@ -29,6 +29,10 @@ Value = StrictBool | StrictInt | StrictStr
 """The same in the models of files and messages, where pydantic would otherwise turn one into another."""
 
 
+AS_WRITTEN = "as_written"
+"""Of a script's calls that differ among themselves: each keeps its own value."""
+
+
 class Stage(enum.StrEnum):
     """When a knob acts. All setters and readers of a stage take the same target."""
 
@@ -151,7 +155,9 @@ def _read_threads(tf: Any, of: str, variable: str) -> int:
 
 def _prefetch(batches: Any, depth: int | str) -> Any:
     autotune = -1  # tf.data.AUTOTUNE
-    return batches.prefetch(autotune if depth == "autotune" else depth) if depth else batches
+    if not depth or depth == AS_WRITTEN:
+        return batches
+    return batches.prefetch(autotune if depth == "autotune" else depth)
 
 
 def _option(path: str) -> Callable[[Any, Any], None]:
@@ -221,7 +227,7 @@ _TABLE = (
     Knob(
         name="prefetch",
         summary="batches prepared ahead of the step; 0 is none",
-        domain=Domain(integers=(0, 4096), words=("autotune",)),
+        domain=Domain(integers=(0, 4096), words=("autotune", AS_WRITTEN)),
         default=0,
         stage=Stage.PIPELINE,
         set=_prefetch,
@@ -231,8 +237,8 @@ _TABLE = (
     ),
     Knob(
         name="num_parallel_calls",
-        summary="parallel calls in the workload's own map(); 0 is serial",
-        domain=Domain(integers=(0, 4096), words=("autotune",)),
+        summary="parallel calls in the training's own map() and interleave(); 0 is serial",
+        domain=Domain(integers=(0, 4096), words=("autotune", AS_WRITTEN)),
         default=0,
         stage=Stage.PIPELINE,
         memory=_by_number,
@@ -285,6 +291,25 @@ _TABLE = (
         stage=Stage.PIPELINE,
         structural=True,
         probes=(probe(30, exactly(True)),),
+    ),
+    Knob(
+        name="workers",
+        summary="threads or processes that make the batches of a script's PyDataset",
+        domain=Domain(integers=(1, 4096)),
+        default=None,
+        stage=Stage.PIPELINE,
+        memory=_by_number,
+        structural=True,
+        probes=(early.for_input(40, near(16)),),
+    ),
+    Knob(
+        name="max_queue_size",
+        summary="batches that wait in the queue of a script's PyDataset",
+        domain=Domain(integers=(1, 4096)),
+        default=None,
+        stage=Stage.PIPELINE,
+        memory=_by_number,
+        structural=True,
     ),
     Knob(
         name="intra_op_threads",

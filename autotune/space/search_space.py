@@ -21,6 +21,7 @@ import tomllib
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from autotune.errors import ArgumentError, SearchSpaceError
@@ -144,6 +145,7 @@ class SearchSpace:
         largest_batch: int | None = None,
         fixed_batch: bool = False,
         set_by_dataset: Container[str] = (),
+        not_reached: Mapping[str, str] = MappingProxyType({}),
     ) -> ResolvedSpace:
         """The choices of every knob, the baseline's value always among them. `examples` are of one epoch.
 
@@ -159,6 +161,10 @@ class SearchSpace:
         for name, each in self.ranges.items():
             if device not in KNOBS[name].devices:
                 left_out[name] = f"does not exist on a {device}"
+            elif name in not_reached:
+                left_out[name] = not_reached[name]
+            elif name not in baseline:
+                left_out[name] = "the training has no PyDataset"
             elif KNOBS[name].needs_dataset_config and not dataset_takes_config:
                 left_out[name] = "the workload's dataset() takes no config"
             elif name in set_by_dataset:

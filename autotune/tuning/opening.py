@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autotune.devices.machine import Machine, memory_limit_bytes
 from autotune.errors import ArgumentError
 from autotune.executors.executor import Clock, Executor, WarmUp
-from autotune.run_directory import RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
+from autotune.run_directory import CREATED, RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
+from autotune.scripts.created import remove_created
+from autotune.scripts.facts import ScriptSettings
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.search_space import ResolvedSpace
@@ -21,7 +24,13 @@ from autotune.tuning.resuming import Earlier, refuse_another_workload
 from autotune.tuning.rules import Limits
 from autotune.tuning.run import Run
 from autotune.tuning.seat import BASELINE_SECONDS, Seat
-from autotune.tuning.surroundings import as_imported, instabilities, oddities, refuse_knobs_that_cannot_act
+from autotune.tuning.surroundings import (
+    as_imported,
+    instabilities,
+    oddities,
+    refuse_knobs_that_cannot_act,
+    script_notes,
+)
 from autotune.tuning.waiting import CLOSING_SECONDS, OVERRUN_SHARE, Deadline
 from autotune.workloads.loading import checked_args, parse_reference, reference_of
 from autotune.workloads.workload import Workload, WorkloadFacts, WorkloadReference
@@ -40,6 +49,30 @@ def reference_to(workload: object, args: Sequence[str] | None = None) -> Workloa
         f"the workload is a {type(workload).__name__}, expected an autotune.Workload, or where one is",
         hint='Hand over the Workload itself, or text such as "path/to/file.py:name".',
     )
+
+
+@contextlib.contextmanager
+def prepared(
+    reference: WorkloadReference, directory: RunDirectory, *, fit: int | None, allow_writes: bool
+) -> Iterator[WorkloadReference]:
+    """The reference with what the user says about a script. What its trials have made is removed at the end.
+
+    Raises ArgumentError where that is said about a `Workload`.
+    """
+    if reference.script is None:
+        for name, given in (("--fit", fit), ("--allow-writes", allow_writes)):
+            if given:
+                raise ArgumentError(
+                    f"{name} is for scripts, and {reference} is a Workload", hint="Leave it out."
+                )
+        yield reference
+        return
+    created = directory.path.resolve() / CREATED
+    script = ScriptSettings(fit=fit, allow_writes=allow_writes, created=str(created))
+    try:
+        yield reference.model_copy(update={"script": script})
+    finally:
+        remove_created(created, [os.getcwd(), *reference.search_path])
 
 
 def limits_of(machine: Machine, margin: float) -> Limits:
@@ -129,7 +162,8 @@ def open_run(
         deadline=deadline,
         import_seconds=import_seconds if invocation.isolation == "template" else 0.0,
     )
-    for text in (*oddities(facts, warm, opened.device), *instabilities(seat.baseline.trial.slices)):
+    notes = () if facts.script is None else script_notes(facts.script, warm.ready_seconds)
+    for text in (*notes, *oddities(facts, warm, opened.device), *instabilities(seat.baseline.trial.slices)):
         observe(Notice(text=text))
     return opened
 
@@ -178,6 +212,7 @@ def completed(opened: Opened, invocation: Invocation, source: str, space: Resolv
         batch_ranks=started.batch_ranks or None,
         parameters=started.parameters,
         device=opened.device.value,
+        script=facts.script,
     )
     return invocation.directory.read_run().model_copy(
         update={

@@ -12,7 +12,7 @@ from autotune.stats.deciding import MIN_GAIN
 from autotune.stats.stability import MEMORY_MARGIN
 from autotune.workloads.loading import checked_args
 
-MAY_CHANGE = ("trials", "soak")  # options that a resumed run may be given anew
+MAY_CHANGE = ("trials", "soak", "train_samples")  # options that a resumed run may be given anew
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +33,9 @@ class Options:
     memory_margin: float = MEMORY_MARGIN
     soak: float | None = None
     args: tuple[str, ...] = ()
+    fit: int | None = None
+    allow_writes: bool = False
+    train_samples: int | None = None
 
     @property
     def searching(self) -> float:
@@ -50,9 +53,18 @@ class Options:
             ("max_batch", (int,), 1, 1 << 20),
             ("memory_margin", (int, float), 0.0, 0.9),
             ("soak", (int, float), 0.0, 1e6),
+            ("fit", (int,), 1, 1000),
+            ("train_samples", (int,), 1, 10**15),
         ):
             value = getattr(self, name)
-            if value is None and name in ("trials", "trial_timeout", "max_batch", "soak"):
+            if value is None and name in (
+                "trials",
+                "trial_timeout",
+                "max_batch",
+                "soak",
+                "fit",
+                "train_samples",
+            ):
                 continue
             if type(value) not in kinds or not least <= value <= most:
                 wanted = "a whole number" if kinds == (int,) else "a number"
@@ -67,7 +79,7 @@ class Options:
             if getattr(self, name) not in words:
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}", hint=f"It is {' or '.join(words)}.")
         checked_args(self.args)
-        for name in ("fixed_batch", "keeps_budget"):
+        for name in ("fixed_batch", "keeps_budget", "allow_writes"):
             if not isinstance(getattr(self, name), bool):
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}", hint="It is True or False.")
 

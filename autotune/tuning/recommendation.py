@@ -21,6 +21,7 @@ from autotune.tuning.losses import numerics_of
 from autotune.tuning.options import Options
 from autotune.tuning.run import Run
 from autotune.tuning.state import Candidate, Leader
+from autotune.tuning.surroundings import samples_of
 from autotune.tuning.trial import now_utc
 from autotune.version import __version__
 
@@ -70,6 +71,8 @@ def recommend(
             takes_config=workload.takes_config,
             examples=workload.examples,
             batch_ranks=workload.batch_ranks,
+            script=workload.script,
+            train_samples=options.train_samples or samples_of(workload.script, workload.examples),
         ),
         created_by=CreatedBy(
             autotune=__version__,

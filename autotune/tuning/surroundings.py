@@ -13,11 +13,14 @@ from autotune.errors import WorkloadError
 from autotune.executors.executor import WarmUp
 from autotune.recipe.apply import environment
 from autotune.record import Slice
+from autotune.scripts.facts import ScriptFacts, Trains
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS, Device, Stage
 from autotune.stats.stability import MOST_RETRACES, MOST_SKIPPED, RETRACING_ADVICE
 from autotune.workloads.workload import WorkloadFacts
 
+WORTH_SHARE = 0.02  # of a training that tuning it may cost
+LONG_BEFORE_SHARE = 1 / 3  # of a trial, that a script may take before it trains without a notice
 NOTABLE_ENDS = 0.1  # share of its time that a training may spend between epochs without a notice
 _SAY_HOW_LONG = "Let it say so: dataset.apply(tf.data.experimental.assert_cardinality(N))"
 
@@ -66,6 +69,61 @@ def refuse_knobs_that_cannot_act(facts: WorkloadFacts, *, where: str) -> None:
                 f"{where}: Workload(baseline=…) names {name}, which reaches the data only through dataset(config)",
                 hint=f"Write `def dataset(config)` and use config.{name} there, or take {name} out of baseline.",
             )
+
+
+def script_notes(script: ScriptFacts, ready_seconds: float) -> Iterator[str]:
+    """What to know of how a script is tuned.
+
+    Args:
+        script: What is known of it.
+        ready_seconds: From the request of the baseline's trial until it was warm.
+    """
+    if len(script.fits) > 1:
+        chosen = script.fits[script.fit - 1]
+        yield (
+            f"of the script's {len(script.fits)} calls of fit, the one in {chosen.line} is tuned; those before it run "
+            "three steps in each trial; --fit N chooses another"
+        )
+    if script.left_out:
+        yield f"trials leave out what writes: {', '.join(script.left_out)}"
+    for name, why in script.not_reached.items():
+        if name in ("batch_size", "jit_compile", "precision"):
+            yield f"{name} is not varied: {why}"
+    if script.before_seconds > LONG_BEFORE_SHARE * ready_seconds:
+        yield (
+            f"what the script does before it trains takes {script.before_seconds:.0f} s in each trial: keep prepared "
+            "data in a file, and have the script read that"
+        )
+    if script.trains is Trains.LOOP:
+        yield "the script trains by a loop of its own: its losses are not compared, and its weights are looked at once"
+
+
+def samples_of(script: ScriptFacts | None, examples: int | None) -> int | None:
+    """What a script's own training takes, in samples; None where that is not known."""
+    return script.epochs * examples if script is not None and script.epochs and examples else None
+
+
+def worth_notes(samples: int | None, rate: float | None, budget: float) -> Iterator[str]:
+    """Whether a budget is in proportion to the training.
+
+    Args:
+        samples: Of the long training; None where that is not known.
+        rate: Of the baseline, samples per second.
+        budget: Seconds.
+    """
+    if samples is None or not rate:
+        return
+    whole = samples / rate
+    if budget > whole:
+        yield (
+            f"the training would take {whole:,.0f} s as it is, less than the budget: tuning pays for longer trainings, "
+            "or for many of them"
+        )
+    elif budget > WORTH_SHARE * whole:
+        yield (
+            f"the training would take {whole / 3600:,.1f} hours as it is: a budget of {WORTH_SHARE * whole:,.0f} s "
+            f"would be {WORTH_SHARE:.0%} of that"
+        )
 
 
 def oddities(facts: WorkloadFacts, warm: WarmUp, device: Device) -> Iterator[str]:

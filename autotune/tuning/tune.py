@@ -24,7 +24,7 @@ from autotune.tuning.interruptions import interruptions_noted
 from autotune.tuning.loop import CHECK_SHARE, Found, Loop
 from autotune.tuning.losses import Trainings, compare_batch_sizes
 from autotune.tuning.occupying import occupied
-from autotune.tuning.opening import Invocation, Opened, completed, limits_of, open_run, reference_to
+from autotune.tuning.opening import Invocation, Opened, completed, limits_of, open_run, prepared, reference_to
 from autotune.tuning.options import Options, seconds_of
 from autotune.tuning.progress import Began, Notice, Observer, RunBegan, silent
 from autotune.tuning.recommendation import recommend
@@ -38,6 +38,7 @@ from autotune.tuning.resuming import (
 from autotune.tuning.run import Run
 from autotune.tuning.sampler import Sampler
 from autotune.tuning.soak import soak
+from autotune.tuning.surroundings import samples_of, worth_notes
 from autotune.tuning.trial import now_utc
 from autotune.tuning.waiting import CLOSING_SECONDS
 from autotune.workloads.loading import refuse_while_loading
@@ -66,15 +67,19 @@ def tune(
     fixed_batch: bool = False,
     memory_margin: float = MEMORY_MARGIN,
     soak: float | str | None = None,
+    fit: int | None = None,
+    allow_writes: bool = False,
+    train_samples: int | None = None,
     observe: Observer = silent,
 ) -> Recipe:
     """Find the fastest stable configuration of a training on this machine.
 
     Args:
-        workload: What is trained: a `Workload` at the top level of a module, or `"path/to/file.py[:name]"`
-            or `"package.module[:name]"`.
-        args: `sys.argv[1:]` of the workload's file, in trials. When None there are none; a `Workload` has those of
-            the running program, and a resumed run its own.
+        workload: What is trained: a script, as `"path/to/train.py"` or `"package.module"`; a `Workload` at the top
+            level of a module, or `"path/to/file.py[:name]"` or `"package.module[:name]"`. Without a name it is a
+            script where the source binds no `workload` at its top level.
+        args: `sys.argv[1:]` of the script or the workload's file, in trials. When None there are none; a `Workload`
+            has those of the running program, and a resumed run its own.
         budget: Wall-clock time for everything, in seconds or as `"90s"`, `"10m"`, `"1h30m"`. When None the run ends
             as soon as the answer is settled, after ten minutes at most. With `resume`, the time to go on with; what is
             left of the run's own when None.
@@ -96,6 +101,11 @@ def tune(
             configuration must leave free at its peak.
         soak: Time at the end, in seconds or as text, in which the winner trains without a pause and is watched for
             leaks and hangs; None for none.
+        fit: Which `model.fit` of a script is tuned, from 1, in the order in which they are called; the longest when
+            None.
+        allow_writes: A script may write to files that exist, in each trial.
+        train_samples: How many samples the long training will take, to say whether tuning is worth it. A script's own
+            epochs when None.
         observe: Is told what happens, see `autotune.tuning.progress`.
 
     Returns:
@@ -126,6 +136,9 @@ def tune(
         "fixed_batch": fixed_batch,
         "memory_margin": memory_margin,
         "soak": None if soak is None else seconds_of("soak", soak, may_be_none=True),
+        "fit": fit,
+        "allow_writes": allow_writes,
+        "train_samples": train_samples,
     }
     if resume is not None:
         if out is not None:
@@ -196,7 +209,10 @@ def _run(
     )
     if earlier is not None:
         observe(Notice(text=f"resumed: {len(earlier.records)} trials were finished before"))
-    with TrialProcesses(reference, logs=directory.log_directory, isolation=options.isolation) as processes:
+    with (
+        prepared(reference, directory, fit=options.fit, allow_writes=options.allow_writes) as reference,
+        TrialProcesses(reference, logs=directory.log_directory, isolation=options.isolation) as processes,
+    ):
         invocation = Invocation(
             executor=processes,
             directory=directory,
@@ -227,6 +243,9 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
         opened = open_run(invocation, interruptions)
         interruptions.answerable = True
         run, earlier = opened.run, invocation.earlier
+        samples = options.train_samples or samples_of(opened.facts.script, opened.warm.started.examples)
+        for text in worth_notes(samples, run.records[0].throughput, options.budget):
+            invocation.observe(Notice(text=text))
         written = written or find_search_space(DEFAULT_SPACE[opened.device])
         space = written.resolve(
             baseline=run.baseline,
@@ -237,6 +256,7 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
             largest_batch=options.max_batch,
             fixed_batch=options.fixed_batch,
             set_by_dataset=opened.warm.started.set_by_dataset,
+            not_reached={} if opened.facts.script is None else opened.facts.script.not_reached,
         )
         if earlier is not None:
             refuse_another_question(earlier, baseline=run.baseline, choices=space.choices)

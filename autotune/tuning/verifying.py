@@ -28,7 +28,7 @@ from autotune.stats.stability import MEMORY_MARGIN
 from autotune.tuning import costs
 from autotune.tuning.confirmation import BASELINE_FAILURES, Confirmation, FreshPairs
 from autotune.tuning.interruptions import interruptions_noted
-from autotune.tuning.opening import Invocation, Opened, limits_of, open_run, reference_to
+from autotune.tuning.opening import Invocation, Opened, limits_of, open_run, prepared, reference_to
 from autotune.tuning.options import Options, seconds_of
 from autotune.tuning.progress import Notice, Observer, silent
 from autotune.tuning.rules import checks_of
@@ -107,7 +107,11 @@ def verify(
     directory, told = RunDirectory(folder), ""
     try:
         directory.create()
-        with TrialProcesses(reference, logs=directory.log_directory, isolation=isolation) as processes:
+        script = loaded.workload.script
+        with (
+            prepared(reference, directory, fit=script and script.fit, allow_writes=False) as reference,
+            TrialProcesses(reference, logs=directory.log_directory, isolation=isolation) as processes,
+        ):
             invocation = Invocation(
                 executor=processes,
                 directory=directory,

@@ -132,20 +132,20 @@ def elements_in(dataset: tf.data.Dataset) -> int:
 
 
 def examples_in(
-    dataset: tf.data.Dataset, workload: Workload, configuration: Configuration, seconds: float
+    dataset: tf.data.Dataset, configuration: Configuration, seconds: float, *, batched: bool
 ) -> int | None:
     """Examples per epoch; None without an end, or where they could not be counted.
 
     Args:
         dataset: The training data, before the trial batches it.
-        workload: Whose.
         configuration: The trial's.
         seconds: How long counting may take, where the dataset does not say how many it has.
+        batched: It holds batches.
     """
     elements = elements_in(dataset)
     if elements == ENDLESS:
         return None
-    if not workload.batched:
+    if not batched:
         return elements if elements >= 0 else _counted_singly(dataset, seconds)
     seen = call_user("dataset", lambda: _batches_in(dataset, seconds, configuration.batch_size))
     _refuse_uneven(seen.sizes[:-1], configuration.batch_size)

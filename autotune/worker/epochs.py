@@ -30,6 +30,10 @@ class ByEpochs:
         self._compiled = self._warm = False
         self._slice_epochs = 0
 
+    def dropped(self) -> None:
+        """The lap that is going on does not count."""
+        self._lap_began_at = None
+
     def called(self, now: float, seconds: float) -> None:
         """The train function has returned."""
         self._clock.slices.called(seconds)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from autotune.worker import closing, datasets, gauges, gpus, messages
 from autotune.worker.boundary import BetweenEpochs, measure_between_epochs, take_over
 from autotune.worker.caches import fill_caches
 from autotune.worker.failures import TrainingFailed, is_out_of_memory
-from autotune.worker.loss_curves import loss_curves
+from autotune.worker.loss_curves import OfWorkload, loss_curves
 from autotune.worker.models import batched_twice, compiled_model, refuse_batches
 from autotune.worker.private_api import finite_steps
 from autotune.worker.retracing import Retracing
@@ -37,6 +38,33 @@ EPOCHS = 1 << 30
 """That `fit` is asked for: the tuner ends it."""
 
 
+@dataclass(kw_only=True)
+class Parts:
+    """What `fit` is timed on.
+
+    Args:
+        model: Compiled.
+        dataset: What is trained on, before the trial batches it.
+        validation: Batches, or None.
+        train: How the training reads its batches.
+        batched: `dataset` holds batches.
+        drop_remainder: A smaller last batch is dropped.
+        known: What is known of the data without counting.
+        fit_args: Further arguments of `fit`. `callbacks` among them come before the trial's own.
+        validation_share: How many validations there are for each epoch.
+    """
+
+    model: keras.Model
+    dataset: tf.data.Dataset
+    validation: tf.data.Dataset | None
+    train: apply.TrainingPipeline
+    batched: bool
+    drop_remainder: bool
+    known: Data | None = None
+    fit_args: Mapping[str, Any] = field(default_factory=dict)
+    validation_share: float = 1.0
+
+
 def run(
     request: messages.TrialRequest,
     channel: messages.Channel,
@@ -46,33 +74,53 @@ def run(
     """Run one trial to its end."""
     if request.losses is not None:
         examples = None if request.data is None else request.data.examples
-        curves = loss_curves(workload, configuration, request.losses, examples)
+        source = OfWorkload(workload, configuration)
+        curves = loss_curves(source, configuration, request.losses, examples)
         channel.send(messages.LossCurves(curves=curves, gpus=gpus.gpu_names()))
         return
-    import tensorflow as tf
-
     dataset = datasets.training_data(workload, configuration, examine=request.data is None)
     validation = datasets.validation_data(workload, configuration, dataset)
     train = datasets.pipeline(dataset, workload, configuration)
     model = compiled_model(workload, train.in_force)
     if request.data is None and not workload.batched and not getattr(model, "inputs", None):
         refuse_batches(workload, train.in_force, dataset)
-    caches = [fill_caches(each, part) for each, part in ((dataset, "dataset"), (validation, "validation"))]
+    parts = Parts(
+        model=model,
+        dataset=dataset,
+        validation=validation,
+        train=train,
+        batched=workload.batched,
+        drop_remainder=workload.drop_remainder,
+    )
+    time_fit(request, channel, configuration, parts)
+
+
+def time_fit(
+    request: messages.TrialRequest, channel: messages.Channel, configuration: Configuration, parts: Parts
+) -> None:
+    """Time the training of these parts, and obey the tuner until it ends the trial."""
+    import tensorflow as tf
+
+    model, train, validation = parts.model, parts.train, parts.validation
+    caches = [fill_caches(parts.dataset, "dataset"), fill_caches(validation, "validation")]
     began = time.monotonic()
-    data = _counted(request, workload, configuration, dataset, validation)
+    data = _counted(request, configuration, parts)
     counting_seconds = time.monotonic() - began + sum(in_files for in_files, _ in caches)
     if data.examples is None:  # an end that nobody knows is left out
-        train, validation = datasets.pipeline(dataset.repeat(), workload, configuration), None
+        validation = None
+        train = apply.training_pipeline(
+            parts.dataset.repeat(), configuration, batched=parts.batched, drop_remainder=parts.drop_remainder
+        )
     training = Training(
         steps_per_call=int(train.in_force["steps_per_execution"]),
         batch_size=configuration.batch_size,
         examples=data.examples,
-        drop_remainder=workload.drop_remainder,
+        drop_remainder=parts.drop_remainder,
         synchronise=tf.test.experimental.sync_devices,
     )
     filling_seconds = sum(in_memory for _, in_memory in caches)
     seconds = {"counting_seconds": counting_seconds, "filling_seconds": filling_seconds}
-    channel.send(_started(data, dataset, train, model, training, configuration, seconds))
+    channel.send(_started(data, parts.dataset, train, model, training, configuration, seconds))
     retracing = Retracing(Path(request.log), xla=bool(model.jit_compile) and not model.run_eagerly)
     measured = [gauges.machine, gauges.device_memory, retracing.gauge]
     known = None if request.timing.boundary is None else take_over(request.timing.boundary, train, training)
@@ -89,7 +137,9 @@ def run(
         measured.append(gauges.skipped_steps(clock.progress, finite))
 
     def between_epochs() -> BetweenEpochs:
-        return known or measure_between_epochs(
+        if known is not None:
+            return known
+        between = measure_between_epochs(
             model,
             train,
             validation,
@@ -98,13 +148,17 @@ def run(
             iterator=clock.iterator,
             validation_batches=_validation_batches(validation, data),
         )
+        validating = between.boundary.validation_seconds * parts.validation_share
+        return replace(
+            between, boundary=between.boundary.model_copy(update={"validation_seconds": validating})
+        )
 
     try:
-        finish = fit(model, train, validation, clock, retracing, between_epochs)
+        finish = fit(parts, train, validation, clock, retracing, between_epochs)
     except Exception as error:
         spec = train.dataset.element_spec
         twice = batched_twice(model, spec[0] if isinstance(spec, tuple) else spec)
-        if twice is None or workload.batched or clock.progress.steps or is_out_of_memory(error):
+        if twice is None or parts.batched or clock.progress.steps or is_out_of_memory(error):
             raise
         raise twice from error
     closing.tell(channel, model, clock, finish)
@@ -137,21 +191,16 @@ def _started(
     )
 
 
-def _counted(
-    request: messages.TrialRequest,
-    workload: Workload,
-    configuration: Configuration,
-    dataset: tf.data.Dataset,
-    validation: tf.data.Dataset | None,
-) -> Data:
+def _counted(request: messages.TrialRequest, configuration: Configuration, parts: Parts) -> Data:
     """What the trial was told of the data, or has counted."""
-    told = request.data or Data(examples=None, endless=False)
+    dataset, validation = parts.dataset, parts.validation
+    told = request.data or parts.known or Data(examples=None, endless=False)
     examples, held_out, uncounted = told.examples, told.validation_examples, told.validation_uncounted
     elements = datasets.elements_in(dataset)
-    if request.data is None:
-        examples = datasets.examples_in(dataset, workload, configuration, request.count_seconds)
-    elif workload.batched and examples is not None and elements >= 0:  # it may drop what fills no batch
-        examples = min(examples, elements * configuration.batch_size)
+    if request.data is None and parts.known is None:
+        examples = datasets.examples_in(dataset, configuration, request.count_seconds, batched=parts.batched)
+    elif parts.batched and parts.known is None and examples is not None and elements >= 0:
+        examples = min(examples, elements * configuration.batch_size)  # it may drop what fills no batch
     if request.data is None and validation is not None and datasets.elements_in(validation) < 0:
         held_out = datasets.validation_examples_in(validation, request.count_seconds)
         uncounted = held_out is None
@@ -159,7 +208,7 @@ def _counted(
         examples=examples,
         validation_examples=held_out,
         validation_uncounted=uncounted,
-        endless=elements == datasets.ENDLESS,
+        endless=examples is None and elements == datasets.ENDLESS,
     )
 
 
@@ -172,7 +221,7 @@ def _validation_batches(validation: tf.data.Dataset | None, data: Data) -> int |
 
 
 def fit(
-    model: keras.Model,
+    parts: Parts,
     train: apply.TrainingPipeline,
     validation: tf.data.Dataset | None,
     clock: StepClock,
@@ -182,9 +231,9 @@ def fit(
     """Train until the tuner asks for the closing figures, and return its message.
 
     Args:
-        model: Compiled.
-        train: What it is trained on.
-        validation: What it is validated on after each epoch, or None.
+        parts: Of the training.
+        train: What is trained on.
+        validation: What is validated on after each epoch, or None.
         clock: Times the training.
         retracing: Counts what is traced or compiled.
         between_epochs: Says what lies between two long epochs. It may train the model.
@@ -200,11 +249,14 @@ def fit(
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             clock.epoch_ended()
 
+    model = parts.model
     model.make_train_function()
     usual = model.train_function
     timed = clock.wrap(retracing.wrap(usual))
     model.train_function = timed
-    arguments = {"epochs": EPOCHS, "verbose": 0, "shuffle": False, "callbacks": [EpochEdges()]}
+    callbacks = [*parts.fit_args.get("callbacks", ()), EpochEdges()]
+    usual_arguments = {"epochs": EPOCHS, "verbose": 0, "shuffle": False}
+    arguments = {**usual_arguments, **parts.fit_args, "callbacks": callbacks}
     try:
         long = False
         try:

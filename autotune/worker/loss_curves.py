@@ -7,7 +7,7 @@ import math
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from autotune.errors import WorkloadError
 from autotune.space.configuration import Configuration
@@ -26,14 +26,86 @@ ROUNDING = 2.0**-8
 """Relative: the distance between neighbouring numbers of bfloat16, the coarsest format there is to choose."""
 
 
+class Trainable(Protocol):
+    """What can be trained again and again from its first weights."""
+
+    def batches(self) -> tf.data.Dataset:
+        """Of one epoch."""
+
+    def model(self) -> keras.Model:
+        """Compiled."""
+
+    def initialise(self, model: keras.Model, seed: int, batch: Any) -> None:
+        """Give the model the weights that a new one gets from this seed."""
+
+
+class OfWorkload:
+    """The trainings of a `Workload`. Steps are called one by one, and batches are read once."""
+
+    def __init__(self, workload: Workload, configuration: Configuration) -> None:
+        self._workload = workload
+        self._configuration = configuration.replace(steps_per_execution=1, persistent_iterator=False)
+
+    def batches(self) -> tf.data.Dataset:
+        """See `Trainable`."""
+        dataset = datasets.training_data(self._workload, self._configuration, examine=False)
+        return datasets.pipeline(dataset, self._workload, self._configuration).dataset
+
+    def model(self) -> keras.Model:
+        """See `Trainable`."""
+        return compiled_model(self._workload, self._configuration)
+
+    def initialise(self, model: keras.Model, seed: int, batch: Any) -> None:
+        """See `Trainable`. Raises WorkloadError where a new model has the weights of the one before."""
+        import keras
+
+        keras.utils.set_random_seed(seed)
+        fresh = self._workload.model()
+        _build(fresh, batch)
+        ours = {id(each) for each in model.trainable_variables}
+        if any(id(each) in ours for each in fresh.trainable_variables):
+            raise WorkloadError(
+                "model() returns the same weights each time, so no two trainings can begin alike",
+                hint="Build the model, or the part of it that is trained, inside model().",
+            )
+        for mine, theirs in zip(model.weights, fresh.weights, strict=True):
+            mine.assign(theirs.numpy())
+
+
+class AsBuilt:
+    """The trainings of a model that exists: each begins with the weights that it has now."""
+
+    def __init__(self, model: keras.Model, batches: tf.data.Dataset) -> None:
+        self._model, self._batches = model, batches
+        self._weights: list[Any] | None = None
+
+    def batches(self) -> tf.data.Dataset:
+        """See `Trainable`."""
+        return self._batches
+
+    def model(self) -> keras.Model:
+        """See `Trainable`."""
+        return self._model
+
+    def initialise(self, model: keras.Model, seed: int, batch: Any) -> None:
+        """See `Trainable`."""
+        import keras
+
+        keras.utils.set_random_seed(seed)
+        if self._weights is None:
+            self._weights = [each.numpy() for each in model.weights]
+        for variable, value in zip(model.weights, self._weights, strict=True):
+            variable.assign(value)
+
+
 def loss_curves(
-    workload: Workload, configuration: Configuration, runs: LossRuns, examples: int | None
+    trainable: Trainable, configuration: Configuration, runs: LossRuns, examples: int | None
 ) -> tuple[tuple[float | None, ...], ...]:
     """The loss of each step of each training.
 
     Args:
-        workload: What is trained.
-        configuration: How. Steps are called one by one, and batches are read once, whatever it says.
+        trainable: What is trained.
+        configuration: How.
         runs: Which trainings.
         examples: Per epoch; None when endless or unknown. Only full batches are recorded.
 
@@ -43,10 +115,9 @@ def loss_curves(
     """
     import keras
 
-    configuration = configuration.replace(steps_per_execution=1, persistent_iterator=False)
     keras.utils.set_random_seed(runs.seeds[0])  # what draws from a seed of its own: dropout, augmentation
-    batches = _recorded(workload, configuration, runs, examples)
-    model = compiled_model(workload, configuration)
+    batches = _recorded(trainable, configuration, runs, examples)
+    model = trainable.model()
     model.make_train_function()
     first_batch = next(iter(batches))
     _build(model, first_batch)
@@ -58,7 +129,7 @@ def loss_curves(
     first_weights: list[Any] = []
     steps, deadline = runs.most_steps, time.perf_counter() + runs.seconds
     for scale, seed in itertools.product(runs.scales, runs.seeds):
-        _initialise(model, workload, seed, first_batch)
+        trainable.initialise(model, seed, first_batch)
         own = [each.numpy() for each in model.trainable_variables]
         if not curves:
             first_weights = own
@@ -75,7 +146,7 @@ def loss_curves(
 
 
 def _recorded(
-    workload: Workload, configuration: Configuration, runs: LossRuns, examples: int | None
+    trainable: Trainable, configuration: Configuration, runs: LossRuns, examples: int | None
 ) -> tf.data.Dataset:
     """The recorded batches, over and over; recorded now where they are not yet."""
     import tensorflow as tf
@@ -84,8 +155,7 @@ def _recorded(
     below = os.open(Path(runs.folder).parent, os.O_RDONLY)
     folder = f"/proc/self/fd/{below}/{Path(runs.folder).name}"
     if not Path(folder).exists():
-        dataset = datasets.training_data(workload, configuration, examine=False)
-        batches = datasets.pipeline(dataset, workload, configuration).dataset
+        batches = trainable.batches()
         whole = max(1, examples // configuration.batch_size) if examples else runs.most_steps
         size = max(1, sum(_bytes(leaf) for leaf in tf.nest.flatten(next(iter(batches)))))
         batches.take(max(1, min(runs.most_steps, whole, LARGEST_RECORDING_BYTES // size))).save(folder)
@@ -105,27 +175,6 @@ def _build(model: keras.Model, batch: Any) -> None:
     """Make the weights of a model that has yet to see its input."""
     if not model.built:
         model(batch[0] if isinstance(batch, tuple) else batch, training=False)
-
-
-def _initialise(model: keras.Model, workload: Workload, seed: int, batch: Any) -> None:
-    """Give the model the weights that a new one gets from this seed.
-
-    Raises:
-        WorkloadError: There is no new one: each has the weights of the one before, as training left them.
-    """
-    import keras
-
-    keras.utils.set_random_seed(seed)
-    fresh = workload.model()
-    _build(fresh, batch)
-    ours = {id(each) for each in model.trainable_variables}
-    if any(id(each) in ours for each in fresh.trainable_variables):
-        raise WorkloadError(
-            "model() returns the same weights each time, so no two trainings can begin alike",
-            hint="Build the model, or the part of it that is trained, inside model().",
-        )
-    for mine, theirs in zip(model.weights, fresh.weights, strict=True):
-        mine.assign(theirs.numpy())
 
 
 def _disturb_if_equal(model: keras.Model, own: list[Any], first: list[Any], seed: int) -> None:

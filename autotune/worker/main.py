@@ -6,13 +6,17 @@ imports Optuna or pandas. Reports go over the pipe, as data; stdout and stderr a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from autotune.recipe import apply
+from autotune.scripts import trial as script_trial
+from autotune.scripts.trial import Script
 from autotune.space.configuration import Configuration
 from autotune.worker import failures, keras_fit, messages
 from autotune.workloads.loading import load
 from autotune.workloads.workload import Workload, WorkloadReference
 
-KINDS = {Workload: keras_fit.run}
+KINDS: dict[type, Callable[..., None]] = {Workload: keras_fit.run, Script: script_trial.run}
 """What runs a trial of each kind of workload."""
 
 
@@ -35,9 +39,13 @@ def run(
     """
     try:
         configuration = Configuration(request.configuration)
-        workload = _applied(configuration, workload, reference)
-        run_kind = next(run_kind for kind, run_kind in KINDS.items() if isinstance(workload, kind))
-        run_kind(request, channel, workload, configuration)
+        trained: object = Script(reference)
+        if request.script is not None:
+            script_trial.prepare(configuration, request.script)
+        else:
+            trained = _applied(configuration, workload, reference)
+        run_kind = next(run_kind for kind, run_kind in KINDS.items() if isinstance(trained, kind))
+        run_kind(request, channel, trained, configuration)
     except messages.ChannelClosed:
         return 1
     except BaseException as error:

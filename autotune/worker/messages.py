@@ -19,6 +19,7 @@ from pydantic.dataclasses import dataclass
 from autotune.mistakes import first_mistake
 from autotune.printable import LONGEST_MESSAGE, one_line
 from autotune.record import Amount, Boundary, Count, Frozen, Many, Number, Outcome, Positive, Slice
+from autotune.scripts.facts import ScriptFacts
 from autotune.space.knobs import Value
 from autotune.workloads.workload import WorkloadFacts
 
@@ -90,6 +91,7 @@ class TrialRequest(Frozen):
     count_seconds: FiniteFloat = 5.0  # how long each count may take
     timing: TrialTiming
     losses: LossRuns | None = None  # these trainings are run, and nothing is timed
+    script: ScriptFacts | None = None  # where a script as it is is trained
 
 
 class TemplateReady(Frozen):

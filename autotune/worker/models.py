@@ -52,7 +52,7 @@ def compiled_model(workload: Workload, configuration: Configuration) -> keras.Mo
                 hint="Leave it out there, and name it in "
                 f'Workload(baseline={{"steps_per_execution": {model.steps_per_execution}}}).',
             )
-        _set_compiled(model, configuration)
+        set_compiled(model, configuration)
     elif model.compiled:
         raise WorkloadError(
             "model() returned a model that is compiled already",
@@ -61,7 +61,7 @@ def compiled_model(workload: Workload, configuration: Configuration) -> keras.Mo
     else:
         _compile(model, workload.compile, configuration)
     _refuse_what_was_overridden(configuration)
-    _refuse_precision_that_does_not_act(model, str(configuration["precision"]))
+    refuse_precision_that_does_not_act(model, str(configuration["precision"]))
     return model
 
 
@@ -86,10 +86,10 @@ def _compile(model: keras.Model, function: Callable[[], Any], configuration: Con
         name: value for name, value in knobs.items() if takes_all or name in [p.name for p in parameters]
     }
     call_user("compile", lambda: model.compile(**arguments, **taken))
-    _set_compiled(model, configuration)
+    set_compiled(model, configuration)
 
 
-def _set_compiled(model: keras.Model, configuration: Configuration) -> None:
+def set_compiled(model: keras.Model, configuration: Configuration) -> None:
     """Set what `compile` was not told, or a model's own `compile` has not passed on."""
     if model.steps_per_execution != configuration["steps_per_execution"]:
         model.steps_per_execution = configuration["steps_per_execution"]
@@ -163,7 +163,7 @@ def _refuse_what_was_overridden(configuration: Configuration) -> None:
         )
 
 
-def _refuse_precision_that_does_not_act(model: keras.Model, policy: str) -> None:
+def refuse_precision_that_does_not_act(model: keras.Model, policy: str) -> None:
     """Refuse a model none of whose layers took the policy: it would be timed under a wrong name."""
     import keras
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import keras
@@ -83,3 +83,40 @@ def computing_layers(layer: keras.Layer) -> Iterator[keras.Layer]:
         yield layer
     for each in getattr(layer, "layers", ()):
         yield from computing_layers(each)
+
+
+def data_adapter(x: Any, y: Any, sample_weight: Any, **arguments: Any) -> Any:
+    """What Keras makes of the data that `fit` is given. It has `get_tf_dataset()` and `num_batches`."""
+    from keras.src.trainers import data_adapters
+
+    return data_adapters.get_data_adapter(x, y, sample_weight, **arguments)
+
+
+def split_off(arrays: tuple[Any, Any, Any], share: float) -> tuple[tuple[Any, Any, Any], Any]:
+    """`fit`'s own split: what is trained on, and the share that is validated on."""
+    from keras.src.trainers.data_adapters import array_slicing
+
+    whole, held_out = array_slicing.train_validation_split(arrays, validation_split=share)
+    return whole, held_out
+
+
+class LoopClasses(NamedTuple):
+    """The classes that a training loop's own calls go through."""
+
+    datasets: tuple[Any, ...]
+    iterators: tuple[Any, ...]
+    function: Any
+    strategy: Any
+
+
+def loop_classes(tf: Any) -> LoopClasses:
+    """Datasets, iterators, functions and strategies, as classes."""
+    from tensorflow.python.data.ops import iterator_ops
+    from tensorflow.python.distribute import distribute_lib, input_lib
+
+    return LoopClasses(
+        datasets=(tf.data.Dataset, input_lib.DistributedDataset),
+        iterators=(iterator_ops.OwnedIterator, input_lib.DistributedIteratorBase),
+        function=type(tf.function(lambda: None)),
+        strategy=distribute_lib.StrategyBase,
+    )

@@ -121,9 +121,9 @@ class StepClock:
 
         def timed(iterator: Any) -> Any:
             self.iterator = iterator
-            self.logs = train_function(iterator)
-            self._called()
-            return self.logs
+            logs = train_function(iterator)
+            self.called(logs)
+            return logs
 
         return timed
 
@@ -141,6 +141,12 @@ class StepClock:
             raise self._exhausted()
         self.progress.epoch_ended()
         self.epoch_logs = self.logs
+
+    def restarted(self, began_at: float) -> None:
+        """The whole training has begun anew, at this time of the clock: what was going on is not counted."""
+        self.progress.epoch_began()
+        self._timing.dropped()
+        self._last_call_at = began_at
 
     def time_by_steps(self, between_epochs: BetweenEpochs) -> None:
         """From the next `fit` on, time by steps; between its epochs lies what is said here."""
@@ -180,7 +186,13 @@ class StepClock:
         )
         self.slices.hold()
 
-    def _called(self) -> None:
+    def called(self, logs: Any) -> None:
+        """A call of the train function has returned these numbers.
+
+        Raises:
+            TrainingEnded: The tuner asks for the closing figures.
+        """
+        self.logs = logs
         self.progress.called()
         first = self._first_call_ended_at == math.inf
         if first:

@@ -32,6 +32,9 @@ class BySteps:
         self._began_at, self._calls_before = 0.0, 0
         """When the stretch began that is to be counted next, and after how many calls of its epoch."""
 
+    def dropped(self) -> None:
+        """The stretch that is going on does not count: an epoch's first call begins another."""
+
     def called(self, now: float, seconds: float) -> None:
         """The train function has returned."""
         calls, slices = self._clock.progress.calls, self._clock.slices

@@ -15,6 +15,8 @@ from typing import Any
 from autotune.errors import ArgumentError, WorkloadError
 from autotune.executors.no_memory import says_no_memory
 from autotune.files import is_utf8, read_at_most
+from autotune.scripts.facts import ScriptSettings
+from autotune.scripts.sources import binds_workload
 from autotune.space.knobs import nearest
 from autotune.workloads.stray_training import training_refused
 from autotune.workloads.users_errors import cause_of, exit_error, users_traceback
@@ -39,7 +41,9 @@ _loading_workload = False  # true while a user's module is being imported
 
 
 def parse_reference(text: str) -> WorkloadReference:
-    """The workload that `path/to/file.py[:name]` or `package.module[:name]` stands for. Imports nothing.
+    """The workload or the script that `path/to/file.py[:name]` or `package.module[:name]` stands for. Imports nothing.
+
+    Without a name it is a script where the source binds no `workload` at its top level.
 
     Raises `WorkloadError` also for a file beside it that hides a module which TensorFlow needs.
     """
@@ -52,7 +56,8 @@ def parse_reference(text: str) -> WorkloadReference:
     if location.endswith(".py"):
         file = _readable(location)
         _refuse_shadowing(file.parent)
-        return WorkloadReference(file=str(file), name=name, search_path=(str(file.parent),))
+        script = None if separator or binds_workload(file, name) else ScriptSettings()
+        return WorkloadReference(file=str(file), name=name, search_path=(str(file.parent),), script=script)
     package = os.path.isfile(os.path.join(location, "__init__.py"))
     dotted = (
         all(part.isidentifier() for part in location.split(".")) and len(location.encode()) <= LONGEST_NAME
@@ -64,7 +69,10 @@ def parse_reference(text: str) -> WorkloadReference:
         )
     directory = Path.cwd()
     _refuse_shadowing(directory)
-    return WorkloadReference(module=location, name=name, search_path=(str(directory),))
+    stem = directory.joinpath(*location.split("."))
+    sources = [each for each in (stem / "__main__.py", stem.with_suffix(".py")) if each.is_file()]
+    script = ScriptSettings() if sources and not separator and not binds_workload(sources[0], name) else None
+    return WorkloadReference(module=location, name=name, search_path=(str(directory),), script=script)
 
 
 def _readable(location: str) -> Path:
@@ -185,7 +193,7 @@ def load(reference: WorkloadReference) -> Workload:
     for entry in reversed(reference.search_path):
         if entry not in sys.path:
             sys.path.insert(0, entry)
-    _require_tensorflow()
+    require_tensorflow()
     where = reference.file or reference.module
     sys.argv = [str(where), *reference.args]
     _loading_workload = True
@@ -220,7 +228,8 @@ def load(reference: WorkloadReference) -> Workload:
     return value
 
 
-def _require_tensorflow() -> None:
+def require_tensorflow() -> None:
+    """Raise WorkloadError where TensorFlow or Keras is not installed."""
     for module, name in (("tensorflow", "TensorFlow"), ("keras", "Keras")):
         if importlib.util.find_spec(module) is None:
             raise WorkloadError(

@@ -42,7 +42,7 @@ def training_refused(what: str, hint: str) -> Iterator[None]:
     if "keras" in sys.modules:
         wrap(sys.modules["keras"])
     else:
-        finder = _OnceImported("keras", wrap)
+        finder = OnceImported("keras", wrap)
         sys.meta_path.insert(0, finder)
         undo.callback(sys.meta_path.remove, finder)
     try:
@@ -53,7 +53,7 @@ def training_refused(what: str, hint: str) -> Iterator[None]:
             raise found[0]
 
 
-class _OnceImported(MetaPathFinder):
+class OnceImported(MetaPathFinder):
     """Calls a function with a module right after it is imported."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:

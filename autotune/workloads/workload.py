@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from autotune.errors import ConfigurationError, WorkloadError
+from autotune.scripts.facts import ScriptFacts, ScriptSettings
 from autotune.space.configuration import Configuration
-from autotune.space.knobs import KnobValue, check_value, nearest
+from autotune.space.knobs import AS_WRITTEN, KnobValue, check_value, nearest
 
 if TYPE_CHECKING:
     import keras
@@ -40,7 +42,9 @@ class DatasetConfig:
         calls = configuration.get("num_parallel_calls", 0)
         return cls(
             batch_size=configuration.batch_size,
-            num_parallel_calls=-1 if calls == "autotune" else int(calls) or None,
+            num_parallel_calls={"autotune": -1, AS_WRITTEN: None}.get(
+                str(calls), int(calls) or None if type(calls) is int else None
+            ),
             deterministic=bool(configuration.get("deterministic", True)),
         )
 
@@ -145,10 +149,19 @@ class WorkloadReference(BaseModel, frozen=True, extra="forbid"):
     name: str = "workload"
     search_path: tuple[str, ...] = ()  # put in front of `sys.path`
     args: tuple[str, ...] = ()  # `sys.argv[1:]` of the user's file
+    script: ScriptSettings | None = None  # it is a script as it is, and no `Workload`
 
     def __str__(self) -> str:
-        """As the user writes it: `path/to/file.py:name`."""
-        return f"{self.file or self.module}:{self.name}"
+        """As the user writes it: `path/to/file.py:name`; without a name for a script."""
+        return self.shown if self.script is not None else f"{self.file or self.module}:{self.name}"
+
+    @property
+    def shown(self) -> str:
+        """The file, from the current directory where it is below; or the module."""
+        if self.file is None:
+            return str(self.module)
+        here = os.path.join(os.getcwd(), "")
+        return self.file.removeprefix(here)
 
 
 class WorkloadFacts(BaseModel, frozen=True, extra="forbid"):
@@ -163,6 +176,7 @@ class WorkloadFacts(BaseModel, frozen=True, extra="forbid"):
     validates: bool
     fingerprint: str  # `sha256:…` over the module's source and the name
     in_force: dict[str, Any] = {}  # knobs that act before a model is built, once the module was imported
+    script: ScriptFacts | None = None  # of a script as it is
 
 
 def takes_config(function: Callable[..., Any]) -> bool:

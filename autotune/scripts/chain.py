@@ -1,0 +1,121 @@
+"""What the script's own `tf.data` calls made, followed back from the dataset that is trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from autotune.recipe.apply import kind_of
+from autotune.scripts.facts import Site
+from autotune.worker.private_api import inputs_of
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+COUNTS_BATCHES = (
+    "Take",
+    "Skip",
+    "Shard",
+    "Enumerate",
+    "Window",
+    "Batch",
+    "ParallelBatch",
+    "PaddedBatch",
+    "Unbatch",
+)
+"""What a pipeline does after `batch` that would mean something else with another batch size."""
+BATCHES = ("Batch", "ParallelBatch", "PaddedBatch")
+HAND_ON = ("Prefetch", "Map", "ParallelMap", "Options", "Cache", "Shuffle")
+"""What hands on as many elements as it gets."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """How a dataset was made by a call of the script's.
+
+    Args:
+        knob: Which knob the call's value stands for.
+        site: Where the call is.
+        given: The value that the script gave.
+        used: The value that was used.
+        drop_remainder: Of `batch`.
+    """
+
+    knob: str
+    site: Site
+    given: Any
+    used: Any
+    drop_remainder: bool = False
+
+
+_TAG = "_autotune_made"
+
+
+def tag(dataset: tf.data.Dataset, made: Made) -> tf.data.Dataset:
+    """The dataset, which remembers how it was made."""
+    setattr(dataset, _TAG, made)
+    return dataset
+
+
+def made_by(dataset: tf.data.Dataset) -> Made | None:
+    """How a dataset was made; None where not by a call that a knob reaches."""
+    found = getattr(dataset, _TAG, None)
+    return found if isinstance(found, Made) else None
+
+
+def back_from(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
+    """The datasets that a dataset is made of, itself first, each before what it reads from."""
+    waiting, seen = [dataset], set()
+    while waiting:
+        each = waiting.pop(0)
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        waiting += inputs_of(each)
+
+
+def batch_calls(dataset: tf.data.Dataset) -> tuple[list[Made], str]:
+    """The calls that batch what is trained on, and why the batch size cannot be changed there; empty where it can."""
+    found: list[Made] = []
+    waiting = [(dataset, "")]
+    while waiting:
+        each, counted = waiting.pop(0)
+        made, kind = made_by(each), kind_of(each)
+        if made is not None and made.knob == "batch_size":
+            if counted:
+                return [], f"{counted} after {made.site} counts batches"
+            found.append(made)
+            continue
+        if kind in COUNTS_BATCHES:
+            counted = f"a `{kind.lower()}`"
+        waiting += [(inner, counted) for inner in inputs_of(each)]
+    if not found:
+        return [], "no `batch()` of the script's feeds the training"
+    if len({each.given for each in found}) > 1:
+        return [], "its parts are batched by different sizes"
+    return found, ""
+
+
+def batch_ratio(dataset: tf.data.Dataset) -> float:
+    """By how much the batches of a pipeline are larger than the script asked for."""
+    calls, _ = batch_calls(dataset)
+    return calls[0].used / calls[0].given if calls else 1.0
+
+
+def calls_for(dataset: tf.data.Dataset, knob: str) -> list[Made]:
+    """The script's calls on the way to a dataset that a knob reaches, the nearest first."""
+    calls = (made_by(each) for each in back_from(dataset))
+    return [each for each in calls if each is not None and each.knob == knob]
+
+
+def examples_of(dataset: tf.data.Dataset, batch_size: int) -> int | None:
+    """Examples in batches of this size; None where they must be counted, or have no end."""
+    while kind_of(dataset) in HAND_ON and len(inputs := inputs_of(dataset)) == 1:
+        (dataset,) = inputs
+    if kind_of(dataset) in BATCHES and len(inputs := inputs_of(dataset)) == 1:
+        found = int(inputs[0].cardinality())
+    else:
+        found = int(dataset.cardinality()) * batch_size
+    return found if found >= 0 else None

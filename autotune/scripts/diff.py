@@ -1,0 +1,154 @@
+"""The edit that makes a recipe permanent in a script: a unified diff of constants, by call site."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.errors import RecipeError
+from autotune.recipe.recipe import Recipe
+from autotune.scripts.call_sites import FoundCall, sites_in
+from autotune.scripts.sources import own_files
+from autotune.space.configuration import Configuration, format_value
+from autotune.space.knobs import KnobValue
+
+_ARGUMENTS = {
+    "batch_size": "batch_size",
+    "num_parallel_calls": "num_parallel_calls",
+    "prefetch": "buffer_size",
+}
+"""The keyword by which a call takes a knob."""
+_LINES = {
+    "precision": "keras.config.set_dtype_policy({value!r})",
+    "intra_op_threads": "tf.config.threading.set_intra_op_parallelism_threads({value})",
+    "inter_op_threads": "tf.config.threading.set_inter_op_parallelism_threads({value})",
+    "tensor_float_32": "tf.config.experimental.enable_tensor_float_32_execution({value})",
+    "onednn": 'os.environ["TF_ENABLE_ONEDNN_OPTS"] = "{value:d}"',
+}
+"""Lines that set a knob, before anything of TensorFlow's is made; `onednn` before it is imported."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Text that takes the place of other text, by the offsets of its bytes."""
+
+    begin: int
+    end: int
+    text: str
+
+
+def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
+    """A unified diff of the script's own files, and what it leaves to `autotune run`.
+
+    Raises:
+        RecipeError: The recipe is not of a script.
+    """
+    facts = recipe.workload.script
+    if facts is None:
+        raise RecipeError(
+            "the recipe is of a Workload", hint="Use recipe.apply() and its kin in the training code."
+        )
+    directory = script.resolve().parent
+    files = own_files(script.resolve(), directory)
+    changes = dict(Configuration(recipe.configuration).differences(Configuration(facts.baseline)))
+    edits: dict[Path, list[Edit]] = {file: [] for file in files}
+    for file in files:
+        for site, call in sites_in(str(file), str(directory)):
+            for knob, sites in facts.sites.items():
+                if knob in changes and site.key in {each.key for each in sites}:
+                    edits[file].append(_argument(file, call, _ARGUMENTS[knob], _literal(changes[knob])))
+            if call.name == "compile":
+                for knob in ("jit_compile", "steps_per_execution"):
+                    if knob in changes:
+                        edits[file].append(_argument(file, call, knob, _literal(changes[knob])))
+            if call.name == "fit" and "batch_size" in changes and not facts.batch_given_as:
+                edits[file].append(_argument(file, call, "batch_size", _literal(changes["batch_size"])))
+    lines = {knob: _LINES[knob].format(value=changes[knob]) for knob in _LINES if knob in changes}
+    edits[files[0]].extend(_inserted(files[0], lines))
+    reached = {
+        knob for knob in (*facts.sites, *lines, "jit_compile", "steps_per_execution") if knob in changes
+    }
+    if "batch_size" in changes:
+        reached.add("batch_size")
+    rest = [f"{name}={format_value(value)}" for name, value in changes.items() if name not in reached]
+    return "".join(_diff(file, each, directory) for file, each in edits.items()), rest
+
+
+def _literal(value: KnobValue) -> str:
+    return "tf.data.AUTOTUNE" if value == "autotune" else repr(value)
+
+
+def _offset(source: bytes, line: int, column: int) -> int:
+    return sum(map(len, source.splitlines(keepends=True)[: line - 1])) + column
+
+
+def _argument(file: Path, call: FoundCall, keyword: str, text: str) -> Edit:
+    """The edit that gives a call this argument: its keyword's value, its first argument, or one more keyword."""
+    source, node = file.read_bytes(), call.node
+    named = next((each.value for each in node.keywords if each.arg == keyword), None)
+    first = (
+        node.args[0]
+        if node.args and keyword in ("batch_size", "buffer_size") and call.name != "fit"
+        else None
+    )
+    old = named if named is not None else first
+    if old is not None:
+        begin = _offset(source, old.lineno, old.col_offset)
+        return Edit(begin, _offset(source, old.end_lineno or 0, old.end_col_offset or 0), text)
+    end = _offset(source, node.end_lineno or 0, node.end_col_offset or 0) - 1
+    before = source[:end].rstrip()
+    separator = b"" if before.endswith((b"(", b",")) else b", "
+    return Edit(len(before), len(before), f"{separator.decode()}{keyword}={text}")
+
+
+def _inserted(file: Path, lines: Mapping[str, str]) -> list[Edit]:
+    """Lines after the imports at the top; those of the environment before them."""
+    if not lines:
+        return []
+    source = file.read_bytes()
+    tree = ast.parse(source)
+    imports = [each for each in tree.body if isinstance(each, ast.Import | ast.ImportFrom)]
+    future = [each for each in imports if isinstance(each, ast.ImportFrom) and each.module == "__future__"]
+    body = [each for each in tree.body if each not in future and not _is_docstring(each, tree)]
+    edits = []
+    early = lines.get("onednn")
+    if early and body:
+        edits.append(
+            Edit(
+                _offset(source, body[0].lineno, 0),
+                _offset(source, body[0].lineno, 0),
+                f"import os\n\n{early}\n\n",
+            )
+        )
+    late = [text for knob, text in lines.items() if knob != "onednn"]
+    if late and imports:
+        modules = {each.split(".", 1)[0] for each in late}
+        bound = {name.asname or name.name for each in imports for name in each.names}
+        needed = {"tf": "import tensorflow as tf", "keras": "import keras"}
+        late = [needed[each] for each in sorted(modules - bound)] + late
+        end = _offset(source, (imports[-1].end_lineno or 0) + 1, 0)
+        edits.append(Edit(end, end, "\n" + "\n".join(late) + "\n"))
+    return edits
+
+
+def _is_docstring(node: ast.stmt, tree: ast.Module) -> bool:
+    return node is tree.body[0] and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _diff(file: Path, edits: list[Edit], directory: Path) -> str:
+    source = file.read_bytes()
+    changed = source
+    for each in sorted(set(edits), key=lambda each: (-each.begin, each.text)):
+        changed = changed[: each.begin] + each.text.encode() + changed[each.end :]
+    shown = str(file.relative_to(directory)) if file.is_relative_to(directory) else str(file)
+    return "".join(
+        difflib.unified_diff(
+            source.decode().splitlines(keepends=True),
+            changed.decode().splitlines(keepends=True),
+            shown,
+            shown,
+        )
+    )

@@ -1,0 +1,120 @@
+"""Runs a user's script as its own program, and finds out what it sets before it imports TensorFlow."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import json
+import os
+import runpy
+import sys
+import threading
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+from autotune.errors import WorkloadError
+from autotune.scripts.sources import fingerprint, installed_packages, own_files
+from autotune.workloads.workload import WorkloadReference
+
+_FRAMEWORKS = ("tensorflow", "keras", "tf_keras")
+
+
+def directory_of(reference: WorkloadReference) -> str:
+    """The directory that comes first on the script's search path."""
+    return reference.search_path[0]
+
+
+def file_of(reference: WorkloadReference) -> Path:
+    """The script's file; of a module's, as Python finds it. Raises `WorkloadError`."""
+    if reference.file is not None:
+        return Path(reference.file)
+    sys.path[:0] = [each for each in reference.search_path if each not in sys.path]
+    for name in (f"{reference.module}.__main__", str(reference.module)):
+        try:
+            spec = importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            continue
+        if spec is not None and spec.origin and spec.origin.endswith(".py") and "__init__" not in spec.origin:
+            return Path(spec.origin)
+    raise WorkloadError(
+        f"no module {reference.module!r} that can be run",
+        hint="It is looked for in the current directory and among the installed packages.",
+    )
+
+
+def run_as_main(reference: WorkloadReference) -> None:
+    """Run the script as `python script.py args` does: as `__main__`, with its own arguments and search path.
+
+    What it raises passes through.
+    """
+    file = file_of(reference)
+    if directory_of(reference) not in sys.path[:1]:
+        sys.path.insert(0, directory_of(reference))
+    sys.argv = [str(file) if reference.module else str(reference.shown or file), *reference.args]
+    if reference.module is not None:
+        runpy.run_module(str(reference.module), run_name="__main__", alter_sys=True)
+        return
+    main = ModuleType("__main__")
+    main.__file__ = sys.argv[0] if Path(sys.argv[0]).is_file() else str(file)
+    main.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = main  # processes that it spawns load the program by this module's file
+    code = compile(file.read_bytes(), str(file), "exec", dont_inherit=True)
+    exec(code, main.__dict__)  # the user's own program
+
+
+def fingerprint_of_script(reference: WorkloadReference) -> str:
+    """A hash of the script's own files. Raises `OSError` if one cannot be read."""
+    return fingerprint(own_files(file_of(reference), Path(directory_of(reference))))
+
+
+class _Found(BaseException):
+    """TensorFlow is about to be imported."""
+
+
+class _StopAtFramework(importlib.abc.MetaPathFinder):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name.partition(".")[0] in _FRAMEWORKS:
+            raise _Found
+        return None
+
+
+def discover(reference: WorkloadReference) -> tuple[dict[str, str], list[str]]:
+    """What a script sets in the environment before it imports TensorFlow, and the installed packages it imports.
+
+    The script runs in a fork up to that import, without output or input. TensorFlow must not be imported yet.
+    """
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        before = dict(os.environ)
+        try:
+            sys.meta_path.insert(0, _StopAtFramework())
+            run_as_main(reference)
+        except BaseException:  # where it fails, the survey says so
+            pass
+        finally:
+            changed = {name: text for name, text in os.environ.items() if before.get(name) != text}
+            os.write(writing, json.dumps(changed).encode())
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as stream:
+        changed = json.loads(stream.read() or "{}")
+    os.waitpid(pid, 0)
+    files = own_files(file_of(reference), Path(directory_of(reference)))
+    return changed, [each for each in installed_packages(files) if each not in _FRAMEWORKS]
+
+
+def import_packages(names: Sequence[str]) -> bool:
+    """Import installed packages, as far as they can be; whether that has started threads."""
+    before = threading.active_count()
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception:  # the script says so when it needs it
+            continue
+    return threading.active_count() > before

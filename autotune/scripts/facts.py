@@ -1,0 +1,74 @@
+"""What is known of a script: how it trains, what it sets by itself, and where a knob reaches it. No TensorFlow."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+from pydantic import BaseModel, Field, FiniteFloat
+
+from autotune.space.knobs import Value
+
+
+class Trains(enum.StrEnum):
+    """How a script trains."""
+
+    FIT = "fit"  # by `model.fit`
+    LOOP = "loop"  # by a loop of its own
+
+
+class Site(BaseModel, frozen=True, extra="forbid"):
+    """A call in the user's code."""
+
+    file: str  # from the script's directory, or absolute outside of it
+    function: str  # qualified name of the function that it stands in; `<module>` outside of any
+    call: str  # what is called: `batch`
+    order: int  # among the calls of that name in that function, from 0
+    line: int  # when it was found; it may have moved since
+
+    def __str__(self) -> str:
+        """As shown to a user: `batch() in train.py, line 12`."""
+        return f"{self.call}() in {self.file}, line {self.line}"
+
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        """What stays the same where lines move."""
+        return self.file, self.function, self.call, self.order
+
+
+class Fit(BaseModel, frozen=True, extra="forbid"):
+    """A call of `model.fit`, in the order in which the script makes them."""
+
+    line: str  # `train.py, line 30`
+    planned_seconds: FiniteFloat  # epochs × steps × what a step took; 0 where there is only one `fit`
+
+
+Sites = Annotated[tuple[Site, ...], Field(fail_fast=True)]
+
+
+class ScriptFacts(BaseModel, frozen=True, extra="forbid"):
+    """What running a script once has shown, up to its training."""
+
+    trains: Trains
+    fit: int = 1  # which `fit` is tuned, from 1
+    fits: tuple[Fit, ...] = ()
+    baseline: dict[str, Value]  # the knobs as the script leaves them
+    sites: dict[str, Sites] = {}  # where a knob reaches the script's own calls
+    not_reached: dict[str, str] = {}  # knobs that do not reach it, with the reason and the next step
+    left_out: tuple[str, ...] = ()  # what trials leave out: callbacks and saves that write
+    before_seconds: FiniteFloat = 0.0  # what the script does before it trains
+    epochs: int | None = None  # of the training, as the script asks for them
+    schedule: str | None = None  # the optimizer's learning-rate schedule, which counts steps
+    variables: dict[str, str] = {}  # of the environment, that the script sets before it imports TensorFlow
+    batch_given_as: str = ""  # where the batch size comes from, in words
+    step_function: Site | None = None  # of a loop: the function that XLA is asked to compile
+
+
+class ScriptSettings(BaseModel, frozen=True, extra="forbid"):
+    """What the user says about a script, beyond its arguments."""
+
+    fit: int | None = None  # which `fit` is tuned, from 1; None for the longest
+    allow_writes: bool = False  # trials may write to files that exist
+    allow_cache: bool = False  # the knob `cache` may be tried
+    loss: str | None = None  # which returned number of a loop's step is the loss
+    created: str | None = None  # a file that lists what trials of this run have made

@@ -1,0 +1,232 @@
+"""A recipe in the long run: the script runs as it is, with the recipe's values in the places where it was tuned."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from autotune.errors import ApplyError, AutotuneError, RecipeError
+from autotune.recipe import apply
+from autotune.scripts.execute import directory_of, file_of, run_as_main
+from autotune.scripts.fit_call import FitCall
+from autotune.scripts.guard import LOG, Guard, guard_callback, say
+from autotune.scripts.settings import Settings
+from autotune.scripts.wrapping import Wrappers
+from autotune.space.configuration import Configuration
+from autotune.space.knobs import KNOBS, Stage
+from autotune.worker.models import set_compiled
+from autotune.workloads.loading import checked_args, parse_reference
+from autotune.workloads.workload import WorkloadReference
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from autotune.recipe.recipe import Recipe
+
+Rule = Literal["sqrt", "linear"]
+
+
+class LongRun:
+    """One process that trains by a recipe.
+
+    Args:
+        recipe: Of a script.
+        directory: The script's own.
+        log: Takes what the guard sees; None for none.
+        skip_missing: Go on without a knob whose call sites are gone.
+        scale: Scales the learning rate to the batch size by this rule; None leaves it.
+
+    Raises:
+        RecipeError: The recipe is of a `Workload`.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        directory: str,
+        *,
+        log: Path | None = None,
+        skip_missing: bool = False,
+        scale: Rule | None = None,
+    ) -> None:
+        facts = recipe.workload.script
+        if facts is None:
+            raise RecipeError(
+                f"the recipe is of {recipe.workload.name}, which was tuned as a Workload",
+                hint="Use it in the training code: recipe.apply(), recipe.compile_args() and recipe.fit_args().",
+            )
+        self._recipe, self._facts, self._log = recipe, facts, log
+        self._skip_missing, self._scale = skip_missing, scale
+        self._configuration = Configuration(recipe.configuration)
+        self._settings = Settings.of(self._configuration, facts)
+        self._wrappers = Wrappers(self._settings, self, directory)
+        self._count = 0
+
+    def install(self) -> None:
+        """Set what acts before TensorFlow is imported, and wrap it, now or once it is."""
+        changes = self._settings.changes
+        apply.apply_before_import(changes)
+        self._wrappers.install()
+        self._wrappers.once_imported("tensorflow", lambda tf: self._set(tf, Stage.RUNTIME))
+        self._wrappers.once_imported("keras", lambda keras: self._set(sys.modules["tensorflow"], Stage.BUILD))
+
+    def _set(self, tf: ModuleType, stage: Stage) -> None:
+        for name, value in self._settings.changes.items():
+            if KNOBS[name].stage is stage:
+                KNOBS[name].set(tf, value)
+
+    def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], line: str) -> Any:
+        """See `wrapping.Hooks`."""
+        self._count += 1
+        if self._count != self._facts.fit:
+            return usual(model, **arguments)
+        for knob in self._settings.refuse_missing(self._facts, skip=self._skip_missing):
+            say(f"{knob} has no effect: the script has no such call any more")
+        call = FitCall(model=model, arguments=arguments, settings=self._settings)
+        arguments = arguments | self._changed(call)
+        self._scale_learning_rate(model, call)
+        size = call.batch_used or self._configuration.batch_size
+        watch = guard_callback(Guard(self._recipe, log=self._log), size)
+        callbacks = arguments["callbacks"]
+        given = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks] if callbacks else []
+        return usual(model, **(arguments | {"callbacks": [*given, watch]}))
+
+    def _changed(self, call: FitCall) -> dict[str, Any]:
+        """The arguments of `fit` that the recipe changes; none where it is the script's own configuration."""
+        changes = self._settings.changes
+        own_pipeline = call.kind != "dataset" or "prefetch" not in self._facts.sites
+        acting = {
+            name
+            for name in changes
+            if KNOBS[name].stage is Stage.OPTIONS
+            or name == "persistent_iterator"
+            or (name == "prefetch" and own_pipeline)
+        }
+        if call.kind == "arrays" and not acting:
+            return {"batch_size": changes["batch_size"]} if "batch_size" in changes else {}
+        if not changes.keys() & {*acting, "batch_size", "workers", "max_queue_size"}:
+            return {}
+        dataset, source = call.training_dataset()
+        train = call.pipeline(dataset, source, self._configuration)
+        set_compiled(call.model, train.in_force)
+        changed: dict[str, Any] = {**train.fit_args}
+        if call.kind == "arrays":
+            changed |= {
+                "y": None,
+                "sample_weight": None,
+                "class_weight": None,
+                "batch_size": None,
+                "shuffle": False,
+            }
+            changed |= {"validation_split": 0.0, "validation_data": call.with_arrays()[1]}
+            changed["validation_batch_size"] = call.arguments["validation_batch_size"] or call.batch_used
+        return changed
+
+    def _scale_learning_rate(self, model: Any, call: FitCall) -> None:
+        before, after = call.batch_size, call.batch_used
+        if self._scale is None or not before or not after or before == after:
+            return
+        ratio = after / before
+        factor = math.sqrt(ratio) if self._scale == "sqrt" else ratio
+        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        try:
+            now = float(optimizer.learning_rate)
+            optimizer.learning_rate = now * factor
+        except (TypeError, AttributeError) as error:
+            raise ApplyError(
+                f"the learning rate is a schedule ({self._facts.schedule}), so it cannot be scaled",
+                hint="Leave --scale-learning-rate out, and scale the schedule in the script.",
+            ) from error
+        say(
+            f"learning rate {now:g} → {now * factor:g}, for batches of {after} in place of {before} ({self._scale})"
+        )
+
+
+def prepare_run(
+    recipe_path: Path,
+    script: str,
+    args: list[str],
+    *,
+    skip_missing: bool = False,
+    scale: Rule | None = None,
+    on_mismatch: Literal["warn", "error", "ignore"] = "warn",
+) -> Callable[[], int]:
+    """Check that a recipe and a script belong together; what is returned runs the script, and returns its exit code.
+
+    Raises:
+        RecipeError: The recipe cannot be read, or is of another script.
+        WorkloadError: There is no such script.
+        MachineMismatchError: With `on_mismatch="error"`.
+    """
+    from autotune.recipe.recipe import Recipe
+
+    recipe = Recipe.load(recipe_path)
+    reference = parse_reference(script).model_copy(update={"args": checked_args(args)})
+    run = LongRun(
+        recipe,
+        directory_of(reference),
+        log=_log_beside(recipe_path),
+        skip_missing=skip_missing,
+        scale=scale,
+    )
+    name = file_of(reference)
+    known = recipe.workload.name
+    if known not in (name.stem, name.parent.name):
+        raise RecipeError(
+            f"{recipe_path} is of {known}, and {script} is another script",
+            hint=f"Tune this one: autotune tune {script}",
+        )
+    for text in recipe.mismatches(on_mismatch):
+        say(text)
+    run.install()
+    return lambda: _run(reference)
+
+
+def _log_beside(recipe: Path) -> Path | None:
+    log = recipe.resolve().parent / LOG
+    return log if os.access(log.parent, os.W_OK) else None
+
+
+def _run(reference: WorkloadReference) -> int:
+    """Run the script as Python does: its exceptions are shown, and its exit code is this process's."""
+    try:
+        run_as_main(reference)
+    except AutotuneError as error:
+        say(str(error))
+        return error.exit_code
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return int(end.code or 0)
+        sys.stderr.write(f"{end.code}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BaseException as error:
+        shown = traceback.TracebackException.from_exception(error)
+        sys.stderr.write("".join(shown.format()))
+        return 1
+    return 0
+
+
+def activate() -> None:
+    """Use the recipe that the environment variable `AUTOTUNE_RECIPE` names, in the script that calls this.
+
+    To be called at the top of a script, before TensorFlow is used. Does nothing where the variable is not set, and
+    inside trials.
+
+    Raises:
+        RecipeError: The recipe cannot be read, or was made for a `Workload`.
+    """
+    from autotune.recipe.recipe import Recipe
+
+    path = os.environ.get("AUTOTUNE_RECIPE")
+    if not path:
+        return
+    frame = sys._getframe(1)
+    directory = str(Path(frame.f_code.co_filename).resolve().parent)
+    LongRun(Recipe.load(path), directory, log=_log_beside(Path(path))).install()

@@ -1,0 +1,67 @@
+"""The values that a script is to run with: its own, with those of a configuration where that differs. No TensorFlow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.errors import ApplyError
+from autotune.scripts.facts import ScriptFacts, Site
+from autotune.space.configuration import Configuration
+from autotune.space.knobs import AS_WRITTEN, KnobValue
+
+
+@dataclass
+class Settings:
+    """What is changed in a script, by knob.
+
+    Args:
+        changes: The knobs whose value is not the script's own.
+        sites: The call sites that a knob reaches, by knob.
+    """
+
+    changes: dict[str, KnobValue] = field(default_factory=dict)
+    sites: dict[str, frozenset[tuple[str, str, str, int]]] = field(default_factory=dict)
+    reached: Counter[tuple[str, str, str, int]] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, configuration: Mapping[str, KnobValue], facts: ScriptFacts) -> Settings:
+        """Those of a configuration."""
+        own = Configuration(facts.baseline)
+        changes = Configuration({name: value for name, value in configuration.items() if name in own})
+        return cls(
+            changes={name: value for name, value in changes.differences(own).items() if value != AS_WRITTEN},
+            sites={name: frozenset(each.key for each in sites) for name, sites in facts.sites.items()},
+        )
+
+    def at(self, knob: str, site: Site, given: Any, convert: Any = lambda value: value) -> Any:
+        """The value to use at a call site: what the script gave, or what the knob says."""
+        if site.key not in self.sites.get(knob, ()):
+            return given
+        self.reached[site.key] += 1
+        return convert(self.changes[knob]) if knob in self.changes else given
+
+    def value(self, knob: str, given: Any) -> Any:
+        """The value of a knob without call sites."""
+        return self.changes.get(knob, given)
+
+    def refuse_missing(self, facts: ScriptFacts, *, skip: bool = False) -> list[str]:
+        """The knobs that are changed, and whose call sites the script has not come by.
+
+        Raises:
+            ApplyError: There is one, and it may not be skipped.
+        """
+        missing = []
+        for knob in self.changes:
+            lost = [each for each in facts.sites.get(knob, ()) if not self.reached[each.key]]
+            if not lost:
+                continue
+            missing.append(knob)
+            if not skip:
+                raise ApplyError(
+                    f"{knob} was set at {lost[0]}, and the script has no such call on its way to the training any more",
+                    hint="Tune the script again, or pass --skip-missing to go on without that knob.",
+                )
+        return missing

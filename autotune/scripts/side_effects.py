@@ -1,0 +1,180 @@
+"""Keeps what a script writes out of its trials: saves do nothing, and files that exist are not written over."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from autotune.errors import WorkloadError
+from autotune.workloads.users_errors import users_frames
+
+_TRACKERS_OFF = {
+    "WANDB_MODE": "disabled",
+    "NEPTUNE_MODE": "debug",
+    "COMET_START_ONLINE": "0",
+    "CLEARML_OFFLINE_MODE": "1",
+}
+_WRITING_CALLBACKS = frozenset(
+    {"ModelCheckpoint", "BackupAndRestore", "TensorBoard", "CSVLogger", "RemoteMonitor"}
+)
+_TRACKERS = frozenset({"wandb", "mlflow", "neptune", "comet_ml", "clearml", "dvclive", "aim", "swanlab"})
+_WRITING = os.O_WRONLY | os.O_RDWR
+_CHANGING = ("os.remove", "os.rename", "os.rmdir", "os.truncate", "shutil.rmtree", "shutil.move", "os.link")
+ALLOW = "Have the script write elsewhere, or pass --allow-writes if each trial may write to it."
+
+
+def is_writing_callback(callback: Any) -> bool:
+    """Whether a callback of `fit` writes files, or to an experiment tracker."""
+    for kind in type(callback).__mro__:
+        if kind.__name__ in _WRITING_CALLBACKS or kind.__module__.partition(".")[0] in _TRACKERS:
+            return True
+    return False
+
+
+def replace_everywhere(original: Any, replacement: Any, *, below: tuple[str, ...] = ("keras",)) -> None:
+    """Put a function in another's place, in every loaded module of these packages that has it."""
+    for name, module in list(sys.modules.items()):
+        if not name.startswith(below) or not isinstance(module, ModuleType):
+            continue
+        for attribute, value in list(vars(module).items()):
+            if value is original:
+                setattr(module, attribute, replacement)
+
+
+class SideEffects:
+    """What this process leaves out, and what it has made.
+
+    Args:
+        created: A file with a path a line: what trials of this run have made, and may write over.
+        allow_writes: Files that exist may be written over.
+        refuse: Is called with the error for a write that may not be; it need not come back.
+    """
+
+    def __init__(self, created: Path, *, allow_writes: bool, refuse: Callable[[WorkloadError], None]) -> None:
+        self.left_out: list[str] = []
+        self._created_file = created
+        self._created = set(created.read_text(encoding="utf-8").splitlines()) if created.is_file() else set()
+        self._allow_writes, self._refuse = allow_writes, refuse
+        prefixes = [
+            tempfile.gettempdir(),
+            "/dev",
+            "/proc",
+            "/sys",
+            sys.prefix,
+            sys.base_prefix,
+            str(created.parent),
+        ]
+        prefixes += [os.path.expanduser(f"~/{each}") for each in (".cache", ".config", ".keras", ".local")]
+        here = os.getcwd()
+        self._others = tuple(os.path.join(each, "") for each in prefixes if not here.startswith(each))
+        self._inside = False
+
+    def leave_out(self, what: str) -> None:
+        """Note what is left out."""
+        if what not in self.left_out:
+            self.left_out.append(what)
+
+    def install(self, tf: Any, keras: Any) -> None:
+        """Turn off what saves and uploads, and watch what is written."""
+        os.environ.update(_TRACKERS_OFF)
+        os.environ.setdefault("MLFLOW_TRACKING_URI", f"file:{tempfile.gettempdir()}/autotune-mlflow")
+        for owner, name in (
+            (keras.Model, "save"),
+            (keras.Model, "save_weights"),
+            (keras.Model, "export"),
+            (tf.train.Checkpoint, "save"),
+            (tf.train.Checkpoint, "write"),
+            (tf.train.CheckpointManager, "save"),
+        ):
+            setattr(owner, name, self._nothing(f"{owner.__name__}.{name}"))
+        for function in (keras.saving.save_model, keras.saving.save_weights, tf.saved_model.save):
+            replace_everywhere(
+                function,
+                self._nothing(function.__name__),
+                below=("keras", "tensorflow._api", "tensorflow.saved_model"),
+            )
+        noop = tf.summary.create_noop_writer
+        for module in (tf.summary, tf.compat.v2.summary):
+            module.create_file_writer = lambda *_, **__: (self.leave_out("tf.summary"), noop())[1]
+        self._wrap_records(tf)
+        if not self._allow_writes:
+            sys.addaudithook(self._audit)
+
+    def kept(self, callbacks: Any) -> list[Any]:
+        """The callbacks of `fit` that do not write."""
+        given = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks] if callbacks else []
+        for each in given:
+            if is_writing_callback(each):
+                self.leave_out(type(each).__name__)
+        return [each for each in given if not is_writing_callback(each)]
+
+    def _nothing(self, what: str) -> Callable[..., Any]:
+        def nothing(*arguments: Any, **_: Any) -> Any:
+            self.leave_out(what)
+            return str(arguments[1]) if len(arguments) > 1 and isinstance(arguments[1], str | Path) else ""
+
+        return nothing
+
+    def _wrap_records(self, tf: Any) -> None:
+        """TensorFlow opens files behind Python's back: one that exists is not written over, but written to nowhere."""
+        kind, usual = tf.io.TFRecordWriter, tf.io.TFRecordWriter.__init__
+
+        def opened(writer: Any, path: Any, *arguments: Any, **named: Any) -> None:
+            if os.path.exists(path) and not self._allow_writes:
+                self.leave_out("TFRecordWriter, for files that exist")
+                path = os.devnull
+            else:
+                self._note(os.fspath(path))
+            usual(writer, path, *arguments, **named)
+
+        kind.__init__ = opened
+
+    def _note(self, path: str) -> None:
+        """Remember what this process makes."""
+        full = os.path.abspath(path)
+        if full in self._created or "\n" in full:
+            return
+        self._created.add(full)
+        self._inside = True
+        try:
+            with self._created_file.open("a", encoding="utf-8", errors="surrogateescape") as stream:
+                stream.write(full + "\n")
+        finally:
+            self._inside = False
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self._inside or (event != "open" and event != "os.mkdir" and event not in _CHANGING):
+            return
+        if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & _WRITING):
+            return
+        path = arguments[0]
+        if isinstance(path, int) or path is None:
+            return
+        full = os.path.abspath(os.fsdecode(path))
+        if full.startswith(self._others) or f"{os.sep}__pycache__{os.sep}" in full:
+            return
+        exists = os.path.exists(full)
+        if event in ("open", "os.mkdir"):
+            if not exists:
+                self._note(full)
+                return
+            if event == "os.mkdir" or full in self._created or not os.path.isfile(full):
+                return
+        elif not exists or full in self._created or self._is_ours(full):
+            return
+        frame = users_frames(traceback.extract_stack())[-1:]
+        where = f"{frame[0].filename}, line {frame[0].lineno}" if frame else "a package"
+        verb = "writes to" if event == "open" else "changes"
+        self._inside = True
+        self._refuse(WorkloadError(f"{where}: {verb} {full}, which exists, before it trains", hint=ALLOW))
+
+    def _is_ours(self, directory: str) -> bool:
+        """Whether all that is below a directory was made by this run."""
+        below = [os.path.join(root, each) for root, _, files in os.walk(directory) for each in files]
+        return bool(below) and self._created.issuperset(below)

@@ -1,0 +1,227 @@
+"""Scripts as they are, without TensorFlow: which file is one, where its calls are, what is changed, and the edit."""
+
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import ApplyError, ConfigurationError
+from autotune.scripts import tuned
+from autotune.scripts.call_sites import site_of
+from autotune.scripts.created import remove_created
+from autotune.scripts.facts import ScriptFacts, Site, Trains
+from autotune.scripts.settings import Settings
+from autotune.scripts.sources import binds_workload, calls_of, fingerprint, installed_packages, own_files
+from autotune.workloads.loading import parse_reference
+
+
+def written(folder: Path, name: str, source: str) -> Path:
+    """A source file."""
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(textwrap.dedent(source), encoding="utf-8")
+    return file
+
+
+# ------------------------------------------------------------------------------------------ which file is one
+
+
+@pytest.mark.parametrize(
+    ("source", "is_workload"),
+    [
+        ("workload = make()\n", True),
+        ("workload: object = make()\n", True),
+        ("from jobs import workload\n", True),
+        ("if True:\n    workload = 1\n", True),
+        ("try:\n    import a\nexcept ImportError:\n    workload = 1\n", True),
+        ("def f():\n    workload = 1\n", False),
+        ("class A:\n    workload = 1\n", False),
+        ("model.fit(workload)\n", False),
+        ("other = 1\n", False),
+    ],
+)
+def test_a_file_is_a_workload_if_it_binds_that_name_at_its_top_level(tmp_path, source, is_workload):
+    """Only a module-level binding counts, and nothing is imported to find out."""
+    file = written(tmp_path, "train.py", "raise SystemExit('imported')\n" + textwrap.dedent(source))
+    assert binds_workload(file, "workload") is is_workload
+
+
+def test_a_script_is_told_from_a_workload_by_its_source(tmp_path, monkeypatch):
+    """`tune FILE` takes a script without a name; a name makes it a workload, and so does the binding."""
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, "train.py", "raise SystemExit('imported')\n")
+    written(tmp_path, "job.py", "workload = 1\n")
+    written(tmp_path, "jobs/train.py", "x = 1\n")
+    assert parse_reference("train.py").script is not None
+    assert str(parse_reference("train.py")) == "train.py"
+    assert parse_reference("train.py:other").script is None
+    assert parse_reference("job.py").script is None
+    assert parse_reference("jobs.train").script is not None
+
+
+def test_a_scripts_own_files_are_those_it_imports_from_its_directory(tmp_path):
+    """Modules and packages beside it belong to it; installed packages do not. Each is listed once."""
+    file = written(tmp_path, "train.py", "import numpy\nimport nets.big\nfrom data import load\n")
+    written(tmp_path, "data.py", "import train\nmodel.fit(x)\nscaler.fit(y)\n")
+    written(tmp_path, "nets/__init__.py", "")
+    written(tmp_path, "nets/big.py", "import pandas\n")
+    files = own_files(file, tmp_path)
+    assert {each.name for each in files} == {"train.py", "data.py", "big.py", "__init__.py"}
+    assert len(files) == 4
+    assert calls_of(files, "fit") == 2
+    assert installed_packages(files) == ["numpy", "pandas"]
+
+
+def test_the_fingerprint_follows_every_file_of_the_script(tmp_path):
+    """A change in a module that the script imports is a change of the script."""
+    files = [written(tmp_path, "train.py", "import data\n"), written(tmp_path, "data.py", "a = 1\n")]
+    before = fingerprint(files)
+    assert fingerprint(files[::-1]) == before
+    files[1].write_text("a = 2\n", encoding="utf-8")
+    assert fingerprint(files) != before
+
+
+# ------------------------------------------------------------------------------------------ where its calls are
+
+
+CALLS = """
+    from probe import batch, here
+
+    def pipeline(source):
+        return source.batch(1).batch(
+            2,
+        ).prefetch(3)
+
+    {shift}
+    pipeline(here)
+    here.batch(4)
+    class Net:
+        def build(self):
+            return here.batch(5)
+    Net().build()
+    kept = [here.batch(size) for size in (6, 7)]
+"""
+
+
+class Source:
+    """Notes from where its `batch` is called."""
+
+    def __init__(self, folder):
+        self.folder, self.sites = str(folder), []
+
+    def batch(self, size):
+        self.sites.append((size, site_of(sys._getframe(1), self.folder)))
+        return self
+
+    def prefetch(self, size):
+        return self
+
+
+def sites_of(folder, shift=""):
+    source = Source(folder)
+    file = written(folder, "train.py", textwrap.dedent(CALLS).format(shift=shift))
+    scope = {"__name__": "__main__"}
+    sys.modules["probe"] = type(sys)("probe")
+    sys.modules["probe"].batch, sys.modules["probe"].here = None, source
+    try:
+        exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), scope)
+    finally:
+        del sys.modules["probe"]
+    return dict(source.sites)
+
+
+def test_a_call_is_known_by_its_function_and_order(tmp_path):
+    """Chained calls over several lines, methods and comprehensions each have a site of their own."""
+    sites = sites_of(tmp_path)
+    assert {size: (each.function, each.order) for size, each in sites.items()} == {
+        1: ("pipeline", 0),
+        2: ("pipeline", 1),
+        4: ("<module>", 0),
+        5: ("Net.build", 0),
+        6: ("<module>", 1),
+        7: ("<module>", 1),
+    }
+    assert {each.call for each in sites.values()} == {"batch"}
+    assert {each.file for each in sites.values()} == {"train.py"}
+
+
+def test_a_call_that_moved_to_another_line_is_the_same_call(tmp_path):
+    """Lines may be added and removed: the key stays."""
+    from autotune.scripts.call_sites import calls_in
+
+    before = sites_of(tmp_path)
+    calls_in.cache_clear()
+    after = sites_of(tmp_path, shift="pass\npass  # é\n")
+    calls_in.cache_clear()
+    assert {size: each.key for size, each in after.items()} == {
+        size: each.key for size, each in before.items()
+    }
+    assert after[4].line == before[4].line + 2
+
+
+# ------------------------------------------------------------------------------------------ what is changed
+
+
+SITE = Site(file="train.py", function="<module>", call="batch", order=0, line=7)
+FACTS = ScriptFacts(
+    trains=Trains.FIT,
+    baseline={"batch_size": 32, "prefetch": "as_written", "jit_compile": "auto"},
+    sites={"batch_size": (SITE,), "prefetch": (SITE.model_copy(update={"call": "prefetch"}),)},
+)
+
+
+def test_only_what_differs_from_the_script_is_changed():
+    """A knob at the script's own value leaves its calls alone, and so does one that keeps what was written."""
+    same = Settings.of({"batch_size": 32, "prefetch": "as_written", "jit_compile": "auto"}, FACTS)
+    assert same.changes == {}
+    assert same.at("batch_size", SITE, 32) == 32
+    other = Settings.of({"batch_size": 64, "prefetch": 2, "jit_compile": True}, FACTS)
+    assert other.at("batch_size", SITE, 32) == 64
+    elsewhere = SITE.model_copy(update={"order": 1})
+    assert other.at("batch_size", elsewhere, 32) == 32
+    assert other.value("jit_compile", "auto") is True
+
+
+def test_a_call_site_that_is_gone_is_an_error_before_the_first_step():
+    """The error names the knob and the call; --skip-missing goes on without it."""
+    settings = Settings.of({"batch_size": 64, "prefetch": 2, "jit_compile": "auto"}, FACTS)
+    settings.at("batch_size", SITE, 32)
+    with pytest.raises(ApplyError, match=r"prefetch was set at prefetch\(\) in train.py, line 7"):
+        settings.refuse_missing(FACTS)
+    assert settings.refuse_missing(FACTS, skip=True) == ["prefetch"]
+
+
+def test_a_call_site_of_a_knob_that_is_not_changed_may_be_gone():
+    """Only what the recipe changes must be found again."""
+    Settings.of({"batch_size": 32, "prefetch": "as_written", "jit_compile": True}, FACTS).refuse_missing(
+        FACTS
+    )
+
+
+def test_tuned_gives_the_scripts_values_and_those_of_a_trial(monkeypatch):
+    """Code that computes with a knob gets the trial's value; without one, its own."""
+    monkeypatch.setattr(tuned, "_settings", None)
+    assert tuned.tuned(batch_size=32).batch_size == 32
+    monkeypatch.setattr(tuned, "_settings", Settings(changes={"batch_size": 128}))
+    assert tuned.tuned(batch_size=32, prefetch=1).batch_size == 128
+    with pytest.raises(ConfigurationError, match="batch_sise"):
+        tuned.tuned(batch_sise=32)
+
+
+# ------------------------------------------------------------------------------------------ what trials have made
+
+
+def test_only_what_trials_have_made_is_removed(tmp_path):
+    """A directory of theirs goes as a whole; one that holds another's file stays, with all that is in it."""
+    work, outside = tmp_path / "work", tmp_path / "outside"
+    for name in ("made/a.bin", "shared/a.bin", "shared/others.bin", "old/new.bin", "old/old.bin"):
+        written(work, name, "x")
+    written(outside, "download.bin", "x")
+    made = ["made", "made/a.bin", "shared", "shared/a.bin", "old/new.bin", "gone.bin"]
+    listed = tmp_path / "created.txt"
+    listed.write_text("\n".join([*(str(work / each) for each in made), str(outside / "download.bin")]))
+    remove_created(listed, [str(work)])
+    left = sorted(str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*") if each.is_file())
+    assert left == ["outside/download.bin", "work/old/old.bin", "work/shared/a.bin", "work/shared/others.bin"]
+    assert not (work / "made").exists()
