@@ -111,14 +111,17 @@ class Source:
         self.folder, self.sites = str(folder), []
 
     def batch(self, size):
+        """Note the call."""
         self.sites.append((size, site_of(sys._getframe(1), self.folder)))
         return self
 
     def prefetch(self, size):
+        """Note nothing."""
         return self
 
 
 def sites_of(folder, shift=""):
+    """The sites of the calls in `CALLS`, by the number that each is given."""
     source = Source(folder)
     file = written(folder, "train.py", textwrap.dedent(CALLS).format(shift=shift))
     scope = {"__name__": "__main__"}

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 from autotune.errors import WorkloadError
+from autotune.scripts.side_effects import effects_of
 from autotune.scripts.sources import fingerprint, installed_packages, own_files
 from autotune.workloads.workload import WorkloadReference
 
@@ -92,6 +93,7 @@ def discover(reference: WorkloadReference) -> tuple[dict[str, str], list[str]]:
     if pid == 0:
         os.close(reading)
         before = dict(os.environ)
+        effects_of(reference, lambda _: os._exit(0)).watch_writes()  # the survey says it again
         try:
             sys.meta_path.insert(0, _StopAtFramework())
             run_as_main(reference)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LOG = "long_run.jsonl"
 CHECK_SECONDS, WARM_SECONDS, JUDGE_SECONDS = 1.0, 10.0, 30.0
-"""How often the clock is read; what counts for nothing at the beginning; and how long is watched before a warning."""
+"""How often the clock is read; what counts for nothing at the beginning; and the stretch that is judged."""
 WRITE_SECONDS = 10.0
 SLOW = 0.85
 """Of the claimed throughput: a slower training gets one warning."""
@@ -65,6 +65,7 @@ class Guard:
         self._since: float | None = None
         self._calls_since = 0
         self._looked_at, self._calls_looked, self._written_at = 0.0, 0, 0.0
+        self._window_at, self._window_calls = 0.0, 0
         self._counters: Counters | None = None
         self._warned = False
 
@@ -94,15 +95,22 @@ class Guard:
         if self._since is None:
             if now - self._first >= WARM_SECONDS:
                 self._since, self._calls_since = now, self._calls
-                self._counters = read_counters()
+                self._begin_window(now)
             return
         if now - self._written_at >= WRITE_SECONDS:
             self._write(now)
-        factor, watched = self.factor, now - self._since
-        if not self._warned and watched >= JUDGE_SECONDS and factor is not None and factor < SLOW:
+        window = now - self._window_at
+        if window < JUDGE_SECONDS:
+            return
+        rate = (self._calls - self._window_calls) * self._examples_per_call / window
+        if rate < SLOW * self._claimed and not self._warned:
             self._warned = True
-            cause = self._cause(now)
-            self._say(f"{self.throughput:,.0f} samples/s, {factor:.0%} of what the recipe claims: {cause}")
+            share, cause = rate / self._claimed, self._cause(window)
+            self._say(f"{rate:,.0f} samples/s, {share:.0%} of what the recipe claims: {cause}")
+        self._begin_window(now)
+
+    def _begin_window(self, now: float) -> None:
+        self._window_at, self._window_calls, self._counters = now, self._calls, read_counters()
 
     @property
     def throughput(self) -> float | None:
@@ -117,16 +125,15 @@ class Guard:
         """Throughput over the claimed one."""
         return None if self.throughput is None else self.throughput / self._claimed
 
-    def _cause(self, now: float) -> str:
+    def _cause(self, seconds: float) -> str:
         differences = self._recipe.machine.differences(fingerprint())
         if differences:
             return "the machine is another: " + "; ".join(differences)
-        if self._counters is not None and self._since is not None:
-            seen = between(self._counters, read_counters(), seconds=now - self._since)
-            foreign, cores = seen["foreign_cpu_seconds"], seen["cores"]
-            if foreign is not None and foreign > FOREIGN * cores * (now - self._since):
-                share = foreign / cores / (now - self._since)
-                return f"other processes take {share:.0%} of the processor"
+        assert self._counters is not None
+        seen = between(self._counters, read_counters(), seconds=seconds)
+        foreign, cores = seen["foreign_cpu_seconds"], seen["cores"]
+        if foreign is not None and foreign > FOREIGN * cores * seconds:
+            return f"other processes take {foreign / cores / seconds:.0%} of the processor"
         return "the input may be slower than it was, the machine throttled, or other callbacks and data used"
 
     def _write(self, now: float) -> None:

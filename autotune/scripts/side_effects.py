@@ -12,7 +12,9 @@ from types import ModuleType
 from typing import Any
 
 from autotune.errors import WorkloadError
+from autotune.scripts.facts import ScriptSettings
 from autotune.workloads.users_errors import users_frames
+from autotune.workloads.workload import WorkloadReference
 
 _TRACKERS_OFF = {
     "WANDB_MODE": "disabled",
@@ -47,6 +49,13 @@ def replace_everywhere(original: Any, replacement: Any, *, below: tuple[str, ...
                 setattr(module, attribute, replacement)
 
 
+def effects_of(reference: WorkloadReference, refuse: Callable[[WorkloadError], None]) -> SideEffects:
+    """What is left out in this process, which runs a script for its first steps only."""
+    settings = reference.script or ScriptSettings()
+    created = Path(settings.created or f"{tempfile.gettempdir()}/autotune-created-{os.getpid()}.txt")
+    return SideEffects(created, allow_writes=settings.allow_writes, refuse=refuse)
+
+
 class SideEffects:
     """What this process leaves out, and what it has made.
 
@@ -73,7 +82,7 @@ class SideEffects:
         prefixes += [os.path.expanduser(f"~/{each}") for each in (".cache", ".config", ".keras", ".local")]
         here = os.getcwd()
         self._others = tuple(os.path.join(each, "") for each in prefixes if not here.startswith(each))
-        self._inside = False
+        self._inside = self._watches = False
 
     def leave_out(self, what: str) -> None:
         """Note what is left out."""
@@ -93,7 +102,8 @@ class SideEffects:
             (tf.train.CheckpointManager, "save"),
         ):
             setattr(owner, name, self._nothing(f"{owner.__name__}.{name}"))
-        for function in (keras.saving.save_model, keras.saving.save_weights, tf.saved_model.save):
+        saving = (getattr(keras.saving, name, None) for name in ("save_model", "save_weights"))
+        for function in (*filter(None, saving), tf.saved_model.save):
             replace_everywhere(
                 function,
                 self._nothing(function.__name__),
@@ -103,7 +113,12 @@ class SideEffects:
         for module in (tf.summary, tf.compat.v2.summary):
             module.create_file_writer = lambda *_, **__: (self.leave_out("tf.summary"), noop())[1]
         self._wrap_records(tf)
-        if not self._allow_writes:
+        self.watch_writes()
+
+    def watch_writes(self) -> None:
+        """Refuse writes to files that exist, and note what is made, from now on."""
+        if not self._allow_writes and not self._watches:
+            self._watches = True
             sys.addaudithook(self._audit)
 
     def kept(self, callbacks: Any) -> list[Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +22,8 @@ from autotune.scripts.fit_call import FitCall, honours_batch_size
 from autotune.scripts.leaving import few_steps, leave
 from autotune.scripts.loop_watch import LoopWatch
 from autotune.scripts.settings import Settings
-from autotune.scripts.side_effects import SideEffects
-from autotune.scripts.trial import effects_of, never_trains, run_users
+from autotune.scripts.side_effects import SideEffects, effects_of
+from autotune.scripts.trial import never_trains, run_users
 from autotune.scripts.wrapping import Wrappers
 from autotune.space.knobs import AS_WRITTEN, KNOBS, Device, KnobValue, Stage
 from autotune.worker import failures
@@ -49,11 +51,14 @@ def survey(reference: WorkloadReference, variables: dict[str, str]) -> WorkloadF
     pid = os.fork()
     if pid == 0:
         os.close(reading)
+        os.setpgid(0, 0)
         _Survey(reference, variables, writing).run()
     os.close(writing)
     with open(reading, "rb") as stream:
         told = json.loads(stream.read() or "{}")
     _, status = os.waitpid(pid, 0)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)  # what it has started
     if "facts" in told:
         return WorkloadFacts.model_validate(told["facts"])
     if told.get("no_memory"):

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import importlib
 import os
-import tempfile
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NoReturn
 
 from autotune.errors import WorkloadError
 from autotune.executors.executor import Data
 from autotune.recipe import apply
 from autotune.scripts.execute import directory_of, run_as_main
-from autotune.scripts.facts import ScriptFacts, ScriptSettings, Trains
+from autotune.scripts.facts import ScriptFacts, Trains
 from autotune.scripts.fit_call import FitCall
 from autotune.scripts.leaving import few_steps, leave
 from autotune.scripts.loop_trial import LoopTraining, losses_unknown
 from autotune.scripts.loop_watch import LoopWatch
 from autotune.scripts.settings import Settings
-from autotune.scripts.side_effects import SideEffects
+from autotune.scripts.side_effects import SideEffects, effects_of
 from autotune.scripts.wrapping import Wrappers
 from autotune.space.configuration import Configuration
 from autotune.worker import failures, gpus, keras_fit, messages
@@ -100,13 +98,6 @@ def repeatable(tf: Any) -> None:
             "set_inter_op_parallelism_threads",
         ):
             setattr(owner, name, lambda *_, **__: None)
-
-
-def effects_of(reference: WorkloadReference, refuse: Callable[[WorkloadError], None]) -> SideEffects:
-    """What is left out in this process."""
-    settings = reference.script or ScriptSettings()
-    created = Path(settings.created or f"{tempfile.gettempdir()}/autotune-written-{os.getpid()}.txt")
-    return SideEffects(created, allow_writes=settings.allow_writes, refuse=refuse)
 
 
 def run_users(reference: WorkloadReference) -> None:
@@ -247,6 +238,7 @@ def _repeat_epochs(callback: Any, first: int, end: int) -> None:
 def prepare(configuration: Configuration, facts: ScriptFacts) -> None:
     """Set what acts before the script runs; TensorFlow is imported as the script's environment has it."""
     os.environ.update(facts.variables)
-    apply.apply_before_import(configuration)
+    changes = Settings.of(configuration, facts).changes  # the rest is the script's own affair
+    apply.apply_before_import(changes)
     importlib.import_module("keras")
-    apply.apply_before_build(configuration)
+    apply.apply_before_build(changes)

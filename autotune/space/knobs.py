@@ -111,7 +111,7 @@ class Knob:
     structural: bool = False  # changes what the pipeline is made of, and with it the cost between epochs
     probes: tuple[Probe, ...] = ()  # tried first; without any, two values are tried after all probes
     needs_dataset_config: bool = False  # reaches the pipeline only through `dataset(config)`
-    of_workload: bool = False  # found at run time in one workload; other recipes lack it
+    of_workload: bool = False  # some workloads have it; the recipes of others lack it
 
 
 def _alike(value: KnobValue) -> int:
@@ -301,6 +301,7 @@ _TABLE = (
         memory=_by_number,
         structural=True,
         probes=(early.for_input(40, near(16)),),
+        of_workload=True,
     ),
     Knob(
         name="max_queue_size",
@@ -310,6 +311,7 @@ _TABLE = (
         stage=Stage.PIPELINE,
         memory=_by_number,
         structural=True,
+        of_workload=True,
     ),
     Knob(
         name="intra_op_threads",

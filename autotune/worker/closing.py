@@ -82,10 +82,12 @@ def kept_call_seconds(model: keras.Model, iterator: Any, seconds: float) -> floa
         seconds: How long calls are timed, two of them at least.
 
     Returns:
-        None where the iterator has no batch left.
+        None where the iterator has no batch left, or its batches are spread over devices.
     """
     import tensorflow as tf
 
+    if not isinstance(iterator, tf.data.Iterator):  # one that a strategy distributes
+        return None
     batch = next(iterator, None)
     if batch is None:
         return None

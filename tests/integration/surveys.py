@@ -1,0 +1,44 @@
+"""Surveys small scripts in forks of one process that has imported TensorFlow; a line of JSON for each.
+
+    python tests/integration/surveys.py FOLDER
+
+Each subdirectory of FOLDER holds a `train.py`, which runs with that directory as the current one.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import keras  # noqa: F401  # so that no fork has to
+import tensorflow as tf  # noqa: F401
+
+from autotune.errors import WorkloadError
+from autotune.scripts.facts import ScriptSettings
+from autotune.scripts.survey import survey
+from autotune.workloads.workload import WorkloadReference
+
+
+def main(folder: str) -> None:
+    """Survey each."""
+    for each in sorted(Path(folder).iterdir()):
+        os.chdir(each)
+        settings = each / "settings.json"
+        given = json.loads(settings.read_text(encoding="utf-8")) if settings.exists() else {}
+        args = given.pop("args", [])
+        reference = WorkloadReference(
+            file=str(each / "train.py"),
+            search_path=(str(each),),
+            args=tuple(args),
+            script=ScriptSettings(created=str(each.parent.parent / f"{each.name}.created"), **given),
+        )
+        try:
+            told = {"facts": survey(reference, {}).model_dump(mode="json")}
+        except WorkloadError as error:
+            told = {"message": error.message, "hint": error.hint, "detail": error.detail}
+        sys.stdout.write(json.dumps({"name": each.name, **told}) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

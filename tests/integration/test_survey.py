@@ -1,0 +1,294 @@
+"""What running a script once shows: how it trains, what it leaves, what a knob reaches, and why one cannot be tuned."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MODEL = """
+import keras
+import numpy as np
+import tensorflow as tf
+
+x, y = np.zeros((96, 4), "float32"), np.zeros((96, 1), "float32")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+"""
+COMPILED = MODEL + 'model.compile("sgd", "mse")\n'
+TAPE = (
+    MODEL
+    + """
+optimizer = keras.optimizers.SGD(0.01)
+
+def step(images, labels):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(images) - labels) ** 2)
+    optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+    return loss
+
+batches = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(96).batch(16)
+"""
+)
+
+SCRIPTS = {
+    "arrays": COMPILED + "model.fit(x, y, batch_size=16, epochs=3, validation_split=0.25)\n",
+    "arrays_by_default": COMPILED + "model.fit(x, y)\n",
+    "pipeline": COMPILED
+    + """
+def batches(data, size):
+    return data.map(lambda a, b: (a, b), num_parallel_calls=2).shuffle(9).batch(size).prefetch(tf.data.AUTOTUNE)
+
+model.fit(batches(tf.data.Dataset.from_tensor_slices((x, y)), 8), validation_data=batches(
+    tf.data.Dataset.from_tensor_slices((x, y)), 32), epochs=2)
+""",
+    "counts_batches": COMPILED + "model.fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(8).take(3))\n",
+    "takes_examples": COMPILED + "model.fit(tf.data.Dataset.from_tensor_slices((x, y)).take(64).batch(8))\n",
+    "steps_of_data": COMPILED
+    + "model.fit(tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(8), steps_per_epoch=12)\n",
+    "steps_of_its_own": COMPILED
+    + "model.fit(tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(8), steps_per_epoch=5)\n",
+    "policy": "import keras\nkeras.mixed_precision.set_global_policy('mixed_bfloat16')\n"
+    + COMPILED
+    + "tf.config.threading\nmodel.fit(x, y)\n",
+    "two_fits": COMPILED
+    + "model.fit(x, y, epochs=2)\nmodel.fit(x, y, epochs=50)\nmodel.fit(x, y, epochs=3)\n",
+    "wrong_fit": COMPILED + "model.fit(x, y)\nmodel.fit(x, y)\n",
+    "callbacks": COMPILED
+    + """
+model.fit(x, y, callbacks=[keras.callbacks.ModelCheckpoint("a.keras"), keras.callbacks.EarlyStopping("loss")])
+""",
+    "saves_before": COMPILED + "model.save('first.keras')\nmodel.fit(x, y)\n",
+    "overwrites": "open('kept.txt', 'w').write('new')\n" + COMPILED + "model.fit(x, y)\n",
+    "removes": "import shutil\nshutil.rmtree('out')\n" + COMPILED + "model.fit(x, y)\n",
+    "makes_its_data": "import os\nos.makedirs('made', exist_ok=True)\nopen('made/a.txt', 'w').write('1')\n"
+    + COMPILED
+    + "model.fit(x, y)\n",
+    "raises": COMPILED + "raise ValueError('no such column: é')\n",
+    "exits": "import argparse\np = argparse.ArgumentParser()\np.add_argument('data')\np.parse_args()\n",
+    "asks": "name = input('which model? ')\n" + COMPILED + "model.fit(x, y)\n",
+    "never_trains": COMPILED + "print(model.predict(x, verbose=0).shape)\n",
+    "dies": "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n",
+    "arguments": "import sys\nassert sys.argv == ['train.py', '--size', '4'], sys.argv\n"
+    + COMPILED
+    + "model.fit(x, y, batch_size=int(sys.argv[2]))\n",
+    "prints_much": "for _ in range(20000):\n    print('x' * 200)\n" + COMPILED + "model.fit(x, y)\n",
+    "schedule": MODEL
+    + "model.compile(keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 100)), 'mse')\nmodel.fit(x, y)\n",
+    "tape": TAPE
+    + "step = tf.function(step)\nfor epoch in range(4):\n    for a, b in batches:\n        step(a, b)\n",
+    "tape_eager": TAPE + "for epoch in range(4):\n    for a, b in batches:\n        step(a, b)\n",
+    "tape_with_test_loop": TAPE
+    + """
+step = tf.function(step)
+held_out = tf.data.Dataset.from_tensor_slices((x, y)).batch(48)
+for epoch in range(4):
+    for a, b in held_out:
+        model(a)
+    for a, b in batches:
+        step(a, b)
+""",
+    "on_batch": COMPILED + "for i in range(50):\n    model.train_on_batch(x[:24], y[:24])\n",
+    "numpy_slices": TAPE + "for i in range(50):\n    step(x[:12], y[:12])\n",
+    "tuned": "import autotune\nsize = autotune.tuned(batch_size=8).batch_size\n"
+    + COMPILED
+    + "model.fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(size).take(96 // size))\n",
+    "sequence": COMPILED
+    + """
+class Batches(keras.utils.PyDataset):
+    def __init__(self, batch_size, **more):
+        super().__init__(**more)
+        self.batch_size = batch_size
+    def __len__(self):
+        return len(x) // self.batch_size
+    def __getitem__(self, index):
+        part = slice(index * self.batch_size, (index + 1) * self.batch_size)
+        return x[part], y[part]
+
+model.fit(Batches(8, workers=2, max_queue_size=5))
+""",
+    "sequence_of_fixed_size": COMPILED
+    + """
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 12
+    def __getitem__(self, index):
+        return x[:8], y[:8]
+
+model.fit(Batches())
+""",
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "arguments": {"args": ["--size", "4"]},
+    "wrong_fit": {"fit": 3},
+}
+FILES = {"overwrites": {"kept.txt": "old"}, "removes": {"out/model.txt": "weights"}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The scripts, each in a directory of its own."""
+    made = tmp_path_factory.mktemp("surveys") / "scripts"
+    for name, source in SCRIPTS.items():
+        (made / name).mkdir(parents=True)
+        (made / name / "train.py").write_text(textwrap.dedent(source), encoding="utf-8")
+        (made / name / "settings.json").write_text(json.dumps(SETTINGS.get(name, {})), encoding="utf-8")
+        for file, text in FILES.get(name, {}).items():
+            (made / name / file).parent.mkdir(exist_ok=True)
+            (made / name / file).write_text(text, encoding="utf-8")
+    return made
+
+
+@pytest.fixture(scope="module")
+def told(folder: Path) -> dict[str, dict[str, Any]]:
+    """What each survey said."""
+    ended = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("surveys.py")), str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith('{"name"')]
+    assert len(lines) == len(SCRIPTS), ended.stderr[-4000:]
+    return {each["name"]: each for each in lines}
+
+
+def facts(told: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    """What was found out about a script."""
+    assert "facts" in told[name], told[name]
+    return told[name]["facts"]
+
+
+def script(told: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    """The part of it that only scripts have."""
+    return facts(told, name)["script"]
+
+
+def test_arrays_have_the_batch_size_of_fit_or_keras_own(told):
+    """`fit(x, y)` trains in batches of 32; `batch_size=` says otherwise. Epochs and validation are seen."""
+    assert facts(told, "arrays")["batch_size"] == 16
+    assert facts(told, "arrays")["validates"] is True
+    assert script(told, "arrays")["epochs"] == 3
+    assert "batch_size" not in script(told, "arrays")["not_reached"]
+    assert facts(told, "arrays_by_default")["batch_size"] == 32
+
+
+def test_a_pipelines_constants_are_found_where_they_stand(told):
+    """The `batch` that feeds the training is known from the one that validates, though they are one call."""
+    found = script(told, "pipeline")
+    assert found["baseline"]["batch_size"] == 8
+    assert found["baseline"]["prefetch"] == "autotune"
+    assert found["baseline"]["num_parallel_calls"] == 2
+    assert {knob: [each["call"] for each in sites] for knob, sites in found["sites"].items()} == {
+        "batch_size": ["batch"],
+        "num_parallel_calls": ["map"],
+        "prefetch": ["prefetch"],
+    }
+    assert found["sites"]["batch_size"][0]["function"] == "batches"
+
+
+def test_a_batch_size_is_left_alone_where_batches_are_counted(told):
+    """`take` after `batch` means other examples with another size, and `take` before it does not."""
+    assert "take" in script(told, "counts_batches")["not_reached"]["batch_size"]
+    assert "autotune.tuned" in script(told, "counts_batches")["not_reached"]["batch_size"]
+    assert "batch_size" not in script(told, "takes_examples")["not_reached"]
+
+
+def test_steps_per_epoch_follow_only_where_they_are_the_datas(told):
+    """12 steps of 8 are the 96 examples; 5 steps are the script's own choice."""
+    assert "batch_size" not in script(told, "steps_of_data")["not_reached"]
+    assert "steps_per_epoch" in script(told, "steps_of_its_own")["not_reached"]["batch_size"]
+
+
+def test_what_a_script_sets_itself_is_its_baseline(told):
+    """A dtype policy of the script's is the baseline's; a schedule by steps is named."""
+    assert script(told, "policy")["baseline"]["precision"] == "mixed_bfloat16"
+    assert script(told, "schedule")["schedule"] == "CosineDecay"
+
+
+def test_the_longest_of_several_fits_is_tuned(told):
+    """Each returns after a few steps, and the one with most epochs is chosen; a number that is too high is refused."""
+    assert script(told, "two_fits")["fit"] == 2
+    assert len(script(told, "two_fits")["fits"]) == 3
+    assert told["wrong_fit"]["message"] == "--fit 3: train.py calls fit 2 times"
+
+
+def test_what_writes_is_left_out(told, folder):
+    """Checkpoints and saves do nothing in a survey; callbacks that change training are kept."""
+    assert script(told, "callbacks")["left_out"] == ["ModelCheckpoint"]
+    assert "Model.save" in script(told, "saves_before")["left_out"]
+    assert not (folder / "saves_before" / "first.keras").exists()
+    assert not (folder / "callbacks" / "a.keras").exists()
+
+
+def test_a_file_that_exists_is_not_written_over(told, folder):
+    """The run ends with the script's line before anything is lost; new files are noted, so that they can go."""
+    assert "train.py, line 1: writes to" in told["overwrites"]["message"]
+    assert "--allow-writes" in told["overwrites"]["hint"]
+    assert (folder / "overwrites" / "kept.txt").read_text(encoding="utf-8") == "old"
+    assert "train.py, line 2: changes" in told["removes"]["message"]
+    assert (folder / "removes" / "out" / "model.txt").exists()
+    assert facts(told, "makes_its_data")
+    noted = (folder.parent / "makes_its_data.created").read_text(encoding="utf-8").splitlines()
+    assert [Path(each).name for each in noted] == ["made", "a.txt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "help_"),
+    [
+        ("raises", "train.py raised ValueError: no such column: é", "python train.py"),
+        ("exits", "train.py raised SystemExit: 2", "`autotune tune train.py -- --epochs 90`"),
+        ("asks", "asks for input", "argument of the script"),
+        ("never_trains", "ended without a training", "after `--`"),
+        ("dies", "train.py ended the process", "python train.py"),
+    ],
+)
+def test_a_script_that_cannot_be_tuned_is_refused_in_a_sentence(told, name, message, help_):
+    """The sentence says what, where, and the next step."""
+    assert message in told[name]["message"]
+    assert help_ in told[name]["hint"]
+
+
+def test_a_script_has_its_own_arguments_and_may_print(told):
+    """`sys.argv` is as in `python train.py --size 4`, and megabytes of output do no harm."""
+    assert facts(told, "arguments")["batch_size"] == 4
+    assert facts(told, "prints_much")["batch_size"] == 32
+
+
+@pytest.mark.parametrize(
+    ("name", "batch_size", "function"),
+    [
+        ("tape", 16, "step"),
+        ("tape_eager", 16, None),
+        ("tape_with_test_loop", 16, "step"),
+        ("on_batch", 24, None),
+        ("numpy_slices", 12, None),
+    ],
+)
+def test_a_loop_of_its_own_is_seen_by_its_steps(told, name, batch_size, function):
+    """A step is an element of the training's iterator, or a call that updates weights; XLA gets the step's function."""
+    found = script(told, name)
+    assert found["trains"] == "loop"
+    assert found["baseline"]["batch_size"] == batch_size
+    assert (found["step_function"] or {}).get("function") == function
+    assert ("jit_compile" in found["not_reached"]) == (function is None)
+    assert ("batch_size" in found["not_reached"]) == (name in ("on_batch", "numpy_slices"))
+
+
+def test_a_value_that_is_asked_for_by_name_is_reached(told):
+    """`autotune.tuned(batch_size=…)` unlocks a pipeline that counts batches."""
+    assert "batch_size" not in script(told, "tuned")["not_reached"]
+    assert facts(told, "tuned")["batch_size"] == 8
+
+
+def test_a_sequence_is_tuned_as_far_as_it_listens(told):
+    """Its workers are knobs; its batch size is one where another value gives other batches."""
+    listening, deaf = script(told, "sequence"), script(told, "sequence_of_fixed_size")
+    assert listening["baseline"]["workers"] == 2
+    assert listening["baseline"]["max_queue_size"] == 5
+    assert "batch_size" not in listening["not_reached"]
+    assert "batch_size" in deaf["not_reached"]
+    assert deaf["baseline"]["batch_size"] == 8

@@ -1,0 +1,108 @@
+"""The watch over a long training: one warning where it is slow, its log, its last line, and how rarely it looks."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autotune.recipe.recipe import Recipe
+from autotune.scripts.guard import Guard
+
+RECIPE = Path(__file__).parents[1] / "results" / "digits_mlp_command_one" / "recipe.json"
+EXAMPLES = 256
+
+
+class Training:
+    """Calls of a train function on a clock of its own, which counts how often it is read."""
+
+    def __init__(self, recipe: Recipe, log: Path | None = None) -> None:
+        self.now, self.reads = 0.0, 0
+        self.said: list[str] = []
+        self.guard = Guard(recipe, log=log, say=self.said.append, clock=self.clock)
+        self.train = self.guard.wrap(self._step, examples_per_call=EXAMPLES)
+        self.seconds = 0.0
+
+    def clock(self) -> float:
+        """Now."""
+        self.reads += 1
+        return self.now
+
+    def _step(self, iterator: object) -> object:
+        self.now += self.seconds
+        return iterator
+
+    def run(self, for_seconds: float, share: float) -> int:
+        """Train for so long at a share of the claimed throughput; how many calls that took."""
+        self.seconds = EXAMPLES / (share * recipe().evidence.throughput.value)
+        calls, ends = 0, self.now + for_seconds
+        while self.now < ends:
+            assert self.train(calls) == calls
+            calls += 1
+        return calls
+
+
+def recipe() -> Recipe:
+    """A recorded one."""
+    return Recipe.load(RECIPE)
+
+
+@pytest.mark.parametrize(("share", "warnings"), [(1.0, 0), (0.9, 0), (0.8, 1), (0.3, 1)])
+def test_a_training_that_is_much_slower_than_claimed_is_warned_of_once(share, warnings):
+    """Below 85% of the claim there is one line, however long it goes on; above there is none."""
+    training = Training(recipe())
+    training.run(120.0, share)
+    assert len(training.said) == warnings
+    if warnings:
+        assert f"{share:.0%} of what the recipe claims" in training.said[0]
+
+
+def test_its_last_line_says_the_factor_over_the_baseline():
+    """The training's own throughput, over the baseline's when it was tuned, beside the claim."""
+    training = Training(recipe())
+    training.run(60.0, 0.9)
+    training.guard.ended()
+    gain = 0.9 * recipe().evidence.throughput.value / recipe().evidence.baseline_throughput.value
+    assert f"×{gain:.2f} of the baseline" in training.said[-1]
+
+
+def test_the_clock_is_read_about_once_a_second():
+    """Thousands of calls a second cost a count each, and a look at the clock a second."""
+    training = Training(recipe())
+    training.run(20.0, 1.0)
+    before = training.reads
+    calls = training.run(60.0, 1.0)
+    assert calls > 10_000
+    assert training.reads - before <= 2 * 60 + 12
+
+
+def test_a_training_that_becomes_slow_later_is_warned_of_as_well():
+    """An hour at full speed does not hide a slow minute: the latest stretch is judged."""
+    training = Training(recipe())
+    training.run(600.0, 1.0)
+    training.run(120.0, 0.5)
+    assert len(training.said) == 1
+
+
+def test_a_log_has_a_line_every_ten_seconds(tmp_path):
+    """Each line says the throughput so far and its share of the claim."""
+    log = tmp_path / "long_run.jsonl"
+    training = Training(recipe(), log)
+    training.run(65.0, 0.9)
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    assert 4 <= len(lines) <= 7
+    assert all(line["of_claim"] == pytest.approx(0.9, abs=0.01) for line in lines)
+
+
+def test_a_short_training_says_nothing():
+    """Before it is warm nothing can be compared."""
+    training = Training(recipe())
+    training.run(5.0, 0.1)
+    training.guard.ended()
+    assert training.said == []
+
+
+def test_a_log_that_cannot_be_written_ends_no_training(tmp_path):
+    """The directory of the recipe may have become read-only, or be gone."""
+    training = Training(recipe(), tmp_path / "gone" / "long_run.jsonl")
+    training.run(40.0, 1.0)
+    assert training.said == []
