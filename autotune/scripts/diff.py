@@ -12,7 +12,7 @@ from autotune.errors import RecipeError
 from autotune.recipe.recipe import Recipe
 from autotune.scripts.call_sites import FoundCall, sites_in
 from autotune.scripts.sources import own_files
-from autotune.space.configuration import Configuration, format_value
+from autotune.space.configuration import format_value
 from autotune.space.knobs import KnobValue
 
 _ARGUMENTS = {
@@ -22,7 +22,7 @@ _ARGUMENTS = {
 }
 """The keyword by which a call takes a knob."""
 _LINES = {
-    "precision": "keras.config.set_dtype_policy({value!r})",
+    "precision": 'keras.config.set_dtype_policy("{value}")',
     "intra_op_threads": "tf.config.threading.set_intra_op_parallelism_threads({value})",
     "inter_op_threads": "tf.config.threading.set_inter_op_parallelism_threads({value})",
     "tensor_float_32": "tf.config.experimental.enable_tensor_float_32_execution({value})",
@@ -53,19 +53,22 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
         )
     directory = script.resolve().parent
     files = own_files(script.resolve(), directory)
-    changes = dict(Configuration(recipe.configuration).differences(Configuration(facts.baseline)))
+    changes = dict(recipe.changes)
     edits: dict[Path, list[Edit]] = {file: [] for file in files}
     for file in files:
         for site, call in sites_in(str(file), str(directory)):
-            for knob, sites in facts.sites.items():
-                if knob in changes and site.key in {each.key for each in sites}:
-                    edits[file].append(_argument(file, call, _ARGUMENTS[knob], _literal(changes[knob])))
+            wanted = {
+                _ARGUMENTS[knob]: changes[knob]
+                for knob, sites in facts.sites.items()
+                if knob in changes and site.key in {each.key for each in sites}
+            }
             if call.name == "compile":
-                for knob in ("jit_compile", "steps_per_execution"):
-                    if knob in changes:
-                        edits[file].append(_argument(file, call, knob, _literal(changes[knob])))
+                wanted |= {
+                    knob: changes[knob] for knob in ("jit_compile", "steps_per_execution") if knob in changes
+                }
             if call.name == "fit" and "batch_size" in changes and not facts.batch_given_as:
-                edits[file].append(_argument(file, call, "batch_size", _literal(changes["batch_size"])))
+                wanted["batch_size"] = changes["batch_size"]
+            edits[file] += _arguments(file, call, {name: _literal(value) for name, value in wanted.items()})
     lines = {knob: _LINES[knob].format(value=changes[knob]) for knob in _LINES if knob in changes}
     edits[files[0]].extend(_inserted(files[0], lines))
     reached = {
@@ -85,23 +88,29 @@ def _offset(source: bytes, line: int, column: int) -> int:
     return sum(map(len, source.splitlines(keepends=True)[: line - 1])) + column
 
 
-def _argument(file: Path, call: FoundCall, keyword: str, text: str) -> Edit:
-    """The edit that gives a call this argument: its keyword's value, its first argument, or one more keyword."""
+def _arguments(file: Path, call: FoundCall, wanted: Mapping[str, str]) -> list[Edit]:
+    """The edits that give a call these arguments: in place of what it has, or as further keywords."""
     source, node = file.read_bytes(), call.node
-    named = next((each.value for each in node.keywords if each.arg == keyword), None)
-    first = (
-        node.args[0]
-        if node.args and keyword in ("batch_size", "buffer_size") and call.name != "fit"
-        else None
-    )
-    old = named if named is not None else first
-    if old is not None:
-        begin = _offset(source, old.lineno, old.col_offset)
-        return Edit(begin, _offset(source, old.end_lineno or 0, old.end_col_offset or 0), text)
-    end = _offset(source, node.end_lineno or 0, node.end_col_offset or 0) - 1
-    before = source[:end].rstrip()
-    separator = b"" if before.endswith((b"(", b",")) else b", "
-    return Edit(len(before), len(before), f"{separator.decode()}{keyword}={text}")
+    edits, more = [], []
+    for keyword, text in wanted.items():
+        named = next((each.value for each in node.keywords if each.arg == keyword), None)
+        first = (
+            node.args[0]
+            if node.args and keyword in ("batch_size", "buffer_size") and call.name != "fit"
+            else None
+        )
+        old = named if named is not None else first
+        if old is None:
+            more.append(f"{keyword}={text}")
+        else:
+            begin = _offset(source, old.lineno, old.col_offset)
+            edits.append(Edit(begin, _offset(source, old.end_lineno or 0, old.end_col_offset or 0), text))
+    if more:
+        end = len(source[: _offset(source, node.end_lineno or 0, node.end_col_offset or 0) - 1].rstrip())
+        last = source[:end]
+        separator = "" if last.endswith(b"(") else " " if last.endswith(b",") else ", "
+        edits.append(Edit(end, end, separator + ", ".join(more)))
+    return edits
 
 
 def _inserted(file: Path, lines: Mapping[str, str]) -> list[Edit]:

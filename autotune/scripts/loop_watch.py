@@ -73,6 +73,7 @@ class LoopWatch:
         self._in_strategy = 0
         self._updated_in_strategy = False
         self._logs: Any = None
+        self._called_with = 0
 
     def install(self, tf: ModuleType, keras: ModuleType) -> None:
         """Watch iterators, functions, optimizers and `train_on_batch`."""
@@ -85,6 +86,18 @@ class LoopWatch:
         self._wrap_update(owner_of(keras.optimizers.Optimizer, "apply"))
         self._wrap_train_on_batch(owner_of(keras.Model, "train_on_batch"))
         self._wrap_strategy(classes.strategy)
+
+    def watch_models(self, keras: ModuleType) -> None:
+        """Take the batch that a layer was called with last for a step's, where no call that updates weights has one."""
+        usual = keras.layers.Layer.__call__
+
+        @functools.wraps(usual)
+        def wrapped(layer: Any, *arguments: Any, **named: Any) -> Any:
+            if self._wrappers.active and not self._calls and arguments:
+                self._called_with = _length(arguments[0]) or self._called_with
+            return usual(layer, *arguments, **named)
+
+        keras.layers.Layer.__call__ = wrapped
 
     def restarted(self) -> None:
         """The script begins anew."""
@@ -271,7 +284,9 @@ class LoopWatch:
         if self._first_updating is None:
             self._first_updating = what
         if what == self._first_updating:
-            self._hooks.stepped(next((n for each in arguments if (n := _length(each))), 0), logs)
+            self._hooks.stepped(
+                next((n for each in arguments if (n := _length(each))), self._called_with), logs
+            )
 
 
 def _is_data(argument: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from autotune.errors import ApplyError
 from autotune.scripts.facts import ScriptFacts, Site
 from autotune.space.configuration import Configuration
-from autotune.space.knobs import AS_WRITTEN, KnobValue
+from autotune.space.knobs import AS_WRITTEN, KNOBS, KnobValue
 
 
 @dataclass
@@ -29,7 +29,8 @@ class Settings:
     @classmethod
     def of(cls, configuration: Mapping[str, KnobValue], facts: ScriptFacts) -> Settings:
         """Those of a configuration."""
-        own = Configuration(facts.baseline)
+        usual = {name: KNOBS[name].default for name in configuration if KNOBS[name].default is not None}
+        own = Configuration({**usual, **facts.baseline})
         changes = Configuration({name: value for name, value in configuration.items() if name in own})
         return cls(
             changes={name: value for name, value in changes.differences(own).items() if value != AS_WRITTEN},

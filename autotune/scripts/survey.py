@@ -106,6 +106,7 @@ class _Survey:
             self._wrappers.install()
             self._watch = LoopWatch(self._wrappers, self)
             self._watch.install(tf, keras)
+            self._watch.watch_models(keras)
             run_users(self._reference)
         except BaseException as error:
             if not self._facts or self._settings.fit is not None:

@@ -244,7 +244,8 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
         interruptions.answerable = True
         run, earlier = opened.run, invocation.earlier
         samples = options.train_samples or samples_of(opened.facts.script, opened.warm.started.examples)
-        for text in worth_notes(samples, run.records[0].throughput, options.budget):
+        rate = run.records[0].throughput
+        for text in worth_notes(samples, rate and rate.value, options.budget):
             invocation.observe(Notice(text=text))
         written = written or find_search_space(DEFAULT_SPACE[opened.device])
         space = written.resolve(

@@ -1,6 +1,6 @@
 """Surveys small scripts in forks of one process that has imported TensorFlow; a line of JSON for each.
 
-    python tests/integration/surveys.py FOLDER
+    python tests/integration/surveys.py FOLDER ANSWERS
 
 Each subdirectory of FOLDER holds a `train.py`, which runs with that directory as the current one.
 """
@@ -19,7 +19,7 @@ from autotune.scripts.survey import survey
 from autotune.workloads.workload import WorkloadReference
 
 
-def main(folder: str) -> None:
+def main(folder: str, answers: Path) -> None:
     """Survey each."""
     for each in sorted(Path(folder).iterdir()):
         os.chdir(each)
@@ -36,9 +36,9 @@ def main(folder: str) -> None:
             told = {"facts": survey(reference, {}).model_dump(mode="json")}
         except WorkloadError as error:
             told = {"message": error.message, "hint": error.hint, "detail": error.detail}
-        sys.stdout.write(json.dumps({"name": each.name, **told}) + "\n")
-        sys.stdout.flush()
+        with answers.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps({"name": each.name, **told}) + "\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], Path(sys.argv[2]).resolve())

@@ -144,14 +144,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def told(folder: Path) -> dict[str, dict[str, Any]]:
     """What each survey said."""
+    answers = folder.parent / "answers.jsonl"
     ended = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("surveys.py")), str(folder)],
+        [sys.executable, str(Path(__file__).with_name("surveys.py")), str(folder), str(answers)],
         capture_output=True,
         text=True,
         check=False,
         stdin=subprocess.DEVNULL,
     )
-    lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith('{"name"')]
+    lines = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
     assert len(lines) == len(SCRIPTS), ended.stderr[-4000:]
     return {each["name"]: each for each in lines}
 
