@@ -6,7 +6,9 @@ from autotune.errors import ConfigurationError
 from autotune.space.knobs import KNOBS, Device, Domain, check_value, knobs_on, nearest
 
 
-@pytest.mark.parametrize("name", [name for name in KNOBS if name != "batch_size"])
+@pytest.mark.parametrize(
+    "name", [name for name, knob in KNOBS.items() if name != "batch_size" and not knob.of_workload]
+)
 def test_what_tensorflow_does_by_default_is_a_value_the_knob_can_take(name):
     """A knob's default is in its own domain; only the batch size has none."""
     assert KNOBS[name].default in KNOBS[name].domain
@@ -14,7 +16,9 @@ def test_what_tensorflow_does_by_default_is_a_value_the_knob_can_take(name):
 
 def test_only_the_workload_can_say_the_batch_size():
     """The batch size is the one knob without a default."""
-    assert [each.name for each in KNOBS.values() if each.default is None] == ["batch_size"]
+    assert [each.name for each in KNOBS.values() if each.default is None and not each.of_workload] == [
+        "batch_size"
+    ]
 
 
 def test_a_range_of_integers_holds_both_its_ends():

@@ -24,8 +24,10 @@ def test_the_public_names_are_these():
         "Verification",
         "Workload",
         "__version__",
+        "activate",
         "load_history",
         "tune",
+        "tuned",
         "verify",
     ]
     assert all(getattr(autotune, name) is not None for name in autotune.__all__)

@@ -466,7 +466,7 @@ def test_a_shipped_space_resolves_on_small_and_large_machines(name, device, core
         baseline=baseline, device=device, cores=cores, examples=examples, dataset_takes_config=True
     )
     assert resolved.left_out == {}
-    assert set(resolved.choices) == set(space.ranges)
+    assert set(resolved.choices) == {name for name in space.ranges if name in baseline}
     assert baseline in resolved
 
 

@@ -225,7 +225,7 @@ class Recipe(Part):
     def mismatches(self, on_mismatch: str) -> list[str]:
         """What to say of a machine that differs from the recipe's; see `apply`."""
         if on_mismatch not in ("warn", "error", "ignore"):
-            raise ArgumentError(f"on_mismatch is {on_mismatch!r}", hint="It is 'warn', 'error' or 'ignore'.")
+            raise ArgumentError(f"on_mismatch={on_mismatch!r}", hint="It is 'warn', 'error' or 'ignore'.")
         differences = [] if on_mismatch == "ignore" else self.machine.differences(fingerprint())
         if not differences:
             return []

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import enum
-from typing import Annotated
 
-from pydantic import BaseModel, Field, FiniteFloat
+from pydantic import FiniteFloat
 
+from autotune.record import Frozen, Many
 from autotune.space.knobs import Value
 
 
@@ -17,7 +17,7 @@ class Trains(enum.StrEnum):
     LOOP = "loop"  # by a loop of its own
 
 
-class Site(BaseModel, frozen=True, extra="forbid"):
+class Site(Frozen):
     """A call in the user's code."""
 
     file: str  # from the script's directory, or absolute outside of it
@@ -36,26 +36,23 @@ class Site(BaseModel, frozen=True, extra="forbid"):
         return self.file, self.function, self.call, self.order
 
 
-class Fit(BaseModel, frozen=True, extra="forbid"):
+class Fit(Frozen):
     """A call of `model.fit`, in the order in which the script makes them."""
 
     line: str  # `train.py, line 30`
     planned_seconds: FiniteFloat  # epochs × steps × what a step took; 0 where there is only one `fit`
 
 
-Sites = Annotated[tuple[Site, ...], Field(fail_fast=True)]
-
-
-class ScriptFacts(BaseModel, frozen=True, extra="forbid"):
+class ScriptFacts(Frozen):
     """What running a script once has shown, up to its training."""
 
     trains: Trains
     fit: int = 1  # which `fit` is tuned, from 1
-    fits: tuple[Fit, ...] = ()
+    fits: Many[Fit] = ()
     baseline: dict[str, Value]  # the knobs as the script leaves them
-    sites: dict[str, Sites] = {}  # where a knob reaches the script's own calls
+    sites: dict[str, Many[Site]] = {}  # where a knob reaches the script's own calls
     not_reached: dict[str, str] = {}  # knobs that do not reach it, with the reason and the next step
-    left_out: tuple[str, ...] = ()  # what trials leave out: callbacks and saves that write
+    left_out: Many[str] = ()  # what trials leave out: callbacks and saves that write
     before_seconds: FiniteFloat = 0.0  # what the script does before it trains
     epochs: int | None = None  # of the training, as the script asks for them
     schedule: str | None = None  # the optimizer's learning-rate schedule, which counts steps
@@ -64,7 +61,7 @@ class ScriptFacts(BaseModel, frozen=True, extra="forbid"):
     step_function: Site | None = None  # of a loop: the function that XLA is asked to compile
 
 
-class ScriptSettings(BaseModel, frozen=True, extra="forbid"):
+class ScriptSettings(Frozen):
     """What the user says about a script, beyond its arguments."""
 
     fit: int | None = None  # which `fit` is tuned, from 1; None for the longest

@@ -80,7 +80,7 @@ class FitCall:
         """A `PyDataset` with the settings."""
         if self.kind != "py_dataset":
             return x
-        for knob in ("workers", "max_queue_size"):
+        for knob in ("workers", "use_multiprocessing", "max_queue_size"):
             if knob in self.settings.changes:
                 setattr(x, knob, self.settings.changes[knob])
         if "batch_size" in self.settings.changes:

@@ -109,7 +109,7 @@ class LongRun:
         }
         if call.kind == "arrays" and not acting:
             return {"batch_size": changes["batch_size"]} if "batch_size" in changes else {}
-        if not changes.keys() & {*acting, "batch_size", "workers", "max_queue_size"}:
+        if not changes.keys() & {*acting, "batch_size", "workers", "use_multiprocessing", "max_queue_size"}:
             return {}
         dataset, source = call.training_dataset()
         train = call.pipeline(dataset, source, self._configuration)

@@ -217,7 +217,6 @@ class _Survey:
         given |= {knob: _common([_as_knob(each) for each in _given(dataset, knob)]) for knob in ON_CHAIN}
         reasons = {"steps_per_execution": "a loop of its own calls each step by itself"}
         reasons["persistent_iterator"] = "a loop of its own makes its iterators itself"
-        reasons |= dict.fromkeys(("workers", "max_queue_size"), "the training data is no PyDataset")
         if watch.step_function is None:
             reasons["jit_compile"] = "no tf.function without a dataset or a strategy updates the weights"
         if why:
@@ -337,6 +336,7 @@ def _baseline(call: FitCall, dataset: Any, wrappers: Wrappers) -> dict[str, Knob
     if call.kind == "py_dataset":
         x = call.arguments["x"]
         found |= {"workers": int(x.workers), "max_queue_size": int(x.max_queue_size)}
+        found["use_multiprocessing"] = bool(x.use_multiprocessing)
     return found
 
 
@@ -399,8 +399,6 @@ def _not_reached(call: FitCall, dataset: Any, sites: dict[str, Any]) -> dict[str
             reasons[name] = f"the training data is a {call.kind}, and no tf.data.Dataset"
     if call.arguments["steps_per_epoch"]:
         reasons["persistent_iterator"] = "fit is given steps_per_epoch, and keeps its iterator already"
-    if call.kind != "py_dataset":
-        reasons |= dict.fromkeys(("workers", "max_queue_size"), "the training data is no PyDataset")
     if call.model.distribute_strategy is not tf.distribute.get_strategy() or tf.distribute.has_strategy():
         reasons["jit_compile"] = "XLA is not used under a tf.distribute strategy"
     return reasons

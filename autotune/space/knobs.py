@@ -304,6 +304,16 @@ _TABLE = (
         of_workload=True,
     ),
     Knob(
+        name="use_multiprocessing",
+        summary="processes, not threads, make the batches of a script's PyDataset",
+        domain=Domain(booleans=True),
+        default=None,
+        stage=Stage.PIPELINE,
+        structural=True,
+        probes=(early.for_input(44, exactly(True)),),
+        of_workload=True,
+    ),
+    Knob(
         name="max_queue_size",
         summary="batches that wait in the queue of a script's PyDataset",
         domain=Domain(integers=(1, 4096)),

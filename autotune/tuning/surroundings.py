@@ -144,7 +144,8 @@ def oddities(facts: WorkloadFacts, warm: WarmUp, device: Device) -> Iterator[str
             f"the workload's dataset() sets {name}={format_value(value)} itself, so the baseline has it too, and it "
             "is not varied; take that line out to have it tuned"
         )
-    yield from _slow_ends(facts, warm)
+    if facts.script is None or "persistent_iterator" not in facts.script.not_reached:
+        yield from _slow_ends(facts, warm)
     if started.endless:
         if facts.validates:
             yield (

@@ -27,12 +27,18 @@ class ByEpochs:
         self._clock = clock
         self._longest_seconds = longest_seconds
         self._lap_began_at: float | None = None
-        self._compiled = self._warm = False
+        self._compiled = self._warm = self._skips = False
         self._slice_epochs = 0
 
+    @property
+    def is_warm(self) -> bool:
+        """Whether its slices have begun."""
+        return self._warm
+
     def dropped(self) -> None:
-        """The lap that is going on does not count."""
+        """The lap that is going on does not count, and neither does the next one: it may trace and compile."""
         self._lap_began_at = None
+        self._skips = True
 
     def called(self, now: float, seconds: float) -> None:
         """The train function has returned."""
@@ -43,9 +49,12 @@ class ByEpochs:
                 self._change_if_long(now)
             return
         began_at, self._lap_began_at = self._lap_began_at, now
+        skipped = self._skips
         if began_at is not None:
+            self._skips = False
+        if began_at is not None and not skipped:
             (self._count if self._warm else self._warm_up)(now - began_at)
-        elif self._warm:  # the run-in is over
+        elif self._warm and not self._skips:  # the run-in is over
             self._begin_slice()
 
     def _change_if_long(self, now: float) -> None:

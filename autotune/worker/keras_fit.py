@@ -185,7 +185,7 @@ def _started(
         gpus=gpus.gpu_names(),
         device_limit_bytes=gpus.device_limit_bytes(),
         build=gpus.build_versions(),
-        set_by_dataset=apply.set_by_dataset(dataset),
+        set_by_dataset=apply.set_by_dataset(dataset) if train.source is None else {},
         not_knobs=apply.not_knobs(),
         in_force=train.in_force.differences(configuration),
     )
@@ -248,6 +248,9 @@ def fit(
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             clock.epoch_ended()
+            self.model.stop_training = (
+                False  # whatever a callback of the script's has decided: the tuner ends it
+            )
 
     model = parts.model
     model.make_train_function()

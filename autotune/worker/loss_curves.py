@@ -43,8 +43,11 @@ class OfWorkload:
     """The trainings of a `Workload`. Steps are called one by one, and batches are read once."""
 
     def __init__(self, workload: Workload, configuration: Configuration) -> None:
-        self._workload = workload
-        self._configuration = configuration.replace(steps_per_execution=1, persistent_iterator=False)
+        self._workload, self._whole = workload, configuration
+
+    @property
+    def _configuration(self) -> Configuration:
+        return self._whole.replace(steps_per_execution=1, persistent_iterator=False)
 
     def batches(self) -> tf.data.Dataset:
         """See `Trainable`."""

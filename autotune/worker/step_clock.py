@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from autotune.worker.boundary import BetweenEpochs
 
 
+FEWEST_EPOCHS = 3
+"""Of a training that begins anew when it has ended: with fewer, none of them could be timed whole."""
+
+
 class LongEpoch(Exception):
     """Epochs are to be timed by steps, and what lies between two of them must be measured first."""
 
@@ -108,6 +112,7 @@ class StepClock:
         self.epoch_logs: Any = None  # ... of a whole epoch: Keras begins its means anew in each
         self._tuner = tuner
         self._between = between_epochs
+        self._epochs_before_restart = 0
         self._first_call_ended_at = math.inf
         self._last_call_at = clock()
         self._timing: ByEpochs | BySteps
@@ -144,8 +149,12 @@ class StepClock:
 
     def restarted(self, began_at: float) -> None:
         """The whole training has begun anew, at this time of the clock: what was going on is not counted."""
+        epochs = self.progress.ended_epochs - self._epochs_before_restart
+        self._epochs_before_restart = self.progress.ended_epochs
         self.progress.epoch_began()
         self._timing.dropped()
+        if epochs < FEWEST_EPOCHS and isinstance(self._timing, ByEpochs) and not self._timing.is_warm:
+            self.change_to_steps()
         self._last_call_at = began_at
 
     def time_by_steps(self, between_epochs: BetweenEpochs) -> None:
