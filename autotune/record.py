@@ -80,9 +80,9 @@ class Slice(Frozen):
     in proportion.
     """
 
-    seconds: Positive  # wall clock, without the freezes before and after
+    seconds: Annotated[FiniteFloat, Field(ge=1e-9)]  # wall clock, without the freezes before and after
     steps: Number  # optimizer steps
-    examples: Number
+    examples: Annotated[int, Field(ge=1, le=10**18)]
     epochs: Count  # whole epochs, boundaries included; 0 when timed by steps
     cpu_seconds: Amount  # processor time of the trial process, all threads
     step_seconds: StepSeconds

@@ -16,7 +16,7 @@ import pytest
 from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
 from test_recommendation import run_that_is
 
-from autotune import cli
+from autotune import cli, commands
 from autotune.cli import app
 from autotune.devices.gpus import Gpu, GpuReading
 from autotune.errors import ArgumentError
@@ -158,7 +158,7 @@ def test_the_readme_and_the_help_list_every_command_and_option(capsys):
         assert re.search(rf"^│ {command} ", out, re.MULTILINE)
         _, own, _ = run(capsys, command, "--help")
         assert f"autotune {command}" in own
-        exist = {f"--{each.name.replace('_', '-')}" for each in options_of(getattr(cli, command))}
+        exist = {f"--{each.name.replace('_', '-')}" for each in options_of(getattr(commands, command))}
         assert {
             option
             for name, more in told

@@ -22,7 +22,7 @@ def run(monkeypatch):
     """Runs a trial of that kind, which does as it is told; its exit status, and what it sent."""
     errors = SimpleNamespace(OpError=type("OpError", (Exception,), {}), ResourceExhaustedError=RecursionError)
     monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(errors=errors))
-    monkeypatch.setattr(worker, "_applied", lambda configuration, workload, reference: workload)
+    monkeypatch.setattr(worker, "_applied", lambda request, configuration, workload, reference: workload)
 
     def start(trial):
         sent = []

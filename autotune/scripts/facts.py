@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from pydantic import FiniteFloat
+from pydantic import Field, FiniteFloat
 
 from autotune.record import Frozen, Many
 from autotune.space.knobs import Value
@@ -50,13 +50,15 @@ class ScriptFacts(Frozen):
     fit: int = 1  # which `fit` is tuned, from 1
     fits: Many[Fit] = ()
     baseline: dict[str, Value]  # the knobs as the script leaves them
-    sites: dict[str, Many[Site]] = {}  # where a knob reaches the script's own calls
-    not_reached: dict[str, str] = {}  # knobs that do not reach it, with the reason and the next step
+    sites: dict[str, Many[Site]] = Field({})  # where a knob reaches the script's own calls
+    not_reached: dict[str, str] = Field({})  # knobs that do not reach it, with the reason and the next step
     left_out: Many[str] = ()  # what trials leave out: callbacks and saves that write
     before_seconds: FiniteFloat = 0.0  # what the script does before it trains
     epochs: int | None = None  # of the training, as the script asks for them
     schedule: str | None = None  # the optimizer's learning-rate schedule, which counts steps
-    variables: dict[str, str] = {}  # of the environment, that the script sets before it imports TensorFlow
+    variables: dict[str, str] = Field(
+        {}
+    )  # of the environment, that the script sets before it imports TensorFlow
     batch_given_as: str = ""  # where the batch size comes from, in words
     step_function: Site | None = None  # of a loop: the function that XLA is asked to compile
 

@@ -163,8 +163,8 @@ class SearchSpace:
                 left_out[name] = f"does not exist on a {device}"
             elif name in not_reached:
                 left_out[name] = not_reached[name]
-            elif name not in baseline and KNOBS[name].of_workload:
-                continue
+            elif name not in baseline:
+                left_out[name] = "the training has no PyDataset"
             elif KNOBS[name].needs_dataset_config and not dataset_takes_config:
                 left_out[name] = "the workload's dataset() takes no config"
             elif name in set_by_dataset:
@@ -178,7 +178,7 @@ class SearchSpace:
                 choices[name] = _with_baseline(values, baseline[name])
                 if len(choices[name]) < 2:
                     left_out[name] = f"only the baseline's value, {format_value(baseline[name])}, is left"
-        if not choices.keys() - left_out.keys():
+        if len(left_out) == len(self.ranges):
             raise SearchSpaceError(
                 f"{self.source}: nothing is left to vary here",
                 hint="; ".join(f"{name}: {why}" for name, why in left_out.items()) + ".",

@@ -39,11 +39,7 @@ def run(
     """
     try:
         configuration = Configuration(request.configuration)
-        trained: object = Script(reference)
-        if request.script is not None:
-            script_trial.prepare(configuration, request.script)
-        else:
-            trained = _applied(configuration, workload, reference)
+        trained = _applied(request, configuration, workload, reference)
         run_kind = next(run_kind for kind, run_kind in KINDS.items() if isinstance(trained, kind))
         run_kind(request, channel, trained, configuration)
     except messages.ChannelClosed:
@@ -55,9 +51,15 @@ def run(
 
 
 def _applied(
-    configuration: Configuration, workload: Workload | None, reference: WorkloadReference
-) -> Workload:
-    """The workload, imported now where the template has not, with the configuration in force."""
+    request: messages.TrialRequest,
+    configuration: Configuration,
+    workload: Workload | None,
+    reference: WorkloadReference,
+) -> Workload | Script:
+    """What is trained, imported now where the template has not, with the configuration in force."""
+    if request.script is not None:
+        script_trial.prepare(configuration, request.script)
+        return Script(reference)
     apply.apply_before_import(configuration)
     if workload is None:
         # The user's module may start the runtime: what must precede that is set first.
