@@ -16,7 +16,8 @@ import pytest
 from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
 from test_recommendation import run_that_is
 
-from autotune import cli, commands
+from autotune import cli
+from autotune import commands as command_line
 from autotune.cli import app
 from autotune.devices.gpus import Gpu, GpuReading
 from autotune.errors import ArgumentError
@@ -158,7 +159,7 @@ def test_the_readme_and_the_help_list_every_command_and_option(capsys):
         assert re.search(rf"^│ {command} ", out, re.MULTILINE)
         _, own, _ = run(capsys, command, "--help")
         assert f"autotune {command}" in own
-        exist = {f"--{each.name.replace('_', '-')}" for each in options_of(getattr(commands, command))}
+        exist = {f"--{each.name.replace('_', '-')}" for each in options_of(getattr(command_line, command))}
         assert {
             option
             for name, more in told
