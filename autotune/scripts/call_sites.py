@@ -106,6 +106,24 @@ def _name(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+def enclosing_ranges(file: str, line: int, directory: str) -> list[Site]:
+    """The calls of `range` by which `for` loops run whose bodies hold a line, the innermost loop first."""
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    sites = {_end(call.node): site for site, call in sites_in(file, directory)}
+    loops = [each for each in ast.walk(tree) if isinstance(each, ast.For)]
+    around = [each for each in loops if each.body[0].lineno <= line <= (each.body[-1].end_lineno or 0)]
+    found = []
+    for loop in sorted(around, key=lambda each: -each.lineno):
+        calls = (
+            each for each in ast.walk(loop.iter) if isinstance(each, ast.Call) and _name(each.func) == "range"
+        )
+        found += [sites[_end(each)] for each in calls]
+    return found
+
+
 def sites_in(file: str, directory: str) -> list[tuple[Site, FoundCall]]:
     """Every call in a source file."""
     return [

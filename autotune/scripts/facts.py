@@ -61,6 +61,7 @@ class ScriptFacts(Frozen):
     )  # of the environment, that the script sets before it imports TensorFlow
     batch_given_as: str = ""  # where the batch size comes from, in words
     step_function: Site | None = None  # of a loop: the function that XLA is asked to compile
+    epochs_range: Site | None = None  # of a loop: the `range()` of its epochs, which has no end in trials
 
 
 class ScriptSettings(Frozen):

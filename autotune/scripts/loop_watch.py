@@ -64,7 +64,8 @@ class LoopWatch:
         self.wait_seconds = 0.0
         self.read_at: float | None = None
         """When an element was read last."""
-        self._place: tuple[str, int] | None = None
+        self.place: tuple[str, int] | None = None
+        """Where the training's dataset is read from its beginning: a file and a line."""
         self._last_read: Any = None  # the iterator that was read last, while its element is not yet done with
         self._updates = 0
         self._updating: set[int] = set()  # functions in whose trace an optimizer updates weights
@@ -119,7 +120,7 @@ class LoopWatch:
             place = self._users_place()
             if place is None:
                 return usual(dataset)
-            trains = place == self._place
+            trains = place == self.place
             iterator = usual(self._hooks.reads(dataset) if trains else dataset)
             setattr(iterator, _READS, getattr(dataset, _READS, dataset))
             setattr(iterator, _PLACE, place)
@@ -142,7 +143,7 @@ class LoopWatch:
             try:
                 element = usual(iterator)
             except StopIteration:
-                if place == self._place:
+                if place == self.place:
                     self._hooks.epoch_ended()
                 raise
             self._last_read, self.read_at = (iterator, element), time.perf_counter()
@@ -156,9 +157,9 @@ class LoopWatch:
         last, self._last_read = self._last_read, None
         if last is None or last[0] is not iterator:
             return
-        if self._place is None and self._updates and not self.batches_by_call:
-            self._place, self.dataset = getattr(iterator, _PLACE), getattr(iterator, _READS)
-        if getattr(iterator, _PLACE) == self._place:
+        if self.place is None and self._updates and not self.batches_by_call:
+            self.place, self.dataset = getattr(iterator, _PLACE), getattr(iterator, _READS)
+        if getattr(iterator, _PLACE) == self.place:
             logs, self._logs, self._updates = self._logs, None, 0
             self._hooks.stepped(_length(last[1]), logs)
 
@@ -278,7 +279,7 @@ class LoopWatch:
         """A call that updates weights is over."""
         self._updates += 1
         self._logs = logs if logs is not None else self._logs
-        if self._last_read is not None or self._place is not None:
+        if self._last_read is not None or self.place is not None:
             return
         self.batches_by_call = True
         if self._first_updating is None:

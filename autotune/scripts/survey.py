@@ -6,15 +6,18 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 from autotune.errors import WorkloadError
 from autotune.recipe import apply
 from autotune.recipe.apply import kind_of
 from autotune.scripts import sources, tuned
+from autotune.scripts.call_sites import enclosing_ranges
 from autotune.scripts.chain import BATCHES, back_from, batch_calls, calls_for
 from autotune.scripts.execute import directory_of, file_of
 from autotune.scripts.facts import Fit, ScriptFacts, ScriptSettings, Site, Trains
@@ -242,6 +245,7 @@ class _Survey:
             variables=self._variables,
             batch_given_as=str(calls[0].site) if calls else "",
             step_function=watch.step_function,
+            epochs_range=self._epochs_range(),
         )
         return WorkloadFacts(
             name=self._name,
@@ -254,6 +258,21 @@ class _Survey:
             fingerprint=sources.fingerprint(self._files),
             script=facts,
         )
+
+    def _epochs_range(self) -> Site | None:
+        """The `range()` that the loop over epochs runs by, where the script's own file has one."""
+        place, lines = self._watch.place, []
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            if frame.f_code.co_filename == str(self._file):
+                lines.append(frame.f_lineno)
+            frame = frame.f_back
+        if place is not None and place[0] == str(self._file) and lines:
+            lines[0] = place[1]  # where the data is read from its beginning
+        found = [site for line in lines for site in enclosing_ranges(str(self._file), line, self._directory)]
+        if not found:
+            return None
+        return found[0] if place is not None else found[-1]
 
     def _no_fit(self) -> WorkloadError:
         return never_trains(self._reference)

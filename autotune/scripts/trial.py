@@ -12,7 +12,7 @@ from autotune.errors import WorkloadError
 from autotune.executors.executor import Data
 from autotune.recipe import apply
 from autotune.scripts.execute import directory_of, run_as_main
-from autotune.scripts.facts import ScriptFacts, Trains
+from autotune.scripts.facts import ScriptFacts, Site, Trains
 from autotune.scripts.fit_call import FitCall
 from autotune.scripts.leaving import few_steps, leave
 from autotune.scripts.loop_trial import LoopTraining, losses_unknown
@@ -78,11 +78,11 @@ def run(
         compile_with = None if compiled is None or function is None else (function, bool(compiled))
         training.watch = LoopWatch(wrappers, training, compile_with=compile_with)
         training.watch.install(tf, keras)
-    run_users(script.reference)
+    run_users(script.reference, endless=facts.epochs_range)
     while training.has_trained:  # the script's own training is shorter than a trial's
         repeatable(tf)
         training.restarted()
-        run_users(script.reference)
+        run_users(script.reference, endless=facts.epochs_range)
     raise never_trains(script.reference)
 
 
@@ -100,11 +100,11 @@ def repeatable(tf: Any) -> None:
             setattr(owner, name, lambda *_, **__: None)
 
 
-def run_users(reference: WorkloadReference) -> None:
-    """Run the script. Raises `WorkloadError` for what it raises; want of memory passes through."""
+def run_users(reference: WorkloadReference, *, endless: Site | None = None) -> None:
+    """Run the script, with a `range()` of it that has no end. Raises `WorkloadError` for what it raises; want of memory passes through."""
     name = reference.shown
     try:
-        run_as_main(reference)
+        run_as_main(reference, endless=endless)
     except SystemExit as error:
         if error.code not in (None, 0):
             raise exit_error(name, error, ARGS_HINT) from error

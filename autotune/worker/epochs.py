@@ -54,7 +54,7 @@ class ByEpochs:
             self._skips = False
         if began_at is not None and not skipped:
             (self._count if self._warm else self._warm_up)(now - began_at)
-        elif self._warm and not self._skips:  # the run-in is over
+        elif self._warm and not self._skips and self._clock.slices.open is None:  # the run-in is over
             self._begin_slice()
 
     def _change_if_long(self, now: float) -> None:
