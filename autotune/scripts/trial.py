@@ -101,7 +101,11 @@ def repeatable(tf: Any) -> None:
 
 
 def run_users(reference: WorkloadReference, *, endless: Site | None = None) -> None:
-    """Run the script, with a `range()` of it that has no end. Raises `WorkloadError` for what it raises; want of memory passes through."""
+    """Run the script, with a `range()` of it that has no end.
+
+    Raises:
+        WorkloadError: It has raised an exception. Want of memory passes through.
+    """
     name = reference.shown
     try:
         run_as_main(reference, endless=endless)

@@ -16,7 +16,7 @@ from autotune.recipe.evidence import Watch
 from autotune.recipe.recipe import Recipe
 from autotune.run_directory import RunDirectory, RunRecord, new_run_directory
 from autotune.space.knobs import Device
-from autotune.space.search_space import SearchSpace, find_search_space
+from autotune.space.search_space import ResolvedSpace, SearchSpace, find_search_space
 from autotune.stats.deciding import MIN_GAIN
 from autotune.stats.numerics import BatchLosses
 from autotune.stats.stability import MEMORY_MARGIN
@@ -46,6 +46,7 @@ from autotune.workloads.workload import Workload, WorkloadReference
 
 DEFAULT_BUDGET = "10m"
 DEFAULT_SPACE = {Device.CPU: "quick", Device.GPU: "gpu"}
+WIDER_SPACE, FEW_KNOBS = "cpu", 4  # where the usual space has fewer knobs that reach the training
 LEAST_LOSSES_SECONDS = 12.0  # for comparing training losses at another batch size: with less, it is not begun
 
 
@@ -247,18 +248,7 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
         rate = run.records[0].throughput
         for text in worth_notes(samples, rate and rate.value, options.budget):
             invocation.observe(Notice(text=text))
-        written = written or find_search_space(DEFAULT_SPACE[opened.device])
-        space = written.resolve(
-            baseline=run.baseline,
-            device=opened.device,
-            cores=available_cores(),
-            examples=opened.warm.started.examples,
-            dataset_takes_config=opened.facts.dataset_takes_config,
-            largest_batch=options.max_batch,
-            fixed_batch=options.fixed_batch,
-            set_by_dataset=opened.warm.started.set_by_dataset,
-            not_reached={} if opened.facts.script is None else opened.facts.script.not_reached,
-        )
+        written, space = _space(written, opened, options)
         if earlier is not None:
             refuse_another_question(earlier, baseline=run.baseline, choices=space.choices)
             opened.seat.keep_baseline()
@@ -286,6 +276,34 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
         )
         recipe.save(directory.recipe_file)
         return recipe
+
+
+def _space(
+    written: SearchSpace | None, opened: Opened, options: Options
+) -> tuple[SearchSpace, ResolvedSpace]:
+    """The search space that was asked for; or the device's usual one, or a wider one where that reaches little."""
+
+    def resolved(space: SearchSpace) -> ResolvedSpace:
+        return space.resolve(
+            baseline=opened.run.baseline,
+            device=opened.device,
+            cores=available_cores(),
+            examples=opened.warm.started.examples,
+            dataset_takes_config=opened.facts.dataset_takes_config,
+            largest_batch=options.max_batch,
+            fixed_batch=options.fixed_batch,
+            set_by_dataset=opened.warm.started.set_by_dataset,
+            not_reached={} if opened.facts.script is None else opened.facts.script.not_reached,
+        )
+
+    if written is not None:
+        return written, resolved(written)
+    written = find_search_space(DEFAULT_SPACE[opened.device])
+    found = resolved(written)
+    if len(found.choices) < FEW_KNOBS and opened.device is Device.CPU:
+        written = find_search_space(WIDER_SPACE)
+        found = resolved(written)
+    return written, found
 
 
 def _watched(found: Found, opened: Opened, invocation: Invocation) -> Watch | None:

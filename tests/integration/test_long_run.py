@@ -1,0 +1,231 @@
+"""`autotune run`: a script trains with a recipe's values in its own places, and is otherwise as it is by itself."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from real_trials import REPOSITORY
+
+from autotune.recipe.recipe import Recipe
+from autotune.workloads.workload import WorkloadFacts
+
+RECORDED = REPOSITORY / "results" / "digits_mlp_command_one" / "recipe.json"
+
+TRAIN = """
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+keras.utils.set_random_seed(3)
+x = np.random.default_rng(0).normal(size=(96, 4)).astype("float32")
+y = x.sum(axis=1, keepdims=True)
+
+
+def batches(size=16):
+    return tf.data.Dataset.from_tensor_slices((x, y)).shuffle(96, seed=1).batch(size)
+
+
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(0.01), "mse")
+history = model.fit(batches(), epochs=3, verbose=0)
+print("losses", history.history["loss"])
+print("steps", int(model.optimizer.iterations.numpy()), "rate", float(model.optimizer.learning_rate))
+print("policy", keras.config.dtype_policy().name, "calls of", model.steps_per_execution)
+"""
+ARRAYS = TRAIN.replace("model.fit(batches(), epochs=3", "model.fit(x, y, batch_size=16, epochs=3")
+ENDS = """
+import sys
+
+import keras
+print("read", sys.stdin.readline().strip(), sys.argv[1:])
+if "raise" in sys.argv:
+    raise ValueError("no such column")
+if "wait" in sys.argv:
+    print("waiting", flush=True)
+    sys.stdin.read()
+sys.exit(7)
+"""
+SCRIPTS = {"train": TRAIN, "arrays": ARRAYS}
+
+
+@pytest.fixture(scope="module")
+def surveyed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, WorkloadFacts]:
+    """What is known of each script."""
+    folder = tmp_path_factory.mktemp("long") / "scripts"
+    for name, source in SCRIPTS.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "train.py").write_text(source, encoding="utf-8")
+    answers = folder.parent / "answers.jsonl"
+    surveys = str(Path(__file__).with_name("surveys.py"))
+    subprocess.run([sys.executable, surveys, str(folder), str(answers)], check=True, capture_output=True)
+    told = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
+    return {each["name"]: WorkloadFacts.model_validate(each["facts"]) for each in told}
+
+
+def recipe_of(facts: WorkloadFacts, folder: Path, **changes: object) -> Path:
+    """A recipe of a script, with these changes."""
+    recorded = Recipe.load(RECORDED)
+    usual = {**dict(recorded.baseline), **facts.script.baseline, "prefetch": 0, "persistent_iterator": False}
+    workload = recorded.workload.model_copy(update={"name": "train", "script": facts.script, "args": ()})
+    recipe = recorded.model_copy(
+        update={
+            "baseline": usual,
+            "configuration": {**usual, **changes},
+            "workload": workload,
+            "learning_rate": None,
+        }
+    )
+    recipe.save(folder / "recipe.json")
+    return folder / "recipe.json"
+
+
+def trained(folder: Path, arguments: list[str], **more: object) -> subprocess.CompletedProcess[str]:
+    """What Python gave."""
+    environment = {**os.environ, **more.pop("environment", {})}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        **more,
+    )
+
+
+def by_recipe(folder: Path, recipe: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """What `autotune run` gave."""
+    return trained(
+        folder, ["-m", "autotune", "run", str(recipe), "--on-mismatch", "ignore", *options, "train.py"]
+    )
+
+
+def said(ended: subprocess.CompletedProcess[str], word: str) -> str:
+    """The line that begins with a word."""
+    lines = [line for line in ended.stdout.splitlines() if line.startswith(word)]
+    assert lines, ended.stderr[-3000:]
+    return lines[0]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_with_the_scripts_own_values_nothing_changes(surveyed, tmp_path, name):
+    """An identity recipe gives the losses that the script has by itself, to the last digit."""
+    (tmp_path / "train.py").write_text(SCRIPTS[name], encoding="utf-8")
+    alone = trained(tmp_path, ["train.py"])
+    with_recipe = by_recipe(tmp_path, recipe_of(surveyed[name], tmp_path))
+    assert with_recipe.returncode == 0, with_recipe.stderr
+    assert said(with_recipe, "losses") == said(alone, "losses")
+    assert said(with_recipe, "steps") == said(alone, "steps")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_recipes_values_act_in_the_scripts_own_places(surveyed, tmp_path, name):
+    """Batch size, precision and steps per execution are the recipe's; the learning rate follows on request."""
+    (tmp_path / "train.py").write_text(SCRIPTS[name], encoding="utf-8")
+    changes = {
+        "batch_size": 48,
+        "precision": "mixed_bfloat16",
+        "steps_per_execution": 2,
+        "persistent_iterator": True,
+    }
+    recipe = recipe_of(surveyed[name], tmp_path, **changes)
+    ended = by_recipe(tmp_path, recipe, "--scale-learning-rate", "linear")
+    assert ended.returncode == 0, ended.stderr
+    assert said(ended, "steps").startswith("steps 6 ")  # three epochs of 96 examples
+    assert float(said(ended, "steps").split()[-1]) == pytest.approx(0.03)
+    assert said(ended, "policy") == "policy mixed_bfloat16 calls of 2"
+    assert "learning rate 0.01 → 0.03" in ended.stderr
+    kept = by_recipe(tmp_path, recipe)
+    assert float(said(kept, "steps").split()[-1]) == pytest.approx(0.01)
+
+
+def test_a_call_that_moved_is_found_and_one_that_is_gone_is_an_error(surveyed, tmp_path):
+    """Lines may come and go; without the call there is an error before the first step, unless it may be skipped."""
+    recipe = recipe_of(surveyed["train"], tmp_path, batch_size=48)
+    (tmp_path / "train.py").write_text(
+        "# é\n\n" + TRAIN.replace("import sys", "import os, sys"), encoding="utf-8"
+    )
+    assert said(by_recipe(tmp_path, recipe), "steps").startswith("steps 6 ")
+    gone = TRAIN.replace(".batch(size)", ".ragged_batch(size)")
+    (tmp_path / "train.py").write_text(gone, encoding="utf-8")
+    ended = by_recipe(tmp_path, recipe)
+    assert ended.returncode == 2
+    assert re.search(r"batch_size was set at batch\(\) in train.py, line \d+", ended.stderr)
+    assert "--skip-missing" in ended.stderr
+    assert "steps" not in ended.stdout
+    skipped = by_recipe(tmp_path, recipe, "--skip-missing")
+    assert said(skipped, "steps").startswith("steps 18 ")
+
+
+def test_the_scripts_ends_are_its_own(surveyed, tmp_path):
+    """Exit code, traceback, arguments and standard input are as without autotune."""
+    (tmp_path / "train.py").write_text(ENDS, encoding="utf-8")
+    run = [
+        "-m",
+        "autotune",
+        "run",
+        str(recipe_of(surveyed["train"], tmp_path)),
+        "--on-mismatch",
+        "ignore",
+        "train.py",
+    ]
+    ended = trained(tmp_path, [*run, "--debug", "-m", "--", "x"], input="hello\n")
+    assert ended.returncode == 7
+    assert "read hello ['--debug', '-m', '--', 'x']" in ended.stdout
+    raised = trained(tmp_path, [*run, "raise"], input="\n")
+    assert raised.returncode == 1
+    assert "ValueError: no such column" in raised.stderr
+    assert f'File "{tmp_path}/train.py"' in raised.stderr
+
+
+def test_a_signal_ends_the_script(surveyed, tmp_path):
+    """SIGTERM does what it does to a Python program: it is not caught."""
+    (tmp_path / "train.py").write_text(ENDS, encoding="utf-8")
+    recipe = recipe_of(surveyed["train"], tmp_path)
+    command = [
+        sys.executable,
+        "-m",
+        "autotune",
+        "run",
+        str(recipe),
+        "--on-mismatch",
+        "ignore",
+        "train.py",
+        "wait",
+    ]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=tmp_path, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert any("waiting" in line for line in process.stdout)
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+    assert process.returncode == -signal.SIGTERM
+
+
+def test_a_recipe_of_another_script_is_refused(surveyed, tmp_path):
+    """And so is the recipe of a Workload; both name the next step."""
+    (tmp_path / "other.py").write_text(ENDS, encoding="utf-8")
+    recipe = recipe_of(surveyed["train"], tmp_path)
+    other = trained(tmp_path, ["-m", "autotune", "run", str(recipe), "other.py"])
+    assert other.returncode == 2
+    assert "is of train, and other.py is another script" in other.stderr
+    workload = trained(tmp_path, ["-m", "autotune", "run", str(RECORDED), "other.py"])
+    assert workload.returncode == 2
+    assert "recipe.apply()" in workload.stderr
+
+
+def test_one_line_in_the_script_takes_the_recipe_from_the_environment(surveyed, tmp_path):
+    """`autotune.activate()` reads AUTOTUNE_RECIPE, and does nothing without it."""
+    recipe = recipe_of(surveyed["train"], tmp_path, batch_size=48)
+    (tmp_path / "train.py").write_text("import autotune\nautotune.activate()\n" + TRAIN, encoding="utf-8")
+    assert said(trained(tmp_path, ["train.py"]), "steps").startswith("steps 18 ")
+    active = trained(tmp_path, ["train.py"], environment={"AUTOTUNE_RECIPE": str(recipe)})
+    assert said(active, "steps").startswith("steps 6 "), active.stderr
