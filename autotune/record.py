@@ -12,6 +12,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, Field, FiniteFloat
 
 from autotune.space.knobs import Value
+from autotune.stats.bottleneck import Bottleneck, Ceilings, Profile
 from autotune.stats.intervals import Interval
 from autotune.stats.stability import Check
 
@@ -194,6 +195,9 @@ class TrialRecord(Frozen):
     last_loss: FiniteFloat | None = None  # running training loss when a process ended, the same
     retraces: Count | None = None  # after the warm-up, all slices together
     skipped_steps: Count | None = None  # all slices together
+    bottleneck: Bottleneck | None = None  # of an `ok` trial
+    ceilings: Ceilings | None = None  # of the baseline and of leaders
+    profile: Profile | None = None  # the same, where a full profile was asked for
 
     @property
     def measured_seconds(self) -> float:
