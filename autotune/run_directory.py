@@ -69,6 +69,7 @@ class WorkloadRecord(Frozen):
     parameters: Count | None = None  # the model's weights, as a count
     device: Literal["cpu", "gpu"] | None = None
     script: ScriptFacts | None = None  # of a script as it is
+    settings: Many[str] = ()  # that act on speed and are no knobs, as `NAME=value`: in force in all trials
 
 
 class SearchSpaceRecord(Frozen):

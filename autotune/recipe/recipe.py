@@ -99,6 +99,8 @@ class RecipeWorkload(Part):
     """Axes of each tensor of a batch, null where that varies; null when not known."""
     script: ScriptFacts | None = None
     """Of a script as it is: how it trains, and where the knobs reach it."""
+    settings: Annotated[tuple[str, ...], Field(fail_fast=True)] = ()
+    """Settings that act on speed and are no knobs, as `NAME=value`: they were in force in all trials."""
     train_samples: Count | None = None
     """What the long training takes, as it was given, or by the script's epochs; null when not known."""
 

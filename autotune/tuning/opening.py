@@ -213,6 +213,7 @@ def completed(opened: Opened, invocation: Invocation, source: str, space: Resolv
         parameters=started.parameters,
         device=opened.device.value,
         script=facts.script,
+        settings=started.not_knobs,
     )
     return invocation.directory.read_run().model_copy(
         update={

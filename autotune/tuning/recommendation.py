@@ -72,6 +72,7 @@ def recommend(
             examples=workload.examples,
             batch_ranks=workload.batch_ranks,
             script=workload.script,
+            settings=workload.settings,
             train_samples=options.train_samples or samples_of(workload.script, workload.examples),
         ),
         created_by=CreatedBy(

@@ -229,3 +229,15 @@ def test_one_line_in_the_script_takes_the_recipe_from_the_environment(surveyed, 
     assert said(trained(tmp_path, ["train.py"]), "steps").startswith("steps 18 ")
     active = trained(tmp_path, ["train.py"], environment={"AUTOTUNE_RECIPE": str(recipe)})
     assert said(active, "steps").startswith("steps 6 "), active.stderr
+
+
+def test_settings_that_are_no_knobs_are_in_run_and_recipe(tmp_path):
+    """`TF_XLA_FLAGS` of the shell holds in all trials, and whoever uses the recipe can see that it did."""
+    script = TRAIN.replace("epochs=3", "epochs=2")
+    (tmp_path / "train.py").write_text(script, encoding="utf-8")
+    tune = ["-m", "autotune", "tune", "train.py", "--budget", "25s", "--trials", "1", "--out", "run"]
+    ended = trained(tmp_path, tune, environment={"TF_XLA_FLAGS": "--tf_xla_clustering_debug=false"})
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    recipe = Recipe.load(tmp_path / "run" / "recipe.json")
+    assert recipe.workload.settings == ("TF_XLA_FLAGS=--tf_xla_clustering_debug=false",)
+    assert "is in force in all trials" in ended.stdout
