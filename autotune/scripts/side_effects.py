@@ -112,7 +112,7 @@ class SideEffects:
         noop = tf.summary.create_noop_writer
         for module in (tf.summary, tf.compat.v2.summary):
             module.create_file_writer = lambda *_, **__: (self.leave_out("tf.summary"), noop())[1]
-        self._wrap_records(tf)
+        self._wrap_tensorflow_files(tf)
         self.watch_writes()
 
     def watch_writes(self) -> None:
@@ -136,23 +136,53 @@ class SideEffects:
 
         return nothing
 
-    def _wrap_records(self, tf: Any) -> None:
-        """TensorFlow opens files behind Python's back: one that exists is not written over, but written to nowhere."""
+    def _wrap_tensorflow_files(self, tf: Any) -> None:
+        """TensorFlow opens files behind Python's back: what makes or changes one says so first."""
         kind, usual = tf.io.TFRecordWriter, tf.io.TFRecordWriter.__init__
 
         def opened(writer: Any, path: Any, *arguments: Any, **named: Any) -> None:
-            if os.path.exists(path) and not self._allow_writes:
+            full = os.path.abspath(os.fspath(path))
+            if os.path.exists(full) and not self._allow_writes:  # another trial may be reading it
                 self.leave_out("TFRecordWriter, for files that exist")
                 path = os.devnull
             else:
-                self._note(os.fspath(path))
+                self._writes("open", full)
             usual(writer, path, *arguments, **named)
 
         kind.__init__ = opened
+        file = tf.io.gfile.GFile
+        opens = file.__init__
 
-    def _note(self, path: str) -> None:
+        def opened_file(self_: Any, name: Any, mode: str = "r") -> None:
+            if set(mode) & set("wa+"):
+                self._writes("open", name)
+            opens(self_, name, mode)
+
+        file.__init__ = opened_file
+        for module, name, event in (
+            (tf.io, "write_file", "open"),
+            (tf.io.gfile, "makedirs", "os.mkdir"),
+            (tf.io.gfile, "mkdir", "os.mkdir"),
+            (tf.io.gfile, "remove", "os.remove"),
+            (tf.io.gfile, "rmtree", "shutil.rmtree"),
+            (tf.io.gfile, "rename", "os.rename"),
+        ):
+            setattr(module, name, self._saying(getattr(module, name), event))
+
+    def _saying(self, usual: Callable[..., Any], event: str) -> Callable[..., Any]:
+        def said(path: Any, *arguments: Any, **named: Any) -> Any:
+            self._writes(event, path)
+            return usual(path, *arguments, **named)
+
+        return said
+
+    def _writes(self, event: str, path: Any) -> None:
+        """A function of TensorFlow's is about to make or change a file."""
+        if isinstance(path, str | os.PathLike) and "://" not in str(path) and not self._allow_writes:
+            self._look(event, os.path.abspath(os.fspath(path)))
+
+    def _note(self, full: str) -> None:
         """Remember what this process makes."""
-        full = os.path.abspath(path)
         if full in self._created or "\n" in full:
             return
         self._created.add(full)
@@ -171,13 +201,18 @@ class SideEffects:
         path = arguments[0]
         if isinstance(path, int) or path is None:
             return
-        full = os.path.abspath(os.fsdecode(path))
+        self._look(event, os.path.abspath(os.fsdecode(path)))
+
+    def _look(self, event: str, full: str) -> None:
+        """Note what is made, and refuse what is not the trials' own to change."""
         if full.startswith(self._others) or f"{os.sep}__pycache__{os.sep}" in full:
             return
         exists = os.path.exists(full)
         if event in ("open", "os.mkdir"):
             if not exists:
-                self._note(full)
+                for each in (full, *map(str, Path(full).parents)):  # one call may make all of them
+                    if not os.path.exists(each):
+                        self._note(each)
                 return
             if event == "os.mkdir" or full in self._created or not os.path.isfile(full):
                 return

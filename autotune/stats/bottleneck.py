@@ -52,7 +52,9 @@ class Profile(BaseModel, frozen=True, extra="forbid"):
 
     steps: int = 0  # that were profiled
     step_seconds: Amount | None = None  # of a profiled step, which is slower than others
-    breakdown: dict[str, Amount] = Field({})  # of a step, in seconds: input, compute, launch, communication, other
+    breakdown: dict[str, Amount] = Field(
+        {}
+    )  # of a step, in seconds: input, compute, launch, communication, other
     operations: Many[Operation] = ()  # those with most self time, ten at most
     peak_bytes: int | None = None  # of the memory that TensorFlow's allocators held
     held_by: Many[str] = ()  # what held it at its peak

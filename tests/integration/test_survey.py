@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from autotune.scripts.created import remove_created
+
 MODEL = """
 import keras
 import numpy as np
@@ -66,6 +68,20 @@ model.fit(x, y, callbacks=[keras.callbacks.ModelCheckpoint("a.keras"), keras.cal
     "makes_its_data": "import os\nos.makedirs('made', exist_ok=True)\nopen('made/a.txt', 'w').write('1')\n"
     + COMPILED
     + "model.fit(x, y)\n",
+    "makes_its_data_by_tensorflow": COMPILED
+    + """
+import os
+if not os.path.exists("made"):
+    tf.io.gfile.makedirs("made/inner")
+    tf.io.write_file("made/inner/a.bin", tf.constant("1"))
+    with tf.io.TFRecordWriter("made/b.tfrecord") as writer:
+        writer.write(b"1")
+    with tf.io.gfile.GFile("made/c.txt", "w") as stream:
+        stream.write("1")
+model.fit(x, y)
+""",
+    "overwrites_by_tensorflow": COMPILED
+    + "tf.io.write_file('kept.txt', tf.constant('new'))\nmodel.fit(x, y)\n",
     "raises": COMPILED + "raise ValueError('no such column: é')\n",
     "exits": "import argparse\np = argparse.ArgumentParser()\np.add_argument('data')\np.parse_args()\n",
     "asks": "name = input('which model? ')\n" + COMPILED + "model.fit(x, y)\n",
@@ -124,7 +140,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "arguments": {"args": ["--size", "4"]},
     "wrong_fit": {"fit": 3},
 }
-FILES = {"overwrites": {"kept.txt": "old"}, "removes": {"out/model.txt": "weights"}}
+FILES = {
+    "overwrites": {"kept.txt": "old"},
+    "overwrites_by_tensorflow": {"kept.txt": "old"},
+    "removes": {"out/model.txt": "weights"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -235,6 +255,16 @@ def test_a_file_that_exists_is_not_written_over(told, folder):
     assert facts(told, "makes_its_data")
     noted = (folder.parent / "makes_its_data.created").read_text(encoding="utf-8").splitlines()
     assert [Path(each).name for each in noted] == ["made", "a.txt"]
+
+
+def test_what_tensorflow_writes_itself_is_seen_too(told, folder):
+    """Its own file functions open files behind Python's back: what they make is noted, and what exists is kept."""
+    assert facts(told, "makes_its_data_by_tensorflow")
+    created = folder.parent / "makes_its_data_by_tensorflow.created"
+    remove_created(created, [str(folder / "makes_its_data_by_tensorflow")])
+    assert not (folder / "makes_its_data_by_tensorflow" / "made").exists()
+    assert "train.py, line 8: writes to" in told["overwrites_by_tensorflow"]["message"]
+    assert (folder / "overwrites_by_tensorflow" / "kept.txt").read_text(encoding="utf-8") == "old"
 
 
 @pytest.mark.parametrize(
