@@ -263,7 +263,7 @@ def test_what_tensorflow_writes_itself_is_seen_too(told, folder):
     created = folder.parent / "makes_its_data_by_tensorflow.created"
     remove_created(created, [str(folder / "makes_its_data_by_tensorflow")])
     assert not (folder / "makes_its_data_by_tensorflow" / "made").exists()
-    assert "train.py, line 8: writes to" in told["overwrites_by_tensorflow"]["message"]
+    assert "train.py, line 9: writes to" in told["overwrites_by_tensorflow"]["message"]
     assert (folder / "overwrites_by_tensorflow" / "kept.txt").read_text(encoding="utf-8") == "old"
 
 
