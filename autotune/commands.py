@@ -47,6 +47,7 @@ def tune(
     fixed_batch: bool = False,
     memory_margin: float = 0.1,
     soak: str | None = None,
+    profile: Literal["all", "finalists", "none"] = "finalists",
     fit: int | None = None,
     allow_writes: bool = False,
     train_samples: int | None = None,
@@ -89,6 +90,8 @@ def tune(
         Share of the memory, host's and device's, that must stay free at the peak: 0.1 is ten percent.
     soak
         Time at the end in which the winner trains without a pause and is watched for leaks and hangs, such as 60s.
+    profile
+        Whose steps are profiled: all trials', the baseline's and the leaders' (finalists), or none.
     fit
         Which model.fit of a script is tuned, from 1; the longest when left out.
     allow_writes
@@ -119,6 +122,7 @@ def tune(
                 fixed_batch=fixed_batch,
                 memory_margin=memory_margin,
                 soak=soak,
+                profile=profile,
                 fit=fit,
                 allow_writes=allow_writes,
                 train_samples=train_samples,

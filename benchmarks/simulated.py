@@ -220,7 +220,9 @@ class SimulatedTrial:
         """How much faster than its pace the next slice is, as a logarithm."""
         return self._trials.random.gauss(0.0, self._trials.noise)
 
-    def finish(self, input_wait_seconds: float, timeout_seconds: float) -> Finished:
+    def finish(
+        self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False
+    ) -> Finished:
         """See `LiveTrial`."""
         self._require(_State.WARM)
         self._pass(input_wait_seconds, self._trials.clock() + timeout_seconds)

@@ -52,6 +52,8 @@ def show_recipe(recipe: Recipe, path: Path, console: RichConsole | None = None) 
         say("Not checked:", console)
         for each in evidence.stability.not_checked:
             say(f"  - {each}", console)
+    for each in evidence.advice:
+        say(each, console)
     if worth := _worth(recipe):
         say(worth, console)
     say(f"Recipe: {path}", console)

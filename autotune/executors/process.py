@@ -39,6 +39,7 @@ _DOING: dict[type, str] = {
     messages.LossCurves: "while training for loss curves",
 }
 
+Profiled = Literal["all", "finalists", "none"]
 Message = TypeVar("Message")
 Used = TypeVar("Used")
 
@@ -46,8 +47,9 @@ Used = TypeVar("Used")
 class TrialProcess:
     """A real trial: a fork of a template; see `executor.LiveTrial`."""
 
-    def __init__(self, template: Template, request: messages.TrialRequest) -> None:
+    def __init__(self, template: Template, request: messages.TrialRequest, profile: Profiled) -> None:
         self.template = template
+        self._profile = profile
         self._log = Path(request.log)
         self._clock = AwakeClock()
         self._requested = self._clock()
@@ -92,10 +94,15 @@ class TrialProcess:
             if self._clock.standstills == before or thrown_away == MOST_REPEATS:
                 return tuple(each.model_copy(update={"standstills": thrown_away}) for each in slices)
 
-    def finish(self, input_wait_seconds: float, timeout_seconds: float) -> messages.Finished:
+    def finish(
+        self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False
+    ) -> messages.Finished:
         """See `executor.LiveTrial`."""
         before, deadline = self._clock.standstills, self._clock() + timeout_seconds
-        self._command(messages.Finish(input_wait_seconds=input_wait_seconds))
+        profile = self._profile == "all" or (self._profile == "finalists" and thorough)
+        self._command(
+            messages.Finish(input_wait_seconds=input_wait_seconds, ceilings=thorough, profile=profile)
+        )
         told = self._expect(messages.Finished, deadline)
         if input_wait_seconds > 0:
             with contextlib.suppress(TrialFailed):  # it is ended; what it told before stands
@@ -225,6 +232,7 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
         *,
         logs: Path,  # directory for the templates' logs
         isolation: Literal["template", "spawn"] = "template",  # forks, or fresh interpreters
+        profile: Profiled = "none",  # which trials are profiled at their end
     ) -> None:
         self.seats: tuple[str, ...] = ("local",)
         self.isolation: Literal["template", "spawn"] = "template"  # the first template imports the workload
@@ -232,6 +240,7 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
         self._reference = reference
         self._logs = logs
         self._wanted = isolation
+        self._profile: Profiled = profile
         self._templates: dict[frozenset[tuple[str, str]], Template] = {}
         self._count = 0
         self._fingerprint: str | None = None
@@ -279,7 +288,7 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
 
         def fork(template: Template) -> TrialProcess:
             self._refuse_changes(template.wait_ready().workload)
-            return TrialProcess(template, request)
+            return TrialProcess(template, request, self._profile)
 
         variables = environment(configuration) if self.isolation == "template" else {}
         return self._with_template(variables, fork)

@@ -56,6 +56,113 @@ class Profile(BaseModel, frozen=True, extra="forbid"):
         {}
     )  # of a step, in seconds: input, compute, launch, communication, other
     operations: Many[Operation] = ()  # those with most self time, ten at most
+    operation_seconds: Amount | None = None  # self time of all operations of the step, without the input's
+    usual_operation_seconds: Amount | None = None  # the same of one operation, on average
+    matrix_share: Amount | None = None  # of that time: matrix products, convolutions and the like
     peak_bytes: int | None = None  # of the memory that TensorFlow's allocators held
     held_by: Many[str] = ()  # what held it at its peak
     reason: str = ""  # why there is no profile
+
+
+# The thresholds of XProf's own analyses, as shares of a step: input-bound from 5% (moderately) and from 20% (highly),
+# see `input_pipeline_analyzer` in openxla/xprof; kernel launch and communication 3% and 15%.
+INPUT_MODERATE, INPUT_HIGH = 0.05, 0.20
+LAUNCH_HIGH, COMMUNICATION_HIGH = 0.15, 0.15
+UNUSED_HIGH = 0.4
+"""Share of a profiled step on a host that no operation uses: the executor and Python have it. Steps of large operations
+leave up to a quarter unused, those of tiny ones half and more."""
+MOSTLY = 0.5
+MATRIX_WORK = (
+    "MatMul",
+    "Conv",
+    "Einsum",
+    "RNN",
+    "LSTM",
+    "GRU",
+    "FFT",
+    "Cholesky",
+    "Attention",
+    "Gemm",
+    "Fusion",
+)
+"""Kinds of operations that compute much on each byte that they read."""
+
+
+class Seen(BaseModel, frozen=True, extra="forbid"):
+    """What is known of a trial's steps.
+
+    Args:
+        waits: Share of a step that waits for input; None where it was not measured.
+        outside: Share of a call's time that passes outside of TensorFlow: in Keras, callbacks and the script.
+        profile: A full profile; None where there is none.
+    """
+
+    waits: float | None = None
+    outside: float | None = None
+    profile: Profile | None = None
+
+
+def bottleneck_of(seen: Seen) -> Bottleneck:
+    """What limits a trial, by the first of these rules that holds.
+
+    | limit | rule |
+    |---|---|
+    | input | it is highly input-bound |
+    | communication | collectives take 15% of a profiled step |
+    | launch | kernels are launched for 15% of a profiled step; or its operations leave 40% of it unused; or calls spend |
+    | | 15% of their time outside TensorFlow |
+    | input | it is moderately input-bound |
+    | compute, memory_bandwidth | half of the operations' time is matrix work, or is not |
+    """
+    profile = seen.profile if seen.profile is not None and seen.profile.steps else None
+    if seen.waits is None and seen.outside is None and profile is None:
+        return Bottleneck(name="unknown", why="neither its input wait nor its calls were measured")
+    waits = seen.waits or 0.0
+    if waits >= INPUT_HIGH:
+        return Bottleneck(name="input", share=waits, why=f"the step waits for input {waits:.0%} of its time")
+    if profile is not None and (found := _by_profile(profile)) is not None:
+        return found
+    outside = seen.outside or 0.0
+    if outside >= LAUNCH_HIGH:
+        why = f"{outside:.0%} of a call passes outside of TensorFlow, in Keras, callbacks and Python"
+        return Bottleneck(name="launch", share=outside, why=why)
+    if waits >= INPUT_MODERATE:
+        return Bottleneck(name="input", share=waits, why=f"the step waits for input {waits:.0%} of its time")
+    if profile is None:
+        why = f"it waits for input {waits:.0%} of its time; without a profile compute and memory are not told apart"
+        return Bottleneck(name="compute_or_memory", share=1 - waits, why=why)
+    return _of_operations(profile)
+
+
+def _by_profile(profile: Profile) -> Bottleneck | None:
+    """Communication or launch, where a profile shows it."""
+    step = profile.step_seconds or 0.0
+    if step <= 0:
+        return None
+    talks, launches = (profile.breakdown.get(name, 0.0) / step for name in ("communication", "launch"))
+    if talks >= COMMUNICATION_HIGH:
+        return Bottleneck(name="communication", share=talks, why=f"collectives take {talks:.0%} of a step")
+    if launches >= LAUNCH_HIGH:
+        return Bottleneck(
+            name="launch", share=launches, why=f"kernels are launched for {launches:.0%} of a step"
+        )
+    usual, unused = profile.usual_operation_seconds, max(0.0, 1 - (profile.operation_seconds or 0.0) / step)
+    if usual is not None and unused >= UNUSED_HIGH:
+        why = f"its operations, of {usual * 1e6:.0f} µs on average, leave {unused:.0%} of a step to starting them"
+        return Bottleneck(name="launch", share=unused, why=why)
+    return None
+
+
+def _of_operations(profile: Profile) -> Bottleneck:
+    """Compute or memory bandwidth, by what the operations are."""
+    share = profile.matrix_share
+    if share is None:
+        return Bottleneck(name="unknown", why="the profile holds no operations")
+    if share >= MOSTLY + 0.1:
+        why = f"matrix products and convolutions are {share:.0%} of the operations' time"
+        return Bottleneck(name="compute", share=share, why=why)
+    if share <= MOSTLY - 0.1:
+        why = f"element-wise operations, reductions and copies are {1 - share:.0%} of the operations' time"
+        return Bottleneck(name="memory_bandwidth", share=1 - share, why=why)
+    why = f"matrix work and element-wise operations share the time, {share:.0%} to {1 - share:.0%}"
+    return Bottleneck(name="balanced", share=share, why=why)

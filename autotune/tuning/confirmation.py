@@ -227,4 +227,4 @@ class FreshPairs:
         known = trial.finished is not None and trial.finished.input_wait_fraction is not None
         ask = not known and self._times_asked[trial.number] < MOST_ASKED
         self._times_asked[trial.number] += ask
-        side.close(INPUT_WAIT_SECONDS if ask else 0.0)
+        side.close(INPUT_WAIT_SECONDS if ask else 0.0, thorough=ask)

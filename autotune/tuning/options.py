@@ -33,6 +33,7 @@ class Options:
     memory_margin: float = MEMORY_MARGIN
     soak: float | None = None
     args: tuple[str, ...] = ()
+    profile: Literal["all", "finalists", "none"] = "finalists"
     fit: int | None = None
     allow_writes: bool = False
     train_samples: int | None = None
@@ -75,7 +76,11 @@ class Options:
             raise ArgumentError(
                 f"space is {self.space!r}", hint="It must be the path or name of a search space."
             )
-        for name, words in (("isolation", ("template", "spawn")), ("pairing", ("auto", "bracketed"))):
+        for name, words in (
+            ("isolation", ("template", "spawn")),
+            ("pairing", ("auto", "bracketed")),
+            ("profile", ("all", "finalists", "none")),
+        ):
             if getattr(self, name) not in words:
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}", hint=f"It is {' or '.join(words)}.")
         checked_args(self.args)

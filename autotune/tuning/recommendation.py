@@ -9,7 +9,9 @@ from autotune.printable import first_line
 from autotune.recipe.evidence import BestCandidate, Confirmation, Evidence, PeakMemory, Stability, Watch
 from autotune.recipe.recipe import CreatedBy, LearningRate, Recipe, RecipeWorkload
 from autotune.record import Standing, TrialRecord
+from autotune.report.advice import advice
 from autotune.run_directory import RunRecord
+from autotune.scripts.facts import ScriptFacts
 from autotune.space.configuration import Configuration
 from autotune.stats import growth, numerics
 from autotune.stats.deciding import Verdict
@@ -57,7 +59,7 @@ def recommend(
     return Recipe(
         configuration=dict(configuration),
         baseline=dict(run.baseline),
-        evidence=_evidence(found, champion, watched, run, measured=batch_losses is not None),
+        evidence=_evidence(found, champion, watched, run, workload.script, measured=batch_losses is not None),
         learning_rate=LearningRate.between(
             configuration.batch_size, run.baseline.batch_size, losses=batch_losses
         ),
@@ -89,7 +91,13 @@ def recommend(
 
 
 def _evidence(
-    found: Found, champion: Leader | None, watched: Watch | None, run: Run, *, measured: bool
+    found: Found,
+    champion: Leader | None,
+    watched: Watch | None,
+    run: Run,
+    script: ScriptFacts | None,
+    *,
+    measured: bool,
 ) -> Evidence:
     state = found.state
     searched = run.records[0]
@@ -128,6 +136,7 @@ def _evidence(
         peak_memory_bytes=_peak(chosen, searched if champion is None else chosen),
         baseline_peak_memory_bytes=_peak(reference, searched),
         input_wait_fraction=chosen.input_wait_fraction,
+        advice=tuple(advice(searched, None if champion is None else chosen, script)),
         stability=Stability(
             checks=tuple(each for each in checks if each.tells),
             not_checked=()

@@ -120,7 +120,7 @@ class Seat:
             return
         self.baseline.side = None
         try:
-            side.close(INPUT_WAIT_SECONDS if trial.finished is None else 0.0)
+            side.close(INPUT_WAIT_SECONDS if trial.finished is None else 0.0, thorough=trial.finished is None)
         except TrialFailed as failure:
             raise baseline_error(self._run, trial, failure) from failure
         finally:

@@ -99,13 +99,13 @@ class Side:
             self.trial.seconds += self.run.clock() - began
         return measured.model_copy(update={"at": self.run.now()})
 
-    def close(self, input_wait_seconds: float) -> None:
+    def close(self, input_wait_seconds: float, *, thorough: bool = False) -> None:
         """Take the closing figures and end it; what was measured stands when they do not come."""
         # Raises TrialFailed where training has ruined the weights.
         patience = self.deadline.closing(PATIENCE_SECONDS)
         try:
             with _of(self.trial), self.run.others_work():
-                finished = self.live.finish(input_wait_seconds, patience)
+                finished = self.live.finish(input_wait_seconds, patience, thorough=thorough)
             self.trial.note_closing(finished)
         except TrialFailed as failure:
             if failure.outcome is Outcome.NONFINITE:

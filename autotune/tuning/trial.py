@@ -11,6 +11,7 @@ from typing import Any
 from autotune.executors.executor import TrialFailed, WarmUp
 from autotune.record import Looks, Outcome, Pair, Pairing, Phase, Slice, TrialRecord
 from autotune.space.configuration import Configuration
+from autotune.stats.bottleneck import Profile, Seen, bottleneck_of
 from autotune.stats.disturbance import disturbed_pairs, load_of
 from autotune.stats.intervals import Interval, Spread, mean_interval
 from autotune.tuning import ratios
@@ -80,6 +81,8 @@ class Trial:
                 peak_host_bytes=record.peak_host_bytes,
                 peak_device_bytes=record.peak_device_bytes,
                 input_wait_fraction=record.input_wait_fraction,
+                outside_fraction=record.outside_fraction,
+                ceilings=record.ceilings,
             )
         return trial
 
@@ -133,6 +136,9 @@ class Trial:
                 filter(None, (before.peak_device_bytes, finished.peak_device_bytes)), default=None
             ),
             input_wait_fraction=before.input_wait_fraction if waits is None else waits,
+            outside_fraction=before.outside_fraction if waits is None else finished.outside_fraction,
+            ceilings=finished.ceilings or before.ceilings,
+            no_profile=finished.no_profile or before.no_profile,
         )
 
     @property
@@ -188,12 +194,20 @@ class Trial:
             peak_host_bytes=None if finished is None else finished.peak_host_bytes,
             peak_device_bytes=None if finished is None else finished.peak_device_bytes,
             input_wait_fraction=None if finished is None else finished.input_wait_fraction,
+            outside_fraction=None if finished is None else finished.outside_fraction,
+            ceilings=None if finished is None else finished.ceilings,
+            profile=Profile(reason=finished.no_profile)
+            if finished is not None and finished.no_profile
+            else None,
             cpu_utilisation=_utilisation(own),
             first_loss=_median([*(each.first_loss for each in self._warm), *self._earlier("first_loss")]),
             last_loss=_median(last_losses.values()),
             retraces=_total(each.retraces for each in own),
             skipped_steps=_total(each.skipped_steps for each in own),
         )
+        if outcome is Outcome.OK:
+            seen = Seen(waits=record.input_wait_fraction, outside=record.outside_fraction)
+            record = record.model_copy(update={"bottleneck": bottleneck_of(seen)})
         if warm is not None:
             return record.model_copy(update=self._when_warm(warm, own))
         return record.model_copy(

@@ -26,6 +26,7 @@ from autotune.tuning.losses import Trainings, compare_batch_sizes
 from autotune.tuning.occupying import occupied
 from autotune.tuning.opening import Invocation, Opened, completed, limits_of, open_run, prepared, reference_to
 from autotune.tuning.options import Options, seconds_of
+from autotune.tuning.profiles import note_profiles
 from autotune.tuning.progress import Began, Notice, Observer, RunBegan, silent
 from autotune.tuning.recommendation import recommend
 from autotune.tuning.resuming import (
@@ -68,6 +69,7 @@ def tune(
     fixed_batch: bool = False,
     memory_margin: float = MEMORY_MARGIN,
     soak: float | str | None = None,
+    profile: Literal["all", "finalists", "none"] = "finalists",
     fit: int | None = None,
     allow_writes: bool = False,
     train_samples: int | None = None,
@@ -102,6 +104,8 @@ def tune(
             configuration must leave free at its peak.
         soak: Time at the end, in seconds or as text, in which the winner trains without a pause and is watched for
             leaks and hangs; None for none.
+        profile: Whose steps are profiled once their slices are over: those of all trials, of the baseline and the
+            leaders, or of none. XProf and TensorBoard open `trials/NNNN/profile`.
         fit: Which `model.fit` of a script is tuned, from 1, in the order in which they are called; the longest when
             None.
         allow_writes: A script may write to files that exist, in each trial.
@@ -137,6 +141,7 @@ def tune(
         "fixed_batch": fixed_batch,
         "memory_margin": memory_margin,
         "soak": None if soak is None else seconds_of("soak", soak, may_be_none=True),
+        "profile": profile,
         "fit": fit,
         "allow_writes": allow_writes,
         "train_samples": train_samples,
@@ -212,7 +217,9 @@ def _run(
         observe(Notice(text=f"resumed: {len(earlier.records)} trials were finished before"))
     with (
         prepared(reference, directory, fit=options.fit, allow_writes=options.allow_writes) as reference,
-        TrialProcesses(reference, logs=directory.log_directory, isolation=options.isolation) as processes,
+        TrialProcesses(
+            reference, logs=directory.log_directory, isolation=options.isolation, profile=options.profile
+        ) as processes,
     ):
         invocation = Invocation(
             executor=processes,
@@ -266,6 +273,7 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
             earlier=[] if earlier is None else earlier.trials()[1:],
         ).run()
         opened.seat.end_baseline()
+        note_profiles(run)
         recipe = recommend(
             found=found,
             watched=_watched(found, opened, invocation),

@@ -6,6 +6,7 @@ Something new to measure then belongs here.
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.devices.telemetry import peak_host_bytes
@@ -14,20 +15,34 @@ from autotune.worker.failures import TrainingFailed
 from autotune.worker.gauges import Gauge
 from autotune.worker.gpus import device_bytes
 from autotune.worker.messages import Channel, Finish, Finished
+from autotune.worker.profiling import FOLDER, ceilings, profile_fit
 from autotune.worker.training import Progress
 
 if TYPE_CHECKING:
     import keras
 
+    from autotune.recipe.apply import TrainingPipeline
     from autotune.worker.step_clock import StepClock
 
 
-def tell(channel: Channel, model: keras.Model, clock: StepClock, finish: Finish) -> None:
-    """Send the closing figures: before the input wait is measured and, where that is asked for, with it."""
+def tell(
+    channel: Channel, model: keras.Model, clock: StepClock, finish: Finish, train: TrainingPipeline, log: Path
+) -> None:
+    """Send the closing figures: at once, and again with what takes time where that is asked for.
+
+    Args:
+        channel: The pipe to the tuner.
+        model: What was trained.
+        clock: That timed it.
+        finish: The tuner's command.
+        train: What was trained on.
+        log: The trial's; a profile goes beside it.
+    """
     figures = Finished(
         peak_host_bytes=peak_host_bytes(),
         peak_device_bytes=device_bytes("peak"),
         input_wait_fraction=None,
+        outside_fraction=clock.slices.outside_fraction,
     )
     refuse_weights_that_are_not_finite(model, step=clock.progress.steps)
     channel.send(figures)
@@ -37,7 +52,20 @@ def tell(channel: Channel, model: keras.Model, clock: StepClock, finish: Finish)
     kept = in_slices and kept_call_seconds(model, clock.iterator, finish.input_wait_seconds)
     if kept and in_slices:  # what the pipeline takes from the step's own cores counts as waiting
         waits = min(1.0, max(0.0, 1.0 - kept / in_slices))
-    channel.send(figures.model_copy(update={"input_wait_fraction": waits}))
+    found: dict[str, Any] = {"input_wait_fraction": waits}
+    if finish.ceilings:
+        training = clock.progress.training
+        found["ceilings"] = ceilings(
+            train.dataset if train.source is None else None,
+            examples_per_call=training.batch_size * training.steps_per_call,
+            batch_size=training.batch_size,
+            kept=kept,
+            seconds=finish.input_wait_seconds,
+        )
+    folder = log.parent / FOLDER
+    if finish.profile and not folder.exists():
+        found["no_profile"] = profile_fit(model, clock.iterator, train.dataset, folder)
+    channel.send(figures.model_copy(update=found))
 
 
 def refuse_weights_that_are_not_finite(model: keras.Model, *, step: int) -> None:

@@ -161,7 +161,7 @@ def time_fit(
         if twice is None or parts.batched or clock.progress.steps or is_out_of_memory(error):
             raise
         raise twice from error
-    closing.tell(channel, model, clock, finish)
+    closing.tell(channel, model, clock, finish, train, Path(request.log))
 
 
 def _started(

@@ -21,6 +21,7 @@ from autotune.printable import LONGEST_MESSAGE, one_line
 from autotune.record import Amount, Boundary, Count, Frozen, Many, Number, Outcome, Positive, Slice
 from autotune.scripts.facts import ScriptFacts
 from autotune.space.knobs import Value
+from autotune.stats.bottleneck import Ceilings
 from autotune.workloads.workload import WorkloadFacts
 
 LARGEST_MESSAGE_BYTES = 4 << 20
@@ -141,6 +142,8 @@ class Finish(Frozen):
 
     kind: Literal["finish"] = "finish"
     input_wait_seconds: FiniteFloat = 0.0  # how long the input-wait counterfactual may take; 0 for none
+    ceilings: bool = False  # how fast the input and the step are alone is measured as well
+    profile: bool = False  # steps are profiled at the end, into `profile/` beside the log
 
 
 class Started(Data):
@@ -211,6 +214,9 @@ class Finished(Frozen):
     peak_host_bytes: int
     peak_device_bytes: int | None
     input_wait_fraction: FiniteFloat | None
+    outside_fraction: FiniteFloat | None = None  # of a call: what passes outside of TensorFlow
+    ceilings: Ceilings | None = None
+    no_profile: str = ""  # why there is none, where one was asked for
 
 
 class Failed(Frozen):

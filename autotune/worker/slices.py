@@ -91,6 +91,7 @@ class Slices:
         self._clock = clock
         self._wanted_seconds, self._left = 0.0, 0
         self._within_seconds, self._within_calls = 0.0, 0
+        self._outside_seconds = 0.0
 
     def hold(self) -> None:
         """Freeze, and take the next command.
@@ -120,6 +121,16 @@ class Slices:
         if self._progress.calls > 1:
             self._within_seconds += seconds
             self._within_calls += 1
+
+    def outside(self, seconds: float) -> None:
+        """Note the time between two calls, in Keras, callbacks and the user's code."""
+        if self.open is not None and self._progress.calls > 0:
+            self._outside_seconds += seconds
+
+    @property
+    def outside_fraction(self) -> float | None:
+        """Which part of a call's time passed outside of the train function, an epoch's first call left out."""
+        return min(1.0, self._outside_seconds / self._within_seconds) if self._within_seconds else None
 
     @property
     def call_seconds(self) -> float | None:

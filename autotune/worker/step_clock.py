@@ -126,6 +126,7 @@ class StepClock:
 
         def timed(iterator: Any) -> Any:
             self.iterator = iterator
+            self.slices.outside(self.now() - self._last_call_at)
             logs = train_function(iterator)
             self.called(logs)
             return logs
