@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 from autotune.devices.telemetry import peak_host_bytes
 from autotune.executors.executor import Data
@@ -21,6 +22,7 @@ from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Stage
 from autotune.worker import closing, datasets, failures, gauges, gpus, messages
 from autotune.worker.boundary import BetweenEpochs
+from autotune.worker.profiling import FOLDER, Profiler
 from autotune.worker.slices import TrainingEnded
 from autotune.worker.step_clock import StepClock
 from autotune.worker.training import Training
@@ -50,6 +52,9 @@ class LoopTraining:
         self._facts, self._side_effects = facts, side_effects
         self._clock: StepClock | None = None
         self._restarted = False
+        self._waited = 0.0, 0.0  # seconds that slices waited for input, and all of theirs
+        self._figures: messages.Finished | None = None
+        self._profiler: Profiler | None = None
         self.wrappers: Wrappers
         self.watch: LoopWatch
 
@@ -66,6 +71,8 @@ class LoopTraining:
         """The script has ended before the tuner ends the trial, and begins anew."""
         self._restarted = True
         self.watch.restarted()
+        if self._profiler is not None:
+            self._last_words("the training ended while it was profiled")
 
     def reads(self, dataset: Any) -> Any:
         """See `LoopHooks`."""
@@ -86,7 +93,9 @@ class LoopTraining:
     def epoch_ended(self) -> None:
         """See `LoopHooks`."""
         clock = self._clock
-        if clock is not None and clock.progress.training.examples is not None and clock.progress.calls:
+        if clock is None or self._profiler is not None:
+            return
+        if clock.progress.training.examples is not None and clock.progress.calls:
             self._obeying(clock.epoch_ended)
 
     def stepped(self, examples: int, logs: Any) -> None:
@@ -97,17 +106,23 @@ class LoopTraining:
         """Act, and end the trial where the tuner says so or something fails: the script must not see it."""
         try:
             with self.wrappers.inert():
-                act()
-        except TrainingEnded as ended:
-            with self.wrappers.inert():
-                self._end(ended.finish)
+                try:
+                    act()
+                except TrainingEnded as ended:
+                    self._end(ended.finish)
         except messages.ChannelClosed:
             leave(1)
         except BaseException as error:
+            if self._figures is not None:  # all but the profile was told
+                self._last_words(f"{type(error).__name__}: {error}"[:300])
             self._channel.send(failures.told(error))
             leave(1)
 
     def _step(self, examples: int, logs: Any) -> None:
+        if self._profiler is not None:
+            if self._profiler.stepped():
+                self._last_words()
+            return
         if self._clock is None:
             self.wrappers.settings.refuse_missing(self._facts)
             self._clock = self._begin(examples)
@@ -148,7 +163,7 @@ class LoopTraining:
                 not_knobs=apply.not_knobs(),
             )
         )
-        measured = [gauges.machine, gauges.device_memory]
+        measured = [gauges.machine, gauges.device_memory, self._waiting]
         clock = StepClock(
             training,
             self._channel,
@@ -181,22 +196,43 @@ class LoopTraining:
         return SimpleNamespace(weights=variables, trainable_weights=variables)
 
     def _end(self, finish: messages.Finish) -> None:
+        """Send the closing figures, and end; where a profile is wanted, some steps later."""
         clock = self._clock
         assert clock is not None
-        try:
-            closing.refuse_weights_that_are_not_finite(self._weights(), step=clock.progress.steps)
-            figures = messages.Finished(
-                peak_host_bytes=peak_host_bytes(),
-                peak_device_bytes=gpus.device_bytes("peak"),
-                input_wait_fraction=None,
-            )
-            self._channel.send(figures)
-            if finish.input_wait_seconds > 0:
-                self._channel.send(figures)
-        except BaseException as error:
-            self._channel.send(failures.told(error))
-            leave(1)
+        closing.refuse_weights_that_are_not_finite(self._weights(), step=clock.progress.steps)
+        waited, seconds = self._waited
+        figures = messages.Finished(
+            peak_host_bytes=peak_host_bytes(),
+            peak_device_bytes=gpus.device_bytes("peak"),
+            input_wait_fraction=None,
+        )
+        self._channel.send(figures)
+        if finish.input_wait_seconds <= 0:
+            leave(0)
+        self._figures = figures.model_copy(
+            update={"input_wait_fraction": min(1.0, waited / seconds) if seconds else None}
+        )
+        folder = Path(self._request.log).parent / FOLDER
+        if not finish.profile or folder.exists():
+            self._last_words()
+        self._profiler = Profiler(folder)
+        self._profiler.begin()
+
+    def _last_words(self, no_profile: str = "") -> NoReturn:
+        assert self._figures is not None
+        self._channel.send(self._figures.model_copy(update={"no_profile": no_profile}))
         leave(0)
+
+    def _waiting(self) -> Callable[[float], dict[str, Any]]:
+        """A gauge of the time in which the loop waits for its next element."""
+        before = self.watch.wait_seconds
+
+        def measured(seconds: float) -> dict[str, Any]:
+            waited, measured_seconds = self._waited
+            self._waited = waited + self.watch.wait_seconds - before, measured_seconds + seconds
+            return {}
+
+        return measured
 
 
 _NOT_COUNTED = Boundary(seconds=0.0, validation_seconds=0.0, seconds_per_example=1.0, tail_excluded=False)

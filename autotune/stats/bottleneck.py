@@ -109,8 +109,8 @@ def bottleneck_of(seen: Seen) -> Bottleneck:
     |---|---|
     | input | it is highly input-bound |
     | communication | collectives take 15% of a profiled step |
-    | launch | kernels are launched for 15% of a profiled step; or its operations leave 40% of it unused; or calls spend |
-    | | 15% of their time outside TensorFlow |
+    | launch | kernels are launched for 15% of a profiled step; or its operations leave 40% of it unused; or calls |
+    | | spend 15% of their time outside TensorFlow |
     | input | it is moderately input-bound |
     | compute, memory_bandwidth | half of the operations' time is matrix work, or is not |
     """
