@@ -87,9 +87,9 @@ def computing_layers(layer: keras.Layer) -> Iterator[keras.Layer]:
 
 def data_adapter(x: Any, y: Any, sample_weight: Any, **arguments: Any) -> Any:
     """What Keras makes of the data that `fit` is given. It has `get_tf_dataset()` and `num_batches`."""
-    from keras.src.trainers import data_adapters
+    from keras.src.trainers.epoch_iterator import EpochIterator
 
-    return data_adapters.get_data_adapter(x, y, sample_weight, **arguments)
+    return EpochIterator(x=x, y=y, sample_weight=sample_weight, **arguments).data_adapter
 
 
 def split_off(arrays: tuple[Any, Any, Any], share: float) -> tuple[tuple[Any, Any, Any], Any]:

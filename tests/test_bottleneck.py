@@ -1,0 +1,91 @@
+"""What limits a training, by the rules, and what is advised."""
+
+import pytest
+
+from autotune.report.advice import advice
+from autotune.scripts.facts import ScriptFacts, Site, Trains
+from autotune.stats.bottleneck import Bottleneck, Ceilings, Profile, Seen, bottleneck_of
+from autotune.stats.intervals import Interval
+
+
+def profile(**changes):
+    """A profile in which nothing stands out; its step takes a millisecond."""
+    usual = {
+        "steps": 20,
+        "step_seconds": 1e-3,
+        "operation_seconds": 1e-3,
+        "usual_operation_seconds": 5e-5,
+        "matrix_share": 0.5,
+    }
+    return Profile(**usual | changes)
+
+
+@pytest.mark.parametrize(
+    ("seen", "name", "figure"),
+    [
+        (Seen(waits=0.25), "input", 0.25),
+        (Seen(waits=0.25, profile=profile(operation_seconds=1e-4)), "input", 0.25),
+        (Seen(waits=0.06), "input", 0.06),
+        (Seen(waits=0.06, outside=0.2), "launch", 0.2),
+        (Seen(waits=0.06, profile=profile(operation_seconds=3e-4)), "launch", 0.7),
+        (Seen(waits=0.01, profile=profile(breakdown={"launch": 2e-4})), "launch", 0.2),
+        (Seen(waits=0.01, profile=profile(breakdown={"communication": 2e-4})), "communication", 0.2),
+        (Seen(waits=0.01, outside=0.05, profile=profile(matrix_share=0.9)), "compute", 0.9),
+        (Seen(waits=0.01, profile=profile(matrix_share=0.1)), "memory_bandwidth", 0.9),
+        (Seen(waits=0.01, profile=profile()), "balanced", 0.5),
+        (Seen(waits=0.01, profile=profile(operation_seconds=4e-3)), "balanced", 0.5),
+        (Seen(waits=0.01), "compute_or_memory", 0.99),
+        (Seen(waits=0.01, profile=Profile(reason="xprof is not installed")), "compute_or_memory", 0.99),
+        (Seen(), "unknown", None),
+        (Seen(waits=0.0, profile=profile(matrix_share=None)), "unknown", None),
+    ],
+)
+def test_the_rules_name_what_limits_a_trial(seen, name, figure):
+    """Each limit rests on a figure, and what cannot be known says why."""
+    found = bottleneck_of(seen)
+    assert found.name == name
+    assert found.share == (None if figure is None else pytest.approx(figure))
+    assert found.why
+
+
+class Trial:
+    """What advice reads of a trial's record."""
+
+    def __init__(self, bottleneck=None, ceilings=None, rate=1000.0, **configuration):
+        self.bottleneck, self.ceilings = bottleneck, ceilings
+        self.throughput = Interval(value=rate, low=rate, high=rate)
+        self.configuration = {"num_parallel_calls": 0, **configuration}
+
+
+INPUT = Bottleneck(name="input", share=0.62, why="the step waits for input 62% of its time")
+SCRIPT = ScriptFacts(
+    trains=Trains.FIT,
+    baseline={"batch_size": 32},
+    sites={"num_parallel_calls": (Site(file="train.py", function="<module>", call="map", order=0, line=41),)},
+)
+
+
+def test_advice_has_the_figures_and_the_line():
+    """What the pipeline and the model make alone, which call is serial, and what could be gained at most."""
+    slow = Trial(INPUT, Ceilings(by_input=410.0, by_compute=1080.0), rate=410.0)
+    first, second = advice(slow, None, SCRIPT)
+    assert "waits for input 62% of its time" in first
+    assert "the pipeline alone makes 410 samples/s, the model could take 1,080" in first
+    assert "map() in train.py, line 41 runs serially" in first
+    assert "×2.63" in second
+
+
+def test_a_pipeline_that_cannot_help_is_said_so():
+    """Where steps hardly wait, no setting of the pipeline is recommended."""
+    compute = Bottleneck(name="compute", share=0.9, why="matrix products are 90% of the operations' time")
+    said = advice(Trial(compute, Ceilings(by_input=9e9, by_compute=1020.0)), Trial(compute), None)
+    assert len(said) == 3
+    assert said[1].startswith("No setting of the input pipeline can make this training clearly faster")
+    assert "another precision" in said[2]
+
+
+def test_without_figures_there_is_no_advice():
+    """Nothing is said of what was not measured."""
+    unknown = Bottleneck(name="unknown", why="nothing was measured")
+    assert advice(Trial(unknown), None, None) == []
+    assert advice(Trial(), Trial(), SCRIPT) == []
