@@ -17,7 +17,7 @@ from autotune.tuning.profiles import read_profiles
 from autotune.workloads.workload import WorkloadReference
 
 CASES = ("input", "launch", "compute", "memory_bandwidth", "balanced")
-WORKLOAD = Path(__file__).with_name("workloads") / "bottlenecks.py"
+WORKLOAD = Path(__file__).with_name("workloads") / "limited.py"
 SLICE_SECONDS, WAIT_SECONDS, TIMEOUT = 0.5, 0.3, 120.0
 
 

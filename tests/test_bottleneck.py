@@ -34,6 +34,8 @@ def profile(**changes):
         (Seen(waits=0.01, profile=profile(matrix_share=0.1)), "memory_bandwidth", 0.9),
         (Seen(waits=0.01, profile=profile()), "balanced", 0.5),
         (Seen(waits=0.01, profile=profile(operation_seconds=4e-3)), "balanced", 0.5),
+        (Seen(waits=0.3, profile=profile(breakdown={"input": 1e-5, "compute": 9.9e-4})), "balanced", 0.5),
+        (Seen(waits=0.01, profile=profile(breakdown={"input": 3e-4, "compute": 7e-4})), "input", 0.3),
         (Seen(waits=0.01), "compute_or_memory", 0.99),
         (Seen(waits=0.01, profile=Profile(reason="xprof is not installed")), "compute_or_memory", 0.99),
         (Seen(), "unknown", None),

@@ -86,10 +86,11 @@ def fingerprint_of_script(reference: WorkloadReference) -> str:
 
 def _rename(tree: ast.Module, call: ast.Call, name: str) -> None:
     """Have a call, found by where it is in another tree of the same source, call something else."""
+    place = call.lineno, call.col_offset
     for node in ast.walk(tree):
-        same = isinstance(node, ast.Call) and (node.lineno, node.col_offset) == (call.lineno, call.col_offset)
-        if same and isinstance(node.func, ast.Name) and node.func.id == "range":
-            node.func.id = name
+        func = node.func if isinstance(node, ast.Call) and (node.lineno, node.col_offset) == place else None
+        if isinstance(func, ast.Name):
+            func.id = name
 
 
 class _Found(BaseException):

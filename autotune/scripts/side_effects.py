@@ -111,7 +111,7 @@ class SideEffects:
             )
         noop = tf.summary.create_noop_writer
         for module in (tf.summary, tf.compat.v2.summary):
-            module.create_file_writer = lambda *_, **__: (self.leave_out("tf.summary"), noop())[1]
+            module.create_file_writer = self._nothing("tf.summary", noop)
         self._wrap_tensorflow_files(tf)
         self.watch_writes()
 
@@ -129,9 +129,13 @@ class SideEffects:
                 self.leave_out(type(each).__name__)
         return [each for each in given if not is_writing_callback(each)]
 
-    def _nothing(self, what: str) -> Callable[..., Any]:
+    def _nothing(self, what: str, instead: Callable[[], Any] | None = None) -> Callable[..., Any]:
+        """A function that does nothing. It returns what `instead` does, or the path that it was given."""
+
         def nothing(*arguments: Any, **_: Any) -> Any:
             self.leave_out(what)
+            if instead is not None:
+                return instead()
             return str(arguments[1]) if len(arguments) > 1 and isinstance(arguments[1], str | Path) else ""
 
         return nothing

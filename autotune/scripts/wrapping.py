@@ -64,9 +64,12 @@ class Wrappers:
         if name not in self._waiting:
             self._waiting[name] = []
             waiting = self._waiting[name]
-            sys.meta_path.insert(
-                0, OnceImported(name, lambda module: [each(module) for each in waiting] and None)
-            )
+
+            def act_all(module: ModuleType) -> None:
+                for each in waiting:
+                    each(module)
+
+            sys.meta_path.insert(0, OnceImported(name, act_all))
         self._waiting[name].append(act)
 
     @property

@@ -117,7 +117,7 @@ def bottleneck_of(seen: Seen) -> Bottleneck:
     profile = seen.profile if seen.profile is not None and seen.profile.steps else None
     if seen.waits is None and seen.outside is None and profile is None:
         return Bottleneck(name="unknown", why="neither its input wait nor its calls were measured")
-    waits = seen.waits or 0.0
+    waits = _waits(seen, profile)
     if waits >= INPUT_HIGH:
         return Bottleneck(name="input", share=waits, why=f"the step waits for input {waits:.0%} of its time")
     if profile is not None and (found := _by_profile(profile)) is not None:
@@ -132,6 +132,14 @@ def bottleneck_of(seen: Seen) -> Bottleneck:
         why = f"it waits for input {waits:.0%} of its time; without a profile compute and memory are not told apart"
         return Bottleneck(name="compute_or_memory", share=1 - waits, why=why)
     return _of_operations(profile)
+
+
+def _waits(seen: Seen, profile: Profile | None) -> float:
+    """Share of a step that waits for input: as profiled, which tells it step by step, else as it was measured."""
+    whole = 0.0 if profile is None else sum(profile.breakdown.values())
+    if profile is not None and whole > 0:
+        return profile.breakdown.get("input", 0.0) / whole
+    return seen.waits or 0.0
 
 
 def _by_profile(profile: Profile) -> Bottleneck | None:

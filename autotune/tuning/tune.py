@@ -253,7 +253,7 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
         run, earlier = opened.run, invocation.earlier
         samples = options.train_samples or samples_of(opened.facts.script, opened.warm.started.examples)
         rate = run.records[0].throughput
-        for text in worth_notes(samples, rate and rate.value, options.budget):
+        for text in worth_notes(samples, None if rate is None else rate.value, options.budget):
             invocation.observe(Notice(text=text))
         written, space = _space(written, opened, options)
         if earlier is not None:

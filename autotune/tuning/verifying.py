@@ -109,7 +109,9 @@ def verify(
         directory.create()
         script = loaded.workload.script
         with (
-            prepared(reference, directory, fit=script and script.fit, allow_writes=False) as reference,
+            prepared(
+                reference, directory, fit=None if script is None else script.fit, allow_writes=False
+            ) as reference,
             TrialProcesses(reference, logs=directory.log_directory, isolation=isolation) as processes,
         ):
             invocation = Invocation(

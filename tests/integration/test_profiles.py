@@ -4,14 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from real_trials import REPOSITORY
+from bottlenecks import CASES, WORKLOAD, judged
 
 from autotune.executors.process import TrialProcesses
 from autotune.tuning.profiles import read_profiles
 from autotune.workloads.workload import WorkloadReference
-
-sys.path.insert(0, str(REPOSITORY / "benchmarks"))
-from bottlenecks import CASES, WORKLOAD, judged
 
 pytestmark = pytest.mark.slow
 

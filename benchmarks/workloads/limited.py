@@ -19,7 +19,7 @@ ELEMENTS = 1 << 17
 SECONDS = 0.0005
 
 
-class Tiny(keras.layers.Layer):
+class Tiny(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
     """A chain of a thousand operations on one number."""
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
@@ -30,7 +30,7 @@ class Tiny(keras.layers.Layer):
         return x + number
 
 
-class ElementWise(keras.layers.Layer):
+class ElementWise(keras.layers.Layer):  # type: ignore[misc]
     """Passes over large tensors that compute one sum an element."""
 
     def __init__(self, passes: int) -> None:
