@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from autotune.recipe.recipe import MachineMismatchWarning, Recipe
     from autotune.report.frame import load_history
     from autotune.scripts.long_run import activate
-    from autotune.scripts.tuned import tuned
+    from autotune.scripts.tuned import steps, tuned
     from autotune.tuning.tune import tune
     from autotune.tuning.verifying import Verification, verify
 
 _LAZY = {
     "MachineMismatchWarning": "autotune.recipe.recipe",
     "activate": "autotune.scripts.long_run",
+    "steps": "autotune.scripts.tuned",
     "tuned": "autotune.scripts.tuned",
     "Recipe": "autotune.recipe.recipe",
     "Verification": "autotune.tuning.verifying",
@@ -45,6 +46,7 @@ __all__ = [
     "__version__",
     "activate",
     "load_history",
+    "steps",
     "tune",
     "tuned",
     "verify",

@@ -49,7 +49,9 @@ def tune(
     soak: str | None = None,
     profile: Literal["all", "finalists", "none"] = "finalists",
     fit: int | None = None,
+    loss: str | None = None,
     allow_writes: bool = False,
+    allow_cache: bool = False,
     train_samples: int | None = None,
 ) -> int:
     """Find the fastest stable configuration, and write it as a recipe.
@@ -94,8 +96,12 @@ def tune(
         Whose steps are profiled: all trials', the baseline's and the leaders' (finalists), or none.
     fit
         Which model.fit of a script is tuned, from 1; the longest when left out.
+    loss
+        Which number that a script's own training step returns is the loss: a key, or the place in a tuple.
     allow_writes
         A script may write to files that exist, in each trial.
+    allow_cache
+        Keeping what a script's maps have made in memory may be tried.
     train_samples
         Samples that the long training will take, to say whether tuning is worth it; a script's epochs when left out.
     """
@@ -124,7 +130,9 @@ def tune(
                 soak=soak,
                 profile=profile,
                 fit=fit,
+                loss=loss,
                 allow_writes=allow_writes,
+                allow_cache=allow_cache,
                 train_samples=train_samples,
                 observe=progress,
             )

@@ -39,6 +39,7 @@ KNOB_DTYPES = {
     "deterministic": "boolean",
     "data_autotune": "boolean",
     "persistent_iterator": "boolean",
+    "cache": "boolean",
     "workers": "Int64",
     "use_multiprocessing": "boolean",
     "max_queue_size": "Int64",
@@ -687,7 +688,7 @@ def test_csv_has_one_header_and_a_line_per_trial(run, tmp_path):
     lines = (tmp_path / "history.csv").read_text().split("\n")
     assert lines[0] == ",".join(DTYPES)
     assert [line.partition(",2026-")[0] for line in lines[4:5]] == [
-        "run-a,3,search,oom,256,float32,,true,,autotune,0,,true,,,,,,,,true" + "," * 19
+        "run-a,3,search,oom,256,float32,,true,,autotune,0,,true,,,,,,,,,true" + "," * 19
     ]
     assert len(lines) == 1 + len(TRIALS) + 1
 

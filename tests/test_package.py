@@ -26,6 +26,7 @@ def test_the_public_names_are_these():
         "__version__",
         "activate",
         "load_history",
+        "steps",
         "tune",
         "tuned",
         "verify",

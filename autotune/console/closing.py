@@ -155,6 +155,12 @@ def _show_learning_rate(note: LearningRate, recipe: Recipe, console: RichConsole
         "training.",
         console,
     )
+    script = recipe.workload.script
+    if script is not None and script.schedule is not None:
+        say(
+            f"The learning rate follows a {script.schedule} by steps, and an epoch has other steps now: scale them.",
+            console,
+        )
     losses = note.losses
     if losses is None:
         return

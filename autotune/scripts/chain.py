@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.recipe.apply import kind_of
 from autotune.scripts.facts import Site
-from autotune.worker.private_api import inputs_of
+from autotune.worker.private_api import inputs_of, operations_of_map
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -119,3 +119,24 @@ def examples_of(dataset: tf.data.Dataset, batch_size: int) -> int | None:
     else:
         found = int(dataset.cardinality()) * batch_size
     return found if found >= 0 else None
+
+
+def cacheable(dataset: tf.data.Dataset) -> tuple[Site | None, str]:
+    """The last map of a pipeline whose elements are the same in each epoch, and why there is none otherwise."""
+    line = [dataset]
+    while len(inputs := inputs_of(line[-1])) == 1:
+        line += inputs
+    found = None
+    for each in reversed(line):
+        kind = kind_of(each)
+        if kind == "Cache":
+            return None, "the script's pipeline has a cache already"
+        if kind in ("Shuffle", "Repeat", "Sample", "Interleave", "ParallelInterleave"):
+            break
+        if kind in ("Map", "ParallelMap"):
+            operations = operations_of_map(each)
+            if operations is None or any("Random" in name or "PyFunc" in name for name in operations):
+                break
+            made = made_by(each)
+            found = found if made is None else made.site
+    return found, "" if found else "no map() whose results are the same in each epoch comes before a shuffle"

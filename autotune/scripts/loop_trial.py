@@ -37,7 +37,7 @@ class LoopTraining:
         configuration: The trial's.
         facts: Of the script.
         side_effects: What this process leaves out.
-        wrappers: Of this process.
+        loss: Which of the numbers that a step returns is the loss, where the user says so.
     """
 
     def __init__(
@@ -47,7 +47,9 @@ class LoopTraining:
         configuration: Configuration,
         facts: ScriptFacts,
         side_effects: SideEffects,
+        loss: str | None = None,
     ) -> None:
+        self._loss = loss
         self._request, self._channel, self._configuration = request, channel, configuration
         self._facts, self._side_effects = facts, side_effects
         self._clock: StepClock | None = None
@@ -129,7 +131,12 @@ class LoopTraining:
         elif self._restarted:
             self._clock.restarted(self.watch.read_at or time.perf_counter())
         self._restarted = False
-        self._clock.called(logs)
+        self._clock.called(self._with_loss(logs))
+
+    def _with_loss(self, logs: Any) -> Any:
+        """The step's numbers, the one that the user names as `loss`."""
+        name = self._loss
+        return logs if name is None or not logs or name not in logs else {**logs, "loss": logs[name]}
 
     def _begin(self, examples: int) -> StepClock:
         """Report what is trained, after its first step."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 import functools
 import inspect
 import time
+from collections.abc import Iterator
 from types import FrameType, ModuleType
 from typing import Any, Protocol
 
+from autotune.scripts import tuned
 from autotune.scripts.call_sites import shown, users_frame
 from autotune.scripts.facts import Site
 from autotune.scripts.wrapping import Wrappers, owner_of
@@ -21,6 +23,7 @@ from autotune.worker.private_api import loop_classes
 _READS = "_autotune_reads"
 """What an iterator reads, and what a distributed dataset was made of."""
 _PLACE = "_autotune_place"
+_END = object()
 
 
 class LoopHooks(Protocol):
@@ -87,6 +90,7 @@ class LoopWatch:
         self._wrap_update(owner_of(keras.optimizers.Optimizer, "apply"))
         self._wrap_train_on_batch(owner_of(keras.Model, "train_on_batch"))
         self._wrap_strategy(classes.strategy)
+        tuned.watch_by(self)
 
     def watch_models(self, keras: ModuleType) -> None:
         """Take the batch that a layer was called with last for a step's, where no call that updates weights has one."""
@@ -99,6 +103,25 @@ class LoopWatch:
             return usual(layer, *arguments, **named)
 
         keras.layers.Layer.__call__ = wrapped
+
+    def explicit(self, dataset: Any) -> Iterator[Any]:
+        """The elements of a dataset, each of which is a step because the script says so: see `autotune.steps`."""
+        self.dataset, self.place, self.batches_by_call = dataset, ("autotune.steps", 0), False
+        self._hooks.epoch_began()
+        with self._wrappers.inert():
+            iterator = iter(self._hooks.reads(dataset))
+        while True:
+            began = time.perf_counter()
+            with self._wrappers.inert():
+                element = next(iterator, _END)
+            if element is _END:
+                break
+            self.read_at = time.perf_counter()
+            self.wait_seconds += self.read_at - began
+            yield element
+            logs, self._logs = self._logs, None
+            self._hooks.stepped(_length(element), logs)
+        self._hooks.epoch_ended()
 
     def restarted(self) -> None:
         """The script begins anew."""

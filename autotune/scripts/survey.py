@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -18,7 +19,7 @@ from autotune.recipe import apply
 from autotune.recipe.apply import kind_of
 from autotune.scripts import sources, tuned
 from autotune.scripts.call_sites import enclosing_ranges
-from autotune.scripts.chain import BATCHES, back_from, batch_calls, calls_for
+from autotune.scripts.chain import BATCHES, back_from, batch_calls, cacheable, calls_for
 from autotune.scripts.execute import directory_of, file_of
 from autotune.scripts.facts import Fit, ScriptFacts, ScriptSettings, Site, Trains
 from autotune.scripts.fit_call import FitCall, honours_batch_size
@@ -32,6 +33,7 @@ from autotune.space.knobs import AS_WRITTEN, KNOBS, Device, KnobValue, Stage
 from autotune.worker import failures
 from autotune.worker.datasets import batch_length
 from autotune.worker.private_api import inputs_of
+from autotune.workloads.users_errors import users_line
 from autotune.workloads.workload import WorkloadFacts, WorkloadReference
 
 ON_CHAIN = ("num_parallel_calls", "prefetch")
@@ -110,6 +112,7 @@ class _Survey:
             self._watch = LoopWatch(self._wrappers, self)
             self._watch.install(tf, keras)
             self._watch.watch_models(keras)
+            tf.compat.v1.Session.__init__ = self._refuse_session
             run_users(self._reference)
         except BaseException as error:
             if not self._facts or self._settings.fit is not None:
@@ -152,7 +155,9 @@ class _Survey:
             )
         dataset, _ = call.training_dataset()
         given = _baseline(call, dataset, self._wrappers)
-        sites = _sites(dataset if call.kind == "dataset" else None)
+        chain = dataset if call.kind == "dataset" else None
+        sites = _sites(chain)
+        uncached = self._cache(chain, given, sites)
         schedule = getattr(getattr(model, "optimizer", None), "_learning_rate", None)
         is_schedule = callable(schedule) and hasattr(schedule, "get_config")
         batch_size = int(given.pop("batch_size"))
@@ -161,7 +166,7 @@ class _Survey:
             fit=number,
             baseline={**given, "batch_size": batch_size},
             sites=sites,
-            not_reached=_unless_asked_for(_not_reached(call, dataset, sites)),
+            not_reached=_unless_asked_for(_not_reached(call, dataset, sites) | uncached),
             left_out=tuple(self._effects.left_out),
             before_seconds=self._before or 0.0,
             epochs=int(arguments["epochs"]) - int(arguments["initial_epoch"]),
@@ -179,6 +184,14 @@ class _Survey:
             validates=arguments["validation_data"] is not None or bool(arguments["validation_split"]),
             fingerprint=sources.fingerprint(self._files),
             script=facts,
+        )
+
+    def _refuse_session(self, *_: Any, **__: Any) -> None:
+        self._refuse(
+            WorkloadError(
+                f"{users_line(traceback.extract_stack())}: opens a tf.compat.v1.Session, which cannot be tuned",
+                hint="Train by Keras, or by a loop with tf.GradientTape.",
+            )
         )
 
     # ----------------------------------------------------------------------------------- a loop of its own
@@ -229,6 +242,7 @@ class _Survey:
             reasons |= dict.fromkeys(("prefetch", *options), "the training reads no tf.data.Dataset")
         if not sites.get("num_parallel_calls"):
             reasons["num_parallel_calls"] = "no map() or interleave() of the script's feeds the training"
+        reasons |= self._cache(dataset, given, sites)
         batch_size = calls[0].given if calls else examples
         if not batch_size:
             raise WorkloadError(
@@ -258,6 +272,18 @@ class _Survey:
             fingerprint=sources.fingerprint(self._files),
             script=facts,
         )
+
+    def _cache(
+        self, dataset: Any, given: dict[str, KnobValue], sites: dict[str, tuple[Site, ...]]
+    ) -> dict[str, str]:
+        """Make `cache` a knob where that is allowed and a map can be cached; why it is none otherwise."""
+        if not self._settings.allow_cache:
+            return {}
+        site, why = (None, "the training reads no tf.data.Dataset") if dataset is None else cacheable(dataset)
+        if site is None:
+            return {"cache": why}
+        given["cache"], sites["cache"] = False, (site,)
+        return {}
 
     def _epochs_range(self) -> Site | None:
         """The `range()` that the loop over epochs runs by, where the script's own file has one."""

@@ -12,7 +12,7 @@ from autotune.errors import WorkloadError
 from autotune.executors.executor import Data
 from autotune.recipe import apply
 from autotune.scripts.execute import directory_of, run_as_main
-from autotune.scripts.facts import ScriptFacts, Site, Trains
+from autotune.scripts.facts import ScriptFacts, ScriptSettings, Site, Trains
 from autotune.scripts.fit_call import FitCall
 from autotune.scripts.leaving import few_steps, leave
 from autotune.scripts.loop_trial import LoopTraining, losses_unknown
@@ -66,8 +66,9 @@ def run(
         losses_unknown(request, channel)
         return
     side_effects = effects_of(script.reference, refuse)
-    kind = LoopTraining if facts.trains is Trains.LOOP else _FitTraining
-    training = kind(request, channel, configuration, facts, side_effects)
+    given = request, channel, configuration, facts, side_effects
+    settings = script.reference.script or ScriptSettings()
+    training = LoopTraining(*given, settings.loss) if facts.trains is Trains.LOOP else _FitTraining(*given)
     wrappers = Wrappers(Settings.of(configuration, facts), training, directory_of(script.reference))
     training.wrappers = wrappers
     side_effects.install(tf, keras)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 from autotune.space.knobs import check_value
 
 _settings: Any = None  # those of this process, where it is a trial or uses a recipe
+_watch: Any = None
 given: dict[str, Any] = {}
 """What the script has asked for by name, with the values that it would use itself."""
 
@@ -37,3 +39,27 @@ def tuned(**values: Any) -> SimpleNamespace:
     if _settings is None:
         return SimpleNamespace(**values)
     return SimpleNamespace(**{name: _settings.value(name, value) for name, value in values.items()})
+
+
+def steps(dataset: Any) -> Iterator[Any]:
+    """The elements of a dataset, each of which is one step of the training: for loops that hide their steps.
+
+    Such as one that updates weights without an optimizer of Keras. Outside of trials it only yields the elements.
+
+    Args:
+        dataset: What is trained on: a `tf.data.Dataset` of batches, or anything that can be iterated.
+
+    Example:
+        >>> for x, y in autotune.steps(batches):
+        ...     my_step(x, y)
+    """
+    if _watch is None:
+        yield from dataset
+    else:
+        yield from _watch.explicit(dataset)
+
+
+def watch_by(watch: Any) -> None:
+    """Tell this watch of explicit steps from now on."""
+    global _watch
+    _watch = watch

@@ -143,7 +143,11 @@ class Wrappers:
         given = bound.arguments.get("num_parallel_calls")
         used = self.settings.at("num_parallel_calls", site, given, _as_calls)
         bound.arguments["num_parallel_calls"] = used
-        return tag(usual(*bound.args, **bound.kwargs), Made("num_parallel_calls", site, given, used))
+        made = tag(usual(*bound.args, **bound.kwargs), Made("num_parallel_calls", site, given, used))
+        if self.settings.at("cache", site, False):
+            with self.inert():
+                return made.cache()
+        return made
 
     def _prefetch(self, usual: Callable[..., Any], site: Site, bound: inspect.BoundArguments) -> Any:
         given = _whole(bound.arguments["buffer_size"])

@@ -293,6 +293,17 @@ _TABLE = (
         probes=(probe(30, exactly(True)),),
     ),
     Knob(
+        name="cache",
+        summary="keep in memory what a script's last map without chance has made (--allow-cache)",
+        domain=Domain(booleans=True),
+        default=None,
+        stage=Stage.PIPELINE,
+        memory=lambda on: int(bool(on)),
+        structural=True,
+        probes=(early.for_input(39, exactly(True)),),
+        of_workload=True,
+    ),
+    Knob(
         name="workers",
         summary="threads or processes that make the batches of a script's PyDataset",
         domain=Domain(integers=(1, 4096)),

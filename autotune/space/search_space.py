@@ -164,7 +164,7 @@ class SearchSpace:
             elif name in not_reached:
                 left_out[name] = not_reached[name]
             elif name not in baseline:
-                left_out[name] = "the training has no PyDataset"
+                left_out[name] = "only some scripts have it"
             elif KNOBS[name].needs_dataset_config and not dataset_takes_config:
                 left_out[name] = "the workload's dataset() takes no config"
             elif name in set_by_dataset:

@@ -53,14 +53,21 @@ def reference_to(workload: object, args: Sequence[str] | None = None) -> Workloa
 
 @contextlib.contextmanager
 def prepared(
-    reference: WorkloadReference, directory: RunDirectory, *, fit: int | None, allow_writes: bool
+    reference: WorkloadReference,
+    directory: RunDirectory,
+    *,
+    fit: int | None,
+    loss: str | None = None,
+    allow_writes: bool = False,
+    allow_cache: bool = False,
 ) -> Iterator[WorkloadReference]:
     """The reference with what the user says about a script. What its trials have made is removed at the end.
 
     Raises ArgumentError where that is said about a `Workload`.
     """
     if reference.script is None:
-        for name, given in (("--fit", fit), ("--allow-writes", allow_writes)):
+        said = {"--fit": fit, "--loss": loss, "--allow-writes": allow_writes, "--allow-cache": allow_cache}
+        for name, given in said.items():
             if given:
                 raise ArgumentError(
                     f"{name} is for scripts, and {reference} is a Workload", hint="Leave it out."
@@ -68,7 +75,9 @@ def prepared(
         yield reference
         return
     created = directory.path.resolve() / CREATED
-    script = ScriptSettings(fit=fit, allow_writes=allow_writes, created=str(created))
+    script = ScriptSettings(
+        fit=fit, loss=loss, allow_writes=allow_writes, allow_cache=allow_cache, created=str(created)
+    )
     try:
         yield reference.model_copy(update={"script": script})
     finally:

@@ -36,6 +36,8 @@ class Options:
     profile: Literal["all", "finalists", "none"] = "finalists"
     fit: int | None = None
     allow_writes: bool = False
+    allow_cache: bool = False
+    loss: str | None = None
     train_samples: int | None = None
 
     @property
@@ -84,7 +86,7 @@ class Options:
             if getattr(self, name) not in words:
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}", hint=f"It is {' or '.join(words)}.")
         checked_args(self.args)
-        for name in ("fixed_batch", "keeps_budget", "allow_writes"):
+        for name in ("fixed_batch", "keeps_budget", "allow_writes", "allow_cache"):
             if not isinstance(getattr(self, name), bool):
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}", hint="It is True or False.")
 

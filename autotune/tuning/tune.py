@@ -71,7 +71,9 @@ def tune(
     soak: float | str | None = None,
     profile: Literal["all", "finalists", "none"] = "finalists",
     fit: int | None = None,
+    loss: str | None = None,
     allow_writes: bool = False,
+    allow_cache: bool = False,
     train_samples: int | None = None,
     observe: Observer = silent,
 ) -> Recipe:
@@ -108,7 +110,9 @@ def tune(
             leaders, or of none. XProf and TensorBoard open `trials/NNNN/profile`.
         fit: Which `model.fit` of a script is tuned, from 1, in the order in which they are called; the longest when
             None.
+        loss: Which number that a script's own training step returns is the loss: a key, or the place in a tuple.
         allow_writes: A script may write to files that exist, in each trial.
+        allow_cache: Keeping what a script's maps have made in memory may be tried: the knob `cache`.
         train_samples: How many samples the long training will take, to say whether tuning is worth it. A script's own
             epochs when None.
         observe: Is told what happens, see `autotune.tuning.progress`.
@@ -143,7 +147,9 @@ def tune(
         "soak": None if soak is None else seconds_of("soak", soak, may_be_none=True),
         "profile": profile,
         "fit": fit,
+        "loss": loss,
         "allow_writes": allow_writes,
+        "allow_cache": allow_cache,
         "train_samples": train_samples,
     }
     if resume is not None:
@@ -216,7 +222,14 @@ def _run(
     if earlier is not None:
         observe(Notice(text=f"resumed: {len(earlier.records)} trials were finished before"))
     with (
-        prepared(reference, directory, fit=options.fit, allow_writes=options.allow_writes) as reference,
+        prepared(
+            reference,
+            directory,
+            fit=options.fit,
+            loss=options.loss,
+            allow_writes=options.allow_writes,
+            allow_cache=options.allow_cache,
+        ) as reference,
         TrialProcesses(
             reference, logs=directory.log_directory, isolation=options.isolation, profile=options.profile
         ) as processes,

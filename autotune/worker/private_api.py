@@ -100,6 +100,17 @@ def split_off(arrays: tuple[Any, Any, Any], share: float) -> tuple[tuple[Any, An
     return whole, held_out
 
 
+def operations_of_map(dataset: tf.data.Dataset) -> set[str] | None:
+    """The kinds of operations in the function that a dataset maps; None where it cannot be seen."""
+    try:
+        graph = dataset._map_func.function.graph.as_graph_def()
+    except AttributeError:
+        _say_missing("Dataset._map_func", "no map is known to be without chance")
+        return None
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    return {node.op for node in nodes}
+
+
 class LoopClasses(NamedTuple):
     """The classes that a training loop's own calls go through."""
 

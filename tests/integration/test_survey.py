@@ -46,6 +46,14 @@ def batches(data, size):
 model.fit(batches(tf.data.Dataset.from_tensor_slices((x, y)), 8), validation_data=batches(
     tf.data.Dataset.from_tensor_slices((x, y)), 32), epochs=2)
 """,
+    "cacheable": COMPILED
+    + """
+data = tf.data.Dataset.from_tensor_slices((x, y)).map(lambda a, b: (a / 255.0, b))
+data = data.map(lambda a, b: (tf.image.random_crop(a, (4,)), b))
+model.fit(data.shuffle(9).batch(8))
+""",
+    "cached": COMPILED
+    + "model.fit(tf.data.Dataset.from_tensor_slices((x, y)).map(lambda a, b: (a, b)).cache().batch(8))\n",
     "counts_batches": COMPILED + "model.fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(8).take(3))\n",
     "takes_examples": COMPILED + "model.fit(tf.data.Dataset.from_tensor_slices((x, y)).take(64).batch(8))\n",
     "steps_of_data": COMPILED
@@ -106,6 +114,15 @@ for epoch in range(4):
     for a, b in batches:
         step(a, b)
 """,
+    "explicit": MODEL
+    + """
+import autotune
+weight = tf.Variable(1.0)
+for epoch in range(4):
+    for a, b in autotune.steps(tf.data.Dataset.from_tensor_slices((x, y)).batch(12)):
+        weight.assign_sub(0.1)
+""",
+    "session": "import tensorflow as tf\nwith tf.Graph().as_default():\n    tf.compat.v1.Session()\n",
     "on_batch": COMPILED + "for i in range(50):\n    model.train_on_batch(x[:24], y[:24])\n",
     "numpy_slices": TAPE + "for i in range(50):\n    step(x[:12], y[:12])\n",
     "tuned": "import autotune\nsize = autotune.tuned(batch_size=8).batch_size\n"
@@ -139,6 +156,8 @@ model.fit(Batches())
 SETTINGS: dict[str, dict[str, Any]] = {
     "arguments": {"args": ["--size", "4"]},
     "wrong_fit": {"fit": 3},
+    "cacheable": {"allow_cache": True},
+    "cached": {"allow_cache": True},
 }
 FILES = {
     "overwrites": {"kept.txt": "old"},
@@ -237,6 +256,15 @@ def test_the_longest_of_several_fits_is_tuned(told):
     assert told["wrong_fit"]["message"] == "--fit 3: train.py calls fit 2 times"
 
 
+def test_what_is_the_same_in_each_epoch_may_be_cached(told):
+    """The last map before one that draws by chance, where it is allowed; not where the script caches itself."""
+    found = script(told, "cacheable")
+    assert found["baseline"]["cache"] is False
+    assert [(each["call"], each["line"]) for each in found["sites"]["cache"]] == [("map", 10)]
+    assert "has a cache already" in script(told, "cached")["not_reached"]["cache"]
+    assert "cache" not in script(told, "pipeline")["baseline"]
+
+
 def test_what_writes_is_left_out(told, folder):
     """Checkpoints and saves do nothing in a survey; callbacks that change training are kept."""
     assert script(told, "callbacks")["left_out"] == ["ModelCheckpoint"]
@@ -273,6 +301,7 @@ def test_what_tensorflow_writes_itself_is_seen_too(told, folder):
         ("raises", "train.py raised ValueError: no such column: é", "python train.py"),
         ("exits", "train.py raised SystemExit: 2", "`autotune tune train.py -- --epochs 90`"),
         ("asks", "asks for input", "argument of the script"),
+        ("session", "train.py, line 3: opens a tf.compat.v1.Session", "tf.GradientTape"),
         ("never_trains", "ended without a training", "after `--`"),
         ("dies", "train.py ended the process", "python train.py"),
     ],
@@ -295,6 +324,7 @@ def test_a_script_has_its_own_arguments_and_may_print(told):
         ("tape", 16, "step"),
         ("tape_eager", 16, None),
         ("tape_with_test_loop", 16, "step"),
+        ("explicit", 12, None),
         ("on_batch", 24, None),
         ("numpy_slices", 12, None),
     ],
