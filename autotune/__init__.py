@@ -18,6 +18,7 @@ from autotune.workloads.workload import DatasetConfig, Workload
 
 if TYPE_CHECKING:
     from autotune.recipe.recipe import MachineMismatchWarning, Recipe
+    from autotune.report.effects import knob_effects, load_ops, load_slices
     from autotune.report.frame import load_history
     from autotune.scripts.long_run import activate
     from autotune.scripts.tuned import steps, tuned
@@ -31,7 +32,10 @@ _LAZY = {
     "tuned": "autotune.scripts.tuned",
     "Recipe": "autotune.recipe.recipe",
     "Verification": "autotune.tuning.verifying",
+    "knob_effects": "autotune.report.effects",
     "load_history": "autotune.report.frame",
+    "load_ops": "autotune.report.effects",
+    "load_slices": "autotune.report.effects",
     "tune": "autotune.tuning.tune",
     "verify": "autotune.tuning.verifying",
 }
@@ -45,7 +49,10 @@ __all__ = [
     "Workload",
     "__version__",
     "activate",
+    "knob_effects",
     "load_history",
+    "load_ops",
+    "load_slices",
     "steps",
     "tune",
     "tuned",

@@ -297,7 +297,6 @@ def history(
     *,
     csv: Path | None = None,
     parquet: Path | None = None,
-    plot: Path | None = None,
 ) -> int:
     """Every trial of one run or many, as a table.
 
@@ -309,8 +308,6 @@ def history(
         Write the table to this CSV file.
     parquet
         Write the table to this Parquet file.
-    plot
-        Write a page to this HTML file: the reference's speed over each run's time, and the pairs beside it.
     """
     from autotune import console
     from autotune.report.frame import load_history, write_csv, write_parquet
@@ -322,13 +319,45 @@ def history(
     if parquet is not None:
         write_parquet(frame, parquet)
         console.note(f"{len(frame)} trials written to {parquet}")
-    if plot is not None:
-        from autotune.report.page import plot_history
-
-        shown = plot_history(*runs, path=plot)
-        console.note(f"{shown} run{'' if shown == 1 else 's'} plotted in {plot}")
-    if csv is None and parquet is None and plot is None:
+    if csv is None and parquet is None:
         console.show_history(frame)
+    return 0
+
+
+@app.command
+def report(run: Path, /) -> int:
+    """Write a run's page, report.html: the answer, the search, what each knob did, where time goes, every trial.
+
+    A run that is unfinished or damaged has one, too: it says what is missing.
+
+    Parameters
+    ----------
+    run
+        A run directory.
+    """
+    from autotune import console
+    from autotune.report.page import write_page
+
+    console.say(write_page(run))
+    return 0
+
+
+@app.command
+def dashboard(run: Path, /, *, port: int = 8080) -> int:
+    """Show a run's study in optuna-dashboard, on this machine's loopback address, until Ctrl-C.
+
+    Parameters
+    ----------
+    run
+        A run directory.
+    port
+        Of the loopback address.
+    """
+    from autotune import console
+    from autotune.report.dashboard import serve
+
+    console.say(f"http://127.0.0.1:{port}/ shows {run}; Ctrl-C ends it")
+    serve(run, port)
     return 0
 
 

@@ -44,6 +44,7 @@ OWN_FILES = (
     "logs/template-*.log",
     "logs/losses-*.log",
     CREATED,
+    "report.html",
     ".lock",
 )
 """What a run writes, and removes when it is refused. Whatever else is in its directory belongs to others."""

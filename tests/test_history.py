@@ -72,6 +72,9 @@ DTYPES = {
     "input_wait_fraction": "Float64",
     "cpu_utilisation": "Float64",
     "bottleneck": "string",
+    "bottleneck_share": "Float64",
+    "ceiling_input": "Float64",
+    "ceiling_compute": "Float64",
     "started_at": "datetime64[us, UTC]",
     "seconds": "Float64",
     "machine": "string",
@@ -352,13 +355,18 @@ def test_what_was_not_measured_is_na(run):
     """A trial that ran out of memory has NA for every figure, and no zeros that could be averaged."""
     row = load_history(run).loc[3]
     figures = list(DTYPES)[list(DTYPES).index("throughput") : list(DTYPES).index("started_at")]
-    assert len(figures) == 19
+    assert len(figures) == 22
     assert all(pd.isna(row[name]) for name in figures)
 
 
-def test_bottleneck_is_na_for_now(run):
-    """`bottleneck` keeps its place, though nothing fills it yet."""
-    assert load_history(run)["bottleneck"].isna().all()
+def test_what_limits_a_trial_stands_in_its_row(run):
+    """Its name, the figure that it rests on, and the two ceilings; NA where nothing was measured."""
+    limit = {"name": "input", "share": 0.4, "why": "the step waits for input 40% of its time"}
+    with_changes(run, bottleneck=limit, ceilings={"by_input": 400.0, "by_compute": None})
+    row = load_history(run).loc[1]
+    assert (row["bottleneck"], row["bottleneck_share"], row["ceiling_input"]) == ("input", 0.4, 400.0)
+    assert pd.isna(row["ceiling_compute"])
+    assert load_history(run)["bottleneck"].isna().sum() == len(load_history(run)) - 1
 
 
 def test_a_trial_that_ended_well_has_no_reason(run):
@@ -688,7 +696,7 @@ def test_csv_has_one_header_and_a_line_per_trial(run, tmp_path):
     lines = (tmp_path / "history.csv").read_text().split("\n")
     assert lines[0] == ",".join(DTYPES)
     assert [line.partition(",2026-")[0] for line in lines[4:5]] == [
-        "run-a,3,search,oom,256,float32,,true,,autotune,0,,true,,,,,,,,,true" + "," * 19
+        "run-a,3,search,oom,256,float32,,true,,autotune,0,,true,,,,,,,,,true" + "," * 22
     ]
     assert len(lines) == 1 + len(TRIALS) + 1
 

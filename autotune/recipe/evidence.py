@@ -125,9 +125,9 @@ class Evidence(Part):
     peak_memory_bytes: PeakMemory
     baseline_peak_memory_bytes: PeakMemory
     input_wait_fraction: NonNegative | None
+    """Share of the step spent waiting for input."""
     advice: Annotated[tuple[str, ...], Field(fail_fast=True)] = ()
     """What limits the baseline and the recommendation, with figures: three sentences at most."""
-    """Share of the step spent waiting for input."""
     stability: Stability
     confirmation: Confirmation
     best_candidate: BestCandidate | None = None

@@ -60,7 +60,10 @@ _FIGURES: dict[str, ExtensionDtype] = {
     "peak_device_bytes": _INTEGER,
     "input_wait_fraction": _FLOAT,
     "cpu_utilisation": _FLOAT,
-    "bottleneck": _STRING,  # no trial is profiled yet
+    "bottleneck": _STRING,
+    "bottleneck_share": _FLOAT,
+    "ceiling_input": _FLOAT,
+    "ceiling_compute": _FLOAT,
     "started_at": pd.DatetimeTZDtype("us", "UTC"),
     "seconds": _FLOAT,
     "machine": _STRING,
@@ -84,7 +87,9 @@ def load_history(*runs: str | Path) -> pd.DataFrame:
         The columns of `columns()`, in that order, rows by run and then by trial. `machine` is the machine's id,
         `workload` the workload's name; text is one line, without control characters. A knob that the trial's
         device does not have is NA, and so are the `reason` of a trial that ended well and every figure that was
-        not measured. A run of which no trial has finished adds no rows.
+        not measured. A run of which no trial has finished adds no rows. `bottleneck` is what limits the trial and
+        `bottleneck_share` the figure that it rests on; the ceilings are what input and step reach alone, in samples
+        per second.
 
         A trial's speed-up is over `baseline_throughput`: the baseline's slices in turn with its own, which are slower
         than the baseline alone. Throughputs of two rows were measured at other times and tell less than speed-ups.
@@ -126,6 +131,10 @@ def _row(record: TrialRecord, directory: RunDirectory, reference: TrialRecord) -
         "speedup": speedup.value if speedup else None,
         "speedup_low": speedup.low if speedup else None,
         "speedup_high": speedup.high if speedup else None,
+        "bottleneck": record.bottleneck.name if record.bottleneck else None,
+        "bottleneck_share": record.bottleneck.share if record.bottleneck else None,
+        "ceiling_input": record.ceilings.by_input if record.ceilings else None,
+        "ceiling_compute": record.ceilings.by_compute if record.ceilings else None,
         "measured_seconds": record.measured_seconds if record.pairs or record.slices else None,
         "started_at": parse_utc(record.started_at, file),
         # One line, so that a row stays one line in CSV: some readers end a row at a bare carriage return.

@@ -1,147 +1,229 @@
-"""Timelines as one self-contained HTML page: it loads nothing, and shows other people's text as text."""
+"""A run as one page, `report.html`: it loads nothing, and shows other people's text as text.
+
+The page is a fixed document with the run's data in it as JSON; what it shows is drawn from that by the page itself.
+"""
 
 from __future__ import annotations
 
-import html
-from collections.abc import Sequence
+import json
+import shlex
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from autotune.errors import AutotuneError, RunDirectoryError
 from autotune.files import write_atomically
 from autotune.printable import one_line
-from autotune.record import Phase
-from autotune.report.timeline import Point, Timeline, timelines
+from autotune.recipe.recipe import Recipe
+from autotune.record import Outcome, Phase, TrialRecord
+from autotune.report.advice import advice
+from autotune.report.compare import describe_machine
+from autotune.report.runs import baseline_of
+from autotune.run_directory import RunDirectory, RunRecord
+from autotune.space.configuration import Configuration, format_value
+from autotune.stats.deciding import Verdict
+from autotune.stats.intervals import Interval
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-PANEL_HEIGHT, GAP_HEIGHT, MARGIN_TOP, MARGIN_BOTTOM = 260, 80, 90, 80
-"""Pixels of each of a run's two panels, between panels, above the first and below the last."""
-RATIO_TICKS = (0.1, 0.2, 0.5, 1, 1.5, 2, 3, 5, 10, 20, 50, 100)
-_HINT = "Give a file in a directory that exists and that you may write to."
-_PHASES = {
-    Phase.BASELINE: ("baseline", "#9e9e9e"),
-    Phase.SEARCH: ("search", "#4a90d9"),
-    Phase.CONFIRM: ("confirmation", "#5aa469"),
-    Phase.SOAK: ("watch", "#f2a541"),
-}
-_DISTURBED = {
-    False: ("undisturbed", "#2b4c7e", "circle"),
-    True: ("left out: others took more or less than usual", "#c0392b", "x"),
-}
-_PAGE = """<!doctype html>
-<html lang="en">
-<head><meta charset="utf-8"><title>{title}</title></head>
-<body style="margin: 0; font-family: sans-serif">
-{body}
-</body>
-</html>
-"""
+NAME = "report.html"
+TEMPLATE = Path(__file__).with_name("report.html")
+LONGEST_LOG = 2000
+METHOD = (
+    "Each trial is a short real training in a process of its own; it and the baseline take turns in short slices.",
+    "Speed is samples per second of real epochs, with what lies between them.",
+    "The search only proposes: the claim comes from fresh processes of both sides, started once the leader was chosen.",
+    "Its interval is Student's t over processes; looks and changes of the leader share one error of 5%.",
+    "Faster needs the interval above 1 and the gain above the smallest one that was asked for.",
+)
 
 
-def plot_history(*runs: str | Path, path: str | Path) -> int:
-    """Write a page of `timelines`, and return how many runs it shows. A file at `path` is replaced whole or stays."""
-    drawn = timelines(*runs)
-    write_atomically(Path(path), page(drawn), hint=_HINT)
-    return len(drawn)
+def write_page(path: str | Path) -> Path:
+    """Write a run's `report.html`, whatever is there of the run.
+
+    Args:
+        path: The run directory.
+
+    Returns:
+        The page's file, in the run directory.
+
+    Raises:
+        RunDirectoryError: There is no run, or the page cannot be written.
+    """
+    directory = RunDirectory(path)
+    data = json.dumps(page_data(directory), allow_nan=False).replace("<", "\\u003c")
+    text = TEMPLATE.read_text(encoding="utf-8").replace("/*DATA*/null", data)
+    write_atomically(directory.path / NAME, text)
+    return directory.path / NAME
 
 
-def page(drawn: Sequence[Timeline]) -> str:
-    """The page's text."""
-    title = "Speed over time: " + ", ".join(_name(each) for each in drawn)
-    body = figure(drawn).to_html(full_html=False, include_plotlyjs=True, config={"displaylogo": False})
-    return _PAGE.format(title=title, body=body)
+def page_data(directory: RunDirectory) -> dict[str, Any]:
+    """What the page shows, as JSON can hold it. Raises RunDirectoryError where there is no run.json to read."""
+    from autotune.report.effects import knob_effects  # which imports pandas
 
+    missing: list[str] = []
 
-def figure(drawn: Sequence[Timeline]) -> go.Figure:
-    """Two panels for each run, one above the other: the reference's speed, the pairs' ratios."""
-    from plotly.subplots import make_subplots
+    def read(what: str, how: Callable[[], Any], otherwise: Any) -> Any:
+        try:
+            return how()
+        except (AutotuneError, OSError) as error:
+            missing.append(f"{what}: {one_line(error)}")
+            return otherwise
 
-    rows = 2 * len(drawn)
-    plotted = rows * PANEL_HEIGHT + (rows - 1) * GAP_HEIGHT
-    panels = ("the reference's own speed", "candidates, relative to it, pair by pair")
-    drawing = make_subplots(
-        rows=rows,
-        cols=1,
-        subplot_titles=[f"{_name(each)}: {panel}" for each in drawn for panel in panels],
-        vertical_spacing=GAP_HEIGHT / plotted,
+    run = directory.read_run()
+    records: list[TrialRecord] = sorted(
+        read("trials", lambda: list(directory.read_trials()), []), key=lambda record: record.trial
     )
-    for place, each in enumerate(drawn):
-        speeds, ratios = 2 * place + 1, 2 * place + 2
-        _add_points(drawing, each.reference, row=speeds, unit="{:,.0f} samples/s")
-        _add_points(drawing, each.ratios, row=ratios, unit="×{:.3f}")
-        drawing.add_hline(y=1.0, line={"width": 1, "color": "#444444"}, row=ratios, col=1)
-        for row in (speeds, ratios):
-            _add_phases(drawing, each, row=row)
-        of_speeds = "x" if speeds == 1 else f"x{speeds}"
-        drawing.update_xaxes(title_text="seconds since the run began", matches=of_speeds, row=ratios, col=1)
-        drawing.update_yaxes(title_text="samples/s", rangemode="tozero", row=speeds, col=1)
-        drawing.update_yaxes(
-            title_text="times the reference", type="log", tickvals=RATIO_TICKS, row=ratios, col=1
-        )
-    drawing.update_layout(
-        template="plotly_white",
-        height=plotted + MARGIN_TOP + MARGIN_BOTTOM,
-        margin={"t": MARGIN_TOP, "b": MARGIN_BOTTOM},
-        legend={"orientation": "h", "yanchor": "top", "y": 1.0, "yref": "container", "x": 0.0},
-    )
-    return drawing
+    recipe: Recipe | None = None
+    if directory.recipe_file.exists():
+        recipe = read("recipe", lambda: Recipe.load(directory.recipe_file), None)
+    else:
+        missing.append("recipe: the run has not ended, or was cut off")
+    baseline = read("baseline", lambda: baseline_of(directory, run, records), None)
+    effects = read("effects of knobs", lambda: knob_effects(directory.path), None)
+    chosen = _chosen(recipe, records)
+    sides = [each for each in (records[0] if records else None, chosen) if each is not None]
+    return {
+        "title": one_line(run.workload.name if run.workload else run.run),
+        "run": one_line(run.run),
+        "started": run.started_at,
+        "missing": missing,
+        "answer": _answer(recipe, records, chosen, run, directory),
+        "sides": [_side(each) for each in sides],
+        "trials": [_trial(each, baseline) for each in records],
+        "effects": []
+        if effects is None
+        else json.loads(effects.drop(columns="run").to_json(orient="records")),
+        "profiles": [_profile(each) for each in sides if each.profile is not None],
+        "machine": _machine(run),
+        "method": METHOD,
+    }
 
 
-def _add_points(drawing: go.Figure, points: Sequence[Point], *, row: int, unit: str) -> None:
-    """One trace for each kind of mark, so that the legend explains it; it names each kind once for all panels."""
-    for disturbed, (name, colour, symbol) in _DISTURBED.items():
-        of_kind = [each for each in points if each.disturbed is disturbed]
-        named = any(trace.name == name for trace in drawing.data)
-        if of_kind:
-            drawing.add_scatter(
-                x=[each.at for each in of_kind],
-                y=[each.value for each in of_kind],
-                text=[_hover(each, unit) for each in of_kind],
-                hoverinfo="text",
-                mode="markers",
-                marker={"color": colour, "symbol": symbol, "size": 9 if disturbed else 6},
-                name=name,
-                legendgroup=name,
-                showlegend=not named,
-                row=row,
-                col=1,
-            )
+def _chosen(recipe: Recipe | None, records: list[TrialRecord]) -> TrialRecord | None:
+    """The trial that the recipe's claim is from."""
+    if recipe is None or not recipe.changes:
+        return None
+    wanted = Configuration(recipe.configuration)
+    found = [each for each in records if each.phase is Phase.CONFIRM and each.pairs]
+    same = [each for each in found if dict(each.configuration) == dict(wanted)]
+    return (same or [None])[-1]
 
 
-def _add_phases(drawing: go.Figure, timeline: Timeline, *, row: int) -> None:
-    for place, span in enumerate(timeline.phases):
-        name, colour = _PHASES[span.phase]
-        drawing.add_vrect(
-            x0=span.begins,
-            x1=span.ends,
-            fillcolor=colour,
-            opacity=0.12,
-            line_width=0,
-            layer="below",
-            annotation={"text": name, "font": {"size": 11}},
-            annotation_position="top left" if place % 2 else "bottom left",  # neighbours may be narrow
-            row=row,
-            col=1,
-        )
+def _answer(
+    recipe: Recipe | None,
+    records: list[TrialRecord],
+    chosen: TrialRecord | None,
+    run: RunRecord,
+    directory: RunDirectory,
+) -> dict[str, Any]:
+    """The verdict, what to change, how to use it, and what limits the training."""
+    script = run.workload.script if run.workload is not None else None
+    told = advice(records[0], chosen, script) if records else []
+    if recipe is None:
+        return {"verdict": "none", "headline": "This run has no recipe.", "advice": told}
+    evidence, changes = recipe.evidence, recipe.changes
+    headline = {
+        Verdict.FASTER: "Faster",
+        Verdict.NO_SIGNIFICANT_GAIN: "No significant gain: keep what you have.",
+        Verdict.UNDECIDED: "Undecided: the time ended before the answer was settled.",
+        Verdict.UNSTABLE: "Unstable: the only faster configurations broke a rule. Keep what you have.",
+    }[evidence.verdict]
+    file = directory.recipe_file
+    if script is not None:
+        name = run.workload.reference if run.workload is not None else ""
+        use = [f"autotune run {shlex.quote(str(file))} {shlex.quote(name)}"]
+        use += [f"autotune show {shlex.quote(str(file))} --diff {shlex.quote(name)}"]
+    else:
+        use = [f"recipe = autotune.Recipe.load({str(file)!r})", "recipe.apply()"]
+    return {
+        "verdict": evidence.verdict.value,
+        "headline": headline,
+        "speedup": _interval(evidence.speedup) if changes else None,
+        "changes": [
+            [name, _value(recipe.baseline.get(name)), _value(value)] for name, value in changes.items()
+        ],
+        "use": [one_line(each) for each in use] if changes else [],
+        "not_checked": [one_line(each) for each in evidence.stability.not_checked],
+        "advice": told,
+    }
 
 
-def _hover(point: Point, unit: str) -> str:
-    lines = [
-        f"{unit.format(point.value)} at {point.at:.1f} s",
-        f"trial {point.trial}, {_PHASES[point.phase][0]}: {_safe(point.configuration)}",
-    ]
-    if point.load is not None:
-        lines.append(f"others took {point.load:.0%} of the machine")
-    if point.disturbed:
-        lines.append(_DISTURBED[True][0])
-    return "<br>".join(lines)
+def _side(record: TrialRecord) -> dict[str, Any]:
+    """Baseline or recommendation, in figures."""
+    limit, top = record.bottleneck, record.ceilings
+    return {
+        "trial": record.trial,
+        "throughput": _interval(record.throughput),
+        "host_bytes": record.peak_host_bytes,
+        "device_bytes": record.peak_device_bytes,
+        "compile_seconds": record.compile_seconds,
+        "first_step_seconds": record.first_step_seconds,
+        "waits": record.input_wait_fraction,
+        "outside": record.outside_fraction,
+        "bottleneck": None if limit is None else [limit.name, limit.why],
+        "by_input": None if top is None else top.by_input,
+        "by_compute": None if top is None else top.by_compute,
+    }
 
 
-def _name(timeline: Timeline) -> str:
-    return _safe(f"{timeline.workload} {timeline.run}" if timeline.workload else timeline.run)
+def _trial(record: TrialRecord, baseline: Configuration | None) -> dict[str, Any]:
+    changes = Configuration(record.configuration).describe(relative_to=baseline)
+    failed = record.outcome not in (Outcome.OK, Outcome.PRUNED)
+    return {
+        "trial": record.trial,
+        "phase": str(record.phase),
+        "outcome": str(record.outcome),
+        "at": record.ended_at_seconds,
+        "speedup": _interval(record.speedup),
+        "throughput": None if record.throughput is None else record.throughput.value,
+        "bottleneck": "" if record.bottleneck is None else record.bottleneck.name,
+        "changes": changes,
+        "reason": one_line(record.reason),
+        "log": record.log_tail[-LONGEST_LOG:] if failed else "",
+    }
 
 
-def _safe(text: str) -> str:
-    """Others' text as text: plotly draws a few tags, links among them."""
-    return html.escape(one_line(text))
+def _profile(record: TrialRecord) -> dict[str, Any]:
+    assert record.profile is not None
+    profile = record.profile
+    return {
+        "trial": record.trial,
+        "reason": profile.reason,
+        "steps": profile.steps,
+        "step_seconds": profile.step_seconds,
+        "breakdown": {name: seconds for name, seconds in profile.breakdown.items() if seconds > 0},
+        "operations": [each.model_dump() for each in profile.operations],
+        "peak_bytes": profile.peak_bytes,
+        "held_by": list(profile.held_by),
+    }
+
+
+def _machine(run: RunRecord) -> list[list[str]]:
+    machine = run.machine
+    rows: Mapping[str, str | None] = {
+        "machine": describe_machine(machine),
+        "memory": f"{machine.memory_bytes / 2**30:.0f} GiB",
+        "system": machine.platform,
+        "Python": machine.python,
+        **machine.packages,
+        "driver": machine.driver,
+        "CUDA": machine.cuda,
+        "workload": run.workload.reference if run.workload is not None else None,
+    }
+    return [[one_line(name), one_line(value)] for name, value in rows.items() if value]
+
+
+def _interval(interval: Interval | None) -> list[float] | None:
+    return None if interval is None else [interval.value, interval.low, interval.high]
+
+
+def _value(value: Any) -> str:
+    return "–" if value is None else format_value(value)
+
+
+def write_page_or_say(path: Path) -> str:
+    """Write the page at a run's end; why that failed, or an empty string: it fails no run."""
+    try:
+        write_page(path)
+    except (RunDirectoryError, OSError, ValueError) as error:
+        return f"report.html was not written: {one_line(error)}"
+    return ""

@@ -14,6 +14,7 @@ from autotune.errors import ArgumentError
 from autotune.executors.process import TrialProcesses
 from autotune.recipe.evidence import Watch
 from autotune.recipe.recipe import Recipe
+from autotune.report.page import write_page_or_say
 from autotune.run_directory import RunDirectory, RunRecord, new_run_directory
 from autotune.space.knobs import Device
 from autotune.space.search_space import ResolvedSpace, SearchSpace, find_search_space
@@ -246,7 +247,10 @@ def _run(
             earlier=earlier,
             spent_before=spent_before,
         )
-        return tune_with(invocation, written)
+        recipe = tune_with(invocation, written)
+    if problem := write_page_or_say(directory.path):
+        observe(Notice(text=problem))
+    return recipe
 
 
 def _name_of(reference: WorkloadReference) -> str:

@@ -1,0 +1,104 @@
+"""What each knob did, slices and operations in long form: over whole simulated runs."""
+
+import optuna
+import pytest
+from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
+
+from autotune.report.effects import knob_effects, load_ops, load_slices
+from autotune.report.frame import load_history
+from autotune.stats.bottleneck import Operation, Profile
+
+SPACE = """
+schema_version = 1
+[knobs.batch_size]
+kind = "categorical"
+choices = [32, 128]
+[knobs.steps_per_execution]
+kind = "categorical"
+choices = [1, 4, 16]
+[knobs.data_autotune]
+kind = "categorical"
+choices = [true, false]
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run in which only the batch size changes anything: it makes training 1.5 times as fast."""
+    trials = simulated_trials(faster_by(batch_size=1.5), noise=0.02)
+    with on_disk(tmp_path_factory.mktemp("effects") / "run") as directory:
+        tune_simulated(trials, directory, space=SPACE, budget=300.0)
+    return directory
+
+
+def test_the_effect_of_a_knob_is_found_and_that_of_others_is_none(run):
+    """The planted factor lies in the interval; a knob that does nothing has one around 1."""
+    effects = knob_effects(run.path).set_index(["knob", "before", "after"])
+    batch = effects.loc[("batch_size", "32", "128")]
+    assert batch["low"] <= 1.5 <= batch["high"]
+    assert batch["effect"] == pytest.approx(1.5, rel=0.1)
+    others = effects.drop("batch_size", level="knob")
+    assert len(others) > 0
+    assert others["effect"].between(0.9, 1.1).all()
+    assert effects.index[0][0] == "batch_size", "the largest effect comes first"
+
+
+def test_importances_stand_beside_the_effects(run):
+    """Optuna's share of each knob; they are shares of one."""
+    importances = knob_effects(run.path).groupby("knob")["importance"].first()
+    assert set(importances.index) == {"batch_size", "steps_per_execution", "data_autotune"}
+    assert importances.between(0, 1).all()
+    assert importances.sum() == pytest.approx(1.0)
+
+
+def test_every_slice_is_a_row(run):
+    """Both sides of each pair and the baseline's own slices, with their throughput."""
+    slices = load_slices(run.path)
+    records = list(run.read_trials())
+    assert len(slices) == sum(2 * len(each.pairs) + len(each.slices) for each in records)
+    assert set(slices["side"]) == {"alone", "baseline", "candidate"}
+    assert (slices["throughput"] == slices["examples"] / slices["seconds"]).all()
+    assert slices.loc[slices["side"] == "alone", "disturbed"].isna().all()
+
+
+def test_the_operations_of_profiled_trials_are_rows(run, tmp_path):
+    """A trial without a profile adds none; without any the columns keep their dtypes."""
+    empty = load_ops(run.path)
+    assert empty.empty
+    (record, *_) = run.read_trials()
+    operation = Operation(
+        name="dense/MatMul", kind="MatMul", on="host", count=20, self_seconds=0.01, share=0.8
+    )
+    run.write_trial(record.model_copy(update={"profile": Profile(steps=20, operations=(operation,))}))
+    try:
+        (row,) = load_ops(run.path).to_dict("records")
+    finally:
+        run.write_trial(record)
+    assert (row["trial"], row["operation"], row["kind"], row["share"]) == (0, "dense/MatMul", "MatMul", 0.8)
+    assert dict(load_ops(run.path).dtypes) == dict(empty.dtypes)
+
+
+def test_tables_without_rows_keep_their_columns(tmp_path):
+    """A run without trials gives the same columns and dtypes."""
+    with on_disk(tmp_path / "run") as directory:
+        for load in (knob_effects, load_slices, load_ops):
+            frame = load(directory.path)
+            assert frame.empty
+            assert len(frame.columns) > 5
+            assert "object" not in {str(dtype) for dtype in frame.dtypes}
+
+
+def test_the_study_agrees_with_the_history_row_by_row(run):
+    """`study.db` opens in Optuna, and its trials are those of the search, with the same speed-ups."""
+    storage = f"sqlite:///{run.study_file}"
+    (name,) = optuna.get_all_study_names(storage)
+    study = optuna.load_study(study_name=name, storage=storage).trials_dataframe()
+    history = load_history(run.path)
+    ours = history[(history["phase"] == "search") & (history["outcome"] == "ok")]
+    told = study[study["state"] == "COMPLETE"]
+    assert len(told) == len(ours) + 1  # and the baseline
+    assert sorted(told["value_speedup"].round(6))[1:] == pytest.approx(
+        sorted(ours["speedup"].round(6)), rel=0.2
+    )
+    for knob in ("batch_size", "steps_per_execution"):
+        assert sorted(told[f"params_{knob}"]) == sorted([*ours[knob], history[knob][0]])

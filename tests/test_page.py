@@ -1,0 +1,218 @@
+"""A run's page in a real browser: what it shows, that it works, and that it loads nothing."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
+
+from autotune.record import Outcome
+from autotune.report.page import LONGEST_LOG, page_data, write_page
+from autotune.run_directory import RunDirectory
+from autotune.stats.bottleneck import Bottleneck, Ceilings, Operation, Profile
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--virtual-time-budget=4000"),
+    *("--dump-dom", "--enable-logging=stderr"),
+)
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None and not os.environ.get("CI"), reason="Chromium is not installed (Debian: chromium)"
+)
+HOSTILE = (
+    "</script><script>document.title='taken'</script><img src=x onerror=document.title='taken'>\u2028'\"&"
+)
+SPACE = """
+schema_version = 1
+[knobs.batch_size]
+kind = "power_of_two"
+low = 16
+high = 256
+[knobs.steps_per_execution]
+kind = "categorical"
+choices = [1, 4, 16]
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A whole run with profiles, and a trial that failed with a hostile log."""
+    trials = simulated_trials(faster_by(batch_size=1.3), noise=0.03)
+    with on_disk(tmp_path_factory.mktemp("page") / "run") as directory:
+        tune_simulated(trials, directory, space=SPACE, budget=200.0)
+    records = list(directory.read_trials())
+    profile = Profile(
+        steps=20,
+        step_seconds=0.001,
+        breakdown={"input": 2e-4, "compute": 7e-4, "other": 1e-4},
+        operations=(
+            Operation(name=HOSTILE, kind="MatMul", on="host", count=20, self_seconds=0.01, share=1.0),
+        ),
+    )
+    first = {
+        "profile": profile,
+        "bottleneck": Bottleneck(name="input", share=0.2, why="the step waits for input 20% of its time"),
+        "ceilings": Ceilings(by_input=400.0, by_compute=1080.0),
+    }
+    directory.write_trial(records[0].model_copy(update=first))
+    failed = {"outcome": Outcome.OOM, "reason": HOSTILE, "log_tail": HOSTILE * 100, "speedup": None}
+    directory.write_trial(records[2].model_copy(update=failed))
+    write_page(directory.path)
+    return directory.path
+
+
+def opened(page: Path, tmp_path: Path, script: str = "", *flags: str) -> tuple[str, str]:
+    """The page's document once it is drawn and a script of the test's has run in it; and what the browser logged."""
+    text = page.read_text(encoding="utf-8")
+    shown = tmp_path / "shown.html"
+    shown.write_text(text.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
+    command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", *flags, shown.as_uri()]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    return ended.stdout, ended.stderr
+
+
+def answer_of(document: str) -> object:
+    """What the test's script has left in the document."""
+    return json.loads(re.search(r'<pre id="told">(.*?)</pre>', document, re.DOTALL)[1])
+
+
+def tell(expression: str) -> str:
+    """A script that leaves the value of an expression in the document."""
+    return (
+        "const told = document.createElement('pre'); told.id = 'told'; document.body.append(told);"
+        f"told.textContent = JSON.stringify({expression});"
+    )
+
+
+@needs_browser
+def test_it_is_drawn_without_errors_and_loads_nothing(run, tmp_path):
+    """Both charts are drawn, all sections are there in order, no script fails, and no request leaves the page."""
+    script = tell(
+        "[[...document.querySelectorAll('h2')].map((each) => each.textContent),"
+        " document.querySelectorAll('#search-chart circle').length,"
+        " document.querySelectorAll('#effects-chart circle').length,"
+        " performance.getEntriesByType('resource').map((each) => each.name), document.title]"
+    )
+    document, log = opened(run / "report.html", tmp_path, script)
+    headings, trials, effects, requests, title = answer_of(document)
+    assert headings == [
+        "Before and after",
+        "The search",
+        "What each knob did",
+        "Where time goes",
+        "All trials",
+        "Machine and versions",
+        "How it was measured",
+    ]
+    assert trials > 3
+    assert effects > 0
+    assert requests == []
+    assert "taken" not in title
+    assert "CONSOLE" not in log
+
+
+@needs_browser
+def test_the_table_sorts_and_filters(run, tmp_path):
+    """A click on a heading sorts by it, a second one turns it round; text and outcome leave only what matches."""
+    script = """
+      const texts = (nodes) => [...nodes].map((each) => each.textContent);
+      const column = (index) => texts(document.querySelectorAll(`#trial-rows td:nth-child(${index})`));
+      const click = (index) => document.querySelectorAll("#trials ~ .wide th button")[index].click();
+      const seen = {};
+      click(3); seen.down = column(4);
+      click(3); seen.up = column(4);
+      document.getElementById("outcome").value = "oom";
+      document.getElementById("outcome").dispatchEvent(new Event("change"));
+      seen.oom = column(3);
+      document.getElementById("outcome").value = "";
+      document.getElementById("filter").value = "batch_size=256";
+      document.getElementById("filter").dispatchEvent(new Event("input"));
+      seen.filtered = texts(document.querySelectorAll("#trial-rows tr"));
+    """
+    document, _ = opened(run / "report.html", tmp_path, script + tell("seen"))
+    seen = answer_of(document)
+
+    def numbers(texts):
+        return [float(each.removeprefix("×")) for each in texts if each != "–"]
+
+    assert numbers(seen["down"]) == sorted(numbers(seen["down"]), reverse=True)
+    assert numbers(seen["up"]) == sorted(numbers(seen["up"]))
+    assert len(numbers(seen["up"])) > 2
+    assert seen["oom"] == ["oom"]
+    assert seen["filtered"]
+    assert all("batch_size=256" in each for each in seen["filtered"])
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [1280, 500])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_it_fits_wide_and_narrow_windows_in_both_themes(run, tmp_path, width, theme):
+    """Nothing makes the whole page scroll sideways, and text stands out from what is behind it."""
+    script = tell(
+        "[document.documentElement.scrollWidth <= innerWidth,"
+        " matchMedia('(prefers-color-scheme: dark)').matches,"
+        " getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
+    )
+    flags = [f"--window-size={width},900"]
+    if theme == "dark":
+        flags.append("--blink-settings=preferredColorScheme=0")
+    document, _ = opened(run / "report.html", tmp_path, script, *flags)
+    fits, dark, text, behind = answer_of(document)
+    assert fits
+    assert dark is (theme == "dark")
+    brightness = [sum(map(int, re.findall(r"\d+", each)[:3])) for each in (text, behind)]
+    assert abs(brightness[0] - brightness[1]) > 400
+
+
+@needs_browser
+def test_it_can_be_used_by_keyboard(run, tmp_path):
+    """Points of the charts and headings of the table take the focus, and a point then says what it is."""
+    script = """
+      const dot = document.querySelector("#search-chart circle");
+      dot.focus();
+      const heads = [...document.querySelectorAll("#trials ~ .wide th button")].map((each) => each.tabIndex);
+    """
+    document, _ = opened(
+        run / "report.html", tmp_path, script + tell("[document.getElementById('tip').textContent, heads]")
+    )
+    said, heads = answer_of(document)
+    assert said.startswith("trial ")
+    assert set(heads) == {0}
+
+
+def test_what_others_wrote_stays_text(run):
+    """A name, a reason or a log cannot end the data or the script that it stands in; a long log is cut."""
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert page.count("</script>") == 1
+    assert "<img" not in page
+    (failed,) = [each for each in page_data(RunDirectory(run))["trials"] if each["outcome"] == "oom"]
+    assert len(failed["log"]) == LONGEST_LOG
+
+
+def test_an_unfinished_and_a_damaged_run_have_a_page_that_says_what_is_missing(run, tmp_path):
+    """Without a recipe, with a damaged trial, and without any trial."""
+    cut = tmp_path / "cut"
+    shutil.copytree(run, cut)
+    (cut / "recipe.json").unlink()
+    write_page(cut)
+    assert page_data(RunDirectory(cut))["missing"] == ["recipe: the run has not ended, or was cut off"]
+    (cut / "trials" / "0001" / "result.json").write_text("{", encoding="utf-8")
+    (missing, *_) = page_data(RunDirectory(cut))["missing"]
+    assert missing.startswith("trials: ")
+    shutil.rmtree(cut / "trials")
+    write_page(cut)
+    assert page_data(RunDirectory(cut))["trials"] == []
+
+
+def test_the_page_holds_the_advice_and_the_ceilings(run):
+    """What limits the baseline, and what could be gained at most, stand in the answer."""
+    data = page_data(RunDirectory(run))
+    assert "the pipeline alone makes 400 samples/s" in data["answer"]["advice"][0]
+    assert data["sides"][0]["by_compute"] == 1080.0
+    assert len(data["sides"]) == 2
+    assert data["answer"]["verdict"] == "faster"
