@@ -18,6 +18,7 @@ from autotune.workloads.workload import DatasetConfig, Workload
 
 if TYPE_CHECKING:
     from autotune.recipe.recipe import MachineMismatchWarning, Recipe
+    from autotune.report.compare import compare
     from autotune.report.effects import knob_effects, load_ops, load_slices
     from autotune.report.frame import load_history
     from autotune.scripts.long_run import activate
@@ -32,6 +33,7 @@ _LAZY = {
     "tuned": "autotune.scripts.tuned",
     "Recipe": "autotune.recipe.recipe",
     "Verification": "autotune.tuning.verifying",
+    "compare": "autotune.report.compare",
     "knob_effects": "autotune.report.effects",
     "load_history": "autotune.report.frame",
     "load_ops": "autotune.report.effects",
@@ -49,6 +51,7 @@ __all__ = [
     "Workload",
     "__version__",
     "activate",
+    "compare",
     "knob_effects",
     "load_history",
     "load_ops",

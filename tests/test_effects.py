@@ -1,9 +1,14 @@
 """What each knob did, slices and operations in long form: over whole simulated runs."""
 
+import json
+import shutil
+from pathlib import Path
+
 import optuna
 import pytest
 from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
 
+from autotune.report.compare import compare
 from autotune.report.effects import knob_effects, load_ops, load_slices
 from autotune.report.frame import load_history
 from autotune.stats.bottleneck import Operation, Profile
@@ -102,3 +107,27 @@ def test_the_study_agrees_with_the_history_row_by_row(run):
     )
     for knob in ("batch_size", "steps_per_execution"):
         assert sorted(told[f"params_{knob}"]) == sorted([*ours[knob], history[knob][0]])
+
+
+def test_the_notebook_runs_on_the_recorded_run(monkeypatch):
+    """Each of its cells runs after the other, and the last one shows a recipe as HTML."""
+    examples = Path(__file__).parents[1] / "examples"
+    notebook = json.loads((examples / "compare_runs.ipynb").read_text(encoding="utf-8"))
+    monkeypatch.chdir(examples)
+    scope: dict[str, object] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), scope)
+    assert "<table>" in scope["recipe"]._repr_html_()
+    assert len(scope["trials"]) > 10
+
+
+def test_runs_are_compared_in_a_table(run, tmp_path):
+    """What each found, and which recipe is the fastest of its workload on its machine."""
+    again = tmp_path / "again"
+    shutil.copytree(run.path, again)
+    table = compare(run.path, again)
+    assert list(table["verdict"]) == ["faster", "faster"]
+    assert table["claim"].between(1.3, 1.7).all()
+    assert table["use"].sum() >= 1
+    assert table["differs"].eq("").all()

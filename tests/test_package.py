@@ -25,6 +25,7 @@ def test_the_public_names_are_these():
         "Workload",
         "__version__",
         "activate",
+        "compare",
         "knob_effects",
         "load_history",
         "load_ops",

@@ -7,6 +7,7 @@ with values they can take, get through.
 from __future__ import annotations
 
 import codecs
+import html
 import itertools
 import math
 import warnings
@@ -345,6 +346,19 @@ class Recipe(Part):
                 "the recipe was given single examples, and the tuned workload did its own batching",
                 hint="Batch the dataset first, by recipe.dataset_config.batch_size.",
             )
+
+    def _repr_html_(self) -> str:
+        """The recipe as notebooks show it."""
+        cells = [(name, self.baseline.get(name), value) for name, value in self.changes.items()]
+        rows = "".join(
+            f"<tr>{''.join(f'<td>{html.escape(str(each))}</td>' for each in row)}</tr>" for row in cells
+        )
+        claim, name = self.evidence.speedup, html.escape(self.workload.name)
+        said = f"×{claim.value:.2f} ({claim.low:.2f} to {claim.high:.2f})" if cells else "the baseline"
+        return (
+            f"<b>{name}: {self.evidence.verdict.value.replace('_', ' ')}, {said}</b>"
+            f"<table><tr><th>knob</th><th>baseline</th><th>recommended</th></tr>{rows}</table>"
+        )
 
     @property
     def changes(self) -> Mapping[str, KnobValue]:

@@ -1,4 +1,4 @@
-"""How did each run end: one summary per run, to be set side by side. No pandas here."""
+"""How did each run end: one summary per run, to be set side by side; and the same as a table in pandas."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from autotune.devices.machine import Machine
 from autotune.recipe.recipe import Recipe
@@ -17,6 +18,9 @@ from autotune.run_directory import RunDirectory, RunRecord
 from autotune.space.configuration import Configuration
 from autotune.stats.deciding import Verdict
 from autotune.stats.intervals import Interval
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Outcomes that say nothing against the configuration: nothing ran, or the user ended it.
 _NO_FAILURE = frozenset({Outcome.OK, Outcome.PRUNED, Outcome.INFERRED_OOM, Outcome.INTERRUPTED})
@@ -48,6 +52,9 @@ class RunSummary:
     claimed: Interval | None
     recommended: Configuration | None
     recommended_changes: str | None
+    recommended_throughput: float | None = None  # samples per second, as the claim has it
+    limited_by: str | None = None  # the baseline's bottleneck
+    then_by: str | None = None  # the recommendation's
 
     @property
     def comparable_with_first(self) -> bool:
@@ -81,11 +88,60 @@ def compare_runs(*runs: str | Path) -> tuple[RunSummary, ...]:
     )
 
 
+def compare(*runs: str | Path) -> pd.DataFrame:
+    """Runs side by side: what each found on which machine, and which recipe to use where.
+
+    Args:
+        runs: Run directories, or directories that hold some at any depth, such as `results`.
+
+    Returns:
+        A row for each run, in the order of the arguments. `claim` is the speed-up over the run's own baseline, with
+        its interval `low` to `high`; `throughput` is the recommended configuration's, in samples per second, as the
+        claim has it; `limited_by` is the baseline's bottleneck and `then_by` the recommendation's. `differs` says why
+        a run's speeds may not be set against the first run's. `use` is true for the run whose recipe is the fastest
+        of its workload on its kind of machine.
+
+    Raises:
+        RunDirectoryError: Nothing was given, no run was found at a path, or a file there is damaged.
+        RecipeError: A run's recipe cannot be read.
+    """
+    import pandas as pd
+
+    summaries = compare_runs(*runs)
+    best: dict[tuple[str | None, str], tuple[float, str]] = {}
+    for each in summaries:
+        if each.recommended_throughput is not None:
+            rated = (each.recommended_throughput, each.run)
+            best[each.workload, each.machine] = max(best.get((each.workload, each.machine), rated), rated)
+    text, number = pd.StringDtype(), pd.Float64Dtype()
+    columns: dict[str, tuple[list[object], Any]] = {
+        "run": ([each.run for each in summaries], text),
+        "workload": ([each.workload for each in summaries], text),
+        "machine": ([each.machine_description for each in summaries], text),
+        "started_at": ([each.started_at for each in summaries], pd.DatetimeTZDtype("us", "UTC")),
+        "verdict": ([each.verdict and str(each.verdict) for each in summaries], text),
+        "claim": ([each.claimed and each.claimed.value for each in summaries], number),
+        "low": ([each.claimed and each.claimed.low for each in summaries], number),
+        "high": ([each.claimed and each.claimed.high for each in summaries], number),
+        "throughput": ([each.recommended_throughput for each in summaries], number),
+        "recommended": ([each.recommended_changes for each in summaries], text),
+        "limited_by": ([each.limited_by for each in summaries], text),
+        "then_by": ([each.then_by for each in summaries], text),
+        "differs": ([each.why_not for each in summaries], text),
+        "use": (
+            [best.get((each.workload, each.machine), (0, ""))[1] == each.run for each in summaries],
+            pd.BooleanDtype(),
+        ),
+    }
+    return pd.DataFrame({name: pd.Series(values, dtype=dtype) for name, (values, dtype) in columns.items()})
+
+
 def _summary(directory: RunDirectory, run: RunRecord, why_not: str) -> RunSummary:
     trials = sorted(directory.read_trials(), key=lambda record: record.trial)
     counts = Counter(record.outcome for record in trials)
     baseline = baseline_of(directory, run, trials)
     best = _best(trials)
+    limits = [each.bottleneck.name if each.bottleneck else None for each in trials[:1]]
     recipe = Recipe.load(directory.recipe_file) if os.path.exists(directory.recipe_file) else None
     return RunSummary(
         run=run.run,
@@ -107,7 +163,16 @@ def _summary(directory: RunDirectory, run: RunRecord, why_not: str) -> RunSummar
         recommended_changes=Configuration(recipe.configuration).describe(Configuration(recipe.baseline))
         if recipe
         else None,
+        recommended_throughput=recipe.evidence.throughput.value if recipe else None,
+        limited_by=limits[0] if limits else None,
+        then_by=_then_by(trials) if recipe and recipe.changes else None,
     )
+
+
+def _then_by(trials: Sequence[TrialRecord]) -> str | None:
+    """What limits the leader that was confirmed last."""
+    confirmed = [each for each in trials if each.phase is Phase.CONFIRM and each.pairs and each.bottleneck]
+    return confirmed[-1].bottleneck.name if confirmed and confirmed[-1].bottleneck else None
 
 
 def _baseline_throughput(trials: Sequence[TrialRecord]) -> Interval | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from autotune.record import Outcome, Phase
+from autotune.record import Outcome, Phase, Slice
 from autotune.report.runs import find_runs, trial_configuration
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration, format_value
@@ -111,7 +111,9 @@ def load_slices(*runs: str | Path) -> pd.DataFrame:
     rows: list[dict[str, object]] = []
     for directory in find_runs(*runs):
         for record in directory.read_trials():
-            sides = [("alone", None, None, each) for each in record.slices]
+            sides: list[tuple[str, int | None, bool | None, Slice]] = [
+                ("alone", None, None, each) for each in record.slices
+            ]
             for pair in record.pairs:
                 sides += [
                     ("baseline", pair.instance, pair.disturbed, pair.baseline),
@@ -187,7 +189,7 @@ def _ratios(
     measured: Iterable[tuple[Configuration, Interval]],
 ) -> dict[tuple[str, str, str], list[tuple[float, float]]]:
     """Log-ratios and their errors, by knob and by its two values, in a fixed order of these."""
-    found = defaultdict(list)
+    found: dict[tuple[str, str, str], list[tuple[float, float]]] = defaultdict(list)
     for (one, before), (other, after) in itertools.combinations(measured, 2):
         differing = other.differences(one)
         if len(differing) != 1 or before.low <= 0 or after.low <= 0:
