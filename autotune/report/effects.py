@@ -176,7 +176,7 @@ def _frame(
 
 def _measured(directory: RunDirectory) -> list[tuple[Configuration, Interval]]:
     """Configurations with their speed-ups in the search; the baseline's is 1."""
-    found = []
+    found: list[tuple[Configuration, Interval]] = []
     for record in directory.read_trials():
         if record.phase is Phase.BASELINE and record.outcome is Outcome.OK and not found:
             found.append((trial_configuration(directory, record), Interval(value=1.0, low=1.0, high=1.0)))
