@@ -378,6 +378,26 @@ def compare(runs: Annotated[list[Path], Parameter(allow_leading_hyphen=False)], 
 
 
 @app.command
+def doctor(*, json: bool = False) -> int:
+    """Say what keeps TensorFlow from this machine's devices, or makes it slow here, and what to do first.
+
+    The exit code is 1 where something stops TensorFlow from using a device that is there.
+
+    Parameters
+    ----------
+    json
+        Print the findings as JSON.
+    """
+    from autotune import console
+    from autotune.devices.doctor import Level, examined
+    from autotune.devices.looking import look
+
+    findings = examined(look())
+    console.show_findings(findings, as_json=json)
+    return 1 if any(each.level is Level.STOPS for each in findings) else 0
+
+
+@app.command
 def knobs() -> int:
     """List every knob: what it does, its values, when it acts."""
     from autotune import console

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from autotune.console.progress import trial_line
 from autotune.console.text import clean, duration, ratio, say, size, terminal
+from autotune.devices.doctor import Finding, Level, first_thing
 from autotune.record import TrialRecord
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS, Numerics
@@ -131,3 +133,22 @@ def _print_whole(table: Table, console: RichConsole) -> None:
         unbounded = console.options.update(max_width=1 << 16)
         console.width = max(console.width, Measurement.get(console, unbounded, table).maximum)
     console.print(table)
+
+
+def show_findings(findings: Sequence[Finding], *, as_json: bool, console: RichConsole | None = None) -> None:
+    """What a doctor found, a line each with its fix, and the one thing to do first."""
+    console = console or terminal()
+    if as_json:
+        told = {
+            "findings": [each.model_dump(mode="json") for each in findings],
+            "first": first_thing(list(findings)),
+        }
+        console.print(Text(json.dumps(told, indent=2)), soft_wrap=True)
+        return
+    styles = {Level.STOPS: "bold red", Level.SLOWS: "yellow", Level.FACT: ""}
+    for each in findings:
+        fix = f" → {each.fix}" if each.fix else ""
+        say(f"{each.level.value:<6} {each.what}{fix}", console, style=styles[each.level])
+    if first := first_thing(list(findings)):
+        console.print()
+        say(f"First: {first}", console, style="bold")

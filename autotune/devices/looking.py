@@ -1,0 +1,216 @@
+"""Reads what `autotune doctor` judges: files below a root, NVML, and TensorFlow's own build information."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from autotune.devices.doctor import Card, Seen
+from autotune.devices.machine import core_quota, memory_limit_bytes
+
+JITTER_SECONDS, STRETCH_SECONDS = 5.0, 0.1
+DISK_BYTES = 64 << 20
+ASK_SECONDS = 120
+_ASK = """
+import json, tensorflow as tf
+info = tf.sysconfig.get_build_info()
+names = "is_cuda_build", "cuda_version", "cudnn_version"
+print("BUILD" + json.dumps({name: str(info.get(name, "")) for name in names}))
+"""
+
+
+def look(
+    root: Path = Path("/"),
+    *,
+    ask_build: Callable[[], tuple[dict[str, str] | None, str]] | None = None,
+    ask_cards: Callable[[], tuple[str | None, tuple[Card, ...]]] | None = None,
+    loader_cache: Callable[[], str] | None = None,
+    measure: bool = True,
+) -> Seen:
+    """Read the machine.
+
+    Args:
+        root: What stands for `/` in paths of `/proc`, `/sys` and `/dev`.
+        ask_build: TensorFlow's build information, or why it cannot be imported.
+        ask_cards: The driver's version and the cards.
+        loader_cache: What `ldconfig -p` prints.
+        measure: Time the disk and five seconds of equal work.
+    """
+    version = _version()
+    built, problem = (ask_build or _build)() if version else (None, "")
+    driver, cards = (ask_cards or _cards)()
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", _text(root / "proc/cpuinfo"), re.MULTILINE)
+    nodes = list((root / "sys/devices/system/node").glob("node[0-9]*"))
+    vendors = (_text(each).strip() for each in (root / "sys/bus/pci/devices").glob("*/vendor"))
+    shm = root / "dev/shm"
+    return Seen(
+        tensorflow=version,
+        built_with=built,
+        import_error=problem,
+        libraries=tuple(sorted({*_of_cache((loader_cache or _ldconfig)()), *_of_wheels()})),
+        pci_nvidia="0x10de" in vendors,
+        driver=driver,
+        cards=cards,
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        cpu_flags=frozenset(flags[1].split()) if flags else frozenset(),
+        machine=platform.machine(),
+        cores=os.cpu_count() or 1,
+        usable_cores=min(len(os.sched_getaffinity(0)), core_quota()),
+        numa_nodes=max(1, len(nodes)),
+        memory_bytes=psutil.virtual_memory().total,
+        usable_memory_bytes=memory_limit_bytes(),
+        shm_bytes=psutil.disk_usage(str(shm)).total if shm.is_dir() else None,
+        disk_bytes_per_second=_disk() if measure else None,
+        jitter=_jitter() if measure else None,
+        environment=dict(os.environ),
+    )
+
+
+def _text(file: Path) -> str:
+    with contextlib.suppress(OSError):
+        return file.read_text(encoding="utf-8", errors="replace")
+    return ""
+
+
+def _version() -> str | None:
+    for name in ("tensorflow", "tensorflow-cpu", "tf-nightly"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
+    return None
+
+
+def _build() -> tuple[dict[str, str] | None, str]:
+    """In a process of its own: this one never imports TensorFlow."""
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=ASK_SECONDS, check=False
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return None, f"{type(error).__name__}: {error}"
+    for line in ended.stdout.splitlines():
+        if line.startswith("BUILD"):
+            info = json.loads(line.removeprefix("BUILD"))
+            return (info, "") if info.pop("is_cuda_build") == "True" else (None, "")
+    lines = [line for line in ended.stderr.splitlines() if line.strip()]
+    return None, lines[-1] if lines else f"exit status {ended.returncode}"
+
+
+def _cards() -> tuple[str | None, tuple[Card, ...]]:
+    import pynvml as nvml
+
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return None, ()
+    try:
+        driver = str(nvml.nvmlSystemGetDriverVersion())
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+        count = 0 if hidden else nvml.nvmlDeviceGetCount()
+        return driver, tuple(_card(nvml, nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(count))
+    except nvml.NVMLError:
+        return None, ()
+    finally:
+        with contextlib.suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+def _card(nvml: Any, handle: Any) -> Card:
+    def ask(name: str, *arguments: Any) -> Any:
+        try:
+            return getattr(nvml, name)(handle, *arguments)
+        except (nvml.NVMLError, AttributeError):
+            return None
+
+    mig = ask("nvmlDeviceGetMigMode")
+    divided = bool(mig and mig[0])
+    instances = 0
+    for number in range(ask("nvmlDeviceGetMaxMigDeviceCount") or 0 if divided else 0):
+        instances += ask("nvmlDeviceGetMigDeviceHandleByIndex", number) is not None
+    modes = {
+        nvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited",
+        nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive",
+    }
+    limit, usual = ask("nvmlDeviceGetPowerManagementLimit"), ask("nvmlDeviceGetPowerManagementDefaultLimit")
+    errors = ask(
+        "nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+    )
+    memory, capability = ask("nvmlDeviceGetMemoryInfo"), ask("nvmlDeviceGetCudaComputeCapability")
+    return Card(
+        name=str(ask("nvmlDeviceGetName") or "a GPU"),
+        memory_bytes=int(memory.total) if memory else 0,
+        capability=tuple(capability) if capability else None,
+        mig=divided,
+        instances=instances,
+        mode=modes.get(ask("nvmlDeviceGetComputeMode"), "default"),
+        others=len(ask("nvmlDeviceGetComputeRunningProcesses") or ()),
+        ecc_errors=errors,
+        power_limit=limit / 1e3 if limit else None,
+        power_default=usual / 1e3 if usual else None,
+    )
+
+
+def _ldconfig() -> str:
+    for command in ("ldconfig", "/sbin/ldconfig"):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            return subprocess.run(
+                [command, "-p"], capture_output=True, text=True, timeout=20, check=False
+            ).stdout
+    return ""
+
+
+def _of_cache(text: str) -> set[str]:
+    """`libcudart.so.12` of a line such as `libcudart.so.12 (libc6,x86-64) => /usr/lib/…`."""
+    return set(re.findall(r"^\s*(lib(?:cud|cublas|nccl|cufft)\w*\.so\.\d+)", text, re.MULTILINE))
+
+
+def _of_wheels() -> set[str]:
+    """What NVIDIA's wheels bring, which TensorFlow looks into."""
+    found = Path(sysconfig.get_paths()["purelib"]).glob("nvidia/*/lib/lib*.so.*")
+    return {each.name for each in found}
+
+
+def _disk() -> float | None:
+    """Bytes per second at which a file in the current directory is read from the disk."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=".", prefix=".autotune-") as file:
+            file.write(os.urandom(1 << 20) * (DISK_BYTES >> 20))
+            file.flush()
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            began = time.perf_counter()
+            with open(file.name, "rb", buffering=0) as again:
+                while again.read(1 << 20):
+                    pass
+            return DISK_BYTES / max(time.perf_counter() - began, 1e-9)
+    except OSError:
+        return None
+
+
+def _jitter() -> float:
+    """The relative spread of equal stretches of work."""
+
+    def stretch(count: int) -> float:
+        began, total = time.perf_counter(), 0
+        for number in range(count):
+            total += number * number
+        return time.perf_counter() - began
+
+    count = 100_000
+    count = max(1000, int(count * STRETCH_SECONDS / max(stretch(count), 1e-6)))
+    taken = [stretch(count) for _ in range(int(JITTER_SECONDS / STRETCH_SECONDS))]
+    return statistics.pstdev(taken) / statistics.fmean(taken)

@@ -1,0 +1,202 @@
+"""Broken machines, each named rightly with its next step; what is read below a faked root; and the command."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autotune import cli
+from autotune.devices import looking, machine
+from autotune.devices.doctor import NOT_READ, Card, Level, Seen, examined, first_thing
+from autotune.devices.looking import look
+
+H100 = Card(
+    name="NVIDIA H100",
+    memory_bytes=80 << 30,
+    capability=(9, 0),
+    power_limit=700.0,
+    power_default=700.0,
+)
+LIBRARIES = ("libcublas.so.12", "libcudart.so.12", "libcudnn.so.9")
+HEALTHY = Seen(
+    tensorflow="2.21.0",
+    built_with={"cuda_version": "12.5.1", "cudnn_version": "9"},
+    libraries=LIBRARIES,
+    pci_nvidia=True,
+    driver="580.65",
+    cards=(H100,),
+    cpu_flags=frozenset({"avx2", "avx512f", "amx_bf16"}),
+    cores=16,
+    usable_cores=16,
+    memory_bytes=64 << 30,
+    usable_memory_bytes=64 << 30,
+    shm_bytes=8 << 30,
+    disk_bytes_per_second=2e9,
+    jitter=0.01,
+)
+
+
+def with_card(**changes):
+    """The healthy machine with another card."""
+    return HEALTHY.model_copy(update={"cards": (H100.model_copy(update=changes),)})
+
+
+def without(*libraries):
+    """The healthy machine without these libraries."""
+    return HEALTHY.model_copy(update={"libraries": tuple(set(LIBRARIES) - set(libraries))})
+
+
+def machine_with(**changes):
+    """The healthy machine with these changes."""
+    return HEALTHY.model_copy(update=changes)
+
+
+BROKEN = {
+    "no TensorFlow": (machine_with(tensorflow=None), "STOPS", "not installed", "pip install"),
+    "import fails": (machine_with(import_error="ImportError: x.so"), "STOPS", "ImportError: x.so", "anew"),
+    "CPU build on a GPU": (machine_with(built_with=None), "STOPS", "built without CUDA", "and-cuda"),
+    "no driver": (machine_with(driver=None, cards=()), "STOPS", "driver does not answer", "--gpus all"),
+    "old driver": (machine_with(driver="470.57"), "STOPS", "470.57 is too old for CUDA 12", "525"),
+    "no cudart": (without("libcudart.so.12"), "STOPS", "libcudart.so.12", "and-cuda"),
+    "no cuDNN": (without("libcudnn.so.9"), "STOPS", "libcudnn.so.9", "and-cuda"),
+    "old cuDNN": (
+        machine_with(libraries=("libcublas.so.12", "libcudart.so.12", "libcudnn.so.8")),
+        "STOPS",
+        "libcudnn.so.9; there is libcudnn.so.8",
+        "and-cuda",
+    ),
+    "hidden card": (
+        machine_with(cards=(), visible="-1"),
+        "STOPS",
+        "CUDA_VISIBLE_DEVICES='-1' hides",
+        "Unset",
+    ),
+    "lost card": (machine_with(cards=()), "STOPS", "shows no GPU", "nvidia-smi"),
+    "MIG without an instance": (with_card(mig=True), "STOPS", "MIG mode without an instance", "-mig 0"),
+    "exclusive": (with_card(mode="exclusive", others=1), "STOPS", "exclusive mode", "-c DEFAULT"),
+    "prohibited": (with_card(mode="prohibited"), "STOPS", "prohibited mode", "-c DEFAULT"),
+    "shared card": (with_card(others=2), "SLOWS", "2 other processes on NVIDIA H100", "nobody else"),
+    "memory errors": (with_card(ecc_errors=3), "SLOWS", "3 memory errors", "Reset"),
+    "power cap": (with_card(power_limit=300.0), "SLOWS", "300 of its usual 700 W", "-pl 700"),
+    "few cores": (machine_with(usable_cores=2.5), "SLOWS", "2.5 of the machine's 16 cores", "--cpus"),
+    "small shm": (machine_with(shm_bytes=64 << 20), "SLOWS", "/dev/shm has 64 MiB", "--shm-size"),
+    "old processor": (machine_with(cpu_flags=frozenset({"sse4_2", "avx"})), "SLOWS", "no AVX2", "newer"),
+    "slow disk": (machine_with(disk_bytes_per_second=2e7), "SLOWS", "20 MB/s", "local disk"),
+    "restless": (machine_with(jitter=0.2), "SLOWS", "restless", "--budget 12m"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_broken_is_named_with_its_next_step(name):
+    """Exactly one thing is found on a machine with one fault, and that is what to do first."""
+    seen, level, what, fix = BROKEN[name]
+    (found,) = [each for each in examined(seen) if each.level is not Level.FACT]
+    assert found.level is Level[level]
+    assert what in found.what
+    assert fix in found.fix
+    assert first_thing(examined(seen)) == found.fix
+
+
+def test_a_healthy_machine_has_facts_only():
+    """What the card and the processor can do is told, and there is nothing to do first."""
+    findings = examined(HEALTHY)
+    assert {each.level for each in findings} == {Level.FACT}
+    assert first_thing(findings) == ""
+    told = " | ".join(each.what for each in findings)
+    assert "compute capability 9.0; has tensor cores, bfloat16 and TF32, fp8" in told
+    assert "AMX-BF16, computes in bfloat16" in told
+    assert "wants CUDA 12.5.1 and cuDNN 9" in told
+
+
+def test_a_machine_without_a_card_is_none_that_is_broken():
+    """TensorFlow runs on the processor there, with or without CUDA in it."""
+    for built in (None, HEALTHY.built_with):
+        seen = machine_with(pci_nvidia=False, driver=None, cards=(), libraries=(), built_with=built)
+        assert {each.level for each in examined(seen)} == {Level.FACT}
+
+
+@pytest.mark.parametrize("name", NOT_READ)
+def test_a_variable_that_is_not_read_any_more_is_named(name):
+    """It does no harm, and nothing either."""
+    (found,) = [each for each in examined(machine_with(environment={name: "1"})) if name in each.what]
+    assert "does not read it any more" in found.what
+
+
+def test_what_stops_comes_before_what_slows():
+    """With several faults the first thing to do is about what keeps TensorFlow from the device."""
+    seen = machine_with(jitter=0.2, shm_bytes=1 << 20, driver="470.57")
+    findings = examined(seen)
+    assert findings[0].level is Level.STOPS
+    assert first_thing(findings) == "Install a driver of version 525 or later."
+
+
+def faked(root: Path, **files: str) -> Path:
+    """A root with these files; `__` in a name stands for a slash."""
+    for name, text in files.items():
+        file = root / name.replace("__", "/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    return root
+
+
+def seen_below(root):
+    """What is read below a root, without a build, cards or measuring."""
+    return look(
+        root,
+        ask_build=lambda: ({"cuda_version": "12.5", "cudnn_version": "9"}, ""),
+        ask_cards=lambda: ("580.65", (H100,)),
+        loader_cache=lambda: (
+            "\tlibcudart.so.12 (libc6,x86-64) => /usr/lib/libcudart.so.12\n\tlibm.so.6 => /x\n"
+        ),
+        measure=False,
+    )
+
+
+def test_what_is_read_below_a_root(tmp_path):
+    """Processor flags, the bus, NUMA nodes and the loader's cache."""
+    root = faked(
+        tmp_path,
+        proc__cpuinfo="model name : x\nflags\t\t: fpu avx2 avx512_bf16\n",
+        sys__bus__pci__devices__a__vendor="0x10de\n",
+        sys__devices__system__node__node0__x="",
+        sys__devices__system__node__node1__x="",
+    )
+    seen = seen_below(root)
+    assert seen.cpu_flags == {"fpu", "avx2", "avx512_bf16"}
+    assert seen.pci_nvidia
+    assert seen.numa_nodes == 2
+    assert "libcudart.so.12" in seen.libraries
+    assert "libm.so.6" not in seen.libraries
+    assert seen.cards == (H100,)
+    assert seen.shm_bytes is None
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"cpu.max": "150000 100000"},
+        {"cpu__cpu.cfs_quota_us": "150000", "cpu__cpu.cfs_period_us": "100000"},
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_a_containers_quota_is_seen_in_both_versions_of_control_groups(tmp_path, monkeypatch, files):
+    """One and a half cores, whatever the machine has."""
+    monkeypatch.setattr(machine, "CGROUP_ROOT", faked(tmp_path / "groups", **files))
+    monkeypatch.setattr(machine, "PROC_ROOT", faked(tmp_path / "proc", self__cgroup="0::/\n"))
+    seen = seen_below(tmp_path)
+    assert seen.usable_cores == pytest.approx(min(1.5, seen.cores))
+
+
+def test_the_command_prints_a_line_each_and_leaves_by_what_it_found(monkeypatch, capsys):
+    """A line for each finding with its fix, the first thing to do at the end, and exit code 1 where something stops."""
+    monkeypatch.setattr(looking, "look", lambda: BROKEN["old driver"][0])
+    assert cli.main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "driver 470.57 is too old for CUDA 12" in out
+    assert out.rstrip().endswith("First: Install a driver of version 525 or later.")
+    assert cli.main(["doctor", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["first"] == "Install a driver of version 525 or later."
+    assert told["findings"][0]["level"] == "stops"
+    monkeypatch.setattr(looking, "look", lambda: HEALTHY)
+    assert cli.main(["doctor"]) == 0
