@@ -34,17 +34,15 @@ def directory_of(reference: WorkloadReference) -> str:
 
 
 def file_of(reference: WorkloadReference) -> Path:
-    """The script's file; of a module's, as Python finds it. Raises `WorkloadError`."""
+    """The script's file; of a module's, as Python would find it. Imports nothing. Raises `WorkloadError`."""
     if reference.file is not None:
         return Path(reference.file)
-    sys.path[:0] = [each for each in reference.search_path if each not in sys.path]
-    for name in (f"{reference.module}.__main__", str(reference.module)):
-        try:
-            spec = importlib.util.find_spec(name)
-        except (ImportError, ValueError):
-            continue
-        if spec is not None and spec.origin and spec.origin.endswith(".py") and "__init__" not in spec.origin:
-            return Path(spec.origin)
+    parts = str(reference.module).split(".")
+    for entry in (*reference.search_path, *sys.path):
+        stem = Path(entry or ".", *parts)
+        for file in (stem / "__main__.py", stem.with_suffix(".py")):
+            if file.is_file():
+                return file.resolve()
     raise WorkloadError(
         f"no module {reference.module!r} that can be run",
         hint="It is looked for in the current directory and among the installed packages.",

@@ -78,3 +78,58 @@ def test_a_script_is_tuned_as_it_is_and_trains_with_its_recipe(
     assert not (tmp_path / "run" / "created.txt").exists()
     run = autotune(folder, "run", str(tmp_path / "run" / "recipe.json"), f"{name}.py", *arguments)
     assert run.returncode == 0, run.stderr[-4000:]
+
+
+TRAIN = """
+import argparse
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from .data import examples
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=1)
+args = parser.parse_args()
+model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(examples().batch(16), epochs=args.epochs, verbose=0)
+print("trained", args.epochs, int(model.optimizer.iterations.numpy()))
+"""
+DATA = """
+import numpy as np
+import tensorflow as tf
+
+
+def examples():
+    x = np.random.default_rng(0).normal(size=(512, 8)).astype("float32")
+    return tf.data.Dataset.from_tensor_slices((x, x[:, :1])).shuffle(512)
+"""
+
+
+@pytest.mark.slow
+def test_a_module_is_tuned_resumed_verified_and_run(tmp_path):
+    """`-m package.train` with relative imports: its run goes on, its claim is measured again, and it trains."""
+    package = tmp_path / "jobs"
+    package.mkdir()
+    (package / "__init__.py").write_text("", encoding="utf-8")
+    (package / "train.py").write_text(TRAIN, encoding="utf-8")
+    (package / "data.py").write_text(DATA, encoding="utf-8")
+    out = tmp_path / "run"
+    tuned = autotune(
+        tmp_path, "tune", "-m", "jobs.train", "--budget", "25s", "--out", str(out), "--", "--epochs", "2"
+    )
+    assert tuned.returncode == 0, tuned.stdout + tuned.stderr
+    before = len(list((out / "trials").iterdir()))
+    resumed = autotune(tmp_path, "tune", "-m", "jobs.train", "--resume", str(out), "--budget", "40s")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert len(list((out / "trials").iterdir())) > before
+    recipe = Recipe.load(out / "recipe.json")
+    assert recipe.workload.args == ("--epochs", "2")
+    verified = autotune(tmp_path, "verify", str(out / "recipe.json"), "jobs.train", "--budget", "45s")
+    assert verified.returncode in (0, 1), verified.stdout + verified.stderr
+    run = autotune(tmp_path, "run", str(out / "recipe.json"), "-m", "jobs.train", "--epochs", "3")
+    assert run.returncode == 0, run.stderr
+    steps = 3 * -(-512 // int(recipe.configuration["batch_size"]))
+    assert f"trained 3 {steps}" in run.stdout
