@@ -75,12 +75,17 @@ class Guard:
 
         def counted(iterator: Any) -> Any:
             logs = train_function(iterator)
-            self._calls += 1
-            if self._calls >= self._next_check:
-                self._look()
+            self.called()
             return logs
 
         return counted
+
+    def called(self, examples_per_call: int = 0) -> None:
+        """A call is over; a loop's own tells how many examples it takes."""
+        self._examples_per_call = examples_per_call or self._examples_per_call
+        self._calls += 1
+        if self._calls >= self._next_check:
+            self._look()
 
     def _look(self) -> None:
         now = self._clock()

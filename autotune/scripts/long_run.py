@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from autotune.errors import ApplyError, AutotuneError, RecipeError
 from autotune.recipe import apply
 from autotune.scripts.execute import directory_of, file_of, run_as_main
+from autotune.scripts.facts import Trains
 from autotune.scripts.fit_call import FitCall
 from autotune.scripts.guard import LOG, Guard, guard_callback, say
+from autotune.scripts.loop_trial import read_with
+from autotune.scripts.loop_watch import LoopWatch
 from autotune.scripts.settings import Settings
 from autotune.scripts.wrapping import Wrappers
 from autotune.space.configuration import Configuration
@@ -60,12 +63,14 @@ class LongRun:
                 f"the recipe is of {recipe.workload.name}, which was tuned as a Workload",
                 hint="Use it in the training code: recipe.apply(), recipe.compile_args() and recipe.fit_args().",
             )
-        self._recipe, self._facts, self._log = recipe, facts, log
+        self._facts = facts
         self._skip_missing, self._scale = skip_missing, scale
         self._configuration = Configuration(recipe.configuration)
         self._settings = Settings.of(self._configuration, facts)
         self._wrappers = Wrappers(self._settings, self, directory)
         self._count = 0
+        self._guard = Guard(recipe, log=log)
+        self._looked_for_missing = False
 
     def install(self) -> None:
         """Set what acts before TensorFlow is imported, and wrap it, now or once it is."""
@@ -74,24 +79,54 @@ class LongRun:
         self._wrappers.install()
         self._wrappers.once_imported("tensorflow", lambda tf: self._set(tf, Stage.RUNTIME))
         self._wrappers.once_imported("keras", lambda keras: self._set(sys.modules["tensorflow"], Stage.BUILD))
+        if self._facts.trains is Trains.LOOP:
+            watch = LoopWatch(self._wrappers, self, self._facts)
+            self._wrappers.once_imported(
+                "keras", lambda keras: watch.install(sys.modules["tensorflow"], keras)
+            )
 
     def _set(self, tf: ModuleType, stage: Stage) -> None:
         for name, value in self._settings.changes.items():
             if KNOBS[name].stage is stage:
                 KNOBS[name].set(tf, value)
 
+    def ended(self) -> None:
+        """The script is over."""
+        if self._facts.trains is Trains.LOOP:
+            self._guard.ended()
+
+    def reads(self, dataset: Any) -> Any:
+        """See `LoopHooks`: a loop reads as it was tuned from its second epoch on, once it is known to train."""
+        return read_with(self._wrappers, self._facts, dataset)
+
+    def epoch_began(self) -> None:
+        """See `LoopHooks`."""
+
+    def epoch_ended(self) -> None:
+        """See `LoopHooks`."""
+
+    def stepped(self, examples: int, logs: Any) -> None:
+        """See `LoopHooks`."""
+        if not self._looked_for_missing:
+            self._looked_for_missing = True
+            self._refuse_missing()
+        self._guard.called(examples)
+
+    def _refuse_missing(self) -> None:
+        for knob in self._settings.refuse_missing(self._facts, skip=self._skip_missing):
+            say(f"{knob} has no effect: the script has no such call any more")
+
     def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], line: str) -> Any:
         """See `wrapping.Hooks`."""
         self._count += 1
-        if self._count != self._facts.fit:
+        if self._count != self._facts.fit or self._facts.trains is not Trains.FIT:
             return usual(model, **arguments)
-        for knob in self._settings.refuse_missing(self._facts, skip=self._skip_missing):
-            say(f"{knob} has no effect: the script has no such call any more")
+        self._refuse_missing()
         call = FitCall(model=model, arguments=arguments, settings=self._settings)
         arguments = arguments | self._changed(call)
         self._scale_learning_rate(model, call)
         size = call.batch_used or self._configuration.batch_size
-        watch = guard_callback(Guard(self._recipe, log=self._log), size)
+        watch = guard_callback(self._guard, size)
         callbacks = arguments["callbacks"]
         given = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks] if callbacks else []
         return usual(model, **(arguments | {"callbacks": [*given, watch]}))
@@ -184,7 +219,7 @@ def prepare_run(
     for text in recipe.mismatches(on_mismatch):
         say(text)
     run.install()
-    return lambda: _run(reference)
+    return lambda: _run(reference, run)
 
 
 def _log_beside(recipe: Path) -> Path | None:
@@ -192,10 +227,11 @@ def _log_beside(recipe: Path) -> Path | None:
     return log if os.access(log.parent, os.W_OK) else None
 
 
-def _run(reference: WorkloadReference) -> int:
+def _run(reference: WorkloadReference, run: LongRun) -> int:
     """Run the script as Python does: its exceptions are shown, and its exit code is this process's."""
     try:
         run_as_main(reference)
+        run.ended()
     except AutotuneError as error:
         say(str(error))
         return error.exit_code

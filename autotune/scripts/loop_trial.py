@@ -28,6 +28,18 @@ from autotune.worker.step_clock import StepClock
 from autotune.worker.training import Training
 
 
+def read_with(wrappers: Wrappers, facts: ScriptFacts, dataset: Any) -> Any:
+    """The dataset as a loop reads it with the changed options, and prefetched where the script does not."""
+    changes = wrappers.settings.changes
+    acting = {name: value for name, value in changes.items() if KNOBS[name].stage is Stage.OPTIONS}
+    if "prefetch" in changes and "prefetch" not in facts.sites:
+        acting["prefetch"] = changes["prefetch"]
+    if not acting or not hasattr(dataset, "with_options"):
+        return dataset
+    with wrappers.inert():
+        return apply.pipeline(dataset, Configuration({**acting}), batched=True)
+
+
 class LoopTraining:
     """Times the loop of a trial.
 
@@ -78,14 +90,7 @@ class LoopTraining:
 
     def reads(self, dataset: Any) -> Any:
         """See `LoopHooks`."""
-        changes = self.wrappers.settings.changes
-        acting = {name: value for name, value in changes.items() if KNOBS[name].stage is Stage.OPTIONS}
-        if "prefetch" in changes and "prefetch" not in self._facts.sites:
-            acting["prefetch"] = changes["prefetch"]
-        if not acting or not hasattr(dataset, "with_options"):
-            return dataset
-        with self.wrappers.inert():
-            return apply.pipeline(dataset, Configuration({**acting}), batched=True)
+        return read_with(self.wrappers, self._facts, dataset)
 
     def epoch_began(self) -> None:
         """See `LoopHooks`."""

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from autotune.scripts import tuned
 from autotune.scripts.call_sites import shown, users_frame
-from autotune.scripts.facts import Site
+from autotune.scripts.facts import ScriptFacts, Site
 from autotune.scripts.wrapping import Wrappers, owner_of
 from autotune.worker.private_api import loop_classes
 
@@ -48,13 +48,14 @@ class LoopWatch:
     Args:
         wrappers: Says when it is the script that calls.
         hooks: Are told of the steps.
-        compile_with: The function that XLA is asked to compile, and whether it is; None to leave all.
+        facts: Of the script, where they are known: which function XLA is asked to compile.
     """
 
-    def __init__(
-        self, wrappers: Wrappers, hooks: LoopHooks, *, compile_with: tuple[Site, bool] | None = None
-    ) -> None:
-        self._wrappers, self._hooks, self._compile_with = wrappers, hooks, compile_with
+    def __init__(self, wrappers: Wrappers, hooks: LoopHooks, facts: ScriptFacts | None = None) -> None:
+        self._wrappers, self._hooks = wrappers, hooks
+        wanted = wrappers.settings.changes.get("jit_compile")
+        function = None if facts is None else facts.step_function
+        self._compile_with = None if function is None or wanted is None else (function, bool(wanted))
         self.dataset: Any = None
         """What the training reads; None where it reads no dataset."""
         self.batches_by_call = False

@@ -74,10 +74,7 @@ def run(
     side_effects.install(tf, keras)
     wrappers.install()
     if isinstance(training, LoopTraining):
-        compiled = wrappers.settings.changes.get("jit_compile")
-        function = facts.step_function
-        compile_with = None if compiled is None or function is None else (function, bool(compiled))
-        training.watch = LoopWatch(wrappers, training, compile_with=compile_with)
+        training.watch = LoopWatch(wrappers, training, facts)
         training.watch.install(tf, keras)
     run_users(script.reference, endless=facts.epochs_range)
     while training.has_trained:  # the script's own training is shorter than a trial's

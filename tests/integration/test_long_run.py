@@ -40,6 +40,30 @@ print("steps", int(model.optimizer.iterations.numpy()), "rate", float(model.opti
 print("policy", keras.config.dtype_policy().name, "calls of", model.steps_per_execution)
 """
 ARRAYS = TRAIN.replace("model.fit(batches(), epochs=3", "model.fit(x, y, batch_size=16, epochs=3")
+LOOP = """
+import keras
+import numpy as np
+import tensorflow as tf
+
+x = np.random.default_rng(0).normal(size=(96, 4)).astype("float32")
+batches = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(16)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+optimizer = keras.optimizers.SGD(0.01)
+
+
+@tf.function
+def step(images, labels):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(images) - labels) ** 2)
+    optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+    return loss
+
+
+for epoch in range(3):
+    for images, labels in batches:
+        step(images, labels)
+print("steps", int(optimizer.iterations.numpy()), "xla", bool(step._jit_compile))
+"""
 ENDS = """
 import sys
 
@@ -53,13 +77,14 @@ if "wait" in sys.argv:
 sys.exit(7)
 """
 SCRIPTS = {"train": TRAIN, "arrays": ARRAYS}
+ALL = {**SCRIPTS, "loop": LOOP}
 
 
 @pytest.fixture(scope="module")
 def surveyed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, WorkloadFacts]:
     """What is known of each script."""
     folder = tmp_path_factory.mktemp("long") / "scripts"
-    for name, source in SCRIPTS.items():
+    for name, source in ALL.items():
         (folder / name).mkdir(parents=True)
         (folder / name / "train.py").write_text(source, encoding="utf-8")
     answers = folder.parent / "answers.jsonl"
@@ -241,3 +266,14 @@ def test_settings_that_are_no_knobs_are_in_run_and_recipe(tmp_path):
     recipe = Recipe.load(tmp_path / "run" / "recipe.json")
     assert recipe.workload.settings == ("TF_XLA_FLAGS=--tf_xla_clustering_debug=false",)
     assert "is in force in all trials" in ended.stdout
+
+
+def test_a_loop_of_its_own_runs_by_its_recipe(surveyed, tmp_path):
+    """Batch size and XLA act in the loop's own places, and neither does with the script's own values."""
+    (tmp_path / "train.py").write_text(LOOP, encoding="utf-8")
+    same = by_recipe(tmp_path, recipe_of(surveyed["loop"], tmp_path))
+    assert said(same, "steps") == "steps 18 xla False"
+    changed = recipe_of(surveyed["loop"], tmp_path, batch_size=48, jit_compile=True, data_autotune=False)
+    ended = by_recipe(tmp_path, changed)
+    assert ended.returncode == 0, ended.stderr
+    assert said(ended, "steps") == "steps 6 xla True"
