@@ -221,22 +221,9 @@ class Recipe(Part):
             ArgumentError: `on_mismatch` is none of the three.
             MachineMismatchError: With `on_mismatch="error"`.
         """
-        for text in self.mismatches(on_mismatch):
+        for text in mismatches(self.machine, on_mismatch):
             warnings.warn(text, MachineMismatchWarning, stacklevel=2)
         apply.apply_in_training(self.configuration)
-
-    def mismatches(self, on_mismatch: str) -> list[str]:
-        """What to say of a machine that differs from the recipe's; see `apply`."""
-        if on_mismatch not in ("warn", "error", "ignore"):
-            raise ArgumentError(f"on_mismatch={on_mismatch!r}", hint="It is 'warn', 'error' or 'ignore'.")
-        differences = [] if on_mismatch == "ignore" else self.machine.differences(fingerprint())
-        if not differences:
-            return []
-        what = "the recipe was measured on another machine: " + "; ".join(map(_one_line, differences))
-        hint = "Tune again here, or pass on_mismatch='ignore'."
-        if on_mismatch == "error":
-            raise MachineMismatchError(what, hint=hint)
-        return [f"{what}. {hint}"]
 
     def guard(self, *, log: str | Path | None = None) -> Any:
         """A Keras callback that compares the training's throughput with the claim, and warns once where it is slow.
@@ -286,7 +273,9 @@ class Recipe(Part):
         """
         apply.refuse_overridden(self.configuration)
         dataset = apply.as_dataset(dataset)
-        batches = apply.pipeline(dataset, Configuration(self.configuration), **self._batching(drop_remainder))
+        batches = apply.pipeline(
+            dataset, Configuration(self.configuration), **_batching(self.workload, drop_remainder)
+        )
         self._refuse_other_ranks(batches, dataset)
         return batches
 
@@ -317,7 +306,7 @@ class Recipe(Part):
         configuration = Configuration(self.configuration)
         if steps_per_execution is not None:
             configuration = configuration.replace(steps_per_execution=steps_per_execution)
-        training = apply.training_pipeline(dataset, configuration, **self._batching(drop_remainder))
+        training = apply.training_pipeline(dataset, configuration, **_batching(self.workload, drop_remainder))
         self._refuse_other_ranks(training.dataset, dataset)
         compiled, divides = configuration["steps_per_execution"], training.in_force["steps_per_execution"]
         if compiled != divides:
@@ -327,10 +316,6 @@ class Recipe(Part):
                 f"recipe.fit_args(dataset, steps_per_execution={divides}).",
             )
         return training.fit_args
-
-    def _batching(self, drop_remainder: bool | None) -> dict[str, bool]:
-        drop = self.workload.drop_remainder if drop_remainder is None else drop_remainder
-        return {"batched": self.workload.batched, "drop_remainder": drop}
 
     def _refuse_other_ranks(self, batches: tf.data.Dataset, dataset: tf.data.Dataset) -> None:
         """Refuse batches of batches, and single examples in place of batches."""
@@ -364,3 +349,22 @@ class Recipe(Part):
     def changes(self) -> Mapping[str, KnobValue]:
         """The knobs in which the configuration differs from the baseline."""
         return Configuration(self.configuration).differences(Configuration(self.baseline))
+
+
+def mismatches(machine: Machine, on_mismatch: str) -> list[str]:
+    """What to say of a machine that differs from the recipe's; see `Recipe.apply`."""
+    if on_mismatch not in ("warn", "error", "ignore"):
+        raise ArgumentError(f"on_mismatch={on_mismatch!r}", hint="It is 'warn', 'error' or 'ignore'.")
+    differences = [] if on_mismatch == "ignore" else machine.differences(fingerprint())
+    if not differences:
+        return []
+    what = "the recipe was measured on another machine: " + "; ".join(map(_one_line, differences))
+    hint = "Tune again here, or pass on_mismatch='ignore'."
+    if on_mismatch == "error":
+        raise MachineMismatchError(what, hint=hint)
+    return [f"{what}. {hint}"]
+
+
+def _batching(workload: RecipeWorkload, drop_remainder: bool | None) -> dict[str, bool]:
+    drop = workload.drop_remainder if drop_remainder is None else drop_remainder
+    return {"batched": workload.batched, "drop_remainder": drop}

@@ -198,7 +198,7 @@ def prepare_run(
         WorkloadError: There is no such script.
         MachineMismatchError: With `on_mismatch="error"`.
     """
-    from autotune.recipe.recipe import Recipe
+    from autotune.recipe.recipe import Recipe, mismatches
 
     recipe = Recipe.load(recipe_path)
     reference = parse_reference(script).model_copy(update={"args": checked_args(args)})
@@ -216,7 +216,7 @@ def prepare_run(
             f"{recipe_path} is of {known}, and {script} is another script",
             hint=f"Tune this one: autotune tune {script}",
         )
-    for text in recipe.mismatches(on_mismatch):
+    for text in mismatches(recipe.machine, on_mismatch):
         say(text)
     run.install()
     return lambda: _run(reference, run)

@@ -17,7 +17,8 @@ from typing import Any, Protocol
 from autotune.scripts import tuned
 from autotune.scripts.call_sites import shown, users_frame
 from autotune.scripts.facts import ScriptFacts, Site
-from autotune.scripts.wrapping import Wrappers, owner_of
+from autotune.scripts.wrap_keras import owner_of
+from autotune.scripts.wrapping import Wrappers
 from autotune.worker.private_api import loop_classes
 
 _READS = "_autotune_reads"
