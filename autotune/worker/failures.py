@@ -52,7 +52,7 @@ def strategy_error(what: str) -> WorkloadError:
     """The error of a part of the workload that a `tf.distribute` strategy has hold of."""
     return WorkloadError(
         f"{what}, and trials train on one device",
-        hint="Take tf.distribute out of the workload: the recipe then holds for one device.",
+        hint="Tune the training script as it is, or take tf.distribute out of the workload.",
     )
 
 
