@@ -120,7 +120,7 @@ def test_how_long_it_waits_for_input_is_asked_of_few(tmp_path, monkeypatch):
     for silent, times in ((False, 1), (True, 2)):
         asked, finish = [], SimulatedTrial.finish
 
-        def noting(trial, seconds, timeout, *, silent=silent, asked=asked, finish=finish):
+        def noting(trial, seconds, timeout, *, thorough, silent=silent, asked=asked, finish=finish):
             asked.append((trial.configuration, seconds > 0))
             return finish(trial, 0.0 if silent else seconds, timeout)
 
@@ -392,7 +392,7 @@ def test_a_leader_whose_weights_are_ruined_fails(tmp_path, monkeypatch, pairing)
     """They are looked at when its process is ended, after its slices."""
     fresh, finish = Fresh(tmp_path, simulated_trials(SPEED), pairing=pairing), SimulatedTrial.finish
 
-    def look(trial, seconds, timeout):
+    def look(trial, seconds, timeout, *, thorough):
         if trial.configuration == FAST:
             raise TrialFailed(Outcome.NONFINITE, "the weight w is not finite")
         return finish(trial, seconds, timeout)

@@ -516,7 +516,7 @@ def ruin(monkeypatch, *ruined):
     """The weights of these configurations are found to be ruined when their processes are ended."""
     finish = SimulatedTrial.finish
 
-    def look(trial, seconds, timeout):
+    def look(trial, seconds, timeout, *, thorough):
         if trial.configuration in ruined:
             raise TrialFailed(Outcome.NONFINITE, "the weight w is not finite")
         return finish(trial, seconds, timeout)

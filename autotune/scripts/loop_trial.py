@@ -195,7 +195,7 @@ class LoopTraining:
         examples = examples_of(dataset, size)
         if examples is None and datasets.elements_in(dataset) != datasets.ENDLESS:
             examples = datasets.examples_in(
-                dataset, self._configuration, self._request.count_seconds, batched=True
+                dataset, self._configuration, self._request.count_seconds, batched=True, uneven=True
             )
         return Data(examples=examples, endless=datasets.elements_in(dataset) == datasets.ENDLESS)
 

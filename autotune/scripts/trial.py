@@ -202,6 +202,7 @@ class _FitTraining:
             known=known,
             fit_args=fit_args(call, callbacks),
             validation_share=_share(arguments["validation_freq"]),
+            uneven=True,
         )
         keras_fit.time_fit(request, self._channel, configuration, parts)
 

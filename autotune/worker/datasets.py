@@ -132,7 +132,12 @@ def elements_in(dataset: tf.data.Dataset) -> int:
 
 
 def examples_in(
-    dataset: tf.data.Dataset, configuration: Configuration, seconds: float, *, batched: bool
+    dataset: tf.data.Dataset,
+    configuration: Configuration,
+    seconds: float,
+    *,
+    batched: bool,
+    uneven: bool = False,
 ) -> int | None:
     """Examples per epoch; None without an end, or where they could not be counted.
 
@@ -141,6 +146,7 @@ def examples_in(
         configuration: The trial's.
         seconds: How long counting may take, where the dataset does not say how many it has.
         batched: It holds batches.
+        uneven: They may have any length, as a script's do: its own, and the same on both sides.
     """
     elements = elements_in(dataset)
     if elements == ENDLESS:
@@ -148,7 +154,8 @@ def examples_in(
     if not batched:
         return elements if elements >= 0 else _counted_singly(dataset, seconds)
     seen = call_user("dataset", lambda: _batches_in(dataset, seconds, configuration.batch_size))
-    _refuse_uneven(seen.sizes[:-1], configuration.batch_size)
+    if not uneven:
+        _refuse_uneven(seen.sizes[:-1], configuration.batch_size)
     if seen.ended:
         return int(sum(seen.sizes))
     return None if elements < 0 else round(sum(seen.sizes) / len(seen.sizes) * elements)

@@ -52,6 +52,7 @@ class Parts:
         known: What is known of the data without counting.
         fit_args: Further arguments of `fit`. `callbacks` among them come before the trial's own.
         validation_share: How many validations there are for each epoch.
+        uneven: Batches may have any length.
     """
 
     model: keras.Model
@@ -63,6 +64,7 @@ class Parts:
     known: Data | None = None
     fit_args: Mapping[str, Any] = field(default_factory=dict)
     validation_share: float = 1.0
+    uneven: bool = False
 
 
 def run(
@@ -198,7 +200,9 @@ def _counted(request: messages.TrialRequest, configuration: Configuration, parts
     examples, held_out, uncounted = told.examples, told.validation_examples, told.validation_uncounted
     elements = datasets.elements_in(dataset)
     if request.data is None and parts.known is None:
-        examples = datasets.examples_in(dataset, configuration, request.count_seconds, batched=parts.batched)
+        examples = datasets.examples_in(
+            dataset, configuration, request.count_seconds, batched=parts.batched, uneven=parts.uneven
+        )
     elif parts.batched and parts.known is None and examples is not None and elements >= 0:
         examples = min(examples, elements * configuration.batch_size)  # it may drop what fills no batch
     if request.data is None and validation is not None and datasets.elements_in(validation) < 0:
