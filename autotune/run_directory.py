@@ -33,6 +33,7 @@ from autotune.scripts.facts import ScriptFacts
 from autotune.space.knobs import Value
 
 LARGEST_FILE_BYTES = 32 << 20  # more than a trial's 20,000 pairs of slices
+SCRATCH = "script-scratch"  # files of a script's trials, such as those of caches; removed at the end
 CREATED = "created.txt"  # what a script's trials have made
 OWN_FILES = (
     "run.json",

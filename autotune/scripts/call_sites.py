@@ -117,10 +117,17 @@ def enclosing_ranges(file: str, line: int, directory: str) -> list[Site]:
     around = [each for each in loops if each.body[0].lineno <= line <= (each.body[-1].end_lineno or 0)]
     found = []
     for loop in sorted(around, key=lambda each: -each.lineno):
-        calls = (
-            each for each in ast.walk(loop.iter) if isinstance(each, ast.Call) and _name(each.func) == "range"
-        )
-        found += [sites[_end(each)] for each in calls]
+        iterated: ast.expr = loop.iter
+        while (
+            isinstance(iterated, ast.Call) and _name(iterated.func) in ("enumerate", "tqdm") and iterated.args
+        ):
+            iterated = iterated.args[0]
+        if (
+            isinstance(iterated, ast.Call)
+            and isinstance(iterated.func, ast.Name)
+            and iterated.func.id == "range"
+        ):
+            found.append(sites[_end(iterated)])
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -116,9 +117,21 @@ def examples_of(dataset: tf.data.Dataset, batch_size: int) -> int | None:
         (dataset,) = inputs
     if kind_of(dataset) in BATCHES and len(inputs := inputs_of(dataset)) == 1:
         found = int(inputs[0].cardinality())
-    else:
-        found = int(dataset.cardinality()) * batch_size
-    return found if found >= 0 else None
+        return found if found >= 0 else None
+    made = made_by(dataset)
+    elements = int(dataset.cardinality())
+    return elements * batch_size if elements >= 0 and made is not None and made.drop_remainder else None
+
+
+def mean_batch(dataset: tf.data.Dataset, batch_size: int) -> float:
+    """Examples in a batch on average, as the last one of each pass may be smaller; its size if that is unknown."""
+    for each in back_from(dataset):
+        if kind_of(each) in BATCHES and len(inputs := inputs_of(each)) == 1:
+            examples, made = int(inputs[0].cardinality()), made_by(each)
+            if examples > 0 and not (made is not None and made.drop_remainder):
+                return examples / math.ceil(examples / batch_size)
+            return float(batch_size)
+    return float(batch_size)
 
 
 def cacheable(dataset: tf.data.Dataset) -> tuple[Site | None, str]:

@@ -21,6 +21,17 @@ _ARGUMENTS = {
     "prefetch": "buffer_size",
 }
 """The keyword by which a call takes a knob."""
+_PLACES = {
+    ("batch", "batch_size"): 0,
+    ("padded_batch", "batch_size"): 0,
+    ("prefetch", "buffer_size"): 0,
+    ("map", "num_parallel_calls"): 1,
+    ("interleave", "num_parallel_calls"): 3,
+    ("fit", "batch_size"): 2,
+}
+"""The place among a call's arguments of what may be given without its name."""
+_TAKERS = {"num_parallel_calls": ("map", "interleave"), "prefetch": ("prefetch",)}
+"""Calls that take a knob; inside others, such as Keras's own makers of datasets, it is left to `autotune run`."""
 _LINES = {
     "precision": 'keras.config.set_dtype_policy("{value}")',
     "intra_op_threads": "tf.config.threading.set_intra_op_parallelism_threads({value})",
@@ -51,31 +62,39 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
         raise RecipeError(
             "the recipe is of a Workload", hint="Use recipe.apply() and its kin in the training code."
         )
+    name = script.resolve()
+    if recipe.workload.name not in (name.stem, name.parent.name):
+        raise RecipeError(
+            f"the recipe is of {recipe.workload.name}, and {script} is another script", hint="Name that one."
+        )
     directory = script.resolve().parent
     files = own_files(script.resolve(), directory)
     changes = dict(recipe.changes)
     edits: dict[Path, list[Edit]] = {file: [] for file in files}
+    reached: set[str] = set()
     for file in files:
         for site, call in sites_in(str(file), str(directory)):
             wanted = {
                 _ARGUMENTS[knob]: changes[knob]
                 for knob, sites in facts.sites.items()
-                if knob in changes and site.key in {each.key for each in sites}
+                if knob in changes
+                and knob in _ARGUMENTS
+                and site.key in {each.key for each in sites}
+                and call.name in _TAKERS.get(knob, (call.name,))
             }
-            if call.name == "compile":
+            if facts.compile_site is not None and site.key == facts.compile_site.key:
                 wanted |= {
                     knob: changes[knob] for knob in ("jit_compile", "steps_per_execution") if knob in changes
                 }
-            if call.name == "fit" and "batch_size" in changes and not facts.batch_given_as:
+                reached |= wanted.keys()
+            at_fit = facts.fit_site is not None and site.key == facts.fit_site.key
+            if at_fit and "batch_size" in changes and not facts.batch_given_as:
                 wanted["batch_size"] = changes["batch_size"]
+            reached |= {knob for knob in changes if _ARGUMENTS.get(knob) in wanted}
             edits[file] += _arguments(file, call, {name: _literal(value) for name, value in wanted.items()})
     lines = {knob: _LINES[knob].format(value=changes[knob]) for knob in _LINES if knob in changes}
     edits[files[0]].extend(_inserted(files[0], lines))
-    reached = {
-        knob for knob in (*facts.sites, *lines, "jit_compile", "steps_per_execution") if knob in changes
-    }
-    if "batch_size" in changes:
-        reached.add("batch_size")
+    reached |= lines.keys()
     rest = [f"{name}={format_value(value)}" for name, value in changes.items() if name not in reached]
     return "".join(_diff(file, each, directory) for file, each in edits.items()), rest
 

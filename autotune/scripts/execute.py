@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import importlib
 import importlib.abc
 import itertools
 import json
 import os
 import runpy
+import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -113,6 +115,7 @@ def discover(reference: WorkloadReference) -> tuple[dict[str, str], list[str]]:
     pid = os.fork()
     if pid == 0:
         os.close(reading)
+        os.setpgid(0, 0)
         before = dict(os.environ)
         effects_of(reference, lambda _: os._exit(0)).watch_writes()  # the survey says it again
         try:
@@ -122,14 +125,27 @@ def discover(reference: WorkloadReference) -> tuple[dict[str, str], list[str]]:
             pass
         finally:
             changed = {name: text for name, text in os.environ.items() if before.get(name) != text}
-            os.write(writing, json.dumps(changed).encode())
+            os.write(writing, json.dumps(changed).encode() + b"\n")
             os._exit(0)
     os.close(writing)
-    with open(reading, "rb") as stream:
-        changed = json.loads(stream.read() or "{}")
-    os.waitpid(pid, 0)
+    changed = json.loads(answer_of(pid, reading) or "{}")
     files = own_files(file_of(reference), Path(directory_of(reference)))
     return changed, [each for each in installed_packages(files) if each not in _FRAMEWORKS]
+
+
+def answer_of(pid: int, reading: int) -> bytes:
+    """The line that a fork writes before it ends; empty without one. What the fork has started is ended with it."""
+    with open(reading, "rb") as stream:  # its children may hold the pipe open for ever
+        line = stream.readline()
+    _end(pid)
+    return line
+
+
+def _end(pid: int) -> None:
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def import_packages(names: Sequence[str]) -> bool:

@@ -40,6 +40,7 @@ class Fit(Frozen):
     """A call of `model.fit`, in the order in which the script makes them."""
 
     line: str  # `train.py, line 30`
+    site: Site | None = None
     planned_seconds: FiniteFloat  # epochs × steps × what a step took; 0 where there is only one `fit`
 
 
@@ -48,6 +49,8 @@ class ScriptFacts(Frozen):
 
     trains: Trains
     fit: int = 1  # which `fit` is tuned, from 1
+    fit_site: Site | None = None  # where it stands: the recipe acts at each execution of it
+    compile_site: Site | None = None  # where its model was compiled
     fits: Many[Fit] = ()
     baseline: dict[str, Value]  # the knobs as the script leaves them
     sites: dict[str, Many[Site]] = Field({})  # where a knob reaches the script's own calls

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autotune.recipe import apply
-from autotune.scripts.chain import batch_calls, calls_for, examples_of
+from autotune.scripts.chain import batch_calls, calls_for, examples_of, mean_batch
 from autotune.scripts.settings import Settings
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Stage
@@ -147,11 +147,11 @@ class FitCall:
         if used is None or self.kind == "distributed":
             return None
         if steps is not None:
-            return steps * used
+            return round(steps * mean_batch(dataset, used))
         if self.kind == "arrays":
             import keras
 
-            return len(keras.tree.flatten(self.with_arrays()[0][0])[0])
+            return int(keras.tree.flatten(self.with_arrays()[0][0])[0].shape[0])
         return examples_of(dataset, used)
 
     def drops_remainder(self, dataset: tf.data.Dataset) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from autotune.errors import ApplyError, AutotuneError, RecipeError
 from autotune.recipe import apply
 from autotune.scripts.execute import directory_of, file_of, run_as_main
-from autotune.scripts.facts import Trains
+from autotune.scripts.facts import Site, Trains
 from autotune.scripts.fit_call import FitCall
 from autotune.scripts.guard import LOG, Guard, guard_callback, say
 from autotune.scripts.loop_trial import read_with
@@ -116,10 +116,12 @@ class LongRun:
         for knob in self._settings.refuse_missing(self._facts, skip=self._skip_missing):
             say(f"{knob} has no effect: the script has no such call any more")
 
-    def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], line: str) -> Any:
+    def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
         """See `wrapping.Hooks`."""
         self._count += 1
-        if self._count != self._facts.fit or self._facts.trains is not Trains.FIT:
+        tuned = self._facts.fit_site
+        here = site.key == tuned.key if tuned is not None else self._count == self._facts.fit
+        if not here or self._facts.trains is not Trains.FIT:
             return usual(model, **arguments)
         self._refuse_missing()
         call = FitCall(model=model, arguments=arguments, settings=self._settings)

@@ -13,7 +13,7 @@ from autotune.executors.executor import Data
 from autotune.recipe import apply
 from autotune.record import Boundary
 from autotune.scripts.chain import batch_calls, examples_of
-from autotune.scripts.facts import ScriptFacts
+from autotune.scripts.facts import ScriptFacts, Site
 from autotune.scripts.leaving import few_steps, leave
 from autotune.scripts.loop_watch import LoopWatch
 from autotune.scripts.side_effects import SideEffects
@@ -77,7 +77,7 @@ class LoopTraining:
         """Whether a step was seen."""
         return self._clock is not None
 
-    def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], line: str) -> Any:
+    def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
         """See `wrapping.Hooks`: what is trained by `fit` is not what is tuned."""
         return few_steps(model, usual, arguments, self._side_effects.kept(arguments["callbacks"]))
 

@@ -73,6 +73,7 @@ class LoopWatch:
         """Where the training's dataset is read from its beginning: a file and a line."""
         self._last_read: Any = None  # the iterator that was read last, while its element is not yet done with
         self._updates = 0
+        self._unused: list[int] = []  # examples of elements that were read and have updated nothing yet
         self._updating: set[int] = set()  # functions in whose trace an optimizer updates weights
         self._first_updating: int | None = None
         self._calls: list[Any] = []  # the functions that are being called, the outermost first
@@ -149,6 +150,7 @@ class LoopWatch:
             iterator = usual(self._hooks.reads(dataset) if trains else dataset)
             setattr(iterator, _READS, getattr(dataset, _READS, dataset))
             setattr(iterator, _PLACE, place)
+            self._unused = []
             if trains:
                 self._hooks.epoch_began()
             return iterator
@@ -184,9 +186,14 @@ class LoopWatch:
             return
         if self.place is None and self._updates and not self.batches_by_call:
             self.place, self.dataset = getattr(iterator, _PLACE), getattr(iterator, _READS)
-        if getattr(iterator, _PLACE) == self.place:
+        if getattr(iterator, _PLACE) != self.place:
+            return
+        self._unused.append(_length(last[1]))
+        if self._updates:  # several elements may make one update, and an evaluation makes none
             logs, self._logs, self._updates = self._logs, None, 0
-            self._hooks.stepped(_length(last[1]), logs)
+            lengths, self._unused = self._unused, []
+            for length in lengths:
+                self._hooks.stepped(length, logs)
 
     # ------------------------------------------------------------------------------------------ what updates
 
@@ -220,7 +227,12 @@ class LoopWatch:
             function._jit_compile = value
 
     def _site(self, function: Any) -> Site:
-        code = inspect.unwrap(function.python_function).__code__
+        called = inspect.unwrap(function.python_function)
+        while isinstance(called, functools.partial):
+            called = called.func
+        code = getattr(getattr(called, "__func__", called), "__code__", None)
+        if code is None:  # an object that can be called
+            code = type(called).__call__.__code__
         return Site(
             file=shown(code.co_filename, self._wrappers.directory),
             function=code.co_qualname,

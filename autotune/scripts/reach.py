@@ -43,7 +43,7 @@ class Around:
     wrappers: Wrappers
 
 
-def facts_of_fit(call: FitCall, number: int, around: Around) -> WorkloadFacts:
+def facts_of_fit(call: FitCall, number: int, site: Site, around: Around) -> WorkloadFacts:
     """What is known of the script's fit of that number. Raises `WorkloadError` where it cannot be tuned."""
     model, arguments = call.model, call.arguments
     if call.kind == "generator" and not arguments["steps_per_epoch"]:
@@ -62,6 +62,8 @@ def facts_of_fit(call: FitCall, number: int, around: Around) -> WorkloadFacts:
     facts = ScriptFacts(
         trains=Trains.FIT,
         fit=number,
+        fit_site=site,
+        compile_site=around.wrappers.compiled_at,
         baseline={**given, "batch_size": batch_size},
         sites=sites,
         not_reached=_unless_asked_for(_not_reached(call, dataset, sites) | uncached),

@@ -19,10 +19,12 @@ class Settings:
 
     Args:
         changes: The knobs whose value is not the script's own.
+        own: The script's own values. A call that was given another one is left alone: it serves something else.
         sites: The call sites that a knob reaches, by knob.
     """
 
     changes: dict[str, KnobValue] = field(default_factory=dict)
+    own: dict[str, KnobValue] = field(default_factory=dict)
     sites: dict[str, frozenset[tuple[str, str, str, int]]] = field(default_factory=dict)
     reached: Counter[tuple[str, str, str, int]] = field(default_factory=Counter)
 
@@ -33,6 +35,7 @@ class Settings:
         own = Configuration({**usual, **facts.baseline})
         changes = Configuration({name: value for name, value in configuration.items() if name in own})
         return cls(
+            own=dict(facts.baseline),
             changes={name: value for name, value in changes.differences(own).items() if value != AS_WRITTEN},
             sites={name: frozenset(each.key for each in sites) for name, sites in facts.sites.items()},
         )
@@ -40,6 +43,9 @@ class Settings:
     def at(self, knob: str, site: Site, given: Any, convert: Any = lambda value: value) -> Any:
         """The value to use at a call site: what the script gave, or what the knob says."""
         if site.key not in self.sites.get(knob, ()):
+            return given
+        written = self.own.get(knob)
+        if written != AS_WRITTEN and written != _as_knob(given):
             return given
         self.reached[site.key] += 1
         return convert(self.changes[knob]) if knob in self.changes else given
@@ -66,3 +72,11 @@ class Settings:
                     hint="Tune the script again, or pass --skip-missing to go on without that knob.",
                 )
         return missing
+
+
+def _as_knob(given: Any) -> KnobValue:
+    """What a call was given, as a knob's value: None is 0, and -1 is `autotune`."""
+    if isinstance(given, bool | str):
+        return given
+    number = 0 if given is None else int(given)
+    return "autotune" if number == -1 else number

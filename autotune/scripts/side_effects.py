@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from autotune.errors import WorkloadError
+from autotune.run_directory import SCRATCH
 from autotune.scripts.facts import ScriptSettings
 from autotune.workloads.users_errors import users_frames
 from autotune.workloads.workload import WorkloadReference
@@ -28,6 +30,7 @@ _WRITING_CALLBACKS = frozenset(
 _TRACKERS = frozenset({"wandb", "mlflow", "neptune", "comet_ml", "clearml", "dvclive", "aim", "swanlab"})
 _WRITING = os.O_WRONLY | os.O_RDWR
 _CHANGING = ("os.remove", "os.rename", "os.rmdir", "os.truncate", "shutil.rmtree", "shutil.move", "os.link")
+_MOVING = ("os.rename", "shutil.move", "os.link")
 ALLOW = "Have the script write elsewhere, or pass --allow-writes if each trial may write to it."
 
 
@@ -68,7 +71,11 @@ class SideEffects:
     def __init__(self, created: Path, *, allow_writes: bool, refuse: Callable[[WorkloadError], None]) -> None:
         self.left_out: list[str] = []
         self._created_file = created
-        self._created = set(created.read_text(encoding="utf-8").splitlines()) if created.is_file() else set()
+        self._created = (
+            set(created.read_text(encoding="utf-8", errors="surrogateescape").splitlines())
+            if created.is_file()
+            else set()
+        )
         self._allow_writes, self._refuse = allow_writes, refuse
         prefixes = [
             tempfile.gettempdir(),
@@ -83,6 +90,13 @@ class SideEffects:
         here = os.getcwd()
         self._others = tuple(os.path.join(each, "") for each in prefixes if not here.startswith(each))
         self._inside = self._watches = False
+        self._temporary = os.path.join(tempfile.gettempdir(), "")
+        self._began = time.time()
+
+    @property
+    def scratch(self) -> Path:
+        """Takes the files of this process's own, such as those of caches; the run removes it."""
+        return self._created_file.with_name(SCRATCH)
 
     def leave_out(self, what: str) -> None:
         """Note what is left out."""
@@ -154,6 +168,7 @@ class SideEffects:
             usual(writer, path, *arguments, **named)
 
         kind.__init__ = opened
+        self._wrap_h5py()
         file = tf.io.gfile.GFile
         opens = file.__init__
 
@@ -172,6 +187,19 @@ class SideEffects:
             (tf.io.gfile, "rename", "os.rename"),
         ):
             setattr(module, name, self._saying(getattr(module, name), event))
+
+    def _wrap_h5py(self) -> None:
+        h5py = sys.modules.get("h5py")
+        if h5py is None:
+            return
+        opens = h5py.File.__init__
+
+        def opened(file: Any, name: Any, mode: str = "r", *arguments: Any, **named: Any) -> None:
+            if mode != "r":
+                self._writes("open", name)
+            opens(file, name, mode, *arguments, **named)
+
+        h5py.File.__init__ = opened
 
     def _saying(self, usual: Callable[..., Any], event: str) -> Callable[..., Any]:
         def said(path: Any, *arguments: Any, **named: Any) -> Any:
@@ -206,9 +234,13 @@ class SideEffects:
         if isinstance(path, int) or path is None:
             return
         self._look(event, os.path.abspath(os.fsdecode(path)))
+        if event in _MOVING and isinstance(arguments[1], str | bytes | os.PathLike):
+            self._look("open", os.path.abspath(os.fsdecode(arguments[1])))
 
     def _look(self, event: str, full: str) -> None:
         """Note what is made, and refuse what is not the trials' own to change."""
+        if full.startswith(self._temporary) and event in _CHANGING and _is_older(full, self._began):
+            self._refuse_change(event, full)
         if full.startswith(self._others) or f"{os.sep}__pycache__{os.sep}" in full:
             return
         exists = os.path.exists(full)
@@ -222,6 +254,9 @@ class SideEffects:
                 return
         elif not exists or full in self._created or self._is_ours(full):
             return
+        self._refuse_change(event, full)
+
+    def _refuse_change(self, event: str, full: str) -> None:
         frame = users_frames(traceback.extract_stack())[-1:]
         where = f"{frame[0].filename}, line {frame[0].lineno}" if frame else "a package"
         verb = "writes to" if event == "open" else "changes"
@@ -232,3 +267,11 @@ class SideEffects:
         """Whether all that is below a directory was made by this run."""
         below = [os.path.join(root, each) for root, _, files in os.walk(directory) for each in files]
         return bool(below) and self._created.issuperset(below)
+
+
+def _is_older(path: str, than: float) -> bool:
+    """Whether something is there that was there before this process began to watch."""
+    try:
+        return os.lstat(path).st_ctime < than
+    except OSError:
+        return False

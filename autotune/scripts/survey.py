@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import time
 import traceback
 from collections.abc import Callable
@@ -14,8 +12,8 @@ from typing import Any, NoReturn
 
 from autotune.errors import WorkloadError
 from autotune.scripts import sources
-from autotune.scripts.execute import directory_of, file_of
-from autotune.scripts.facts import Fit, ScriptSettings
+from autotune.scripts.execute import answer_of, directory_of, file_of
+from autotune.scripts.facts import Fit, ScriptSettings, Site
 from autotune.scripts.fit_call import FitCall
 from autotune.scripts.leaving import few_steps, leave
 from autotune.scripts.loop_watch import LoopWatch
@@ -48,19 +46,12 @@ def survey(reference: WorkloadReference, variables: dict[str, str]) -> WorkloadF
         os.setpgid(0, 0)
         _Survey(reference, variables, writing).run()
     os.close(writing)
-    with open(reading, "rb") as stream:
-        told = json.loads(stream.read() or "{}")
-    _, status = os.waitpid(pid, 0)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)  # what it has started
+    told = json.loads(answer_of(pid, reading) or "{}")
     if "facts" in told:
         return WorkloadFacts.model_validate(told["facts"])
     if told.get("no_memory"):
         raise MemoryError(told["message"])
-    message = (
-        told.get("message")
-        or f"{reference.shown} ended the process (status {os.waitstatus_to_exitcode(status)})"
-    )
+    message = told.get("message") or f"{reference.shown} ended the process before it trained"
     raise WorkloadError(
         message,
         hint=told.get("hint") or f"Check that it runs by itself: python {reference.shown}",
@@ -95,6 +86,7 @@ class _Survey:
         try:
             self._effects = effects_of(self._reference, self._refuse)
             self._wrappers = Wrappers(Settings(), self, self._directory)
+            self._wrappers.scratch = self._effects.scratch
             self._effects.install(tf, keras)
             self._wrappers.install()
             self._watch = LoopWatch(self._wrappers, self)
@@ -109,7 +101,7 @@ class _Survey:
             self._fail(self._no_fit())
         self._end()
 
-    def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], line: str) -> Any:
+    def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
         """See `wrapping.Hooks`."""
         number, wanted = len(self._fits) + 1, self._settings.fit
         if self._before is None:
@@ -117,18 +109,20 @@ class _Survey:
         callbacks = self._effects.kept(arguments["callbacks"])
         try:
             call = FitCall(model=model, arguments=arguments, settings=self._wrappers.settings)
-            facts = facts_of_fit(call, number, self._around())
+            facts = facts_of_fit(call, number, site, self._around())
         except BaseException as error:
             self._fail(error)
         if wanted == number or (wanted is None and self._only):
-            self._fits.append(Fit(line=line, planned_seconds=0.0))
+            self._fits.append(Fit(line=_line(site), site=site, planned_seconds=0.0))
             self._facts.append(facts)
             self._end()
         clock = _Clock()
         history = few_steps(model, usual, arguments, [*callbacks, clock.callback()])
         steps = _steps(FitCall(model=model, arguments=arguments, settings=self._wrappers.settings), facts)
         epochs = max(1, int(arguments["epochs"]) - int(arguments["initial_epoch"]))
-        self._fits.append(Fit(line=line, planned_seconds=epochs * steps * clock.step_seconds))
+        self._fits.append(
+            Fit(line=_line(site), site=site, planned_seconds=epochs * steps * clock.step_seconds)
+        )
         self._facts.append(facts)
         if number >= MOST_FITS or time.monotonic() - self._began > LONGEST_SECONDS:
             self._end()
@@ -187,7 +181,12 @@ class _Survey:
 
     def _end(self) -> NoReturn:
         """Answer with the longest `fit`, or the one that was asked for."""
-        best = max(range(len(self._fits)), key=lambda each: self._fits[each].planned_seconds)
+        planned: dict[object, float] = {}
+        for each in self._fits:  # a `fit` in a loop over folds or epochs counts as a whole
+            key = each.site.key if each.site is not None else each.line
+            planned[key] = planned.get(key, 0.0) + each.planned_seconds
+        keys = [each.site.key if each.site is not None else each.line for each in self._fits]
+        best = max(range(len(self._fits)), key=lambda each: (planned[keys[each]], -each))
         wanted = self._settings.fit
         if wanted is not None and wanted > len(self._fits):
             self._fail(
@@ -221,8 +220,12 @@ class _Survey:
 
     def _say(self, told: dict[str, Any]) -> NoReturn:
         with open(self._answer, "wb") as stream:
-            stream.write(json.dumps(told).encode())
+            stream.write(json.dumps(told).encode() + b"\n")
         leave(0)
+
+
+def _line(site: Site) -> str:
+    return f"{site.file}, line {site.line}"
 
 
 class _Clock:

@@ -71,6 +71,7 @@ def run(
     training = LoopTraining(*given, settings.loss) if facts.trains is Trains.LOOP else _FitTraining(*given)
     wrappers = Wrappers(Settings.of(configuration, facts), training, directory_of(script.reference))
     training.wrappers = wrappers
+    wrappers.scratch = side_effects.scratch
     side_effects.install(tf, keras)
     wrappers.install()
     if isinstance(training, LoopTraining):
@@ -160,7 +161,7 @@ class _FitTraining:
     def restarted(self) -> None:
         """A `fit` is trained on until the tuner ends it."""
 
-    def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], line: str) -> Any:
+    def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
         """See `wrapping.Hooks`."""
         self._count += 1
         callbacks = self._side_effects.kept(arguments["callbacks"])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from autotune.scripts.chain import Made, batch_ratio, tag
+from autotune.scripts.chain import Made, batch_calls, batch_ratio, tag
 from autotune.scripts.facts import Site
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def wrap_tensorflow(wrappers: Wrappers, tf: ModuleType) -> None:
         _wrap_method(wrappers, dataset, name, partial(_parallel, wrappers))
     _wrap_method(wrappers, dataset, "prefetch", partial(_prefetch, wrappers))
     _wrap_method(wrappers, dataset, "shuffle", partial(_shuffle, wrappers))
+    _wrap_method(wrappers, dataset, "cache", partial(_cache, wrappers))
     threading = tf.config.threading
     for of in ("intra", "inter"):
         setting = f"set_{of}_op_parallelism_threads"
@@ -97,14 +99,32 @@ def _shuffle(wrappers: Wrappers, usual: Callable[..., Any], site: Site, bound: i
     return usual(*bound.args, **bound.kwargs)
 
 
+def _cache(wrappers: Wrappers, usual: Callable[..., Any], site: Site, bound: inspect.BoundArguments) -> Any:
+    """A cache in a file is the trial's own; in a long run with another batch size it has a name of its own."""
+    file = bound.arguments.get("filename")
+    if isinstance(file, str | os.PathLike) and os.fspath(file):
+        calls, _ = batch_calls(bound.args[0])
+        if wrappers.scratch is not None:
+            wrappers.scratch.mkdir(exist_ok=True)
+            name = f"cache-{os.getpid()}-{site.line}-{site.order}"
+            bound.arguments["filename"] = str(wrappers.scratch / name)
+        elif calls and calls[0].used != calls[0].given:
+            bound.arguments["filename"] = f"{os.fspath(file)}.batch-{calls[0].used}"
+    return usual(*bound.args, **bound.kwargs)
+
+
 def _wrap_setting(wrappers: Wrappers, owner: Any, name: str, knob: str) -> None:
     """Wrap a function that sets one value: the knob's own stays in force."""
     usual = getattr(owner, name)
 
     @functools.wraps(usual)
-    def wrapped(value: Any) -> Any:
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        if len(arguments) + len(named) != 1:
+            return usual(*arguments, **named)  # which says what is wrong
+        (value,) = (*arguments, *named.values())
         wrappers.given[knob] = value
-        return usual(wrappers.settings.value(knob, value))
+        used = wrappers.settings.value(knob, value)
+        return usual(*(used for _ in arguments), **dict.fromkeys(named, used))
 
     setattr(owner, name, wrapped)
 

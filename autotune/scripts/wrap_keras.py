@@ -55,6 +55,7 @@ def _wrap_compile(wrappers: Wrappers, owner: Any) -> None:
             return usual(*arguments, **named)
         bound = signature.bind(*arguments, **named)
         bound.apply_defaults()
+        wrappers.compiled_at = wrappers.site()
         for knob in ("jit_compile", "steps_per_execution"):
             if knob in bound.arguments:
                 wrappers.given[knob] = bound.arguments[knob]
@@ -79,7 +80,7 @@ def _wrap_fit(wrappers: Wrappers, owner: Any) -> None:
         given.pop(next(iter(given)))
         with wrappers.inert():
             site = site_of(frame, wrappers.directory)
-            return wrappers.hooks.fit(model, usual, given, f"{site.file}, line {site.line}")
+            return wrappers.hooks.fit(model, usual, given, site)
 
     owner.fit = wrapped
 

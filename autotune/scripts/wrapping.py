@@ -10,6 +10,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -25,8 +26,8 @@ from autotune.workloads.stray_training import OnceImported
 class Hooks(Protocol):
     """What is done where a script trains."""
 
-    def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], line: str) -> Any:
-        """In place of `model.fit` with these arguments."""
+    def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
+        """In place of `model.fit` with these arguments, at this place."""
 
 
 class Wrappers:
@@ -42,6 +43,10 @@ class Wrappers:
         self.settings = settings
         self.hooks = hooks
         self.directory = directory
+        self.scratch: Path | None = None
+        """Takes the files of `Dataset.cache` in a trial: an old one would yield batches of another size."""
+        self.compiled_at: Site | None = None
+        """Where the script has compiled a model last."""
         self.given: dict[str, Any] = {}
         """What the script has passed for knobs without a call site, the last value by knob."""
         self._inert = 0

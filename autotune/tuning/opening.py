@@ -6,13 +6,21 @@ import contextlib
 import itertools
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autotune.devices.machine import Machine, memory_limit_bytes
 from autotune.errors import ArgumentError
 from autotune.executors.executor import Clock, Executor, WarmUp
-from autotune.run_directory import CREATED, RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
+from autotune.run_directory import (
+    CREATED,
+    SCRATCH,
+    RunDirectory,
+    RunRecord,
+    SearchSpaceRecord,
+    WorkloadRecord,
+)
 from autotune.scripts.created import remove_created
 from autotune.scripts.facts import ScriptSettings
 from autotune.space.configuration import Configuration, baseline_configuration
@@ -82,6 +90,7 @@ def prepared(
         yield reference.model_copy(update={"script": script})
     finally:
         remove_created(created, [os.getcwd(), *reference.search_path])
+        shutil.rmtree(created.with_name(SCRATCH), ignore_errors=True)
 
 
 def limits_of(machine: Machine, margin: float) -> Limits:

@@ -21,6 +21,7 @@ from autotune.printable import first_line
 from autotune.recipe.recipe import Recipe
 from autotune.record import Outcome, Pairing, Phase, TrialRecord
 from autotune.run_directory import RunDirectory
+from autotune.scripts.facts import Trains
 from autotune.space.configuration import Configuration
 from autotune.stats.deciding import MIN_GAIN, Finding, finding
 from autotune.stats.intervals import Interval, LogInterval, instance_interval
@@ -110,7 +111,10 @@ def verify(
         script = loaded.workload.script
         with (
             prepared(
-                reference, directory, fit=None if script is None else script.fit, allow_writes=False
+                reference,
+                directory,
+                fit=script.fit if script is not None and script.trains is Trains.FIT else None,
+                allow_writes=False,
             ) as reference,
             TrialProcesses(reference, logs=directory.log_directory, isolation=isolation) as processes,
         ):

@@ -76,8 +76,18 @@ if "wait" in sys.argv:
     sys.stdin.read()
 sys.exit(7)
 """
+EACH_EPOCH = TRAIN.replace(
+    "history = model.fit(batches(), epochs=3, verbose=0)",
+    """
+held_out = batches(1).take(5)
+for epoch in range(3):
+    history = model.fit(batches(), epochs=1, verbose=0)
+print("held out", [int(a.shape[0]) for a, _ in held_out])
+""",
+)
+CACHED = TRAIN.replace(".batch(size)", ".batch(size).cache('kept')")
 SCRIPTS = {"train": TRAIN, "arrays": ARRAYS}
-ALL = {**SCRIPTS, "loop": LOOP}
+ALL = {**SCRIPTS, "loop": LOOP, "each_epoch": EACH_EPOCH, "cached": CACHED}
 
 
 @pytest.fixture(scope="module")
@@ -277,3 +287,21 @@ def test_a_loop_of_its_own_runs_by_its_recipe(surveyed, tmp_path):
     ended = by_recipe(tmp_path, changed)
     assert ended.returncode == 0, ended.stderr
     assert said(ended, "steps") == "steps 6 xla True"
+
+
+def test_the_recipe_acts_at_each_execution_of_the_tuned_fit_and_nowhere_else(surveyed, tmp_path):
+    """One `fit` an epoch trains all epochs by the recipe; another pipeline of the same helper keeps its own batches."""
+    (tmp_path / "train.py").write_text(EACH_EPOCH, encoding="utf-8")
+    ended = by_recipe(tmp_path, recipe_of(surveyed["each_epoch"], tmp_path, batch_size=48))
+    assert ended.returncode == 0, ended.stderr
+    assert said(ended, "steps").startswith("steps 6 ")
+    assert said(ended, "held out") == "held out [1, 1, 1, 1, 1]"
+
+
+def test_a_cache_in_a_file_does_not_mix_batch_sizes(surveyed, tmp_path):
+    """A cache that the script has filled with its own batches is neither read nor written by another batch size."""
+    (tmp_path / "train.py").write_text(CACHED, encoding="utf-8")
+    assert said(trained(tmp_path, ["train.py"]), "steps").startswith("steps 18 ")
+    ended = by_recipe(tmp_path, recipe_of(surveyed["cached"], tmp_path, batch_size=48))
+    assert said(ended, "steps").startswith("steps 6 "), ended.stderr
+    assert said(trained(tmp_path, ["train.py"]), "steps").startswith("steps 18 ")

@@ -90,6 +90,34 @@ model.fit(x, y)
 """,
     "overwrites_by_tensorflow": COMPILED
     + "tf.io.write_file('kept.txt', tf.constant('new'))\nmodel.fit(x, y)\n",
+    "replaces": "import os\nopen('new.tmp', 'w').write('1')\nos.replace('new.tmp', 'kept.txt')\n"
+    + COMPILED
+    + "model.fit(x, y)\n",
+    "removes_by_tensorflow": COMPILED + "tf.io.gfile.rmtree('out')\nmodel.fit(x, y)\n",
+    "threads_by_name": "import tensorflow as tf\n"
+    "tf.config.threading.set_intra_op_parallelism_threads(num_threads=2)\n" + COMPILED + "model.fit(x, y)\n",
+    "forks_before": "import multiprocessing, time\n"
+    "p = multiprocessing.get_context('fork').Process(target=time.sleep, args=(10**6,), daemon=True)\np.start()\n"
+    + COMPILED
+    + "model.fit(x, y)\n",
+    "folds": COMPILED + "for fold in range(4):\n    model.fit(x, y, epochs=2)\nmodel.fit(x, y, epochs=3)\n",
+    "partial": TAPE
+    + "import functools\nstep = tf.function(functools.partial(step))\n"
+    + "for epoch in [e for e in range(4)]:\n    for a, b in batches:\n        step(a, b)\n",
+    "helper_for_both": TAPE
+    + """
+step = tf.function(step)
+held_out = tf.data.Dataset.from_tensor_slices((x, y)).batch(48)
+
+def run_epoch(data, train):
+    for a, b in data:
+        step(a, b) if train else model(a)
+
+for epoch in range(4):
+    run_epoch(held_out, False)
+    run_epoch(batches, True)
+""",
+    "repeated": COMPILED + "model.fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(64).repeat(2))\n",
     "raises": COMPILED + "raise ValueError('no such column: é')\n",
     "exits": "import argparse\np = argparse.ArgumentParser()\np.add_argument('data')\np.parse_args()\n",
     "asks": "name = input('which model? ')\n" + COMPILED + "model.fit(x, y)\n",
@@ -162,6 +190,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 FILES = {
     "overwrites": {"kept.txt": "old"},
     "overwrites_by_tensorflow": {"kept.txt": "old"},
+    "replaces": {"kept.txt": "old"},
+    "removes_by_tensorflow": {"out/model.txt": "weights"},
     "removes": {"out/model.txt": "weights"},
 }
 
@@ -285,6 +315,35 @@ def test_a_file_that_exists_is_not_written_over(told, folder):
     assert [Path(each).name for each in noted] == ["made", "a.txt"]
 
 
+def test_a_file_that_exists_is_not_replaced_or_removed_in_other_ways(told, folder):
+    """By a rename over it, and by TensorFlow's own functions."""
+    assert "train.py, line 3: writes to" in told["replaces"]["message"]
+    assert (folder / "replaces" / "kept.txt").read_text(encoding="utf-8") == "old"
+    assert "train.py, line 9: changes" in told["removes_by_tensorflow"]["message"]
+    assert (folder / "removes_by_tensorflow" / "out" / "model.txt").exists()
+
+
+def test_ordinary_code_of_other_shapes_is_surveyed(told):
+    """Arguments by name, a function that is a partial, and a child that outlives what starts it."""
+    assert script(told, "threads_by_name")["baseline"]["intra_op_threads"] == 2
+    assert script(told, "partial")["trains"] == "loop"
+    assert script(told, "partial")["epochs_range"] is None, "a list of numbers must have an end"
+    assert facts(told, "forks_before")["batch_size"] == 32
+
+
+def test_the_executions_of_one_fit_count_together(told):
+    """Four folds of two epochs are more than one training of three; all stand at one place."""
+    found = script(told, "folds")
+    assert found["fit"] == 1
+    assert len({each["site"]["line"] for each in found["fits"]}) == 2
+    assert found["fit_site"]["line"] == 10
+
+
+def test_an_evaluation_by_the_same_helper_is_no_training(told):
+    """Only elements after which weights are updated are steps."""
+    assert script(told, "helper_for_both")["baseline"]["batch_size"] == 16
+
+
 def test_what_tensorflow_writes_itself_is_seen_too(told, folder):
     """Its own file functions open files behind Python's back: what they make is noted, and what exists is kept."""
     assert facts(told, "makes_its_data_by_tensorflow")
@@ -303,7 +362,7 @@ def test_what_tensorflow_writes_itself_is_seen_too(told, folder):
         ("asks", "asks for input", "argument of the script"),
         ("session", "train.py, line 3: opens a tf.compat.v1.Session", "tf.GradientTape"),
         ("never_trains", "ended without a training", "after `--`"),
-        ("dies", "train.py ended the process", "python train.py"),
+        ("dies", "train.py ended the process before it trained", "python train.py"),
     ],
 )
 def test_a_script_that_cannot_be_tuned_is_refused_in_a_sentence(told, name, message, help_):
