@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from autotune.errors import ApplyError, AutotuneError, RecipeError
+from autotune.errors import ApplyError, ArgumentError, AutotuneError, RecipeError
 from autotune.recipe import apply
 from autotune.scripts.execute import directory_of, file_of, run_as_main
 from autotune.scripts.facts import Site, Trains
@@ -46,6 +46,7 @@ class LongRun:
 
     Raises:
         RecipeError: The recipe is of a `Workload`.
+        ArgumentError: The learning rate cannot be scaled in a loop of the script's own.
     """
 
     def __init__(
@@ -62,6 +63,11 @@ class LongRun:
             raise RecipeError(
                 f"the recipe is of {recipe.workload.name}, which was tuned as a Workload",
                 hint="Use it in the training code: recipe.apply(), recipe.compile_args() and recipe.fit_args().",
+            )
+        if scale is not None and facts.trains is Trains.LOOP:
+            raise ArgumentError(
+                "--scale-learning-rate does not reach a training loop of the script's own",
+                hint="Leave it out, and scale the learning rate in the script.",
             )
         self._facts = facts
         self._skip_missing, self._scale = skip_missing, scale

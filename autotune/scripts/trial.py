@@ -77,10 +77,12 @@ def run(
     if isinstance(training, LoopTraining):
         training.watch = LoopWatch(wrappers, training, facts)
         training.watch.install(tf, keras)
+    here = os.getcwd()
     run_users(script.reference, endless=facts.epochs_range)
     while training.has_trained:  # the script's own training is shorter than a trial's
         repeatable(tf)
         training.restarted()
+        os.chdir(here)
         run_users(script.reference, endless=facts.epochs_range)
     raise never_trains(script.reference)
 
