@@ -44,6 +44,8 @@ def advice(baseline: TrialRecord, recommended: TrialRecord | None, script: Scrip
 
 
 def _in_words(bottleneck: Bottleneck) -> str:
+    if bottleneck.name == "balanced":
+        return f"nothing stands out: {bottleneck.why}"
     return f"it is limited by {bottleneck.name.replace('_', ' ')}: {bottleneck.why}"
 
 
@@ -51,6 +53,8 @@ def _limit(who: str, record: TrialRecord, script: ScriptFacts | None) -> str:
     """`The baseline is limited by input: …`."""
     bottleneck = record.bottleneck
     assert bottleneck is not None
+    if bottleneck.name == "balanced":
+        return f"{who} is balanced: {bottleneck.why}."
     said = f"{who} is limited by {bottleneck.name.replace('_', ' ')}: {bottleneck.why}"
     top = record.ceilings
     if bottleneck.name == "input":

@@ -105,7 +105,8 @@ def _chosen(recipe: Recipe | None, records: list[TrialRecord]) -> TrialRecord | 
     wanted = Configuration(recipe.configuration)
     found = [each for each in records if each.phase is Phase.CONFIRM and each.pairs]
     same = [each for each in found if dict(each.configuration) == dict(wanted)]
-    return same[-1] if same else None
+    claimed = [each for each in same if each.speedup == recipe.evidence.speedup]
+    return (claimed or same)[-1] if same else None
 
 
 def _answer(
