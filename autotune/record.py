@@ -195,9 +195,7 @@ class TrialRecord(Frozen):
     last_loss: FiniteFloat | None = None  # running training loss when a process ended, the same
     retraces: Count | None = None  # after the warm-up, all slices together
     skipped_steps: Count | None = None  # all slices together
-    outside_fraction: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = (
-        None  # of a call, outside of TensorFlow
-    )
+    outside_fraction: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None  # of a call, outside of TensorFlow
     bottleneck: Bottleneck | None = None  # of an `ok` trial
     ceilings: Ceilings | None = None  # of the baseline and of leaders
     profile: Profile | None = None  # the same, where a full profile was asked for

@@ -158,9 +158,7 @@ class RunDirectory:
         try:
             yield
         except filelock.Timeout as error:
-            raise RunDirectoryError(
-                f"{self.path} is in use by another autotune process", hint=in_use
-            ) from error
+            raise RunDirectoryError(f"{self.path} is in use by another autotune process", hint=in_use) from error
         except OSError as error:
             what = f"cannot write to {self.path}: {error.strerror}"
             raise RunDirectoryError(what, hint=not_writable) from error

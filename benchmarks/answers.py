@@ -250,9 +250,7 @@ def figures(results: Results) -> dict[str, Figure]:
         ("share of wall time in timed slices, median", shares, None),
     ):
         found[name] = one(statistics.median(values) if values else None, len(values), bar)
-    found["runs that end unsettled with time left"] = one(
-        sum(each.left_time for each in runs), len(runs), EARLY_BAR
-    )
+    found["runs that end unsettled with time left"] = one(sum(each.left_time for each in runs), len(runs), EARLY_BAR)
     for budget in dict.fromkeys(each.budget for each in runs):
         settled = [each.settled for each in runs if each.budget == budget]
         bar = SETTLED_BARS.get(budget) if len(settled) == len(SEEDS) else None
@@ -293,9 +291,7 @@ def tune(file: Path, budget: str, seed: int, out: Path, *more: str) -> Command:
     command += ["--budget", budget, "--seed", str(seed), "--out", str(out)]
     patience, began = 2 * seconds_of("budget", budget) + 120, time.monotonic()
     try:
-        ended = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=patience
-        )
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=patience)
     except subprocess.TimeoutExpired:
         return Command(None, time.monotonic() - began, f"killed after {patience:.0f} s")
     words = (ended.stderr or ended.stdout).strip().splitlines()[-2:] if ended.returncode else []
@@ -356,9 +352,7 @@ def measure(results: Results, given: argparse.Namespace, runs_directory: Path) -
         key = f"{name} {longest_run.budget}"
         if key not in results.plain:
             progress(f"{key}: plain Optuna")
-            trials = plain_optuna.search(
-                workload_file(name), seconds_of("budget", longest_run.budget), PLAIN_SEED
-            )
+            trials = plain_optuna.search(workload_file(name), seconds_of("budget", longest_run.budget), PLAIN_SEED)
             results.plain[key] = running_best(
                 (each.ended_at_seconds, each.samples_per_second or 0.0, each.configuration) for each in trials
             )

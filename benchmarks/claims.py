@@ -196,17 +196,11 @@ def figures(comparisons: dict[str, Comparison]) -> dict[str, dict[str, Any]]:
     }
     for name, each in comparisons.items():
         found[f"claimed speed-up, {name}"] = _speedup(each.claim)
-        found[f"long speed-up, {name}"] = _speedup(each.long) | {
-            "rounds": [asdict(one) for one in each.rounds]
-        }
+        found[f"long speed-up, {name}"] = _speedup(each.long) | {"rounds": [asdict(one) for one in each.rounds]}
         found[f"miss, {name}"] = {"value": each.miss, "ci95": None, "bar": None, "remark": each.remark} | (
             {} if each.processes is None else {"processes": each.processes[0]}
         )
-        found[f"agrees, {name}"] = {
-            "value": float(each.agrees) if each.counts else None,
-            "ci95": None,
-            "bar": None,
-        }
+        found[f"agrees, {name}"] = {"value": float(each.agrees) if each.counts else None, "ci95": None, "bar": None}
     return found
 
 
@@ -227,9 +221,7 @@ def last_words(code: int, said: str) -> str:
 
 def run(arguments: list[str]) -> None:
     """Run a Python process of its own; its last words are the reason where it fails."""
-    ended = subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    ended = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     if ended.returncode:
         raise Failed(last_words(ended.returncode, ended.stderr or ended.stdout))
 
@@ -365,9 +357,7 @@ def trained_rounds(
     recipe.save(files["recipe"])
     for number in range(rounds):
         with ExitStack() as stack:
-            baseline, changed = (
-                stack.enter_context(training(str(file), str(each))) for each in files.values()
-            )
+            baseline, changed = (stack.enter_context(training(str(file), str(each))) for each in files.values())
             for each in (baseline, changed):
                 each.await_import()
             for turn in range(number, number + turns):  # the next round begins with the other one
@@ -452,15 +442,9 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, help=f"fresh processes of each kind; {ROUNDS} by default")
     parser.add_argument("--turns", type=int, help=f"of each process; {TURNS} by default")
-    parser.add_argument(
-        "--seconds", type=float, help=f"shortest timed stretch of a turn; {SECONDS:g} by default"
-    )
-    parser.add_argument(
-        "--recipes", type=Path, help="takes NAME/recipe.json from here, and leaves new runs here"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="ends within a minute or so: one workload, says less"
-    )
+    parser.add_argument("--seconds", type=float, help=f"shortest timed stretch of a turn; {SECONDS:g} by default")
+    parser.add_argument("--recipes", type=Path, help="takes NAME/recipe.json from here, and leaves new runs here")
+    parser.add_argument("--quick", action="store_true", help="ends within a minute or so: one workload, says less")
     parser.add_argument(
         "--untuned", action="store_true", help="baselines without tf.data's own tuning, which is restless"
     )

@@ -37,9 +37,7 @@ SIZES = (300, 3_000, 100_000)
 BATCHES = (32, 256, 1024)
 Case = tuple[int, int, bool]
 """Examples, batch size, with validation or not."""
-CASES: list[Case] = [
-    (size, batch, validated) for size in SIZES for batch in BATCHES for validated in (False, True)
-]
+CASES: list[Case] = [(size, batch, validated) for size in SIZES for batch in BATCHES for validated in (False, True)]
 QUICK_CASES: list[Case] = [(300, 32, True), (3_000, 256, True), (100_000, 1024, True)]
 INSTANCES, INSTANCES_QUICK = 3, 1
 """Fresh processes of both, for each case, unless `--instances` says how many; their parents, which import TensorFlow,
@@ -87,9 +85,7 @@ class PlainFit:
         given_up = time.monotonic() + PATIENCE_SECONDS
         while not self._said:
             if time.monotonic() > given_up:
-                raise SystemExit(
-                    f"plain fit says nothing for {PATIENCE_SECONDS:g} s: run plain_fit.py by hand"
-                )
+                raise SystemExit(f"plain fit says nothing for {PATIENCE_SECONDS:g} s: run plain_fit.py by hand")
             self._listen(1.0)
 
     def _listen(self, seconds: float) -> None:
@@ -118,9 +114,7 @@ class PlainFit:
 
     def epoch_ends(self) -> list[float]:
         """When its epochs ended, in seconds that it has run."""
-        return [
-            sum(max(0.0, min(stopped, said) - began) for began, stopped in self._turns) for said in self._said
-        ]
+        return [sum(max(0.0, min(stopped, said) - began) for began, stopped in self._turns) for said in self._said]
 
     def kill(self) -> None:
         """End it."""
@@ -155,11 +149,7 @@ def shown(parts: list[Slice], warm: WarmUp) -> float:
     """Samples per second, as a trial's record has them."""
     ready = warm.ready
     rates = [
-        rate(
-            each,
-            examples_per_epoch=warm.started.examples,
-            epoch_overhead_seconds=ready.epoch_overhead_seconds,
-        )
+        rate(each, examples_per_epoch=warm.started.examples, epoch_overhead_seconds=ready.epoch_overhead_seconds)
         for each in parts
     ]
     return throughput_interval(rates, [each.examples for each in parts]).value
@@ -177,11 +167,7 @@ def log_ratios(cases: Sequence[Case]) -> list[float]:
         tempfile.TemporaryDirectory() as folder,
         # In a session of its own, as templates are: the kernel shares out processor time by sessions.
         subprocess.Popen(
-            plain,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
+            plain, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
         ) as server,
         trials_of("alone", Path(folder)) as alone,
         trials_of("validated", Path(folder)) as validated,

@@ -59,11 +59,7 @@ def examples(extra: float) -> Callable[[autotune.DatasetConfig], tf.data.Dataset
 def workload(extra: float) -> autotune.Workload:
     """Its baseline does this share of extra work."""
     return autotune.Workload(
-        model=Products,
-        dataset=examples(extra),
-        compile=learning,
-        batch_size=32,
-        baseline={"jit_compile": False},
+        model=Products, dataset=examples(extra), compile=learning, batch_size=32, baseline={"jit_compile": False}
     )
 
 

@@ -22,14 +22,10 @@ def figures(recording: Recording, replays: int) -> dict[str, Figure]:
     found: dict[str, Figure] = {}
     for condition in recording.pools:
         for budget in BUDGETS:
-            runs = [
-                replay(recording, condition, gain=0.0, budget=budget, seed=seed) for seed in range(replays)
-            ]
+            runs = [replay(recording, condition, gain=0.0, budget=budget, seed=seed) for seed in range(replays)]
             verdicts = [each.evidence.verdict for each in runs]
             name = f"{condition}, {budget:.0f} s"
-            found[f"{name}: claims a gain"] = share(
-                verdicts.count(Verdict.FASTER), replays, {"max": MOST_FALSE}
-            )
+            found[f"{name}: claims a gain"] = share(verdicts.count(Verdict.FASTER), replays, {"max": MOST_FALSE})
             found[f"{name}: excludes gains"] = share(verdicts.count(Verdict.NO_SIGNIFICANT_GAIN), replays)
     return found
 

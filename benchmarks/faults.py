@@ -88,12 +88,7 @@ def expected_of(study: Study) -> set[psutil.Process]:
 
 
 def run_study(
-    faults: list[Fault],
-    processes: TrialProcesses,
-    path: Path,
-    seconds: float,
-    ends: float,
-    tallies: dict[str, Tally],
+    faults: list[Fault], processes: TrialProcesses, path: Path, seconds: float, ends: float, tallies: dict[str, Tally]
 ) -> None:
     """One study over these faults, in this order."""
     marker = f"AUTOTUNE_FAULTS_{os.getpid()}"
@@ -181,9 +176,7 @@ def show(tallies: dict[str, Tally]) -> None:
             if tally.injected
             else ["–", "–"]
         )
-        print(
-            f"{name:<28} {outcomes[name]:<10} {tally.injected:>8} {shares[0]:>9} {shares[1]:>10} {tally.orphans:>8}"
-        )
+        print(f"{name:<28} {outcomes[name]:<10} {tally.injected:>8} {shares[0]:>9} {shares[1]:>10} {tally.orphans:>8}")
     if injected:
         survived = sum(each.survived for each in tallies.values()) / injected
         classified = sum(each.classified for each in tallies.values()) / injected

@@ -18,9 +18,7 @@ Bar = Mapping[str, float]
 Figure = dict[str, Any]
 
 
-def one(
-    value: float | None, count: int, bar: Bar | None = None, ci95: Sequence[float] | None = None
-) -> Figure:
+def one(value: float | None, count: int, bar: Bar | None = None, ci95: Sequence[float] | None = None) -> Figure:
     """A figure that is computed already, or could not be."""
     return {"value": value, "ci95": ci95, "bar": bar, "count": count}
 
@@ -62,10 +60,7 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def report(
-    benchmark: str,
-    found: Mapping[str, Figure],
-    file: Path | None,
-    details: Mapping[str, Any] | None = None,
+    benchmark: str, found: Mapping[str, Figure], file: Path | None, details: Mapping[str, Any] | None = None
 ) -> None:
     """Print the table, and write the file where one was asked for."""
     bars = {
@@ -82,10 +77,7 @@ def report(
 
 
 def write(
-    benchmark: str,
-    found: Mapping[str, Figure],
-    file: Path | None,
-    details: Mapping[str, Any] | None = None,
+    benchmark: str, found: Mapping[str, Figure], file: Path | None, details: Mapping[str, Any] | None = None
 ) -> None:
     """Write the figures, with the machine that they are of, where a file was asked for.
 

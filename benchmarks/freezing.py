@@ -87,9 +87,7 @@ class Pair:
         trial.kill()
         return found
 
-    def stretch_ratios(
-        self, knobs: dict[str, Any], seconds: float, *, stretch: float, repeats: int
-    ) -> list[float]:
+    def stretch_ratios(self, knobs: dict[str, Any], seconds: float, *, stretch: float, repeats: int) -> list[float]:
         """Logarithms of the rate of a stretch of frozen slices over that of a continuous one.
 
         Args:
@@ -118,9 +116,7 @@ class Pair:
     def _continuous(self, trial: TrialProcess, stretch: float) -> float:
         """The first slice is left out: the freeze before it may have given it something."""
         count = 1 + math.ceil(stretch / CONTINUOUS_SLICE_SECONDS)
-        return _examples_per_second(
-            trial.measure_continuously(CONTINUOUS_SLICE_SECONDS, count, PATIENCE_SECONDS)[1:]
-        )
+        return _examples_per_second(trial.measure_continuously(CONTINUOUS_SLICE_SECONDS, count, PATIENCE_SECONDS)[1:])
 
     def close(self) -> None:
         """End the processes."""
@@ -145,9 +141,7 @@ def figures(quick: bool) -> dict[str, Figure]:
                 logs[prefetch] += pair.leg_ratios(knobs, legs // processes)
         pair.close()
         for prefetch, ratios in logs.items():
-            found[f"decodes, prefetch {prefetch}"] = factor(
-                ratios, {"min": 1 - MOST_OFF, "max": 1 + MOST_OFF}
-            )
+            found[f"decodes, prefetch {prefetch}"] = factor(ratios, {"min": 1 - MOST_OFF, "max": 1 + MOST_OFF})
         found["decodes, all buffers"] = factor([each for ratios in logs.values() for each in ratios])
         knobs = {"prefetch": 8, "num_parallel_calls": 16, "data_threads": 16}
         pair = Pair("waiting", 4, knobs, Path(folder))
@@ -158,9 +152,7 @@ def figures(quick: bool) -> dict[str, Figure]:
         waits: dict[float, list[float]] = {seconds: [] for seconds in lengths}
         for _ in range(processes):  # of all lengths in turn, as above
             for seconds in lengths:
-                waits[seconds] += pair.stretch_ratios(
-                    knobs, seconds, stretch=stretch, repeats=repeats // processes
-                )
+                waits[seconds] += pair.stretch_ratios(knobs, seconds, stretch=stretch, repeats=repeats // processes)
         pair.close()
         for seconds, ratios in waits.items():
             found[f"waits 200 ms, 16 in flight, slices of {seconds:g} s"] = factor(ratios)

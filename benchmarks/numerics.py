@@ -58,22 +58,14 @@ class Bench:
             seconds=PATIENCE_SECONDS,
         )
         trial = self._processes.launch(
-            configuration,
-            log=str(self._scratch / "log.txt"),
-            data=Data(examples=1797, endless=False),
-            losses=runs,
+            configuration, log=str(self._scratch / "log.txt"), data=Data(examples=1797, endless=False), losses=runs
         )
         return trial.loss_curves(PATIENCE_SECONDS).curves
 
     def passed(self, changes: dict[str, Any]) -> tuple[int, int]:
         """How many repeats passed, and how many of all could tell."""
-        own = self._curves(
-            self._baseline.replace(**changes), tuple(range(0, self._repeats * len(SEEDS), len(SEEDS)))
-        )
-        checks = [
-            parity(self._reference[index * len(SEEDS) :][: len(SEEDS)], curve)
-            for index, curve in enumerate(own)
-        ]
+        own = self._curves(self._baseline.replace(**changes), tuple(range(0, self._repeats * len(SEEDS), len(SEEDS))))
+        checks = [parity(self._reference[index * len(SEEDS) :][: len(SEEDS)], curve) for index, curve in enumerate(own)]
         return sum(each.passed for each in checks), sum(each.tells for each in checks)
 
     def close(self) -> None:
@@ -93,9 +85,7 @@ def figures(repeats: int) -> dict[str, Figure]:
         bench.close()
         for name, (workload, changes) in PLANTED.items():
             bench = Bench(workload, repeats, Path(folder))
-            found[f"planted {name}: refused"] = share(
-                repeats - bench.passed(changes)[0], repeats, {"min": 0.95}
-            )
+            found[f"planted {name}: refused"] = share(repeats - bench.passed(changes)[0], repeats, {"min": 0.95})
             bench.close()
     return found
 

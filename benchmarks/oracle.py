@@ -97,9 +97,7 @@ def record(passes: int, *, quick: bool) -> dict[str, Figure]:
             write_table(found, list(space.choices))
     shown = dict.fromkeys([*fastest(found, FASTEST), space.baseline])
     return {
-        each.describe(space.baseline): factor([math.log(one) for one in found[each]])
-        for each in shown
-        if found[each]
+        each.describe(space.baseline): factor([math.log(one) for one in found[each]]) for each in shown if found[each]
     }
 
 
@@ -129,9 +127,7 @@ def read_table() -> Table:
     document = json.loads(TABLE.read_text(encoding="utf-8"))
     differences = Machine.model_validate_json(json.dumps(document["machine"])).differences(fingerprint())
     if differences:
-        raise SystemExit(
-            f"{TABLE}: of another machine ({'; '.join(differences)}). Run oracle.py --record here."
-        )
+        raise SystemExit(f"{TABLE}: of another machine ({'; '.join(differences)}). Run oracle.py --record here.")
     return {frozenset(each["knobs"].items()): each["speedup"] for each in document["configurations"]}
 
 

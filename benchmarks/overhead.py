@@ -42,9 +42,7 @@ def first_steps(count: int, scratch: Path) -> dict[str, list[float]]:
         facts = forking.open()
         spawning.open()
         data = None
-        configuration = baseline_configuration(
-            facts.batch_size, facts.baseline, Device.CPU, where="benchmark"
-        )
+        configuration = baseline_configuration(facts.batch_size, facts.baseline, Device.CPU, where="benchmark")
         for _ in range(count):
             for name, trials in (("template", forking), ("spawn", spawning)):
                 trial = trials.launch(configuration, log=str(scratch / f"{name}.log"), data=data)

@@ -101,9 +101,7 @@ class Bench:
         self._sizes = sizes
         self._scratch = scratch
         facts = processes.open()
-        self._configuration = baseline_configuration(
-            facts.batch_size, facts.baseline, Device.CPU, where="benchmark"
-        )
+        self._configuration = baseline_configuration(facts.batch_size, facts.baseline, Device.CPU, where="benchmark")
         self._data: Data | None = None
 
     @contextlib.contextmanager
@@ -187,9 +185,7 @@ def disturbance(seed: int) -> Iterator[None]:
             process.kill()
 
 
-def repeats(
-    workload: str, count: int, sizes: Sizes, rng: random.Random, scratch: Path
-) -> dict[str, list[Found]]:
+def repeats(workload: str, count: int, sizes: Sizes, rng: random.Random, scratch: Path) -> dict[str, list[Found]]:
     """What each repeat with a workload found, by condition."""
     found: dict[str, list[Found]] = {condition: [] for condition in CONDITIONS}
     with TrialProcesses(parse_reference(workload), logs=scratch) as processes:

@@ -22,16 +22,12 @@ def patches() -> list[bytes]:
     """Square cuttings from scikit-learn's two photographs, as JPEG files in memory."""
     rng = np.random.default_rng(0)
     folder = files("sklearn.datasets.images")
-    photographs = [
-        tf.io.decode_jpeg((folder / name).read_bytes()).numpy() for name in ("china.jpg", "flower.jpg")
-    ]
+    photographs = [tf.io.decode_jpeg((folder / name).read_bytes()).numpy() for name in ("china.jpg", "flower.jpg")]
     encoded = []
     for number in range(PATCHES):
         picture = photographs[number % len(photographs)]
         top, left = (int(rng.integers(0, side - PATCH_PIXELS)) for side in picture.shape[:2])
-        encoded.append(
-            tf.io.encode_jpeg(picture[top : top + PATCH_PIXELS, left : left + PATCH_PIXELS]).numpy()
-        )
+        encoded.append(tf.io.encode_jpeg(picture[top : top + PATCH_PIXELS, left : left + PATCH_PIXELS]).numpy())
     return encoded
 
 
@@ -63,9 +59,7 @@ def awaited(config: autotune.DatasetConfig) -> tf.data.Dataset:
 
 def network(inputs: int) -> keras.Model:
     """One hidden layer, quicker than the pipelines that feed it."""
-    return keras.Sequential(
-        [keras.Input((inputs,)), keras.layers.Dense(16, activation="relu"), keras.layers.Dense(2)]
-    )
+    return keras.Sequential([keras.Input((inputs,)), keras.layers.Dense(16, activation="relu"), keras.layers.Dense(2)])
 
 
 def compile_arguments() -> dict[str, Any]:
@@ -73,9 +67,5 @@ def compile_arguments() -> dict[str, Any]:
     return {"optimizer": "adam", "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
 
 
-decoding = autotune.Workload(
-    model=lambda: network(INPUTS), dataset=decoded, compile=compile_arguments, batch_size=32
-)
-waiting = autotune.Workload(
-    model=lambda: network(64), dataset=awaited, compile=compile_arguments, batch_size=4
-)
+decoding = autotune.Workload(model=lambda: network(INPUTS), dataset=decoded, compile=compile_arguments, batch_size=32)
+waiting = autotune.Workload(model=lambda: network(64), dataset=awaited, compile=compile_arguments, batch_size=4)

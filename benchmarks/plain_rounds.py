@@ -56,14 +56,8 @@ class Rounds:
         self._process = process
         self._facts = self._answer()
         self._device = Device.GPU if read_gpus().gpus else Device.CPU
-        named = {
-            "jit_compile": self._device is Device.GPU,
-            **self._facts["baseline"],
-            **self._facts["set_by_dataset"],
-        }
-        self.baseline = baseline_configuration(
-            self._facts["batch_size"], named, self._device, where="Workload"
-        )
+        named = {"jit_compile": self._device is Device.GPU, **self._facts["baseline"], **self._facts["set_by_dataset"]}
+        self.baseline = baseline_configuration(self._facts["batch_size"], named, self._device, where="Workload")
         self.examples: int = self._facts["examples"]
 
     def space(self, written: SearchSpace | None = None) -> ResolvedSpace:

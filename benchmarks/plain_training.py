@@ -71,9 +71,7 @@ def main(file: str, recipe_file: str) -> None:
             model = workload.model()
             model.compile(**workload.compile(), **recipe.compile_args())
             data = recipe.fit_args(examples(workload.dataset))
-            validation = workload.validation and recipe.batch(
-                examples(workload.validation), drop_remainder=False
-            )
+            validation = workload.validation and recipe.batch(examples(workload.validation), drop_remainder=False)
         ends = trained(model, data, validation, warmup=warmup, seconds=float(line))
         assert recipe.workload.examples is not None  # these workloads have epochs
         samples = (len(ends) - 1) * recipe.workload.examples

@@ -23,14 +23,9 @@ def figures(recording: Recording, replays: int) -> dict[str, Figure]:
     for condition in recording.pools:
         for gain in GAINS:
             for budget in BUDGETS:
-                runs = [
-                    replay(recording, condition, gain=gain, budget=budget, seed=seed)
-                    for seed in range(replays)
-                ]
+                runs = [replay(recording, condition, gain=gain, budget=budget, seed=seed) for seed in range(replays)]
                 faster = [each for each in runs if each.evidence.verdict is Verdict.FASTER]
-                found[f"{condition}, a gain of {gain:.0%}, {budget:.0f} s: found"] = share(
-                    len(faster), replays
-                )
+                found[f"{condition}, a gain of {gain:.0%}, {budget:.0f} s: found"] = share(len(faster), replays)
                 for each in faster:
                     low, high = each.evidence.speedup.low, each.evidence.speedup.high
                     claims += 1

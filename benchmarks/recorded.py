@@ -144,12 +144,7 @@ class RecordedTrials(SimulatedTrials):
     """
 
     def __init__(
-        self,
-        recording: Recording,
-        condition: str,
-        samples_per_second: Callable[[Configuration], float],
-        *,
-        seed: int,
+        self, recording: Recording, condition: str, samples_per_second: Callable[[Configuration], float], *, seed: int
     ) -> None:
         super().__init__(
             facts=FACTS,

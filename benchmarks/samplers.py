@@ -115,9 +115,7 @@ class Machine:
 
 def resolved(written: SearchSpace, baseline: Configuration = BASELINE) -> ResolvedSpace:
     """A search space on two cores without a GPU."""
-    return written.resolve(
-        baseline=baseline, device=Device.CPU, cores=2, examples=None, dataset_takes_config=True
-    )
+    return written.resolve(baseline=baseline, device=Device.CPU, cores=2, examples=None, dataset_takes_config=True)
 
 
 def machines(studies: int) -> Iterator[tuple[str, list[Machine]]]:
@@ -211,9 +209,7 @@ class OfOptuna:
         self._study = optuna.create_study(direction="maximize", sampler=sampler)
         self._asked: optuna.Trial | None = None
         places = {name: choices.index(space.baseline[name]) for name, choices in space.choices.items()}
-        self._study.add_trial(
-            optuna.trial.create_trial(params=places, distributions=self._distributions, value=0.0)
-        )
+        self._study.add_trial(optuna.trial.create_trial(params=places, distributions=self._distributions, value=0.0))
 
     def ask(self, tried: Speeds, waits: Callable[[Configuration], bool]) -> Configuration | None:
         """See `Searcher`. What is known already is told at once, and costs no candidate."""
@@ -238,9 +234,7 @@ class OfOptuna:
             self._study.tell(self._asked, speed)
 
     def _configuration(self, places: dict[str, int]) -> Configuration:
-        return self._space.configuration(
-            {name: choices[places[name]] for name, choices in self._space.choices.items()}
-        )
+        return self._space.configuration({name: choices[places[name]] for name, choices in self._space.choices.items()})
 
 
 Made = Callable[[ResolvedSpace, int], Searcher]
@@ -332,9 +326,7 @@ def main() -> None:
     print(f"{'kind':<28} {'sampler':<24}" + "".join(f"{each:>11}" for each in columns))
     for kind, drawn in machines(studies):
         for name, searcher in searchers.items():
-            courses = [
-                study(machine, searcher(machine.space, seed), seed) for seed, machine in enumerate(drawn)
-            ]
+            courses = [study(machine, searcher(machine.space, seed), seed) for seed, machine in enumerate(drawn)]
             figures = row(courses)
             found |= {f"{kind}, {name}: {what}": figure for what, figure in figures.items()}
             near, *shares = (figure["value"] for figure in figures.values())

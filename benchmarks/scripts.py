@@ -51,9 +51,7 @@ class Script:
             text = text.replace(*self.edit)
         if self.epochs.startswith("--"):
             return text
-        changed, count = re.subn(
-            self.epochs, lambda found: found.group(0).replace(found.group(1), str(epochs)), text
-        )
+        changed, count = re.subn(self.epochs, lambda found: found.group(0).replace(found.group(1), str(epochs)), text)
         assert count == 1, (self.name, count)
         return changed
 
@@ -87,9 +85,7 @@ CASES = (
 def digest(folder: Path) -> str:
     """Of all files below a directory: names, contents."""
     whole = hashlib.sha256()
-    for file in sorted(
-        each for each in folder.rglob("*") if each.is_file() and "__pycache__" not in each.parts
-    ):
+    for file in sorted(each for each in folder.rglob("*") if each.is_file() and "__pycache__" not in each.parts):
         whole.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes())
     return whole.hexdigest()
 
@@ -99,12 +95,7 @@ def seconds_of(command: list[str], folder: Path, log: Path) -> float:
     began = time.perf_counter()
     with log.open("ab") as output:
         subprocess.run(
-            [sys.executable, *command],
-            cwd=folder,
-            stdout=output,
-            stderr=output,
-            stdin=subprocess.DEVNULL,
-            check=True,
+            [sys.executable, *command], cwd=folder, stdout=output, stderr=output, stdin=subprocess.DEVNULL, check=True
         )
     return time.perf_counter() - began
 
@@ -132,10 +123,7 @@ class Measured:
                 seconds_of([*tune, "--", *self.script.arguments(1)], folder, self._log)
             except subprocess.CalledProcessError as error:
                 return {"script": self.script.name, "verdict": f"exit code {error.returncode}"}
-            found: dict[str, Any] = {
-                "script": self.script.name,
-                "tuning_seconds": time.perf_counter() - began,
-            }
+            found: dict[str, Any] = {"script": self.script.name, "tuning_seconds": time.perf_counter() - began}
             recipe = Recipe.load(self._run / "recipe.json")
             claim = recipe.evidence.speedup
             found |= {
@@ -167,9 +155,7 @@ class Measured:
 
     def _long_runs(self, folder: Path, claim: Interval) -> dict[str, Any]:
         few, more = 2, 4
-        while (
-            pace := self._epochs_take(folder, few, more, recipe=False) / more
-        ) * more < 2.0 and more < 4096:
+        while (pace := self._epochs_take(folder, few, more, recipe=False) / more) * more < 2.0 and more < 4096:
             more *= 4
         more = max(2, math.ceil(2 * LONG_SECONDS / (pace * (1 + 1 / claim.value))))
         logs = []
@@ -203,32 +189,24 @@ def figures(rows: list[dict[str, Any]]) -> dict[str, Figure]:
     tuned = [row for row in rows if "claim" in row]
     found["tuned unmodified"] = share(len(tuned), len(rows), bar={"min": 1.0})
     if tuned:
-        found["directory unchanged"] = share(
-            sum(row["unchanged"] for row in tuned), len(tuned), bar={"min": 1.0}
-        )
+        found["directory unchanged"] = share(sum(row["unchanged"] for row in tuned), len(tuned), bar={"min": 1.0})
     held = [row for row in rows if "agrees" in row]
     if held:
         found["claim and long run agree"] = share(
             sum(row["agrees"] for row in held), len(held), bar={"min": AGREEING_BAR}
         )
-        found["long run over claim"] = factor(
-            [math.log(row["long_run"][0] / row["claim"][0]) for row in held]
-        )
+        found["long run over claim"] = factor([math.log(row["long_run"][0] / row["claim"][0]) for row in held])
     return found
 
 
 def main() -> None:
     """Measure, and print the table."""
     made = parser(__doc__)
-    made.add_argument(
-        "--only", action="append", choices=[each.name for each in CASES], help="a script; all by default"
-    )
+    made.add_argument("--only", action="append", choices=[each.name for each in CASES], help="a script; all by default")
     made.add_argument("--budget", default="90s", help="of each tuning")
     made.add_argument("--runs", type=Path, help="keep run directories and logs here")
     options = made.parse_args()
-    cases = [each for each in CASES if not options.only or each.name in options.only][
-        : 2 if options.quick else None
-    ]
+    cases = [each for each in CASES if not options.only or each.name in options.only][: 2 if options.quick else None]
     with tempfile.TemporaryDirectory(prefix="scripts-") as scratch:
         kept = (options.runs or Path(scratch)).resolve()
         kept.mkdir(parents=True, exist_ok=True)

@@ -20,14 +20,7 @@ from autotune.record import Boundary, Outcome, Slice, StepSeconds
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KnobValue
 from autotune.stats.steady_state import SMALLEST_WINDOW, WINDOW_SECONDS
-from autotune.worker.messages import (
-    Finished,
-    LossCurves,
-    LossRuns,
-    Ready,
-    Started,
-    StartedByImport,
-)
+from autotune.worker.messages import Finished, LossCurves, LossRuns, Ready, Started, StartedByImport
 from autotune.worker.training import Training
 from autotune.workloads.workload import WorkloadFacts
 
@@ -192,9 +185,7 @@ class SimulatedTrial:
         steps, examples, epochs = self._stretch(seconds * pace, by_epochs=self._shape(nominal)[0])
         spent = examples / pace
         self._slices += 1
-        self._pass(
-            spent + (self._trials.uncounted_seconds if self._slices == 2 and not epochs else 0.0), deadline
-        )
+        self._pass(spent + (self._trials.uncounted_seconds if self._slices == 2 and not epochs else 0.0), deadline)
         self._trained += examples
         step = spent / steps
         slow = step + self._trials.slow_calls(self.configuration) / self._training.steps_per_call
@@ -220,16 +211,12 @@ class SimulatedTrial:
         """How much faster than its pace the next slice is, as a logarithm."""
         return self._trials.random.gauss(0.0, self._trials.noise)
 
-    def finish(
-        self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False
-    ) -> Finished:
+    def finish(self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False) -> Finished:
         """See `LiveTrial`."""
         self._require(_State.WARM)
         self._pass(input_wait_seconds, self._trials.clock() + timeout_seconds)
         self._state = _State.ENDED
-        waits = 1.0 - 1.0 / max(
-            1.0, self._trials.freeze_gain(self.configuration)
-        )  # else nothing could be gained
+        waits = 1.0 - 1.0 / max(1.0, self._trials.freeze_gain(self.configuration))  # else nothing could be gained
         return Finished(
             peak_host_bytes=self._host_bytes(),
             peak_device_bytes=self._device_bytes(),
@@ -274,9 +261,7 @@ class SimulatedTrial:
         if self in self._trials.orphaned:
             self._state = _State.ENDED
             raise TrialFailed(Outcome.CRASHED, "closed its pipe and did not end, or its template died")
-        assert self._state is state, (
-            f"a trial that is {self._state.name} was asked as if it were {state.name}"
-        )
+        assert self._state is state, f"a trial that is {self._state.name} was asked as if it were {state.name}"
 
     def _pass(self, seconds: float, deadline: float) -> None:
         """Let time pass; a trial that would still be busy at its deadline is killed then."""
@@ -491,9 +476,7 @@ class SimulatedTrials:
         known = data in (None, Data(examples=self.examples, endless=self.examples is None))
         assert known, f"the trial was told wrong things of its dataset: {data}"
         self._wait_until(self._start_template(environment(configuration)))
-        luck = math.exp(self.random.gauss(0.0, self.instance_noise)) * self._template_luck(
-            environment(configuration)
-        )
+        luck = math.exp(self.random.gauss(0.0, self.instance_noise)) * self._template_luck(environment(configuration))
         resolved = configuration
         if configuration["jit_compile"] == "auto":
             resolved = configuration.replace(jit_compile=self.jit_resolves_to)

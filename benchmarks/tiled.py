@@ -24,9 +24,7 @@ def examples(count: int) -> tf.data.Dataset:
     """`count` digits, in order."""
     images, labels = load_digits(return_X_y=True)
     rows = np.resize(np.arange(len(images)), count)
-    dataset = tf.data.Dataset.from_tensor_slices(
-        ((images[rows] / 16).astype("float32"), labels[rows].astype("int32"))
-    )
+    dataset = tf.data.Dataset.from_tensor_slices(((images[rows] / 16).astype("float32"), labels[rows].astype("int32")))
     options = tf.data.Options()
     options.autotune.enabled = os.environ.get(TUNING) == "1"
     return dataset.with_options(options)

@@ -67,6 +67,4 @@ def compile_arguments() -> dict:
     }
 
 
-workload = autotune.Workload(
-    model=network, dataset=training_examples, compile=compile_arguments, batch_size=32
-)
+workload = autotune.Workload(model=network, dataset=training_examples, compile=compile_arguments, batch_size=32)

@@ -24,9 +24,7 @@ HASH_BUCKETS = 1000
 def crosses(table: np.ndarray) -> np.ndarray:
     """For every row the hash buckets of its pairs, a pair being the deciles that two columns' values lie in."""
     edges = np.quantile(table, np.linspace(0, 1, QUANTILES + 1)[1:-1], axis=0)
-    deciles = np.stack(
-        [np.searchsorted(edges[:, column], table[:, column]) for column in range(CROSSED_COLUMNS)]
-    )
+    deciles = np.stack([np.searchsorted(edges[:, column], table[:, column]) for column in range(CROSSED_COLUMNS)])
     names = [
         [f"{a}={x} {b}={y}" for x, y in zip(deciles[a], deciles[b], strict=True)]
         for a, b in combinations(range(CROSSED_COLUMNS), 2)
@@ -68,6 +66,4 @@ def compile_arguments() -> dict:
     }
 
 
-workload = autotune.Workload(
-    model=network, dataset=training_examples, compile=compile_arguments, batch_size=32
-)
+workload = autotune.Workload(model=network, dataset=training_examples, compile=compile_arguments, batch_size=32)

@@ -12,17 +12,7 @@ from simulated import SimulatedTrials
 
 from autotune.devices.machine import Machine
 from autotune.executors.executor import WarmUp
-from autotune.record import (
-    Looks,
-    Outcome,
-    Pair,
-    Pairing,
-    Phase,
-    Slice,
-    Standing,
-    StepSeconds,
-    TrialRecord,
-)
+from autotune.record import Looks, Outcome, Pair, Pairing, Phase, Slice, Standing, StepSeconds, TrialRecord
 from autotune.run_directory import RunDirectory, RunRecord
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
@@ -98,9 +88,7 @@ choices = [false, true]
 def space_of(text=SMALL_SPACE, *, baseline=BASELINE, examples=1437, device=Device.CPU):
     """A search space as written, resolved for a simulated machine of two cores."""
     written = SearchSpace.parse(text, source="test.toml")
-    return written.resolve(
-        baseline=baseline, device=device, cores=2, examples=examples, dataset_takes_config=True
-    )
+    return written.resolve(baseline=baseline, device=device, cores=2, examples=examples, dataset_takes_config=True)
 
 
 def flat(configuration):
@@ -187,12 +175,7 @@ def on_disk(path, kind=RunDirectory):
 def with_run(directory):
     """The directory, with a run.json as `tune` writes it first."""
     directory.write_run(
-        RunRecord(
-            run=directory.name,
-            started_at="2026-11-20T19:10:01.250+00:00",
-            machine=MACHINE,
-            arguments={},
-        )
+        RunRecord(run=directory.name, started_at="2026-11-20T19:10:01.250+00:00", machine=MACHINE, arguments={})
     )
     return directory
 
@@ -222,9 +205,7 @@ def tune_simulated(
     return tune_with(invocation, SearchSpace.parse(space, source="test.toml"))
 
 
-def an_invocation(
-    trials, directory, /, *, machine=MACHINE, observe=silent, earlier=None, spent_before=0.0, **options
-):
+def an_invocation(trials, directory, /, *, machine=MACHINE, observe=silent, earlier=None, spent_before=0.0, **options):
     """What an invocation on simulated trials works with."""
     return Invocation(
         executor=trials,
@@ -279,15 +260,7 @@ class Searching:
     """
 
     def __init__(
-        self,
-        path,
-        trials,
-        *,
-        bracketed=False,
-        left=math.inf,
-        baseline_seconds=600.0,
-        open_first=True,
-        **settings,
+        self, path, trials, *, bracketed=False, left=math.inf, baseline_seconds=600.0, open_first=True, **settings
     ):
         if open_first:
             trials.open()
@@ -302,15 +275,7 @@ class Searching:
         self.seat.baseline.side.deadline = self.deadline
 
     def measure(
-        self,
-        configuration=FAST,
-        *,
-        trial=None,
-        seconds=4.0,
-        timeout=30.0,
-        leader=None,
-        others=None,
-        **limited,
+        self, configuration=FAST, *, trial=None, seconds=4.0, timeout=30.0, leader=None, others=None, **limited
     ):
         """Measure a candidate, or a trial again; returns trial and record."""
         trial = trial or self.run.new_trial(Phase.SEARCH, configuration)
@@ -325,24 +290,16 @@ class Searching:
 class Fresh:
     """A leader's confirmation: what the search has found of it, and fresh pairs of processes."""
 
-    def __init__(
-        self, path, trials, configuration=FAST, *, champion=None, pairing=None, left=math.inf, **settings
-    ):
+    def __init__(self, path, trials, configuration=FAST, *, champion=None, pairing=None, left=math.inf, **settings):
         searching = Searching(path, trials, bracketed=pairing is Pairing.BRACKETED, **settings)
         self.trials, self.run = trials, searching.run
-        found = [
-            searching.measure(each, timeout=600.0)[1]
-            for each in (configuration, champion)
-            if each is not None
-        ]
+        found = [searching.measure(each, timeout=600.0)[1] for each in (configuration, champion) if each is not None]
         searching.seat.end_baseline()
         self.records = [self.run.records[0], *found]
         self.left, self.before = left, len(trials.launched)
         self.began = trials.clock()
         sides = [self.run.baseline, configuration, champion]
-        reference, trial, other = (
-            None if each is None else self.run.new_trial(Phase.CONFIRM, each) for each in sides
-        )
+        reference, trial, other = (None if each is None else self.run.new_trial(Phase.CONFIRM, each) for each in sides)
         self.confirmation = Confirmation(reference=reference, trial=trial, champion=other, in_search=found[0])
         deadline = Deadline(clock=trials.clock, at=trials.clock() + left)
         self.pairs = FreshPairs(self.run, deadline, timeout=60.0)
@@ -387,17 +344,13 @@ def a_candidate(number, gain=0.0, *, pairs=8, **fields):
     return Candidate(number=number, ratio=math.log1p(gain), pairs=pairs, **fields)
 
 
-def a_leader(
-    candidate, *, low=None, high=None, after=(4, 8, 12), standing=Standing.OPEN, number=90, **fields
-):
+def a_leader(candidate, *, low=None, high=None, after=(4, 8, 12), standing=Standing.OPEN, number=90, **fields):
     """A leader; with bounds, its claim lies in the middle of them."""
     ratio = None
     if low is not None:
         bounds = math.log1p(low), math.log1p(high)
         ratio = LogInterval(value=sum(bounds) / 2, low=bounds[0], high=bounds[1], count=4)
-    looks = Looks(
-        leader=1, candidate=candidate, error=0.025, after=after, reference=number + 1, standing=standing
-    )
+    looks = Looks(leader=1, candidate=candidate, error=0.025, after=after, reference=number + 1, standing=standing)
     fields = {"processes": 0, "pair_seconds": 10.0, **fields}
     return Leader(number=number, candidate=candidate, looks=looks, ratio=ratio, **fields)
 

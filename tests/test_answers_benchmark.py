@@ -71,10 +71,7 @@ def test_the_first_belief_near_the_best_counts():
     assert answers.first_near_best([(5.0, SLOW)], speeds) is None
 
 
-@pytest.mark.parametrize(
-    ("plain", "name", "value"),
-    [([(60.0, FAST)], "", 3.0), ([(60.0, SLOW)], " (at least)", 6.0)],
-)
+@pytest.mark.parametrize(("plain", "name", "value"), [([(60.0, FAST)], "", 3.0), ([(60.0, SLOW)], " (at least)", 6.0)])
 def test_a_loop_that_never_finds_the_best_counts_with_its_budget(plain, name, value):
     """The ratio is then a lower bound, and says so."""
     run = run_of([searched(1, FAST, 10.0, 2.0)], recipe_of("undecided", BASELINE))

@@ -88,9 +88,7 @@ def test_a_pipeline_that_cannot_help_is_said_so():
 
 def test_a_balanced_training_is_not_limited_by_anything():
     """The sentence says so."""
-    balanced = Bottleneck(
-        name="balanced", share=0.5, why="matrix work and element-wise operations share the time"
-    )
+    balanced = Bottleneck(name="balanced", share=0.5, why="matrix work and element-wise operations share the time")
     first, second = advice(Trial(balanced), Trial(balanced), None)
     assert first.startswith("The baseline is balanced: ")
     assert second.startswith("With the recipe nothing stands out: ")

@@ -12,11 +12,7 @@ from autotune.worker.training import Training
 def training(steps, steps_per_call=1, synchronise=lambda: None):
     """One with epochs of so many steps."""
     return Training(
-        steps_per_call=steps_per_call,
-        batch_size=32,
-        examples=32 * steps,
-        drop_remainder=False,
-        synchronise=synchronise,
+        steps_per_call=steps_per_call, batch_size=32, examples=32 * steps, drop_remainder=False, synchronise=synchronise
     )
 
 
@@ -214,16 +210,12 @@ def test_short_epochs_end_in_time(model):
 @pytest.mark.parametrize("begins_in", [0.0, 0.05, 3.0])
 @pytest.mark.parametrize("call_seconds", [0.0005, 0.0125, 0.7])
 @pytest.mark.parametrize("steps_per_call", [1, 2])
-def test_a_validation_is_charged_whole_by_a_part_of_it(
-    model, batches, begins_in, call_seconds, steps_per_call
-):
+def test_a_validation_is_charged_whole_by_a_part_of_it(model, batches, begins_in, call_seconds, steps_per_call):
     """Each of its calls is charged, seen or not, what lies before them once, and compiling or one stall never."""
     model.validation_begins_in, model.validation_call_seconds = begins_in, call_seconds
     model.stalls = itertools.cycle([0.4, 0.0])
     model.steps_per_call = steps_per_call
-    found = measured(
-        model, Pipeline(), training(1000, steps_per_call), validation=Dataset(batches), batches=batches
-    )
+    found = measured(model, Pipeline(), training(1000, steps_per_call), validation=Dataset(batches), batches=batches)
     calls = math.ceil(batches / steps_per_call)
     assert found.boundary.validation_seconds == pytest.approx(begins_in + calls * call_seconds)
     assert model.validated_calls * call_seconds < 6.0, "of each part two runs, and twice as much each time"
@@ -235,9 +227,7 @@ def test_of_a_validation_of_unknown_length_some_calls_are_charged(model):
     assert found.boundary.validation_seconds == pytest.approx(20 * 0.0125)
 
 
-@pytest.mark.parametrize(
-    "kind", ["_AssertCardinalityDataset", "_PaddedBatchDataset", "_DenseToRaggedDataset"]
-)
+@pytest.mark.parametrize("kind", ["_AssertCardinalityDataset", "_PaddedBatchDataset", "_DenseToRaggedDataset"])
 def test_a_shuffle_buffer_is_found_behind_what_hands_on(kind):
     """Forty examples of it are as many steps, or, behind what batches them by eight, five."""
     above = type(kind, (), {"_inputs": lambda self: [_ShuffleDataset(40)]})()

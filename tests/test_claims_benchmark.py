@@ -74,10 +74,7 @@ def test_a_failed_workload_is_a_disagreement_and_one_without_a_claim_is_left_out
             "silent": claims.Comparison(counts=False),
         }
     )
-    assert (found["share of claims that agree"]["value"], found["share of claims that agree"]["count"]) == (
-        0.5,
-        2,
-    )
+    assert (found["share of claims that agree"]["value"], found["share of claims that agree"]["count"]) == (0.5, 2)
     assert (found["median miss"]["value"], found["median miss"]["count"]) == (0.0, 1)
     assert found["agrees, failed"]["value"] == 0.0
     assert found["agrees, silent"]["value"] is None
@@ -104,21 +101,14 @@ def test_what_came_closest_is_tested_where_the_recipe_is_the_baseline(recipe):
     tested, comparison = claims.claim_of(recipe)
     assert tested.configuration == recipe.configuration
     assert math.exp(comparison.claim.value) == pytest.approx(recipe.evidence.speedup.value)
-    assert comparison.processes == (
-        recipe.evidence.confirmation.processes,
-        recipe.evidence.confirmation.leaders,
-    )
+    assert comparison.processes == (recipe.evidence.confirmation.processes, recipe.evidence.confirmation.leaders)
 
     best = BestCandidate(
-        configuration=recipe.configuration,
-        speedup=Interval(value=1.01, low=0.98, high=1.04),
-        reason="too little",
+        configuration=recipe.configuration, speedup=Interval(value=1.01, low=0.98, high=1.04), reason="too little"
     )
     kept = recipe.model_copy(update={"configuration": recipe.baseline})
     for evidence, counts in ((best, True), (best.model_copy(update={"speedup": None}), False), (None, False)):
-        nothing = kept.model_copy(
-            update={"evidence": recipe.evidence.model_copy(update={"best_candidate": evidence})}
-        )
+        nothing = kept.model_copy(update={"evidence": recipe.evidence.model_copy(update={"best_candidate": evidence})})
         tested, comparison = claims.claim_of(nothing)
         assert comparison.counts is counts
         assert (tested.configuration == recipe.configuration) is counts
@@ -171,10 +161,7 @@ def test_trainings_take_turns_in_abba_order(recipe, train_with, tmp_path):
     [
         ("raise SystemExit('no workload here')", "exit code 1: no workload here"),
         ("print('ready to train', flush=True); raise SystemExit('too late')", "exit code 1: too late"),
-        (
-            "print('ready to train', flush=True); input(); import os; os.kill(os.getpid(), 9)",
-            "exit code -9",
-        ),
+        ("print('ready to train', flush=True); input(); import os; os.kill(os.getpid(), 9)", "exit code -9"),
     ],
 )
 def test_a_training_that_ends_early_says_its_last_words(recipe, train_with, program, reason):

@@ -66,16 +66,10 @@ WRONG = {
     "fewer than no cores": (["space", "quick", "--cores", "-1"], "--cores is -1"),
     "no examples at all": (["space", "quick", "--examples", "0"], "--examples is 0"),
     "no batch": (["space", "quick", "--batch-size", "0"], "--batch-size is 0"),
-    "a batch beyond all": (
-        ["space", "quick", "--batch-size", "9999999"],
-        "--batch-size: batch_size cannot be",
-    ),
+    "a batch beyond all": (["space", "quick", "--batch-size", "9999999"], "--batch-size: batch_size cannot be"),
     "an unknown search space": (["tune", EXAMPLE, "--space", "qick"], "Did you mean 'quick'?"),
     "a missing recipe": (["show", "nowhere.json"], "cannot read the recipe nowhere.json"),
-    "a missing recipe to verify": (
-        ["verify", "nowhere.json", EXAMPLE],
-        "cannot read the recipe nowhere.json",
-    ),
+    "a missing recipe to verify": (["verify", "nowhere.json", EXAMPLE], "cannot read the recipe nowhere.json"),
     "a verification that takes forever": (
         ["verify", "nowhere.json", EXAMPLE, "--budget", "soon"],
         "budget: 'soon' is not a duration",
@@ -105,9 +99,7 @@ def test_wrong_input_is_answered_by_one_clear_message_and_exit_code_2(case, caps
         ("autotune.version:workload", "autotune.version: no 'workload' in it"),
     ],
 )
-def test_input_that_importing_finds_wrong_is_answered_alike(
-    capsys, tmp_path, monkeypatch, workload, expected
-):
+def test_input_that_importing_finds_wrong_is_answered_alike(capsys, tmp_path, monkeypatch, workload, expected):
     """Exit code 2 and one message. The run directory is gone."""
     monkeypatch.chdir(tmp_path)
     code, _, err = run(capsys, "tune", workload)
@@ -138,12 +130,7 @@ def test_the_command_never_imports_tensorflow(tmp_path):
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=environment,
-        check=False,
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, env=environment, check=False
     )
     assert done.returncode == 0, done.stderr
 
@@ -220,15 +207,9 @@ def test_history_writes_what_it_says(capsys, finished, tmp_path):
 def test_history_writes_to_standard_output(finished, tmp_path, redirect, before):
     """`--csv /dev/fd/1` gives the table and nothing else, and keeps what the file held before."""
     (tmp_path / "h.csv").write_text("mine\n")
-    command = (
-        f"{shlex.quote(sys.executable)} -m autotune history {shlex.quote(str(finished))} --csv /dev/fd/1"
-    )
+    command = f"{shlex.quote(sys.executable)} -m autotune history {shlex.quote(str(finished))} --csv /dev/fd/1"
     subprocess.run(
-        f"{command} {redirect} h.csv",
-        shell=True,
-        cwd=tmp_path,
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        f"{command} {redirect} h.csv", shell=True, cwd=tmp_path, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     lines = (tmp_path / "h.csv").read_text().removeprefix(before).splitlines()
     assert lines[0].startswith("run,trial,")
@@ -495,18 +476,14 @@ CLAIMED, MEASURED = Interval(value=1.5, low=1.4, high=1.61), Interval(value=1.2,
 
 @pytest.mark.parametrize("found", Finding)
 @pytest.mark.parametrize("measured", [MEASURED, None])
-def test_verify_says_what_it_found_and_leaves_with_0_only_if_the_claim_holds(
-    capsys, monkeypatch, found, measured
-):
+def test_verify_says_what_it_found_and_leaves_with_0_only_if_the_claim_holds(capsys, monkeypatch, found, measured):
     """Each finding is told with both figures and its reason; scripts tell by the exit code, 0 or 1."""
     given = []
 
     def verify(*arguments, **options):
         given.append((arguments, options))
         instances = 0 if measured is None else 6
-        return Verification(
-            finding=found, claimed=CLAIMED, measured=measured, instances=instances, reason="so it is"
-        )
+        return Verification(finding=found, claimed=CLAIMED, measured=measured, instances=instances, reason="so it is")
 
     monkeypatch.setattr(verifying, "verify", verify)
     options = ("--budget", "80s", "--seed", 3, "--memory-margin", 0.2, "--isolation", "spawn")
@@ -538,10 +515,7 @@ def test_the_help_of_verify_names_every_finding_and_exit_code(capsys):
 @pytest.mark.parametrize(
     ("command", "files"),
     [
-        (
-            ("tune", EXAMPLE, "--budget", "60s", "--", "--debug", "--width", "512"),
-            ["--debug", "--width", "512"],
-        ),
+        (("tune", EXAMPLE, "--budget", "60s", "--", "--debug", "--width", "512"), ["--debug", "--width", "512"]),
         (("tune", EXAMPLE, "--", "--", "x"), ["--", "x"]),
         (("tune", EXAMPLE, "--"), []),
         (("tune", EXAMPLE), None),

@@ -7,12 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import ConfigurationError
-from autotune.space.configuration import (
-    Configuration,
-    baseline_configuration,
-    format_value,
-    on_device,
-)
+from autotune.space.configuration import Configuration, baseline_configuration, format_value, on_device
 from autotune.space.knobs import KNOBS, Device
 
 
@@ -26,9 +21,7 @@ def values_of(name):
     )
 
 
-configurations = st.fixed_dictionaries({}, optional={name: values_of(name) for name in KNOBS}).map(
-    Configuration
-)
+configurations = st.fixed_dictionaries({}, optional={name: values_of(name) for name in KNOBS}).map(Configuration)
 
 
 def test_knobs_stand_in_table_order_however_they_were_given():
@@ -170,12 +163,7 @@ def test_making_the_differences_in_the_other_gives_this_one(one, other):
 @given(
     name=st.sampled_from([*KNOBS, "batchsize", ""]),
     value=st.one_of(
-        st.none(),
-        st.booleans(),
-        st.integers(),
-        st.floats(),
-        st.text(max_size=8),
-        st.lists(st.integers(), max_size=2),
+        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.lists(st.integers(), max_size=2)
     ),
 )
 def test_whatever_is_handed_in_becomes_a_configuration_or_a_configuration_error(name, value):

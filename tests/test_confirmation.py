@@ -5,14 +5,7 @@ import math
 
 import pytest
 from simulated import SimulatedTrial
-from simulated_runs import (
-    BASELINE,
-    FAST,
-    Fresh,
-    faster_by,
-    lose,
-    simulated_trials,
-)
+from simulated_runs import BASELINE, FAST, Fresh, faster_by, lose, simulated_trials
 
 from autotune.executors.executor import DeviceUnavailable, TrialFailed
 from autotune.record import Outcome, Pairing
@@ -73,9 +66,7 @@ def test_orders_are_drawn_and_turned_round(tmp_path, monkeypatch, champion):
     taken = noted(monkeypatch, fresh.trials)
     count = 2 if champion is None else 3
     fresh.measure(8, rounds=6)
-    orders = [
-        tuple(each.configuration for each in taken[at : at + count]) for at in range(0, len(taken), count)
-    ]
+    orders = [tuple(each.configuration for each in taken[at : at + count]) for at in range(0, len(taken), count)]
     assert all(len(set(each)) == count for each in orders)
     assert all(later == one[::-1] for one, later in zip(orders[::2], orders[1::2], strict=True))
     assert set(orders) == set(itertools.permutations(orders[0]))
@@ -185,9 +176,7 @@ def test_a_baseline_that_fails_is_not_the_leaders_fault(tmp_path, pairing):
 
 
 @pytest.mark.parametrize("victim", [BASELINE, LARGE])
-def test_one_that_dies_in_its_slices_beside_the_leader_costs_that_instance_at_most(
-    tmp_path, monkeypatch, victim
-):
+def test_one_that_dies_in_its_slices_beside_the_leader_costs_that_instance_at_most(tmp_path, monkeypatch, victim):
     """What was measured before counts, and the leader is not blamed."""
     fresh = Fresh(tmp_path, simulated_trials(SPEED), champion=LARGE)
     taken = noted(monkeypatch, fresh.trials)
@@ -265,9 +254,7 @@ def test_a_champion_that_fails_is_not_the_leaders_fault(tmp_path, pairing):
 
 def test_where_memory_does_not_hold_three_they_follow_each_other(tmp_path):
     """The champion stays: without it, nothing would show that the leader is faster."""
-    fresh = Fresh(
-        tmp_path, simulated_trials(SPEED, fits_together=lambda each: len(each) <= 2), champion=LARGE
-    )
+    fresh = Fresh(tmp_path, simulated_trials(SPEED, fits_together=lambda each: len(each) <= 2), champion=LARGE)
     fresh.measure(4)
     assert fresh.record.pairing is Pairing.BRACKETED
     over = instance_interval(fresh.confirmation.over_champion)

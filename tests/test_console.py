@@ -56,8 +56,7 @@ EVENTS = [
     TrialMeasured(trial=3, speedup=Interval(value=2.4, low=1.9, high=2.9), pairs=3),
     TrialEnded(record=record(), changes="batch_size=128"),
     TrialEnded(
-        record=record(trial=4, outcome=Outcome.OOM, speedup=None, reason="no\nmemory"),
-        changes="batch_size=512",
+        record=record(trial=4, outcome=Outcome.OOM, speedup=None, reason="no\nmemory"), changes="batch_size=512"
     ),
     Notice(text="something once"),
 ]
@@ -117,15 +116,7 @@ def test_a_leaders_line_says_how_its_confirmation_stands(standing, told):
 def test_on_a_terminal_the_status_tells_trial_speed_best_failures_and_time():
     """The status block names what runs now, how fast it is, the best, what failed and what is left."""
     text = drawn(EVENTS, terminal=True)
-    for expected in (
-        "search",
-        "trial 3: batch_size=128",
-        "×2.40",
-        "after 3 pairs",
-        "best",
-        "1 oom",
-        "3:00 of 3:00",
-    ):
+    for expected in ("search", "trial 3: batch_size=128", "×2.40", "after 3 pairs", "best", "1 oom", "3:00 of 3:00"):
         assert expected in text
 
 
@@ -137,9 +128,7 @@ def test_the_best_is_what_leads_by_the_latest_looks():
         ended = record(trial=trial, speedup=interval, **fields)
         return TrialEnded(record=ended, changes=f"batch_size={trial}")
 
-    lines = drawn(
-        [*EVENTS[:2], ended(64, 4.75), ended(128, 4.63), ended(64, 3.72)], terminal=True
-    ).splitlines()
+    lines = drawn([*EVENTS[:2], ended(64, 4.75), ended(128, 4.63), ended(64, 3.72)], terminal=True).splitlines()
     assert re.search(r"best +×4.63 +batch_size=128", [each for each in lines if "best" in each][-1])
     failed = ended(128, None, outcome=Outcome.OOM)
     lines = drawn([*EVENTS[:2], ended(128, 4.63), ended(64, 3.72), failed], terminal=True).splitlines()
@@ -258,9 +247,7 @@ def test_no_gain_says_what_is_excluded_and_to_keep_what_there_is(recipes):
     """The bound, rounded up, for how many candidates; the closest one; nothing to do."""
     recipe = recipes[Verdict.NO_SIGNIFICANT_GAIN]
     text = shown(recipe, excluded_gain=0.061, ended_by=EndedBy.SETTLED, candidates=7)
-    assert (
-        "No significant gain: gains above 7% are excluded (7 candidates tried). Keep what you have." in text
-    )
+    assert "No significant gain: gains above 7% are excluded (7 candidates tried). Keep what you have." in text
     assert "gains above 10% are excluded (1 candidate tried, none is left)" in shown(
         recipe, excluded_gain=0.1, ended_by=EndedBy.EXHAUSTED
     )
@@ -318,9 +305,7 @@ def test_what_the_baseline_is_is_said(recipes, verdict, workload, knobs, expecte
     """Whatever the verdict: arrays, or a strategy, would be another training than the one that was measured."""
     recipe = recipes[verdict]
     baseline = {**recipe.baseline, **knobs}
-    changed = recipe.model_copy(
-        update={"baseline": baseline, "workload": recipe.workload.model_copy(update=workload)}
-    )
+    changed = recipe.model_copy(update={"baseline": baseline, "workload": recipe.workload.model_copy(update=workload)})
     (line,) = [each for each in shown(changed).splitlines() if each.startswith("Baseline: ")]
     assert line.endswith(expected)
 

@@ -3,14 +3,7 @@
 import itertools
 
 import pytest
-from simulated_runs import (
-    BASELINE,
-    Fresh,
-    a_record,
-    a_slice,
-    faster_by,
-    simulated_trials,
-)
+from simulated_runs import BASELINE, Fresh, a_record, a_slice, faster_by, simulated_trials
 
 from autotune.executors.executor import IN_CONFIRMATION, IN_SEARCH
 from autotune.stats.intervals import Interval
@@ -80,8 +73,7 @@ def test_only_epochs_that_are_clearly_short_are_timed_whole(epoch, whole):
     """A process takes seconds to find out about one that is about as long as may be."""
     rate = Interval(value=1000.0, low=1000.0, high=1000.0)
     records = [
-        a_record(examples_per_epoch=round(1000 * each), throughput=rate, timed_by="steps")
-        for each in (1.5, epoch)
+        a_record(examples_per_epoch=round(1000 * each), throughput=rate, timed_by="steps") for each in (1.5, epoch)
     ]
     timing = costs.confirmation_timing(records, seconds=1e6, pairs=4)
     assert (timing.epoch_seconds == IN_CONFIRMATION.epoch_seconds) is whole

@@ -190,9 +190,7 @@ LINKS = ["run.json", "..", "/dev/zero", "/dev/null", "missing", "loop", "/proc/s
     odd=st.dictionaries(
         st.sampled_from([*RUN, *ODD_PATHS]), st.sampled_from(["directory", "pipe", *LINKS]), max_size=1
     ),
-    changed=st.sampled_from(list(RUN)).flatmap(
-        lambda name: st.fixed_dictionaries({name: damaged(RUN[name])})
-    ),
+    changed=st.sampled_from(list(RUN)).flatmap(lambda name: st.fixed_dictionaries({name: damaged(RUN[name])})),
 )
 @example(odd={}, changed={})
 def test_a_damaged_run_directory_is_read_or_refused(odd, changed):

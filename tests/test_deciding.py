@@ -34,8 +34,7 @@ def test_nothing_is_decided_on_a_few_pairs():
 
 
 @pytest.mark.parametrize(
-    ("centre", "expected"),
-    [(-0.5, Stop.CANNOT_WIN), (0.28, Stop.BEHIND), (0.35, None), (0.9, Stop.AHEAD)],
+    ("centre", "expected"), [(-0.5, Stop.CANNOT_WIN), (0.28, Stop.BEHIND), (0.35, None), (0.9, Stop.AHEAD)]
 )
 def test_a_candidate_is_told_from_the_leader_and_no_more(centre, expected):
     """Surely slower, surely faster, or probably slower: then its time is better spent elsewhere."""

@@ -66,13 +66,7 @@ def test_what_a_machine_does_not_show_marks_nothing():
 
 @pytest.mark.parametrize(
     ("cores", "foreign", "steal", "load"),
-    [
-        (None, 1.0, None, None),
-        (2, None, None, None),
-        (2, 0.5, 0.5, 0.5),
-        (2, None, 0.5, 0.25),
-        (2, 9.0, 0.0, 1.0),
-    ],
+    [(None, 1.0, None, None), (2, None, None, None), (2, 0.5, 0.5, 0.5), (2, None, 0.5, 0.25), (2, 9.0, 0.0, 1.0)],
 )
 def test_a_load_is_what_others_took_of_the_cores(cores, foreign, steal, load):
     """Other processes and other virtual machines, over all cores; unknown where either side of that is."""
@@ -133,9 +127,7 @@ def bursts(seed, *, every=8.0, longest=2.0):
 
 def confirmed(tmp_path, seed, *, load, pairs=6, **settings):
     """Fresh pairs of a configuration that is 1.5 times as fast, on a machine with this load."""
-    trials = simulated_trials(
-        SPEED, noise=0.03, instance_noise=0.005, foreign_load=load, seed=seed, **settings
-    )
+    trials = simulated_trials(SPEED, noise=0.03, instance_noise=0.005, foreign_load=load, seed=seed, **settings)
     fresh = Fresh(tmp_path, trials)
     fresh.measure(pairs, rounds=12)
     return fresh
@@ -160,8 +152,7 @@ def test_with_bursts_the_claim_is_narrower_and_still_covers(tmp_path, monkeypatc
 def test_bursts_that_do_not_show_leave_the_claim_covering(tmp_path):
     """Long bursts on a machine that shows no load are noise, and the truth stays inside."""
     found = [
-        confirmed(tmp_path, seed, load=bursts(seed, every=30.0, longest=6.0), load_shows=False)
-        for seed in range(16)
+        confirmed(tmp_path, seed, load=bursts(seed, every=30.0, longest=6.0), load_shows=False) for seed in range(16)
     ]
     intervals = [each.interval() for each in found]
     assert sum(each.low <= math.log(1.5) <= each.high for each in intervals) >= 15

@@ -10,13 +10,7 @@ from autotune.devices import looking, machine
 from autotune.devices.doctor import NOT_READ, Card, Level, Seen, examined, first_thing
 from autotune.devices.looking import look
 
-H100 = Card(
-    name="NVIDIA H100",
-    memory_bytes=80 << 30,
-    capability=(9, 0),
-    power_limit=700.0,
-    power_default=700.0,
-)
+H100 = Card(name="NVIDIA H100", memory_bytes=80 << 30, capability=(9, 0), power_limit=700.0, power_default=700.0)
 LIBRARIES = ("libcublas.so.12", "libcudart.so.12", "libcudnn.so.9")
 HEALTHY = Seen(
     tensorflow="2.21.0",
@@ -65,12 +59,7 @@ BROKEN = {
         "libcudnn.so.9; there is libcudnn.so.8",
         "and-cuda",
     ),
-    "hidden card": (
-        machine_with(cards=(), visible="-1"),
-        "STOPS",
-        "CUDA_VISIBLE_DEVICES='-1' hides",
-        "Unset",
-    ),
+    "hidden card": (machine_with(cards=(), visible="-1"), "STOPS", "CUDA_VISIBLE_DEVICES='-1' hides", "Unset"),
     "lost card": (machine_with(cards=()), "STOPS", "shows no GPU", "nvidia-smi"),
     "MIG without an instance": (with_card(mig=True), "STOPS", "MIG mode without an instance", "-mig 0"),
     "exclusive": (with_card(mode="exclusive", others=1), "STOPS", "exclusive mode", "-c DEFAULT"),
@@ -145,9 +134,7 @@ def seen_below(root):
         root,
         ask_build=lambda: ({"cuda_version": "12.5", "cudnn_version": "9"}, ""),
         ask_cards=lambda: ("580.65", (H100,)),
-        loader_cache=lambda: (
-            "\tlibcudart.so.12 (libc6,x86-64) => /usr/lib/libcudart.so.12\n\tlibm.so.6 => /x\n"
-        ),
+        loader_cache=lambda: "\tlibcudart.so.12 (libc6,x86-64) => /usr/lib/libcudart.so.12\n\tlibm.so.6 => /x\n",
         measure=False,
     )
 
@@ -173,10 +160,7 @@ def test_what_is_read_below_a_root(tmp_path):
 
 @pytest.mark.parametrize(
     "files",
-    [
-        {"cpu.max": "150000 100000"},
-        {"cpu__cpu.cfs_quota_us": "150000", "cpu__cpu.cfs_period_us": "100000"},
-    ],
+    [{"cpu.max": "150000 100000"}, {"cpu__cpu.cfs_quota_us": "150000", "cpu__cpu.cfs_period_us": "100000"}],
     ids=["version 2", "version 1"],
 )
 def test_a_containers_quota_is_seen_in_both_versions_of_control_groups(tmp_path, monkeypatch, files):

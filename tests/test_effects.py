@@ -71,9 +71,7 @@ def test_the_operations_of_profiled_trials_are_rows(run, tmp_path):
     empty = load_ops(run.path)
     assert empty.empty
     (record, *_) = run.read_trials()
-    operation = Operation(
-        name="dense/MatMul", kind="MatMul", on="host", count=20, self_seconds=0.01, share=0.8
-    )
+    operation = Operation(name="dense/MatMul", kind="MatMul", on="host", count=20, self_seconds=0.01, share=0.8)
     run.write_trial(record.model_copy(update={"profile": Profile(steps=20, operations=(operation,))}))
     try:
         (row,) = load_ops(run.path).to_dict("records")
@@ -102,9 +100,7 @@ def test_the_study_agrees_with_the_history_row_by_row(run):
     ours = history[(history["phase"] == "search") & (history["outcome"] == "ok")]
     told = study[study["state"] == "COMPLETE"]
     assert len(told) == len(ours) + 1  # and the baseline
-    assert sorted(told["value_speedup"].round(6))[1:] == pytest.approx(
-        sorted(ours["speedup"].round(6)), rel=0.2
-    )
+    assert sorted(told["value_speedup"].round(6))[1:] == pytest.approx(sorted(ours["speedup"].round(6)), rel=0.2)
     for knob in ("batch_size", "steps_per_execution"):
         assert sorted(told[f"params_{knob}"]) == sorted([*ours[knob], history[knob][0]])
 

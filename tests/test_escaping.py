@@ -50,9 +50,7 @@ PIECES = st.sampled_from(
     ]
 )
 STRINGS = st.one_of(st.lists(PIECES, max_size=6).map("".join), st.text(max_size=20))
-NAMES = STRINGS.map(lambda text: text.replace("\0", "").replace("/", "")).filter(
-    lambda text: text.strip(". \n")
-)
+NAMES = STRINGS.map(lambda text: text.replace("\0", "").replace("/", "")).filter(lambda text: text.strip(". \n"))
 NASTY = "[red]n\x1b[31m\n\u202e[/red].x"
 SHOWN = r"[red]n\x1b[31m \u202e[/red].x"
 
@@ -60,12 +58,7 @@ SHOWN = r"[red]n\x1b[31m \u202e[/red].x"
 def screen(terminal=False):
     """A console that writes into memory."""
     return Console(
-        file=io.StringIO(),
-        width=2000,
-        force_terminal=terminal,
-        color_system=None,
-        highlight=False,
-        emoji=True,
+        file=io.StringIO(), width=2000, force_terminal=terminal, color_system=None, highlight=False, emoji=True
     )
 
 
@@ -156,9 +149,7 @@ def test_progress_draws_a_line_for_each_event_whatever_it_speaks_of(text):
                 progress(event)
 
     assert len(printed(draw).split("\n")) == len(events)  # one of them has no line, and the last line an end
-    output = screen(
-        terminal=True
-    )  # there the status block is redrawn, by escape sequences that set no colours
+    output = screen(terminal=True)  # there the status block is redrawn, by escape sequences that set no colours
     draw(output)
     assert not re.search("\x1b\\[[0-9;]*m|\x1b[^\\[]|[\x80-\x9f\u202e]", output.file.getvalue())
 
@@ -243,9 +234,7 @@ def test_markup_and_escapes_are_shown_as_they_are_written(tmp_path, written, tex
     shown = console.clean(text)
     assert printed(lambda output: console.show_comparison(compare_runs(tmp_path), output)).count(shown) == 3
     assert shown in printed(lambda output: console.show_history(load_history(tmp_path), output))
-    assert shown in printed(
-        lambda output: console.show_recipe(recipe_with(written, text), Path(text), output)
-    )
+    assert shown in printed(lambda output: console.show_recipe(recipe_with(written, text), Path(text), output))
 
 
 # --------------------------------------------------------------------------------------- the command line
@@ -269,12 +258,7 @@ def test_files_with_such_names_are_read_and_shown(capsys, tmp_path, written, nam
     folder = tmp_path / name
     write_run(folder, NASTY)
     (folder / "recipe.json").write_text(written)
-    for command in (
-        ["show", folder],
-        ["show", folder / "recipe.json"],
-        ["history", folder],
-        ["compare", folder],
-    ):
+    for command in (["show", folder], ["show", folder / "recipe.json"], ["history", folder], ["compare", folder]):
         assert cli.main([str(each) for each in command]) == 0
     assert cli.main(["history", str(folder), "--csv", str(folder / "table.csv")]) == 0
     captured = capsys.readouterr()
@@ -315,8 +299,6 @@ def test_a_workload_whose_path_cannot_be_written_down_is_refused(capsys, tmp_pat
 
 def test_the_name_of_a_search_space_stands_in_run_json_whatever_it_is(tmp_path):
     """A search space may be called anything; JSON gets what of it is text."""
-    record = RunRecord(
-        run="r", started_at="t", machine=MACHINE, arguments={"space": "\udcff.toml", "seed": 1}
-    )
+    record = RunRecord(run="r", started_at="t", machine=MACHINE, arguments={"space": "\udcff.toml", "seed": 1})
     assert record.arguments == {"space": r"\udcff.toml", "seed": 1}
     assert RunRecord.model_validate_json(record.model_dump_json()) == record

@@ -9,14 +9,7 @@ FAILED = BASELINE.replace(batch_size=256, prefetch=2)
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"batch_size": 512},
-        {"prefetch": 4},
-        {"batch_size": 1024, "prefetch": 16},
-        {"intra_op_threads": 1},
-    ],
+    "changes", [{}, {"batch_size": 512}, {"prefetch": 4}, {"batch_size": 1024, "prefetch": 16}, {"intra_op_threads": 1}]
 )
 def test_what_needs_as_much_or_more_is_known_to_fail(changes):
     """A larger batch, a deeper prefetch, the same with other threads: all run out of memory as well."""

@@ -195,9 +195,7 @@ def test_pipes_and_devices_are_not_read(tmp_path):
             read_at_most(file, 10)
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"), [("", errno.EISDIR), ("missing", errno.ENOENT), ("loop", errno.ELOOP)]
-)
+@pytest.mark.parametrize(("name", "reason"), [("", errno.EISDIR), ("missing", errno.ENOENT), ("loop", errno.ELOOP)])
 def test_what_cannot_be_read_is_told_apart(tmp_path, name, reason):
     """Directories, missing files and links that lead to themselves keep their reasons."""
     (tmp_path / "loop").symlink_to("loop")

@@ -183,9 +183,7 @@ def test_only_the_gpus_that_cuda_shows_count(monkeypatch, nvml, visible, shown):
     assert names() == shown
 
 
-LARGER, SMALLER, SECOND = (
-    f"NVIDIA H100 80GB HBM3 MIG {each}" for each in ("3g.40gb", "1g.10gb", "1c.3g.40gb")
-)
+LARGER, SMALLER, SECOND = (f"NVIDIA H100 80GB HBM3 MIG {each}" for each in ("3g.40gb", "1g.10gb", "1c.3g.40gb"))
 
 
 @pytest.mark.parametrize(
@@ -216,13 +214,7 @@ def test_of_a_divided_gpu_the_instances_count(monkeypatch, nvml, visible, older,
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "nvmlDeviceGetMaxMigDeviceCount",
-        "nvmlDeviceGetUUID",
-        "nvmlDeviceGetMigMode",
-        "nvmlDeviceGetMemoryInfo",
-    ],
+    "name", ["nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetUUID", "nvmlDeviceGetMigMode", "nvmlDeviceGetMemoryInfo"]
 )
 def test_a_hidden_gpu_that_fails_hides_no_other(monkeypatch, nvml, name):
     """Indices need no UUIDs, and a GPU that CUDA does not show may be broken."""

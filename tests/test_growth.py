@@ -20,10 +20,7 @@ def samples(per_example, *, count=40, examples=2000, noise=0.0, settling=0.0, se
     return [
         (
             float(n * examples),
-            500 * MIB
-            + per_example * n * examples
-            + settling * (1 - math.exp(-n / 3))
-            + drawn.gauss(0, noise) * MIB,
+            500 * MIB + per_example * n * examples + settling * (1 - math.exp(-n / 3)) + drawn.gauss(0, noise) * MIB,
         )
         for n in range(1, count + 1)
     ]
@@ -32,9 +29,7 @@ def samples(per_example, *, count=40, examples=2000, noise=0.0, settling=0.0, se
 def check(own, baseline=None, limit=LIMIT):
     """The rule, for a process that holds 500 MiB and trains 4,000 examples a second; the baseline's memory stays."""
     baseline = [samples(0.0)] if baseline is None else baseline
-    return memory_growth(
-        own, baseline, of=HOST, examples_per_second=PACE, held_bytes=500 * MIB, limit_bytes=limit
-    )
+    return memory_growth(own, baseline, of=HOST, examples_per_second=PACE, held_bytes=500 * MIB, limit_bytes=limit)
 
 
 def test_a_leak_is_refused_with_the_hours_until_memory_is_full():
@@ -108,19 +103,11 @@ TRANSFORMER = [
 def test_one_step_up_in_each_process_is_no_leak():
     """As recorded of a transformer under XLA: each process held more once an epoch's smaller last batch had come."""
     processes = [
-        [
-            (first + (last - first) * n / (low + high - 1), (level if n < low else more) * MIB)
-            for n in range(low + high)
-        ]
+        [(first + (last - first) * n / (low + high - 1), (level if n < low else more) * MIB) for n in range(low + high)]
         for first, last, low, level, high, more in TRANSFORMER
     ]
     found = memory_growth(
-        processes,
-        [samples(0.0)],
-        of=HOST,
-        examples_per_second=600.0,
-        held_bytes=640 * MIB,
-        limit_bytes=LIMIT,
+        processes, [samples(0.0)], of=HOST, examples_per_second=600.0, held_bytes=640 * MIB, limit_bytes=LIMIT
     )
     assert found.passed, found.detail
 
@@ -162,11 +149,7 @@ def test_too_few_slices_say_nothing():
     assert "too little" in found.detail
 
 
-@given(
-    st.floats(0, 1e5),
-    st.integers(FEWEST_SLICES, 60),
-    st.integers(1, 4),
-)
+@given(st.floats(0, 1e5), st.integers(FEWEST_SLICES, 60), st.integers(1, 4))
 def test_the_slope_of_an_exact_line_is_found(per_example, count, processes):
     """Whatever the number of slices and processes."""
     pace, examples = growth([samples(per_example, count=count, seed=n) for n in range(processes)])

@@ -107,9 +107,7 @@ MACHINE = Machine(
     cuda=None,
     cudnn=None,
 )
-WORKLOAD = WorkloadRecord(
-    name="digits", reference="digits.py:workload", fingerprint="sha256:aa", batch_size=32
-)
+WORKLOAD = WorkloadRecord(name="digits", reference="digits.py:workload", fingerprint="sha256:aa", batch_size=32)
 BASELINE = {
     "batch_size": 32,
     "precision": "float32",
@@ -148,9 +146,7 @@ def a_slice(seconds):
 def a_trial(number, phase=Phase.SEARCH, outcome=Outcome.OK, configuration=FASTER, **figures):
     """A trial's record with no figures but those given."""
     moment = {"started_at": "2026-11-20T19:10:01.250+00:00", "seconds": 3.5}
-    return TrialRecord(
-        trial=number, phase=phase, outcome=outcome, configuration=configuration, **{**moment, **figures}
-    )
+    return TrialRecord(trial=number, phase=phase, outcome=outcome, configuration=configuration, **{**moment, **figures})
 
 
 FULL = {
@@ -172,9 +168,7 @@ FULL = {
     "pairs": (Pair(baseline_first=True, baseline=a_slice(7.0), candidate=a_slice(0.5)),),
     "slices": (a_slice(0.25),),
 }
-BASELINE_TRIAL = a_trial(
-    0, Phase.BASELINE, configuration=BASELINE, throughput=interval(1000.0), slices=(a_slice(2.0),)
-)
+BASELINE_TRIAL = a_trial(0, Phase.BASELINE, configuration=BASELINE, throughput=interval(1000.0), slices=(a_slice(2.0),))
 TRIALS = (
     BASELINE_TRIAL,
     a_trial(1, **FULL),
@@ -229,13 +223,7 @@ def a_recipe(verdict=Verdict.FASTER, speedup=(1.84, 1.79, 1.90), configuration=N
             input_wait_fraction=None,
             stability=Stability(checks=(), not_checked=()),
             confirmation=Confirmation(
-                processes=4,
-                pairs=16,
-                leaders=1,
-                looks=(4, 8, 12),
-                confidence=0.99,
-                pairing="alternating",
-                trials=(4,),
+                processes=4, pairs=16, leaders=1, looks=(4, 8, 12), confidence=0.99, pairing="alternating", trials=(4,)
             ),
         ),
         learning_rate=None,
@@ -387,10 +375,7 @@ def test_rows_go_by_trial_number_beyond_four_digits(tmp_path):
 
 def test_times_of_other_zones_are_turned_to_utc(tmp_path):
     """`started_at` is in UTC, whatever zone the file names; without a zone it is UTC already."""
-    trials = [
-        a_trial(0, started_at="2026-11-20T19:10:00+02:00"),
-        a_trial(1, started_at="2026-11-20T17:10:00"),
-    ]
+    trials = [a_trial(0, started_at="2026-11-20T19:10:00+02:00"), a_trial(1, started_at="2026-11-20T17:10:00")]
     frame = load_history(a_run(tmp_path / "run", trials))
     assert (frame["started_at"] == pd.Timestamp("2026-11-20T17:10:00Z")).all()
 
@@ -581,10 +566,7 @@ def with_changes(run, **changes):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        (
-            {"configuration": {"batch_size": 1, "warp": 9}},
-            ": configuration: there is no knob called 'warp'",
-        ),
+        ({"configuration": {"batch_size": 1, "warp": 9}}, ": configuration: there is no knob called 'warp'"),
         ({"configuration": {"batch_size": "big"}}, ": configuration: batch_size cannot be 'big'"),
         ({"started_at": "yesterday"}, " is damaged: started_at: 'yesterday' is not a time"),
         (
@@ -642,9 +624,7 @@ def test_csv_reads_back_as_the_same_table(run, tmp_path):
     path = tmp_path / "history.csv"
     write_csv(frame, path)
     dtypes = {name: dtype for name, dtype in columns().items() if name != "started_at"}  # as in the docstring
-    back = pd.read_csv(path, dtype=dtypes, parse_dates=["started_at"], **AS_IN_THE_DOCSTRING).astype(
-        columns()
-    )
+    back = pd.read_csv(path, dtype=dtypes, parse_dates=["started_at"], **AS_IN_THE_DOCSTRING).astype(columns())
     pd.testing.assert_frame_equal(back, frame)
 
 
@@ -944,19 +924,10 @@ def test_versions_that_do_not_change_speed_leave_runs_comparable(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        (
-            {"machine": MACHINE.model_copy(update={"cores": 4})},
-            "another machine (cores: measured on 2, here 4)",
-        ),
+        ({"machine": MACHINE.model_copy(update={"cores": 4})}, "another machine (cores: measured on 2, here 4)"),
         ({"workload": None}, "the workload of one of the runs is not known"),
-        (
-            {"workload": WORKLOAD.model_copy(update={"name": "images"})},
-            "another workload (images, not digits)",
-        ),
-        (
-            {"workload": WORKLOAD.model_copy(update={"fingerprint": "sha256:bb"})},
-            "the workload's code has changed",
-        ),
+        ({"workload": WORKLOAD.model_copy(update={"name": "images"})}, "another workload (images, not digits)"),
+        ({"workload": WORKLOAD.model_copy(update={"fingerprint": "sha256:bb"})}, "the workload's code has changed"),
         ({"baseline": {**BASELINE, "batch_size": 64}}, "another baseline"),
         (
             {"machine": MACHINE.model_copy(update={"cores": 4}), "workload": None},

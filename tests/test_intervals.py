@@ -82,9 +82,7 @@ def test_the_mean_interval_covers_as_it_says():
 def test_four_instances_cover_at_least_as_they_say(between, pairs):
     """Whether processes differ or not, at least 93% of the intervals over four instances hold the truth."""
     rng = random.Random(2)
-    intervals = [
-        instance_interval(measured(rng, instances=4, pairs=pairs, between=between)) for _ in range(WORLDS)
-    ]
+    intervals = [instance_interval(measured(rng, instances=4, pairs=pairs, between=between)) for _ in range(WORLDS)]
     assert share_covered(intervals) >= 0.93
 
 
@@ -178,9 +176,7 @@ def test_with_the_spread_of_other_trials_few_values_cover_as_they_say(pairs):
     """Borrowed from trials that scatter alike, the spread makes intervals that hold the truth as often as they say."""
     rng = random.Random(3)
     others = Spread(deviation=NOISE, degrees=50)
-    found = [
-        mean_interval([rng.gauss(0.3, NOISE) for _ in range(pairs)], others=others) for _ in range(WORLDS)
-    ]
+    found = [mean_interval([rng.gauss(0.3, NOISE) for _ in range(pairs)], others=others) for _ in range(WORLDS)]
     assert 0.94 <= share_covered(found) <= 0.98
 
 
@@ -218,8 +214,5 @@ def test_what_is_written_is_the_ratio_of_what_is_computed(value, below, above):
 def test_few_instances_cover_as_they_say(instances, pairs, between):
     """Two or three instances that differ: at least 93% of the intervals hold the truth."""
     rng = random.Random(2)
-    found = [
-        instance_interval(measured(rng, instances=instances, pairs=pairs, between=between))
-        for _ in range(WORLDS)
-    ]
+    found = [instance_interval(measured(rng, instances=instances, pairs=pairs, between=between)) for _ in range(WORLDS)]
     assert share_covered(found) >= 0.93

@@ -16,9 +16,7 @@ def test_what_tensorflow_does_by_default_is_a_value_the_knob_can_take(name):
 
 def test_only_the_workload_can_say_the_batch_size():
     """The batch size is the one knob without a default."""
-    assert [each.name for each in KNOBS.values() if each.default is None and not each.of_workload] == [
-        "batch_size"
-    ]
+    assert [each.name for each in KNOBS.values() if each.default is None and not each.of_workload] == ["batch_size"]
 
 
 def test_a_range_of_integers_holds_both_its_ends():
@@ -89,13 +87,7 @@ def test_nearest_offers_one_known_name():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("batch_size", 1),
-        ("batch_size", 1 << 20),
-        ("jit_compile", True),
-        ("jit_compile", "auto"),
-        ("prefetch", 0),
-    ],
+    [("batch_size", 1), ("batch_size", 1 << 20), ("jit_compile", True), ("jit_compile", "auto"), ("prefetch", 0)],
 )
 def test_a_good_value_comes_back_as_it_is(name, value):
     """Checking a value that the knob can take changes neither value nor type."""

@@ -14,13 +14,7 @@ from hypothesis import strategies as st
 from autotune.errors import ArgumentError, WorkloadError
 from autotune.tuning.tune import tune
 from autotune.workloads import loading
-from autotune.workloads.loading import (
-    facts_of,
-    load,
-    parse_reference,
-    reference_of,
-    refuse_while_loading,
-)
+from autotune.workloads.loading import facts_of, load, parse_reference, reference_of, refuse_while_loading
 from autotune.workloads.users_errors import users_traceback
 from autotune.workloads.workload import Workload, WorkloadReference
 
@@ -223,10 +217,7 @@ def test_a_modules_variable_is_found_by_module_and_name(monkeypatch):
     monkeypatch.setattr(sys, "path", ["/somewhere", ""])
     monkeypatch.setattr(sys, "argv", ["program.py", "--width", "512"])
     assert reference_of(workload) == WorkloadReference(
-        module="jobs.train",
-        name="small",
-        search_path=("/somewhere", str(Path.cwd())),
-        args=("--width", "512"),
+        module="jobs.train", name="small", search_path=("/somewhere", str(Path.cwd())), args=("--width", "512")
     )
 
 
@@ -336,9 +327,7 @@ def test_a_file_finds_its_neighbours(tmp_path):
 
 def test_a_file_finds_itself_while_it_is_loaded(tmp_path):
     """Code that looks its own module up, as decorators do, finds it."""
-    file = write(
-        tmp_path / "train.py", GOOD + "import sys\nassert sys.modules[__name__].workload is workload\n"
-    )
+    file = write(tmp_path / "train.py", GOOD + "import sys\nassert sys.modules[__name__].workload is workload\n")
     assert load(reference_to(file)).batch_size == 32
 
 
@@ -407,9 +396,7 @@ def test_a_missing_tensorflow_is_said_with_how_to_install_it(tmp_path, monkeypat
 
 def test_a_run_without_tensorflow_ends_with_that_sentence_and_leaves_nothing(directory, monkeypatch):
     """`autotune tune` in an environment without TensorFlow."""
-    hidden = write(
-        directory / "hidden" / "sitecustomize.py", "import sys\nsys.modules['tensorflow'] = None\n"
-    )
+    hidden = write(directory / "hidden" / "sitecustomize.py", "import sys\nsys.modules['tensorflow'] = None\n")
     monkeypatch.setenv("PYTHONPATH", str(hidden.parent))
     write(directory / "train.py", "import tensorflow\n" + GOOD)
     error = refusal(lambda: tune("train.py", budget=60, out="run"))
@@ -422,9 +409,7 @@ def test_a_module_that_the_users_file_misses_is_the_files_error(tmp_path, as_mod
     """It is not the workload's module that is missing, and the traceback shows the line."""
     file = write(tmp_path / "job_for_this_test.py", "import nowhere_to_be_found\n" + GOOD)
     reference = (
-        WorkloadReference(module="job_for_this_test", search_path=(str(tmp_path),))
-        if as_module
-        else reference_to(file)
+        WorkloadReference(module="job_for_this_test", search_path=(str(tmp_path),)) if as_module else reference_to(file)
     )
     error = refusal(load, reference)
     assert "raised ModuleNotFoundError: No module named 'nowhere_to_be_found'" in error.message
@@ -455,9 +440,7 @@ def test_a_file_that_raises_is_answered_with_the_users_own_frames(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    "statement", ["raise SystemExit(3)", "raise KeyboardInterrupt", "import sys; sys.exit()"]
-)
+@pytest.mark.parametrize("statement", ["raise SystemExit(3)", "raise KeyboardInterrupt", "import sys; sys.exit()"])
 def test_a_file_that_ends_the_process_is_an_error_too(tmp_path, statement):
     """Importing must not end the template."""
     error = refusal(load, reference_to(write(tmp_path / "train.py", statement)))
@@ -469,9 +452,7 @@ def test_a_missing_variable_is_answered_with_the_nearest(tmp_path):
     file = write(tmp_path / "train.py", "_workload = 1\nglobals()['workloads'] = 1")
     error = refusal(load, reference_to(file))
     assert error.message == f"{file}: no 'workload' in it"
-    assert error.hint.startswith(
-        "Did you mean 'workloads'? Write `workload = autotune.Workload(…)` at the top level"
-    )
+    assert error.hint.startswith("Did you mean 'workloads'? Write `workload = autotune.Workload(…)` at the top level")
     assert error.hint.endswith(f"{file}:NAME.")
 
 
@@ -578,11 +559,7 @@ def test_the_facts_are_what_the_tuner_needs_to_know(tmp_path):
     """Batch size, baseline, and what dataset and validation look like."""
     file = write(tmp_path / "train.py", GOOD)
     workload = a_workload(
-        baseline={"prefetch": 2},
-        dataset=lambda config: None,
-        validation=nothing,
-        batched=True,
-        drop_remainder=True,
+        baseline={"prefetch": 2}, dataset=lambda config: None, validation=nothing, batched=True, drop_remainder=True
     )
     facts = facts_of(workload, reference_to(file))
     assert (facts.batch_size, facts.baseline) == (32, {"prefetch": 2})
@@ -602,9 +579,7 @@ def test_the_facts_are_what_the_tuner_needs_to_know(tmp_path):
         ("jobs/__main__.py", "workload", None, "jobs"),
     ],
 )
-def test_a_workload_is_called_by_its_own_name_its_variable_or_its_file(
-    tmp_path, file, variable, own, expected
-):
+def test_a_workload_is_called_by_its_own_name_its_variable_or_its_file(tmp_path, file, variable, own, expected):
     """The usual variable's name says nothing, nor do the names of a package's own files."""
     path = write(tmp_path / file, GOOD)
     assert facts_of(a_workload(name=own), reference_to(path, variable)).name == expected

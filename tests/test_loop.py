@@ -45,10 +45,7 @@ ONE = space(jit_compile=[False, True])
 TWO = space(jit_compile=[False, True], batch_size=[32, 64])
 PRECISION = space(precision=["float32", "mixed_bfloat16"])
 WIDE = space(
-    jit_compile=[False, True],
-    prefetch=[0, 2, 8, "autotune"],
-    num_parallel_calls=[0, 2, 4, 8],
-    data_threads=[0, 4, 16],
+    jit_compile=[False, True], prefetch=[0, 2, 8, "autotune"], num_parallel_calls=[0, 2, 4, 8], data_threads=[0, 4, 16]
 )
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2)
 
@@ -96,9 +93,7 @@ def test_a_claim_is_of_fresh_processes_and_of_nothing_that_the_search_saw(tmp_pa
 def test_luck_of_the_search_is_not_recommended(tmp_path):
     """Of what is as fast as the baseline in fresh processes nothing is claimed."""
     watcher = Watcher()
-    trials = simulated_trials(
-        lambda each: 4000.0 if each != FAST or in_confirmation(watcher) else 8000.0, noise=0.02
-    )
+    trials = simulated_trials(lambda each: 4000.0 if each != FAST or in_confirmation(watcher) else 8000.0, noise=0.02)
     recipe, records, _ = run(tmp_path, trials, observe=watcher)
     assert recipe.evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN
     assert recipe.configuration == recipe.baseline
@@ -190,9 +185,7 @@ def is_confirming(event):
 # ------------------------------------------------------------------------------------------------- failures
 
 
-@pytest.mark.parametrize(
-    "outcome", [Outcome.CRASHED, Outcome.OOM, Outcome.NONFINITE, Outcome.TIMEOUT], ids=str
-)
+@pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.OOM, Outcome.NONFINITE, Outcome.TIMEOUT], ids=str)
 def test_a_leader_that_fails_in_fresh_processes_makes_way_for_the_next(tmp_path, outcome):
     """What is fast but does not start again is worth nothing; its record says how it failed."""
     watcher = Watcher()
@@ -232,9 +225,7 @@ def test_a_baseline_that_keeps_failing_leaves_nothing_to_claim(tmp_path, what):
             if what == "no device":
                 trials.gpus = ()
             else:
-                trials.failure = lambda each: (
-                    TrialFailed(Outcome.CRASHED, "as planned") if is_baseline(each) else None
-                )
+                trials.failure = lambda each: TrialFailed(Outcome.CRASHED, "as planned") if is_baseline(each) else None
 
     watcher.react = fail
     recipe, records, _ = run(tmp_path, trials, observe=watcher, space=device)
@@ -330,9 +321,7 @@ def test_the_next_one_is_confirmed_after_one_that_broke_a_rule(tmp_path):
         patch.setattr("simulated_runs.LIMITS", tight)
         recipe = tune_simulated(trials, directory, space=TWO, budget=600.0)
     assert recipe.changes == {"jit_compile": True}
-    refused = [
-        each for each in RunDirectory(directory.path).read_trials() if each.outcome is Outcome.UNSTABLE
-    ]
+    refused = [each for each in RunDirectory(directory.path).read_trials() if each.outcome is Outcome.UNSTABLE]
     assert refused
     assert {each.configuration["batch_size"] for each in refused} == {64}
     assert all("host_memory" in each.reason for each in refused)
@@ -532,9 +521,7 @@ def test_without_a_budget_the_run_ends_when_it_is_settled(tmp_path):
     clocks = []
     for keeps_budget in (False, True):
         trials = simulated_trials(faster_by(jit_compile=1.5), noise=0.02)
-        recipe, *_ = run(
-            tmp_path / str(keeps_budget), trials, space=WIDE, budget=600.0, keeps_budget=keeps_budget
-        )
+        recipe, *_ = run(tmp_path / str(keeps_budget), trials, space=WIDE, budget=600.0, keeps_budget=keeps_budget)
         assert recipe.evidence.verdict is Verdict.FASTER
         clocks.append(trials.clock())
     assert recipe.evidence.ended_by is not EndedBy.SETTLED
@@ -600,9 +587,7 @@ def test_a_leader_that_failed_in_its_first_fresh_process_is_not_confirmed_again_
     fails = lambda each: in_confirmation(watcher) and each["jit_compile"]  # noqa: E731  # a word
     machines = [simulated_trials(SPEED, noise=0.02, seed=seed) for seed in (0, 1)]
     for each in machines:
-        each.failure = lambda configuration: (
-            TrialFailed(Outcome.CRASHED, "late") if fails(configuration) else None
-        )
+        each.failure = lambda configuration: TrialFailed(Outcome.CRASHED, "late") if fails(configuration) else None
     with on_disk(tmp_path / "run", DirectoryWithoutStudy) as directory:
         tune_simulated(machines[0], directory, space=TWO, budget=60.0, observe=watcher)
     go_on(machines[1], tmp_path / "run", space=TWO, budget=100.0, observe=watcher)

@@ -225,10 +225,7 @@ def test_another_build_of_tensorflow_has_its_version(monkeypatch):
 @pytest.mark.parametrize(
     ("cpuinfo", "name"),
     [
-        (
-            "processor : 0\nmodel name\t: Intel(R)  Xeon(R)\nflags: x\nmodel name\t: other\n",
-            "Intel(R) Xeon(R)",
-        ),
+        ("processor : 0\nmodel name\t: Intel(R)  Xeon(R)\nflags: x\nmodel name\t: other\n", "Intel(R) Xeon(R)"),
         ("processor : 0\nmodel name\t:\n", os.uname().machine),
         ("processor : 0\nCPU implementer : 0x41\n", os.uname().machine),
     ],
@@ -257,9 +254,7 @@ def test_a_machine_survives_a_round_trip_through_json():
     assert read.id == MEASURED_ON.id
 
 
-@pytest.mark.parametrize(
-    "damage", [{"cores": 0}, {"memory_bytes": -1}, {"gpus": [{"name": "x"}]}, {"colour": "red"}]
-)
+@pytest.mark.parametrize("damage", [{"cores": 0}, {"memory_bytes": -1}, {"gpus": [{"name": "x"}]}, {"colour": "red"}])
 def test_a_damaged_machine_is_refused(damage):
     """Impossible values, missing fields and unknown fields do not pass."""
     with pytest.raises(ValidationError):
@@ -323,19 +318,13 @@ def test_the_id_stays_when_only_the_telling_changes(change):
         ({"memory_bytes": 7 * GIB}, "memory: measured on 128.00 GiB, here 7.00 GiB"),
         ({"gpus": (), "driver": None, "cuda": None}, "GPU: measured on NVIDIA H200, here none"),
         ({"gpus": (H200, H200)}, "GPU: measured on NVIDIA H200, here 2 × NVIDIA H200"),
-        (
-            {"gpus": (L4, L4, H200), "driver": "1"},
-            "GPU: measured on NVIDIA H200, here 2 × NVIDIA L4, NVIDIA H200",
-        ),
+        ({"gpus": (L4, L4, H200), "driver": "1"}, "GPU: measured on NVIDIA H200, here 2 × NVIDIA L4, NVIDIA H200"),
         (
             {"gpus": (H200.model_copy(update={"memory_bytes": 70 * GIB}),)},
             "GPU memory: measured on 140.40 GiB, here 70.00 GiB",
         ),
         ({"driver": "570.86.10"}, "NVIDIA driver: measured on 580.95.05, here 570.86.10"),
-        (
-            {"packages": MEASURED_ON.packages | {"tensorflow": "2.21.1"}},
-            "TensorFlow: measured on 2.21.0, here 2.21.1",
-        ),
+        ({"packages": MEASURED_ON.packages | {"tensorflow": "2.21.1"}}, "TensorFlow: measured on 2.21.0, here 2.21.1"),
         ({"packages": MEASURED_ON.packages | {"keras": "3.16.0"}}, "Keras: measured on 3.15.1, here 3.16.0"),
         ({"python": "3.13.1"}, "Python: measured on 3.12, here 3.13"),
     ],

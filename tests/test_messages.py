@@ -52,12 +52,7 @@ EVERY_MESSAGE = [
         log="/tmp/log.txt",
         timing=TIMING,
         losses=messages.LossRuns(
-            folder="/tmp/batches",
-            recorded_batch_size=1,
-            scales=(1.0, 2.5),
-            seeds=(0, 7),
-            most_steps=200,
-            seconds=1.5,
+            folder="/tmp/batches", recorded_batch_size=1, scales=(1.0, 2.5), seeds=(0, 7), most_steps=200, seconds=1.5
         ),
     ),
     messages.LossCurves(curves=((2.5, 1.25, None), (2.0, 1.0, 0.5)), gpus=("NVIDIA H200",)),
@@ -241,10 +236,7 @@ def test_the_end_of_a_socket_arrives_after_its_message(pair):
 
 @pytest.mark.parametrize(
     ("place", "shown"),
-    [
-        ({"file": "/home/me/train.py"}, "/home/me/train.py:workload"),
-        ({"module": "a.b", "name": "w"}, "a.b:w"),
-    ],
+    [({"file": "/home/me/train.py"}, "/home/me/train.py:workload"), ({"module": "a.b", "name": "w"}, "a.b:w")],
 )
 def test_a_workloads_reference_reads_as_the_user_writes_it(place, shown):
     """File or module, a colon, and the name."""
@@ -385,9 +377,7 @@ def test_whatever_bytes_come_they_are_messages_or_one_of_two_errors(sent, rest):
     """Messages arrive as they were sent; other bytes raise nothing but the two errors, nor pass as something else."""
     received, end = everything_received(b"".join(map(encoded, sent)) + rest)
     assert received == sent
-    assert isinstance(
-        end, (ProtocolError, ChannelClosed) if rest else ChannelClosed
-    )  # cut in a frame: closed
+    assert isinstance(end, (ProtocolError, ChannelClosed) if rest else ChannelClosed)  # cut in a frame: closed
 
 
 @settings(deadline=None)

@@ -59,15 +59,9 @@ def layout():
 def tensorflow(monkeypatch):
     """What TensorFlow would be told: the options of its optimizer, in a dict."""
     options = {}
-    optimizer = SimpleNamespace(
-        set_experimental_options=options.update, get_experimental_options=lambda: options
-    )
+    optimizer = SimpleNamespace(set_experimental_options=options.update, get_experimental_options=lambda: options)
     config = SimpleNamespace(optimizer=optimizer, list_physical_devices=lambda kind: [])
-    kinds = {
-        "data": SimpleNamespace(Dataset=SimpleNamespace),
-        "Variable": SimpleNamespace,
-        "Tensor": SimpleNamespace,
-    }
+    kinds = {"data": SimpleNamespace(Dataset=SimpleNamespace), "Variable": SimpleNamespace, "Tensor": SimpleNamespace}
     monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=config, **kinds))
     return options
 
@@ -88,9 +82,7 @@ def test_the_search_varies_it_and_tries_its_probe(layout):
     """It is in the baseline with its default, in the space with its choices, and its probe comes in its place."""
     assert baseline()["layout_optimizer"] is True
     assert space().choices["layout_optimizer"] == (True, False)
-    found = [
-        each.differences(baseline()) for each in neighbours(baseline(), {baseline()}, space(), waits=False)
-    ]
+    found = [each.differences(baseline()) for each in neighbours(baseline(), {baseline()}, space(), waits=False)]
     assert {"layout_optimizer": False} in found[:3]
 
 

@@ -251,10 +251,7 @@ def unstable(number, gain):
             a_state(*SLOWER, FAST, leaders=(a_leader(9, standing=NOT_SHOWN, low=-0.02, high=0.05),)),
             Verdict.NO_SIGNIFICANT_GAIN,
         ),
-        (
-            a_state(*SLOWER, FAST, leaders=(a_leader(9, standing=NOT_SHOWN, low=-0.2, high=0.5),)),
-            Verdict.UNDECIDED,
-        ),
+        (a_state(*SLOWER, FAST, leaders=(a_leader(9, standing=NOT_SHOWN, low=-0.2, high=0.5),)), Verdict.UNDECIDED),
     ],
 )
 def test_what_a_run_comes_to(state, expected):
@@ -369,9 +366,7 @@ def test_an_undecided_run_can_go_on_in_the_time_that_is_named(state):
 
 def after(state, action, draw):
     """A state in which the action has been done, with answers that are drawn."""
-    state = dataclasses.replace(
-        state, left=state.left - 0.5 - draw(st.floats(0.0, 1.2)) * cost(state, action)
-    )
+    state = dataclasses.replace(state, left=state.left - 0.5 - draw(st.floats(0.0, 1.2)) * cost(state, action))
     match action:
         case TryAnother() if draw(st.integers(0, 20)) == 0:
             return dataclasses.replace(state, more_candidates=False, exhausted=True)

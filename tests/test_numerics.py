@@ -56,9 +56,7 @@ def test_the_limit_is_how_far_two_trainings_may_end_apart():
     """Student's t for five seeds, times their deviation, times the root of two: both trainings have a share in it."""
     ends = (1.0, 1.1, 1.2, 1.3, 1.4)
     reference = [[9.0] * 20 + [end] * 10 for end in ends]
-    assert parity(reference, reference[0]).limit == pytest.approx(
-        2.776445 * statistics.stdev(ends) * math.sqrt(2)
-    )
+    assert parity(reference, reference[0]).limit == pytest.approx(2.776445 * statistics.stdev(ends) * math.sqrt(2))
 
 
 def test_seeds_that_make_no_difference_leave_some_tolerance():

@@ -47,14 +47,7 @@ def test_what_cannot_be_used_is_named(name, value):
 def test_usual_options_are_taken():
     """The defaults, and numbers within bounds."""
     assert Options(budget=60.0).budget == 60.0
-    given = {
-        "budget": 60,
-        "trials": 3,
-        "trial_timeout": 10,
-        "seed": 2**32 - 1,
-        "min_gain": 0,
-        "pairing": "bracketed",
-    }
+    given = {"budget": 60, "trials": 3, "trial_timeout": 10, "seed": 2**32 - 1, "min_gain": 0, "pairing": "bracketed"}
     taken = Options(**given)
     assert {name: getattr(taken, name) for name in given} == given
 

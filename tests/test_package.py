@@ -57,9 +57,7 @@ def test_importing_a_public_name_loads_no_tensorflow_and_no_pandas(name):
         "loaded = {'tensorflow', 'keras', 'pandas'} & set(sys.modules); assert not loaded, loaded"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -70,9 +68,7 @@ def test_trial_processes_import_no_optuna_and_no_pandas():
         "loaded = {'optuna', 'pandas', 'tensorflow'} & set(sys.modules); assert not loaded, loaded"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
 
 

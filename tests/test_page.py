@@ -24,9 +24,7 @@ FLAGS = (
 needs_browser = pytest.mark.skipif(
     CHROMIUM is None and not os.environ.get("CI"), reason="Chromium is not installed (Debian: chromium)"
 )
-HOSTILE = (
-    "</script><script>document.title='taken'</script><img src=x onerror=document.title='taken'>\u2028'\"&"
-)
+HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=document.title='taken'>\u2028'\"&"
 SPACE = """
 schema_version = 1
 [knobs.batch_size]
@@ -50,9 +48,7 @@ def run(tmp_path_factory):
         steps=20,
         step_seconds=0.001,
         breakdown={"input": 2e-4, "compute": 7e-4, "other": 1e-4},
-        operations=(
-            Operation(name=HOSTILE, kind="MatMul", on="host", count=20, self_seconds=0.01, share=1.0),
-        ),
+        operations=(Operation(name=HOSTILE, kind="MatMul", on="host", count=20, self_seconds=0.01, share=1.0),),
     )
     first = {
         "profile": profile,

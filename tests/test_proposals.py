@@ -36,9 +36,7 @@ def proposals_in(space):
 
 def changes(space, best=BASELINE, tried=(), *, waits=False, **how):
     """How the neighbours of the best differ from it, in order."""
-    return [
-        each.differences(best) for each in neighbours(best, {BASELINE, *tried}, space, waits=waits, **how)
-    ]
+    return [each.differences(best) for each in neighbours(best, {BASELINE, *tried}, space, waits=waits, **how)]
 
 
 def test_a_larger_batch_with_more_steps_per_execution_comes_first():

@@ -119,14 +119,7 @@ def test_the_file_has_the_promised_fields(recipe):
     assert set(evidence["peak_memory_bytes"]) == {"host", "device"}
     losses = document["learning_rate"].pop("losses")
     assert document["learning_rate"] == {"batch_ratio": 4.0, "linear_scale": 4.0, "sqrt_scale": 2.0}
-    assert set(losses) == {
-        "examples",
-        "baseline",
-        "baseline_spread",
-        "unscaled",
-        "sqrt_scaled",
-        "linear_scaled",
-    }
+    assert set(losses) == {"examples", "baseline", "baseline_spread", "unscaled", "sqrt_scaled", "linear_scaled"}
     assert document["workload"]["fingerprint"].startswith("sha256:")
     assert document["machine"]["cores"] == 2
 
@@ -284,11 +277,7 @@ def test_only_knobs_and_fields_that_exist_get_through(recipe, path, value, named
         ("evidence.speedup", {"value": 0.9, "low": 1.0, "high": 2.0}, "0.9 does not lie in"),
         ("evidence.speedup", {"value": 2.1, "low": 1.0, "high": 2.0}, "2.1 does not lie in"),
         ("evidence.speedup", {"value": 0.0, "low": 0.0, "high": 2.0}, "evidence.speedup.value"),
-        (
-            "evidence.baseline_throughput",
-            {"value": 1.0, "low": 2.0, "high": 3.0},
-            "evidence.baseline_throughput",
-        ),
+        ("evidence.baseline_throughput", {"value": 1.0, "low": 2.0, "high": 3.0}, "evidence.baseline_throughput"),
     ],
 )
 def test_a_figure_lies_in_its_own_interval(recipe, path, estimate, named):

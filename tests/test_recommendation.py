@@ -79,10 +79,7 @@ class Ended:
         changes = {self.number: winner, self.confirmation.reference.number: reference, 0: searched}
         run.records.clear()
         run.records.update(
-            {
-                number: record.model_copy(update=changes.get(number) or {})
-                for number, record in self.records.items()
-            }
+            {number: record.model_copy(update=changes.get(number) or {}) for number, record in self.records.items()}
         )
         found = self.given["found"]
         if checks is not None:
@@ -246,9 +243,7 @@ def test_nothing_measured_excludes_nothing(tmp_path):
 
 def test_peak_memory_of_the_baseline_falls_back_to_the_search(ended):
     """Where the confirmation's process left no closing figures."""
-    recipe = ended.recipe(
-        winner={"peak_host_bytes": 5000, "peak_device_bytes": 7}, reference={"peak_host_bytes": 1100}
-    )
+    recipe = ended.recipe(winner={"peak_host_bytes": 5000, "peak_device_bytes": 7}, reference={"peak_host_bytes": 1100})
     peak = recipe.evidence.peak_memory_bytes
     assert (peak.host, peak.device, recipe.evidence.baseline_peak_memory_bytes.host) == (5000, 7, 1100)
     recipe = ended.recipe(reference={"peak_host_bytes": None}, searched={"peak_host_bytes": 1000})
@@ -259,10 +254,7 @@ def test_the_compile_times_are_set_against_the_gain(ended):
     """Two seconds longer at 6,000 instead of 4,000 samples a second: earned back after 24,000."""
 
     def side(rate, compile_seconds):
-        return {
-            "throughput": Interval(value=rate, low=rate, high=rate),
-            "compile_seconds": compile_seconds,
-        }
+        return {"throughput": Interval(value=rate, low=rate, high=rate), "compile_seconds": compile_seconds}
 
     evidence = ended.recipe(winner=side(6000.0, 2.5), reference=side(4000.0, 0.5)).evidence
     assert (evidence.compile_seconds, evidence.baseline_compile_seconds) == (2.5, 0.5)
@@ -342,9 +334,7 @@ def test_what_takes_minutes_is_not_checked(ended):
     assert [each for each in ended.not_checked() if "--soak" in each]
 
 
-@pytest.mark.parametrize(
-    ("settled", "told"), [(True, None), (False, "still getting faster"), (None, "too few steps")]
-)
+@pytest.mark.parametrize(("settled", "told"), [(True, None), (False, "still getting faster"), (None, "too few steps")])
 @pytest.mark.parametrize(
     ("side", "named"), [("winner", "recommendation"), ("reference", "baseline")], ids=["winner", "baseline"]
 )
@@ -397,10 +387,7 @@ def test_a_leak_of_nobody_knows_whom_is_not_called_a_check(ended, name, value, l
 
 def test_a_check_that_could_not_be_made_did_not_pass(ended):
     """A model without a loss: what could not be looked at is listed as not checked, and not among the checks."""
-    none = [
-        loss_is_finite([None, None]),
-        loss_does_not_rise(None, None, baseline_first=None, baseline_last=None),
-    ]
+    none = [loss_is_finite([None, None]), loss_does_not_rise(None, None, baseline_first=None, baseline_last=None)]
     fits = peak_memory(DEVICE_MEMORY, 1 << 30, 1 << 34)
     stability = ended.recipe(checks=[*none, fits]).evidence.stability
     assert [each.name for each in stability.checks] == [DEVICE_MEMORY]

@@ -28,11 +28,7 @@ def a_recording(*, noise=0.03, ratio=1.0, pairs=5, seed=0):
     rng = random.Random(seed)
     pool = [an_instance(rng, noise=noise, pairs=pairs, ratio=ratio) for _ in range(40)]
     return Recording(
-        import_seconds=3.0,
-        first_step_seconds=0.5,
-        warmup_seconds=1.0,
-        call_seconds=0.01,
-        pools={"quiet": pool},
+        import_seconds=3.0, first_step_seconds=0.5, warmup_seconds=1.0, call_seconds=0.01, pools={"quiet": pool}
     )
 
 
@@ -75,9 +71,7 @@ def ratios_in_replay(recording, pairs=2000):
     trials = RecordedTrials(recording, "quiet", planted(0.0), seed=1)
     found = []
     while len(found) < pairs:
-        sides = [
-            trials.launch(each, log="", data=None) for each in (BASELINE, BASELINE.replace(jit_compile=True))
-        ]
+        sides = [trials.launch(each, log="", data=None) for each in (BASELINE, BASELINE.replace(jit_compile=True))]
         for each in sides:
             each.warm_up(60.0)
         for _ in range(5):

@@ -143,16 +143,12 @@ def test_a_failed_configuration_is_not_tried_again(tmp_path):
     assert failed
     second = trials(1, failure=failure)
     go_on(second, tmp_path / "run")
-    assert not {Configuration(each.configuration) for each in failed} & {
-        each.configuration for each in second.launched
-    }
+    assert not {Configuration(each.configuration) for each in failed} & {each.configuration for each in second.launched}
     assert_each_was_run_once(directory)
 
 
 @pytest.mark.parametrize(("pairing", "inferred"), [(Pairing.ALTERNATING, False), (Pairing.BRACKETED, True)])
-def test_what_ran_out_of_memory_only_beside_the_baseline_says_nothing_of_what_is_larger(
-    tmp_path, pairing, inferred
-):
+def test_what_ran_out_of_memory_only_beside_the_baseline_says_nothing_of_what_is_larger(tmp_path, pairing, inferred):
     """It may fit alone, and so may the larger ones; one that was tried alone tells."""
     directory = stop_at(tmp_path / "run", 2)
     record = searched(directory)[1]
@@ -305,22 +301,16 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path, stop):
         path,
         observe=Watcher(
             lambda event: (
-                signal.raise_signal(signal.SIGTERM)
-                if isinstance(event, TrialBegan) and event.trial == stop
-                else None
+                signal.raise_signal(signal.SIGTERM) if isinstance(event, TrialBegan) and event.trial == stop else None
             )
         ),
     )
     assert first.evidence.ended_by is EndedBy.INTERRUPTED
-    stopped = [
-        each.configuration for each in RunDirectory(path).read_trials() if each.outcome is Outcome.INTERRUPTED
-    ]
+    stopped = [each.configuration for each in RunDirectory(path).read_trials() if each.outcome is Outcome.INTERRUPTED]
     assert len(stopped) == 1
     second = go_on(trials(1), path)
     assert second.evidence.verdict is Verdict.FASTER
-    assert all(
-        each in [one.configuration for one in searched(RunDirectory(path)).values()] for each in stopped
-    )
+    assert all(each in [one.configuration for one in searched(RunDirectory(path)).values()] for each in stopped)
     assert_each_was_run_once(RunDirectory(path))
 
 
@@ -452,9 +442,7 @@ def killed_after(path, events):
         try:
             os.close(reading)
             with on_disk(path) as directory:
-                tune_simulated(
-                    trials(), directory, budget=120.0, observe=lambda event: os.write(writing, b".")
-                )
+                tune_simulated(trials(), directory, budget=120.0, observe=lambda event: os.write(writing, b"."))
             status = 0
         finally:
             os._exit(status)

@@ -14,9 +14,7 @@ COMPILED = (
     "I0000 00:00:1795252585.290877    8765 device_compilation_profiler.cc:113] Compiled "
     "__inference_one_step_on_data_808 {} times, compile time: 1367271 us, cumulative: 1367271 us (1 s / 1.37 s)\n"
 )
-OTHER = (
-    "I0000 00:00:1795252436.239707    5938 device_compiler.h:208] Compiled cluster using XLA!  This line is\n"
-)
+OTHER = "I0000 00:00:1795252436.239707    5938 device_compiler.h:208] Compiled cluster using XLA!  This line is\n"
 
 
 @pytest.fixture
@@ -49,11 +47,7 @@ def test_compilations_are_counted_as_they_are_logged(log):
     append(log, COMPILED.format(1))
     first, rest = COMPILED.format(3)[:60], COMPILED.format(3)[60:]
     counted = slices(
-        seen,
-        log,
-        OTHER + COMPILED.format(2) + first,
-        rest + "Compiled by hand 3 times\n" + COMPILED.format(4),
-        "",
+        seen, log, OTHER + COMPILED.format(2) + first, rest + "Compiled by hand 3 times\n" + COMPILED.format(4), ""
     )
     assert counted == [1, 2, 0]
 

@@ -87,11 +87,7 @@ def test_the_model_goes_where_it_is_fast():
 @pytest.mark.parametrize("seed", range(3))
 def test_a_failing_half_of_the_space_is_mostly_avoided(seed):
     """Of 40 samples after the start, few go where everything fails (told as failed, it was 35 of 40)."""
-    asked = run(
-        a_sampler(space_of(), seed=seed),
-        40 + FIRST,
-        lambda each: None if each["jit_compile"] else 1.0,
-    )
+    asked = run(a_sampler(space_of(), seed=seed), 40 + FIRST, lambda each: None if each["jit_compile"] else 1.0)
     assert sum(bool(each["jit_compile"]) for each in asked[FIRST:]) <= 15
 
 
@@ -119,9 +115,7 @@ def told(record):
 
 
 @pytest.mark.parametrize(
-    "outcome",
-    [each for each in Outcome if each not in (Outcome.OK, Outcome.PRUNED, Outcome.INTERRUPTED)],
-    ids=str,
+    "outcome", [each for each in Outcome if each not in (Outcome.OK, Outcome.PRUNED, Outcome.INTERRUPTED)], ids=str
 )
 def test_failed_trials_are_told_as_pruned(outcome):
     """Whatever went wrong, TPE hears PRUNED: trials told as FAIL it would ignore."""
@@ -228,8 +222,6 @@ def test_the_study_is_in_its_directory_whatever_that_is_called(tmp_path, monkeyp
     (tmp_path / name).mkdir()
     sampler = a_sampler(space_of(), file=Path(name) / "study.db")
     sampler.ask()
-    assert [str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*") if each.is_file()] == [
-        f"{name}/study.db"
-    ]
+    assert [str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*") if each.is_file()] == [f"{name}/study.db"]
     with contextlib.closing(sqlite3.connect(tmp_path / name / "study.db")) as study:
         assert study.execute("SELECT count(*) FROM trials").fetchone() == (1,)

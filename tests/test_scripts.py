@@ -157,9 +157,7 @@ def test_a_call_that_moved_to_another_line_is_the_same_call(tmp_path):
     calls_in.cache_clear()
     after = sites_of(tmp_path, shift="pass\npass  # é\n")
     calls_in.cache_clear()
-    assert {size: each.key for size, each in after.items()} == {
-        size: each.key for size, each in before.items()
-    }
+    assert {size: each.key for size, each in after.items()} == {size: each.key for size, each in before.items()}
     assert after[4].line == before[4].line + 2
 
 
@@ -197,9 +195,7 @@ def test_a_call_site_that_is_gone_is_an_error_before_the_first_step():
 
 def test_a_call_site_of_a_knob_that_is_not_changed_may_be_gone():
     """Only what the recipe changes must be found again."""
-    Settings.of({"batch_size": 32, "prefetch": "as_written", "jit_compile": True}, FACTS).refuse_missing(
-        FACTS
-    )
+    Settings.of({"batch_size": 32, "prefetch": "as_written", "jit_compile": True}, FACTS).refuse_missing(FACTS)
 
 
 def test_tuned_gives_the_scripts_values_and_those_of_a_trial(monkeypatch):

@@ -42,9 +42,7 @@ def knob_table(name, body):
 
 def numbers(name="prefetch", *, low=1, high=4, rest=""):
     """A whole search space that varies one knob over numbers."""
-    return knob_table(
-        name, f'kind = "power_of_two"\nlow = {json.dumps(low)}\nhigh = {json.dumps(high)}\n{rest}'
-    )
+    return knob_table(name, f'kind = "power_of_two"\nlow = {json.dumps(low)}\nhigh = {json.dumps(high)}\n{rest}')
 
 
 def choices(name, values):
@@ -56,11 +54,7 @@ def resolve(text, *, cores=4, examples=None, device=Device.CPU, takes_config=Tru
     """The space in `text`, resolved for a machine and a workload."""
     baseline = baseline_configuration(batch_size, {"jit_compile": False, **named}, device, where="train.py")
     return parse(text).resolve(
-        baseline=baseline,
-        device=device,
-        cores=cores,
-        examples=examples,
-        dataset_takes_config=takes_config,
+        baseline=baseline, device=device, cores=cores, examples=examples, dataset_takes_config=takes_config
     )
 
 
@@ -113,11 +107,7 @@ def test_every_kind_of_range_is_read():
         (VERSION + "knobs = 3", "no knobs to vary", "[knobs.batch_size]"),
         (VERSION + "[knobs.bach_size]", "there is no knob called 'bach_size'", "Did you mean 'batch_size'?"),
         (VERSION + "[knobs.zzz]", "there is no knob called 'zzz'", "`autotune knobs` lists them all."),
-        (
-            knob_table("prefetch", ""),
-            "[knobs.prefetch]: kind is missing",
-            "Kinds: categorical, power_of_two.",
-        ),
+        (knob_table("prefetch", ""), "[knobs.prefetch]: kind is missing", "Kinds: categorical, power_of_two."),
         (knob_table("prefetch", "kind = 3"), "kind is 3", "Kinds: "),
         (
             knob_table("prefetch", 'kind = "power_of_to"'),
@@ -126,30 +116,18 @@ def test_every_kind_of_range_is_read():
         ),
         (numbers(rest="hgh = 2"), "[knobs.prefetch]: unknown key 'hgh'", "Did you mean 'high'?"),
         (numbers(rest="step = 2"), "unknown key 'step'", "Known here: kind, low, high."),
-        (
-            knob_table("prefetch", 'kind = "categorical"\nlow = 1'),
-            "unknown key 'low'",
-            "Known here: kind, choices.",
-        ),
+        (knob_table("prefetch", 'kind = "categorical"\nlow = 1'), "unknown key 'low'", "Known here: kind, choices."),
         (knob_table("prefetch", 'kind = "categorical"'), "choices is missing", "Write a list"),
         (choices("prefetch", "[]"), "choices is []", "Write a list of one to 256 values."),
         (choices("prefetch", "8"), "choices is 8", "Write a list"),
-        (
-            choices("prefetch", str(list(range(257)))),
-            "choices is [0, 1, 2, ",
-            "Write a list of one to 256 values.",
-        ),
+        (choices("prefetch", str(list(range(257)))), "choices is [0, 1, 2, ", "Write a list of one to 256 values."),
         (choices("prefetch", "[2, true]"), "choices[1] is True", "prefetch takes an integer from 0 to 4096"),
         (choices("jit_compile", "[false, 1]"), "choices[1] is 1", "jit_compile takes true or false"),
         (choices("jit_compile", '["true"]'), "choices[0] is 'true'", "jit_compile takes true or false"),
         (choices("prefetch", "[2.0]"), "choices[0] is 2.0", "prefetch takes an integer"),
         (choices("prefetch", "[[2]]"), "choices[0] is [2]", "prefetch takes an integer"),
         (choices("precision", '["float16"]'), "choices[0] is 'float16'", '"mixed_float16"'),
-        (
-            numbers("precision"),
-            "kind 'power_of_two' needs a knob with numbers",
-            'precision takes "float32"',
-        ),
+        (numbers("precision"), "kind 'power_of_two' needs a knob with numbers", 'precision takes "float32"'),
         (knob_table("prefetch", 'kind = "power_of_two"\nhigh = 4'), "low is missing", "Bounds look like"),
         (knob_table("prefetch", 'kind = "power_of_two"\nlow = 4'), "high is missing", "Bounds look like"),
         (numbers(low=True), "low is True", "Bounds look like"),
@@ -383,9 +361,7 @@ def test_parallel_calls_vary_where_the_dataset_takes_a_config():
 def test_a_space_that_leaves_nothing_to_vary_is_refused_with_every_reason():
     """The error names each knob of the file and why it does not vary."""
     with pytest.raises(SearchSpaceError) as caught:
-        resolve(
-            choices("prefetch", "[0]") + '[knobs.tensor_float_32]\nkind = "categorical"\nchoices = [true]\n'
-        )
+        resolve(choices("prefetch", "[0]") + '[knobs.tensor_float_32]\nkind = "categorical"\nchoices = [true]\n')
     assert caught.value.message == "space.toml: nothing is left to vary here"
     assert caught.value.hint == (
         "prefetch: only the baseline's value, 0, is left; tensor_float_32: does not exist on a cpu."
@@ -400,10 +376,7 @@ def test_a_space_that_leaves_nothing_to_vary_is_refused_with_every_reason():
         (numbers(low=5, high=4), "[knobs.prefetch] is empty here: from 5 to 4"),
         (numbers(high="999999999*cores"), "[knobs.prefetch] reaches 8192 here"),
         (numbers(low=4095, high=8192), "[knobs.prefetch] reaches 8192 here"),
-        (
-            numbers(high="examples/4"),
-            "[knobs.prefetch] has a bound on the number of examples, which is not known",
-        ),
+        (numbers(high="examples/4"), "[knobs.prefetch] has a bound on the number of examples, which is not known"),
         (numbers(low="examples", high=9), "[knobs.prefetch] has a bound on the number of examples"),
     ],
 )
@@ -417,9 +390,7 @@ def test_a_range_that_does_not_work_on_this_machine_is_refused(text, message):
 
 def test_a_resolved_space_knows_its_size_and_makes_configurations():
     """The size is the product of the choices; a configuration is the baseline with the varied knobs set."""
-    space = resolve(
-        choices("prefetch", "[0, 2, 8]") + '[knobs.batch_size]\nkind = "categorical"\nchoices = [64]\n'
-    )
+    space = resolve(choices("prefetch", "[0, 2, 8]") + '[knobs.batch_size]\nkind = "categorical"\nchoices = [64]\n')
     assert space.size == 6
     assert list(space.choices) == ["batch_size", "prefetch"]  # in table order
     assert space.configuration({"prefetch": 8}) == space.baseline.replace(prefetch=8)
@@ -455,9 +426,7 @@ def test_the_shipped_spaces_are_found():
 
 @pytest.mark.parametrize("examples", [None, 1437, 10**7])
 @pytest.mark.parametrize("cores", [2, 64])
-@pytest.mark.parametrize(
-    ("name", "device"), [("quick", Device.CPU), ("cpu", Device.CPU), ("gpu", Device.GPU)]
-)
+@pytest.mark.parametrize(("name", "device"), [("quick", Device.CPU), ("cpu", Device.CPU), ("gpu", Device.GPU)])
 def test_a_shipped_space_resolves_on_small_and_large_machines(name, device, cores, examples):
     """Every knob of the file varies, whether the number of examples is known or not."""
     space = find_search_space(name)
@@ -596,25 +565,14 @@ words = st.sampled_from(
     ["schema_version", "knobs", "kind", "low", "high", "choices", "categorical", "power_of_two", "memory"]
 )
 bounds = st.sampled_from(
-    [
-        "cores",
-        "4*cores",
-        "examples/4",
-        "min(1024, examples/4)",
-        "max(16, 4*cores)",
-        "memory",
-        "min(",
-        "examples",
-    ]
+    ["cores", "4*cores", "examples/4", "min(1024, examples/4)", "max(16, 4*cores)", "memory", "min(", "examples"]
 )
 scalars = st.one_of(
     st.booleans(), st.integers(-3, 5000), st.integers(), st.floats(), words, bounds, st.text(max_size=6)
 )
 anything = st.recursive(
     scalars,
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(words | st.text(max_size=6), inner, max_size=3)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words | st.text(max_size=6), inner, max_size=3),
     max_leaves=8,
 )
 
@@ -622,22 +580,14 @@ anything = st.recursive(
 def near_ranges(name):
     """A strategy for tables that vary the knob `name`, most of them rightly."""
     domain = KNOBS[name].domain
-    good = [
-        *([True, False] if domain.booleans else []),
-        *domain.words,
-        *([1, 2, 64, 4096] if domain.integers else []),
-    ]
+    good = [*([True, False] if domain.booleans else []), *domain.words, *([1, 2, 64, 4096] if domain.integers else [])]
     categorical = st.fixed_dictionaries(
         {"kind": st.just("categorical"), "choices": st.lists(st.sampled_from(good), min_size=1, unique=True)}
     )
     if not domain.integers:
         return categorical
     powers = st.fixed_dictionaries(
-        {
-            "kind": st.just("power_of_two"),
-            "low": st.integers(0, 64) | bounds,
-            "high": st.integers(64, 4096) | bounds,
-        }
+        {"kind": st.just("power_of_two"), "low": st.integers(0, 64) | bounds, "high": st.integers(64, 4096) | bounds}
     )
     return categorical | powers
 
@@ -704,11 +654,7 @@ def test_what_is_accepted_resolves_to_a_space_around_the_baseline_or_is_refused(
     baseline = baseline_configuration(batch_size, {}, device, where="train.py")
     try:
         space = read.resolve(
-            baseline=baseline,
-            device=device,
-            cores=cores,
-            examples=examples,
-            dataset_takes_config=takes_config,
+            baseline=baseline, device=device, cores=cores, examples=examples, dataset_takes_config=takes_config
         )
     except SearchSpaceError as error:
         assert_is_a_good_answer(error)

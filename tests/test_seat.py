@@ -63,11 +63,7 @@ def test_a_workload_on_a_gpu_gets_the_gpus_knobs(tmp_path):
     [
         (failing(Outcome.CRASHED), NoStableConfigurationError, r"crashed.*as planned"),
         (failing(Outcome.TIMEOUT), BudgetError, "baseline"),
-        (
-            lambda each: TrialFailed(Outcome.ERROR, "dataset() is empty", input_error=True),
-            WorkloadError,
-            "dataset",
-        ),
+        (lambda each: TrialFailed(Outcome.ERROR, "dataset() is empty", input_error=True), WorkloadError, "dataset"),
         (lambda each: TAKEN, NoStableConfigurationError, r"\(error\).*busy or unavailable"),
     ],
 )
@@ -206,9 +202,7 @@ def test_a_candidate_that_cannot_win_is_pruned_and_one_that_may_is_not(tmp_path,
         assert record.reason
 
 
-@pytest.mark.parametrize(
-    "outcome", [Outcome.CRASHED, Outcome.TIMEOUT, Outcome.ERROR, Outcome.NONFINITE], ids=str
-)
+@pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.TIMEOUT, Outcome.ERROR, Outcome.NONFINITE], ids=str)
 def test_a_failing_candidate_is_data(tmp_path, outcome):
     """It leaves a record with outcome, reason, hint and log; it costs its time at most, and the baseline goes on."""
     searching = Searching(tmp_path, simulated_trials(failure=failing(outcome, of=FAST)))
@@ -295,9 +289,7 @@ def test_the_boundary_of_epochs_is_the_baselines_unless_the_pipeline_is_another(
 
 def test_what_does_not_fit_beside_the_baseline_is_bracketed(tmp_path):
     """Baseline, candidate, baseline again, never two alive; the record says so, and a drift cancels."""
-    trials = simulated_trials(
-        TWICE, fits_together=only_one_fits, drift=lambda seconds: math.exp(-0.03 * seconds)
-    )
+    trials = simulated_trials(TWICE, fits_together=only_one_fits, drift=lambda seconds: math.exp(-0.03 * seconds))
     watcher = Watcher()
     searching = Searching(tmp_path, trials, observe=watcher)
     _, record = searching.measure()
@@ -359,9 +351,7 @@ def lose_slices_of_the_baseline(monkeypatch, trials, outcome, *, since_slices=0,
 
 
 @pytest.mark.parametrize("since_slices", [0, 3])
-def test_a_baseline_that_finds_no_memory_beside_a_candidate_is_not_given_up(
-    tmp_path, monkeypatch, since_slices
-):
+def test_a_baseline_that_finds_no_memory_beside_a_candidate_is_not_given_up(tmp_path, monkeypatch, since_slices):
     """That is the candidate's failure: it is bracketed, also where memory grows late; its pairs are kept."""
     trials = simulated_trials(TWICE, noise=0.3)
     searching = Searching(tmp_path, trials)
@@ -373,9 +363,7 @@ def test_a_baseline_that_finds_no_memory_beside_a_candidate_is_not_given_up(
     assert alive(trials) == [BASELINE]
 
 
-def test_what_runs_out_of_memory_when_there_is_no_time_to_try_it_alone_has_run_out_of_it(
-    tmp_path, monkeypatch
-):
+def test_what_runs_out_of_memory_when_there_is_no_time_to_try_it_alone_has_run_out_of_it(tmp_path, monkeypatch):
     """The pairs that it gave before make it no success."""
     trials = simulated_trials(TWICE, noise=0.3)
     searching = Searching(tmp_path, trials, left=12.0)

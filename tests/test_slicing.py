@@ -41,8 +41,7 @@ def slices(busy, cores=2):
     if busy is None:
         return []
     return [
-        a_slice(seconds=each).model_copy(update={"cpu_seconds": each * busy, "cores": cores})
-        for each in (0.5, 0.25)
+        a_slice(seconds=each).model_copy(update={"cpu_seconds": each * busy, "cores": cores}) for each in (0.5, 0.25)
     ]
 
 

@@ -187,8 +187,7 @@ def test_a_boundary_that_only_large_batches_have_among_their_calls_is_no_hang():
 
 
 @pytest.mark.parametrize(
-    ("hanging", "beside", "passed"),
-    [(MOST_HANGS, 0, True), (MOST_HANGS + 1, 0, False), (9, 3, True), (10, 3, False)],
+    ("hanging", "beside", "passed"), [(MOST_HANGS, 0, True), (MOST_HANGS + 1, 0, False), (9, 3, True), (10, 3, False)]
 )
 def test_hanging_now_and_then_is_refused(hanging, beside, passed):
     """Seconds in more slices than a burst reaches, and in more than three times as many as the baseline's."""

@@ -42,8 +42,7 @@ def test_what_looks_faster_by_more_than_chance_may_be_confirmed_the_surest_first
 
 
 @pytest.mark.parametrize(
-    ("standing", "again"),
-    [(Standing.OUT_OF_TIME, True), (Standing.NOT_SHOWN, False), (Standing.UNSTABLE, False)],
+    ("standing", "again"), [(Standing.OUT_OF_TIME, True), (Standing.NOT_SHOWN, False), (Standing.UNSTABLE, False)]
 )
 def test_a_leader_may_be_confirmed_again_only_where_the_time_ended_it(standing, again):
     """What was answered is answered."""
@@ -53,9 +52,7 @@ def test_a_leader_may_be_confirmed_again_only_where_the_time_ended_it(standing, 
 
 def test_beside_a_champion_only_what_looks_clearly_faster_may_be_confirmed():
     """The last one that was confirmed is the champion, and what it showed in the search is the measure."""
-    state = a_state(
-        a_candidate(1, 0.5), a_candidate(2, 0.5, pairs=500), a_candidate(3, 0.7), leaders=(CONFIRMED,)
-    )
+    state = a_state(a_candidate(1, 0.5), a_candidate(2, 0.5, pairs=500), a_candidate(3, 0.7), leaders=(CONFIRMED,))
     assert numbers(state.contenders) == [3]
     second = a_leader(3, number=95, standing=Standing.CONFIRMED, low=0.5, high=0.8)
     later = dataclasses.replace(state, leaders=(CONFIRMED, second))

@@ -137,9 +137,7 @@ def test_too_few_calls_to_compare_end_a_warm_up_at_its_cap():
 )
 def test_as_many_epochs_as_fit_the_cap_are_a_warm_up(epoch, cap, enough):
     """Two at least where two fit, one otherwise and of long epochs; six that are steady are always enough."""
-    ends = [
-        enough_epochs([epoch] * count, seconds=(1 + count) * epoch, cap_seconds=cap) for count in range(1, 9)
-    ]
+    ends = [enough_epochs([epoch] * count, seconds=(1 + count) * epoch, cap_seconds=cap) for count in range(1, 9)]
     assert ends.index(True) + 1 == enough
 
 

@@ -309,9 +309,7 @@ def test_a_slice_of_epochs_begins_and_ends_when_the_device_has_caught_up():
 
 def test_the_loss_of_epochs_is_that_of_a_whole_one():
     """Keras begins its mean anew in each: the first call's would be of one batch."""
-    simulation = Simulation(
-        Measure(seconds=0.1), **SHORT, loss=lambda call: 9.0 if call % STEPS == 0 else 0.5
-    )
+    simulation = Simulation(Measure(seconds=0.1), **SHORT, loss=lambda call: 9.0 if call % STEPS == 0 else 0.5)
     (measured,) = simulation.run()
     assert measured.loss == 0.5
 
@@ -460,9 +458,7 @@ def test_a_slow_last_call_of_full_size_is_no_compile_time():
 def test_warm_up_waits_for_the_steady_state():
     """While epochs still get faster nothing is measured; the slice is at the steady pace."""
     slow_calls = 4 * STEPS
-    simulation = Simulation(
-        Measure(seconds=0.1), step_seconds=lambda call: (2 if call < slow_calls else 1) / 128
-    )
+    simulation = Simulation(Measure(seconds=0.1), step_seconds=lambda call: (2 if call < slow_calls else 1) / 128)
     (measured,) = simulation.run()
     assert simulation.ready.settled
     assert measured.seconds == STEPS / 128 + 1 / 8
@@ -601,9 +597,7 @@ def test_one_slow_call_makes_no_epoch_long(slow):
 
 def test_once_it_is_warm_no_epoch_is_too_long():
     """A machine that slows down while measured does not change the way of timing."""
-    simulation = Simulation(
-        Measure(seconds=0.1), step_seconds=lambda call: (1 if call < 7 * STEPS + 1 else 40) / 64
-    )
+    simulation = Simulation(Measure(seconds=0.1), step_seconds=lambda call: (1 if call < 7 * STEPS + 1 else 40) / 64)
     (measured,) = simulation.run()
     assert measured.seconds == STEPS * 40 / 64 + 1 / 8
 
@@ -611,9 +605,7 @@ def test_once_it_is_warm_no_epoch_is_too_long():
 @pytest.mark.parametrize(("steps_per_call", "timed_by"), [(64, "epochs"), (15, "epochs"), (12, "steps")])
 def test_a_long_epoch_is_timed_by_steps_from_four_calls_on(steps_per_call, timed_by):
     """With three calls or fewer too much of an epoch would be what is not counted by steps."""
-    simulation = Simulation(
-        Measure(seconds=0.1), steps_per_call=steps_per_call, step_seconds=1 / 8, warmup_seconds=3.0
-    )
+    simulation = Simulation(Measure(seconds=0.1), steps_per_call=steps_per_call, step_seconds=1 / 8, warmup_seconds=3.0)
     (measured,) = simulation.run(overhead=0.0)
     assert simulation.ready.timed_by == timed_by
     if timed_by == "epochs":
@@ -643,9 +635,7 @@ def test_a_training_without_an_end_is_timed_by_steps_at_once():
 
 def test_a_slice_of_steps_has_no_boundary_in_it():
     """Neither an epoch's first call, nor a last one that holds a smaller batch: each step counts for a whole one."""
-    simulation = Simulation(
-        *[Measure(seconds=20.0)] * 2, **LONG, boundary_seconds=4.0, smaller_batch_seconds=9.0
-    )
+    simulation = Simulation(*[Measure(seconds=20.0)] * 2, **LONG, boundary_seconds=4.0, smaller_batch_seconds=9.0)
     for measured in simulation.run(overhead=4.0):
         assert measured.epochs == 0
         assert measured.seconds == measured.steps / 32 == measured.examples / 32 / 32
@@ -713,8 +703,7 @@ def test_validation_is_charged_by_the_trials_own_pace():
     charged = []
     for step_seconds in (1 / 16, 1 / 32):
         simulation = Simulation(
-            **{**LONG, "step_seconds": step_seconds},
-            boundary=BetweenEpochs(boundary=boundary, taken_over=True),
+            **{**LONG, "step_seconds": step_seconds}, boundary=BetweenEpochs(boundary=boundary, taken_over=True)
         )
         simulation.run()
         charged.append(simulation.ready.epoch_overhead_seconds)
@@ -783,11 +772,7 @@ def test_what_the_device_has_still_to_do_is_no_ones_speed(wanted, examples):
 
 @pytest.mark.parametrize(
     ("training", "uncounted"),
-    [
-        ({}, 12.0 + 5.0),
-        ({"examples": 14_400}, 12.0),
-        ({"examples": 1437, "boundary_seconds": 1.0}, 12.0),
-    ],
+    [({}, 12.0 + 5.0), ({"examples": 14_400}, 12.0), ({"examples": 1437, "boundary_seconds": 1.0}, 12.0)],
     ids=["smaller", "all alike", "met"],
 )
 def test_what_a_slice_may_take_beyond_what_counts_is_told(training, uncounted):
@@ -989,9 +974,7 @@ def test_slices_are_timed_by_a_clock_that_nobody_can_set():
     drop_remainder=st.booleans(),
     steps_per_call=st.integers(1, 64),
 )
-def test_an_epochs_steps_and_examples_are_those_of_its_batches(
-    examples, batch_size, drop_remainder, steps_per_call
-):
+def test_an_epochs_steps_and_examples_are_those_of_its_batches(examples, batch_size, drop_remainder, steps_per_call):
     """Counted out batch by batch, an epoch has as many steps, examples and full calls as the clock reckons."""
     batches = [min(batch_size, examples - begin) for begin in range(0, examples, batch_size)]
     if drop_remainder and batches[-1] < batch_size:

@@ -81,15 +81,12 @@ def test_what_the_workload_names_as_well_needs_no_word(shell):
 def test_a_file_that_denies_its_own_baseline_is_refused(shell):
     """Nobody can know which of the two the user runs."""
     found = facts({"precision": "float32"}, precision="mixed_float16")
-    with pytest.raises(
-        WorkloadError, match="sets precision to 'mixed_float16', and the baseline says 'float32'"
-    ):
+    with pytest.raises(WorkloadError, match="sets precision to 'mixed_float16', and the baseline says 'float32'"):
         taken(found)
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("precision", "mixed_bfloat16"), ("intra_op_threads", 1), ("inter_op_threads", 3)],
+    ("name", "value"), [("precision", "mixed_bfloat16"), ("intra_op_threads", 1), ("inter_op_threads", 3)]
 )
 def test_what_the_workload_alone_names_stands(shell, name, value):
     """Its file sets nothing: the trials set it, and nothing is refused."""
@@ -170,10 +167,7 @@ def test_what_does_nothing_on_the_device_is_said():
 def test_validation_without_epochs_is_said():
     """Endless data has no epoch after which to validate, so its cost is left out, and the user hears of it."""
     endless = a_warm_up(examples=None, epoch_seconds=None)
-    assert any(
-        "validation costs is left out" in each
-        for each in oddities(facts(validates=True), endless, Device.CPU)
-    )
+    assert any("validation costs is left out" in each for each in oddities(facts(validates=True), endless, Device.CPU))
     assert list(oddities(facts(), endless, Device.CPU)) == []
     assert list(oddities(facts(validates=True), a_warm_up(), Device.CPU)) == []
 

@@ -74,12 +74,7 @@ counts = st.none() | st.floats(0, 1e9)
 def readings():
     """Two readings of any content."""
     return st.builds(
-        Counters,
-        at=st.floats(0, 1e9),
-        own=st.floats(0, 1e9),
-        cores=st.integers(1, 512),
-        busy=counts,
-        steal=counts,
+        Counters, at=st.floats(0, 1e9), own=st.floats(0, 1e9), cores=st.integers(1, 512), busy=counts, steal=counts
     )
 
 
@@ -121,14 +116,10 @@ def test_a_slice_has_its_part_of_what_lies_between_the_readings():
 
 def test_a_living_child_is_ones_own():
     """What a child that still lives has taken is counted as this process's, before and after its end."""
-    busy = (
-        "import sys, time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True)\nsys.stdin.read()"
-    )
+    busy = "import sys, time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True)\nsys.stdin.read()"
     before = read_counters().own
     own_before = sum(os.times()[:4])
-    with subprocess.Popen(
-        [sys.executable, "-c", busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as child:
+    with subprocess.Popen([sys.executable, "-c", busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         child.stdout.readline()
         grown = read_counters().own - before - (sum(os.times()[:4]) - own_before)
         child.stdin.close()

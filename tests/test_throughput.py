@@ -21,9 +21,7 @@ def test_without_boundaries_it_is_examples_over_seconds():
 
 def test_an_epochs_boundary_is_paid_in_proportion():
     """4,000 examples take two seconds of steps and one of boundary: a third of the time is lost."""
-    assert long_run_rate(1000, 0.5, examples_per_epoch=4000, epoch_overhead_seconds=1.0) == pytest.approx(
-        4000 / 3
-    )
+    assert long_run_rate(1000, 0.5, examples_per_epoch=4000, epoch_overhead_seconds=1.0) == pytest.approx(4000 / 3)
 
 
 def test_the_slices_length_does_not_matter():
@@ -40,9 +38,7 @@ def test_stalls_count_for_the_time_they_take():
     assert found[0] > found[1]
 
 
-SIDES = st.lists(
-    st.tuples(*[st.tuples(st.floats(1.0, 1e6), st.integers(1, 10_000))] * 2), min_size=1, max_size=20
-)
+SIDES = st.lists(st.tuples(*[st.tuples(st.floats(1.0, 1e6), st.integers(1, 10_000))] * 2), min_size=1, max_size=20)
 
 
 @given(SIDES)

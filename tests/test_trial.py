@@ -17,9 +17,7 @@ from autotune.worker.messages import Finished, Ready, Started
 def test_throughput_is_all_examples_over_all_the_time():
     """A second at 100 and a second at 300 a second are 400 in two, whatever the slices were cut into."""
     assert throughput_interval([100.0, 300.0], [100, 300]).value == pytest.approx(200.0)
-    assert throughput_interval([100.0, 300.0], [100, 100]).value == pytest.approx(
-        150.0
-    )  # the slow one took longer
+    assert throughput_interval([100.0, 300.0], [100, 100]).value == pytest.approx(150.0)  # the slow one took longer
 
 
 def test_the_interval_of_a_throughput_holds_it_and_narrows_with_more_slices():
@@ -49,11 +47,7 @@ def restless_trial(phase, *, pairing=Pairing.ALTERNATING, epochs=0, baseline_rat
     trial.instances, trial.pairing = 1, pairing
     for rate, baseline_rate in zip((8000.0, 4000.0) * 3, baseline_rates * 3, strict=True):
         baseline = a_slice(baseline_rate)
-        pair = Pair(
-            baseline_first=True,
-            baseline=baseline,
-            candidate=a_slice(rate, seconds=2000 / rate, epochs=epochs),
-        )
+        pair = Pair(baseline_first=True, baseline=baseline, candidate=a_slice(rate, seconds=2000 / rate, epochs=epochs))
         add(trial, pair, baseline_rate, rate)
     return trial
 
@@ -111,10 +105,7 @@ def test_processes_that_differ_widen_a_confirmed_throughput():
     """Four processes, each steady in itself: many slices are no reason for a narrow interval; two tell nothing."""
     rates = ([3800.0] * 10 + [4200.0] * 10) * 2
     processes = [place // 10 for place in range(40)]
-    found, by_slices = (
-        throughput_interval(rates, [2000] * 40, processes),
-        throughput_interval(rates, [2000] * 40),
-    )
+    found, by_slices = (throughput_interval(rates, [2000] * 40, processes), throughput_interval(rates, [2000] * 40))
     assert found.value == pytest.approx(by_slices.value)
     assert found.high / found.low > 1.15 > by_slices.high / by_slices.low
     assert throughput_interval(rates[:20], [2000] * 20, processes[:20]) == throughput_interval(rates[:20])
@@ -132,9 +123,7 @@ def test_a_confirmation_tells_its_throughput_over_processes(phase, wide, alone):
         if alone:
             trial.add_slices([a_slice(speed)] * 20)
         for _ in range(0 if alone else 20):
-            trial.add_pair(
-                baseline_first=True, baseline=a_slice(), candidate=a_slice(speed), reference=trial.warm
-            )
+            trial.add_pair(baseline_first=True, baseline=a_slice(), candidate=a_slice(speed), reference=trial.warm)
     found = trial.record(Outcome.OK).throughput
     assert (found.high / found.low > 1.15) is wide
 
@@ -169,9 +158,7 @@ def test_closing_figures_of_several_processes_are_put_together():
     """The highest peaks whichever process had them, and the input wait of the one that was asked."""
     trial = Trial(1, Phase.CONFIRM, Configuration({}))
     for host, device, waits in [(5, None, 0.3), (3, 9, None), (4, 7, None)]:
-        trial.note_closing(
-            Finished(peak_host_bytes=host, peak_device_bytes=device, input_wait_fraction=waits)
-        )
+        trial.note_closing(Finished(peak_host_bytes=host, peak_device_bytes=device, input_wait_fraction=waits))
     assert trial.finished == Finished(peak_host_bytes=5, peak_device_bytes=9, input_wait_fraction=0.3)
 
 
@@ -179,12 +166,7 @@ def warm(overhead):
     """What a process told whose epochs of a thousand examples are timed by steps."""
     return WarmUp(
         started=Started(
-            jit_compile=False,
-            examples=1000,
-            examples_per_epoch=1000,
-            endless=False,
-            element="",
-            parameters=1,
+            jit_compile=False, examples=1000, examples_per_epoch=1000, endless=False, element="", parameters=1
         ),
         ready=Ready(
             timed_by="steps",
@@ -206,9 +188,7 @@ def warm(overhead):
 def test_a_record_says_whether_its_validation_was_counted(uncounted):
     """As its process told: the recipe warns of what such a validation costs beyond its beginning."""
     trial, told = Trial(1, Phase.CONFIRM, Configuration({})), warm(1.0)
-    trial.note_warm(
-        replace(told, started=told.started.model_copy(update={"validation_uncounted": uncounted}))
-    )
+    trial.note_warm(replace(told, started=told.started.model_copy(update={"validation_uncounted": uncounted})))
     assert trial.record(Outcome.OK).validation_uncounted is uncounted
 
 

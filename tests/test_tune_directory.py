@@ -67,15 +67,11 @@ def test_what_others_put_there_meanwhile_stays(tmp_path, there_before):
 
     with pytest.raises(WorkloadError):
         run()
-    left = {
-        str(each.relative_to(tmp_path / "one")) for each in (tmp_path / "one").rglob("*") if each.is_file()
-    }
+    left = {str(each.relative_to(tmp_path / "one")) for each in (tmp_path / "one").rglob("*") if each.is_file()}
     assert left == set(FOREIGN)
 
 
-@pytest.mark.parametrize(
-    "name", ["study.db", "recipe.json", "trials/model.keras", "logs/template-1.log", ".lock"]
-)
+@pytest.mark.parametrize("name", ["study.db", "recipe.json", "trials/model.keras", "logs/template-1.log", ".lock"])
 def test_a_directory_that_holds_files_of_those_names_is_refused(tmp_path, name):
     """A study of the user's own would be replaced, and a log of theirs written to: it is named, and left as it is."""
     (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -188,9 +188,7 @@ def test_the_batch_size_can_be_bounded(tmp_path, bound, largest):
 
 def test_a_bound_below_the_workloads_own_batch_is_refused(directory):
     """The baseline has it whatever was asked for, so "no larger one" could not be kept."""
-    with pytest.raises(
-        ArgumentError, match=r"--max-batch 16 is below the workload's own batch size, which is 32"
-    ):
+    with pytest.raises(ArgumentError, match=r"--max-batch 16 is below the workload's own batch size, which is 32"):
         tune_simulated(simulated_trials(SPEED), directory, max_batch=16)
 
 
@@ -257,9 +255,7 @@ def test_a_failing_baseline_ends_the_run(directory, failure, error, code):
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.parametrize(
-    "outcome", [Outcome.TIMEOUT, Outcome.CRASHED, Outcome.ERROR, Outcome.NONFINITE], ids=str
-)
+@pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.CRASHED, Outcome.ERROR, Outcome.NONFINITE], ids=str)
 def test_failing_configurations_do_not_end_the_run(tmp_path, outcome):
     """XLA fails here, in all its trials; what is faster without it is found, and the failures are kept."""
     trials = simulated_trials(
@@ -275,9 +271,7 @@ def test_failing_configurations_do_not_end_the_run(tmp_path, outcome):
 
 def test_everything_but_the_baseline_may_fail(tmp_path):
     """Then the baseline is what there is."""
-    trials = simulated_trials(
-        failure=lambda each: TrialFailed(Outcome.CRASHED, "killed") if each != BASELINE else None
-    )
+    trials = simulated_trials(failure=lambda each: TrialFailed(Outcome.CRASHED, "killed") if each != BASELINE else None)
     recipe, records = answered(tmp_path, trials, space=TINY_SPACE)
     assert recipe.changes == {}
     assert recipe.evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN
@@ -316,16 +310,11 @@ def test_what_fits_alone_only_is_bracketed_and_what_cannot_fit_is_not_run(tmp_pa
     )
     recipe, records = answered(tmp_path, trials, space=GROWING_SPACE, budget=900.0)
     plain = {
-        each.configuration["batch_size"]: each
-        for each in searched(records)
-        if not each.configuration["jit_compile"]
+        each.configuration["batch_size"]: each for each in searched(records) if not each.configuration["jit_compile"]
     }
     assert plain[64].pairing is Pairing.ALTERNATING
     assert plain[128].pairing is Pairing.BRACKETED
-    assert {each.outcome for size, each in plain.items() if size >= 256} <= {
-        Outcome.OOM,
-        Outcome.INFERRED_OOM,
-    }
+    assert {each.outcome for size, each in plain.items() if size >= 256} <= {Outcome.OOM, Outcome.INFERRED_OOM}
     inferred = [each for each in searched(records) if each.outcome is Outcome.INFERRED_OOM]
     assert inferred
     launched = {each.configuration for each in trials.launched}
@@ -340,9 +329,7 @@ def test_what_fits_alone_only_is_bracketed_and_what_cannot_fit_is_not_run(tmp_pa
 EPOCHS = ((0.05, 40), (1.0, 100), (4.0, 2000), (16.0, 3), (50.0, 8), (50.0, 8000))
 """Seconds of an epoch of the baseline, and calls in it: few calls are timed as whole epochs, however long."""
 WRONG = ("nothing", "crashes", "hangs", "hangs late", "stalls late", "all hang", "machine slows down")
-MACHINES = list(
-    itertools.product((1.0, 5.0, 20.0), (0.5, 2.0, 20.0, 60.0), EPOCHS, WRONG, ("auto", "bracketed"))
-)
+MACHINES = list(itertools.product((1.0, 5.0, 20.0), (0.5, 2.0, 20.0, 60.0), EPOCHS, WRONG, ("auto", "bracketed")))
 
 
 def machine(budget, import_seconds, start_seconds, epoch, wrong):
@@ -507,9 +494,7 @@ def test_what_was_confirmed_before_the_run_was_stopped_is_recommended(tmp_path):
 
 def test_a_run_that_is_stopped_at_its_first_candidate_has_an_answer(tmp_path):
     """The baseline was measured: nothing else is known."""
-    recipe, records = answered(
-        tmp_path, simulated_trials(SPEED), observe=stopping(lambda event: event.trial == 1)
-    )
+    recipe, records = answered(tmp_path, simulated_trials(SPEED), observe=stopping(lambda event: event.trial == 1))
     assert (recipe.evidence.verdict, recipe.changes) == (Verdict.UNDECIDED, {})
     assert records[0].outcome is Outcome.OK
     assert all(each.outcome is Outcome.INTERRUPTED for each in records[1:])
@@ -526,9 +511,7 @@ def test_the_second_interruption_stops_at_once(directory):
     """Ctrl-C again is the usual KeyboardInterrupt; records that were written stay readable."""
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        tune_simulated(
-            simulated_trials(SPEED), directory, observe=stopping(lambda event: event.trial == 3, times=2)
-        )
+        tune_simulated(simulated_trials(SPEED), directory, observe=stopping(lambda event: event.trial == 3, times=2))
     assert [each.trial for each in records_of(directory)] == [0, 1, 2]
     assert signal.getsignal(signal.SIGINT) is before
 

@@ -10,23 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from simulated_runs import (
-    MACHINE,
-    REFERENCE,
-    Watcher,
-    an_invocation,
-    faster_by,
-    on_disk,
-    quick_tune,
-    simulated_trials,
-)
+from simulated_runs import MACHINE, REFERENCE, Watcher, an_invocation, faster_by, on_disk, quick_tune, simulated_trials
 
-from autotune.errors import (
-    ArgumentError,
-    NoStableConfigurationError,
-    RecipeError,
-    TuningInterruptedError,
-)
+from autotune.errors import ArgumentError, NoStableConfigurationError, RecipeError, TuningInterruptedError
 from autotune.executors.executor import TrialFailed
 from autotune.executors.process import TrialProcesses
 from autotune.record import Outcome, Phase
@@ -69,13 +55,7 @@ def found(recipe, path, *, speed=1.5, budget=100.0, observe=None, found_by_objec
 
 @pytest.mark.parametrize(
     ("speed", "expected"),
-    [
-        (1.5, Finding.HOLDS),
-        (1.8, Finding.HOLDS),
-        (1.2, Finding.WEAKER),
-        (1.0, Finding.GONE),
-        (0.8, Finding.GONE),
-    ],
+    [(1.5, Finding.HOLDS), (1.8, Finding.HOLDS), (1.2, Finding.WEAKER), (1.0, Finding.GONE), (0.8, Finding.GONE)],
 )
 def test_what_the_batch_gives_now_decides(recipe, tmp_path, speed, expected):
     """As much or more holds; less, but something, is weaker; nothing is gone."""
@@ -206,8 +186,7 @@ def test_a_baseline_that_fails_now_and_then_does_not_end_it(recipe, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"budget": -1}, {"budget": math.nan}, {"seed": -1}, {"memory_margin": 2}, {"isolation": "fork"}],
+    "options", [{"budget": -1}, {"budget": math.nan}, {"seed": -1}, {"memory_margin": 2}, {"isolation": "fork"}]
 )
 def test_options_are_checked(recipe, tmp_path, options):
     """As those of a run are."""
@@ -304,9 +283,7 @@ NAMED = Workload(**FUNCTIONS, name="digits")
 @pytest.mark.parametrize(
     ("workload", "expected"), [(UNNAMED, True), (NAMED, False), (f"{Path(__file__)}:NAMED", False)]
 )
-def test_only_an_object_without_a_name_is_known_by_where_it_was_found(
-    recipe, monkeypatch, workload, expected
-):
+def test_only_an_object_without_a_name_is_known_by_where_it_was_found(recipe, monkeypatch, workload, expected):
     """Whoever names a workload, or says where it is, is taken at their word."""
     given = settings_of_verify_with(monkeypatch)
     verify(recipe, workload)
@@ -411,20 +388,8 @@ def test_however_large_a_gain_had_to_be_little_may_be_lost(recipe, tmp_path):
         ((1.5, 0.05), 1.5, 0.01, Finding.HOLDS, "the gain here is the claimed one or more"),
         ((1.5, 0.05), 1.3, 0.01, Finding.WEAKER, "faster than the baseline here, but clearly by less"),
         ((1.5, 0.05), 0.9, 0.01, Finding.GONE, "no gain over the baseline is shown here"),
-        (
-            (1.02, 0.5),
-            0.97,
-            0.01,
-            Finding.UNDECIDED,
-            "too wide to be refuted; tune again for longer",
-        ),
-        (
-            (1.018, 0.001),
-            0.9985,
-            0.0005,
-            Finding.UNDECIDED,
-            "not clearly less than claimed either; give --budget",
-        ),
+        ((1.02, 0.5), 0.97, 0.01, Finding.UNDECIDED, "too wide to be refuted; tune again for longer"),
+        ((1.018, 0.001), 0.9985, 0.0005, Finding.UNDECIDED, "not clearly less than claimed either; give --budget"),
         ((1.2, 0.05), 1.15, 1.0, Finding.UNDECIDED, "not clearly less than claimed either; give --budget"),
         ((8.3, 0.05), 30.0, 1.8, Finding.UNDECIDED, "too uncertain to check the claim; give --budget"),
     ],
@@ -492,10 +457,7 @@ def interrupted(configuration):
     ("error", "settings"),
     [
         (KeyboardInterrupt, {"failure": interrupted}),
-        (
-            NoStableConfigurationError,
-            {"failure": lambda _: TrialFailed(Outcome.OOM, "full", hint="Buy more.")},
-        ),
+        (NoStableConfigurationError, {"failure": lambda _: TrialFailed(Outcome.OOM, "full", hint="Buy more.")}),
     ],
 )
 def test_nothing_is_left_of_an_end_that_names_no_log(verify_simulated, error, settings):
@@ -522,9 +484,7 @@ def test_nothing_is_left_of_a_refusal(verify_simulated, recipe):
         ((), None, ()),
     ],
 )
-def test_a_recipes_workload_is_loaded_with_its_arguments(
-    recipe, tmp_path, monkeypatch, made_for, given, expected
-):
+def test_a_recipes_workload_is_loaded_with_its_arguments(recipe, tmp_path, monkeypatch, made_for, given, expected):
     """Those that it was tuned with, unless others are given; a notice says which."""
     file = tmp_path / "train.py"
     file.write_text("workload = None\n")

@@ -17,10 +17,7 @@ def deadline(*, left):
 
 def in_vain(left, *, usual, at_most, outcome=Outcome.TIMEOUT, **settings):
     """Wait for what fails in the end; returns what is made of it."""
-    with (
-        pytest.raises((TimeIsUp, TrialFailed)) as caught,
-        deadline(left=left).wait(usual, at_most=at_most, **settings),
-    ):
+    with pytest.raises((TimeIsUp, TrialFailed)) as caught, deadline(left=left).wait(usual, at_most=at_most, **settings):
         raise TrialFailed(outcome, "no answer in time")
     return caught.value
 

@@ -39,35 +39,15 @@ def test_a_workload_keeps_what_it_is_given():
     workload = a_workload(baseline={"prefetch": "autotune", "jit_compile": True})
     assert workload.model is nothing
     assert (workload.batch_size, workload.baseline["prefetch"]) == (32, "autotune")
-    assert (workload.validation, workload.batched, workload.drop_remainder, workload.name) == (
-        None,
-        False,
-        False,
-        None,
-    )
+    assert (workload.validation, workload.batched, workload.drop_remainder, workload.name) == (None, False, False, None)
 
 
 @pytest.mark.parametrize(
     ("positional", "named", "message", "hint"),
     [
-        (
-            (nothing, nothing),
-            {},
-            "Workload(…) was given 2 arguments without a name, expected none",
-            "Write Workload(",
-        ),
-        (
-            (),
-            {"batchsize": 32},
-            "Workload(batchsize=…): there is no such argument",
-            "Did you mean 'batch_size'? ",
-        ),
-        (
-            (),
-            {"model": nothing},
-            "Workload(dataset=…) is missing",
-            "Write Workload(model=…, dataset=…, compile=…",
-        ),
+        ((nothing, nothing), {}, "Workload(…) was given 2 arguments without a name, expected none", "Write Workload("),
+        ((), {"batchsize": 32}, "Workload(batchsize=…): there is no such argument", "Did you mean 'batch_size'? "),
+        ((), {"model": nothing}, "Workload(dataset=…) is missing", "Write Workload(model=…, dataset=…, compile=…"),
     ],
 )
 def test_arguments_that_do_not_exist_or_are_missing(positional, named, message, hint):
@@ -229,9 +209,7 @@ def test_a_function_is_called_with_a_config_only_if_it_takes_one():
     """`dataset()` and `dataset(config)` both work."""
     configuration = Configuration({"batch_size": 64, "num_parallel_calls": 4})
     assert call_with_config(lambda: "none", configuration) == "none"
-    assert call_with_config(lambda config: config, configuration) == DatasetConfig(
-        batch_size=64, num_parallel_calls=4
-    )
+    assert call_with_config(lambda config: config, configuration) == DatasetConfig(batch_size=64, num_parallel_calls=4)
 
 
 @pytest.mark.parametrize(
@@ -251,8 +229,6 @@ def test_a_dataset_is_told_its_part_in_tf_datas_own_values(knobs, expected):
 
 def test_reading_a_reference_imports_no_tensorflow():
     """The tuner's process reads references without TensorFlow."""
-    code = (
-        "import autotune.workloads.loading, sys; print('tensorflow' in sys.modules, 'optuna' in sys.modules)"
-    )
+    code = "import autotune.workloads.loading, sys; print('tensorflow' in sys.modules, 'optuna' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.split() == ["False", "False"]

@@ -170,12 +170,7 @@ def run(
     from autotune.scripts.long_run import prepare_run
 
     return prepare_run(
-        recipe,
-        script,
-        args or [],
-        skip_missing=skip_missing,
-        scale=scale_learning_rate,
-        on_mismatch=on_mismatch,
+        recipe, script, args or [], skip_missing=skip_missing, scale=scale_learning_rate, on_mismatch=on_mismatch
     )
 
 

@@ -65,9 +65,7 @@ def _baseline_in_words(recipe: Recipe) -> str:
     dropping = ", drop_remainder=True" if workload.drop_remainder else ""
     if workload.script is not None:
         return f"{workload.name} as it is, in batches of {size}"
-    data = (
-        f"dataset(config), batches of {size}," if workload.batched else f"dataset().batch({size}{dropping})"
-    )
+    data = f"dataset(config), batches of {size}," if workload.batched else f"dataset().batch({size}{dropping})"
     named = [
         f"{name}={format_value(value)}"
         for name, value in recipe.baseline.items()
@@ -185,9 +183,7 @@ def _watched(watch: Watch) -> str:
     rate = "" if watch.throughput is None else f" at {watch.throughput.value:,.0f} samples/s"
     failed = [each.detail for each in watch.checks if not each.passed]
     told = all(each.tells for each in watch.checks)
-    sound = (
-        "no memory leak and no hang" if told else "no hang; too little was seen to tell whether memory grows"
-    )
+    sound = "no memory leak and no hang" if told else "no hang; too little was seen to tell whether memory grows"
     found = "; ".join(failed) if failed else sound
     return f"It trained for {watch.seconds:.0f} s without a pause{rate} (`--soak`): {found}."
 
@@ -205,10 +201,7 @@ def show_usage(recipe: Recipe, path: Path, *, tuned: str, console: RichConsole |
             say("The recipe is the baseline: run the script as it is.", console)
             return
         say("The recipe is the baseline. Training code that trains like it needs no change.", console)
-        say(
-            "NumPy arrays given to fit, or a tf.distribute strategy, train otherwise: they were not measured.",
-            console,
-        )
+        say("NumPy arrays given to fit, or a tf.distribute strategy, train otherwise: they were not measured.", console)
         return
     if recipe.workload.script is not None:
         console.print()

@@ -27,11 +27,7 @@ class Progress:
     """Draws a run's events; an observer for `tune`, and a context manager. `budget`: seconds, until the run says."""
 
     def __init__(
-        self,
-        console: RichConsole | None = None,
-        *,
-        budget: float = 0.0,
-        clock: Callable[[], float] = time.monotonic,
+        self, console: RichConsole | None = None, *, budget: float = 0.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._console = console or terminal()
         self._clock = clock

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from autotune.space.search_space import ResolvedSpace
 
 
-def show_trials(
-    records: Sequence[TrialRecord], baseline: Configuration, console: RichConsole | None = None
-) -> None:
+def show_trials(records: Sequence[TrialRecord], baseline: Configuration, console: RichConsole | None = None) -> None:
     """A run's trials, one line each; the time is what the trial took, not when it ended as in `Progress`."""
     console = console or terminal()
     heading = f"{'took':>5}  {'phase':<8} {'no.':>3}  {'speed-up':<18}  changes"
@@ -52,10 +50,7 @@ def show_history(frame: pandas.DataFrame, console: RichConsole | None = None) ->
     known = frame.notna()
     for index, row in frame.iterrows():
         say("  ".join(_cell(name, row[name]) if known.at[index, name] else "–" for name in columns), console)
-    say(
-        f"{len(frame)} trials; each speed-up is over the baseline_throughput that was measured beside it",
-        console,
-    )
+    say(f"{len(frame)} trials; each speed-up is over the baseline_throughput that was measured beside it", console)
 
 
 def _cell(name: str, value: object) -> str:
@@ -139,10 +134,7 @@ def show_findings(findings: Sequence[Finding], *, as_json: bool, console: RichCo
     """What a doctor found, a line each with its fix, and the one thing to do first."""
     console = console or terminal()
     if as_json:
-        told = {
-            "findings": [each.model_dump(mode="json") for each in findings],
-            "first": first_thing(list(findings)),
-        }
+        told = {"findings": [each.model_dump(mode="json") for each in findings], "first": first_thing(list(findings))}
         console.print(Text(json.dumps(told, indent=2)), soft_wrap=True)
         return
     styles = {Level.STOPS: "bold red", Level.SLOWS: "yellow", Level.FACT: ""}

@@ -109,11 +109,7 @@ def _software(seen: Seen) -> Iterator[Finding]:
         return
     if seen.built_with is None:
         level = Level.STOPS if seen.pci_nvidia or seen.cards else Level.FACT
-        fix = (
-            "pip uninstall tensorflow-cpu && pip install 'tensorflow[and-cuda]'"
-            if level is Level.STOPS
-            else ""
-        )
+        fix = "pip uninstall tensorflow-cpu && pip install 'tensorflow[and-cuda]'" if level is Level.STOPS else ""
         yield Finding(level=level, what=f"TensorFlow {seen.tensorflow} is built without CUDA", fix=fix)
         return
     cuda, cudnn = seen.built_with.get("cuda_version", ""), seen.built_with.get("cudnn_version", "")
@@ -158,9 +154,7 @@ def _driver(seen: Seen) -> Iterator[Finding]:
         hidden = seen.visible is not None
         yield Finding(
             level=Level.STOPS,
-            what=f"CUDA_VISIBLE_DEVICES={seen.visible!r} hides every GPU"
-            if hidden
-            else "the driver shows no GPU",
+            what=f"CUDA_VISIBLE_DEVICES={seen.visible!r} hides every GPU" if hidden else "the driver shows no GPU",
             fix="Unset CUDA_VISIBLE_DEVICES, or name a GPU of `nvidia-smi -L` in it."
             if hidden
             else "See what nvidia-smi says; a card that has fallen off the bus needs a restart.",
@@ -170,14 +164,8 @@ def _driver(seen: Seen) -> Iterator[Finding]:
 def _cards(seen: Seen) -> Iterator[Finding]:
     for card in seen.cards:
         can = _can(card.capability)
-        version = (
-            ""
-            if card.capability is None
-            else f", compute capability {card.capability[0]}.{card.capability[1]}"
-        )
-        yield Finding(
-            level=Level.FACT, what=f"{card.name}: {card.memory_bytes / 2**30:.0f} GiB{version}{can}"
-        )
+        version = "" if card.capability is None else f", compute capability {card.capability[0]}.{card.capability[1]}"
+        yield Finding(level=Level.FACT, what=f"{card.name}: {card.memory_bytes / 2**30:.0f} GiB{version}{can}")
         if card.mig and not card.instances:
             yield Finding(
                 level=Level.STOPS,
@@ -224,8 +212,7 @@ def _can(capability: tuple[int, int] | None) -> str:
 
 def _host(seen: Seen) -> Iterator[Finding]:
     best = next(
-        (name for name in ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "avx") if name in seen.cpu_flags),
-        None,
+        (name for name in ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "avx") if name in seen.cpu_flags), None
     )
     if seen.machine == "x86_64" and best in (None, "avx"):
         yield Finding(
@@ -236,8 +223,7 @@ def _host(seen: Seen) -> Iterator[Finding]:
     elif best is not None:
         half = "computes in bfloat16" if "bf16" in best else "has no units for bfloat16"
         yield Finding(
-            level=Level.FACT,
-            what=f"processor: {best.replace('_', '-').upper()}, {half}; {seen.numa_nodes} NUMA",
+            level=Level.FACT, what=f"processor: {best.replace('_', '-').upper()}, {half}; {seen.numa_nodes} NUMA"
         )
     if seen.usable_cores < seen.cores:
         yield Finding(
@@ -267,9 +253,7 @@ def _host(seen: Seen) -> Iterator[Finding]:
 def _surroundings(seen: Seen) -> Iterator[Finding]:
     for name in NOT_READ:
         if name in seen.environment:
-            yield Finding(
-                level=Level.FACT, what=f"{name} is set, but TensorFlow does not read it any more", fix=""
-            )
+            yield Finding(level=Level.FACT, what=f"{name} is set, but TensorFlow does not read it any more", fix="")
     if seen.jitter is None:
         return
     budget = 3 if seen.jitter < RESTLESS else min(30, math.ceil(3 * (seen.jitter / RESTLESS)))
@@ -281,6 +265,4 @@ def _surroundings(seen: Seen) -> Iterator[Finding]:
             fix=f"Tune with --budget {budget}m, and while little else runs.",
         )
     else:
-        yield Finding(
-            level=Level.FACT, what=f"this machine is calm: {spread}; a budget of {budget} minutes will do"
-        )
+        yield Finding(level=Level.FACT, what=f"this machine is calm: {spread}; a budget of {budget} minutes will do")

@@ -101,9 +101,7 @@ def _picked(nvml: Any, wanted: str, devices: list[_Device], handles: list[Any]) 
         else:
             by_uuid = entry.startswith("GPU-")
             gpus = [
-                index
-                for index, handle in enumerate(handles)
-                if entry == str(index) or (by_uuid and has_uuid(handle))
+                index for index, handle in enumerate(handles) if entry == str(index) or (by_uuid and has_uuid(handle))
             ]
             named = [each for each in devices if gpus == [each.gpu]]
         if not named:

@@ -141,14 +141,9 @@ def _card(nvml: Any, handle: Any) -> Card:
     instances = 0
     for number in range(ask("nvmlDeviceGetMaxMigDeviceCount") or 0 if divided else 0):
         instances += ask("nvmlDeviceGetMigDeviceHandleByIndex", number) is not None
-    modes = {
-        nvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited",
-        nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive",
-    }
+    modes = {nvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited", nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive"}
     limit, usual = ask("nvmlDeviceGetPowerManagementLimit"), ask("nvmlDeviceGetPowerManagementDefaultLimit")
-    errors = ask(
-        "nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-    )
+    errors = ask("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
     memory, capability = ask("nvmlDeviceGetMemoryInfo"), ask("nvmlDeviceGetCudaComputeCapability")
     return Card(
         name=str(ask("nvmlDeviceGetName") or "a GPU"),
@@ -167,9 +162,7 @@ def _card(nvml: Any, handle: Any) -> Card:
 def _ldconfig() -> str:
     for command in ("ldconfig", "/sbin/ldconfig"):
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            return subprocess.run(
-                [command, "-p"], capture_output=True, text=True, timeout=20, check=False
-            ).stdout
+            return subprocess.run([command, "-p"], capture_output=True, text=True, timeout=20, check=False).stdout
     return ""
 
 

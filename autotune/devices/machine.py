@@ -96,9 +96,7 @@ def require_linux() -> None:
     # Through a variable, or the type checker takes the rest for dead code on the platform it checks.
     system: str = sys.platform
     if system != "linux":
-        raise InputError(
-            f"autotune runs on Linux only, and this is {system}: use a Linux machine or container"
-        )
+        raise InputError(f"autotune runs on Linux only, and this is {system}: use a Linux machine or container")
 
 
 def fingerprint() -> Machine:
@@ -149,9 +147,7 @@ def core_quota() -> float:
 
 def memory_limit_bytes() -> int:
     """Host memory this process may use: the smaller of the host's and the tightest limit of its control groups."""
-    texts = [
-        _read(group / name) for group in _control_groups() for name in ("memory.max", "memory.limit_in_bytes")
-    ]
+    texts = [_read(group / name) for group in _control_groups() for name in ("memory.max", "memory.limit_in_bytes")]
     limits = [limit for text in texts if (limit := _number(text)) is not None]
     return int(min([psutil.virtual_memory().total, *limits]))
 

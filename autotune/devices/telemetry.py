@@ -77,9 +77,7 @@ def read_counters() -> Counters:
     for pid in _descendants(os.getpid()):
         with contextlib.suppress(psutil.Error):
             own += sum(psutil.Process(pid).cpu_times()[:4])
-    return Counters(
-        at=time.monotonic(), own=own, cores=math.ceil(min(len(allowed), quota)), busy=busy, steal=steal
-    )
+    return Counters(at=time.monotonic(), own=own, cores=math.ceil(min(len(allowed), quota)), busy=busy, steal=steal)
 
 
 def part_of(before: Counters, after: Counters, *, seconds: float) -> float:

@@ -17,9 +17,7 @@ HEAD_BYTES, END_BYTES = 1 << 20, 1 << 16
 TAIL_LENGTH = 4000
 
 _UNPRINTABLE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_FATAL = re.compile(
-    r"Check failed|^(?:F\d{4} |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: F )|^terminate called|^  what\(\)"
-)
+_FATAL = re.compile(r"Check failed|^(?:F\d{4} |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: F )|^terminate called|^  what\(\)")
 
 
 def cap(log: Path) -> None:
@@ -30,9 +28,7 @@ def cap(log: Path) -> None:
             end = _end(log)
             os.truncate(log, HEAD_BYTES)
             with log.open("ab") as stream:
-                stream.write(
-                    f"\n[autotune: cut out here; the log had grown to {size} bytes]\n".encode() + end
-                )
+                stream.write(f"\n[autotune: cut out here; the log had grown to {size} bytes]\n".encode() + end)
 
 
 def tail(log: Path) -> str:

@@ -94,15 +94,11 @@ class TrialProcess:
             if self._clock.standstills == before or thrown_away == MOST_REPEATS:
                 return tuple(each.model_copy(update={"standstills": thrown_away}) for each in slices)
 
-    def finish(
-        self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False
-    ) -> messages.Finished:
+    def finish(self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False) -> messages.Finished:
         """See `executor.LiveTrial`."""
         before, deadline = self._clock.standstills, self._clock() + timeout_seconds
         profile = self._profile == "all" or (self._profile == "finalists" and thorough)
-        self._command(
-            messages.Finish(input_wait_seconds=input_wait_seconds, ceilings=thorough, profile=profile)
-        )
+        self._command(messages.Finish(input_wait_seconds=input_wait_seconds, ceilings=thorough, profile=profile))
         told = self._expect(messages.Finished, deadline)
         if input_wait_seconds > 0:
             with contextlib.suppress(TrialFailed):  # it is ended; what it told before stands
@@ -255,9 +251,7 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
         try:
             ready = self._with_template({}, Template.wait_ready)
         except TrialFailed as failure:
-            raise NoStableConfigurationError(
-                failure.reason, hint=failure.hint, detail=failure.log_tail
-            ) from failure
+            raise NoStableConfigurationError(failure.reason, hint=failure.hint, detail=failure.log_tail) from failure
         assert ready.workload is not None
         self._fingerprint, self._script = ready.workload.fingerprint, ready.workload.script
         self.started_by_import = ready.started
@@ -278,12 +272,7 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
     ) -> TrialProcess:
         """See `executor.Executor`. Raises `WorkloadError` if the workload's file has changed since `open`."""
         request = messages.TrialRequest(
-            configuration=dict(configuration),
-            log=log,
-            data=data,
-            timing=timing,
-            losses=losses,
-            script=self._script,
+            configuration=dict(configuration), log=log, data=data, timing=timing, losses=losses, script=self._script
         )
 
         def fork(template: Template) -> TrialProcess:

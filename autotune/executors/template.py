@@ -168,9 +168,7 @@ def _fork() -> int:
 class _Server:
     """Forks trials on request and reports their ends."""
 
-    def __init__(
-        self, control: messages.Channel, workload: Workload | None, reference: WorkloadReference
-    ) -> None:
+    def __init__(self, control: messages.Channel, workload: Workload | None, reference: WorkloadReference) -> None:
         self._control = control
         self._workload = workload
         self._reference = reference

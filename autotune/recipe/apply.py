@@ -187,11 +187,7 @@ def compile_arguments(configuration: Mapping[str, KnobValue]) -> dict[str, KnobV
 
 
 def pipeline(
-    dataset: tf.data.Dataset,
-    configuration: Configuration,
-    *,
-    batched: bool = False,
-    drop_remainder: bool = False,
+    dataset: tf.data.Dataset, configuration: Configuration, *, batched: bool = False, drop_remainder: bool = False
 ) -> tf.data.Dataset:
     """Batches, prefetched as the configuration says, that end where `dataset` ends. `batched`: it holds batches."""
     import tensorflow as tf
@@ -239,11 +235,7 @@ class TrainingPipeline:
 
 
 def training_pipeline(
-    dataset: tf.data.Dataset,
-    configuration: Configuration,
-    *,
-    batched: bool = False,
-    drop_remainder: bool = False,
+    dataset: tf.data.Dataset, configuration: Configuration, *, batched: bool = False, drop_remainder: bool = False
 ) -> TrainingPipeline:
     """As `pipeline`, but repeated where `persistent_iterator` is on and the cardinality is known and finite.
 
@@ -272,9 +264,7 @@ def pipeline_in_steps(dataset: tf.data.Dataset, configuration: Configuration, st
     """Batches of which an epoch takes so many, as a script says by `steps_per_epoch`."""
     divisor = largest_divisor(steps, int(configuration.get("steps_per_execution", 1)))
     changes = {"persistent_iterator": False, "steps_per_execution": divisor}
-    configuration = configuration.replace(
-        **{name: value for name, value in changes.items() if name in configuration}
-    )
+    configuration = configuration.replace(**{name: value for name, value in changes.items() if name in configuration})
     batches = pipeline(dataset, configuration, batched=True)
     return TrainingPipeline(
         dataset=batches,

@@ -14,9 +14,7 @@ from autotune.stats.intervals import Interval
 from autotune.stats.stability import Check
 
 NonNegative = Annotated[FiniteFloat, Field(ge=0)]
-Count = Annotated[
-    int, Field(ge=0, le=(1 << 63) - 1)
-]  # bytes, samples; larger ones could not be divided or shown
+Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]  # bytes, samples; larger ones could not be divided or shown
 
 
 def _checked_knobs(values: dict[str, KnobValue]) -> dict[str, KnobValue]:

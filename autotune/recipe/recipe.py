@@ -68,16 +68,12 @@ class LearningRate(Part):
     """What each rule did in short trainings; null where they were not run."""
 
     @classmethod
-    def between(
-        cls, batch_size: int, baseline: int, *, losses: BatchLosses | None = None
-    ) -> LearningRate | None:
+    def between(cls, batch_size: int, baseline: int, *, losses: BatchLosses | None = None) -> LearningRate | None:
         """The note for a change of batch size; None when it did not change."""
         if batch_size == baseline:
             return None
         ratio = batch_size / baseline
-        return cls(
-            batch_ratio=ratio, linear_scale=ratio, sqrt_scale=round(math.sqrt(ratio), 4), losses=losses
-        )
+        return cls(batch_ratio=ratio, linear_scale=ratio, sqrt_scale=round(math.sqrt(ratio), 4), losses=losses)
 
 
 class RecipeWorkload(Part):
@@ -273,18 +269,12 @@ class Recipe(Part):
         """
         apply.refuse_overridden(self.configuration)
         dataset = apply.as_dataset(dataset)
-        batches = apply.pipeline(
-            dataset, Configuration(self.configuration), **_batching(self.workload, drop_remainder)
-        )
+        batches = apply.pipeline(dataset, Configuration(self.configuration), **_batching(self.workload, drop_remainder))
         self._refuse_other_ranks(batches, dataset)
         return batches
 
     def fit_args(
-        self,
-        dataset: tf.data.Dataset,
-        *,
-        drop_remainder: bool | None = None,
-        steps_per_execution: int | None = None,
+        self, dataset: tf.data.Dataset, *, drop_remainder: bool | None = None, steps_per_execution: int | None = None
     ) -> dict[str, Any]:
         """Keyword arguments of `model.fit` for the training data: `x`, and `steps_per_epoch` where it is needed.
 
@@ -335,9 +325,7 @@ class Recipe(Part):
     def _repr_html_(self) -> str:
         """The recipe as notebooks show it."""
         cells = [(name, self.baseline.get(name), value) for name, value in self.changes.items()]
-        rows = "".join(
-            f"<tr>{''.join(f'<td>{html.escape(str(each))}</td>' for each in row)}</tr>" for row in cells
-        )
+        rows = "".join(f"<tr>{''.join(f'<td>{html.escape(str(each))}</td>' for each in row)}</tr>" for row in cells)
         claim, name = self.evidence.speedup, html.escape(self.workload.name)
         said = f"×{claim.value:.2f} ({claim.low:.2f} to {claim.high:.2f})" if cells else "the baseline"
         return (

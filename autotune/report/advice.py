@@ -32,11 +32,7 @@ def advice(baseline: TrialRecord, recommended: TrialRecord | None, script: Scrip
     if baseline.bottleneck is not None and baseline.bottleneck.name != "unknown":
         said.append(_limit("The baseline", baseline, script))
     said += _at_most(baseline)
-    if (
-        recommended is not None
-        and recommended.bottleneck is not None
-        and recommended.bottleneck.name != "unknown"
-    ):
+    if recommended is not None and recommended.bottleneck is not None and recommended.bottleneck.name != "unknown":
         now = recommended.bottleneck
         helps = f"; {_HELPS[now.name]} could help further" if now.name in _HELPS else ""
         said.append(f"With the recipe {_in_words(now)}{helps}.")
@@ -85,9 +81,7 @@ def _at_most(record: TrialRecord) -> list[str]:
         return []
     most = top.by_compute / rate.value
     if most < WORTH_SAYING:
-        return [
-            "No setting of the input pipeline can make this training clearly faster: its steps hardly wait."
-        ]
+        return ["No setting of the input pipeline can make this training clearly faster: its steps hardly wait."]
     return [
         f"At this batch size and precision no setting of the input pipeline can make it more than ×{most:.2f} as "
         f"fast: the steps alone make {top.by_compute:,.0f} samples/s."

@@ -19,13 +19,9 @@ def serve(run: str | Path, port: int) -> None:
     directory = RunDirectory(run)
     directory.read_run()
     if not directory.study_file.exists():
-        raise RunDirectoryError(
-            f"{run} has no study.db", hint="It is written with the first trial of the search."
-        )
+        raise RunDirectoryError(f"{run} has no study.db", hint="It is written with the first trial of the search.")
     if importlib.util.find_spec("optuna_dashboard") is None:
-        raise ArgumentError(
-            "optuna-dashboard is not installed", hint="Run pip install 'autotune[dashboard]'."
-        )
+        raise ArgumentError("optuna-dashboard is not installed", hint="Run pip install 'autotune[dashboard]'.")
     import optuna
     import optuna_dashboard
     from sqlalchemy import URL
@@ -36,6 +32,4 @@ def serve(run: str | Path, port: int) -> None:
     try:
         optuna_dashboard.run_server(storage, host="127.0.0.1", port=port)
     except OSError as error:
-        raise ArgumentError(
-            f"port {port} cannot be used: {error.strerror}", hint="Give another --port."
-        ) from error
+        raise ArgumentError(f"port {port} cannot be used: {error.strerror}", hint="Give another --port.") from error

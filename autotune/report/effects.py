@@ -127,10 +127,7 @@ def load_slices(*runs: str | Path) -> pd.DataFrame:
                     "instance": instance,
                     "disturbed": disturbed,
                     "throughput": each.examples / each.seconds,
-                    **{
-                        name: getattr(each, name, None)
-                        for name in ("at", "seconds", "steps", "examples", "epochs")
-                    },
+                    **{name: getattr(each, name, None) for name in ("at", "seconds", "steps", "examples", "epochs")},
                     "cpu_seconds": each.cpu_seconds,
                     "loss": each.loss,
                 }
@@ -153,12 +150,7 @@ def load_ops(*runs: str | Path) -> pd.DataFrame:
         RunDirectoryError: Nothing was given, no run was found at a path, or a file there is damaged.
     """
     rows = [
-        {
-            "run": directory.name,
-            "trial": record.trial,
-            "operation": each.name,
-            **each.model_dump(exclude={"name"}),
-        }
+        {"run": directory.name, "trial": record.trial, "operation": each.name, **each.model_dump(exclude={"name"})}
         for directory in find_runs(*runs)
         for record in directory.read_trials()
         for each in (record.profile.operations if record.profile is not None else ())
@@ -166,9 +158,7 @@ def load_ops(*runs: str | Path) -> pd.DataFrame:
     return _frame(rows, _OPERATIONS)
 
 
-def _frame(
-    rows: list[dict[str, object]], columns: dict[str, pd.api.extensions.ExtensionDtype]
-) -> pd.DataFrame:
+def _frame(rows: list[dict[str, object]], columns: dict[str, pd.api.extensions.ExtensionDtype]) -> pd.DataFrame:
     return pd.DataFrame(
         {name: pd.Series([row.get(name) for row in rows], dtype=dtype) for name, dtype in columns.items()}
     )
@@ -196,9 +186,7 @@ def _ratios(
             continue
         (knob,) = differing
         a, b, sign = one[knob], other[knob], 1
-        if (type(a) is int and type(b) is int and a > b) or (
-            type(a) is not int and format_value(a) > format_value(b)
-        ):
+        if (type(a) is int and type(b) is int and a > b) or (type(a) is not int and format_value(a) > format_value(b)):
             a, b, sign = b, a, -1
         ratio = sign * math.log(after.value / before.value)
         error = math.hypot(_error(before), _error(after))

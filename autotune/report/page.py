@@ -89,9 +89,7 @@ def page_data(directory: RunDirectory) -> dict[str, Any]:
         "answer": _answer(recipe, records, chosen, run, directory),
         "sides": [_side(each) for each in sides],
         "trials": [_trial(each, baseline) for each in records],
-        "effects": []
-        if effects is None
-        else json.loads(effects.drop(columns="run").to_json(orient="records")),
+        "effects": [] if effects is None else json.loads(effects.drop(columns="run").to_json(orient="records")),
         "profiles": [_profile(each) for each in sides if each.profile is not None],
         "machine": _machine(run),
         "method": METHOD,
@@ -139,9 +137,7 @@ def _answer(
         "verdict": evidence.verdict.value,
         "headline": headline,
         "speedup": _interval(evidence.speedup) if changes else None,
-        "changes": [
-            [name, _value(recipe.baseline.get(name)), _value(value)] for name, value in changes.items()
-        ],
+        "changes": [[name, _value(recipe.baseline.get(name)), _value(value)] for name, value in changes.items()],
         "use": [one_line(each) for each in use] if changes else [],
         "not_checked": [one_line(each) for each in evidence.stability.not_checked],
         "advice": told,

@@ -20,9 +20,7 @@ def find_runs(*paths: str | Path) -> tuple[RunDirectory, ...]:
     Raises RunDirectoryError where nothing was given, or there is no run at one of the paths.
     """
     if not paths:
-        raise RunDirectoryError(
-            "no run was given", hint="Give run directories, or a directory that holds some."
-        )
+        raise RunDirectoryError("no run was given", hint="Give run directories, or a directory that holds some.")
     found: dict[Path, RunDirectory] = {}
     for path in paths:
         for directory in _directories_at(Path(path)):
@@ -75,9 +73,7 @@ def trial_configuration(directory: RunDirectory, record: TrialRecord) -> Configu
     return check_configuration(record.configuration, file, "configuration")
 
 
-def baseline_of(
-    directory: RunDirectory, run: RunRecord, trials: Sequence[TrialRecord]
-) -> Configuration | None:
+def baseline_of(directory: RunDirectory, run: RunRecord, trials: Sequence[TrialRecord]) -> Configuration | None:
     """A run's baseline, checked; that of its first baseline trial where run.json has none."""
     if run.baseline is not None:
         return check_configuration(run.baseline, directory.path / "run.json", "baseline")

@@ -46,10 +46,7 @@ def read(folder: Path) -> Profile:
     own = [each for each in operations if each["type"] not in ("IDLE", INPUT) and each["total_self_time"]]
     total = sum(each["total_self_time"] for each in own) / 1e6
     count = sum(each["occurrences"] for each in own)
-    matrix = (
-        sum(each["total_self_time"] for each in own if any(word in each["type"] for word in MATRIX_WORK))
-        / 1e6
-    )
+    matrix = sum(each["total_self_time"] for each in own if any(word in each["type"] for word in MATRIX_WORK)) / 1e6
     top = sorted(operations, key=lambda each: -each["total_self_time"])
     peak, holders = _memory(planes)
     return Profile(

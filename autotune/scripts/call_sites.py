@@ -51,13 +51,7 @@ def site_of(frame: FrameType, directory: str) -> Site:
     found = calls_in(code.co_filename).get((end_line or 0, end_column or 0))
     name, order = (found.name, found.order) if found else ("", frame.f_lineno)
     function = found.function if found else code.co_qualname
-    return Site(
-        file=shown(code.co_filename, directory),
-        function=function,
-        call=name,
-        order=order,
-        line=frame.f_lineno,
-    )
+    return Site(file=shown(code.co_filename, directory), function=function, call=name, order=order, line=frame.f_lineno)
 
 
 def shown(file: str, directory: str) -> str:
@@ -118,15 +112,9 @@ def enclosing_ranges(file: str, line: int, directory: str) -> list[Site]:
     found = []
     for loop in sorted(around, key=lambda each: -each.lineno):
         iterated: ast.expr = loop.iter
-        while (
-            isinstance(iterated, ast.Call) and _name(iterated.func) in ("enumerate", "tqdm") and iterated.args
-        ):
+        while isinstance(iterated, ast.Call) and _name(iterated.func) in ("enumerate", "tqdm") and iterated.args:
             iterated = iterated.args[0]
-        if (
-            isinstance(iterated, ast.Call)
-            and isinstance(iterated.func, ast.Name)
-            and iterated.func.id == "range"
-        ):
+        if isinstance(iterated, ast.Call) and isinstance(iterated.func, ast.Name) and iterated.func.id == "range":
             found.append(sites[_end(iterated)])
     return found
 

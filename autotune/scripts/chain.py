@@ -14,17 +14,7 @@ from autotune.worker.private_api import inputs_of, operations_of_map
 if TYPE_CHECKING:
     import tensorflow as tf
 
-COUNTS_BATCHES = (
-    "Take",
-    "Skip",
-    "Shard",
-    "Enumerate",
-    "Window",
-    "Batch",
-    "ParallelBatch",
-    "PaddedBatch",
-    "Unbatch",
-)
+COUNTS_BATCHES = ("Take", "Skip", "Shard", "Enumerate", "Window", "Batch", "ParallelBatch", "PaddedBatch", "Unbatch")
 """What a pipeline does after `batch` that would mean something else with another batch size."""
 BATCHES = ("Batch", "ParallelBatch", "PaddedBatch")
 HAND_ON = ("Prefetch", "Map", "ParallelMap", "Options", "Cache", "Shuffle")

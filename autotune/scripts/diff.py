@@ -15,11 +15,7 @@ from autotune.scripts.sources import own_files
 from autotune.space.configuration import format_value
 from autotune.space.knobs import KnobValue
 
-_ARGUMENTS = {
-    "batch_size": "batch_size",
-    "num_parallel_calls": "num_parallel_calls",
-    "prefetch": "buffer_size",
-}
+_ARGUMENTS = {"batch_size": "batch_size", "num_parallel_calls": "num_parallel_calls", "prefetch": "buffer_size"}
 """The keyword by which a call takes a knob."""
 _PLACES = {
     ("batch", "batch_size"): 0,
@@ -59,9 +55,7 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
     """
     facts = recipe.workload.script
     if facts is None:
-        raise RecipeError(
-            "the recipe is of a Workload", hint="Use recipe.apply() and its kin in the training code."
-        )
+        raise RecipeError("the recipe is of a Workload", hint="Use recipe.apply() and its kin in the training code.")
     name = script.resolve()
     if recipe.workload.name not in (name.stem, name.parent.name):
         raise RecipeError(
@@ -83,9 +77,7 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
                 and call.name in _TAKERS.get(knob, (call.name,))
             }
             if facts.compile_site is not None and site.key == facts.compile_site.key:
-                wanted |= {
-                    knob: changes[knob] for knob in ("jit_compile", "steps_per_execution") if knob in changes
-                }
+                wanted |= {knob: changes[knob] for knob in ("jit_compile", "steps_per_execution") if knob in changes}
                 reached |= wanted.keys()
             at_fit = facts.fit_site is not None and site.key == facts.fit_site.key
             if at_fit and "batch_size" in changes and not facts.batch_given_as:
@@ -113,11 +105,7 @@ def _arguments(file: Path, call: FoundCall, wanted: Mapping[str, str]) -> list[E
     edits, more = [], []
     for keyword, text in wanted.items():
         named = next((each.value for each in node.keywords if each.arg == keyword), None)
-        first = (
-            node.args[0]
-            if node.args and keyword in ("batch_size", "buffer_size") and call.name != "fit"
-            else None
-        )
+        first = node.args[0] if node.args and keyword in ("batch_size", "buffer_size") and call.name != "fit" else None
         old = named if named is not None else first
         if old is None:
             more.append(f"{keyword}={text}")
@@ -145,11 +133,7 @@ def _inserted(file: Path, lines: Mapping[str, str]) -> list[Edit]:
     early = lines.get("onednn")
     if early and body:
         edits.append(
-            Edit(
-                _offset(source, body[0].lineno, 0),
-                _offset(source, body[0].lineno, 0),
-                f"import os\n\n{early}\n\n",
-            )
+            Edit(_offset(source, body[0].lineno, 0), _offset(source, body[0].lineno, 0), f"import os\n\n{early}\n\n")
         )
     late = [text for knob, text in lines.items() if knob != "onednn"]
     if late and imports:
@@ -174,9 +158,6 @@ def _diff(file: Path, edits: list[Edit], directory: Path) -> str:
     shown = str(file.relative_to(directory)) if file.is_relative_to(directory) else str(file)
     return "".join(
         difflib.unified_diff(
-            source.decode().splitlines(keepends=True),
-            changed.decode().splitlines(keepends=True),
-            shown,
-            shown,
+            source.decode().splitlines(keepends=True), changed.decode().splitlines(keepends=True), shown, shown
         )
     )

@@ -98,9 +98,7 @@ class _Found(BaseException):
 
 
 class _StopAtFramework(importlib.abc.MetaPathFinder):
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name.partition(".")[0] in _FRAMEWORKS:
             raise _Found
         return None

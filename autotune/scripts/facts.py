@@ -59,9 +59,7 @@ class ScriptFacts(Frozen):
     before_seconds: FiniteFloat = 0.0  # what the script does before it trains
     epochs: int | None = None  # of the training, as the script asks for them
     schedule: str | None = None  # the optimizer's learning-rate schedule, which counts steps
-    variables: dict[str, str] = Field(
-        {}
-    )  # of the environment, that the script sets before it imports TensorFlow
+    variables: dict[str, str] = Field({})  # of the environment, that the script sets before it imports TensorFlow
     batch_given_as: str = ""  # where the batch size comes from, in words
     step_function: Site | None = None  # of a loop: the function that XLA is asked to compile
     epochs_range: Site | None = None  # of a loop: the `range()` of its epochs, which has no end in trials

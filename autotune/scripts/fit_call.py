@@ -159,9 +159,7 @@ class FitCall:
         calls, _ = batch_calls(dataset)
         return bool(calls and calls[0].drop_remainder)
 
-    def pipeline(
-        self, dataset: tf.data.Dataset, source: Any, configuration: Configuration
-    ) -> apply.TrainingPipeline:
+    def pipeline(self, dataset: tf.data.Dataset, source: Any, configuration: Configuration) -> apply.TrainingPipeline:
         """How the training reads its batches with the knobs of a configuration.
 
         Args:

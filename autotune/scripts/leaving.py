@@ -23,9 +23,7 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def few_steps(
-    model: keras.Model, usual: Callable[..., Any], arguments: dict[str, Any], callbacks: list[Any]
-) -> Any:
+def few_steps(model: keras.Model, usual: Callable[..., Any], arguments: dict[str, Any], callbacks: list[Any]) -> Any:
     """Run a `fit` for a few steps: what it returns has the keys that the script may ask for."""
     few = {
         "steps_per_epoch": FEW_STEPS,

@@ -87,9 +87,7 @@ class LongRun:
         self._wrappers.once_imported("keras", lambda keras: self._set(sys.modules["tensorflow"], Stage.BUILD))
         if self._facts.trains is Trains.LOOP:
             watch = LoopWatch(self._wrappers, self, self._facts)
-            self._wrappers.once_imported(
-                "keras", lambda keras: watch.install(sys.modules["tensorflow"], keras)
-            )
+            self._wrappers.once_imported("keras", lambda keras: watch.install(sys.modules["tensorflow"], keras))
 
     def _set(self, tf: ModuleType, stage: Stage) -> None:
         for name, value in self._settings.changes.items():
@@ -159,13 +157,7 @@ class LongRun:
         set_compiled(call.model, train.in_force)
         changed: dict[str, Any] = {**train.fit_args}
         if call.kind == "arrays":
-            changed |= {
-                "y": None,
-                "sample_weight": None,
-                "class_weight": None,
-                "batch_size": None,
-                "shuffle": False,
-            }
+            changed |= {"y": None, "sample_weight": None, "class_weight": None, "batch_size": None, "shuffle": False}
             changed |= {"validation_split": 0.0, "validation_data": call.with_arrays()[1]}
             changed["validation_batch_size"] = call.arguments["validation_batch_size"] or call.batch_used
         return changed
@@ -185,9 +177,7 @@ class LongRun:
                 f"the learning rate is a schedule ({self._facts.schedule}), so it cannot be scaled",
                 hint="Leave --scale-learning-rate out, and scale the schedule in the script.",
             ) from error
-        say(
-            f"learning rate {now:g} → {now * factor:g}, for batches of {after} in place of {before} ({self._scale})"
-        )
+        say(f"learning rate {now:g} → {now * factor:g}, for batches of {after} in place of {before} ({self._scale})")
 
 
 def prepare_run(
@@ -210,13 +200,7 @@ def prepare_run(
 
     recipe = Recipe.load(recipe_path)
     reference = parse_reference(script).model_copy(update={"args": checked_args(args)})
-    run = LongRun(
-        recipe,
-        directory_of(reference),
-        log=_log_beside(recipe_path),
-        skip_missing=skip_missing,
-        scale=scale,
-    )
+    run = LongRun(recipe, directory_of(reference), log=_log_beside(recipe_path), skip_missing=skip_missing, scale=scale)
     name = file_of(reference)
     known = recipe.workload.name
     if known not in (name.stem, name.parent.name):

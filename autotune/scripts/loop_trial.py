@@ -214,9 +214,7 @@ class LoopTraining:
         closing.refuse_weights_that_are_not_finite(self._weights(), step=clock.progress.steps)
         waited, seconds = self._waited
         figures = messages.Finished(
-            peak_host_bytes=peak_host_bytes(),
-            peak_device_bytes=gpus.device_bytes("peak"),
-            input_wait_fraction=None,
+            peak_host_bytes=peak_host_bytes(), peak_device_bytes=gpus.device_bytes("peak"), input_wait_fraction=None
         )
         self._channel.send(figures)
         if finish.input_wait_seconds <= 0:

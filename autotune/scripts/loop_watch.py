@@ -322,9 +322,7 @@ class LoopWatch:
         if self._first_updating is None:
             self._first_updating = what
         if what == self._first_updating:
-            self._hooks.stepped(
-                next((n for each in arguments if (n := _length(each))), self._called_with), logs
-            )
+            self._hooks.stepped(next((n for each in arguments if (n := _length(each))), self._called_with), logs)
 
 
 def _is_data(argument: Any) -> bool:

@@ -24,9 +24,7 @@ _TRACKERS_OFF = {
     "COMET_START_ONLINE": "0",
     "CLEARML_OFFLINE_MODE": "1",
 }
-_WRITING_CALLBACKS = frozenset(
-    {"ModelCheckpoint", "BackupAndRestore", "TensorBoard", "CSVLogger", "RemoteMonitor"}
-)
+_WRITING_CALLBACKS = frozenset({"ModelCheckpoint", "BackupAndRestore", "TensorBoard", "CSVLogger", "RemoteMonitor"})
 _TRACKERS = frozenset({"wandb", "mlflow", "neptune", "comet_ml", "clearml", "dvclive", "aim", "swanlab"})
 _WRITING = os.O_WRONLY | os.O_RDWR
 _CHANGING = ("os.remove", "os.rename", "os.rmdir", "os.truncate", "shutil.rmtree", "shutil.move", "os.link")
@@ -77,15 +75,7 @@ class SideEffects:
             else set()
         )
         self._allow_writes, self._refuse = allow_writes, refuse
-        prefixes = [
-            tempfile.gettempdir(),
-            "/dev",
-            "/proc",
-            "/sys",
-            sys.prefix,
-            sys.base_prefix,
-            str(created.parent),
-        ]
+        prefixes = [tempfile.gettempdir(), "/dev", "/proc", "/sys", sys.prefix, sys.base_prefix, str(created.parent)]
         prefixes += [os.path.expanduser(f"~/{each}") for each in (".cache", ".config", ".keras", ".local")]
         here = os.getcwd()
         self._others = tuple(os.path.join(each, "") for each in prefixes if not here.startswith(each))
@@ -119,9 +109,7 @@ class SideEffects:
         saving = (getattr(keras.saving, name, None) for name in ("save_model", "save_weights"))
         for function in (*filter(None, saving), tf.saved_model.save):
             replace_everywhere(
-                function,
-                self._nothing(function.__name__),
-                below=("keras", "tensorflow._api", "tensorflow.saved_model"),
+                function, self._nothing(function.__name__), below=("keras", "tensorflow._api", "tensorflow.saved_model")
             )
         noop = tf.summary.create_noop_writer
         for module in (tf.summary, tf.compat.v2.summary):

@@ -37,13 +37,7 @@ def _bound(node: ast.stmt) -> set[str]:
     if isinstance(node, ast.Import | ast.ImportFrom):
         return {each.asname or each.name for each in node.names}
     targets = getattr(node, "targets", [getattr(node, "target", None)])
-    return {
-        name.id
-        for each in targets
-        if each is not None
-        for name in ast.walk(each)
-        if isinstance(name, ast.Name)
-    }
+    return {name.id for each in targets if each is not None for name in ast.walk(each) if isinstance(name, ast.Name)}
 
 
 def own_files(file: Path, directory: Path) -> list[Path]:
@@ -58,9 +52,7 @@ def own_files(file: Path, directory: Path) -> list[Path]:
             parts = name.split(".")
             for end, place in itertools.product(range(1, len(parts) + 1), (directory, each.parent)):
                 stem = place.joinpath(*parts[:end])
-                waiting += [
-                    path for path in (stem.with_suffix(".py"), stem / "__init__.py") if path.is_file()
-                ]
+                waiting += [path for path in (stem.with_suffix(".py"), stem / "__init__.py") if path.is_file()]
     return found
 
 
@@ -116,6 +108,4 @@ def refuse_broken(file: Path) -> None:
         compile(file.read_bytes(), str(file), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        raise WorkloadError(
-            f"{file}{line}: {error}", hint="Mend the script; Python cannot run it."
-        ) from error
+        raise WorkloadError(f"{file}{line}: {error}", hint="Mend the script; Python cannot run it.") from error

@@ -120,9 +120,7 @@ class _Survey:
         history = few_steps(model, usual, arguments, [*callbacks, clock.callback()])
         steps = _steps(FitCall(model=model, arguments=arguments, settings=self._wrappers.settings), facts)
         epochs = max(1, int(arguments["epochs"]) - int(arguments["initial_epoch"]))
-        self._fits.append(
-            Fit(line=_line(site), site=site, planned_seconds=epochs * steps * clock.step_seconds)
-        )
+        self._fits.append(Fit(line=_line(site), site=site, planned_seconds=epochs * steps * clock.step_seconds))
         self._facts.append(facts)
         if number >= MOST_FITS or time.monotonic() - self._began > LONGEST_SECONDS:
             self._end()
@@ -197,9 +195,7 @@ class _Survey:
             )
         chosen = self._facts[best if wanted is None else wanted - 1]
         assert chosen.script is not None
-        script = chosen.script.model_copy(
-            update={"fits": tuple(self._fits), "left_out": tuple(self._effects.left_out)}
-        )
+        script = chosen.script.model_copy(update={"fits": tuple(self._fits), "left_out": tuple(self._effects.left_out)})
         self._say({"facts": chosen.model_copy(update={"script": script}).model_dump(mode="json")})
 
     def _refuse(self, error: WorkloadError) -> NoReturn:

@@ -37,10 +37,7 @@ class Script:
 
 
 def run(
-    request: messages.TrialRequest,
-    channel: messages.Channel,
-    script: Script,
-    configuration: Configuration,
+    request: messages.TrialRequest, channel: messages.Channel, script: Script, configuration: Configuration
 ) -> None:
     """Run one trial to its end. It comes back only where the script has not trained."""
     import keras
@@ -93,11 +90,7 @@ def repeatable(tf: Any) -> None:
         setattr(tf.config, name, lambda *_, **__: None)
         setattr(tf.config.experimental, name, lambda *_, **__: None)
     for owner in (tf.config.experimental, tf.config.threading):
-        for name in (
-            "set_memory_growth",
-            "set_intra_op_parallelism_threads",
-            "set_inter_op_parallelism_threads",
-        ):
+        for name in ("set_memory_growth", "set_intra_op_parallelism_threads", "set_inter_op_parallelism_threads"):
             setattr(owner, name, lambda *_, **__: None)
 
 
@@ -116,8 +109,7 @@ def run_users(reference: WorkloadReference, *, endless: Site | None = None) -> N
     except EOFError as error:
         line = users_line(traceback.extract_tb(error.__traceback__))
         raise WorkloadError(
-            f"{line}: asks for input, and a trial has none",
-            hint=f"Give it as an argument of the script. {ARGS_HINT}",
+            f"{line}: asks for input, and a trial has none", hint=f"Give it as an argument of the script. {ARGS_HINT}"
         ) from error
     except WorkloadError:
         raise

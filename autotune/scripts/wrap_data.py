@@ -69,9 +69,7 @@ def _batch(wrappers: Wrappers, usual: Callable[..., Any], site: Site, bound: ins
     return tag(usual(*bound.args, **bound.kwargs), made)
 
 
-def _parallel(
-    wrappers: Wrappers, usual: Callable[..., Any], site: Site, bound: inspect.BoundArguments
-) -> Any:
+def _parallel(wrappers: Wrappers, usual: Callable[..., Any], site: Site, bound: inspect.BoundArguments) -> Any:
     given = bound.arguments.get("num_parallel_calls")
     used = wrappers.settings.at("num_parallel_calls", site, given, _as_calls)
     bound.arguments["num_parallel_calls"] = used
@@ -82,9 +80,7 @@ def _parallel(
     return made
 
 
-def _prefetch(
-    wrappers: Wrappers, usual: Callable[..., Any], site: Site, bound: inspect.BoundArguments
-) -> Any:
+def _prefetch(wrappers: Wrappers, usual: Callable[..., Any], site: Site, bound: inspect.BoundArguments) -> Any:
     given = _whole(bound.arguments["buffer_size"])
     used = wrappers.settings.at("prefetch", site, given, _as_buffer)
     if used != given:

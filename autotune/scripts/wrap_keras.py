@@ -22,13 +22,7 @@ def wrap_keras(wrappers: Wrappers, keras: ModuleType) -> None:
     _wrap_fit(wrappers, owner_of(model, "fit"))
     for name in ("evaluate", "predict"):
         _wrap_inert(wrappers, owner_of(model, name), name)
-    for layer in (
-        "TextVectorization",
-        "Normalization",
-        "StringLookup",
-        "IntegerLookup",
-        "Discretization",
-    ):
+    for layer in ("TextVectorization", "Normalization", "StringLookup", "IntegerLookup", "Discretization"):
         kind = getattr(keras.layers, layer, None)
         if kind is not None and "adapt" in vars(kind):
             _wrap_inert(wrappers, kind, "adapt")

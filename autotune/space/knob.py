@@ -29,13 +29,9 @@ class Stage(enum.StrEnum):
     """When a knob acts. All setters and readers of a stage take the same target."""
 
     IMPORT = "import"  # TensorFlow reads the environment. Target: the variables, as a dict
-    RUNTIME = (
-        "runtime"  # the first tensor, dataset or model starts TensorFlow's runtime. Target: `tensorflow`
-    )
+    RUNTIME = "runtime"  # the first tensor, dataset or model starts TensorFlow's runtime. Target: `tensorflow`
     BUILD = "build"  # layers are constructed. Target: the module `tensorflow`
-    PIPELINE = (
-        "pipeline"  # the pipeline is built. Target: the dataset of batches; the setter returns a new one
-    )
+    PIPELINE = "pipeline"  # the pipeline is built. Target: the dataset of batches; the setter returns a new one
     OPTIONS = "options"  # the pipeline gets its options. Target: a `tf.data.Options`
     COMPILE = "compile"  # the knob is an argument of `model.compile`, without a setter
     FIT = "fit"  # the knob is an argument of `model.fit`, without a setter
@@ -92,9 +88,7 @@ class Knob:
     default: KnobValue | None  # TensorFlow's; None where only the workload can say
     stage: Stage
     set: Callable[[Any, Any], Any] = lambda target, value: target  # makes a value act on the stage's target
-    read: Callable[[Any], KnobValue | None] = lambda target: (
-        None
-    )  # the value in force; None where nothing tells
+    read: Callable[[Any], KnobValue | None] = lambda target: None  # the value in force; None where nothing tells
     variable: str | None = None  # of the shell, that acts where nothing else is set
     devices: frozenset[Device] = frozenset(Device)
     memory: Callable[[KnobValue], int | None] = lambda value: None  # ranks values by need; None: unknown

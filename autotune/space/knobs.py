@@ -321,9 +321,7 @@ def check_value(name: str, value: object, *, where: str) -> KnobValue:
         )
     domain = KNOBS[name].domain
     if value not in domain or not isinstance(value, (bool, int, str)):
-        raise ConfigurationError(
-            f"{where}: {name} cannot be {short(value)}", hint=f"It takes {domain.describe()}."
-        )
+        raise ConfigurationError(f"{where}: {name} cannot be {short(value)}", hint=f"It takes {domain.describe()}.")
     return value
 
 

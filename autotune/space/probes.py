@@ -13,16 +13,12 @@ Pick = Callable[[Sequence[Any], Any], Any]
 
 def exactly(value: bool | int | str) -> Pick:
     """This value."""
-    return lambda choices, now: next(
-        (each for each in choices if (type(each), each) == (type(value), value)), None
-    )
+    return lambda choices, now: next((each for each in choices if (type(each), each) == (type(value), value)), None)
 
 
 def near(number: float) -> Pick:
     """The choice nearest to a number, on a logarithmic scale."""
-    return lambda choices, now: min(
-        _numbers(choices), key=lambda each: abs(math.log(each / number)), default=None
-    )
+    return lambda choices, now: min(_numbers(choices), key=lambda each: abs(math.log(each / number)), default=None)
 
 
 def times(factor: float) -> Pick:

@@ -10,14 +10,7 @@ T = TypeVar("T")
 Many = Annotated[tuple[T, ...], Field(fail_fast=True)]
 Amount = Annotated[FiniteFloat, Field(ge=0)]
 Name = Literal[
-    "input",
-    "launch",
-    "compute",
-    "memory_bandwidth",
-    "compute_or_memory",
-    "communication",
-    "balanced",
-    "unknown",
+    "input", "launch", "compute", "memory_bandwidth", "compute_or_memory", "communication", "balanced", "unknown"
 ]
 
 
@@ -52,9 +45,7 @@ class Profile(BaseModel, frozen=True, extra="forbid"):
 
     steps: int = 0  # that were profiled
     step_seconds: Amount | None = None  # of a profiled step, which is slower than others
-    breakdown: dict[str, Amount] = Field(
-        {}
-    )  # of a step, in seconds: input, compute, launch, communication, other
+    breakdown: dict[str, Amount] = Field({})  # of a step, in seconds: input, compute, launch, communication, other
     operations: Many[Operation] = ()  # those with most self time, ten at most
     operation_seconds: Amount | None = None  # self time of all operations of the step, without the input's
     usual_operation_seconds: Amount | None = None  # the same of one operation, on average
@@ -72,19 +63,7 @@ UNUSED_HIGH = 0.4
 """Share of a profiled step on a host that no operation uses: the executor and Python have it. Steps of large operations
 leave up to a quarter unused, those of tiny ones half and more."""
 MOSTLY = 0.5
-MATRIX_WORK = (
-    "MatMul",
-    "Conv",
-    "Einsum",
-    "RNN",
-    "LSTM",
-    "GRU",
-    "FFT",
-    "Cholesky",
-    "Attention",
-    "Gemm",
-    "Fusion",
-)
+MATRIX_WORK = ("MatMul", "Conv", "Einsum", "RNN", "LSTM", "GRU", "FFT", "Cholesky", "Attention", "Gemm", "Fusion")
 """Kinds of operations that compute much on each byte that they read."""
 
 
@@ -151,9 +130,7 @@ def _by_profile(profile: Profile) -> Bottleneck | None:
     if talks >= COMMUNICATION_HIGH:
         return Bottleneck(name="communication", share=talks, why=f"collectives take {talks:.0%} of a step")
     if launches >= LAUNCH_HIGH:
-        return Bottleneck(
-            name="launch", share=launches, why=f"kernels are launched for {launches:.0%} of a step"
-        )
+        return Bottleneck(name="launch", share=launches, why=f"kernels are launched for {launches:.0%} of a step")
     usual, unused = profile.usual_operation_seconds, max(0.0, 1 - (profile.operation_seconds or 0.0) / step)
     if usual is not None and unused >= UNUSED_HIGH:
         why = f"its operations, of {usual * 1e6:.0f} µs on average, leave {unused:.0%} of a step to starting them"

@@ -35,10 +35,7 @@ def disturbed_pairs(loads: Sequence[tuple[float | None, float | None]]) -> list[
         return [False] * len(loads)
     usual = [statistics.median(side) for side in zip(*known, strict=True)]
     departures = [
-        [
-            0.0 if None in pair or load is None else abs(load - each)
-            for load, each in zip(pair, usual, strict=True)
-        ]
+        [0.0 if None in pair or load is None else abs(load - each) for load, each in zip(pair, usual, strict=True)]
         for pair in loads
     ]
     limit = max(LEAST_DEPARTURE, RESTLESS * statistics.median(itertools.chain(*departures)))

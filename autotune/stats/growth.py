@@ -37,9 +37,7 @@ def _lasting_pace(samples: Samples) -> float:
     from scipy import stats  # takes a second to import: only where memory is judged
 
     middle = len(samples) // 2
-    first, second = (
-        stats.linregress(*zip(*half, strict=True)) for half in (samples[: middle + 1], samples[middle:])
-    )
+    first, second = (stats.linregress(*zip(*half, strict=True)) for half in (samples[: middle + 1], samples[middle:]))
     if second.slope < first.slope / 2:
         return 0.0
     return max(0.0, min(float(each.slope - each.stderr) for each in (first, second)))
@@ -72,9 +70,7 @@ def memory_growth(
         whose = "the baseline grows as much for each example, so it is the workload that leaks"
         if not told:
             whose = "too little was seen of the baseline to tell whose leak it is"
-        return Check(
-            name=of, passed=True, value=value if told else None, limit=limit, detail=f"{seen}; {whose}"
-        )
+        return Check(name=of, passed=True, value=value if told else None, limit=limit, detail=f"{seen}; {whose}")
     hours = max(0.0, limit) / (pace * examples_per_second) / 3600
     detail = f"{seen}, and it goes on: memory is full after {hours:.1f} hours; the baseline does not grow like that"
     return Check(name=of, passed=False, value=value, limit=limit, detail=detail)

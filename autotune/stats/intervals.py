@@ -58,9 +58,7 @@ class Interval(BaseModel):
     @model_validator(mode="after")
     def _holds_its_value(self) -> Self:
         if not self.low <= self.value <= self.high:
-            raise ValueError(
-                f"the value {self.value:g} does not lie in the interval {self.low:g} to {self.high:g}"
-            )
+            raise ValueError(f"the value {self.value:g} does not lie in the interval {self.low:g} to {self.high:g}")
         return self
 
     @property

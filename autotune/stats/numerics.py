@@ -80,9 +80,7 @@ def batch_losses(before: Sequence[Curve], after: Sequence[Curve], *, examples: i
     seeds, ends = len(before), [_late(each) for each in before]
     if not math.isfinite(sum(ends)):
         return None
-    scaled = (
-        _mean([_late(each) for each in after[start : start + seeds]]) for start in range(0, 3 * seeds, seeds)
-    )
+    scaled = (_mean([_late(each) for each in after[start : start + seeds]]) for start in range(0, 3 * seeds, seeds))
     unscaled, root, linear = (each if math.isfinite(each) else None for each in scaled)
     return BatchLosses(
         examples=examples,

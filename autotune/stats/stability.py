@@ -55,12 +55,7 @@ def loss_is_finite(losses: Sequence[float | None]) -> Check:
     reported = sum(loss is not None for loss in losses)
     if not reported:
         return Check(name="finite_loss", passed=True, detail="the model reports no loss")
-    return Check(
-        name="finite_loss",
-        passed=True,
-        value=float(reported),
-        detail=f"finite at each of {reported} looks",
-    )
+    return Check(name="finite_loss", passed=True, value=float(reported), detail=f"finite at each of {reported} looks")
 
 
 def loss_does_not_rise(
@@ -122,8 +117,7 @@ def hangs(own: Sequence[CallSeconds], baseline: Sequence[CallSeconds], *, bounda
     # five boundaries longer than the median call. Three times as many as the baseline's are allowed.
     least = max(1.5, 5 * boundary_seconds)
     value, usual = (
-        sum(each.longest - each.median > max(least, 2 * each.median) for each in side)
-        for side in (own, baseline)
+        sum(each.longest - each.median > max(least, 2 * each.median) for each in side) for side in (own, baseline)
     )
     longest = max(each.longest - each.median for each in own)
     detail = (

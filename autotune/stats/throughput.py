@@ -10,11 +10,7 @@ Measured = tuple[float, int]  # a slice as samples per second, and the examples 
 
 
 def long_run_rate(
-    examples: int,
-    seconds: float,
-    *,
-    examples_per_epoch: int | None = None,
-    epoch_overhead_seconds: float | None = None,
+    examples: int, seconds: float, *, examples_per_epoch: int | None = None, epoch_overhead_seconds: float | None = None
 ) -> float:
     """Samples per second, with the cost of epoch boundaries in proportion."""
     overhead = (epoch_overhead_seconds or 0.0) * examples / examples_per_epoch if examples_per_epoch else 0.0

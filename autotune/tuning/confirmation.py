@@ -141,9 +141,7 @@ class FreshPairs:
                     except TrialFailed as failure:
                         confirmation.take(failure)
 
-    def _take_turns(
-        self, confirmation: Confirmation, sides: Sequence[Side], rounds: int, most_seconds: float
-    ) -> None:
+    def _take_turns(self, confirmation: Confirmation, sides: Sequence[Side], rounds: int, most_seconds: float) -> None:
         trial = confirmation.trial
         length = self._length(confirmation, sides, most=most_seconds / (LEAST_ROUNDS * len(sides)))
         one_round = sum(taken_seconds(length, each.warm) for each in sides)
@@ -199,9 +197,7 @@ class FreshPairs:
 
     # ---------------------------------------------------------------------------------------------- processes
 
-    def _start(
-        self, trial: Trial, stack: contextlib.ExitStack, confirmation: Confirmation, seat: str
-    ) -> Side:
+    def _start(self, trial: Trial, stack: contextlib.ExitStack, confirmation: Confirmation, seat: str) -> Side:
         """A fresh process of a trial, warm; the stack kills it at its end."""
         run = self._run
         is_baseline = trial.configuration == run.baseline

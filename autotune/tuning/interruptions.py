@@ -15,9 +15,7 @@ class Interruptions:
     """How often the user has asked to stop."""
 
     def __init__(self, *, answerable: bool = False) -> None:
-        self.answerable = (
-            answerable  # something was measured that the run can end with; else it stops at once
-        )
+        self.answerable = answerable  # something was measured that the run can end with; else it stops at once
         self.count = 0
 
     def __call__(self) -> int:

@@ -67,9 +67,7 @@ class Leaders:
         )
         wanted = processes_wanted(statistics.fmean(candidate.log_ratios), state.pair_deviation())
         timing = costs.confirmation_timing(
-            [run.records[0], in_search, *view.champion_records()],
-            seconds=state.left,
-            pairs=min(wanted, after[-1]),
+            [run.records[0], in_search, *view.champion_records()], seconds=state.left, pairs=min(wanted, after[-1])
         )
         view.confirmations[trial.number] = Confirmation(
             reference=reference, trial=trial, champion=beside, in_search=in_search, timing=timing
@@ -98,11 +96,7 @@ class Leaders:
             why = first_line(failure.reason) or failure.outcome
             if confirmation.champion is not None and failure.trial == confirmation.champion.number:
                 self._champion_failed(confirmation, failure)
-            who = (
-                "the baseline"
-                if failure.trial == confirmation.reference.number
-                else "what was confirmed before"
-            )
+            who = "the baseline" if failure.trial == confirmation.reference.number else "what was confirmed before"
             text = f"{who} failed in a process of the confirmation ({why}), which counts for nothing"
             if isinstance(failure, DeviceUnavailable):
                 text = f"a process of the confirmation had no device: {failure.reason}. {failure.hint}"

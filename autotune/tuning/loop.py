@@ -95,9 +95,7 @@ class Loop:
         self._seats = Seats(run, deadline, seat, bracketed=options.pairing == "bracketed")
         self._view = View(run, measured_seconds=measured)
         self._view.tried[space.baseline] = seat.baseline.trial
-        self._trial_limits = TrialLimits(
-            timeout=timeout, measured=measured, known=self._view.tried.__contains__
-        )
+        self._trial_limits = TrialLimits(timeout=timeout, measured=measured, known=self._view.tried.__contains__)
         # The process knows better than NVML what it may take: a part of a card, or what the workload allows itself.
         limits = replace(limits, device_bytes=run.device_limit_bytes or limits.device_bytes)
         pairs = FreshPairs(run, deadline, timeout=timeout)
@@ -134,9 +132,7 @@ class Loop:
         if by is EndedBy.BUDGET and state.open is not None:
             self._leaders.last_look(self._view.confirmations[state.open.number])
             state = self.state()
-        return Found(
-            state=state, ended_by=by, confirmations=self._view.confirmations, checks=self._leaders.checks
-        )
+        return Found(state=state, ended_by=by, confirmations=self._view.confirmations, checks=self._leaders.checks)
 
     def _do(self, action: Action, seat: Seat) -> None:
         try:

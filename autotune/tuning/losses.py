@@ -28,9 +28,7 @@ LEAST_SECONDS = 0.2  # of one training, its compilation not counted
 
 def numerics_of(configuration: Configuration) -> tuple[object, ...]:
     """What a configuration computes in: its class of numerics."""
-    return tuple(
-        configuration.get(name) for name, knob in KNOBS.items() if knob.numerics is Numerics.ARITHMETIC
-    )
+    return tuple(configuration.get(name) for name, knob in KNOBS.items() if knob.numerics is Numerics.ARITHMETIC)
 
 
 def plain_numerics(baseline: Configuration, *, batch_size: int) -> Configuration:
@@ -130,20 +128,14 @@ def _compared(trainings: Trainings, configuration: Configuration, plain: Configu
     if seconds < LEAST_SECONDS:
         return cannot_tell("no time was left for it; a larger --budget has some")
     try:
-        float32 = trainings.curves(
-            plain, recorded=size, seeds=PARITY_SEEDS, steps=PARITY_STEPS, seconds=seconds
-        )
+        float32 = trainings.curves(plain, recorded=size, seeds=PARITY_SEEDS, steps=PARITY_STEPS, seconds=seconds)
     except TrialFailed as failure:
         return cannot_tell(f"float32 without XLA gave no losses at batch_size={size}: {failure.reason}")
     if not float32 or not float32[0]:
         return cannot_tell("the model reports no loss")
     try:
         own = trainings.curves(
-            configuration,
-            recorded=size,
-            seeds=PARITY_SEEDS[:1],
-            steps=len(float32[0]),
-            seconds=trainings.left(),
+            configuration, recorded=size, seeds=PARITY_SEEDS[:1], steps=len(float32[0]), seconds=trainings.left()
         )
     except DeviceUnavailable as failure:
         return cannot_tell(failure.reason)
@@ -177,9 +169,7 @@ def _batch_losses(trainings: Trainings, configuration: Configuration) -> BatchLo
     seconds = trainings.seconds_each(len(BATCH_SEEDS), share=0.4)
     if seconds < LEAST_SECONDS:
         return None
-    before = trainings.curves(
-        baseline, recorded=recorded, seeds=BATCH_SEEDS, steps=BATCH_STEPS, seconds=seconds
-    )
+    before = trainings.curves(baseline, recorded=recorded, seeds=BATCH_SEEDS, steps=BATCH_STEPS, seconds=seconds)
     examples = len(before[0]) * recorded if before else 0
     steps = examples // configuration.batch_size
     if steps < FEWEST_STEPS:

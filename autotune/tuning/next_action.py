@@ -187,9 +187,7 @@ def _rival(state: State, leader: Candidate) -> Candidate | None:
     if leader.processes < 2 and lead < CLEARLY * leader.error(state.spread):
         return leader
     others = [
-        each
-        for each in state.contenders
-        if each is not leader and each.ratio + each.error(state.spread) > leader.ratio
+        each for each in state.contenders if each is not leader and each.ratio + each.error(state.spread) > leader.ratio
     ]
     others = [each for each in others if min(each.processes, leader.processes) < ENOUGH_PROCESSES]
     if not others:
@@ -238,9 +236,7 @@ def verdict(state: State) -> Verdict:
         return Verdict.FASTER
     unsettled = state.open is not None or state.contenders or state.unclear or state.inconclusive
     if not unsettled and _excluded(state):
-        refused = [
-            each for each in state.candidates if each.unstable and each.ratio > math.log1p(state.min_gain)
-        ]
+        refused = [each for each in state.candidates if each.unstable and each.ratio > math.log1p(state.min_gain)]
         broken = any(each.standing is Standing.UNSTABLE for each in state.leaders)
         return Verdict.UNSTABLE if refused or broken else Verdict.NO_SIGNIFICANT_GAIN
     return Verdict.UNDECIDED

@@ -13,14 +13,7 @@ from dataclasses import dataclass
 from autotune.devices.machine import Machine, memory_limit_bytes
 from autotune.errors import ArgumentError
 from autotune.executors.executor import Clock, Executor, WarmUp
-from autotune.run_directory import (
-    CREATED,
-    SCRATCH,
-    RunDirectory,
-    RunRecord,
-    SearchSpaceRecord,
-    WorkloadRecord,
-)
+from autotune.run_directory import CREATED, SCRATCH, RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
 from autotune.scripts.created import remove_created
 from autotune.scripts.facts import ScriptSettings
 from autotune.space.configuration import Configuration, baseline_configuration
@@ -77,9 +70,7 @@ def prepared(
         said = {"--fit": fit, "--loss": loss, "--allow-writes": allow_writes, "--allow-cache": allow_cache}
         for name, given in said.items():
             if given:
-                raise ArgumentError(
-                    f"{name} is for scripts, and {reference} is a Workload", hint="Leave it out."
-                )
+                raise ArgumentError(f"{name} is for scripts, and {reference} is a Workload", hint="Leave it out.")
         yield reference
         return
     created = directory.path.resolve() / CREATED
@@ -189,9 +180,7 @@ def open_run(
 def baseline_of(facts: WorkloadFacts, where: str, device: Device, observe: Observer) -> Configuration:
     """What the user would run anyway, as far as can be told before anything was built."""
     refuse_knobs_that_cannot_act(facts, where=where)
-    named = baseline_configuration(
-        facts.batch_size, facts.baseline, device, where=f"{where}: Workload(baseline=…)"
-    )
+    named = baseline_configuration(facts.batch_size, facts.baseline, device, where=f"{where}: Workload(baseline=…)")
     baseline, notices = as_imported(named, facts, where=where)
     for text in notices:
         observe(Notice(text=text))

@@ -60,24 +60,13 @@ class Options:
             ("train_samples", (int,), 1, 10**15),
         ):
             value = getattr(self, name)
-            if value is None and name in (
-                "trials",
-                "trial_timeout",
-                "max_batch",
-                "soak",
-                "fit",
-                "train_samples",
-            ):
+            if value is None and name in ("trials", "trial_timeout", "max_batch", "soak", "fit", "train_samples"):
                 continue
             if type(value) not in kinds or not least <= value <= most:
                 wanted = "a whole number" if kinds == (int,) else "a number"
-                raise ArgumentError(
-                    f"{name} is {value!r}", hint=f"It must be {wanted} from {least:g} to {most:g}."
-                )
+                raise ArgumentError(f"{name} is {value!r}", hint=f"It must be {wanted} from {least:g} to {most:g}.")
         if self.space is not None and not isinstance(self.space, str):
-            raise ArgumentError(
-                f"space is {self.space!r}", hint="It must be the path or name of a search space."
-            )
+            raise ArgumentError(f"space is {self.space!r}", hint="It must be the path or name of a search space.")
         for name, words in (
             ("isolation", ("template", "spawn")),
             ("pairing", ("auto", "bracketed")),
@@ -120,7 +109,5 @@ def seconds_of(name: str, value: object, *, may_be_none: bool = False) -> float:
     if match and match[0]:
         seconds = sum(float(match[unit] or 0) * scale for unit, scale in (("h", 3600), ("m", 60), ("s", 1)))
     if seconds < 0 or (seconds == 0 and not may_be_none):
-        raise ArgumentError(
-            f"{name}: {value!r} is not a duration", hint="Durations look like 90s, 10m, 1.5h or 1h30m."
-        )
+        raise ArgumentError(f"{name}: {value!r} is not a duration", hint="Durations look like 90s, 10m, 1.5h or 1h30m.")
     return seconds

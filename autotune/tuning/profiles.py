@@ -21,9 +21,7 @@ NOT_INSTALLED = "xprof is not installed: pip install 'autotune[profile]' reads t
 def note_profiles(run: Run) -> None:
     """Read what trials have profiled, and judge them anew by it."""
     folders = {number: run.directory.trial_directory(number) / FOLDER for number in run.records}
-    profiled = [
-        number for number, folder in folders.items() if folder.is_dir() and not _known(run.records[number])
-    ]
+    profiled = [number for number, folder in folders.items() if folder.is_dir() and not _known(run.records[number])]
     read = read_profiles([folders[number] for number in profiled])
     for number, profile in zip(profiled, read, strict=True):
         record = run.records[number]
@@ -49,9 +47,7 @@ def read_profiles(folders: Sequence[Path]) -> list[Profile]:
     command = [sys.executable, "-P", "-m", "autotune.report.xprof_reader"]
     given = json.dumps([str(each.resolve()) for each in folders])
     try:
-        ended = subprocess.run(
-            command, input=given, capture_output=True, text=True, timeout=READ_SECONDS, check=True
-        )
+        ended = subprocess.run(command, input=given, capture_output=True, text=True, timeout=READ_SECONDS, check=True)
         read = [Profile.model_validate_json(line) for line in ended.stdout.splitlines()]
     except (subprocess.SubprocessError, OSError, ValueError) as error:
         return [Profile(reason=f"xprof failed: {type(error).__name__}")] * len(folders)

@@ -105,11 +105,7 @@ def _changes(best: Configuration, space: ResolvedSpace, now: Situation) -> Itera
         if (place := probe.place(now)) is not None
     ]
     for _, picks in sorted(placed, key=itemgetter(0)):
-        wanted = {
-            name: pick(space.choices[name], best[name])
-            for name, pick in picks.items()
-            if name in space.choices
-        }
+        wanted = {name: pick(space.choices[name], best[name]) for name, pick in picks.items() if name in space.choices}
         changes = {name: value for name, value in wanted.items() if value is not None}
         if changes:
             yield changes

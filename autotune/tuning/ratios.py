@@ -72,9 +72,7 @@ def log_ratios_over(
     for instance, own in by_instance(pairs).items():
         both = [(each, beside[each.pair.baseline]) for each in own if each.pair.baseline in beside]
         keep = kept([one.pair.disturbed or other.pair.disturbed for one, other in both])
-        sides = [
-            (other.sides[1], one.sides[1]) for (one, other), keeps in zip(both, keep, strict=True) if keeps
-        ]
+        sides = [(other.sides[1], one.sides[1]) for (one, other), keeps in zip(both, keep, strict=True) if keeps]
         if sides:
             found[instance] = _ratios(sides, overall=overall and not own[0].bracketed)
     return found

@@ -60,9 +60,7 @@ def recommend(
         configuration=dict(configuration),
         baseline=dict(run.baseline),
         evidence=_evidence(found, champion, watched, run, workload.script, measured=batch_losses is not None),
-        learning_rate=LearningRate.between(
-            configuration.batch_size, run.baseline.batch_size, losses=batch_losses
-        ),
+        learning_rate=LearningRate.between(configuration.batch_size, run.baseline.batch_size, losses=batch_losses),
         machine=record.machine,
         workload=RecipeWorkload(
             name=workload.name,
@@ -263,11 +261,7 @@ def _not_checked(
 
 
 def break_even(
-    compile_seconds: float | None,
-    baseline_compile_seconds: float | None,
-    *,
-    rate: float,
-    baseline_rate: float,
+    compile_seconds: float | None, baseline_compile_seconds: float | None, *, rate: float, baseline_rate: float
 ) -> int | None:
     """Samples after which a longer compile time is earned back."""
     # Returns: 0 when the compile time is not longer, None when it is never earned back or not known.
@@ -288,9 +282,7 @@ def _peak(record: TrialRecord, fallback: TrialRecord) -> PeakMemory:
 def _confirmation(found: Found, leader: Leader | None, run: Run) -> Confirmation:
     leaders = len(found.state.leaders)
     if leader is None:
-        return Confirmation(
-            processes=0, pairs=0, leaders=leaders, looks=(), confidence=None, pairing=None, trials=()
-        )
+        return Confirmation(processes=0, pairs=0, leaders=leaders, looks=(), confidence=None, pairing=None, trials=())
     record = run.records[leader.number]
     return Confirmation(
         processes=leader.processes,

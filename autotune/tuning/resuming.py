@@ -38,9 +38,7 @@ class Earlier:
         try:
             return Options(**given)
         except (AutotuneError, TypeError) as error:
-            raise RunDirectoryError(
-                f"{self.run.run}: run.json: arguments: {error}", hint=_START_ANEW
-            ) from error
+            raise RunDirectoryError(f"{self.run.run}: run.json: arguments: {error}", hint=_START_ANEW) from error
 
     @property
     def spent_seconds(self) -> float:

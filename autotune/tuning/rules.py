@@ -39,10 +39,7 @@ def checks_of(record: TrialRecord, baseline: TrialRecord, limits: Limits) -> tup
     checks = [
         loss_is_finite(losses),
         loss_does_not_rise(
-            record.first_loss,
-            record.last_loss,
-            baseline_first=baseline.first_loss,
-            baseline_last=baseline.last_loss,
+            record.first_loss, record.last_loss, baseline_first=baseline.first_loss, baseline_last=baseline.last_loss
         ),
     ]
     for name, of, peak, limit in (

@@ -95,9 +95,7 @@ class Run:
 
     def measured(self, trial: Trial) -> None:
         """Tell the observer of the estimate so far."""
-        self.observe(
-            TrialMeasured(trial=trial.number, speedup=speedup_of(trial), pairs=len(trial.log_ratios))
-        )
+        self.observe(TrialMeasured(trial=trial.number, speedup=speedup_of(trial), pairs=len(trial.log_ratios)))
 
     def keep(self, record: TrialRecord, *, announce: bool = True) -> TrialRecord:
         """Write a record, and tell the observer that the trial ended; returns it with the moment at which it did."""

@@ -83,9 +83,7 @@ class Seat:
                 hurried = left < 3 * length + PATIENCE_SECONDS + GENEROUS * warm.ready.uncounted_seconds
                 trial.add_slices([self.baseline.side.slice(length)])
         except (TrialFailed, TimeIsUp) as error:
-            failure = (
-                error if isinstance(error, TrialFailed) else TrialFailed(Outcome.TIMEOUT, "no time is left")
-            )
+            failure = error if isinstance(error, TrialFailed) else TrialFailed(Outcome.TIMEOUT, "no time is left")
             self.baseline.stop()
             if earlier is None:  # else what it gave then stands
                 run.keep(trial.record(Outcome.ERROR, failure=failure))
@@ -180,9 +178,7 @@ class Seat:
             raise ended
         return record
 
-    def _measure_or_bracket(
-        self, trial: Trial, limits: TrialLimits, enough: Callable[[], Stop | None]
-    ) -> None:
+    def _measure_or_bracket(self, trial: Trial, limits: TrialLimits, enough: Callable[[], Stop | None]) -> None:
         pairs_before, out_of_memory = len(trial.rated), None
         if not self._bracketed and trial.pairing is not Pairing.BRACKETED:
             try:
@@ -275,8 +271,7 @@ class Seat:
         try:
             if trial.configuration["jit_compile"] is True and not started.jit_compile:
                 raise TrialFailed(
-                    Outcome.ERROR,
-                    "Keras does not compile this model with XLA: jit_compile falls back to false",
+                    Outcome.ERROR, "Keras does not compile this model with XLA: jit_compile falls back to false"
                 )
             in_force = trial.configuration.replace(**started.in_force)
             if in_force != trial.configuration and limits.known(in_force):

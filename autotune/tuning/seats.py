@@ -21,9 +21,7 @@ class Seats:
     def __init__(self, run: Run, deadline: Deadline, first: Seat, *, bracketed: bool) -> None:
         self._run = run
         self._others = [
-            Seat(run, deadline, name=name, bracketed=bracketed)
-            for name in run.executor.seats
-            if name != first.name
+            Seat(run, deadline, name=name, bracketed=bracketed) for name in run.executor.seats if name != first.name
         ]
         self._free = [first, *self._others]
         self._several = bool(self._others)

@@ -72,9 +72,7 @@ def _stamped(slices: Sequence[Slice], ended: float) -> list[Slice]:
     return [each.model_copy(update={"at": ended - after}) for each, after in zip(slices, left, strict=True)]
 
 
-def _checks(
-    trial: Trial, confirmed: TrialRecord, limits: Limits, throughput: Interval | None
-) -> tuple[Check, ...]:
+def _checks(trial: Trial, confirmed: TrialRecord, limits: Limits, throughput: Interval | None) -> tuple[Check, ...]:
     if throughput is None:
         return ()
     found = []

@@ -131,9 +131,7 @@ class State:
         floor = math.log1p(self.min_gain)
         if self.champion is not None and self.champion.ratio is not None:
             floor = max(floor, self.champion.ratio.value + CLEARLY_FASTER)
-        judged = {
-            number for number, each in self.standing.items() if each.standing is not Standing.OUT_OF_TIME
-        }
+        judged = {number for number, each in self.standing.items() if each.standing is not Standing.OUT_OF_TIME}
         able = [
             each
             for each in self.candidates
@@ -166,9 +164,7 @@ class State:
         each = max(1, candidate.pairs // candidate.processes)
         quantile = (self.upper(candidate) - candidate.ratio) / candidate.error(self.spread)
         for looks in range(MOST_LOOKS):
-            more = replace(
-                candidate, pairs=candidate.pairs + looks * each, processes=candidate.processes + looks
-            )
+            more = replace(candidate, pairs=candidate.pairs + looks * each, processes=candidate.processes + looks)
             if max(0.0, candidate.ratio) + quantile * more.error(self.spread) < self.bound:
                 return looks
         return MOST_LOOKS

@@ -25,9 +25,7 @@ NOTABLE_ENDS = 0.1  # share of its time that a training may spend between epochs
 _SAY_HOW_LONG = "Let it say so: dataset.apply(tf.data.experimental.assert_cardinality(N))"
 
 
-def as_imported(
-    baseline: Configuration, facts: WorkloadFacts, *, where: str
-) -> tuple[Configuration, tuple[str, ...]]:
+def as_imported(baseline: Configuration, facts: WorkloadFacts, *, where: str) -> tuple[Configuration, tuple[str, ...]]:
     """The baseline with what was in force after the import, and a notice for each knob taken over."""
     # Raises WorkloadError.
     notices = []
@@ -54,9 +52,7 @@ def as_imported(
         if by_shell:
             notices.append(f"the environment {setting}")
         else:
-            notices.append(
-                f"importing {where} {setting}; training code must call recipe.apply() after that import"
-            )
+            notices.append(f"importing {where} {setting}; training code must call recipe.apply() after that import")
     return baseline, tuple(notices)
 
 

@@ -99,10 +99,7 @@ class Trial:
         """Keep two neighbouring slices; `reference` is the baseline's warm-up."""
         assert self.warm is not None
         pair = Pair(
-            instance=max(0, self.instances - 1),
-            baseline_first=baseline_first,
-            baseline=baseline,
-            candidate=candidate,
+            instance=max(0, self.instances - 1), baseline_first=baseline_first, baseline=baseline, candidate=candidate
         )
         rated = RatedPair(
             pair=pair,
@@ -132,9 +129,7 @@ class Trial:
         waits = finished.input_wait_fraction
         self.finished = Finished(
             peak_host_bytes=max(before.peak_host_bytes, finished.peak_host_bytes),
-            peak_device_bytes=max(
-                filter(None, (before.peak_device_bytes, finished.peak_device_bytes)), default=None
-            ),
+            peak_device_bytes=max(filter(None, (before.peak_device_bytes, finished.peak_device_bytes)), default=None),
             input_wait_fraction=before.input_wait_fraction if waits is None else waits,
             outside_fraction=before.outside_fraction if waits is None else finished.outside_fraction,
             ceilings=finished.ceilings or before.ceilings,
@@ -196,9 +191,7 @@ class Trial:
             input_wait_fraction=None if finished is None else finished.input_wait_fraction,
             outside_fraction=None if finished is None else finished.outside_fraction,
             ceilings=None if finished is None else finished.ceilings,
-            profile=Profile(reason=finished.no_profile)
-            if finished is not None and finished.no_profile
-            else None,
+            profile=Profile(reason=finished.no_profile) if finished is not None and finished.no_profile else None,
             cpu_utilisation=_utilisation(own),
             first_loss=_median([*(each.first_loss for each in self._warm), *self._earlier("first_loss")]),
             last_loss=_median(last_losses.values()),

@@ -163,9 +163,7 @@ def tune(
         **{**given, "args": reference.args},  # type: ignore[arg-type]  # Options checks each
     )
     written = None if options.space is None else find_search_space(options.space)
-    directory = (
-        new_run_directory(Path("results"), _name_of(reference)) if out is None else RunDirectory(Path(out))
-    )
+    directory = new_run_directory(Path("results"), _name_of(reference)) if out is None else RunDirectory(Path(out))
     with occupied(directory):
         machine = fingerprint()
         directory.write_run(
@@ -217,9 +215,7 @@ def _run(
     spent_before: float = 0.0,
 ) -> Recipe:
     spent = time.monotonic() - began
-    observe(
-        RunBegan(directory=directory.path, workload=_name_of(reference), budget=options.budget, spent=spent)
-    )
+    observe(RunBegan(directory=directory.path, workload=_name_of(reference), budget=options.budget, spent=spent))
     if earlier is not None:
         observe(Notice(text=f"resumed: {len(earlier.records)} trials were finished before"))
     with (
@@ -261,9 +257,7 @@ def _name_of(reference: WorkloadReference) -> str:
 def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
     """The run itself, on real, simulated or recorded trials. Raises as `tune` does."""
     directory, options = invocation.directory, invocation.options
-    stopping = (
-        f"stopping with what was measured; the run is in {directory.path}, and --resume goes on with it"
-    )
+    stopping = f"stopping with what was measured; the run is in {directory.path}, and --resume goes on with it"
     with interruptions_noted(invocation.observe, stopping) as interruptions:
         opened = open_run(invocation, interruptions)
         interruptions.answerable = True
@@ -303,9 +297,7 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
         return recipe
 
 
-def _space(
-    written: SearchSpace | None, opened: Opened, options: Options
-) -> tuple[SearchSpace, ResolvedSpace]:
+def _space(written: SearchSpace | None, opened: Opened, options: Options) -> tuple[SearchSpace, ResolvedSpace]:
     """The search space that was asked for; or the device's usual one, or a wider one where that reaches little."""
 
     def resolved(space: SearchSpace) -> ResolvedSpace:
@@ -337,9 +329,7 @@ def _watched(found: Found, opened: Opened, invocation: Invocation) -> Watch | No
     if not seconds or champion is None or run.interrupted():
         return None
     run.observe(Began(text=f"watching the winner for {seconds:.0f} s"))
-    return soak(
-        run, run.records[champion.number], seat=opened.seat.name, seconds=seconds, limits=invocation.limits
-    )
+    return soak(run, run.records[champion.number], seat=opened.seat.name, seconds=seconds, limits=invocation.limits)
 
 
 def _batch_losses(found: Found, run: Run, options: Options) -> BatchLosses | None:

@@ -99,9 +99,7 @@ def verify(
     refuse_while_loading()
     require_linux()
     loaded = recipe if isinstance(recipe, Recipe) else Recipe.load(Path(recipe))
-    options = Options(
-        budget=seconds_of("budget", budget), seed=seed, isolation=isolation, memory_margin=memory_margin
-    )
+    options = Options(budget=seconds_of("budget", budget), seed=seed, isolation=isolation, memory_margin=memory_margin)
     reference = reference_to(workload, loaded.workload.args if args is None else args)
     machine = fingerprint()
     folder = Path(tempfile.mkdtemp(prefix="autotune-verify-")).resolve()
@@ -219,9 +217,7 @@ def _measured(recipe: Recipe, opened: Opened, budget: float) -> tuple[Confirmati
         except TrialFailed as failure:
             failures += 1
             why = first_line(failure.reason) or str(failure.outcome)
-            run.observe(
-                Notice(text=f"the baseline failed in a fresh process ({why}), which counts for nothing")
-            )
+            run.observe(Notice(text=f"the baseline failed in a fresh process ({why}), which counts for nothing"))
         except (TimeIsUp, Interrupted):
             break
         if confirmation.seconds:
@@ -233,16 +229,12 @@ def _measured(recipe: Recipe, opened: Opened, budget: float) -> tuple[Confirmati
     return confirmation, why if failures == BASELINE_FAILURES else ""
 
 
-def _compare_workloads(
-    recipe: Recipe, facts: WorkloadFacts, invocation: Invocation, *, may_be_imported: bool
-) -> None:
+def _compare_workloads(recipe: Recipe, facts: WorkloadFacts, invocation: Invocation, *, may_be_imported: bool) -> None:
     """A notice where the workload is not as it was. Raises RecipeError."""
     made_for, reference = recipe.workload, invocation.reference
     if reference.args or made_for.args:
         text = f"the file's arguments are {shlex.join(reference.args) or 'none'}"
-        tuned = (
-            "as the recipe says" if reference.args == made_for.args else shlex.join(made_for.args) or "none"
-        )
+        tuned = "as the recipe says" if reference.args == made_for.args else shlex.join(made_for.args) or "none"
         invocation.observe(Notice(text=f"{text}; it was tuned with {tuned}"))
     if facts.fingerprint == made_for.fingerprint:
         return
@@ -319,9 +311,7 @@ def _judged(recipe: Recipe, now: LogInterval | None, budget: float) -> tuple[Fin
     claim = evidence.speedup.log
     found = finding(claim, now, min_gain=counts)
     if found is Finding.HOLDS:
-        reason = (
-            f"the gain here is the claimed one or more (differences below {100 * counts:g}% do not count)"
-        )
+        reason = f"the gain here is the claimed one or more (differences below {100 * counts:g}% do not count)"
     elif found is Finding.WEAKER:
         reason = "it is faster than the baseline here, but clearly by less than claimed"
     elif found is Finding.GONE:

@@ -40,9 +40,7 @@ class View:
         return [
             each
             for each in dict.fromkeys(self.tried.values())
-            if each.number in records
-            and each.number
-            and records[each.number].outcome is not Outcome.INTERRUPTED
+            if each.number in records and each.number and records[each.number].outcome is not Outcome.INTERRUPTED
         ]
 
     def spread(self) -> Spread:
@@ -90,9 +88,7 @@ class View:
 
     def champion(self) -> Confirmation | None:
         """The confirmation of what is recommended if the run ends now."""
-        confirmed = [
-            each for each in self.confirmations.values() if each.looks.standing is Standing.CONFIRMED
-        ]
+        confirmed = [each for each in self.confirmations.values() if each.looks.standing is Standing.CONFIRMED]
         return confirmed[-1] if confirmed else None
 
     def champion_records(self) -> list[TrialRecord]:

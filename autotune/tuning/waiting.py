@@ -41,9 +41,7 @@ class Deadline:
         return min(at_most, max(LEAST_CLOSING_SECONDS, self.left()))
 
     @contextlib.contextmanager
-    def wait(
-        self, usual: float, *, at_most: float, generous: float = GENEROUS, beyond: float = 0.0
-    ) -> Iterator[float]:
+    def wait(self, usual: float, *, at_most: float, generous: float = GENEROUS, beyond: float = 0.0) -> Iterator[float]:
         """How long to wait for what usually takes `usual` seconds, and now and then `beyond` more. Raises TimeIsUp."""
         # With less than `usual` left, nothing is begun. A wait in vain of `generous` times that is the trial's fault.
         timeout = min(at_most + GENEROUS * beyond, self.left())

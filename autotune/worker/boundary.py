@@ -71,9 +71,7 @@ def take_over(boundary: Boundary, train: TrainingPipeline, training: Training) -
         tail = training.examples - counted * training.steps_per_call * training.batch_size
         # A buffer takes up to as long to refill as the tail takes; `boundary.seconds` may leave that out.
         uncounted += 2 * tail * boundary.seconds_per_example
-    return BetweenEpochs(
-        boundary=boundary, taken_over=True, counted_calls=counted, uncounted_seconds=uncounted
-    )
+    return BetweenEpochs(boundary=boundary, taken_over=True, counted_calls=counted, uncounted_seconds=uncounted)
 
 
 def measure_between_epochs(

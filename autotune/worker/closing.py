@@ -75,9 +75,7 @@ def refuse_weights_that_are_not_finite(model: keras.Model, *, step: int) -> None
     trained = {id(each) for each in model.trainable_weights}  # others may hold infinities, as masks do
     weights = [each for each in model.weights if tf.as_dtype(each.dtype).is_floating]
     ruined = [
-        tf.reduce_any(
-            tf.logical_not(tf.math.is_finite(each)) if id(each) in trained else tf.math.is_nan(each)
-        )
+        tf.reduce_any(tf.logical_not(tf.math.is_finite(each)) if id(each) in trained else tf.math.is_nan(each))
         for each in (each.value for each in weights)
     ]
     for weight, is_ruined in zip(weights, ruined, strict=True):

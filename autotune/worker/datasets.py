@@ -38,9 +38,7 @@ def training_data(workload: Workload, configuration: Configuration, *, examine: 
     return dataset
 
 
-def validation_data(
-    workload: Workload, configuration: Configuration, train: tf.data.Dataset
-) -> tf.data.Dataset | None:
+def validation_data(workload: Workload, configuration: Configuration, train: tf.data.Dataset) -> tf.data.Dataset | None:
     """What the workload's `validation()` returns, batched; None without one, or where the training has no end."""
     if workload.validation is None:
         return None
@@ -59,9 +57,7 @@ def validation_data(
     return apply.pipeline(held_out, configuration, batched=batched)
 
 
-def pipeline(
-    dataset: tf.data.Dataset, workload: Workload, configuration: Configuration
-) -> apply.TrainingPipeline:
+def pipeline(dataset: tf.data.Dataset, workload: Workload, configuration: Configuration) -> apply.TrainingPipeline:
     """The training data, batched and prefetched as the configuration says."""
     return apply.training_pipeline(
         dataset, configuration, batched=workload.batched, drop_remainder=workload.drop_remainder
@@ -80,9 +76,7 @@ def _made_by(function: Callable[..., Any], part: str, configuration: Configurati
         if not isinstance(dataset, tuple | list | dict):
             hint = "Wrap it by tf.data.Dataset.from_generator(lambda: …, output_signature=…); one that yields batches, "
             hint += "such as a PyDataset, of config.batch_size and with Workload(batched=True)."
-        raise WorkloadError(
-            f"{part}() returned a {type(dataset).__name__}, expected a tf.data.Dataset", hint=hint
-        )
+        raise WorkloadError(f"{part}() returned a {type(dataset).__name__}, expected a tf.data.Dataset", hint=hint)
     spec = dataset.element_spec
     if isinstance(spec, tuple) and not 1 <= len(spec) <= 3:
         raise WorkloadError(
@@ -96,9 +90,7 @@ def _look_at(dataset: tf.data.Dataset, workload: Workload, wanted: int) -> None:
     few = dataset.take(LOOK_BATCHES if workload.batched else 1)
     seen = call_user("dataset", lambda: _batches_in(few, LOOK_SECONDS, wanted))
     if not seen.sizes:
-        raise WorkloadError(
-            "dataset() yields nothing: it is empty", hint="Check the path or the filter that feeds it."
-        )
+        raise WorkloadError("dataset() yields nothing: it is empty", hint="Check the path or the filter that feeds it.")
     if not workload.batched:
         return
     first = seen.sizes[0]
@@ -132,12 +124,7 @@ def elements_in(dataset: tf.data.Dataset) -> int:
 
 
 def examples_in(
-    dataset: tf.data.Dataset,
-    configuration: Configuration,
-    seconds: float,
-    *,
-    batched: bool,
-    uneven: bool = False,
+    dataset: tf.data.Dataset, configuration: Configuration, seconds: float, *, batched: bool, uneven: bool = False
 ) -> int | None:
     """Examples per epoch; None without an end, or where they could not be counted.
 

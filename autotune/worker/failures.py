@@ -61,9 +61,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     text = str(error)
     if isinstance(error, MemoryError) or says_no_memory(text):
         return True
-    errors = getattr(
-        sys.modules.get("tensorflow"), "errors", None
-    )  # it may not have been imported, or not wholly
+    errors = getattr(sys.modules.get("tensorflow"), "errors", None)  # it may not have been imported, or not wholly
     if errors is None:
         return False
     exhausted = isinstance(error, errors.OpError) and "RESOURCE_EXHAUSTED" in text
@@ -83,9 +81,7 @@ def told(error: BaseException) -> Failed:
     return _failed(outcome, cause_of(error), detail=users_traceback(error))
 
 
-def _failed(
-    outcome: Outcome, reason: str, hint: str = "", detail: str = "", *, input_error: bool = False
-) -> Failed:
+def _failed(outcome: Outcome, reason: str, hint: str = "", detail: str = "", *, input_error: bool = False) -> Failed:
     return Failed(
         outcome=outcome,
         reason=printable(reason)[:4000],

@@ -68,10 +68,7 @@ class Parts:
 
 
 def run(
-    request: messages.TrialRequest,
-    channel: messages.Channel,
-    workload: Workload,
-    configuration: Configuration,
+    request: messages.TrialRequest, channel: messages.Channel, workload: Workload, configuration: Configuration
 ) -> None:
     """Run one trial to its end."""
     if request.losses is not None:
@@ -151,9 +148,7 @@ def time_fit(
             validation_batches=_validation_batches(validation, data),
         )
         validating = between.boundary.validation_seconds * parts.validation_share
-        return replace(
-            between, boundary=between.boundary.model_copy(update={"validation_seconds": validating})
-        )
+        return replace(between, boundary=between.boundary.model_copy(update={"validation_seconds": validating}))
 
     try:
         finish = fit(parts, train, validation, clock, retracing, between_epochs)
@@ -252,9 +247,7 @@ def fit(
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             clock.epoch_ended()
-            self.model.stop_training = (
-                False  # whatever a callback of the script's has decided: the tuner ends it
-            )
+            self.model.stop_training = False  # whatever a callback of the script's has decided: the tuner ends it
 
     model = parts.model
     model.make_train_function()

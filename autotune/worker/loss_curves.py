@@ -206,9 +206,7 @@ def _scale_learning_rate(optimizer: Any, scale: float) -> bool:
     return True
 
 
-def _train(
-    model: keras.Model, batches: tf.data.Dataset, steps: int, deadline: float
-) -> tuple[float | None, ...]:
+def _train(model: keras.Model, batches: tf.data.Dataset, steps: int, deadline: float) -> tuple[float | None, ...]:
     """The loss of each step; no step but the first is begun after the deadline."""
     iterator = iter(batches)
     curve: list[float | None] = []

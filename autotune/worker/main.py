@@ -21,10 +21,7 @@ KINDS: dict[type, Callable[..., None]] = {Workload: keras_fit.run, Script: scrip
 
 
 def run(
-    request: messages.TrialRequest,
-    channel: messages.Channel,
-    workload: Workload | None,
-    reference: WorkloadReference,
+    request: messages.TrialRequest, channel: messages.Channel, workload: Workload | None, reference: WorkloadReference
 ) -> int:
     """Run one trial to its end.
 

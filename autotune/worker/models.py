@@ -82,9 +82,7 @@ def _compile(model: keras.Model, function: Callable[[], Any], configuration: Con
             )
     parameters = inspect.signature(model.compile).parameters.values()
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
-    taken = {
-        name: value for name, value in knobs.items() if takes_all or name in [p.name for p in parameters]
-    }
+    taken = {name: value for name, value in knobs.items() if takes_all or name in [p.name for p in parameters]}
     call_user("compile", lambda: model.compile(**arguments, **taken))
     set_compiled(model, configuration)
 
@@ -139,8 +137,7 @@ def batched_twice(model: keras.Model, x: Any) -> WorkloadError | None:
     for shape, wanted in zip(got, getattr(model, "inputs", None) or [], strict=False):
         if shape.rank == len(wanted.shape) + 1 and tuple(shape[2:]) == tuple(wanted.shape[1:]):
             return _yields_batches(
-                f"with a batch size added, an input has shape {tuple(shape)}, and the model takes "
-                f"{tuple(wanted.shape)}"
+                f"with a batch size added, an input has shape {tuple(shape)}, and the model takes {tuple(wanted.shape)}"
             )
     return None
 

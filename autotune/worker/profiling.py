@@ -105,12 +105,7 @@ def input_ceiling(dataset: tf.data.Dataset, batch_size: int, seconds: float) -> 
 
 
 def ceilings(
-    dataset: tf.data.Dataset | None,
-    *,
-    examples_per_call: int,
-    batch_size: int,
-    kept: float | None,
-    seconds: float,
+    dataset: tf.data.Dataset | None, *, examples_per_call: int, batch_size: int, kept: float | None, seconds: float
 ) -> Ceilings:
     """How fast the input pipeline and the step are alone."""
     by_input = None if dataset is None else input_ceiling(dataset, batch_size, seconds)

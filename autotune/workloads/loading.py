@@ -59,9 +59,7 @@ def parse_reference(text: str) -> WorkloadReference:
         script = None if separator or binds_workload(file, name) else ScriptSettings()
         return WorkloadReference(file=str(file), name=name, search_path=(str(file.parent),), script=script)
     package = os.path.isfile(os.path.join(location, "__init__.py"))
-    dotted = (
-        all(part.isidentifier() for part in location.split(".")) and len(location.encode()) <= LONGEST_NAME
-    )
+    dotted = all(part.isidentifier() for part in location.split(".")) and len(location.encode()) <= LONGEST_NAME
     if not dotted or (os.path.exists(location) and not package):
         raise WorkloadError(
             f"{location!r} is neither a .py file nor a module",
@@ -86,9 +84,7 @@ def _readable(location: str) -> Path:
         ) from error
     file = Path(location).resolve()
     if not is_utf8(file):
-        raise WorkloadError(
-            f"{file}: its path is not UTF-8", hint="Give the file, or its directory, another name."
-        )
+        raise WorkloadError(f"{file}: its path is not UTF-8", hint="Give the file, or its directory, another name.")
     return file
 
 
@@ -146,8 +142,7 @@ def reference_of(workload: Workload) -> WorkloadReference:
             return WorkloadReference(file=path, name=name, search_path=search_path, args=args)
     raise WorkloadError(
         "the workload is not a variable at the top level of a module, so trial processes cannot load it",
-        hint="Write `workload = autotune.Workload(…)` outside of any function, or hand over "
-        '"path/to/file.py:name".',
+        hint='Write `workload = autotune.Workload(…)` outside of any function, or hand over "path/to/file.py:name".',
     )
 
 
@@ -199,8 +194,7 @@ def load(reference: WorkloadReference) -> Workload:
     _loading_workload = True
     try:
         with training_refused(
-            "while the file is imported",
-            'Put it under `if __name__ == "__main__":`; trials train by themselves.',
+            "while the file is imported", 'Put it under `if __name__ == "__main__":`; trials train by themselves.'
         ):
             module = _import(reference)
     except WorkloadError:

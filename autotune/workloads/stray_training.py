@@ -34,9 +34,7 @@ def training_refused(what: str, hint: str) -> Iterator[None]:
             (keras.optimizers.Optimizer, "apply"),
         ):
             inherited = name not in vars(owner)
-            undo.callback(
-                *((delattr, owner, name) if inherited else (setattr, owner, name, vars(owner)[name]))
-            )
+            undo.callback(*((delattr, owner, name) if inherited else (setattr, owner, name, vars(owner)[name])))
             setattr(owner, name, refuse)
 
     if "keras" in sys.modules:

@@ -131,9 +131,7 @@ class Workload:
         except ConfigurationError as error:
             raise WorkloadError(error.message, hint=error.hint) from error
         if "batch_size" in self.baseline:
-            raise WorkloadError(
-                "Workload(baseline=…) names batch_size", hint="Give it as Workload(batch_size=…)."
-            )
+            raise WorkloadError("Workload(baseline=…) names batch_size", hint="Give it as Workload(batch_size=…).")
         if self.batched and not takes_config(self.dataset):
             raise WorkloadError(
                 "Workload(batched=True) with a dataset() that takes no config",

@@ -66,9 +66,5 @@ def compile_arguments() -> dict[str, Any]:
 
 
 workload = autotune.Workload(
-    model=network,
-    dataset=training_examples,
-    compile=compile_arguments,
-    batch_size=128,
-    validation=held_out,
+    model=network, dataset=training_examples, compile=compile_arguments, batch_size=128, validation=held_out
 )

@@ -27,9 +27,7 @@ def tickets() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     random = np.random.default_rng(seed=0)
     count = TRAINING_EXAMPLES + VALIDATION_EXAMPLES
     department = random.integers(DEPARTMENTS, size=count, dtype="int32")
-    usual = department[:, None] + DEPARTMENTS * random.integers(
-        WORDS // DEPARTMENTS, size=(count, TITLE_WORDS)
-    )
+    usual = department[:, None] + DEPARTMENTS * random.integers(WORDS // DEPARTMENTS, size=(count, TITLE_WORDS))
     rare = random.integers(WORDS, size=(count, TITLE_WORDS))
     title = np.where(random.random((count, TITLE_WORDS)) < 0.5, usual, rare).astype("int32")
     tags = random.integers(2, size=(count, TAGS)).astype("float32")
@@ -81,9 +79,5 @@ def compile_arguments() -> dict[str, Any]:
 
 
 workload = autotune.Workload(
-    model=network,
-    dataset=training_examples,
-    compile=compile_arguments,
-    batch_size=32,
-    validation=held_out,
+    model=network, dataset=training_examples, compile=compile_arguments, batch_size=32, validation=held_out
 )

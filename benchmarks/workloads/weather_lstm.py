@@ -63,11 +63,7 @@ def held_out(config: autotune.DatasetConfig) -> tf.data.Dataset:
 def network() -> keras.Model:
     """One LSTM, one number; the last layer stays float32 under mixed precision."""
     return keras.Sequential(
-        [
-            keras.Input((STEPS_BACK, FEATURES)),
-            keras.layers.LSTM(32),
-            keras.layers.Dense(1, dtype="float32"),
-        ]
+        [keras.Input((STEPS_BACK, FEATURES)), keras.layers.LSTM(32), keras.layers.Dense(1, dtype="float32")]
     )
 
 

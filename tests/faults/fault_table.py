@@ -57,49 +57,28 @@ FAULTS = (
     Fault(name="exits", outcome=Outcome.CRASHED, words="ended with exit status 7"),
     Fault(name="is_killed_late", outcome=Outcome.CRASHED, words="killed by SIGKILL"),
     Fault(
-        name="fails_a_check",
-        outcome=Outcome.CRASHED,
-        words="Unknown flag in XLA_FLAGS: --no_such_flag",
-        compiled=True,
+        name="fails_a_check", outcome=Outcome.CRASHED, words="Unknown flag in XLA_FLAGS: --no_such_flag", compiled=True
     ),
-    Fault(
-        name="exceeds_cgroup", outcome=Outcome.OOM, words="killed by the kernel: out of memory", cgroup=True
-    ),
+    Fault(name="exceeds_cgroup", outcome=Outcome.OOM, words="killed by the kernel: out of memory", cgroup=True),
     Fault(name="exceeds_rlimit", outcome=Outcome.OOM, words="out of host memory"),
     Fault(name="exceeds_rlimit_in_pipeline", outcome=Outcome.OOM, words="MemoryError"),
-    Fault(
-        name="exceeds_rlimit_in_cpp", outcome=Outcome.OOM, words="killed by SIGABRT: what():  std::bad_alloc"
-    ),
+    Fault(name="exceeds_rlimit_in_cpp", outcome=Outcome.OOM, words="killed by SIGABRT: what():  std::bad_alloc"),
     Fault(name="exhausts_tensors", outcome=Outcome.OOM, words="OOM when allocating tensor"),
     Fault(name="hangs_in_python", outcome=Outcome.TIMEOUT, words="while building the model", seconds=3.0),
     Fault(name="hangs_holding_the_gil", outcome=Outcome.TIMEOUT, words="while building", seconds=3.0),
     Fault(
-        name="hangs_in_compile",
-        outcome=Outcome.TIMEOUT,
-        words="which traces and compiles",
-        seconds=5.0,
-        compiled=True,
+        name="hangs_in_compile", outcome=Outcome.TIMEOUT, words="which traces and compiles", seconds=5.0, compiled=True
     ),
     Fault(name="hangs_in_pipeline", outcome=Outcome.TIMEOUT, words="in the first step", seconds=5.0),
     Fault(name="hangs_in_pipeline_late", outcome=Outcome.TIMEOUT, words="in a slice", seconds=2.0),
     Fault(name="hangs_with_a_family", outcome=Outcome.TIMEOUT, words="while building", seconds=3.0),
     Fault(name="is_nan", outcome=Outcome.NONFINITE, words="the training loss became nan by step 1"),
     Fault(name="becomes_inf_late", outcome=Outcome.NONFINITE, words="the training loss became"),
-    Fault(
-        name="sends_garbage", outcome=Outcome.CRASHED, words="sent something that is no report: not a message"
-    ),
+    Fault(name="sends_garbage", outcome=Outcome.CRASHED, words="sent something that is no report: not a message"),
     Fault(name="sends_half_a_message", outcome=Outcome.CRASHED, words="got end of file during message"),
     Fault(name="sends_too_much", outcome=Outcome.CRASHED, words="bad message length"),
-    Fault(
-        name="kills_its_template",
-        outcome=Outcome.CRASHED,
-        words="its template process died (killed by SIGKILL)",
-    ),
-    Fault(
-        name="kills_its_keeper",
-        outcome=Outcome.CRASHED,
-        words="its template process died (killed by SIGKILL)",
-    ),
+    Fault(name="kills_its_template", outcome=Outcome.CRASHED, words="its template process died (killed by SIGKILL)"),
+    Fault(name="kills_its_keeper", outcome=Outcome.CRASHED, words="its template process died (killed by SIGKILL)"),
     Fault(name="prints_gigabytes", outcome=Outcome.OK),
 )
 BY_NAME = {fault.name: fault for fault in FAULTS}

@@ -299,10 +299,7 @@ INJECTIONS = {
     "hangs_in_pipeline": {"dataset": through(hangs, late=False)},
     "hangs_in_pipeline_late": {"dataset": through(hangs, late=True)},
     "hangs_with_a_family": {"model": hangs_with_a_family},
-    "is_nan": {
-        "loss": lambda y, p: tf.reduce_mean(p) * float("nan"),
-        "model": lambda: with_layer(Announcing()),
-    },
+    "is_nan": {"loss": lambda y, p: tf.reduce_mean(p) * float("nan"), "model": lambda: with_layer(Announcing())},
     "becomes_inf_late": {"dataset": through(infinite, late=True)},
     "sends_garbage": {"model": sends_garbage},
     "sends_half_a_message": {"model": sends_half_a_message},
@@ -331,6 +328,4 @@ def compile_arguments() -> dict:
     return {"optimizer": "sgd", "loss": INJECTIONS.get(fault, {}).get("loss", "mse")}
 
 
-workload = autotune.Workload(
-    model=model, dataset=dataset, compile=compile_arguments, batch_size=BASELINE_BATCH_SIZE
-)
+workload = autotune.Workload(model=model, dataset=dataset, compile=compile_arguments, batch_size=BASELINE_BATCH_SIZE)

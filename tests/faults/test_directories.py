@@ -56,9 +56,7 @@ def test_a_disk_that_fills_up(processes, small_disk):
     study = Study(processes, small_disk / "run", trial_seconds=8.0)
     assert study.try_fault("").outcome == "ok"
     fill(small_disk)
-    with pytest.raises(
-        RunDirectoryError, match=r"cannot write .*trials/0002.*: No space left on device"
-    ) as caught:
+    with pytest.raises(RunDirectoryError, match=r"cannot write .*trials/0002.*: No space left on device") as caught:
         study.try_fault("")
     assert "What was finished before stays readable" in caught.value.hint
     assert [record.trial for record in RunDirectory(small_disk / "run").read_trials()] == [0, 1]
@@ -71,9 +69,7 @@ def test_a_run_directory_that_becomes_unwritable(tmp_path):
     study = Study(simulated_trials(), tmp_path / "run", trial_seconds=8.0)
     with (
         unwritable(tmp_path / "run" / "trials"),
-        pytest.raises(
-            RunDirectoryError, match=r"cannot write to .*trials/0001: (Operation not permitted|Perm)"
-        ),
+        pytest.raises(RunDirectoryError, match=r"cannot write to .*trials/0001: (Operation not permitted|Perm)"),
     ):
         study.try_fault("")
     assert [record.outcome for record in RunDirectory(tmp_path / "run").read_trials()] == ["ok"]
@@ -84,9 +80,7 @@ def test_a_run_directory_that_is_deleted(tmp_path):
     """The error names it; it is not made anew with half a run in it."""
     study = Study(simulated_trials(), tmp_path / "run", trial_seconds=8.0)
     (tmp_path / "run").rename(tmp_path / "gone")
-    with pytest.raises(
-        RunDirectoryError, match=r"cannot write to .*run/trials/0001: No such file or directory"
-    ):
+    with pytest.raises(RunDirectoryError, match=r"cannot write to .*run/trials/0001: No such file or directory"):
         study.try_fault("")
     assert not (tmp_path / "run").exists()
     (tmp_path / "gone").rename(tmp_path / "run")

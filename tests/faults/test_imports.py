@@ -31,9 +31,7 @@ TABLE = bytearray(1 << 30)
 """
 
 
-@pytest.mark.parametrize(
-    ("source", "said"), [(RAISES, "MemoryError"), (ABORTS, "SIGABRT"), (IS_KILLED, "SIGKILL")]
-)
+@pytest.mark.parametrize(("source", "said"), [(RAISES, "MemoryError"), (ABORTS, "SIGABRT"), (IS_KILLED, "SIGKILL")])
 def test_an_import_without_memory_is_told_as_such(tmp_path, cgroup, source, said):
     """By an exception, by the C++ library, by the kernel: one sentence that names memory, its limit and what to do."""
     if source is IS_KILLED and cgroup is None:
@@ -42,9 +40,7 @@ def test_an_import_without_memory_is_told_as_such(tmp_path, cgroup, source, said
     reference = WorkloadReference(file=str(tmp_path / "train.py"), search_path=(str(tmp_path),))
     with (
         TrialProcesses(reference, logs=tmp_path) as processes,
-        pytest.raises(
-            NoStableConfigurationError, match="memory ran out while the workload was imported"
-        ) as caught,
+        pytest.raises(NoStableConfigurationError, match="memory ran out while the workload was imported") as caught,
     ):
         processes.open()
     assert said in caught.value.message

@@ -94,9 +94,7 @@ def new_template(before):
 def test_the_study_goes_on(processes, tmp_path):
     """Trials that crash, kill their template and hang are records; the one after them is measured."""
     study = Study(processes, tmp_path / "run", trial_seconds=4.0)
-    outcomes = [
-        study.try_fault(name).outcome for name in ("segfaults", "kills_its_keeper", "hangs_with_a_family", "")
-    ]
+    outcomes = [study.try_fault(name).outcome for name in ("segfaults", "kills_its_keeper", "hangs_with_a_family", "")]
     study.end()
     assert outcomes == ["crashed", "crashed", "timeout", "ok"]
     records = list(study.run.directory.read_trials())

@@ -63,9 +63,7 @@ def tuner(tmp_path):
         batch_size = str(BATCH_SIZES.get(fault, BASELINE_BATCH_SIZE))
         command = [sys.executable, "-c", textwrap.dedent(TUNER), str(tmp_path), batch_size, *places]
         started.append(
-            subprocess.Popen(
-                command, stdout=subprocess.PIPE, text=True, env={**environ(), **variables}, cwd=REPOSITORY
-            )
+            subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**environ(), **variables}, cwd=REPOSITORY)
         )
         return started[-1]
 

@@ -39,12 +39,7 @@ def launch(cases: TrialProcesses, tmp_path: Path) -> Iterator[Callable[..., Case
     trials: list[TrialProcess] = []
 
     def start(
-        case: str,
-        batch_size: int = 16,
-        *,
-        data: Data | None = None,
-        losses: LossRuns | None = None,
-        **knobs: Any,
+        case: str, batch_size: int = 16, *, data: Data | None = None, losses: LossRuns | None = None, **knobs: Any
     ) -> Case:
         folder = tmp_path / str(len(trials))
         folder.mkdir()

@@ -156,9 +156,7 @@ class Builder:
         self._process.kill()
         self._process.communicate()
 
-    def build(
-        self, folder: Path, case: str, batch_size: int = 16, *, data: Data | None = None, **knobs: Any
-    ) -> Built:
+    def build(self, folder: Path, case: str, batch_size: int = 16, *, data: Data | None = None, **knobs: Any) -> Built:
         """Build a case, told what an earlier trial learned of its data, if any."""
         self._count += 1
         log = folder / str(self._count) / f"{case}.log"

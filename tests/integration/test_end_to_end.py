@@ -84,9 +84,7 @@ def with_enough_time(
 def assert_nothing_left(tuner: int) -> None:
     """No process of a tuner that has ended is there any more, soon after its end."""
     with Awake() as awake:
-        until(
-            lambda: templates_of(tuner) == [] or awake.seconds > KILL_SECONDS, "the tuner's processes to end"
-        )
+        until(lambda: templates_of(tuner) == [] or awake.seconds > KILL_SECONDS, "the tuner's processes to end")
     assert templates_of(tuner) == []
 
 
@@ -127,9 +125,7 @@ def tuned(tmp_path_factory, environment):
     """One run of the command on real digits, which all tests of this part look at: what it gave, and where."""
     folder = tmp_path_factory.mktemp("tuned")
     script = textwrap.dedent(TUNE.format(workload=str(DIGITS)))
-    ended = with_enough_time(
-        lambda budget: to_its_end(("-c", script, str(budget)), environment, folder), BUDGET
-    )
+    ended = with_enough_time(lambda budget: to_its_end(("-c", script, str(budget)), environment, folder), BUDGET)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended, folder
 

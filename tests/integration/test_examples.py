@@ -9,9 +9,7 @@ from real_trials import REPOSITORY, Case, configuration
 pytestmark = pytest.mark.slow
 
 EXAMPLES = sorted(
-    file
-    for file in (REPOSITORY / "examples").glob("*.py")
-    if re.search(r"^workload = ", file.read_text(), re.M)
+    file for file in (REPOSITORY / "examples").glob("*.py") if re.search(r"^workload = ", file.read_text(), re.M)
 )
 KNOBS = {"precision": "mixed_bfloat16", "steps_per_execution": 4, "prefetch": 2, "num_parallel_calls": 2}
 """Changes that a workload can be written so as not to bear."""

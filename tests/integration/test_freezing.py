@@ -45,10 +45,7 @@ def test_a_frozen_trial_stands_still_while_another_is_measured(launch):
 
 
 # The pipelines and how many elements each may have in flight; all are slower than the training they feed.
-SLOW_PIPELINES = [
-    ("slow_generator", 1, {}),
-    ("waits", 16, {"num_parallel_calls": 16, "data_threads": 16}),
-]
+SLOW_PIPELINES = [("slow_generator", 1, {}), ("waits", 16, {"num_parallel_calls": 16, "data_threads": 16})]
 
 
 @slow

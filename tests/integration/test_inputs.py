@@ -59,11 +59,7 @@ def test_every_kind_of_element_is_trained_on_and_counted(build, case, batch_size
 
 @pytest.mark.parametrize(
     ("case", "batch_size", "told", "examples"),
-    [
-        ("graphs", 40, 100, 100),
-        ("full_batches", 60, 96, 60),
-        ("generated", 16, 100, 100),
-    ],
+    [("graphs", 40, 100, 100), ("full_batches", 60, 96, 60), ("generated", 16, 100, 100)],
 )
 def test_what_the_first_trial_learned_holds_for_other_batch_sizes(build, case, batch_size, told, examples):
     """The count is taken over, but for what a dataset that batches by itself drops at this batch size."""
@@ -84,9 +80,7 @@ def test_knobs_reach_a_model_that_compiles_itself(build, case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", ["validated_on_arrays", "validated_on_batches", "batched_validated_on_single_ones"]
-)
+@pytest.mark.parametrize("case", ["validated_on_arrays", "validated_on_batches", "batched_validated_on_single_ones"])
 def test_validation_is_taken_as_fit_takes_it(launch, case):
     """Arrays, batches beside single examples, and single examples beside batches."""
     trial = launch(case)

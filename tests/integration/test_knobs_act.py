@@ -240,18 +240,12 @@ def test_threads_that_the_file_has_fixed_cannot_be_had_otherwise(processes_of, t
 def test_layers_at_the_top_of_the_file_keep_their_precision(processes_of, tmp_path):
     """No training code could apply what such a trial would measure: it fails and says why; float32 goes on."""
     processes = processes_of(
-        SPAWNED.replace(
-            "STARTED = tf.constant(1.0) + 1  # starts the runtime", "LAYER = keras.layers.Rescaling(0.5)"
-        )
+        SPAWNED.replace("STARTED = tf.constant(1.0) + 1  # starts the runtime", "LAYER = keras.layers.Rescaling(0.5)")
     )
     processes.open()
     assert processes.isolation == "template"
-    trial = processes.launch(
-        configuration(precision="mixed_bfloat16"), log=str(tmp_path / "a.log"), data=None
-    )
-    with pytest.raises(
-        TrialFailed, match="precision=mixed_bfloat16 cannot act any more: the layer Rescaling"
-    ):
+    trial = processes.launch(configuration(precision="mixed_bfloat16"), log=str(tmp_path / "a.log"), data=None)
+    with pytest.raises(TrialFailed, match="precision=mixed_bfloat16 cannot act any more: the layer Rescaling"):
         trial.warm_up(PATIENCE_SECONDS)
     trial = processes.launch(configuration(), log=str(tmp_path / "b.log"), data=None)
     trial.warm_up(PATIENCE_SECONDS)

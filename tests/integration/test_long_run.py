@@ -110,12 +110,7 @@ def recipe_of(facts: WorkloadFacts, folder: Path, **changes: object) -> Path:
     usual = {**dict(recorded.baseline), **facts.script.baseline, "prefetch": 0, "persistent_iterator": False}
     workload = recorded.workload.model_copy(update={"name": "train", "script": facts.script, "args": ()})
     recipe = recorded.model_copy(
-        update={
-            "baseline": usual,
-            "configuration": {**usual, **changes},
-            "workload": workload,
-            "learning_rate": None,
-        }
+        update={"baseline": usual, "configuration": {**usual, **changes}, "workload": workload, "learning_rate": None}
     )
     recipe.save(folder / "recipe.json")
     return folder / "recipe.json"
@@ -125,21 +120,13 @@ def trained(folder: Path, arguments: list[str], **more: object) -> subprocess.Co
     """What Python gave."""
     environment = {**os.environ, **more.pop("environment", {})}
     return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-        **more,
+        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False, env=environment, **more
     )
 
 
 def by_recipe(folder: Path, recipe: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """What `autotune run` gave."""
-    return trained(
-        folder, ["-m", "autotune", "run", str(recipe), "--on-mismatch", "ignore", *options, "train.py"]
-    )
+    return trained(folder, ["-m", "autotune", "run", str(recipe), "--on-mismatch", "ignore", *options, "train.py"])
 
 
 def said(ended: subprocess.CompletedProcess[str], word: str) -> str:
@@ -164,12 +151,7 @@ def test_with_the_scripts_own_values_nothing_changes(surveyed, tmp_path, name):
 def test_a_recipes_values_act_in_the_scripts_own_places(surveyed, tmp_path, name):
     """Batch size, precision and steps per execution are the recipe's; the learning rate follows on request."""
     (tmp_path / "train.py").write_text(SCRIPTS[name], encoding="utf-8")
-    changes = {
-        "batch_size": 48,
-        "precision": "mixed_bfloat16",
-        "steps_per_execution": 2,
-        "persistent_iterator": True,
-    }
+    changes = {"batch_size": 48, "precision": "mixed_bfloat16", "steps_per_execution": 2, "persistent_iterator": True}
     recipe = recipe_of(surveyed[name], tmp_path, **changes)
     ended = by_recipe(tmp_path, recipe, "--scale-learning-rate", "linear")
     assert ended.returncode == 0, ended.stderr
@@ -184,9 +166,7 @@ def test_a_recipes_values_act_in_the_scripts_own_places(surveyed, tmp_path, name
 def test_a_call_that_moved_is_found_and_one_that_is_gone_is_an_error(surveyed, tmp_path):
     """Lines may come and go; without the call there is an error before the first step, unless it may be skipped."""
     recipe = recipe_of(surveyed["train"], tmp_path, batch_size=48)
-    (tmp_path / "train.py").write_text(
-        "# é\n\n" + TRAIN.replace("import sys", "import os, sys"), encoding="utf-8"
-    )
+    (tmp_path / "train.py").write_text("# é\n\n" + TRAIN.replace("import sys", "import os, sys"), encoding="utf-8")
     assert said(by_recipe(tmp_path, recipe), "steps").startswith("steps 6 ")
     gone = TRAIN.replace(".batch(size)", ".ragged_batch(size)")
     (tmp_path / "train.py").write_text(gone, encoding="utf-8")
@@ -202,15 +182,7 @@ def test_a_call_that_moved_is_found_and_one_that_is_gone_is_an_error(surveyed, t
 def test_the_scripts_ends_are_its_own(surveyed, tmp_path):
     """Exit code, traceback, arguments and standard input are as without autotune."""
     (tmp_path / "train.py").write_text(ENDS, encoding="utf-8")
-    run = [
-        "-m",
-        "autotune",
-        "run",
-        str(recipe_of(surveyed["train"], tmp_path)),
-        "--on-mismatch",
-        "ignore",
-        "train.py",
-    ]
+    run = ["-m", "autotune", "run", str(recipe_of(surveyed["train"], tmp_path)), "--on-mismatch", "ignore", "train.py"]
     ended = trained(tmp_path, [*run, "--debug", "-m", "--", "x"], input="hello\n")
     assert ended.returncode == 7
     assert "read hello ['--debug', '-m', '--', 'x']" in ended.stdout
@@ -224,17 +196,7 @@ def test_a_signal_ends_the_script(surveyed, tmp_path):
     """SIGTERM does what it does to a Python program: it is not caught."""
     (tmp_path / "train.py").write_text(ENDS, encoding="utf-8")
     recipe = recipe_of(surveyed["train"], tmp_path)
-    command = [
-        sys.executable,
-        "-m",
-        "autotune",
-        "run",
-        str(recipe),
-        "--on-mismatch",
-        "ignore",
-        "train.py",
-        "wait",
-    ]
+    command = [sys.executable, "-m", "autotune", "run", str(recipe), "--on-mismatch", "ignore", "train.py", "wait"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=tmp_path, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         process.stdin.write("\n")

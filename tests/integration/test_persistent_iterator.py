@@ -97,7 +97,7 @@ def test_every_epoch_trains_on_the_same_examples_in_another_order(run):
             (drop, trained(dataset, batched=batched, drop=drop, persistent_iterator=on))
             for dataset, batched, drop in cases for on in (False, True)
         ]))
-        """,
+        """
     )
     assert len(seen) == 8
     for drop, epochs in seen:
@@ -121,7 +121,7 @@ def test_no_epoch_runs_past_its_end(run):
             epochs = trained(ids, steps_per_execution=asked)
             said.append([pipeline.in_force["steps_per_execution"], [len(each) for each in epochs]])
         print(json.dumps(said))
-        """,
+        """
     )
     assert seen == [[4, [12] * EPOCHS], [6, [12] * EPOCHS], [12, [12] * EPOCHS]]
 
@@ -147,7 +147,7 @@ def test_the_repeat_comes_before_the_last_prefetch(run):
                 (each,) = each._inputs()
             said.append([buffers, pipeline.in_force["prefetch"], pipeline.dataset.options().deterministic])
         print(json.dumps(said))
-        """,
+        """
     )
     assert seen == [
         [[1], 1, None],
@@ -170,7 +170,7 @@ def test_it_is_off_where_the_steps_of_an_epoch_are_not_known(run):
             changed = pipeline.in_force.differences(configuration(steps_per_execution=16))
             said.append([sorted(pipeline.fit_args), changed, kinds(pipeline.dataset)[0]])
         print(json.dumps(said))
-        """,
+        """
     )
     assert seen == [[["x"], {"persistent_iterator": False}, "Batch"]] * 3
 
@@ -187,7 +187,7 @@ def test_a_pipeline_of_shorter_epochs_is_otherwise_the_same(run):
             said.append([kinds(short.dataset), short.steps_per_epoch, len(elements), elements[0] == elements[-3]])
             said.append([int(each.one_epoch.cardinality()) for each in (whole, short)])
         print(json.dumps(said))
-        """,
+        """
     )
     assert seen == [
         [["Prefetch", "Repeat", "Take", "Batch", "Range"], 3, 6, True],
@@ -219,7 +219,7 @@ def test_fit_args_repeat_and_batches_do_not(run, recipe):
             arguments = each.fit_args(ids)
             said.append([int(arguments.pop("x").cardinality()), arguments, int(each.batch(ids).cardinality())])
         print(json.dumps(said))
-        """,
+        """
     )
     assert seen == [[-1, {"steps_per_epoch": 12}, 12], [12, {}, 12]]
 
@@ -235,7 +235,7 @@ def test_fit_args_refuse_an_epoch_that_would_run_past_its_end(run, recipe):
         except ApplyError as error:
             said = [error.message, error.hint]
         print(json.dumps([*said, recipe.fit_args(fewer, steps_per_execution=8)["steps_per_epoch"]]))
-        """,
+        """
     )
     message, hint, steps = seen
     assert message == "steps_per_execution=12 does not divide the 8 steps of an epoch"

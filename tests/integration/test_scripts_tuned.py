@@ -18,9 +18,7 @@ BUDGET = "40s"
 def digest(folder: Path) -> str:
     """Of all files below a directory."""
     whole = hashlib.sha256()
-    for file in sorted(
-        each for each in folder.rglob("*") if each.is_file() and "__pycache__" not in each.parts
-    ):
+    for file in sorted(each for each in folder.rglob("*") if each.is_file() and "__pycache__" not in each.parts):
         whole.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes())
     return whole.hexdigest()
 
@@ -28,9 +26,7 @@ def digest(folder: Path) -> str:
 def autotune(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """What the command gave."""
     command = [sys.executable, "-m", "autotune", *arguments]
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-    )
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
 
 
 @pytest.fixture
@@ -51,23 +47,17 @@ def folder(tmp_path: Path) -> Path:
         # a loop with GradientTape, a test loop in each epoch, checkpoints
         pytest.param("gradient_tape_loop", ["--epochs", "2"], "loop", {"batch_size", "jit_compile"}),
         # a PyDataset with workers, in a module of its own
-        pytest.param(
-            "train_generator", ["--epochs", "1"], "fit", {"batch_size", "workers"}, marks=pytest.mark.slow
-        ),
+        pytest.param("train_generator", ["--epochs", "1"], "fit", {"batch_size", "workers"}, marks=pytest.mark.slow),
         # two optimizers, networks in a module of its own, no arguments
         pytest.param("gan", [], "loop", {"batch_size", "jit_compile"}, marks=pytest.mark.slow),
         # a strategy over two logical devices, a schedule
         pytest.param("mirrored_fit", ["--epochs", "1"], "fit", {"batch_size"}, marks=pytest.mark.slow),
     ],
 )
-def test_a_script_is_tuned_as_it_is_and_trains_with_its_recipe(
-    folder, tmp_path, name, arguments, trains, reached
-):
+def test_a_script_is_tuned_as_it_is_and_trains_with_its_recipe(folder, tmp_path, name, arguments, trains, reached):
     """It gets a recipe, its directory stays as it was, no process is left, and `autotune run` trains by the recipe."""
     before = digest(folder)
-    tuned = autotune(
-        folder, "tune", f"{name}.py", "--budget", BUDGET, "--out", str(tmp_path / "run"), "--", *arguments
-    )
+    tuned = autotune(folder, "tune", f"{name}.py", "--budget", BUDGET, "--out", str(tmp_path / "run"), "--", *arguments)
     assert tuned.returncode == 0, tuned.stdout + tuned.stderr
     assert digest(folder) == before
     recipe = Recipe.load(tmp_path / "run" / "recipe.json")
@@ -117,9 +107,7 @@ def test_a_module_is_tuned_resumed_verified_and_run(tmp_path):
     (package / "train.py").write_text(TRAIN, encoding="utf-8")
     (package / "data.py").write_text(DATA, encoding="utf-8")
     out = tmp_path / "run"
-    tuned = autotune(
-        tmp_path, "tune", "-m", "jobs.train", "--budget", "25s", "--out", str(out), "--", "--epochs", "2"
-    )
+    tuned = autotune(tmp_path, "tune", "-m", "jobs.train", "--budget", "25s", "--out", str(out), "--", "--epochs", "2")
     assert tuned.returncode == 0, tuned.stdout + tuned.stderr
     before = len(list((out / "trials").iterdir()))
     resumed = autotune(tmp_path, "tune", "-m", "jobs.train", "--resume", str(out), "--budget", "40s")

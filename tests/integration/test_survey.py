@@ -63,8 +63,7 @@ model.fit(data.shuffle(9).batch(8))
     "policy": "import keras\nkeras.mixed_precision.set_global_policy('mixed_bfloat16')\n"
     + COMPILED
     + "tf.config.threading\nmodel.fit(x, y)\n",
-    "two_fits": COMPILED
-    + "model.fit(x, y, epochs=2)\nmodel.fit(x, y, epochs=50)\nmodel.fit(x, y, epochs=3)\n",
+    "two_fits": COMPILED + "model.fit(x, y, epochs=2)\nmodel.fit(x, y, epochs=50)\nmodel.fit(x, y, epochs=3)\n",
     "wrong_fit": COMPILED + "model.fit(x, y)\nmodel.fit(x, y)\n",
     "callbacks": COMPILED
     + """
@@ -88,8 +87,7 @@ if not os.path.exists("made"):
         stream.write("1")
 model.fit(x, y)
 """,
-    "overwrites_by_tensorflow": COMPILED
-    + "tf.io.write_file('kept.txt', tf.constant('new'))\nmodel.fit(x, y)\n",
+    "overwrites_by_tensorflow": COMPILED + "tf.io.write_file('kept.txt', tf.constant('new'))\nmodel.fit(x, y)\n",
     "replaces": "import os\nopen('new.tmp', 'w').write('1')\nos.replace('new.tmp', 'kept.txt')\n"
     + COMPILED
     + "model.fit(x, y)\n",
@@ -129,8 +127,7 @@ for epoch in range(4):
     "prints_much": "for _ in range(20000):\n    print('x' * 200)\n" + COMPILED + "model.fit(x, y)\n",
     "schedule": MODEL
     + "model.compile(keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 100)), 'mse')\nmodel.fit(x, y)\n",
-    "tape": TAPE
-    + "step = tf.function(step)\nfor epoch in range(4):\n    for a, b in batches:\n        step(a, b)\n",
+    "tape": TAPE + "step = tf.function(step)\nfor epoch in range(4):\n    for a, b in batches:\n        step(a, b)\n",
     "tape_eager": TAPE + "for epoch in range(4):\n    for a, b in batches:\n        step(a, b)\n",
     "tape_with_test_loop": TAPE
     + """

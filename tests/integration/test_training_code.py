@@ -26,9 +26,7 @@ CHANGES = {
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory):
     """A recipe, out of a simulated run."""
-    made, _ = quick_tune(
-        simulated_trials(faster_by(batch_size=1.5), noise=0.02), tmp_path_factory.mktemp("run")
-    )
+    made, _ = quick_tune(simulated_trials(faster_by(batch_size=1.5), noise=0.02), tmp_path_factory.mktemp("run"))
     return made
 
 

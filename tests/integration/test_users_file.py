@@ -233,9 +233,7 @@ def test_want_of_memory_while_importing_is_named(processes_of, source):
 def test_want_of_memory_in_a_fresh_interpreter_is_an_outcome(processes_of, tmp_path):
     """Where each trial imports the file, that is where memory runs out."""
     marker = tmp_path / "marker"
-    allocates = (
-        f"import os\ntf.constant(1.0) + 1\nif os.path.exists({str(marker)!r}):\n    np.ones(1 << 50)\n"
-    )
+    allocates = f"import os\ntf.constant(1.0) + 1\nif os.path.exists({str(marker)!r}):\n    np.ones(1 << 50)\n"
     processes = processes_of(TINY + allocates)
     processes.open()
     marker.touch()

@@ -40,6 +40,4 @@ class DataGenerator(keras.utils.PyDataset):
         rng = np.random.default_rng(int(sample_id))
         xs = np.linspace(0, 2 * np.pi, self.dim[1])
         wave = np.sin((label + 1) * xs + rng.uniform(0, 2 * np.pi))
-        return (wave[None, :, None] + rng.normal(scale=0.8, size=(*self.dim, self.n_channels))).astype(
-            "float32"
-        )
+        return (wave[None, :, None] + rng.normal(scale=0.8, size=(*self.dim, self.n_channels))).astype("float32")

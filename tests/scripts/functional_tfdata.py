@@ -15,9 +15,7 @@ tf.random.set_seed(1)
 digits = load_digits()
 images = digits.images[..., np.newaxis].astype("float32")
 labels = digits.target
-x_train, x_val, y_train, y_val = train_test_split(
-    images, labels, test_size=0.2, random_state=1, stratify=labels
-)
+x_train, x_val, y_train, y_val = train_test_split(images, labels, test_size=0.2, random_state=1, stratify=labels)
 
 
 def preprocess(image, label):

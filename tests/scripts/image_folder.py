@@ -73,11 +73,7 @@ model = keras.Sequential(
         layers.Dense(len(class_names)),
     ]
 )
-model.compile(
-    optimizer="adam",
-    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    metrics=["accuracy"],
-)
+model.compile(optimizer="adam", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
 history = model.fit(train_ds, validation_data=val_ds, epochs=epochs)
 
 print("val_accuracy per epoch:", [round(a, 3) for a in history.history["val_accuracy"]])

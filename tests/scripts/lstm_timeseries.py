@@ -62,10 +62,7 @@ if __name__ == "__main__":
     )
 
     history = model.fit(
-        dataset_train,
-        epochs=args.epochs,
-        validation_data=dataset_val,
-        callbacks=[es_callback, modelckpt_callback],
+        dataset_train, epochs=args.epochs, validation_data=dataset_val, callbacks=[es_callback, modelckpt_callback]
     )
 
     val_loss, val_mae = model.evaluate(dataset_val, verbose=0)

@@ -36,11 +36,7 @@ with strategy.scope():
     test_accuracy = tf.keras.metrics.SparseCategoricalAccuracy(name="test_accuracy")
 
     model = tf.keras.Sequential(
-        [
-            tf.keras.layers.Input(shape=(32,)),
-            tf.keras.layers.Dense(128, activation="relu"),
-            tf.keras.layers.Dense(6),
-        ]
+        [tf.keras.layers.Input(shape=(32,)), tf.keras.layers.Dense(128, activation="relu"), tf.keras.layers.Dense(6)]
     )
     optimizer = tf.keras.optimizers.Adam(learning_rate=0.001)
     optimizer.build(model.trainable_variables)

@@ -56,9 +56,7 @@ def main():
     tf.random.set_seed(11)
 
     batch_size = args.batch_size_per_replica * strategy.num_replicas_in_sync
-    train_dataset = (
-        tf.data.Dataset.from_tensor_slices(make_data(4000)).cache().shuffle(4000).batch(batch_size)
-    )
+    train_dataset = tf.data.Dataset.from_tensor_slices(make_data(4000)).cache().shuffle(4000).batch(batch_size)
     eval_dataset = tf.data.Dataset.from_tensor_slices(make_data(800, seed=1)).batch(batch_size)
 
     with strategy.scope():

@@ -42,10 +42,7 @@ model = keras.Model(
 
 model.compile(
     optimizer=keras.optimizers.RMSprop(1e-3),
-    loss={
-        "priority": keras.losses.MeanSquaredError(),
-        "department": keras.losses.SparseCategoricalCrossentropy(),
-    },
+    loss={"priority": keras.losses.MeanSquaredError(), "department": keras.losses.SparseCategoricalCrossentropy()},
     loss_weights={"priority": 1.0, "department": 0.2},
     metrics={"priority": ["mae"], "department": ["accuracy"]},
 )

@@ -35,9 +35,7 @@ def make_review(label):
 targets = rng.integers(0, 2, size=3000)
 texts = [make_review(t) for t in targets]
 
-raw_train_ds = (
-    tf.data.Dataset.from_tensor_slices((texts[:2400], targets[:2400])).shuffle(2400).batch(batch_size)
-)
+raw_train_ds = tf.data.Dataset.from_tensor_slices((texts[:2400], targets[:2400])).shuffle(2400).batch(batch_size)
 raw_val_ds = tf.data.Dataset.from_tensor_slices((texts[2400:], targets[2400:])).batch(batch_size)
 
 

@@ -29,10 +29,7 @@ def write_tfrecords(images, labels, data_dir, prefix, num_shards):
 
 
 def parse_example(serialized):
-    features = {
-        "image": tf.io.FixedLenFeature([], tf.string),
-        "label": tf.io.FixedLenFeature([], tf.int64),
-    }
+    features = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
     example = tf.io.parse_single_example(serialized, features)
     image = tf.io.decode_png(example["image"], channels=1)
     image = tf.cast(tf.reshape(image, (8, 8, 1)), tf.float32) / 255.0
@@ -41,9 +38,7 @@ def parse_example(serialized):
 
 def get_dataset(pattern, batch_size, training):
     files = tf.data.Dataset.list_files(pattern, shuffle=training)
-    ds = files.interleave(
-        tf.data.TFRecordDataset, cycle_length=4, num_parallel_calls=AUTO, deterministic=not training
-    )
+    ds = files.interleave(tf.data.TFRecordDataset, cycle_length=4, num_parallel_calls=AUTO, deterministic=not training)
     if training:
         ds = ds.shuffle(1024)
     ds = ds.map(parse_example, num_parallel_calls=AUTO)

@@ -43,9 +43,7 @@ def main():
     partition = {"train": ids[:2400], "validation": ids[2400:]}
 
     # Generators
-    training_generator = DataGenerator(
-        partition["train"], labels[:2400], shuffle=True, workers=args.workers, **params
-    )
+    training_generator = DataGenerator(partition["train"], labels[:2400], shuffle=True, workers=args.workers, **params)
     validation_generator = DataGenerator(partition["validation"], labels[2400:], shuffle=False, **params)
 
     model = get_model(params["dim"], params["n_channels"], n_classes)

@@ -36,17 +36,11 @@ train_ds = train_ds.prefetch(tf.data.AUTOTUNE)
 val_ds = val_ds.prefetch(tf.data.AUTOTUNE)
 
 data_augmentation = keras.Sequential(
-    [
-        layers.RandomFlip("horizontal"),
-        layers.RandomTranslation(0.1, 0.1),
-        layers.RandomContrast(0.1),
-    ],
+    [layers.RandomFlip("horizontal"), layers.RandomTranslation(0.1, 0.1), layers.RandomContrast(0.1)],
     name="data_augmentation",
 )
 
-base_model = keras.applications.MobileNetV2(
-    input_shape=IMG_SIZE + (3,), alpha=0.35, include_top=False, weights=None
-)
+base_model = keras.applications.MobileNetV2(input_shape=IMG_SIZE + (3,), alpha=0.35, include_top=False, weights=None)
 base_model.trainable = False  # freeze the backbone
 
 inputs = keras.Input(shape=IMG_SIZE + (3,))
@@ -58,11 +52,7 @@ x = layers.Dropout(0.2)(x)
 outputs = layers.Dense(NUM_CLASSES, activation="softmax")(x)
 model = keras.Model(inputs, outputs)
 
-model.compile(
-    optimizer=keras.optimizers.Adam(1e-3),
-    loss="sparse_categorical_crossentropy",
-    metrics=["accuracy"],
-)
+model.compile(optimizer=keras.optimizers.Adam(1e-3), loss="sparse_categorical_crossentropy", metrics=["accuracy"])
 print("Trainable variables (frozen):", len(model.trainable_variables))
 history = model.fit(train_ds, epochs=INITIAL_EPOCHS, validation_data=val_ds)
 
@@ -70,17 +60,10 @@ history = model.fit(train_ds, epochs=INITIAL_EPOCHS, validation_data=val_ds)
 base_model.trainable = True
 for layer in base_model.layers[:FINE_TUNE_AT]:
     layer.trainable = False
-model.compile(
-    optimizer=keras.optimizers.Adam(5e-4),
-    loss="sparse_categorical_crossentropy",
-    metrics=["accuracy"],
-)
+model.compile(optimizer=keras.optimizers.Adam(5e-4), loss="sparse_categorical_crossentropy", metrics=["accuracy"])
 print("Trainable variables (unfrozen):", len(model.trainable_variables))
 history_fine = model.fit(
-    train_ds,
-    epochs=INITIAL_EPOCHS + FINE_TUNE_EPOCHS,
-    initial_epoch=history.epoch[-1] + 1,
-    validation_data=val_ds,
+    train_ds, epochs=INITIAL_EPOCHS + FINE_TUNE_EPOCHS, initial_epoch=history.epoch[-1] + 1, validation_data=val_ds
 )
 
 loss, accuracy = model.evaluate(val_ds)

@@ -77,9 +77,7 @@ if __name__ == "__main__":
 
     vae = VariationalAutoEncoder(64, latent_dim=args.latent_dim, beta=args.beta)
     vae.compile(optimizer=keras.optimizers.Adam(1e-3), loss=reconstruction_loss)
-    vae.fit(
-        x_train, x_train, epochs=args.epochs, batch_size=args.batch_size, validation_data=(x_test, x_test)
-    )
+    vae.fit(x_train, x_train, epochs=args.epochs, batch_size=args.batch_size, validation_data=(x_test, x_test))
 
     print("Test ELBO loss:", vae.evaluate(x_test, x_test, verbose=0))
     z_mean, _, _ = vae.encoder(x_test)

@@ -108,9 +108,7 @@ def dicts(config):
 
 def in_another_order(config):
     """Two inputs as a dict, which `tf.data` and Keras flatten in the order of their names."""
-    return tf.data.Dataset.from_tensor_slices(
-        ({"wide": numbers(), "deep": numbers(width=3)}, numbers(width=1))
-    )
+    return tf.data.Dataset.from_tensor_slices(({"wide": numbers(), "deep": numbers(width=3)}, numbers(width=1)))
 
 
 def pictures_with_a_channel(config):
@@ -166,11 +164,7 @@ def wrong_batches(config):
 
 def told(config):
     """Says what it was told."""
-    say(
-        num_parallel_calls=config.num_parallel_calls,
-        batch_size=config.batch_size,
-        ordered=config.deterministic,
-    )
+    say(num_parallel_calls=config.num_parallel_calls, batch_size=config.batch_size, ordered=config.deterministic)
     return pairs().map(lambda x, y: (x, y), num_parallel_calls=config.num_parallel_calls)
 
 
@@ -388,9 +382,7 @@ def slow_generator(config):
             pause.wait(0.02)
             yield np.ones(4, "float32"), np.ones(1, "float32")
 
-    return tf.data.Dataset.from_generator(
-        elements, output_signature=(tf.TensorSpec((4,)), tf.TensorSpec((1,)))
-    )
+    return tf.data.Dataset.from_generator(elements, output_signature=(tf.TensorSpec((4,)), tf.TensorSpec((1,))))
 
 
 def waits(config):
@@ -415,9 +407,7 @@ def validation(config):
             file.write(".")
         yield from zip(numbers(8), numbers(8, 1), strict=True)
 
-    return tf.data.Dataset.from_generator(
-        elements, output_signature=(tf.TensorSpec((4,)), tf.TensorSpec((1,)))
-    )
+    return tf.data.Dataset.from_generator(elements, output_signature=(tf.TensorSpec((4,)), tf.TensorSpec((1,))))
 
 
 # -------------------------------------------------------------------------------------------- stability
@@ -443,9 +433,7 @@ def unhurried(config):
             threading.Event().wait(0.005)
             yield pair
 
-    return tf.data.Dataset.from_generator(
-        elements, output_signature=(tf.TensorSpec((4,)), tf.TensorSpec((1,)))
-    )
+    return tf.data.Dataset.from_generator(elements, output_signature=(tf.TensorSpec((4,)), tf.TensorSpec((1,))))
 
 
 def reader() -> keras.Model:
@@ -637,9 +625,7 @@ def half_precise() -> keras.Model:
 def learnable(config):
     """Eight numbers whose sum decides the class, in a new order each time."""
     x = np.random.default_rng(0).normal(size=(512, 8)).astype("float32")
-    return tf.data.Dataset.from_tensor_slices((x, (x.sum(axis=1) > 0).astype("float32")[:, None])).shuffle(
-        512
-    )
+    return tf.data.Dataset.from_tensor_slices((x, (x.sum(axis=1) > 0).astype("float32")[:, None])).shuffle(512)
 
 
 def small_network() -> keras.Model:
@@ -674,10 +660,7 @@ def the_same_network() -> keras.Model:
 
 def classifying() -> dict:
     """Adam on the cross-entropy."""
-    return {
-        "optimizer": keras.optimizers.Adam(0.01),
-        "loss": keras.losses.BinaryCrossentropy(from_logits=True),
-    }
+    return {"optimizer": keras.optimizers.Adam(0.01), "loss": keras.losses.BinaryCrossentropy(from_logits=True)}
 
 
 def scheduled() -> dict:
@@ -801,24 +784,18 @@ ONCE = zip(numbers(), numbers(width=1), strict=True)
 def one_pass(config):
     """A generator that can be consumed once, made anew by each call of dataset()."""
     once = zip(numbers(), numbers(width=1), strict=True)
-    return tf.data.Dataset.from_generator(
-        lambda: once, output_signature=(tf.TensorSpec((4,)), tf.TensorSpec((1,)))
-    )
+    return tf.data.Dataset.from_generator(lambda: once, output_signature=(tf.TensorSpec((4,)), tf.TensorSpec((1,))))
 
 
 def three_batches_ever(config):
     """Three batches from a generator that can be consumed once."""
     once = zip(numbers(48), numbers(48, 1), strict=True)
-    return tf.data.Dataset.from_generator(
-        lambda: once, output_signature=(tf.TensorSpec((4,)), tf.TensorSpec((1,)))
-    )
+    return tf.data.Dataset.from_generator(lambda: once, output_signature=(tf.TensorSpec((4,)), tf.TensorSpec((1,))))
 
 
 def one_pass_ever(config):
     """A generator that can be consumed once, made when the file was imported."""
-    return tf.data.Dataset.from_generator(
-        lambda: ONCE, output_signature=(tf.TensorSpec((4,)), tf.TensorSpec((1,)))
-    )
+    return tf.data.Dataset.from_generator(lambda: ONCE, output_signature=(tf.TensorSpec((4,)), tf.TensorSpec((1,))))
 
 
 def four_parts(config):
@@ -848,9 +825,7 @@ def raising_while_read(config):
         yield from zip(numbers(50), numbers(50, 1), strict=True)
         users_own_function()
 
-    return tf.data.Dataset.from_generator(
-        elements, output_signature=(tf.TensorSpec((4,)), tf.TensorSpec((1,)))
-    )
+    return tf.data.Dataset.from_generator(elements, output_signature=(tf.TensorSpec((4,)), tf.TensorSpec((1,))))
 
 
 def accumulating() -> dict:
@@ -1013,11 +988,7 @@ CASES = {
     "not_compiled": {"compile": None},
     "validated_on_arrays": {"validation": lambda config: (numbers(8), numbers(8, 1), None)},
     "validated_on_batches": {"validation": lambda config: pairs(8).batch(4)},
-    "batched_validated_on_single_ones": {
-        "batched": True,
-        "dataset": batches,
-        "validation": lambda config: pairs(8),
-    },
+    "batched_validated_on_single_ones": {"batched": True, "dataset": batches, "validation": lambda config: pairs(8)},
     "generator": {"dataset": lambda config: (each for each in [(numbers(1), numbers(1, 1))])},
     "validated_on_a_generator": {"validation": lambda config: iter([(numbers(1), numbers(1, 1))])},
     "ill_fitting": {"dataset": ill_fitting},
