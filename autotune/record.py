@@ -29,6 +29,17 @@ class Frozen(BaseModel, frozen=True, extra="forbid"):
     """Data of a file or a message: immutable, without unknown fields."""
 
 
+class Place(Frozen):
+    """Where the trials of a seat run."""
+
+    seat: str
+    host: str
+    device: str = ""  # in words, such as `NVIDIA H200 GPU-5c…` or `cores 0-3`; empty for all that there is
+    devices: Many[str] = ()  # what stands in CUDA_VISIBLE_DEVICES; empty for all of the process's
+    cores: Many[int] = ()  # that the processes may use; empty for all of the driver's
+    of_cores: Count = 0  # how many all seats of the host have together; 0 where this one has all
+
+
 class Outcome(enum.StrEnum):
     """How a trial ended."""
 
@@ -166,6 +177,9 @@ class TrialRecord(Frozen):
     seconds: Amount  # from asking for the process to its end; the partner's turns count only in the search
     ended_at_seconds: Amount | None = None  # in seconds of the run, over all its invocations
     instances: Count = 1  # processes it was measured in
+    seat: str | None = None  # where the last of them ran
+    host: str | None = None
+    device: str | None = None
     launch_seconds: Amount | None = None  # from asking for the process to the fork
     first_step_seconds: Amount | None = None  # from asking for the process to the end of its first step
     filling_seconds: Amount | None = None  # the part of that for filling caches in memory

@@ -28,7 +28,7 @@ from autotune.devices.machine import Machine
 from autotune.errors import RunDirectoryError
 from autotune.files import is_utf8, read_at_most, write_atomically
 from autotune.mistakes import first_mistake
-from autotune.record import Amount, Count, Frozen, Many, Number, TrialRecord
+from autotune.record import Amount, Count, Frozen, Many, Number, Place, TrialRecord
 from autotune.scripts.facts import ScriptFacts
 from autotune.space.knobs import Value
 
@@ -100,6 +100,7 @@ class RunRecord(Frozen):
     search_space: SearchSpaceRecord | None = None
     baseline: dict[str, Value] | None = None
     isolation: Literal["template", "spawn"] = "template"
+    seats: Many[Place] = ()  # at the start
     arguments: dict[str, bool | int | FiniteFloat | Text | Many[Text] | None]
     resumed: Many[Resumption] = ()
 

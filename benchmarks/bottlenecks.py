@@ -9,7 +9,7 @@ from pathlib import Path
 from figures import Figure, parser, report, share
 
 from autotune.executors.executor import IN_SEARCH
-from autotune.executors.process import TrialProcesses
+from autotune.executors.local import TrialProcesses
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
 from autotune.stats.bottleneck import Bottleneck, Seen, bottleneck_of

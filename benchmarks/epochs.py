@@ -24,7 +24,8 @@ from pathlib import Path
 from figures import Figure, factor, parser, report, share
 
 from autotune.executors.executor import WarmUp
-from autotune.executors.process import TrialProcesses, is_stopped
+from autotune.executors.local import TrialProcesses
+from autotune.executors.process import is_stopped
 from autotune.record import Slice
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device

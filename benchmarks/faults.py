@@ -26,7 +26,7 @@ from fault_table import FAULTS, WORKLOAD, Fault, memory_cgroup, witness  # noqa:
 from figures import parser, write  # noqa: E402
 from studies import Study  # noqa: E402
 
-from autotune.executors.process import TrialProcesses  # noqa: E402
+from autotune.executors.local import TrialProcesses  # noqa: E402
 from autotune.workloads.workload import WorkloadReference  # noqa: E402
 
 STUDIES, ROUNDS = 2, 2

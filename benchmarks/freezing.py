@@ -20,7 +20,8 @@ from typing import Any
 from figures import Figure, factor, parser, report
 
 from autotune.executors.executor import Data
-from autotune.executors.process import TrialProcess, TrialProcesses
+from autotune.executors.local import TrialProcesses
+from autotune.executors.process import TrialProcess
 from autotune.record import Slice
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device

@@ -13,7 +13,7 @@ from typing import Any
 from figures import Figure, parser, report, share
 
 from autotune.executors.executor import Data
-from autotune.executors.process import TrialProcesses
+from autotune.executors.local import TrialProcesses
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.stats.numerics import parity

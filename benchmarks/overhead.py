@@ -15,7 +15,7 @@ from pathlib import Path
 from figures import Bar, Figure, mean, parser, report
 
 from autotune.executors.executor import Data
-from autotune.executors.process import TrialProcesses
+from autotune.executors.local import TrialProcesses
 from autotune.record import Outcome, Phase, TrialRecord
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import baseline_configuration

@@ -31,7 +31,7 @@ from figures import Bar, Figure, factor, parser, report, root_mean_square, share
 from scipy import stats
 
 from autotune.executors.executor import Data, LiveTrial, WarmUp
-from autotune.executors.process import TrialProcesses
+from autotune.executors.local import TrialProcesses
 from autotune.record import Phase, Slice
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from autotune.executors.executor import IN_SEARCH, Data, TrialFailed, TrialTiming, WarmUp
 from autotune.recipe.apply import environment
-from autotune.record import Boundary, Outcome, Slice, StepSeconds
+from autotune.record import Boundary, Outcome, Place, Slice, StepSeconds
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KnobValue
 from autotune.stats.steady_state import SMALLEST_WINDOW, WINDOW_SECONDS
@@ -421,6 +421,7 @@ class SimulatedTrials:
         seats: tuple[str, ...] = ("simulated",),
     ) -> None:
         self.facts, self.seats = facts, seats
+        self.elastic, self.whole, self.machine = False, None, None
         self.samples_per_second = samples_per_second
         self.noise = noise
         self.drift = drift or (lambda seconds: 1.0)
@@ -489,6 +490,20 @@ class SimulatedTrials:
     ) -> SimulatedTrial:
         """A trial that `launch` starts."""
         return SimulatedTrial(self, configuration, luck=luck, timing=timing, losses=losses)
+
+    def place(self, seat: str) -> Place:
+        """See `Executor`: each seat is a host of its own."""
+        return Place(seat=seat, host=seat, device="simulated")
+
+    def refresh(self) -> None:
+        """See `Executor`."""
+
+    def restart(self, seat: str) -> None:
+        """See `Executor`."""
+
+    def drop(self, seat: str) -> None:
+        """See `Executor`."""
+        self.seats = tuple(each for each in self.seats if each != seat)
 
     def apart(self, one: Configuration, other: Configuration) -> bool:
         """See `Executor`."""

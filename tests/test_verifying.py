@@ -14,7 +14,7 @@ from simulated_runs import MACHINE, REFERENCE, Watcher, an_invocation, faster_by
 
 from autotune.errors import ArgumentError, NoStableConfigurationError, RecipeError, TuningInterruptedError
 from autotune.executors.executor import TrialFailed
-from autotune.executors.process import TrialProcesses
+from autotune.executors.local import TrialProcesses
 from autotune.record import Outcome, Phase
 from autotune.stats.deciding import MIN_GAIN, Finding, finding
 from autotune.stats.intervals import LogInterval

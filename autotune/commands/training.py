@@ -41,6 +41,13 @@ def tune(
     allow_writes: bool = False,
     allow_cache: bool = False,
     train_samples: int | None = None,
+    executor: Literal["local", "ray"] = "local",
+    seats: int | None = None,
+    devices: str | None = None,
+    seat_devices: int = 1,
+    all_seats: bool = False,
+    ray_address: str | None = None,
+    ray_upload: bool = False,
 ) -> int:
     """Find the fastest stable configuration, and write it as a recipe.
 
@@ -92,6 +99,20 @@ def tune(
         Keeping what a script's maps have made in memory may be tried.
     train_samples
         Samples that the long training will take, to say whether tuning is worth it; a script's epochs when left out.
+    executor
+        local: trials run on this machine. ray: on a Ray cluster, see docs/clusters.md.
+    seats
+        How many trials run at the same time, each on a part of the cores. With Ray, the most seats that are used.
+    devices
+        GPUs of this machine on which trials run at the same time: all, or indices and UUIDs such as 0,1.
+    seat_devices
+        GPUs that one trial uses.
+    all_seats
+        Keep seats that slow one another down.
+    ray_address
+        The cluster's address; RAY_ADDRESS, or a Ray of this machine's own, when left out.
+    ray_upload
+        Ray copies the working directory to the hosts. Else they share a file system.
     """
     from autotune import console
     from autotune.stats.deciding import EndedBy
@@ -122,6 +143,13 @@ def tune(
                 allow_writes=allow_writes,
                 allow_cache=allow_cache,
                 train_samples=train_samples,
+                executor=executor,
+                seats=seats,
+                devices=devices,
+                seat_devices=seat_devices,
+                all_seats=all_seats,
+                ray_address=ray_address,
+                ray_upload=ray_upload,
                 observe=progress,
             )
         except KeyboardInterrupt as interrupt:

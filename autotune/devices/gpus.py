@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, Field
+
+T = TypeVar("T")
 
 
 class Gpu(BaseModel, frozen=True, extra="forbid", strict=True):
@@ -34,41 +36,69 @@ class _Device(NamedTuple):
     instance: int | None = None
 
 
+class VisibleGpu(NamedTuple):
+    """A GPU or MIG instance that this process may use."""
+
+    uuid: str  # what `CUDA_VISIBLE_DEVICES` takes
+    name: str
+
+
 def read_gpus() -> GpuReading:
     """The GPUs that CUDA would show to this process, in its order; none without a driver, or when NVML fails.
 
     Indices in `CUDA_VISIBLE_DEVICES` count in PCI order. With unlike GPUs CUDA does so only under
     `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
     """
+    return _with_devices(_reading, GpuReading())
+
+
+def visible_gpus() -> list[VisibleGpu]:
+    """The same by their UUIDs."""
+    return _with_devices(
+        lambda nvml, handles, devices: [
+            VisibleGpu(str(nvml.nvmlDeviceGetUUID(each.handle)), str(nvml.nvmlDeviceGetName(each.handle)))
+            for each in devices
+        ],
+        [],
+    )
+
+
+def _with_devices(use: Callable[[Any, list[Any], list[_Device]], T], otherwise: T) -> T:
+    """What `use` makes of NVML, the handles of all GPUs and what CUDA would show."""
     import pynvml as nvml  # a large module, which trial processes do not need
 
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
-        return GpuReading()
+        return otherwise
     try:
-        driver, cuda = nvml.nvmlSystemGetDriverVersion(), nvml.nvmlSystemGetCudaDriverVersion_v2()
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         devices = [each for index, handle in enumerate(handles) for each in _divided(nvml, index, handle)]
         wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
         if wanted is not None:
             devices = list(_picked(nvml, wanted, devices, handles))
-        gpus = []
-        for device in _shown(devices, several=int(driver.partition(".")[0]) >= 570):
-            major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handles[device.gpu])
-            gpus.append(
-                Gpu(
-                    name=nvml.nvmlDeviceGetName(device.handle),
-                    memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(device.handle).total),
-                    compute_capability=f"{major}.{minor}",
-                )
-            )
-        return GpuReading(tuple(gpus), driver, f"{cuda // 1000}.{cuda % 1000 // 10}")
+        driver = nvml.nvmlSystemGetDriverVersion()
+        return use(nvml, handles, _shown(devices, several=int(driver.partition(".")[0]) >= 570))
     except nvml.NVMLError:
-        return GpuReading()
+        return otherwise
     finally:
         with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
+
+
+def _reading(nvml: Any, handles: list[Any], devices: list[_Device]) -> GpuReading:
+    driver, cuda = nvml.nvmlSystemGetDriverVersion(), nvml.nvmlSystemGetCudaDriverVersion_v2()
+    gpus = []
+    for device in devices:
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handles[device.gpu])
+        gpus.append(
+            Gpu(
+                name=nvml.nvmlDeviceGetName(device.handle),
+                memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(device.handle).total),
+                compute_capability=f"{major}.{minor}",
+            )
+        )
+    return GpuReading(tuple(gpus), driver, f"{cuda // 1000}.{cuda % 1000 // 10}")
 
 
 def _divided(nvml: Any, index: int, handle: Any) -> list[_Device]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from autotune.record import Outcome, Slice
+from autotune.devices.machine import Machine
+from autotune.errors import revived
+from autotune.record import Outcome, Place, Slice
 from autotune.space.configuration import Configuration
 from autotune.worker.messages import Data as Data
 from autotune.worker.messages import Finished, LossCurves, LossRuns, Ready, Started, StartedByImport
@@ -35,6 +37,10 @@ class TrialFailed(Exception):
         self.input_error = input_error
         self.trial: int | None = None  # its number, once the tuning loop has noted it
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For other hosts."""
+        return revived, (type(self), self.args, self.__dict__)
+
     @property
     def whole(self) -> str:
         """Why, the next step and the user's own frames, for a record: each on lines of its own."""
@@ -46,6 +52,10 @@ class DeviceUnavailable(TrialFailed):
 
     def __init__(self, reason: str, *, hint: str, detail: str = "", log_tail: str = "") -> None:
         super().__init__(Outcome.ERROR, reason, hint=hint, detail=detail, log_tail=log_tail)
+
+
+class SeatLost(TrialFailed):
+    """A process of the tuner's own on a seat is gone: the trial says nothing, and is run again on another seat."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,13 +103,31 @@ class Executor(Protocol):
     """Where trials run. A *seat* is where one trial and its baseline can run; seats work at the same time.
 
     Attributes:
-        seats: Their names, at least one.
+        seats: Their names, at least one once it is open. Where it is `elastic`, there may be more after a `refresh`.
+        whole: The name of a further seat that has what all others share, as all cores of a host. A recipe speaks of it,
+            so confirmations run on it while the others rest. None where each seat is a whole.
+        machine: What the first seat runs on; None for the driver's own machine.
         started_by_import: What importing the workload started that no fork survives. Known once it is open; None where
             there is no such thing.
     """
 
     seats: tuple[str, ...]
+    elastic: bool
+    whole: str | None
+    machine: Machine | None
     started_by_import: StartedByImport | None
+
+    def place(self, seat: str) -> Place:
+        """Where the trials of a seat run."""
+
+    def refresh(self) -> None:
+        """Look for seats that have come or gone; returns at once."""
+
+    def restart(self, seat: str) -> None:
+        """Make a seat anew that was lost. Raises SeatLost."""
+
+    def drop(self, seat: str) -> None:
+        """Use a seat no more."""
 
     def open(self) -> WorkloadFacts:
         """Import the workload, and say what it is."""
@@ -114,7 +142,7 @@ class Executor(Protocol):
         timing: TrialTiming = IN_SEARCH,
         losses: LossRuns | None = None,
     ) -> LiveTrial:
-        """Start a trial on a seat, the first one where none is named.
+        """Start a trial on a seat, the first one where none is named. Raises TrialFailed, SeatLost.
 
         With `losses` nothing is timed: its answer is `loss_curves`.
         """

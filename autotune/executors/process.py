@@ -6,25 +6,19 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from autotune.errors import NoStableConfigurationError, WorkloadError
-from autotune.executors.executor import IN_SEARCH, Data, TrialFailed, TrialTiming, WarmUp
+from autotune.executors.executor import SeatLost, TrialFailed, WarmUp
 from autotune.executors.log import cap, fatal_line, tail
 from autotune.executors.no_memory import kernel_oom_kills, says_no_memory
 from autotune.executors.standstill import LOOK_SECONDS, AwakeClock
-from autotune.executors.template_process import EXIT_SECONDS, Template, TemplateDied, status_in_words
-from autotune.recipe.apply import environment
+from autotune.executors.template_process import EXIT_SECONDS, Template, status_in_words
 from autotune.record import Outcome, Slice
-from autotune.scripts.execute import fingerprint_of_script
-from autotune.scripts.facts import ScriptFacts
-from autotune.space.configuration import Configuration
+from autotune.space.knobs import KnobValue
 from autotune.worker import messages
 from autotune.worker.messages import ChannelClosed, ProtocolError
-from autotune.workloads.loading import fingerprint_of
-from autotune.workloads.workload import WorkloadFacts, WorkloadReference
 
 MOST_REPEATS = 3  # of a slice in which the machine stood still: where it always does, that is how it runs
 FREEZE_SECONDS = 5.0  # how long a process group may take to stop
@@ -41,15 +35,21 @@ _DOING: dict[type, str] = {
 
 Profiled = Literal["all", "finalists", "none"]
 Message = TypeVar("Message")
-Used = TypeVar("Used")
 
 
 class TrialProcess:
     """A real trial: a fork of a template; see `executor.LiveTrial`."""
 
-    def __init__(self, template: Template, request: messages.TrialRequest, profile: Profiled) -> None:
+    def __init__(
+        self,
+        template: Template,
+        request: messages.TrialRequest,
+        profile: Profiled,
+        scaled: Mapping[str, KnobValue] | None = None,  # knobs that were scaled for the seat, as they were asked for
+    ) -> None:
         self.template = template
         self._profile = profile
+        self._asked, self._scaled = request.configuration, scaled or {}
         self._log = Path(request.log)
         self._clock = AwakeClock()
         self._requested = self._clock()
@@ -63,6 +63,11 @@ class TrialProcess:
         deadline = self._requested + timeout_seconds
         self._clock.watch()
         started = self._expect(messages.Started, deadline)
+        unscaled = {
+            name: self._scaled[name] if name in self._scaled and value == self._asked[name] else value
+            for name, value in started.in_force.items()
+        }
+        started = started.model_copy(update={"in_force": unscaled})
         since = self._requested + started.counting_seconds
         first = self._expect(messages.FirstStep, deadline)
         first_step_seconds = max(0.0, self._clock() - since)
@@ -182,10 +187,12 @@ class TrialProcess:
         found = getattr(answer, "kind", answer)
         raise self._failed(Outcome.CRASHED, f"sent {found!r} out of turn {_DOING[kind]}")
 
-    def _failed(self, outcome: Outcome, reason: str, **more: Any) -> TrialFailed:
+    def _failed(
+        self, outcome: Outcome, reason: str, *, kind: type[TrialFailed] = TrialFailed, **more: Any
+    ) -> TrialFailed:
         """The failure of this trial, which is killed."""
         self.kill()
-        return TrialFailed(outcome, reason, log_tail=tail(self._log), **more)
+        return kind(outcome, reason, log_tail=tail(self._log), **more)
 
     def _died(self) -> TrialFailed:
         """The failure of a trial whose end of the pipe closed without a word."""
@@ -195,7 +202,7 @@ class TrialProcess:
             if kernel_oom_kills() > self._kernel_kills:
                 return self._failed(Outcome.OOM, f"its template process died ({death}): out of memory")
             why = f"its template process died ({death})" if death else "closed its pipe and did not end"
-            return self._failed(Outcome.CRASHED, why)
+            return self._failed(Outcome.CRASHED, why, kind=SeatLost if death else TrialFailed)
         if exited == -signal.SIGKILL and kernel_oom_kills() > self._kernel_kills:
             return self._failed(Outcome.OOM, "killed by the kernel: out of memory")
         how = f"{'' if exited < 0 else 'ended with '}{status_in_words(exited)}"
@@ -217,115 +224,3 @@ def is_stopped(pid: int) -> bool:
     # A thread that waits in the kernel (D) stops before it runs on, once the others have. One that starts a program
     # waits for the new process, which is stopped.
     return states <= stopped | {b"Z", b"X", b"D"} and (b"D" not in states or bool(states & stopped))
-
-
-class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
-    """Real trials of one workload; see `executor.Executor`. A context manager that leaves no process behind."""
-
-    def __init__(
-        self,
-        reference: WorkloadReference,
-        *,
-        logs: Path,  # directory for the templates' logs
-        isolation: Literal["template", "spawn"] = "template",  # forks, or fresh interpreters
-        profile: Profiled = "none",  # which trials are profiled at their end
-    ) -> None:
-        self.seats: tuple[str, ...] = ("local",)
-        self.isolation: Literal["template", "spawn"] = "template"  # the first template imports the workload
-        self.started_by_import: messages.StartedByImport | None = None
-        self._reference = reference
-        self._logs = logs
-        self._wanted = isolation
-        self._profile: Profiled = profile
-        self._templates: dict[frozenset[tuple[str, str]], Template] = {}
-        self._count = 0
-        self._fingerprint: str | None = None
-        self._script: ScriptFacts | None = None
-
-    def __exit__(self, *_: object) -> None:
-        """End every process."""
-        self.close()
-
-    def open(self) -> WorkloadFacts:
-        """See `executor.Executor`. Raises `WorkloadError`, or `NoStableConfigurationError` for want of memory."""
-        try:
-            ready = self._with_template({}, Template.wait_ready)
-        except TrialFailed as failure:
-            raise NoStableConfigurationError(failure.reason, hint=failure.hint, detail=failure.log_tail) from failure
-        assert ready.workload is not None
-        self._fingerprint, self._script = ready.workload.fingerprint, ready.workload.script
-        self.started_by_import = ready.started
-        if self._wanted == "spawn" or ready.started is not None:
-            self.close()
-            self.isolation = "spawn"
-        return ready.workload
-
-    def launch(
-        self,
-        configuration: Configuration,
-        *,
-        seat: str = "",
-        log: str,
-        data: Data | None,
-        timing: TrialTiming = IN_SEARCH,
-        losses: messages.LossRuns | None = None,
-    ) -> TrialProcess:
-        """See `executor.Executor`. Raises `WorkloadError` if the workload's file has changed since `open`."""
-        request = messages.TrialRequest(
-            configuration=dict(configuration), log=log, data=data, timing=timing, losses=losses, script=self._script
-        )
-
-        def fork(template: Template) -> TrialProcess:
-            self._refuse_changes(template.wait_ready().workload)
-            return TrialProcess(template, request, self._profile)
-
-        variables = environment(configuration) if self.isolation == "template" else {}
-        return self._with_template(variables, fork)
-
-    def apart(self, one: Configuration, other: Configuration) -> bool:
-        """See `executor.Executor`; never where all trials are fresh interpreters."""
-        return self.isolation == "template" and environment(one) != environment(other)
-
-    def close(self) -> None:
-        """End every template and every trial."""
-        for template in self._templates.values():
-            template.close()
-        self._templates.clear()
-
-    def _refuse_changes(self, workload: WorkloadFacts | None) -> None:
-        """Refuse to measure other code than the run began with."""
-        found = workload.fingerprint if workload else None
-        with contextlib.suppress(OSError):  # which the trial will say better
-            if self._script is not None:  # each trial reads it
-                found = fingerprint_of_script(self._reference)
-            elif found is None and self._reference.file is not None:  # fresh interpreters read it each time
-                found = fingerprint_of(self._reference.file, self._reference.name)
-        if found is not None and self._fingerprint not in (None, found):
-            raise WorkloadError(
-                f"{self._reference}: the file has changed since the run began",
-                hint="What was measured stays in the run directory. Start a new run.",
-            )
-
-    def _with_template(self, variables: Mapping[str, str], use: Callable[[Template], Used]) -> Used:
-        """What `use` makes of the template with these variables; one that dies over it is started once more."""
-        with contextlib.suppress(TemplateDied):
-            return use(self._template(variables))
-        return use(self._template(variables))
-
-    def _template(self, variables: Mapping[str, str]) -> Template:
-        key = frozenset(variables.items())
-        found = self._templates.get(key)
-        if found is not None and found.alive:
-            return found
-        if found is not None:
-            found.close()
-        self._count += 1
-        log = self._logs / f"template-{self._count}.log"
-        preload = self.isolation == "template"
-        script = self._script
-        if script is not None:
-            variables = {**script.variables, **variables}
-        known = script is not None
-        made = Template(self._reference, preload=preload, known=known, variables=variables, log=log)
-        self._templates[key] = made
-        return made

@@ -29,6 +29,7 @@ import psutil
 from autotune.errors import WorkloadError
 from autotune.executors import lifeline
 from autotune.executors.log import printable
+from autotune.executors.places import CORES_VARIABLE
 from autotune.recipe import apply
 from autotune.scripts.execute import discover, file_of, import_packages
 from autotune.scripts.sources import refuse_broken
@@ -45,6 +46,8 @@ from autotune.workloads.workload import Workload, WorkloadReference
 def main(arguments: list[str]) -> int:
     """Import, report, and serve the driver until it closes the socket."""
     descriptor, _, mode, reference_json = arguments
+    if cores := os.environ.pop(CORES_VARIABLE, ""):
+        os.sched_setaffinity(0, map(int, cores.split(",")))  # TensorFlow makes as many threads
     lifeline.leave_a_keeper(int(descriptor))
     control = messages.Channel(socket.socket(fileno=int(descriptor)))
     reference = WorkloadReference.model_validate_json(reference_json)

@@ -94,6 +94,7 @@ class Knob:
     memory: Callable[[KnobValue], int | None] = lambda value: None  # ranks values by need; None: unknown
     numerics: Numerics = Numerics.SAME
     plain: KnobValue | None = None  # its value in the reference of the numerics check; None: the baseline's
+    per_core: bool = False  # a number of threads: on a part of the cores it is the like part of them
     structural: bool = False  # changes what the pipeline is made of, and with it the cost between epochs
     probes: tuple[Probe, ...] = ()  # tried first; without any, two values are tried after all probes
     needs_dataset_config: bool = False  # reaches the pipeline only through `dataset(config)`

@@ -180,6 +180,7 @@ _TABLE = (
         set=_option("threading.private_threadpool_size"),
         read=attrgetter("threading.private_threadpool_size"),
         memory=lambda threads: _by_number(threads) or None,  # the shared pool is as wide as the machine
+        per_core=True,
         structural=True,
         probes=(early.for_input(40, near(16), num_parallel_calls=near(16)),),
     ),
@@ -266,6 +267,7 @@ _TABLE = (
         read=lambda tf: _read_threads(tf, "intra", "TF_NUM_INTRAOP_THREADS"),
         variable="TF_NUM_INTRAOP_THREADS",
         memory=_alike,
+        per_core=True,
     ),
     Knob(
         name="inter_op_threads",
@@ -277,6 +279,7 @@ _TABLE = (
         read=lambda tf: _read_threads(tf, "inter", "TF_NUM_INTEROP_THREADS"),
         variable="TF_NUM_INTEROP_THREADS",
         memory=_alike,
+        per_core=True,
     ),
     Knob(
         name="onednn",

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from autotune.executors.executor import IN_CONFIRMATION, DeviceUnavailable, TrialFailed, TrialTiming
+from autotune.executors.executor import IN_CONFIRMATION, DeviceUnavailable, SeatLost, TrialFailed, TrialTiming
 from autotune.record import Boundary, Looks, Outcome, Pairing, Slice, TrialRecord
 from autotune.space.configuration import Configuration
 from autotune.tuning import costs
@@ -88,8 +88,8 @@ class Confirmation:
         return self.champion is not None and self.champion.configuration == configuration
 
     def take(self, failure: TrialFailed) -> None:
-        """Keep the leader's failure. Raises that of another side, and that of a device."""
-        if isinstance(failure, DeviceUnavailable) or failure.trial != self.trial.number:
+        """Keep the leader's failure. Raises that of another side, of a device and of a seat."""
+        if isinstance(failure, (DeviceUnavailable, SeatLost)) or failure.trial != self.trial.number:
             raise failure
         self.failure = failure
 

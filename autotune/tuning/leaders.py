@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from autotune.executors.executor import IN_CONFIRMATION, DeviceUnavailable, TrialFailed
+from autotune.executors.executor import IN_CONFIRMATION, DeviceUnavailable, SeatLost, TrialFailed
 from autotune.printable import first_line
 from autotune.record import Looks, Outcome, Phase, Standing
 from autotune.space.configuration import Configuration
@@ -91,6 +91,8 @@ class Leaders:
                 most_seconds=min(costs.MOST_SLICES_SECONDS, max(costs.LEAST_SLICES_SECONDS, most)),
             )
             self._failures = 0
+        except SeatLost:
+            raise  # the pair is measured again on another seat
         except TrialFailed as failure:
             self._failures += 1
             why = first_line(failure.reason) or failure.outcome
@@ -145,7 +147,9 @@ class Leaders:
         """Keep what a look has shown."""
         trial = confirmation.trial
         refused: dict[str, object] | None = None
-        trial.looks = (*trial.looks[:-1], trial.looks[-1].model_copy(update={"standing": standing}))
+        beside = confirmation.champion
+        update = {"standing": standing, "champion": None if beside is None else beside.number}
+        trial.looks = (*trial.looks[:-1], trial.looks[-1].model_copy(update=update))
         if standing is Standing.UNSTABLE and confirmation.failure is None:
             refused = {"outcome": Outcome.UNSTABLE, "reason": _broken(self.checks[trial.number])}
         self._write(confirmation, refused=refused)
@@ -162,8 +166,14 @@ class Leaders:
         self.checks[confirmation.trial.number] = checks = self._rules(confirmation)
         if _broken(checks) and (count >= RULES_ASKED_AFTER or last):
             return Standing.UNSTABLE
-        if is_faster(claim, min_gain=self._min_gain) and self._beats_champion(confirmation):
-            return Standing.CONFIRMED
+        if is_faster(claim, min_gain=self._min_gain):
+            if self._beats_champion(confirmation):
+                return Standing.CONFIRMED
+            champion = self._view.champion()
+            if champion is not None and not last and not confirmation.is_beside(champion.trial.configuration):
+                # It was confirmed meanwhile, on another seat: from now on it stands beside.
+                confirmation.champion = self._run.new_trial(Phase.CONFIRM, champion.trial.configuration)
+                return Standing.OPEN
         gain = math.log1p(self._min_gain)
         bound = math.log1p(max(self._min_gain, EXCLUDED_GAIN))
         hopeless = claim.high < gain or (claim.value < gain and claim.high < bound)

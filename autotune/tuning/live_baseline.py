@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 from autotune.errors import BudgetError, NoStableConfigurationError, WorkloadError
-from autotune.executors.executor import IN_SEARCH, TrialFailed, TrialTiming, WarmUp
+from autotune.executors.executor import IN_SEARCH, SeatLost, TrialFailed, TrialTiming, WarmUp
 from autotune.record import Outcome, Slice
 from autotune.tuning.run import Run, never_two_alive
 from autotune.tuning.side import PATIENCE_SECONDS, Side
@@ -46,6 +46,8 @@ class Baseline:
             timing = replace(IN_SEARCH, boundary=self._run.boundary)
             try:
                 self.launch(usual=usual, at_most=max(3 * PATIENCE_SECONDS, GENEROUS * usual), timing=timing)
+            except SeatLost:
+                raise
             except TrialFailed as failure:
                 raise self._judged(failure) from failure
         assert self.side is not None
@@ -60,6 +62,8 @@ class Baseline:
             except TimeIsUp as over:
                 if over.begun:
                     self.stop()
+                raise
+            except SeatLost:
                 raise
             except TrialFailed as failure:
                 self.stop()

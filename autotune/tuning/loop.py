@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from autotune.errors import NoStableConfigurationError
-from autotune.executors.executor import IN_SEARCH
+from autotune.executors.executor import IN_SEARCH, SeatLost
 from autotune.record import Outcome, Pairing, Phase
 from autotune.space.configuration import Configuration
 from autotune.space.search_space import ResolvedSpace
@@ -44,7 +44,7 @@ from autotune.tuning.rules import Limits
 from autotune.tuning.run import Run
 from autotune.tuning.sampler import Sampler
 from autotune.tuning.seat import SameInForce, Seat, TrialLimits
-from autotune.tuning.seats import Seats
+from autotune.tuning.seats import MOST_LOSSES, NoSeatLeft, Seats
 from autotune.tuning.side import Interrupted
 from autotune.tuning.slicing import is_busy
 from autotune.tuning.state import State
@@ -92,7 +92,10 @@ class Loop:
         self._run, self._sampler, self._options = run, sampler, options
         self._import_seconds, self._first_ready = import_seconds, warm.ready_seconds
         self._proposals = Proposals(space, sampler)
-        self._seats = Seats(run, deadline, seat, bracketed=options.pairing == "bracketed")
+        self._seats = Seats(
+            run, deadline, seat, bracketed=options.pairing == "bracketed", all_at_once=options.all_seats
+        )
+        self._lost: list[Configuration] = []  # whose seat was lost: they are run again
         self._view = View(run, measured_seconds=measured)
         self._view.tried[space.baseline] = seat.baseline.trial
         self._trial_limits = TrialLimits(timeout=timeout, measured=measured, known=self._view.tried.__contains__)
@@ -115,18 +118,33 @@ class Loop:
         """Until the answer is settled, or the time is over."""
         with self._seats:
             while True:
-                self._seats.wait_for_free()
+                try:
+                    self._seats.wait_for_free()
+                except NoSeatLeft:
+                    return self._without_seats()
                 state = self.state()
                 action = next_action(state)
                 if self._time_is_up:
                     action = Wait() if state.busy else End(EndedBy.BUDGET)
                 if isinstance(action, End):
                     return self._ended(state, action.by)
-                if isinstance(action, Wait):
+                whole = self._run.executor.whole is not None and isinstance(action, (FreshPair, CompareLosses))
+                if isinstance(action, Wait) or (whole and state.busy):
                     self._seats.wait()
                 else:
                     number = getattr(action, "candidate", None) or getattr(action, "leader", None)
-                    self._seats.do(partial(self._do, action), number)
+                    self._seats.do(partial(self._do, action), number, alone=whole)
+
+    def _without_seats(self) -> Found:
+        """The run ends with what it has."""
+        run = self._run
+        if all(each.phase is Phase.BASELINE for each in run.records.values()):
+            raise NoStableConfigurationError(
+                "every seat was lost before a trial had ended",
+                hint=f"See the notices above; --resume {run.directory.path} goes on.",
+            )
+        run.observe(Notice(text="no seat is left; the run ends with what was measured"))
+        return self._ended(self.state(), EndedBy.BUDGET)
 
     def _ended(self, state: State, by: EndedBy) -> Found:
         if by is EndedBy.BUDGET and state.open is not None:
@@ -151,7 +169,8 @@ class Loop:
                 case FreshPair(leader=number):
                     seat.end_baseline()
                     confirmation = self._view.confirmations[number]
-                    self._leaders.measure_pair(confirmation, seat=seat.name, left=self.state().left)
+                    name = self._run.executor.whole or seat.name
+                    self._leaders.measure_pair(confirmation, seat=name, left=self.state().left)
         except Interrupted:
             pass  # the state says so
         except TimeIsUp:
@@ -182,13 +201,15 @@ class Loop:
             spread=view.spread(),
             candidate_seconds=candidate_seconds,
             first_pair_seconds=costs.pair_seconds([baseline, baseline], IN_SEARCH),
-            more_candidates=not (self._proposals.exhausted or self._proposals.nothing_fits or limit),
+            more_candidates=bool(self._lost)
+            or not (self._proposals.exhausted or self._proposals.nothing_fits or limit),
             exhausted=self._proposals.exhausted,
             check_seconds=self._check_seconds,
             rounds_in_pair=costs.rounds([baseline, baseline], IN_SEARCH),
             looks_since=self._looks_since,
             busy=self._seats.busy,
             min_gain=options.min_gain,
+            confirms_at_once=1 if run.executor.whole else len(run.executor.seats),
             interrupted=run.interrupted(),
         )
 
@@ -197,16 +218,20 @@ class Loop:
     def _try_another(self, seat: Seat) -> None:
         run, tried, best = self._run, self._view.tried, self._view.best()
         slices = run.records[0].slices
-        proposed = self._proposals.next(
-            tried,
-            best.asked,
-            waits=self._waits(best),
-            step_seconds=statistics.median(each.step_seconds.p50 for each in slices) if slices else 0.0,
-            passes_over=lambda configuration: self._passes_over(configuration, seat),
-        )
-        if proposed is None:
-            return
-        asked, configuration = proposed
+        if self._lost:
+            configuration = self._lost.pop()
+            asked = self._sampler.ask_for(configuration)
+        else:
+            proposed = self._proposals.next(
+                tried,
+                best.asked,
+                waits=self._waits(best),
+                step_seconds=statistics.median(each.step_seconds.p50 for each in slices) if slices else 0.0,
+                passes_over=lambda configuration: self._passes_over(configuration, seat),
+            )
+            if proposed is None:
+                return
+            asked, configuration = proposed
         self._looks_since = 0
         trial = run.new_trial(Phase.SEARCH, configuration)
         tried[configuration] = trial
@@ -216,6 +241,9 @@ class Loop:
                 run.keep(trial.record(Outcome.INFERRED_OOM, reason=reason))
             else:
                 self._measure(trial, seat)
+        except SeatLost as lost:
+            self._lose(trial, lost)
+            raise
         except SameInForce as same:
             number = tried[same.configuration].number
             run.observe(Notice(text=f"trial {trial.number} is trial {number} in force"))
@@ -226,6 +254,19 @@ class Loop:
             if ended is None or ended.outcome is Outcome.INTERRUPTED:
                 del tried[configuration]
         tried.setdefault(trial.configuration, trial)
+
+    def _lose(self, trial: Trial, lost: SeatLost) -> None:
+        """Run a trial again whose seat was lost; twice, and the trial is at fault."""
+        losses = [
+            each
+            for each in self._run.records.values()
+            if each.outcome is Outcome.INTERRUPTED and Configuration(each.asked or each.configuration) == trial.asked
+        ]
+        if len(losses) < MOST_LOSSES:
+            self._lost.append(trial.asked)
+            return
+        reason = f"it took {len(losses)} seats with it: {lost.reason}"
+        self._run.keep(trial.record(Outcome.CRASHED, reason=reason, log_tail=lost.log_tail))
 
     def _waits(self, best: Trial) -> bool:
         """Whether the fastest waits for its input; by its like, or by how busy it is, while that was not measured."""
@@ -266,7 +307,7 @@ class Loop:
         seat.end_baseline()
         heading = f"comparing losses with float32 without XLA: {run.changes(trial.configuration)}"
         ends = min(began + self._check_seconds, self._options.searching - CLOSING_SECONDS)
-        with Trainings(run, seat=seat.name, ends=ends, heading=heading) as trainings:
+        with Trainings(run, seat=run.executor.whole or seat.name, ends=ends, heading=heading) as trainings:
             check = compare_numerics(trainings, trial.configuration)
         self._check_seconds = max(0.0, self._check_seconds - (run.clock() - began))
         self._leaders.note_parity(trial.configuration, check)

@@ -90,6 +90,9 @@ def _next_action(state: State) -> Action:
         return End(EndedBy.INTERRUPTED)
     if state.open is not None:
         if state.open.number in state.busy:
+            for each in state.contenders if len(state.opened) < state.confirms_at_once else ():
+                if state.left >= LOOKS_AFTER[0] * each.pair_seconds and not each.unchecked:
+                    return _confirm(state, each)
             return TryAnother() if _holds_another(state, reserve=0.0) else Wait()
         fits = state.left >= state.open.pair_seconds
         return FreshPair(state.open.number) if fits else _in_the_rest(state, state.open.candidate)

@@ -120,6 +120,7 @@ class Opened:
     seat: Seat  # the first seat, with the live baseline
     warm: WarmUp
     deadline: Deadline
+    machine: Machine  # that the first seat runs on
     import_seconds: float  # of a fresh template; 0 where each trial imports for itself
 
     @property
@@ -145,7 +146,8 @@ def open_run(
         refuse_another_workload(earlier, fingerprint=facts.fingerprint)
     check(facts)
     _tell_isolation(executor, observe)
-    device = Device.GPU if invocation.machine.gpus else Device.CPU
+    machine = executor.machine or invocation.machine
+    device = Device.GPU if machine.gpus else Device.CPU
     run = Run(
         directory=invocation.directory,
         executor=executor,
@@ -169,6 +171,7 @@ def open_run(
         seat=seat,
         warm=warm,
         deadline=deadline,
+        machine=machine,
         import_seconds=import_seconds if invocation.isolation == "template" else 0.0,
     )
     notes = () if facts.script is None else script_notes(facts.script, warm.ready_seconds)
@@ -231,13 +234,16 @@ def completed(opened: Opened, invocation: Invocation, source: str, space: Resolv
             ),
             "baseline": dict(opened.run.baseline),
             "isolation": invocation.isolation,
+            "seats": tuple(map(invocation.executor.place, invocation.executor.seats)),
         }
     )
 
 
 def _completed_machine(opened: Opened, invocation: Invocation) -> Machine:
     """The fingerprint with what only TensorFlow knows; a notice where it does not see a GPU that is there."""
-    machine = invocation.machine
+    machine = opened.machine
+    if invocation.options.devices is not None:  # the recipe speaks of a seat's
+        machine = machine.model_copy(update={"gpus": machine.gpus[: invocation.options.seat_devices]})
     if opened.device is Device.CPU:
         if machine.gpus:
             invocation.observe(

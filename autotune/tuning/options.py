@@ -12,7 +12,16 @@ from autotune.stats.deciding import MIN_GAIN
 from autotune.stats.stability import MEMORY_MARGIN
 from autotune.workloads.loading import checked_args
 
-MAY_CHANGE = ("trials", "soak", "train_samples")  # options that a resumed run may be given anew
+MAY_CHANGE = (
+    "trials",
+    "soak",
+    "train_samples",
+    "executor",
+    "seats",
+    "devices",
+    "all_seats",
+    "ray_address",
+)  # options that a resumed run may be given anew
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +48,13 @@ class Options:
     allow_cache: bool = False
     loss: str | None = None
     train_samples: int | None = None
+    executor: Literal["local", "ray"] = "local"
+    seats: int | None = None
+    devices: str | None = None
+    seat_devices: int = 1
+    all_seats: bool = False
+    ray_address: str | None = None
+    ray_upload: bool = False
 
     @property
     def searching(self) -> float:
@@ -58,9 +74,11 @@ class Options:
             ("soak", (int, float), 0.0, 1e6),
             ("fit", (int,), 1, 1000),
             ("train_samples", (int,), 1, 10**15),
+            ("seats", (int,), 1, 4096),
+            ("seat_devices", (int,), 1, 64),
         ):
             value = getattr(self, name)
-            if value is None and name in ("trials", "trial_timeout", "max_batch", "soak", "fit", "train_samples"):
+            if value is None and getattr(Options, name, 0) is None:
                 continue
             if type(value) not in kinds or not least <= value <= most:
                 wanted = "a whole number" if kinds == (int,) else "a number"
@@ -71,11 +89,18 @@ class Options:
             ("isolation", ("template", "spawn")),
             ("pairing", ("auto", "bracketed")),
             ("profile", ("all", "finalists", "none")),
+            ("executor", ("local", "ray")),
         ):
             if getattr(self, name) not in words:
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}", hint=f"It is {' or '.join(words)}.")
+        if self.seats is not None and self.devices is not None:
+            raise ArgumentError("seats and devices were both given", hint="seats cuts cores, devices names GPUs.")
+        if self.executor == "ray" and self.devices is not None:
+            raise ArgumentError("devices is for the local executor", hint="Ray gives GPUs out: use seat_devices.")
+        if self.executor == "local" and (self.ray_address is not None or self.ray_upload):
+            raise ArgumentError("ray_address and ray_upload are for executor='ray'", hint="Give --executor ray too.")
         checked_args(self.args)
-        for name in ("fixed_batch", "keeps_budget", "allow_writes", "allow_cache"):
+        for name in ("fixed_batch", "keeps_budget", "allow_writes", "allow_cache", "all_seats", "ray_upload"):
             if not isinstance(getattr(self, name), bool):
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}", hint="It is True or False.")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import random
 import threading
@@ -40,6 +41,16 @@ class Run:
     numbers: Iterator[int] = field(default_factory=itertools.count)
     spent_before: float = 0.0  # seconds of earlier invocations that do not count for the budget
     baton: threading.Lock = field(default_factory=threading.Lock)
+
+    @functools.cached_property
+    def several(self) -> bool:
+        """Whether there are, or may be, several seats."""
+        return self.executor.elastic or len(self.executor.seats) > 1
+
+    @property
+    def calm_seat(self) -> str:
+        """Where something is measured while nothing else is; empty where all seats were lost."""
+        return self.executor.whole or next(iter(self.executor.seats), "")
 
     def interrupted(self) -> bool:
         """Whether the user has asked to stop."""

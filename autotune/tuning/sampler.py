@@ -51,8 +51,9 @@ def _ordered(choices: tuple[KnobValue, ...]) -> TypeGuard[tuple[int, ...]]:
 class _GridTPE(TPESampler):
     """TPE whose integers are snapped to the choices of a space."""
 
-    def __init__(self, space: ResolvedSpace, seed: int) -> None:
-        super().__init__(n_startup_trials=RANDOM_TRIALS, multivariate=True, seed=seed)
+    def __init__(self, space: ResolvedSpace, seed: int, *, several: bool) -> None:
+        # What runs on other seats is taken for bad, so that it is not proposed again.
+        super().__init__(n_startup_trials=RANDOM_TRIALS, multivariate=True, seed=seed, constant_liar=several)
         self._space = space
 
     def sample_relative(
@@ -104,7 +105,7 @@ def _writing(file: Path | None) -> Iterator[None]:
 class Sampler:
     """The Optuna study of one invocation, in the run's `study.db`. The records are the truth: it is made from them."""
 
-    def __init__(self, space: ResolvedSpace, *, file: Path | None, name: str, seed: int) -> None:
+    def __init__(self, space: ResolvedSpace, *, file: Path | None, name: str, seed: int, several: bool = False) -> None:
         self._space = space
         self._file = file
         self._distributions = distributions(space)
@@ -115,7 +116,7 @@ class Sampler:
                 storage=None if file is None else _new_storage(file),
                 study_name=name,
                 direction="maximize",
-                sampler=_GridTPE(space, seed),
+                sampler=_GridTPE(space, seed, several=several),
             )
             self._study.set_metric_names(["speedup"])
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from autotune.errors import NoStableConfigurationError
-from autotune.executors.executor import IN_SEARCH, Data, DeviceUnavailable, TrialFailed, WarmUp
+from autotune.executors.executor import IN_SEARCH, Data, DeviceUnavailable, SeatLost, TrialFailed, WarmUp
 from autotune.recipe.apply import environment
 from autotune.record import Outcome, Pairing, Phase, TrialRecord
 from autotune.space.configuration import Configuration, on_device
 from autotune.space.knobs import KNOBS, Device
 from autotune.stats.deciding import Stop, stop_measuring
-from autotune.stats.intervals import LogInterval, Spread
+from autotune.stats.intervals import LogInterval, Spread, mean_interval
 from autotune.tuning.comparison import set_in_blocks, take_turns
 from autotune.tuning.live_baseline import Baseline, baseline_error
 from autotune.tuning.run import Run, never_two_alive
 from autotune.tuning.side import PATIENCE_SECONDS, Interrupted, Side
 from autotune.tuning.slicing import SHORT_SLICE_SECONDS, SLICE_SECONDS, is_busy, slice_seconds, taken_seconds
-from autotune.tuning.trial import Trial
+from autotune.tuning.trial import Trial, rate_of
 from autotune.tuning.waiting import GENEROUS, Deadline, TimeIsUp
 
 INPUT_WAIT_SECONDS = 0.3  # of the baseline and of leaders, whose figures stand in the recipe
@@ -27,6 +29,7 @@ BASELINE_SECONDS = 120.0  # until the baseline is warm: with less, a timeout is 
 BASELINE_SLICES, BASELINE_SLICES_SECONDS = 3, 12.0  # fewer slices where an epoch is long
 BLOCK_SLICES = 3  # of the baseline before and after a candidate that runs alone; fewer where an epoch is long
 SLICE_PATIENCE_SECONDS = 5.0  # beyond three times a slice's length when the trial's own time is over
+MOST_DRIFT = 0.1  # share by which a seat's baseline may become slower, until it is measured again
 SLICES_IN_A_TRIAL = 8  # where calls and epochs let them be so short
 
 
@@ -36,6 +39,10 @@ class SameInForce(Exception):
     def __init__(self, configuration: Configuration) -> None:
         super().__init__()
         self.configuration = configuration
+
+
+class Drifted(Exception):
+    """A seat's baseline is much slower than it was at the start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +89,9 @@ class Seat:
                     break
                 hurried = left < 3 * length + PATIENCE_SECONDS + GENEROUS * warm.ready.uncounted_seconds
                 trial.add_slices([self.baseline.side.slice(length)])
+        except SeatLost as lost:
+            run.keep(trial.record(Outcome.INTERRUPTED, reason=lost.whole))
+            raise
         except (TrialFailed, TimeIsUp) as error:
             failure = error if isinstance(error, TrialFailed) else TrialFailed(Outcome.TIMEOUT, "no time is left")
             self.baseline.stop()
@@ -111,12 +121,37 @@ class Seat:
         """Write the baseline's record, and announce it."""
         self._run.keep(self.baseline.trial.record(Outcome.OK))
 
+    def abandon(self) -> None:
+        """Its processes are gone, or are to go."""
+        self.baseline.stop()
+        self.is_open = False
+
+    def rate(self) -> float:
+        """Samples per second of the baseline in one more slice."""
+        own = self.baseline.slice(slice_seconds(self.baseline.ensure().warm))
+        return rate_of(self.baseline.trial, own)
+
+    def _refuse_drift(self, trial: Trial) -> None:
+        """Measure the baseline again where it was slow beside a trial. Raises Drifted, and what a slice raises."""
+        # Ratios of this seat stay good: both sides were slow. What comes after may not be.
+        own = self.baseline.trial
+        usual = [rate_of(own, each) for each in own.slices[:BASELINE_SLICES]]
+        beside = [rate_of(own, pair.baseline) for pair in trial.pairs if not pair.disturbed]
+        if not beside or statistics.median(beside) > (1 - MOST_DRIFT) * statistics.median(usual):
+            return
+        again = [self.rate() for _ in range(BASELINE_SLICES)]
+        bounds = mean_interval([math.log(each) for each in usual]) if len(usual) > 1 else None
+        now = statistics.fmean(map(math.log, again))
+        slower = 1 - math.exp(now) / statistics.median(usual)
+        if slower > MOST_DRIFT and (bounds is None or now < bounds.low):
+            raise Drifted(f"its baseline became {slower:.0%} slower since the start")
+
     def end_baseline(self) -> None:
         """Take the baseline's closing figures, and end it. Raises NoStableConfigurationError."""
-        side, trial = self.baseline.side, self.baseline.trial
+        side = self.baseline.side
         if side is None:
             return
-        self.baseline.side = None
+        self.baseline.side, trial = None, self.baseline.trial
         try:
             side.close(INPUT_WAIT_SECONDS if trial.finished is None else 0.0, thorough=trial.finished is None)
         except TrialFailed as failure:
@@ -151,6 +186,8 @@ class Seat:
         except SameInForce as same:
             ended, outcome = same, Outcome.PRUNED
             reason = f"the same as a trial before: {run.changes(same.configuration)} is in force"
+        except SeatLost as lost:
+            ended, outcome, reason = lost, Outcome.INTERRUPTED, f"{lost.reason}; it is run again on another seat"
         except DeviceUnavailable as failure:
             # It says nothing about this configuration, and the next would fare alike.
             outcome, reason, log_tail = Outcome.INTERRUPTED, failure.whole, failure.log_tail
@@ -176,6 +213,8 @@ class Seat:
         record = run.keep(record)
         if ended is not None:
             raise ended
+        if run.several and len(run.executor.seats) > 1:
+            self._refuse_drift(trial)
         return record
 
     def _measure_or_bracket(self, trial: Trial, limits: TrialLimits, enough: Callable[[], Stop | None]) -> None:

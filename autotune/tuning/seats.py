@@ -1,15 +1,27 @@
-"""The seats of an executor: each does one action at a time, all of them at once."""
+"""The seats of an executor: each does one action at a time, all of them at once. One that is lost is made anew once."""
 
 from __future__ import annotations
 
 import contextlib
 import queue
 import threading
+from collections import Counter
 from collections.abc import Callable
 
+from autotune.executors.executor import SeatLost
+from autotune.printable import first_line
+from autotune.tuning.crowding import AT_LEAST, Crowding, crowding_of
+from autotune.tuning.progress import Notice
 from autotune.tuning.run import Run
-from autotune.tuning.seat import BASELINE_SECONDS, Seat
-from autotune.tuning.waiting import Deadline
+from autotune.tuning.seat import BASELINE_SECONDS, Drifted, Seat
+from autotune.tuning.waiting import Deadline, TimeIsUp
+
+MOST_LOSSES = 2  # of a seat, until it is dropped
+LOOK_ROUNDS = 3  # in which the first seat of a host is timed alone, and beside its neighbours
+
+
+class NoSeatLeft(Exception):
+    """All seats were lost."""
 
 
 class Seats:
@@ -18,21 +30,29 @@ class Seats:
     # A single seat works in the caller's thread. Several have a thread each while they do something. All of
     # them take turns in the driver by the run's baton, which is lent while a trial is waited for.
 
-    def __init__(self, run: Run, deadline: Deadline, first: Seat, *, bracketed: bool) -> None:
-        self._run = run
-        self._others = [
-            Seat(run, deadline, name=name, bracketed=bracketed) for name in run.executor.seats if name != first.name
-        ]
-        self._free = [first, *self._others]
-        self._several = bool(self._others)
+    def __init__(
+        self, run: Run, deadline: Deadline, first: Seat, *, bracketed: bool, all_at_once: bool = False
+    ) -> None:
+        self._run, self._deadline, self._bracketed, self._first = run, deadline, bracketed, first
+        self._all_at_once = all_at_once
+        self._free = [first]
+        self._several = run.several
         self._begun: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[tuple[Seat, BaseException | None]] = queue.SimpleQueue()
         self._running: dict[Seat, int] = {}  # the trial that each measures, -1 for a new one
+        self._losses: Counter[Seat] = Counter()
+        self._known = {first.name}
 
     def __enter__(self) -> Seats:
         """Itself, with the baton held where there are several seats."""
         if self._several:
             self._run.baton.acquire()
+            try:
+                self._take_in()
+                self._thin_out()
+            except BaseException:
+                self._run.baton.release()
+                raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -44,8 +64,9 @@ class Seats:
                 while self._running:
                     with contextlib.suppress(Exception):
                         self.wait()
-                for seat in self._others:
-                    seat.end_baseline()
+                for seat in self._free:
+                    if seat is not self._first:
+                        seat.end_baseline()
         finally:
             self._run.baton.release()
 
@@ -54,21 +75,32 @@ class Seats:
         """The numbers of the trials that are being measured now; -1 for new ones."""
         return frozenset(self._running.values())
 
-    def do(self, action: Callable[[Seat], None], number: int | None) -> None:
+    def do(self, action: Callable[[Seat], None], number: int | None, *, alone: bool = False) -> None:
         """Do something on a free seat; comes back when it has ended or, with several seats, waits for a trial."""
         # `number` is the trial that it measures, busy from now on; None for one that has no number yet.
-        if not self._several:
-            action(self._free[0])
+        # What is done `alone` has ended on return; the caller has seen to it that no other seat works.
+        seat = self._free[0]
+        if alone or not self._several:
+            try:
+                action(seat)
+            except SeatLost as lost:
+                self._free.remove(seat)
+                self._lost(seat, lost)
             return
-        seat = self._free.pop(0)
-        self._running[seat] = -1 if number is None else number
+        self._begin(self._free.pop(0), action, -1 if number is None else number)
+
+    def _begin(self, seat: Seat, action: Callable[[Seat], None], number: int) -> None:
+        self._running[seat] = number
         threading.Thread(target=self._work, args=(seat, action), daemon=True).start()
         with self._run.others_work():
             self._begun.get()
 
     def wait_for_free(self) -> None:
-        """Wait until a seat is free. Raises what an action raised."""
+        """Wait until a seat is free. Raises what an action raised, and NoSeatLeft."""
+        self._take_in()
         while not self._free:
+            if not self._running:
+                raise NoSeatLeft
             self.wait()
 
     def _work(self, seat: Seat, action: Callable[[Seat], None]) -> None:
@@ -76,6 +108,9 @@ class Seats:
         with self._run.baton:
             self._begun.put(None)
             try:
+                if self._losses[seat] and not seat.is_open:
+                    with self._run.others_work():
+                        self._run.executor.restart(seat.name)
                 if not seat.is_open:
                     seat.start_baseline(BASELINE_SECONDS)
                 action(seat)
@@ -84,10 +119,101 @@ class Seats:
         self._ended.put((seat, error))
 
     def wait(self) -> None:
-        """Wait until an action has ended."""
+        """Wait until an action has ended. Raises what it raised."""
         with self._run.others_work():
             seat, error = self._ended.get()
         del self._running[seat]
+        if isinstance(error, SeatLost):
+            self._lost(seat, error)
+        elif isinstance(error, Drifted):
+            self._drop(seat, str(error))
+        else:
+            self._free.append(seat)
+            if error is not None:
+                raise error
+
+    # ------------------------------------------------------------------------------------- coming and going
+
+    def _take_in(self) -> None:
+        """Use seats that have come."""
+        if not self._several:
+            return
+        run = self._run
+        run.executor.refresh()
+        for name in run.executor.seats:
+            if name not in self._known:
+                self._known.add(name)
+                self._free.append(Seat(run, self._deadline, name=name, bracketed=self._bracketed))
+                place = run.executor.place(name)
+                run.observe(Notice(text=f"another seat: {name} ({place.host}, {place.device or 'all of it'})"))
+
+    def _lost(self, seat: Seat, lost: SeatLost) -> None:
+        seat.abandon()
+        self._losses[seat] += 1
+        if self._losses[seat] >= MOST_LOSSES:
+            self._drop(seat, f"it was lost twice: {first_line(lost.reason)}")
+            return
+        self._run.observe(Notice(text=f"seat {seat.name} was lost and is started again: {first_line(lost.reason)}"))
         self._free.append(seat)
-        if error is not None:
-            raise error
+
+    def _drop(self, seat: Seat, why: str) -> None:
+        seat.abandon()
+        self._run.executor.drop(seat.name)
+        self._run.observe(Notice(text=f"seat {seat.name} is dropped: {why}"))
+
+    # ---------------------------------------------------------------------------------------- neighbours
+
+    def _thin_out(self) -> None:
+        """Have a host run fewer seats at once where its seats slow one another down."""
+        hosts: dict[str, list[Seat]] = {}
+        for seat in self._free:
+            hosts.setdefault(self._run.executor.place(seat.name).host, []).append(seat)
+        for seats in hosts.values():
+            if len(seats) > 1 and not self._all_at_once:
+                self._together(seats, lambda seat: None)  # warms all of them
+                self._thin_out_host([seat for seat in seats if seat in self._free])
+
+    def _thin_out_host(self, seats: list[Seat]) -> None:
+        run = self._run
+        while len(seats) > 1 and not run.interrupted():
+            seen = self._crowding(seats)
+            if seen is None or not seen.too_much:
+                return
+            kept = len(seats) // 2
+            host = run.executor.place(seats[0].name).host
+            text = f"{len(seats)} seats at once {seen.in_words()} on {host}: it runs {kept}; --all-seats keeps all"
+            run.observe(Notice(text=text))
+            for seat in seats[kept:]:
+                self._free.remove(seat)
+                with contextlib.suppress(Exception):
+                    seat.end_baseline()
+                run.executor.drop(seat.name)
+            seats = seats[:kept]
+
+    def _crowding(self, seats: list[Seat]) -> Crowding | None:
+        """What the first seat loses beside its neighbours; None where the time does not hold it."""
+        alone: list[float] = []
+        beside: list[float] = []
+        lock = threading.Lock()
+
+        def add(seat: Seat) -> None:
+            rate = seat.rate()
+            if seat is seats[0]:
+                with lock:
+                    beside.append(rate)
+
+        try:
+            for _ in range(LOOK_ROUNDS):
+                self._together(seats[:1], lambda seat: alone.append(seat.rate()))
+                self._together(seats, add)
+        except TimeIsUp:
+            return None
+        return crowding_of(alone, beside) if min(len(alone), len(beside)) >= AT_LEAST else None
+
+    def _together(self, seats: list[Seat], action: Callable[[Seat], None]) -> None:
+        for seat in seats:
+            if seat in self._free:
+                self._free.remove(seat)
+                self._begin(seat, action, -1)
+        while self._running:
+            self.wait()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from autotune.executors.executor import IN_SEARCH, LiveTrial, TrialFailed, TrialTiming, WarmUp
+from autotune.executors.executor import IN_SEARCH, LiveTrial, SeatLost, TrialFailed, TrialTiming, WarmUp
 from autotune.record import Outcome, Slice
 from autotune.tuning.run import Run
 from autotune.tuning.slicing import taken_seconds
@@ -56,8 +56,9 @@ class Side:
     ) -> Side:
         """Launch a process and wait until it is warm. Raises TrialFailed, and TimeIsUp with less than `usual` left."""
         began, live = run.clock(), None
+        trial.place = run.executor.place(seat)
         try:
-            with deadline.wait(usual, at_most=at_most, generous=generous) as timeout, _of(trial):
+            with deadline.wait(usual, at_most=at_most, generous=generous) as timeout, _of(run, trial):
                 with run.others_work():
                     live = run.executor.launch(
                         trial.configuration, seat=seat, log=run.log_of(trial), data=run.data, timing=timing
@@ -91,7 +92,7 @@ class Side:
                     generous=self.generous,
                     beyond=self.warm.ready.uncounted_seconds,
                 ) as timeout,
-                _of(self.trial),
+                _of(self.run, self.trial),
                 self.run.others_work(),
             ):
                 measured = self.live.measure(length, timeout)
@@ -104,7 +105,7 @@ class Side:
         # Raises TrialFailed where training has ruined the weights.
         patience = self.deadline.closing(PATIENCE_SECONDS)
         try:
-            with _of(self.trial), self.run.others_work():
+            with _of(self.run, self.trial), self.run.others_work():
                 finished = self.live.finish(input_wait_seconds, patience, thorough=thorough)
             self.trial.note_closing(finished)
         except TrialFailed as failure:
@@ -119,10 +120,17 @@ class Side:
 
 
 @contextlib.contextmanager
-def _of(trial: Trial) -> Iterator[None]:
-    """Note in a failure whose it is."""
+def _of(run: Run, trial: Trial) -> Iterator[None]:
+    """Note in a failure whose it is. With a single seat, one that is lost is the trial's failure."""
     try:
         yield
     except TrialFailed as failure:
+        if isinstance(failure, SeatLost) and not run.several:
+            lost, failure = (
+                failure,
+                TrialFailed(failure.outcome, failure.reason, hint=failure.hint, log_tail=failure.log_tail),
+            )
+            failure.trial = trial.number
+            raise failure from lost
         failure.trial = trial.number
         raise

@@ -84,13 +84,20 @@ class State:
     rounds_in_pair: int = 6  # pairs of slices in a fresh pair of processes
     looks_since: int = 0  # looks again since the last new candidate
     busy: frozenset[int] = frozenset()  # trials that are being measured on other seats
+    confirms_at_once: int = 1  # leaders that may be confirmed at the same time, on different seats
     min_gain: float = MIN_GAIN
     interrupted: bool = False
 
     @cached_property
+    def opened(self) -> list[Leader]:
+        """The leaders whose confirmations go on."""
+        return [each for each in self.leaders if each.standing is Standing.OPEN]
+
+    @cached_property
     def open(self) -> Leader | None:
-        """The leader whose confirmation goes on."""
-        return next((each for each in self.leaders if each.standing is Standing.OPEN), None)
+        """One of them: the first that is not being measured now, where there is one."""
+        idle = [each for each in self.opened if each.number not in self.busy]
+        return next(iter(idle or self.opened), None)
 
     @cached_property
     def champion(self) -> Leader | None:

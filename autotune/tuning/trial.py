@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from autotune.executors.executor import TrialFailed, WarmUp
-from autotune.record import Looks, Outcome, Pair, Pairing, Phase, Slice, TrialRecord
+from autotune.record import Looks, Outcome, Pair, Pairing, Phase, Place, Slice, TrialRecord
 from autotune.space.configuration import Configuration
 from autotune.stats.bottleneck import Profile, Seen, bottleneck_of
 from autotune.stats.disturbance import disturbed_pairs, load_of
@@ -44,6 +44,7 @@ class Trial:
         self.phase = phase
         self.configuration = self.asked = configuration
         self.started_at = now_utc()
+        self.place: Place | None = None  # where its latest process runs
         self.pairing: Pairing | None = None
         self.others: Spread | None = None  # how much the pairs of other trials vary, where that is known
         self.stopped_by: str | None = None
@@ -64,6 +65,8 @@ class Trial:
         trial.asked = Configuration(record.asked or record.configuration)
         trial.started_at, trial.seconds, trial.instances = record.started_at, record.seconds, record.instances
         trial.pairing, trial.stopped_by, trial.looks = record.pairing, record.stopped_by, record.looks
+        if record.seat is not None:
+            trial.place = Place(seat=record.seat, host=record.host or "", device=record.device or "")
         trial.add_slices(record.slices)
         trial._before = record
         bracketed = record.pairing is Pairing.BRACKETED
@@ -180,6 +183,9 @@ class Trial:
             started_at=self.started_at,
             seconds=self.seconds,
             instances=self.instances,
+            seat=None if self.place is None else self.place.seat,
+            host=None if self.place is None else self.place.host,
+            device=None if self.place is None else self.place.device or _device(warm),
             pairing=self.pairing if pairs else None,
             pairs=tuple(pairs),
             slices=tuple(self.slices),
@@ -251,6 +257,17 @@ class Trial:
 def speedup_of(trial: Trial) -> Interval | None:
     """A trial's speed-up so far; None before the second pair."""
     return mean_interval(trial.log_ratios, others=trial.others).ratio if trial.rated else None
+
+
+def _device(warm: WarmUp | None) -> str | None:
+    """In words, where a seat is all of a host."""
+    return None if warm is None else ", ".join(warm.started.gpus) or "CPU"
+
+
+def rate_of(trial: Trial, each: Slice) -> float:
+    """Samples per second of a slice of a trial that is warm."""
+    assert trial.warm is not None
+    return _rate(each, trial.warm)
 
 
 def _rate(each: Slice, warm: WarmUp) -> float:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
-from autotune.devices.machine import Machine, available_cores, fingerprint, require_linux
+from autotune.devices.machine import Machine, fingerprint, require_linux
 from autotune.errors import ArgumentError
-from autotune.executors.process import TrialProcesses
+from autotune.executors.local import TrialProcesses
+from autotune.executors.places import cut_cores, of_devices
+from autotune.executors.ray_seats import RayTrials
 from autotune.recipe.evidence import Watch
 from autotune.recipe.recipe import Recipe
 from autotune.report.page import write_page_or_say
@@ -76,6 +78,13 @@ def tune(
     allow_writes: bool = False,
     allow_cache: bool = False,
     train_samples: int | None = None,
+    executor: Literal["local", "ray"] = "local",
+    seats: int | None = None,
+    devices: str | None = None,
+    seat_devices: int = 1,
+    all_seats: bool = False,
+    ray_address: str | None = None,
+    ray_upload: bool = False,
     observe: Observer = silent,
 ) -> Recipe:
     """Find the fastest stable configuration of a training on this machine.
@@ -116,6 +125,14 @@ def tune(
         allow_cache: Keeping what a script's maps have made in memory may be tried: the knob `cache`.
         train_samples: How many samples the long training will take, to say whether tuning is worth it. A script's own
             epochs when None.
+        executor: `local` runs trials on this machine, `ray` on a Ray cluster (extra `ray`).
+        seats: How many trials run at the same time. Locally the cores are cut into so many parts; with Ray it is the
+            most seats that are used.
+        devices: `all`, or indices and UUIDs of this machine's GPUs, separated by commas: a seat each.
+        seat_devices: GPUs of a seat.
+        all_seats: Seats are kept that slow one another down.
+        ray_address: The cluster's; RAY_ADDRESS, or a Ray of this machine's own, when None.
+        ray_upload: Ray copies the working directory to the hosts. Else they share a file system.
         observe: Is told what happens, see `autotune.tuning.progress`.
 
     Returns:
@@ -152,6 +169,13 @@ def tune(
         "allow_writes": allow_writes,
         "allow_cache": allow_cache,
         "train_samples": train_samples,
+        "executor": executor,
+        "seats": seats,
+        "devices": devices,
+        "seat_devices": seat_devices,
+        "all_seats": all_seats,
+        "ray_address": ray_address,
+        "ray_upload": ray_upload,
     }
     if resume is not None:
         if out is not None:
@@ -227,8 +251,12 @@ def _run(
             allow_writes=options.allow_writes,
             allow_cache=options.allow_cache,
         ) as reference,
-        TrialProcesses(
-            reference, logs=directory.log_directory, isolation=options.isolation, profile=options.profile
+        _executor(
+            reference,
+            directory,
+            options,
+            say=lambda text: observe(Notice(text=text)),
+            left=lambda: options.budget - (time.monotonic() - began),
         ) as processes,
     ):
         invocation = Invocation(
@@ -247,6 +275,37 @@ def _run(
     if problem := write_page_or_say(directory.path):
         observe(Notice(text=problem))
     return recipe
+
+
+def _executor(
+    reference: WorkloadReference,
+    directory: RunDirectory,
+    options: Options,
+    *,
+    say: Callable[[str], None],
+    left: Callable[[], float],
+) -> TrialProcesses | RayTrials:
+    """What runs the trials. Raises ArgumentError where seats were asked for that there are not."""
+    if options.executor == "ray":
+        return RayTrials(
+            reference,
+            isolation=options.isolation,
+            profile=options.profile,
+            address=options.ray_address,
+            seat_devices=options.seat_devices,
+            seats=options.seats,
+            upload=options.ray_upload,
+            say=say,
+            left=left,
+        )
+    places = None
+    if options.devices is not None:
+        places = of_devices(options.devices, options.seat_devices)
+    elif options.seats is not None:
+        places = cut_cores(options.seats)
+    return TrialProcesses(
+        reference, logs=directory.log_directory, isolation=options.isolation, profile=options.profile, places=places
+    )
 
 
 def _name_of(reference: WorkloadReference) -> str:
@@ -277,7 +336,9 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
             opened.seat,
             opened.deadline,
             space=space,
-            sampler=Sampler(space, file=directory.study_file, name=opened.facts.name, seed=options.seed),
+            sampler=Sampler(
+                space, file=directory.study_file, name=opened.facts.name, seed=options.seed, several=run.several
+            ),
             options=options,
             limits=invocation.limits,
             import_seconds=opened.import_seconds,
@@ -304,7 +365,7 @@ def _space(written: SearchSpace | None, opened: Opened, options: Options) -> tup
         return space.resolve(
             baseline=opened.run.baseline,
             device=opened.device,
-            cores=available_cores(),
+            cores=opened.machine.cores,
             examples=opened.warm.started.examples,
             dataset_takes_config=opened.facts.dataset_takes_config,
             largest_batch=options.max_batch,
@@ -329,14 +390,16 @@ def _watched(found: Found, opened: Opened, invocation: Invocation) -> Watch | No
     if not seconds or champion is None or run.interrupted():
         return None
     run.observe(Began(text=f"watching the winner for {seconds:.0f} s"))
-    return soak(run, run.records[champion.number], seat=opened.seat.name, seconds=seconds, limits=invocation.limits)
+    if not (seat := run.calm_seat):
+        return None
+    return soak(run, run.records[champion.number], seat=seat, seconds=seconds, limits=invocation.limits)
 
 
 def _batch_losses(found: Found, run: Run, options: Options) -> BatchLosses | None:
     """What the recommended batch size costs in learning, where time is left."""
     champion = found.state.champion
     left = options.budget - CLOSING_SECONDS - run.clock()
-    if champion is None or run.interrupted() or left < LEAST_LOSSES_SECONDS:
+    if champion is None or run.interrupted() or left < LEAST_LOSSES_SECONDS or not (seat := run.calm_seat):
         return None
     configuration = found.confirmations[champion.number].trial.configuration
     if configuration.batch_size == run.baseline.batch_size:
@@ -344,5 +407,5 @@ def _batch_losses(found: Found, run: Run, options: Options) -> BatchLosses | Non
     heading = f"comparing training losses at batch_size={configuration.batch_size}"
     seconds = min(left, max(LEAST_LOSSES_SECONDS, CHECK_SHARE * options.budget))
     ends = run.clock() + seconds
-    with Trainings(run, seat=run.executor.seats[0], ends=ends, heading=heading) as trainings:
+    with Trainings(run, seat=seat, ends=ends, heading=heading) as trainings:
         return compare_batch_sizes(trainings, configuration)

@@ -16,7 +16,7 @@ from typing import Literal
 from autotune.devices.machine import fingerprint, require_linux
 from autotune.errors import NoStableConfigurationError, RecipeError, TrialProcessError, TuningInterruptedError
 from autotune.executors.executor import TrialFailed
-from autotune.executors.process import TrialProcesses
+from autotune.executors.local import TrialProcesses
 from autotune.printable import first_line
 from autotune.recipe.recipe import Recipe
 from autotune.record import Outcome, Pairing, Phase, TrialRecord

@@ -8,7 +8,8 @@ from fault_table import BASELINE_BATCH_SIZE, BATCH_SIZES, BY_NAME, WORKLOAD, mem
 from real_trials import QUICK, Case, configuration
 
 from autotune.executors.executor import Data
-from autotune.executors.process import TrialProcess, TrialProcesses
+from autotune.executors.local import TrialProcesses
+from autotune.executors.process import TrialProcess
 from autotune.workloads.workload import WorkloadReference
 
 DATA = Data(examples=128, endless=False)

@@ -9,7 +9,7 @@ from fault_table import CGROUP_VARIABLE
 from real_trials import REPOSITORY
 
 from autotune.errors import NoStableConfigurationError
-from autotune.executors.process import TrialProcesses
+from autotune.executors.local import TrialProcesses
 from autotune.workloads.workload import WorkloadReference
 
 RAISES = """

@@ -26,7 +26,7 @@ TUNER = """
     sys.path[:0] = sys.argv[3:]
     from conftest import DATA, REFERENCE
     from real_trials import configuration
-    from autotune.executors.process import TrialProcesses
+    from autotune.executors.local import TrialProcesses
 
     folder, batch_size = Path(sys.argv[1]), int(sys.argv[2])
     print("importing", flush=True)

@@ -10,7 +10,8 @@ import pytest
 from real_trials import QUICK, REPOSITORY, WORKLOADS, Builder, Case, configuration
 
 from autotune.executors.executor import Data
-from autotune.executors.process import TrialProcess, TrialProcesses
+from autotune.executors.local import TrialProcesses
+from autotune.executors.process import TrialProcess
 from autotune.worker.messages import LossRuns
 from autotune.workloads.workload import WorkloadReference
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from bottlenecks import CASES, WORKLOAD, judged
 
-from autotune.executors.process import TrialProcesses
+from autotune.executors.local import TrialProcesses
 from autotune.tuning.profiles import read_profiles
 from autotune.workloads.workload import WorkloadReference
 

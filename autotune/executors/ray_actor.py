@@ -1,0 +1,200 @@
+"""What runs on a seat's host under Ray: a local executor, and its trials by number.
+
+The actor never forks: it starts the same template process as a local seat, and talks to it over the same pipe. When
+the driver has not been heard of for a lease, it ends its trials; when the actor ends, the template's keeper does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from autotune.devices.machine import Machine, fingerprint
+from autotune.errors import AutotuneError
+from autotune.executors.executor import SeatLost, TrialFailed
+from autotune.executors.local import TrialProcesses
+from autotune.executors.places import cut_cores
+from autotune.executors.process import Profiled, TrialProcess
+from autotune.record import Outcome, Place
+from autotune.scripts.created import remove_created
+from autotune.space.configuration import Configuration
+from autotune.worker import messages
+from autotune.workloads.workload import WorkloadFacts, WorkloadReference
+
+LARGEST_FILES_BYTES = 256 << 20  # of one trial that go back to the driver
+T = TypeVar("T")
+
+
+class SeatSettings(NamedTuple):
+    """What the driver tells an actor at its start."""
+
+    reference: WorkloadReference
+    directory: str  # the driver's working directory
+    uploaded: bool  # whether Ray has copied that directory to the actor's
+    isolation: Any
+    profile: Profiled
+    lease_seconds: float
+    threads: str | None  # OMP_NUM_THREADS of the driver: Ray sets its own
+
+
+class Host(NamedTuple):
+    """What an actor tells of its host."""
+
+    name: str
+    node: str  # Ray's id of it
+    machine: Machine
+    devices: tuple[str, ...]  # in words, those of this seat
+    files_are_there: bool  # whether the workload's file is
+
+
+class SeatActor:
+    """One seat. Every method returns its answer or the failure, which the driver raises."""
+
+    def __init__(self, settings: SeatSettings) -> None:
+        self._settings = settings
+        self._scratch = Path(tempfile.mkdtemp(prefix="autotune-seat-"))
+        self._trials: dict[int, TrialProcess] = {}
+        self._folders: dict[int, Path] = {}
+        self._processes: TrialProcesses | None = None
+        self._heard = time.monotonic()
+        os.environ.pop("OMP_NUM_THREADS", None)
+        if settings.threads is not None:
+            os.environ["OMP_NUM_THREADS"] = settings.threads
+        if not settings.uploaded and os.path.isdir(settings.directory):
+            os.chdir(settings.directory)
+        self._reference = self._here(settings.reference)
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _here(self, reference: WorkloadReference) -> WorkloadReference:
+        """The reference as it is on this host."""
+
+        def moved(path: str) -> str:
+            return os.path.join(os.getcwd(), os.path.relpath(path, self._settings.directory))
+
+        update: dict[str, Any] = {}
+        if self._settings.uploaded:
+            update["search_path"] = tuple(map(moved, reference.search_path))
+            if reference.file is not None:
+                update["file"] = moved(reference.file)
+        if reference.script is not None:
+            created = {"created": str(self._scratch / "created.txt")}
+            update["script"] = reference.script.model_copy(update=created)
+        return reference.model_copy(update=update)
+
+    def hello(self) -> Host:
+        """What the host is."""
+        import ray
+
+        machine = fingerprint()
+        file = self._reference.file
+        return Host(
+            name=platform.node(),
+            node=ray.get_runtime_context().get_node_id(),
+            machine=machine,
+            devices=tuple(gpu.name for gpu in machine.gpus),
+            files_are_there=file is None or os.path.exists(file),
+        )
+
+    def open(self, slot: int, of: int) -> WorkloadFacts | Exception:
+        """Import the workload on the slot-th of so many parts of the host's cores; all of them where GPUs are used."""
+        cut = of > 1 and not os.environ.get("CUDA_VISIBLE_DEVICES")
+        places = (cut_cores(of)[slot],) if cut else (Place(seat="cpu0", host=platform.node()),)
+        return self._answer(lambda: self._opened(places))
+
+    def _opened(self, places: tuple[Place, ...]) -> WorkloadFacts:
+        self._processes = TrialProcesses(
+            self._reference,
+            logs=self._scratch,
+            isolation=self._settings.isolation,
+            profile=self._settings.profile,
+            places=places,
+        )
+        return self._processes.open()
+
+    def state(self) -> tuple[str, messages.StartedByImport | None, Place, str | None]:
+        """Isolation, what importing started, where trials run, and the name of the seat with all cores."""
+        processes = self._processes
+        assert processes is not None
+        return (processes.isolation, processes.started_by_import, processes.place(processes.seats[0]), processes.whole)
+
+    def launch(
+        self, number: int, configuration: Mapping[str, Any], *, whole: bool, how: Mapping[str, Any]
+    ) -> float | Exception:
+        """Start a trial; the driver's number of it is used once."""
+
+        def start() -> float:
+            processes = self._processes
+            assert processes is not None
+            self._folders[number] = folder = self._scratch / str(number)
+            folder.mkdir()
+            seat = (processes.whole if whole else None) or processes.seats[0]
+            self._trials[number] = processes.launch(
+                Configuration(configuration), seat=seat, log=str(folder / "log.txt"), **how
+            )
+            return 0.0
+
+        return self._answer(start)
+
+    def ask(self, number: int, method: str, arguments: tuple[Any, ...], how: Mapping[str, Any]) -> Any:
+        """Call a method of a trial."""
+        trial = self._trials.get(number)
+        if trial is None:
+            return SeatLost(Outcome.CRASHED, "its trials were ended: the driver was not heard of for the lease")
+        return self._answer(lambda: getattr(trial, method)(*arguments, **how))
+
+    def end(self, number: int) -> dict[str, bytes]:
+        """Kill a trial, and hand over its files: paths below its folder, and what they hold."""
+        if trial := self._trials.pop(number, None):
+            trial.kill()
+        found: dict[str, bytes] = {}
+        if (folder := self._folders.pop(number, None)) is None:
+            return found
+        size = 0
+        for file in filter(Path.is_file, sorted(folder.rglob("*"))):
+            size += file.stat().st_size
+            if size <= LARGEST_FILES_BYTES:
+                found[str(file.relative_to(folder))] = file.read_bytes()
+        shutil.rmtree(folder, ignore_errors=True)
+        return found
+
+    def beat(self) -> None:
+        """The driver lives."""
+        self._heard = time.monotonic()
+
+    def close(self) -> None:
+        """End everything, and remove what the script's trials have made."""
+        if self._processes is not None:
+            self._processes.close()
+        script = self._reference.script
+        if script is not None and script.created is not None:
+            with contextlib.suppress(OSError):
+                remove_created(Path(script.created), [os.getcwd(), *self._reference.search_path])
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def pid(self) -> int:
+        """Of the actor."""
+        return os.getpid()
+
+    @staticmethod
+    def _answer(call: Callable[[], T]) -> T | Exception:
+        try:
+            return call()
+        except (TrialFailed, AutotuneError) as failure:
+            return failure
+
+    def _watch(self) -> None:
+        lease = self._settings.lease_seconds
+        while True:
+            time.sleep(lease / 10)
+            if time.monotonic() - self._heard > lease:
+                for number in list(self._trials):
+                    if trial := self._trials.pop(number, None):
+                        trial.kill()

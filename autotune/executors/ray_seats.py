@@ -1,0 +1,434 @@
+"""Trials on the seats of a Ray cluster: an actor a seat (see `ray_actor`). Only the driver writes the run.
+
+A seat has `seat_devices` GPUs. A cluster without GPUs has as many seats as it has of the resource `autotune_seat`;
+they share the cores of their node. Without that resource each node is a seat.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from autotune.devices.machine import Machine
+from autotune.errors import ArgumentError, NoStableConfigurationError
+from autotune.executors.executor import IN_SEARCH, Data, SeatLost, TrialTiming, WarmUp
+from autotune.executors.places import WHOLE
+from autotune.executors.process import Profiled
+from autotune.executors.ray_actor import Host, SeatActor, SeatSettings
+from autotune.executors.template_process import IMPORT_SECONDS
+from autotune.recipe.apply import environment
+from autotune.record import Outcome, Place, Slice
+from autotune.space.configuration import Configuration
+from autotune.worker import messages
+from autotune.workloads.workload import WorkloadFacts, WorkloadReference
+
+RESOURCE = "autotune_seat"
+LEASE_SECONDS = 60.0  # without a word of the driver's, an actor ends its trials; without an answer, a seat is lost
+BEAT_SECONDS = 5.0
+RESTART_SECONDS = 120.0  # until an actor that was lost is back
+CLOSING_SECONDS = 20.0
+SAY_AFTER_SECONDS = 10.0  # of waiting for a seat
+
+
+class _Seat:
+    """An actor, as the driver knows it."""
+
+    def __init__(self, name: str, actor: Any) -> None:
+        self.name, self.actor = name, actor
+        self.hello: Any = actor.hello.remote()
+        self.opening: Any = None
+        self.host: Host | None = None
+        self.place: Place | None = None
+
+
+class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
+    """Real trials on a Ray cluster; see `executor.Executor`. A context manager that ends its actors.
+
+    Args:
+        reference: The workload.
+        isolation: As for `tune`.
+        profile: As for `tune`.
+        address: The cluster's, as `ray.init` takes it; a Ray of this machine's own when None and RAY_ADDRESS is unset.
+        seat_devices: GPUs of a seat.
+        seats: At most so many; all that fit when None. On a Ray of this machine's own without GPUs, the cores are cut
+            into so many.
+        upload: Ray copies the working directory to the hosts; else they share a file system.
+        say: Takes a sentence for the user.
+        left: Seconds that waiting for a first seat may take.
+    """
+
+    def __init__(
+        self,
+        reference: WorkloadReference,
+        *,
+        isolation: Literal["template", "spawn"] = "template",
+        profile: Profiled = "none",
+        address: str | None = None,
+        seat_devices: int = 1,
+        seats: int | None = None,
+        upload: bool = False,
+        say: Callable[[str], None] = lambda text: None,
+        left: Callable[[], float] = lambda: 600.0,
+        lease_seconds: float = LEASE_SECONDS,
+    ) -> None:
+        self.seats: tuple[str, ...] = ()
+        self.elastic = True
+        self.whole: str | None = None
+        self.machine: Machine | None = None
+        self.started_by_import: messages.StartedByImport | None = None
+        self.isolation = isolation
+        self._address = address or os.environ.get("RAY_ADDRESS")
+        self._seat_devices, self._most, self._upload = seat_devices, seats, upload
+        self._say, self._left = say, left
+        self._lease = lease_seconds
+        self._settings = SeatSettings(
+            reference=reference,
+            directory=os.getcwd(),
+            uploaded=upload,
+            isolation=isolation,
+            profile=profile,
+            lease_seconds=lease_seconds,
+            threads=os.environ.get("OMP_NUM_THREADS"),
+        )
+        self._joined: dict[str, _Seat] = {}
+        self._coming: list[_Seat] = []
+        self._dropped = 0
+        self._names = itertools.count()
+        self._numbers = itertools.count()
+        self._facts: WorkloadFacts | None = None
+        self._first: Host | None = None
+        self._ray: Any = None
+        self._over = threading.Event()
+
+    def __exit__(self, *_: object) -> None:
+        """End the actors, and leave the cluster."""
+        self.close()
+
+    # ------------------------------------------------------------------------------------------ the cluster
+
+    def open(self) -> WorkloadFacts:
+        """See `executor.Executor`. Waits for the first seat as long as the budget lasts."""
+        self._connect()
+        threading.Thread(target=self._beat, daemon=True).start()
+        began, said = time.monotonic(), False
+        while not self._joined:
+            self.refresh()
+            waited = time.monotonic() - began
+            if not self._joined and self._left() <= 0:
+                raise NoStableConfigurationError(
+                    f"no seat came free within {waited:.0f} s: {self._wanted_in_words()}",
+                    hint="See `ray status`; give a larger --budget, or add nodes.",
+                )
+            if waited > SAY_AFTER_SECONDS and not said and not any(each.host for each in self._coming):
+                self._say(f"waiting for a free seat: {self._wanted_in_words()}")
+                said = True
+            time.sleep(0.1)
+        assert self._facts is not None
+        return self._facts
+
+    def _connect(self) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise ArgumentError(
+                f"--executor ray needs Ray, which cannot be imported: {error}", hint="pip install 'autotune[ray]'"
+            ) from error
+        self._ray = ray
+        how: dict[str, Any] = {"address": self._address} if self._address else {"include_dashboard": False}
+        if not self._address and self._most is not None:
+            how["resources"] = {RESOURCE: self._most}
+        if self._upload:
+            how["runtime_env"] = {"working_dir": self._settings.directory}
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        try:
+            ray.init(logging_level=logging.ERROR, log_to_driver=False, namespace="autotune", **how)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise ArgumentError(
+                f"no Ray cluster answers at {self._address or 'this machine'}: {error}",
+                hint="Start one with `ray start --head`, and give its address to --ray-address.",
+            ) from error
+
+    def _per_seat(self) -> tuple[dict[str, Any], int]:
+        """What an actor asks of Ray, and how many seats the cluster can hold."""
+        total = self._ray.cluster_resources()
+        if total.get("GPU"):
+            nodes = [each["Resources"].get("GPU", 0) for each in self._ray.nodes() if each["Alive"]]
+            return {"num_gpus": self._seat_devices, "num_cpus": 0}, sum(
+                int(each // self._seat_devices) for each in nodes
+            )
+        if total.get(RESOURCE):
+            return {"num_cpus": 0, "resources": {RESOURCE: 1}}, int(total[RESOURCE])
+        alive = [each for each in self._ray.nodes() if each["Alive"]]
+        cores = min((int(each["Resources"].get("CPU", 1)) for each in alive), default=1)
+        return {"num_cpus": cores}, len(alive)
+
+    def _wanted_in_words(self) -> str:
+        asked, possible = self._per_seat()
+        what = f"{asked['num_gpus']} GPUs" if "num_gpus" in asked else "a node's cores"
+        free = self._ray.available_resources().get("GPU" if "num_gpus" in asked else "CPU", 0)
+        if not possible:
+            return f"no node of the cluster has {what}"
+        return f"a seat needs {what}, others' jobs leave {free:g} free"
+
+    def refresh(self) -> None:
+        """See `executor.Executor`: seats are asked for, and those that have come are taken in."""
+        with contextlib.suppress(self._ray.exceptions.RayError):
+            asked, possible = self._per_seat()
+            wanted = min(possible - self._dropped, self._most or possible)
+            while len(self._joined) + len(self._coming) < wanted:
+                actor = self._ray.remote(SeatActor).options(max_concurrency=8, max_restarts=0, **asked)
+                self._coming.append(_Seat(f"seat{next(self._names)}", actor.remote(self._settings)))
+        for seat in list(self._coming):
+            try:
+                if self._comes(seat):
+                    self._coming.remove(seat)
+                    self._join(seat)
+            except self._ray.exceptions.RayError as error:
+                self._refuse(seat, f"its actor failed: {_in_a_line(error)}")
+
+    def _refuse(self, seat: _Seat, why: str) -> None:
+        if seat in self._coming:
+            self._coming.remove(seat)
+        self._dropped += 1
+        self._say(f"a seat{f' on {seat.host.name}' if seat.host else ''} is not used: {why}")
+        self._ray.kill(seat.actor)
+
+    def _comes(self, seat: _Seat) -> bool:
+        """Whether a seat is ready; one step further otherwise."""
+        if seat.host is None:
+            if not self._ray.wait([seat.hello], timeout=0)[0]:
+                return False
+            seat.host = self._ray.get(seat.hello)
+            if differs := self._difference(seat.host):
+                self._refuse(seat, differs)
+                return False
+            of = self._parts(seat.host.node)
+            taken = [each for each in (*self._joined.values(), *self._coming) if each.host and each is not seat]
+            slot = sum(each.host.node == seat.host.node for each in taken if each.host) % max(1, of)
+            seat.opening = seat.actor.open.remote(slot, of)
+        if seat.opening is None or not self._ray.wait([seat.opening], timeout=0)[0]:
+            return False
+        facts = self._ray.get(seat.opening)
+        if isinstance(facts, Exception):
+            if self._facts is None:
+                raise facts
+            self._refuse(seat, str(facts))
+            return False
+        if self._facts is not None and facts.fingerprint != self._facts.fingerprint:
+            self._refuse(seat, "the workload's file differs from the first seat's")
+            return False
+        self._facts = self._facts or facts
+        return True
+
+    def _parts(self, node: str) -> int:
+        """Seats that share a node's cores."""
+        own = next(each["Resources"] for each in self._ray.nodes() if each["NodeID"] == node)
+        return 1 if own.get("GPU") else int(own.get(RESOURCE, 1))
+
+    def _difference(self, host: Host) -> str:
+        """What makes a host another kind of device than the first seat's; empty for the same."""
+        if not host.files_are_there:
+            return "the workload's file is not there; share a file system, or use --ray-upload"
+        if self._first is None:
+            self._first, self.machine = host, host.machine
+        return "; ".join(self._first.machine.differences(host.machine))
+
+    def _join(self, seat: _Seat) -> None:
+        isolation, started, place, whole = self._ray.get(seat.actor.state.remote())
+        assert seat.host is not None
+        words = " + ".join(seat.host.devices) or place.device
+        seat.place = place.model_copy(update={"seat": seat.name, "host": seat.host.name, "device": words})
+        self._joined[seat.name] = seat
+        self.isolation, self.started_by_import = isolation, started
+        self.seats = (*self.seats, seat.name)
+        if whole is not None:
+            self.whole = WHOLE
+
+    def _beat(self) -> None:
+        while not self._over.wait(min(BEAT_SECONDS, self._lease / 4)):
+            for seat in [*self._joined.values(), *self._coming]:
+                with contextlib.suppress(Exception):  # what it means, the next answer tells
+                    seat.actor.beat.remote()
+
+    def place(self, seat: str) -> Place:
+        """See `executor.Executor`."""
+        found = self._seat(seat).place
+        assert found is not None
+        if seat == WHOLE:
+            return found.model_copy(update={"seat": WHOLE, "device": f"all {found.of_cores} cores", "cores": ()})
+        return found
+
+    def _seat(self, name: str) -> _Seat:
+        wanted = self.seats[0] if name in ("", WHOLE) else name
+        if wanted not in self._joined:
+            raise SeatLost(Outcome.CRASHED, f"seat {name} is gone")
+        return self._joined[wanted]
+
+    def restart(self, seat: str) -> None:
+        """See `executor.Executor`: another actor takes its place, where the cluster has one."""
+        old, self._joined[seat] = self._joined[seat], self._joined[seat]
+        self._kill(old)
+        asked, _ = self._per_seat()
+        actor = self._ray.remote(SeatActor).options(max_concurrency=8, max_restarts=0, **asked)
+        new = _Seat(seat, actor.remote(self._settings))
+        ends = time.monotonic() + RESTART_SECONDS
+        try:
+            while time.monotonic() < ends:
+                if self._comes(new):
+                    self.seats = tuple(each for each in self.seats if each != seat)
+                    self._join(new)
+                    return
+                time.sleep(0.1)
+            self._kill(new)
+        except self._ray.exceptions.RayError as error:
+            raise SeatLost(Outcome.CRASHED, f"its actor failed: {_in_a_line(error)}") from error
+        raise SeatLost(Outcome.CRASHED, f"no actor took its place within {RESTART_SECONDS:.0f} s")
+
+    def drop(self, seat: str) -> None:
+        """See `executor.Executor`."""
+        self.seats = tuple(each for each in self.seats if each != seat)
+        if found := self._joined.pop(seat, None):
+            self._dropped += 1
+            self._kill(found)
+
+    def _kill(self, seat: _Seat) -> None:
+        with contextlib.suppress(Exception):
+            self._ray.get(seat.actor.close.remote(), timeout=2.0)
+        with contextlib.suppress(Exception):
+            self._ray.kill(seat.actor)
+
+    def close(self) -> None:
+        """See `executor.Executor`."""
+        self._over.set()
+        if self._ray is None:
+            return
+        seats = [*self._joined.values(), *self._coming]
+        with contextlib.suppress(Exception):
+            self._ray.wait(
+                [each.actor.close.remote() for each in self._joined.values()],
+                num_returns=len(self._joined),
+                timeout=CLOSING_SECONDS,
+            )
+        for each in seats:
+            with contextlib.suppress(Exception):
+                self._ray.kill(each.actor)
+        self._joined.clear()
+        self._coming.clear()
+        self.seats = ()
+        self._ray.shutdown()
+        self._ray = None
+
+    # ------------------------------------------------------------------------------------------- the trials
+
+    def launch(
+        self,
+        configuration: Configuration,
+        *,
+        seat: str = "",
+        log: str,
+        data: Data | None,
+        timing: TrialTiming = IN_SEARCH,
+        losses: messages.LossRuns | None = None,
+    ) -> RayTrial:
+        """See `executor.Executor`."""
+        number, on = next(self._numbers), self._seat(seat)
+        how = {"data": data, "timing": timing, "losses": losses}
+        began = time.monotonic()
+        self.answer(
+            on, on.actor.launch.remote(number, dict(configuration), whole=seat == WHOLE, how=how), IMPORT_SECONDS
+        )
+        return RayTrial(self, on, number, Path(log), time.monotonic() - began)
+
+    def answer(self, seat: _Seat, asked: Any, seconds: float) -> Any:
+        """An actor's answer. Raises what it says, and SeatLost where none comes within a lease of the limit."""
+        try:
+            found = self._ray.get(asked, timeout=seconds + self._lease)
+        except self._ray.exceptions.GetTimeoutError as error:
+            raise SeatLost(Outcome.CRASHED, f"{seat.name} did not answer within its lease") from error
+        except self._ray.exceptions.RayTaskError:
+            raise
+        except self._ray.exceptions.RayError as error:
+            host = seat.host.name if seat.host else "its host"
+            raise SeatLost(Outcome.CRASHED, f"{seat.name} on {host} is gone: {_in_a_line(error)}") from error
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def apart(self, one: Configuration, other: Configuration) -> bool:
+        """See `executor.Executor`."""
+        return self.isolation == "template" and environment(one) != environment(other)
+
+
+class RayTrial:
+    """A trial on another host; see `executor.LiveTrial`."""
+
+    def __init__(self, trials: RayTrials, seat: _Seat, number: int, log: Path, launch_seconds: float) -> None:
+        self._trials, self._seat, self._number, self._log = trials, seat, number, log
+        self._launch_seconds = launch_seconds
+        self._ended = False
+
+    def warm_up(self, timeout_seconds: float) -> WarmUp:
+        """See `executor.LiveTrial`."""
+        answer: WarmUp = self._ask("warm_up", timeout_seconds, timeout_seconds)
+        return answer
+
+    def measure(self, seconds: float, timeout_seconds: float) -> Slice:
+        """See `executor.LiveTrial`."""
+        answer: Slice = self._ask("measure", timeout_seconds, seconds, timeout_seconds)
+        return answer
+
+    def measure_continuously(self, seconds: float, count: int, timeout_seconds: float) -> tuple[Slice, ...]:
+        """See `executor.LiveTrial`."""
+        answer: tuple[Slice, ...] = self._ask("measure_continuously", timeout_seconds, seconds, count, timeout_seconds)
+        return answer
+
+    def finish(self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False) -> messages.Finished:
+        """See `executor.LiveTrial`."""
+        how = {"thorough": thorough}
+        answer: messages.Finished = self._ask("finish", timeout_seconds, input_wait_seconds, timeout_seconds, how=how)
+        self.kill()
+        return answer
+
+    def loss_curves(self, timeout_seconds: float) -> messages.LossCurves:
+        """See `executor.LiveTrial`."""
+        answer: messages.LossCurves = self._ask("loss_curves", timeout_seconds, timeout_seconds)
+        self.kill()
+        return answer
+
+    def kill(self) -> None:
+        """See `executor.LiveTrial`; its log and profile come to the driver."""
+        if self._ended:
+            return
+        self._ended = True
+        with contextlib.suppress(Exception):  # a seat that is lost has no files to give
+            files: dict[str, bytes] = self._trials.answer(
+                self._seat, self._seat.actor.end.remote(self._number), CLOSING_SECONDS
+            )
+            for name, held in files.items():
+                file = self._log if name == self._log.name else self._log.parent / name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with file.open("ab" if file == self._log else "wb") as output:
+                    output.write(held)
+
+    def _ask(self, method: str, limit: float, *arguments: Any, how: Mapping[str, Any] | None = None) -> Any:
+        asked = self._seat.actor.ask.remote(self._number, method, arguments, how or {})
+        try:
+            return self._trials.answer(self._seat, asked, limit)
+        except SeatLost:
+            self._ended = True
+            raise
+        except BaseException:
+            self.kill()
+            raise
+
+
+def _in_a_line(error: Exception) -> str:
+    """Ray's messages have many lines."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
