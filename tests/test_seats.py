@@ -1,15 +1,20 @@
 """An executor with two seats, in memory: the loop keeps both at work, without an edit."""
 
 import threading
+from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 from simulated import SimulatedTrials
-from simulated_runs import BASELINE, FACTS, SMALL_SPACE, Watcher, faster_by, quick_tune
+from simulated_runs import BASELINE, FACTS, SMALL_SPACE, Watcher, a_candidate, a_leader, a_state, faster_by, quick_tune
 
-from autotune.executors.executor import TrialFailed
+from autotune.errors import NoStableConfigurationError
+from autotune.executors.executor import SeatLost, TrialFailed
 from autotune.record import Outcome, Phase
 from autotune.stats.deciding import Verdict
-from autotune.tuning.progress import TrialBegan
+from autotune.tuning.crowding import crowding_of
+from autotune.tuning.next_action import Confirm, Wait, next_action
+from autotune.tuning.progress import Notice, TrialBegan
 
 WAIT_SECONDS = 60.0
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2)
@@ -82,3 +87,182 @@ def test_a_baseline_that_fails_on_one_seat_ends_the_run_with_no_process_left(tmp
     trials.launch = fail_on_the_right
     with pytest.raises(Exception, match="no such seat"):
         quick_tune(trials, tmp_path, budget=400.0)
+
+
+class Losing(SimulatedTrials):
+    """Seats that are lost: a number of times each, when a candidate is launched there."""
+
+    def __init__(self, losses, **settings):
+        super().__init__(facts=FACTS, seats=("left", "right"), samples_per_second=SPEED, noise=0.02, **settings)
+        self.losses, self.restarted = losses, []
+
+    def launch(self, configuration, *, seat="", **how):
+        """As one machine, or the seat is lost."""
+        is_baseline = configuration in (BASELINE, BASELINE.replace(jit_compile="auto"))
+        if not is_baseline and self.losses.get(seat, 0) > 0:
+            self.losses[seat] -= 1
+            raise SeatLost(Outcome.CRASHED, f"{seat} is gone")
+        return super().launch(configuration, seat=seat, **how)
+
+    def restart(self, seat):
+        """Noted."""
+        self.restarted.append(seat)
+
+
+def test_a_trial_whose_seat_was_lost_is_run_again_and_the_seat_is_made_anew(tmp_path):
+    """It is interrupted, which says nothing of its configuration, and measured in another trial."""
+    watcher = Watcher()
+    trials = Losing({"right": 1})
+    recipe, directory = quick_tune(trials, tmp_path, budget=400.0, trials=8, observe=watcher)
+    (lost,) = [each for each in directory.trials.values() if each.outcome is Outcome.INTERRUPTED]
+    again = [each for each in directory.trials.values() if each.configuration == lost.configuration]
+    assert any(each.outcome.measured for each in again if each is not lost)
+    assert trials.restarted == ["right"]
+    assert trials.seats == ("left", "right")
+    assert recipe.evidence.verdict is Verdict.FASTER
+    assert any("was lost and is started again" in each.text for each in watcher.of(Notice))
+
+
+def test_a_seat_that_is_lost_twice_is_dropped_and_the_run_ends_with_the_rest(tmp_path):
+    """The reason is told."""
+    watcher = Watcher()
+    trials = Losing({"right": 2})
+    recipe, directory = quick_tune(trials, tmp_path, budget=400.0, trials=8, observe=watcher)
+    assert trials.seats == ("left",)
+    assert any("seat right is dropped: it was lost twice" in each.text for each in watcher.of(Notice))
+    assert recipe.evidence.verdict is Verdict.FASTER
+    assert {each.seat for each in directory.trials.values() if each.outcome is Outcome.OK} == {"left", "right"}
+
+
+def test_a_run_that_has_lost_every_seat_says_so_and_recommends_what_it_can(tmp_path):
+    """Without a measured trial it fails with a sentence."""
+    with pytest.raises(NoStableConfigurationError, match="every seat was lost"):
+        quick_tune(Losing({"left": 9, "right": 9}), tmp_path, budget=400.0, trials=8)
+
+
+def test_a_seat_whose_baseline_becomes_much_slower_is_dropped(tmp_path):
+    """Its baseline is measured again first; what it has measured stays."""
+    watcher = Watcher()
+
+    class Throttled(SimulatedTrials):
+        def launch(self, configuration, *, seat="", **how):
+            trial = super().launch(configuration, seat=seat, **how)
+            trial.seat = seat
+            pace, launched = trial._pace, len(self.launched)
+            trial._pace = lambda: pace() * (0.7 if seat == "right" and len(self.launched) > max(6, launched) else 1.0)
+            return trial
+
+    trials = Throttled(facts=FACTS, seats=("left", "right"), samples_per_second=SPEED, noise=0.002)
+    recipe, _ = quick_tune(trials, tmp_path, budget=400.0, trials=12, observe=watcher)
+    dropped = [each.text for each in watcher.of(Notice) if "is dropped" in each.text]
+    assert ["its baseline became" in each for each in dropped] == [True]
+    assert trials.seats == ("left",)
+    assert recipe.evidence.verdict is Verdict.FASTER
+
+
+def test_seats_that_come_are_used_from_the_next_trial_on(tmp_path):
+    """Each begins with a baseline of its own."""
+    watcher = Watcher()
+
+    class Growing(SimulatedTrials):
+        def refresh(self):
+            if len(self.launched) > 5:
+                self.seats = ("first", "second")
+
+    trials = Growing(facts=FACTS, seats=("first",), samples_per_second=SPEED, noise=0.02)
+    trials.elastic = True
+    _, directory = quick_tune(trials, tmp_path, budget=400.0, trials=12, observe=watcher)
+    second = [each for each in directory.trials.values() if each.seat == "second"]
+    assert {each.phase for each in second} >= {Phase.BASELINE, Phase.SEARCH}
+    assert any("another seat: second" in each.text for each in watcher.of(Notice))
+
+
+def test_parts_of_a_host_rest_while_a_leader_is_confirmed_on_the_whole(tmp_path):
+    """The claim is of the whole host; nothing else runs beside it."""
+
+    class Parts(SimulatedTrials):
+        working: ClassVar = []
+
+        def launch(self, configuration, *, seat="", **how):
+            trial = super().launch(configuration, seat=seat, **how)
+            measure, at_work = trial.measure_continuously, self.working
+
+            def watched(*arguments):
+                at_work.append(seat)
+                together.update({frozenset(at_work)})
+                try:
+                    return measure(*arguments)
+                finally:
+                    at_work.remove(seat)
+
+            trial.measure_continuously = watched
+            return trial
+
+    together = set()
+    trials = Parts(facts=FACTS, seats=("left", "right"), samples_per_second=SPEED, noise=0.02)
+    trials.whole = "whole"
+    recipe, directory = quick_tune(trials, tmp_path, budget=400.0, trials=8)
+    confirmed = [each for each in directory.trials.values() if each.phase is Phase.CONFIRM]
+    assert {each.seat for each in confirmed} == {"whole"}
+    assert {each.seat for each in directory.trials.values() if each.phase is Phase.SEARCH} == {"left", "right"}
+    assert [each for each in together if "whole" in each] == [frozenset({"whole"})]
+    assert recipe.evidence.verdict is Verdict.FASTER
+
+
+def test_neighbours_that_slow_a_seat_down_are_left_idle(tmp_path):
+    """The host runs fewer seats at once, and says what they cost; with `all_seats` it keeps them."""
+
+    class Shared(SimulatedTrials):
+        waiting: ClassVar = []
+        meeting = threading.Condition()
+
+        def place(self, seat):
+            return super().place(seat).model_copy(update={"host": "one"})
+
+        def launch(self, configuration, *, seat="", **how):
+            trial = super().launch(configuration, seat=seat, **how)
+            pace, measure = trial._pace, trial.measure_continuously
+
+            def beside(*arguments):
+                own = {"beside": False}
+                with self.meeting:
+                    for other in self.waiting:
+                        other["beside"] = own["beside"] = True
+                    self.waiting.append(own)
+                    self.meeting.notify_all()
+                    self.meeting.wait_for(lambda: own["beside"], timeout=0.2)
+                    self.waiting.remove(own)
+                    trial._pace = lambda: pace() * (0.92 if own["beside"] else 1.0)
+                    return measure(*arguments)
+
+            trial.measure_continuously = beside
+            return trial
+
+    said = []
+    for all_seats in (False, True):
+        watcher = Watcher()
+        trials = Shared(facts=FACTS, seats=("left", "right"), samples_per_second=SPEED, noise=0.002)
+        folder = tmp_path / str(all_seats)
+        quick_tune(trials, folder, budget=60.0, trials=2, observe=watcher, all_seats=all_seats)
+        said.append([each.text for each in watcher.of(Notice) if "seats at once" in each.text])
+        assert len(trials.seats) == 1 + all_seats
+    assert len(said[0]) == 1
+    assert "2 seats at once cost" in said[0][0]
+    assert said[1] == []
+
+
+def test_leaders_are_confirmed_on_several_seats_at_the_same_time():
+    """While one is being measured, the next contender's confirmation begins; with a single seat it waits."""
+    first, second = a_candidate(1, 0.7), a_candidate(2, 0.68)
+    busy = a_leader(1, number=10)
+    state = a_state(first, second, leaders=(busy,), busy=frozenset({10}), more_candidates=False)
+    assert isinstance(next_action(replace(state, confirms_at_once=2)), Confirm)
+    assert isinstance(next_action(state), Wait)
+
+
+def test_a_neighbour_costs_what_the_medians_tell():
+    """Five percent of throughput, or a spread that is half as wide again and wide for itself, are too much."""
+    assert not crowding_of([100, 101, 99], [97, 98, 97]).too_much
+    assert crowding_of([100, 101, 99], [90, 91, 92]).too_much
+    assert crowding_of([100, 101, 99], [80, 99, 120]).too_much
+    assert not crowding_of([100, 100.1, 100], [100, 102, 99]).too_much

@@ -138,7 +138,7 @@ class Loop:
     def _without_seats(self) -> Found:
         """The run ends with what it has."""
         run = self._run
-        if all(each.phase is Phase.BASELINE for each in run.records.values()):
+        if not any(each.outcome.measured for each in run.records.values() if each.phase is not Phase.BASELINE):
             raise NoStableConfigurationError(
                 "every seat was lost before a trial had ended",
                 hint=f"See the notices above; --resume {run.directory.path} goes on.",

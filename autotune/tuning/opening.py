@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autotune.devices.machine import Machine, memory_limit_bytes
-from autotune.errors import ArgumentError
-from autotune.executors.executor import Clock, Executor, WarmUp
+from autotune.errors import ArgumentError, NoStableConfigurationError
+from autotune.executors.executor import Clock, Executor, SeatLost, WarmUp
 from autotune.run_directory import CREATED, SCRATCH, RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
 from autotune.scripts.created import remove_created
 from autotune.scripts.facts import ScriptSettings
@@ -164,7 +164,18 @@ def open_run(
     seat = Seat(run, deadline, name=executor.seats[0], bracketed=options.pairing == "bracketed")
     longest = max(BASELINE_SECONDS, BASELINE_SHARE * options.budget)
     known = [] if earlier is None else earlier.trials()[:1]
-    warm = seat.start_baseline(max(1.0, min(longest, options.budget - clock())), *known)
+    try:
+        warm = seat.start_baseline(max(1.0, min(longest, options.budget - clock())), *known)
+    except SeatLost as lost:
+        observe(Notice(text=f"seat {seat.name} was lost and is started again: {lost.reason}"))
+        try:
+            executor.restart(seat.name)
+            warm = seat.start_baseline(max(1.0, min(longest, options.budget - clock())), *known)
+        except SeatLost as again:
+            raise NoStableConfigurationError(
+                f"seat {seat.name} was lost twice: {again.reason}",
+                hint=f"Once it is back, --resume {invocation.directory.path} goes on.",
+            ) from again
     opened = Opened(
         run=run,
         facts=facts,
