@@ -30,6 +30,9 @@ WORTH_MENDING = 0.01
 """A smaller share of an epoch is charged in full, whatever the epoch's last steps save."""
 FEWEST_COUNTED_CALLS = 2
 """Of an epoch: its first call is no part of a slice, so with fewer no slice would ever end."""
+HAND_ON = ("Options", "Prefetch", "AssertCardinality", "Map", "ParallelMap", "DenseToRagged")
+BATCHES = ("Batch", "ParallelBatch", "PaddedBatch")
+"""Kinds of datasets that hand on element by element, and that make batches."""
 KEPT_SECONDS = 0.3
 """How long the step is timed on a batch kept in memory."""
 VALIDATION_SECONDS = 0.5
@@ -40,30 +43,16 @@ UNKNOWN_VALIDATION_CALLS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class BetweenEpochs:
-    """What lies between two long epochs, and how steps are timed around it.
+    """What lies between two long epochs, and how steps are timed around it."""
 
-    Args:
-        boundary: What an epoch costs beyond its steps.
-        taken_over: Whether another process measured it.
-        counted_calls: So many calls of an epoch count, from its beginning; None for all. The shuffle buffer feeds the
-            others, which are faster.
-        uncounted_seconds: How long nothing may count between two epochs, validation left out.
-    """
-
-    boundary: Boundary
-    taken_over: bool = False
-    counted_calls: int | None = None
-    uncounted_seconds: float = 0.0
+    boundary: Boundary  # what an epoch costs beyond its steps
+    taken_over: bool = False  # another process measured it
+    counted_calls: int | None = None  # an epoch's first calls that count; None for all. A shuffle buffer feeds the rest
+    uncounted_seconds: float = 0.0  # how long nothing may count between two epochs, validation left out
 
 
 def take_over(boundary: Boundary, train: TrainingPipeline, training: Training) -> BetweenEpochs:
-    """What lies between two epochs, by another process's measurement on the same dataset.
-
-    Args:
-        boundary: What that process measured.
-        train: The training pipeline of this process.
-        training: The training's sizes.
-    """
+    """What lies between two epochs, by another process's measurement on the same dataset."""
     counted, uncounted = None, boundary.seconds
     if boundary.tail_excluded:
         counted = _counted_calls(_steps_in_shuffle_buffer(train.dataset, training.batch_size), training)
@@ -89,8 +78,7 @@ def measure_between_epochs(
     Trains a few short epochs of the same pipeline and subtracts the time of their steps.
 
     Short epochs never reach the end of a long one, where steps take what the shuffle buffer holds and need not wait for
-    new examples. So the refill costs a long training less. With p seconds to produce what a step takes from the buffer,
-    and w seconds that a step waits for input, min(p, w) is subtracted for each step that the full buffer feeds.
+    new examples. So the refill costs a long training less, by what each step that the full buffer feeds would wait.
 
     Args:
         model: Compiled, and trained already.
@@ -115,16 +103,13 @@ def measure_between_epochs(
     validating = 0.0
     if validation is not None:
         validating = _validation_seconds(model, validation, training.steps_per_call, validation_batches)
-    return BetweenEpochs(
-        boundary=Boundary(
-            seconds=charged,
-            validation_seconds=validating,
-            seconds_per_example=max(call, 1e-9) / (training.steps_per_call * training.batch_size),
-            tail_excluded=counted is not None,
-        ),
-        counted_calls=counted,
-        uncounted_seconds=uncounted,
+    boundary = Boundary(
+        seconds=charged,
+        validation_seconds=validating,
+        seconds_per_example=max(call, 1e-9) / (training.steps_per_call * training.batch_size),
+        tail_excluded=counted is not None,
     )
+    return BetweenEpochs(boundary=boundary, counted_calls=counted, uncounted_seconds=uncounted)
 
 
 def _short_epochs(
@@ -138,16 +123,10 @@ def _short_epochs(
     calls: list[list[float]] = []
     ends: list[float] = []
 
-    class Edges(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
-        """Notes when epochs end, and ends it all when enough was seen."""
-
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            calls.append([])
-
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            ends.append(time.perf_counter())
-            if len(ends) > 1 and ends[-1] - began > SHORT_EPOCHS_SECONDS:
-                self.model.stop_training = True
+    def epoch_ended(*_: Any) -> None:
+        ends.append(time.perf_counter())
+        if len(ends) > 1 and ends[-1] - began > SHORT_EPOCHS_SECONDS:
+            model.stop_training = True
 
     def timed(batches: Any) -> Any:
         call_began = time.perf_counter()
@@ -158,9 +137,10 @@ def _short_epochs(
 
     few = train.shorter(calls_each * training.steps_per_call)
     usual, model.train_function = model.train_function, timed
+    edges = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: calls.append([]), on_epoch_end=epoch_ended)
     began = time.perf_counter()
     try:
-        model.fit(**few.fit_args, epochs=SHORT_EPOCHS, verbose=0, shuffle=False, callbacks=[Edges()])
+        model.fit(**few.fit_args, epochs=SHORT_EPOCHS, verbose=0, shuffle=False, callbacks=[edges])
     finally:
         model.train_function = usual
     later = [seconds for epoch in calls for seconds in epoch[1:]]
@@ -210,24 +190,22 @@ def _counted_calls(buffered: float | None, training: Training) -> int | None:
     return counted if counted >= FEWEST_COUNTED_CALLS else None
 
 
-def _steps_in_shuffle_buffer(train: tf.data.Dataset, batch_size: int) -> float | None:
+def _steps_in_shuffle_buffer(dataset: tf.data.Dataset, batch_size: int) -> float | None:
     """How many steps' worth of examples the pipeline's shuffle buffer holds; None where there is none.
 
     Looks back over what hands on element by element: further up there may be a shuffle of file names. A repeat without
     an end begins a new epoch each time; any other refills the buffer within an epoch.
     """
-    hands_on = ("Options", "Prefetch", "AssertCardinality", "Map", "ParallelMap", "DenseToRagged")
-    batches = ("Batch", "ParallelBatch", "PaddedBatch")
-    steps_per_element = 1.0
-    inputs = [train]
-    while len(inputs) == 1:
-        dataset, kind = inputs[0], kind_of(inputs[0])
-        if kind == "Shuffle":
-            buffer_size = attribute_of(dataset, "_buffer_size")
-            return None if buffer_size is None else float(buffer_size) * steps_per_element
-        if kind in batches:
+    kind, steps_per_element = kind_of(dataset), 1.0
+    while kind != "Shuffle":
+        if kind in BATCHES:
             steps_per_element = 1 / batch_size
-        elif kind not in hands_on and not (kind == "Repeat" and elements_in(dataset) == ENDLESS):
+        elif kind not in HAND_ON and not (kind == "Repeat" and elements_in(dataset) == ENDLESS):
             return None
         inputs = inputs_of(dataset)
-    return None
+        if len(inputs) != 1:
+            return None
+        dataset = inputs[0]
+        kind = kind_of(dataset)
+    buffer_size = attribute_of(dataset, "_buffer_size")
+    return None if buffer_size is None else float(buffer_size) * steps_per_element

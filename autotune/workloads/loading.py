@@ -18,8 +18,7 @@ from autotune.files import is_utf8, read_at_most
 from autotune.scripts.facts import ScriptSettings
 from autotune.scripts.sources import binds_workload
 from autotune.space.knobs import nearest
-from autotune.workloads.stray_training import training_refused
-from autotune.workloads.users_errors import cause_of, exit_error, users_traceback
+from autotune.workloads.users_errors import cause_of, exit_error, training_refused, users_traceback
 from autotune.workloads.workload import Workload, WorkloadFacts, WorkloadReference, takes_config
 
 LONGEST_NAME = 255  # bytes of a file's name on Linux: a run's directory is named after the workload
