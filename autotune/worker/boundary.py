@@ -13,12 +13,10 @@ from autotune.recipe.apply import kind_of
 from autotune.record import Boundary
 from autotune.worker.closing import kept_call_seconds
 from autotune.worker.datasets import ENDLESS, elements_in
+from autotune.worker.lazy import keras, tf
 from autotune.worker.private_api import attribute_of, inputs_of
 
 if TYPE_CHECKING:
-    import keras
-    import tensorflow as tf
-
     from autotune.recipe.apply import TrainingPipeline
     from autotune.worker.training import Training
 
@@ -116,8 +114,6 @@ def _short_epochs(
     model: keras.Model, train: TrainingPipeline, training: Training, call_seconds: float
 ) -> tuple[float, float]:
     """What short epochs take beyond their calls, and what a call within one takes, in seconds: the medians."""
-    import keras
-
     fewest, most = SHORT_EPOCH_CALLS
     calls_each = int(min(most, max(fewest, SHORT_EPOCH_SECONDS / max(call_seconds, 1e-9))))
     calls: list[list[float]] = []

@@ -16,12 +16,10 @@ from autotune.executors.log import printable
 from autotune.stats.bottleneck import Ceilings
 from autotune.worker.gauges import refuse_weights_that_are_not_finite
 from autotune.worker.gpus import device_bytes
+from autotune.worker.lazy import keras, tf
 from autotune.worker.messages import Channel, Finish, Finished
 
 if TYPE_CHECKING:
-    import keras
-    import tensorflow as tf
-
     from autotune.recipe.apply import TrainingPipeline
     from autotune.worker.step_clock import StepClock
 
@@ -81,8 +79,6 @@ def kept_call_seconds(model: keras.Model, iterator: Any, seconds: float) -> floa
     Returns:
         None where the iterator has no batch left, or its batches are spread over devices.
     """
-    import tensorflow as tf
-
     if not isinstance(iterator, tf.data.Iterator):  # one that a strategy distributes
         return None
     batch = next(iterator, None)
@@ -121,8 +117,6 @@ def profiled_steps(folder: Path, *, steps_per_call: int = 1) -> Iterator[int]:
         folder: Takes the files, which TensorBoard and XProf open.
         steps_per_call: Steps of what is traced as one.
     """
-    import tensorflow as tf
-
     tf.profiler.experimental.start(str(folder))
     began, calls = time.perf_counter(), 0
     while calls < STEPS and (not calls or time.perf_counter() - began < LONGEST_SECONDS):
@@ -137,8 +131,6 @@ def profiled_steps(folder: Path, *, steps_per_call: int = 1) -> Iterator[int]:
 
 def _profile_fit(model: keras.Model, iterator: Any, dataset: tf.data.Dataset, folder: Path) -> str:
     """Profile steps of a model's train function; why that could not be done, or an empty string."""
-    import tensorflow as tf
-
     try:
         for _ in profiled_steps(folder, steps_per_call=int(model.steps_per_execution)):
             try:

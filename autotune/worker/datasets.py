@@ -7,18 +7,16 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from autotune.errors import WorkloadError
 from autotune.recipe import apply
 from autotune.recipe.apply import kind_of
 from autotune.space.configuration import Configuration
 from autotune.worker.failures import call_user, strategy_error
+from autotune.worker.lazy import tf
 from autotune.worker.private_api import attribute_of, inputs_of
 from autotune.workloads.workload import Workload, call_with_config
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 ENDLESS = -1
 """`tf.data.INFINITE_CARDINALITY`."""
@@ -69,8 +67,6 @@ def pipeline(dataset: tf.data.Dataset, workload: Workload, configuration: Config
 
 
 def _made_by(function: Callable[..., Any], part: str, configuration: Configuration) -> tf.data.Dataset:
-    import tensorflow as tf
-
     dataset = call_user(part, lambda: call_with_config(function, configuration))
     if isinstance(dataset, tf.distribute.DistributedDataset):
         raise strategy_error(f"{part}() returned a dataset that a tf.distribute strategy has distributed")
@@ -136,8 +132,6 @@ def examples_in(
         batched: It holds batches.
         uneven: They may have any length, as a script's do: its own, and the same on both sides.
     """
-    import tensorflow as tf
-
     elements = elements_in(dataset)
     if elements == ENDLESS:
         return None
@@ -176,8 +170,6 @@ def _batches_in(batches: tf.data.Dataset, seconds: float, wanted: int = 0) -> _B
     Not all that a batch holds need be of one example each, as a graph's nodes or a table that is the same for all. The
     first batch tells which part counts: the first one of the wanted length, or else the longest that is shorter.
     """
-    import tensorflow as tf
-
     sizes: list[int] = []
     part, deadline = 0, math.inf
     for batch in batches:
@@ -203,8 +195,6 @@ def fill_caches(dataset: tf.data.Dataset | None, part: str) -> tuple[float, floa
     Returns:
         Seconds that filling caches in files took, which are filled once, and those in memory, which each trial fills.
     """
-    import tensorflow as tf
-
     in_files = in_memory = 0.0
     for cache in () if dataset is None else _completed_caches(dataset):
         file, began = attribute_of(cache, "_filename"), time.monotonic()

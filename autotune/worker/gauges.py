@@ -7,16 +7,14 @@ gives fields of `record.Slice`. Something new to measure per slice is one more g
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotune.devices.telemetry import Counters, between, host_bytes, part_of, read_counters
 from autotune.record import Outcome
 from autotune.worker.failures import TrainingFailed
 from autotune.worker.gpus import device_bytes
+from autotune.worker.lazy import keras, tf
 from autotune.worker.training import Progress
-
-if TYPE_CHECKING:
-    import keras
 
 Gauge = Callable[[], Callable[[float], dict[str, Any]]]
 
@@ -64,8 +62,6 @@ def ruined_weights(model: keras.Model, progress: Progress) -> Gauge:
 
 def refuse_weights_that_are_not_finite(model: keras.Model, *, step: int) -> None:
     """Raise TrainingFailed where training has ruined a weight: no number that a step returns need show it."""
-    import tensorflow as tf
-
     trained = {id(each) for each in model.trainable_weights}  # others may hold infinities, as masks do
     weights = [each for each in model.weights if tf.as_dtype(each.dtype).is_floating]
     ruined = [

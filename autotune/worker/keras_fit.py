@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotune.executors.executor import Data
 from autotune.recipe import apply
@@ -20,6 +20,7 @@ from autotune.space.configuration import Configuration
 from autotune.worker import closing, datasets, gauges, gpus, messages
 from autotune.worker.boundary import BetweenEpochs, measure_between_epochs, take_over
 from autotune.worker.failures import TrainingFailed, is_out_of_memory
+from autotune.worker.lazy import keras, tf
 from autotune.worker.loss_curves import loss_curves
 from autotune.worker.models import batched_twice, compiled_model, refuse_batches
 from autotune.worker.private_api import finite_steps
@@ -28,10 +29,6 @@ from autotune.worker.slices import TrainingEnded
 from autotune.worker.step_clock import LongEpoch, StepClock
 from autotune.worker.training import Training
 from autotune.workloads.workload import Workload
-
-if TYPE_CHECKING:
-    import keras
-    import tensorflow as tf
 
 EPOCHS = 1 << 30
 """That `fit` is asked for: the tuner ends it."""
@@ -83,8 +80,6 @@ def time_fit(
     request: messages.TrialRequest, channel: messages.Channel, configuration: Configuration, parts: Parts
 ) -> None:
     """Time the training of these parts, and obey the tuner until it ends the trial."""
-    import tensorflow as tf
-
     model, dataset = parts.model, parts.dataset
     caches = [datasets.fill_caches(dataset, "dataset"), datasets.fill_caches(parts.validation, "validation")]
     began = time.monotonic()
@@ -204,8 +199,6 @@ def fit(
         retracing: Counts what is traced or compiled.
         between_epochs: Says what lies between two long epochs. It may train the model.
     """
-    import keras
-
     model, data = parts.model, parts.train.fit_args
 
     def epoch_ended(*_: Any) -> None:

@@ -8,20 +8,17 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from autotune.errors import WorkloadError
 from autotune.space.configuration import Configuration
 from autotune.worker import datasets
+from autotune.worker.lazy import keras, tf
 from autotune.worker.messages import LossRuns
 from autotune.worker.models import compiled_model
 from autotune.workloads.workload import Workload
-
-if TYPE_CHECKING:
-    import keras
-    import tensorflow as tf
 
 LARGEST_RECORDING_BYTES = 256 << 20
 """Batches are recorded up to here, at least one, and then come round again."""
@@ -83,8 +80,6 @@ def _curves(
     examples: int | None,
 ) -> Curves:
     """The curves of what is trained on `batches` of one epoch, once `initialise` has given it its first weights."""
-    import keras
-
     keras.utils.set_random_seed(runs.seeds[0])  # what draws from a seed of its own: dropout, augmentation
     recorded = _recorded(batches, configuration, runs, examples)
     model = made()
@@ -121,8 +116,6 @@ def _recorded(
     batches: Callable[[], tf.data.Dataset], configuration: Configuration, runs: LossRuns, examples: int | None
 ) -> tf.data.Dataset:
     """The recorded batches, over and over; recorded now where they are not yet."""
-    import tensorflow as tf
-
     # TensorFlow takes brackets in a path for a pattern, and finds nothing. By a descriptor there are none.
     below = os.open(Path(runs.folder).parent, os.O_RDONLY)
     folder = f"/proc/self/fd/{below}/{Path(runs.folder).name}"

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotune.errors import ApplyError, WorkloadError
 from autotune.recipe import apply
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS
 from autotune.worker.failures import call_user, strategy_error
+from autotune.worker.lazy import keras, tf
 from autotune.worker.private_api import computing_layers, inputs_of
 from autotune.workloads.workload import Workload
-
-if TYPE_CHECKING:
-    import keras
-    import tensorflow as tf
 
 
 def compiled_model(workload: Workload, configuration: Configuration) -> keras.Model:
     """The workload's model, compiled as the configuration says: the values that act on its dataset."""
-    import keras
-    import tensorflow as tf
-
     model = call_user("model", workload.model)
     if any(each.__module__.startswith("tf_keras.") for each in type(model).__mro__):
         raise WorkloadError(
@@ -117,8 +111,6 @@ def refuse_batches(workload: Workload, configuration: Configuration, dataset: tf
 
 def _may_hold_batches(dataset: tf.data.Dataset) -> bool:
     """Whether elements look like batches: of an unknown length, or put together by `.batch()` as tuples."""
-    import tensorflow as tf
-
     shapes = [getattr(each, "shape", None) for each in tf.nest.flatten(dataset.element_spec)]
     lengths = {each[0] if each is not None and each.rank else -1 for each in shapes}
     if len(lengths) > 1 or lengths == {-1}:
@@ -133,8 +125,6 @@ def _may_hold_batches(dataset: tf.data.Dataset) -> bool:
 
 def batched_twice(model: keras.Model, x: Any) -> WorkloadError | None:
     """Why a model cannot be trained, where two axes of its data are batches: the trial has added one."""
-    import keras
-
     got = [leaf.shape for leaf in keras.tree.flatten(x)]
     for shape, wanted in zip(got, getattr(model, "inputs", None) or [], strict=False):
         if shape.rank == len(wanted.shape) + 1 and tuple(shape[2:]) == tuple(wanted.shape[1:]):
@@ -153,8 +143,6 @@ def _yields_batches(why: str) -> WorkloadError:
 
 def refuse_precision_that_does_not_act(model: keras.Model, policy: str) -> None:
     """Refuse a model none of whose layers took the policy: it would be timed under a wrong name."""
-    import keras
-
     computes_in = policy.removeprefix("mixed_")
     layers = list(computing_layers(model))
     if policy == computes_in:  # what has no weights need not compute in anything

@@ -9,18 +9,13 @@ import functools
 import logging
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import keras
-    import tensorflow as tf
+from autotune.worker.lazy import keras, tf
 
 
 @functools.cache
 def _say_missing(name: str, consequence: str) -> None:
-    import keras
-    import tensorflow as tf
-
     versions = f"TensorFlow {tf.__version__} and Keras {keras.__version__}"
     logging.getLogger("autotune").warning("autotune: %s have no %s: %s", versions, name, consequence)
 
@@ -43,8 +38,6 @@ def finite_steps(optimizer: Any) -> Callable[[], int] | None:
 
     `iterations` would not do: where gradients are accumulated, it counts once in several steps.
     """
-    import keras
-
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return None
     counter = getattr(optimizer.inner_optimizer, "_iterations", None)
@@ -75,8 +68,6 @@ def attribute_of(dataset: tf.data.Dataset, name: str) -> Any:
 
 def computing_layers(layer: keras.Layer) -> Iterator[keras.Layer]:
     """The layers that compute something: not inputs, and not Keras's own models, which only call their layers."""
-    import keras
-
     only_calls = isinstance(layer, keras.Model) and type(layer).call.__module__.startswith("keras.")
     if not only_calls and not isinstance(layer, keras.layers.InputLayer):
         yield layer
