@@ -18,12 +18,10 @@ from autotune.worker.lazy import tf
 from autotune.worker.private_api import attribute_of, inputs_of
 from autotune.workloads.workload import Workload, call_with_config
 
-ENDLESS = -1
-"""`tf.data.INFINITE_CARDINALITY`."""
-LOOK_BATCHES, LOOK_SECONDS = 32, 1.0
-"""Of a dataset that batches by itself so many are looked at, and no further one so long after the first."""
-MOST_UNEVEN = 0.02
-"""By how much whole batches may be more than the examples in them. Throughput would be overstated by this share."""
+ENDLESS = -1  # `tf.data.INFINITE_CARDINALITY`
+BATCHES = ("Batch", "ParallelBatch", "PaddedBatch")  # kinds of datasets that make batches
+LOOK_BATCHES, LOOK_SECONDS = 32, 1.0  # of a dataset that batches by itself: no further one so long after the first
+MOST_UNEVEN = 0.02  # by how much whole batches may exceed their examples: throughput is overstated by this share
 
 
 def training_data(workload: Workload, configuration: Configuration, *, examine: bool) -> tf.data.Dataset:

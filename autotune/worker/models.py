@@ -10,6 +10,7 @@ from autotune.errors import ApplyError, WorkloadError
 from autotune.recipe import apply
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS
+from autotune.worker.datasets import BATCHES
 from autotune.worker.failures import call_user, strategy_error
 from autotune.worker.lazy import keras, tf
 from autotune.worker.private_api import computing_layers, inputs_of
@@ -115,7 +116,7 @@ def _may_hold_batches(dataset: tf.data.Dataset) -> bool:
     lengths = {each[0] if each is not None and each.rank else -1 for each in shapes}
     if len(lengths) > 1 or lengths == {-1}:
         return False
-    while lengths != {None} and (kind := apply.kind_of(dataset)) not in ("Batch", "ParallelBatch", "PaddedBatch"):
+    while lengths != {None} and (kind := apply.kind_of(dataset)) not in BATCHES:
         before = inputs_of(dataset)
         if len(before) != 1 or kind in ("Unbatch", "FlatMap", "Window"):
             return False

@@ -89,6 +89,7 @@ class StepClock:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.progress = Progress(training)
+        self.epoch_began = self.progress.epoch_began  # to be called before an epoch's iterator is made
         self.warm_up = WarmUp(cap_seconds=warmup_seconds)
         self.slices = Slices(self.progress, tuner, gauges, freeze=freeze, clock=clock)
         self.now = clock
@@ -114,10 +115,6 @@ class StepClock:
             return logs
 
         return timed
-
-    def epoch_began(self) -> None:
-        """`fit` is about to make the epoch's iterator."""
-        self.progress.epoch_began()
 
     def epoch_ended(self) -> None:
         """`fit` has trained, and validated if it does, one whole epoch. Raises TrainingFailed where it had no data."""
@@ -340,10 +337,13 @@ class _BySteps:
         overhead, measured, uncounted = None, None, 0.0
         if between is not None:
             pace = warm.usual_call_seconds / (per_call * training.batch_size)
-            boundary, uncounted = between.boundary, between.uncounted_seconds
+            boundary = between.boundary
             if not between.taken_over:
                 boundary = measured = boundary.model_copy(update={"seconds_per_example": pace})
             overhead = boundary.seconds_at(pace)
+            # A buffer takes up to as long to refill as the tail takes; `boundary.seconds` may leave that out.
+            tail = (training.full_calls or 0) - self._counted_calls
+            uncounted = boundary.seconds + 2 * tail * warm.usual_call_seconds
             if training.examples_missing_from_last_step and not self._progress.ended_epochs:
                 uncounted += warm.compile_seconds  # an epoch's end is yet to be compiled for
         self._clock.hold_ready(
