@@ -5,9 +5,10 @@ Something new to measure then belongs here. Profiled steps are slower, so they c
 
 from __future__ import annotations
 
+import functools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +24,8 @@ if TYPE_CHECKING:
     from autotune.recipe.apply import TrainingPipeline
     from autotune.worker.step_clock import StepClock
 
-STEPS, LONGEST_SECONDS = 20, 3.0
-"""Steps that are profiled, and no further one so long after the first; XProf reads windows of up to 10 s."""
-FOLDER, WINDOW = "profile", "window.json"
-"""Beside the log; and the file in it that says how many steps were profiled in how many seconds."""
+STEPS, LONGEST_SECONDS = 20, 3.0  # that are profiled, and no further one so long after the first; XProf reads 10 s
+FOLDER, WINDOW = "profile", "window.json"  # beside the log; and its file of the steps and seconds that were profiled
 
 
 def tell(
@@ -34,13 +33,7 @@ def tell(
 ) -> None:
     """Send the closing figures: at once, and again with what takes time where that is asked for.
 
-    Args:
-        channel: The pipe to the tuner.
-        model: What was trained.
-        clock: That timed it.
-        finish: The tuner's command.
-        train: What was trained on.
-        log: The trial's; a profile goes beside it.
+    A profile goes beside the log.
     """
     figures = Finished(
         peak_host_bytes=peak_host_bytes(),
@@ -58,8 +51,11 @@ def tell(
     if kept and in_slices:  # what the pipeline takes from the step's own cores counts as waiting
         found["input_wait_fraction"] = min(1.0, max(0.0, 1.0 - kept / in_slices))
     if finish.ceilings:
+        each = None
+        if train.source is None:
+            each = _seconds_each(functools.partial(next, iter(train.dataset.repeat())), seconds)
         found["ceilings"] = Ceilings(
-            by_input=_input_ceiling(train.dataset, training.batch_size, seconds) if train.source is None else None,
+            by_input=training.batch_size / each if each else None,
             by_compute=training.batch_size * training.steps_per_call / kept if kept else None,
         )
     folder = log.parent / FOLDER
@@ -71,52 +67,34 @@ def tell(
 def kept_call_seconds(model: keras.Model, iterator: Any, seconds: float) -> float | None:
     """What a call of the train function takes on a batch that is kept in memory: it does not wait for input.
 
-    Args:
-        model: Compiled, and trained already.
-        iterator: Its next batch is kept. No training goes on with it.
-        seconds: How long calls are timed, two of them at least.
-
-    Returns:
-        None where the iterator has no batch left, or its batches are spread over devices.
+    The batch is the iterator's next one. None where it has none left, or its batches are spread over devices.
     """
-    if not isinstance(iterator, tf.data.Iterator):  # one that a strategy distributes
-        return None
-    batch = next(iterator, None)
+    batch = next(iterator, None) if isinstance(iterator, tf.data.Iterator) else None
     if batch is None:
         return None
     # In the pipeline's shapes, so that nothing is traced again.
     again = tf.data.Dataset.from_generator(lambda: [batch], output_signature=iterator.element_spec)
-    kept = iter(again.cache().repeat())
-    model.train_function(kept)
-    tf.test.experimental.sync_devices()
-    began, calls = time.perf_counter(), 0
-    while calls < 2 or time.perf_counter() - began < seconds:
-        model.train_function(kept)
-        calls += 1
+    return _seconds_each(functools.partial(model.train_function, iter(again.cache().repeat())), seconds)
+
+
+def _seconds_each(call: Callable[[], Any], seconds: float) -> float | None:
+    """What a call takes after a first one, by calls for so long, two at least; None where data runs out."""
+    calls, began = -1, 0.0
+    try:
+        while calls < 2 or time.perf_counter() - began < seconds:
+            call()
+            calls += 1
+            if calls == 0:
+                tf.test.experimental.sync_devices()
+                began = time.perf_counter()
+    except StopIteration:
+        return None
     tf.test.experimental.sync_devices()
     return (time.perf_counter() - began) / calls
 
 
-def _input_ceiling(dataset: tf.data.Dataset, batch_size: int, seconds: float) -> float | None:
-    """Samples per second of the input pipeline alone; None where it yields too little to tell."""
-    iterator = iter(dataset.repeat())
-    if next(iterator, None) is None:
-        return None
-    began, batches = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds or batches < 2:
-        if next(iterator, None) is None:
-            return None
-        batches += 1
-    return batches * batch_size / (time.perf_counter() - began)
-
-
 def profiled_steps(folder: Path, *, steps_per_call: int = 1) -> Iterator[int]:
-    """Profile what is done at each item, as one step; the window's length is written once all were taken.
-
-    Args:
-        folder: Takes the files, which TensorBoard and XProf open.
-        steps_per_call: Steps of what is traced as one.
-    """
+    """Profile what is done at each item, one call of so many steps, into a folder that TensorBoard and XProf open."""
     tf.profiler.experimental.start(str(folder))
     began, calls = time.perf_counter(), 0
     while calls < STEPS and (not calls or time.perf_counter() - began < LONGEST_SECONDS):

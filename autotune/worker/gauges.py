@@ -6,6 +6,8 @@ gives fields of `record.Slice`. Something new to measure per slice is one more g
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -49,12 +51,10 @@ def skipped_steps(progress: Progress, finite_steps: Callable[[], int]) -> Gauge:
 
 def ruined_weights(model: keras.Model, progress: Progress) -> Gauge:
     """A gauge that measures nothing: it looks at the weights once, at the end of the first slice."""
-    looked: list[bool] = []
+    look = functools.cache(lambda: refuse_weights_that_are_not_finite(model, step=progress.steps))
 
     def measured(_: float) -> dict[str, Any]:
-        if not looked:
-            looked.append(True)
-            refuse_weights_that_are_not_finite(model, step=progress.steps)
+        look()
         return {}
 
     return lambda: measured
@@ -64,10 +64,6 @@ def refuse_weights_that_are_not_finite(model: keras.Model, *, step: int) -> None
     """Raise TrainingFailed where training has ruined a weight: no number that a step returns need show it."""
     trained = {id(each) for each in model.trainable_weights}  # others may hold infinities, as masks do
     weights = [each for each in model.weights if tf.as_dtype(each.dtype).is_floating]
-    ruined = [
-        tf.reduce_any(tf.math.is_nan(each.value) | (tf.math.is_inf(each.value) & (id(each) in trained)))
-        for each in weights
-    ]
-    for weight, is_ruined in zip(weights, ruined, strict=True):
-        if is_ruined:
-            raise TrainingFailed(Outcome.NONFINITE, f"the weight {weight.path} is not finite after {step} steps")
+    ruined = [tf.reduce_any(tf.math.is_nan(w.value) | (tf.math.is_inf(w.value) & (id(w) in trained))) for w in weights]
+    for weight in itertools.compress(weights, ruined):
+        raise TrainingFailed(Outcome.NONFINITE, f"the weight {weight.path} is not finite after {step} steps")

@@ -5,6 +5,7 @@ This is one kind of workload. Another kind is one more file with a `run` like th
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import time
@@ -30,8 +31,7 @@ from autotune.worker.step_clock import LongEpoch, StepClock
 from autotune.worker.training import Training
 from autotune.workloads.workload import Workload
 
-EPOCHS = 1 << 30
-"""That `fit` is asked for: the tuner ends it."""
+EPOCHS = 1 << 30  # that `fit` is asked for: the tuner ends it
 
 
 @dataclass(kw_only=True)
@@ -191,14 +191,7 @@ def _validation_batches(validation: tf.data.Dataset | None, data: Data) -> int |
 def fit(
     parts: Parts, clock: StepClock, retracing: Retracing, between_epochs: Callable[[], BetweenEpochs]
 ) -> messages.Finish:
-    """Train until the tuner asks for the closing figures, and return its message.
-
-    Args:
-        parts: Of the training.
-        clock: Times the training.
-        retracing: Counts what is traced or compiled.
-        between_epochs: Says what lies between two long epochs. It may train the model.
-    """
+    """Train until the tuner asks for the closing figures, and return its message. `between_epochs` may train, too."""
     model, data = parts.model, parts.train.fit_args
 
     def epoch_ended(*_: Any) -> None:
@@ -212,20 +205,18 @@ def fit(
     usual = model.train_function
     timed = clock.wrap(retracing.wrap(usual))
     model.train_function = timed
+    early = TrainingFailed(Outcome.ERROR, "model.fit returned before it was told to")
     try:
-        long = False
-        try:
+        with contextlib.suppress(LongEpoch):
             model.fit(**data, validation_data=parts.validation, **arguments)
-        except LongEpoch:
-            long = True  # to go on in here would keep the iterator of that `fit`, and all that its pipeline holds
-        if long:
-            gc.collect()  # Keras's iterator is part of a cycle
-            model.train_function = usual
-            clock.time_by_steps(between_epochs())
-            model.train_function = timed
-            model.fit(**data, **arguments)
+            raise early
+        gc.collect()  # Keras's iterator is part of a cycle, and keeps all that its pipeline holds
+        model.train_function = usual
+        clock.time_by_steps(between_epochs())
+        model.train_function = timed
+        model.fit(**data, **arguments)
+        raise early
     except TrainingEnded as ended:
         return ended.finish
     finally:
         model.train_function = usual
-    raise TrainingFailed(Outcome.ERROR, "model.fit returned before it was told to")

@@ -20,23 +20,15 @@ from autotune.worker.messages import LossRuns
 from autotune.worker.models import compiled_model
 from autotune.workloads.workload import Workload
 
-LARGEST_RECORDING_BYTES = 256 << 20
-"""Batches are recorded up to here, at least one, and then come round again."""
-ROUNDING = 2.0**-8
-"""Relative: the distance between neighbouring numbers of bfloat16, the coarsest format there is to choose."""
-
-Curves = tuple[tuple[float | None, ...], ...]
-"""The losses of each training, by step. See `messages.LossCurves`."""
+LARGEST_RECORDING_BYTES = 256 << 20  # batches are recorded up to here, at least one, and then come round again
+ROUNDING = 2.0**-8  # relative: the distance between neighbours of bfloat16, the coarsest format there is to choose
+Curves = tuple[tuple[float | None, ...], ...]  # by training and step, see `messages.LossCurves`
 
 
 def loss_curves(workload: Workload, configuration: Configuration, runs: LossRuns, examples: int | None) -> Curves:
     """The loss of each step of each training of a `Workload`: steps are called one by one, and batches are read once.
 
-    Args:
-        workload: What is trained.
-        configuration: How.
-        runs: Which trainings.
-        examples: Per epoch; None when endless or unknown. Only full batches are recorded.
+    Only full batches of an epoch's `examples` are recorded; None when there is no end, or it is unknown.
     """
     configuration = configuration.replace(steps_per_execution=1, persistent_iterator=False)
 

@@ -25,11 +25,7 @@ def run(
 ) -> int:
     """Run one trial to its end; the exit status of its process: 0 when the tuner ended it, 1 when it failed.
 
-    Args:
-        request: What to run.
-        channel: The pipe to the tuner.
-        workload: The workload, where the template has imported it.
-        reference: Where to import it from otherwise.
+    The workload is imported from `reference` where the template has not imported it.
     """
     try:
         configuration = Configuration(request.configuration)
