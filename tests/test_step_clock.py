@@ -183,7 +183,7 @@ class Simulation:
             self.clock.epoch_ended()
         raise AssertionError("the clock never ended the training")
 
-    def run(self, overhead=0.0, counted_calls=None, uncounted_seconds=0.0):
+    def run(self, overhead=0.0, counted_calls=None):
         """`fit`, and where it turns out to have long epochs a second one by steps; returns the slices."""
         try:
             self.fit()
@@ -195,7 +195,6 @@ class Simulation:
                 BetweenEpochs(
                     boundary=Boundary(seconds=overhead, seconds_per_example=1.0),
                     counted_calls=counted_calls,
-                    uncounted_seconds=uncounted_seconds,
                 )
             )
             with pytest.raises(TrainingEnded):
@@ -771,14 +770,19 @@ def test_what_the_device_has_still_to_do_is_no_ones_speed(wanted, examples):
 
 
 @pytest.mark.parametrize(
-    ("training", "uncounted"),
-    [({}, 12.0 + 5.0), ({"examples": 14_400}, 12.0), ({"examples": 1437, "boundary_seconds": 1.0}, 12.0)],
-    ids=["smaller", "all alike", "met"],
+    ("training", "counted", "uncounted"),
+    [
+        ({}, None, 12.0 + 5.0),
+        ({"examples": 14_400}, None, 12.0),
+        ({"examples": 14_400}, 350, 12.0 + 2 * 100 / 32),
+        ({"examples": 1437, "boundary_seconds": 1.0}, None, 12.0),
+    ],
+    ids=["smaller", "all alike", "tail", "met"],
 )
-def test_what_a_slice_may_take_beyond_what_counts_is_told(training, uncounted):
-    """An epoch's end, and what it takes to compile for a smaller last batch unless one was met in the warm-up."""
+def test_what_a_slice_may_take_beyond_what_counts_is_told(training, counted, uncounted):
+    """An epoch's end, a buffer's refill, and compiling for a smaller last batch unless one was met in the warm-up."""
     simulation = Simulation(**{**LONG, "boundary_seconds": 0.0, **training}, first_call_seconds=5.0)
-    simulation.run(overhead=0.125, uncounted_seconds=12.0)
+    simulation.run(overhead=12.0, counted_calls=counted)
     assert simulation.ready.timed_by == "steps"
     assert simulation.ready.uncounted_seconds == pytest.approx(uncounted, abs=0.6)
 

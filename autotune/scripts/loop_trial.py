@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -20,9 +20,9 @@ from autotune.scripts.side_effects import SideEffects
 from autotune.scripts.wrapping import Wrappers
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Stage
-from autotune.worker import closing, datasets, failures, gauges, gpus, messages
+from autotune.worker import datasets, failures, gauges, gpus, messages
 from autotune.worker.boundary import BetweenEpochs
-from autotune.worker.profiling import FOLDER, Profiler
+from autotune.worker.closing import FOLDER, profiled_steps
 from autotune.worker.slices import TrainingEnded
 from autotune.worker.step_clock import StepClock
 from autotune.worker.training import Training
@@ -68,7 +68,7 @@ class LoopTraining:
         self._restarted = False
         self._waited = 0.0, 0.0  # seconds that slices waited for input, and all of theirs
         self._figures: messages.Finished | None = None
-        self._profiler: Profiler | None = None
+        self._profiler: Iterator[int] | None = None
         self.wrappers: Wrappers
         self.watch: LoopWatch
 
@@ -127,7 +127,7 @@ class LoopTraining:
 
     def _step(self, examples: int, logs: Any) -> None:
         if self._profiler is not None:
-            if self._profiler.stepped():
+            if next(self._profiler, None) is None:
                 self._last_words()
             return
         if self._clock is None:
@@ -184,7 +184,7 @@ class LoopTraining:
             between_epochs=BetweenEpochs(boundary=_NOT_COUNTED, taken_over=True),
             gauges=measured,
         )
-        measured.append(closing.ruined_weights(self._weights(), clock.progress))
+        measured.append(gauges.ruined_weights(self._weights(), clock.progress))
         return clock
 
     def _counted(self, dataset: Any, size: int) -> Data:
@@ -211,7 +211,7 @@ class LoopTraining:
         """Send the closing figures, and end; where a profile is wanted, some steps later."""
         clock = self._clock
         assert clock is not None
-        closing.refuse_weights_that_are_not_finite(self._weights(), step=clock.progress.steps)
+        gauges.refuse_weights_that_are_not_finite(self._weights(), step=clock.progress.steps)
         waited, seconds = self._waited
         figures = messages.Finished(
             peak_host_bytes=peak_host_bytes(), peak_device_bytes=gpus.device_bytes("peak"), input_wait_fraction=None
@@ -225,8 +225,8 @@ class LoopTraining:
         folder = Path(self._request.log).parent / FOLDER
         if not finish.profile or folder.exists():
             self._last_words()
-        self._profiler = Profiler(folder)
-        self._profiler.begin()
+        self._profiler = profiled_steps(folder)
+        next(self._profiler)
 
     def _last_words(self, no_profile: str = "") -> NoReturn:
         assert self._figures is not None

@@ -22,7 +22,7 @@ from autotune.scripts.side_effects import SideEffects, effects_of
 from autotune.scripts.wrapping import Wrappers
 from autotune.space.configuration import Configuration
 from autotune.worker import failures, gpus, keras_fit, messages
-from autotune.worker.loss_curves import AsBuilt, loss_curves
+from autotune.worker.loss_curves import loss_curves_as_built
 from autotune.worker.models import refuse_precision_that_does_not_act, set_compiled
 from autotune.workloads.loading import ARGS_HINT
 from autotune.workloads.users_errors import cause_of, exit_error, users_line, users_traceback
@@ -181,7 +181,7 @@ class _FitTraining:
             refuse_precision_that_does_not_act(model, str(configuration["precision"]))
         examples = call.examples(dataset)
         if request.losses is not None:
-            curves = loss_curves(AsBuilt(model, train.one_epoch), configuration, request.losses, examples)
+            curves = loss_curves_as_built(model, train.one_epoch, configuration, request.losses, examples)
             self._channel.send(messages.LossCurves(curves=curves, gpus=gpus.gpu_names()))
             return
         known = None

@@ -20,7 +20,7 @@ from autotune.scripts.facts import Site
 from autotune.scripts.settings import Settings
 from autotune.scripts.wrap_data import wrap_tensorflow
 from autotune.scripts.wrap_keras import wrap_keras
-from autotune.workloads.stray_training import OnceImported
+from autotune.workloads.users_errors import OnceImported
 
 
 class Hooks(Protocol):

@@ -6,72 +6,40 @@ import itertools
 import math
 import statistics
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
-from autotune.recipe.apply import kind_of
+from autotune.recipe.apply import TrainingPipeline, kind_of
 from autotune.record import Boundary
 from autotune.worker.closing import kept_call_seconds
-from autotune.worker.datasets import ENDLESS, elements_in
+from autotune.worker.datasets import BATCHES, ENDLESS, elements_in
+from autotune.worker.lazy import keras, tf
 from autotune.worker.private_api import attribute_of, inputs_of
+from autotune.worker.training import Training
 
-if TYPE_CHECKING:
-    import keras
-    import tensorflow as tf
-
-    from autotune.recipe.apply import TrainingPipeline
-    from autotune.worker.training import Training
-
-SHORT_EPOCHS, SHORT_EPOCH_SECONDS, SHORT_EPOCH_CALLS = 4, 0.5, (2, 6)
-"""Short epochs that show what a boundary costs, how long each is, and its fewest and most calls."""
-SHORT_EPOCHS_SECONDS = 2.0
-"""No further short epoch is begun after so long, once one boundary was seen."""
-WORTH_MENDING = 0.01
-"""A smaller share of an epoch is charged in full, whatever the epoch's last steps save."""
-FEWEST_COUNTED_CALLS = 2
-"""Of an epoch: its first call is no part of a slice, so with fewer no slice would ever end."""
-KEPT_SECONDS = 0.3
-"""How long the step is timed on a batch kept in memory."""
-VALIDATION_SECONDS = 0.5
-"""So much of a validation is run; the rest is extrapolated."""
-UNKNOWN_VALIDATION_CALLS = 20
-"""What is charged of a validation of unknown length: equally much for each configuration."""
+SHORT_EPOCHS, SHORT_EPOCHS_SECONDS = 4, 2.0  # that show what a boundary costs; none is begun after so long, but two
+SHORT_EPOCH_SECONDS, SHORT_EPOCH_CALLS = 0.5, (2, 6)  # how long each of them is, and its fewest and most calls
+WORTH_MENDING = 0.01  # of an epoch: less is charged in full, whatever the epoch's last steps save
+FEWEST_COUNTED_CALLS = 2  # of an epoch: its first is no part of a slice, so with fewer no slice would ever end
+KEPT_SECONDS = 0.3  # how long the step is timed on a batch kept in memory
+VALIDATION_SECONDS = 0.5  # so much of a validation is run; the rest is extrapolated
+UNKNOWN_VALIDATION_CALLS = 20  # charged of a validation of unknown length: equally much for each configuration
+HAND_ON = ("Options", "Prefetch", "AssertCardinality", "Map", "ParallelMap", "DenseToRagged")  # element by element
 
 
 @dataclass(frozen=True, kw_only=True)
 class BetweenEpochs:
-    """What lies between two long epochs, and how steps are timed around it.
+    """What lies between two long epochs, and how steps are timed around it."""
 
-    Args:
-        boundary: What an epoch costs beyond its steps.
-        taken_over: Whether another process measured it.
-        counted_calls: So many calls of an epoch count, from its beginning; None for all. The shuffle buffer feeds the
-            others, which are faster.
-        uncounted_seconds: How long nothing may count between two epochs, validation left out.
-    """
-
-    boundary: Boundary
-    taken_over: bool = False
-    counted_calls: int | None = None
-    uncounted_seconds: float = 0.0
+    boundary: Boundary  # what an epoch costs beyond its steps
+    taken_over: bool = False  # another process measured it
+    counted_calls: int | None = None  # an epoch's first calls that count; None for all. A shuffle buffer feeds the rest
 
 
 def take_over(boundary: Boundary, train: TrainingPipeline, training: Training) -> BetweenEpochs:
-    """What lies between two epochs, by another process's measurement on the same dataset.
-
-    Args:
-        boundary: What that process measured.
-        train: The training pipeline of this process.
-        training: The training's sizes.
-    """
-    counted, uncounted = None, boundary.seconds
-    if boundary.tail_excluded:
-        counted = _counted_calls(_steps_in_shuffle_buffer(train.dataset, training.batch_size), training)
-    if counted is not None and training.examples is not None:
-        tail = training.examples - counted * training.steps_per_call * training.batch_size
-        # A buffer takes up to as long to refill as the tail takes; `boundary.seconds` may leave that out.
-        uncounted += 2 * tail * boundary.seconds_per_example
-    return BetweenEpochs(boundary=boundary, taken_over=True, counted_calls=counted, uncounted_seconds=uncounted)
+    """What lies between two epochs, by another process's measurement on the same dataset."""
+    counted = _counted_calls(train, training) if boundary.tail_excluded else None
+    return BetweenEpochs(boundary=boundary, taken_over=True, counted_calls=counted)
 
 
 def measure_between_epochs(
@@ -86,11 +54,9 @@ def measure_between_epochs(
 ) -> BetweenEpochs:
     """Measure what an epoch costs beyond its steps: a new iterator, a refilled shuffle buffer, validation.
 
-    Trains a few short epochs of the same pipeline and subtracts the time of their steps.
-
-    Short epochs never reach the end of a long one, where steps take what the shuffle buffer holds and need not wait for
-    new examples. So the refill costs a long training less. With p seconds to produce what a step takes from the buffer,
-    and w seconds that a step waits for input, min(p, w) is subtracted for each step that the full buffer feeds.
+    Trains a few short epochs of the same pipeline and subtracts the time of their steps. They never reach the end of a
+    long one, where steps take what the shuffle buffer holds and need not wait for new examples. So the refill costs a
+    long training less, by what each step that the full buffer feeds would wait.
 
     Args:
         model: Compiled, and trained already.
@@ -101,53 +67,36 @@ def measure_between_epochs(
         iterator: Of the training so far, which no training goes on with.
         validation_batches: How many are validated; None where that is unknown.
     """
-    start, call = _short_epochs(model, train, training, call_seconds)
-    assert training.steps_per_epoch is not None
-    calls = training.steps_per_epoch / training.steps_per_call
-    buffered = _steps_in_shuffle_buffer(train.dataset, training.batch_size)
-    counted = _counted_calls(buffered, training) if start >= WORTH_MENDING * calls * call else None
-    charged = uncounted = start
-    if counted is not None and buffered is not None:
-        kept = kept_call_seconds(model, iterator, KEPT_SECONDS)
-        waited = 0.0 if kept is None else max(0.0, call - kept)
-        charged = max(0.0, start - waited * buffered / training.steps_per_call)
-        uncounted += (calls - counted) * call
-    validating = 0.0
-    if validation is not None:
-        validating = _validation_seconds(model, validation, training.steps_per_call, validation_batches)
-    return BetweenEpochs(
-        boundary=Boundary(
-            seconds=charged,
-            validation_seconds=validating,
-            seconds_per_example=max(call, 1e-9) / (training.steps_per_call * training.batch_size),
-            tail_excluded=counted is not None,
-        ),
-        counted_calls=counted,
-        uncounted_seconds=uncounted,
+    seconds, call = _short_epochs(model, train, training, call_seconds)
+    steps, per_call = training.steps_per_epoch, training.steps_per_call
+    assert steps is not None
+    excluded = seconds >= WORTH_MENDING * call * steps / per_call and _counted_calls(train, training) is not None
+    if excluded and (kept := kept_call_seconds(model, iterator, KEPT_SECONDS)) is not None:
+        buffered = _steps_in_shuffle_buffer(train.dataset, training.batch_size) or 0.0
+        seconds = max(0.0, seconds - max(0.0, call - kept) * buffered / per_call)
+    validating = 0.0 if validation is None else _validation_seconds(model, validation, per_call, validation_batches)
+    boundary = Boundary(
+        seconds=seconds,
+        validation_seconds=validating,
+        seconds_per_example=max(call, 1e-9) / (per_call * training.batch_size),
+        tail_excluded=excluded,
     )
+    return replace(take_over(boundary, train, training), taken_over=False)
 
 
 def _short_epochs(
     model: keras.Model, train: TrainingPipeline, training: Training, call_seconds: float
 ) -> tuple[float, float]:
     """What short epochs take beyond their calls, and what a call within one takes, in seconds: the medians."""
-    import keras
-
     fewest, most = SHORT_EPOCH_CALLS
     calls_each = int(min(most, max(fewest, SHORT_EPOCH_SECONDS / max(call_seconds, 1e-9))))
     calls: list[list[float]] = []
     ends: list[float] = []
 
-    class Edges(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
-        """Notes when epochs end, and ends it all when enough was seen."""
-
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            calls.append([])
-
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            ends.append(time.perf_counter())
-            if len(ends) > 1 and ends[-1] - began > SHORT_EPOCHS_SECONDS:
-                self.model.stop_training = True
+    def epoch_ended(*_: Any) -> None:
+        ends.append(time.perf_counter())
+        if len(ends) > 1 and ends[-1] - began > SHORT_EPOCHS_SECONDS:
+            model.stop_training = True
 
     def timed(batches: Any) -> Any:
         call_began = time.perf_counter()
@@ -157,28 +106,26 @@ def _short_epochs(
         return logs
 
     few = train.shorter(calls_each * training.steps_per_call)
+    edges = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: calls.append([]), on_epoch_end=epoch_ended)
     usual, model.train_function = model.train_function, timed
     began = time.perf_counter()
     try:
-        model.fit(**few.fit_args, epochs=SHORT_EPOCHS, verbose=0, shuffle=False, callbacks=[Edges()])
+        model.fit(**few.fit_args, epochs=SHORT_EPOCHS, verbose=0, shuffle=False, callbacks=[edges])
     finally:
         model.train_function = usual
     later = [seconds for epoch in calls for seconds in epoch[1:]]
     call = statistics.median(later or [epoch[0] for epoch in calls if epoch] or [call_seconds])
-    starts = [
-        end - before - sum(epoch[1:]) - call
-        for (before, end), epoch in zip(itertools.pairwise(ends), calls[1:], strict=True)
-    ]
+    lengths = (end - before for before, end in itertools.pairwise(ends))
+    starts = [length - sum(epoch[1:]) - call for length, epoch in zip(lengths, calls[1:], strict=True)]
     return max(0.0, statistics.median(starts)), call
 
 
 def _validation_seconds(
     model: keras.Model, validation: tf.data.Dataset, steps_per_call: int, batches: int | None
 ) -> float:
-    """What a whole validation of so many batches takes, by a part of it.
+    """What a whole validation of so many batches takes, by parts of it, each twice as long as the one before.
 
-    Validates on some calls' worth of batches, and on twice as many, until that takes long enough. What each further
-    call takes is the difference between the last two parts.
+    What each further call takes is the difference between the last two parts.
     """
 
     def part_seconds(calls: int) -> float:
@@ -198,36 +145,30 @@ def _validation_seconds(
     return seconds + max(0, whole - calls) * per_call
 
 
-def _counted_calls(buffered: float | None, training: Training) -> int | None:
-    """How many calls of an epoch are over before a buffer of so many steps alone feeds the rest.
+def _counted_calls(train: TrainingPipeline, training: Training) -> int | None:
+    """How many calls of an epoch are over before a full shuffle buffer alone feeds the rest.
 
     None where all calls count: without a buffer, and with one that holds most of an epoch.
     """
-    steps = training.steps_per_epoch
+    buffered, steps = _steps_in_shuffle_buffer(train.dataset, training.batch_size), training.steps_per_epoch
     if buffered is None or steps is None or not 0 < buffered <= steps / 2:
         return None
     counted = int((steps - buffered) / training.steps_per_call)
     return counted if counted >= FEWEST_COUNTED_CALLS else None
 
 
-def _steps_in_shuffle_buffer(train: tf.data.Dataset, batch_size: int) -> float | None:
+def _steps_in_shuffle_buffer(dataset: tf.data.Dataset, batch_size: int) -> float | None:
     """How many steps' worth of examples the pipeline's shuffle buffer holds; None where there is none.
 
     Looks back over what hands on element by element: further up there may be a shuffle of file names. A repeat without
     an end begins a new epoch each time; any other refills the buffer within an epoch.
     """
-    hands_on = ("Options", "Prefetch", "AssertCardinality", "Map", "ParallelMap", "DenseToRagged")
-    batches = ("Batch", "ParallelBatch", "PaddedBatch")
     steps_per_element = 1.0
-    inputs = [train]
-    while len(inputs) == 1:
-        dataset, kind = inputs[0], kind_of(inputs[0])
-        if kind == "Shuffle":
-            buffer_size = attribute_of(dataset, "_buffer_size")
-            return None if buffer_size is None else float(buffer_size) * steps_per_element
-        if kind in batches:
-            steps_per_element = 1 / batch_size
-        elif kind not in hands_on and not (kind == "Repeat" and elements_in(dataset) == ENDLESS):
+    while (kind := kind_of(dataset)) != "Shuffle":
+        steps_per_element = 1 / batch_size if kind in BATCHES else steps_per_element
+        endless = kind == "Repeat" and elements_in(dataset) == ENDLESS
+        if not (kind in BATCHES or kind in HAND_ON or endless) or len(inputs := inputs_of(dataset)) != 1:
             return None
-        inputs = inputs_of(dataset)
-    return None
+        (dataset,) = inputs
+    buffer_size = attribute_of(dataset, "_buffer_size")
+    return None if buffer_size is None else float(buffer_size) * steps_per_element

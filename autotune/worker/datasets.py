@@ -1,27 +1,27 @@
-"""The user's datasets: calls the functions that make them, counts their examples, and refuses what cannot be timed."""
+"""The user's datasets: makes them, counts their examples, fills their caches, and refuses what cannot be timed."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from autotune.errors import WorkloadError
 from autotune.recipe import apply
+from autotune.recipe.apply import kind_of
 from autotune.space.configuration import Configuration
 from autotune.worker.failures import call_user, strategy_error
+from autotune.worker.lazy import tf
+from autotune.worker.private_api import attribute_of, inputs_of
 from autotune.workloads.workload import Workload, call_with_config
 
-if TYPE_CHECKING:
-    import tensorflow as tf
-
-ENDLESS = -1
-"""`tf.data.INFINITE_CARDINALITY`."""
-LOOK_BATCHES, LOOK_SECONDS = 32, 1.0
-"""Of a dataset that batches by itself so many are looked at, and no further one so long after the first."""
-MOST_UNEVEN = 0.02
-"""By how much whole batches may be more than the examples in them. Throughput would be overstated by this share."""
+ENDLESS = -1  # `tf.data.INFINITE_CARDINALITY`
+BATCHES = ("Batch", "ParallelBatch", "PaddedBatch")  # kinds of datasets that make batches
+LOOK_BATCHES, LOOK_SECONDS = 32, 1.0  # of a dataset that batches by itself: no further one so long after the first
+MOST_UNEVEN = 0.02  # by how much whole batches may exceed their examples: throughput is overstated by this share
 
 
 def training_data(workload: Workload, configuration: Configuration, *, examine: bool) -> tf.data.Dataset:
@@ -65,8 +65,6 @@ def pipeline(dataset: tf.data.Dataset, workload: Workload, configuration: Config
 
 
 def _made_by(function: Callable[..., Any], part: str, configuration: Configuration) -> tf.data.Dataset:
-    import tensorflow as tf
-
     dataset = call_user(part, lambda: call_with_config(function, configuration))
     if isinstance(dataset, tf.distribute.DistributedDataset):
         raise strategy_error(f"{part}() returned a dataset that a tf.distribute strategy has distributed")
@@ -115,9 +113,6 @@ def _refuse_uneven(sizes: list[int], wanted: int) -> None:
         )
 
 
-# ------------------------------------------------------------------------------------------------ counting
-
-
 def elements_in(dataset: tf.data.Dataset) -> int:
     """How many elements a dataset says it has, negative where it does not say."""
     return int(dataset.cardinality().numpy())
@@ -139,18 +134,19 @@ def examples_in(
     if elements == ENDLESS:
         return None
     if not batched:
-        return elements if elements >= 0 else _counted_singly(dataset, seconds)
-    seen = call_user("dataset", lambda: _batches_in(dataset, seconds, configuration.batch_size))
+        one = tf.autograph.experimental.do_not_convert(lambda *_: tf.constant(1, tf.int64))
+        return elements if elements >= 0 else counted(dataset.map(one).batch(32), seconds, "dataset")
+    seen: _Batches = call_user("dataset", lambda: _batches_in(dataset, seconds, configuration.batch_size))
     if not uneven:
         _refuse_uneven(seen.sizes[:-1], configuration.batch_size)
     if seen.ended:
-        return int(sum(seen.sizes))
+        return sum(seen.sizes)
     return None if elements < 0 else round(sum(seen.sizes) / len(seen.sizes) * elements)
 
 
-def validation_examples_in(batches: tf.data.Dataset, seconds: float) -> int | None:
-    """Examples in the batches of validation data of unknown cardinality; None if not counted in time."""
-    seen = call_user("validation", lambda: _batches_in(batches, seconds))
+def counted(batches: tf.data.Dataset, seconds: float, part: str) -> int | None:
+    """Examples in batches that a part of the workload makes; None if they were not counted in time."""
+    seen: _Batches = call_user(part, lambda: _batches_in(batches, seconds))
     return sum(seen.sizes) if seen.ended else None
 
 
@@ -172,8 +168,6 @@ def _batches_in(batches: tf.data.Dataset, seconds: float, wanted: int = 0) -> _B
     Not all that a batch holds need be of one example each, as a graph's nodes or a table that is the same for all. The
     first batch tells which part counts: the first one of the wanted length, or else the longest that is shorter.
     """
-    import tensorflow as tf
-
     sizes: list[int] = []
     part, deadline = 0, math.inf
     for batch in batches:
@@ -189,14 +183,38 @@ def _batches_in(batches: tf.data.Dataset, seconds: float, wanted: int = 0) -> _B
     return _Batches(sizes, ended=True)
 
 
-def _counted_singly(dataset: tf.data.Dataset, seconds: float) -> int | None:
-    """Count examples for so many seconds, none of which is handed to Python; None if there were more."""
-    import tensorflow as tf
+def fill_caches(dataset: tf.data.Dataset | None, part: str) -> tuple[float, float]:
+    """Have caches complete, as they are from a training's second epoch on: a trial sees the beginning of a long one.
 
-    one = tf.autograph.experimental.do_not_convert(lambda *_: tf.constant(1, tf.int64))
-    deadline, counted, ones = time.perf_counter() + seconds, 0, iter(dataset.map(one).batch(32))
-    while (some := call_user("dataset", lambda: next(ones, None))) is not None:
-        counted += int(some.shape[0])
-        if time.perf_counter() > deadline:
-            return None
-    return counted
+    Args:
+        dataset: The pipeline; its iterators share what it keeps. None for none.
+        part: The workload's function that it comes from.
+
+    Returns:
+        Seconds that filling caches in files took, which are filled once, and those in memory, which each trial fills.
+    """
+    in_files = in_memory = 0.0
+    for cache in () if dataset is None else _completed_caches(dataset):
+        file, began = attribute_of(cache, "_filename"), time.monotonic()
+        complete = file and tf.io.gfile.exists(f"{file}.index")  # which is written last
+        if file is None or complete or elements_in(cache) == ENDLESS:
+            continue
+        read = functools.partial(cache.reduce, tf.constant(0), lambda seen, _: seen + 1)
+        with contextlib.suppress(WorkloadError):  # training on what cannot be read to its end fails
+            call_user(part, read)
+        in_files += time.monotonic() - began if file else 0.0
+        in_memory += 0.0 if file else time.monotonic() - began
+    return in_files, in_memory
+
+
+def _completed_caches(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
+    """The caches that a training completes: one of which only a part is taken never is, and is left as it is."""
+    kind, inputs = kind_of(dataset), inputs_of(dataset)
+    if kind == "Cache":
+        yield dataset
+        return
+    if kind == "Take":
+        most, whole = elements_in(dataset), max(map(elements_in, inputs), default=ENDLESS)
+        inputs = inputs if whole == ENDLESS or 0 <= whole <= most else []
+    for each in [] if kind == "TakeWhile" else inputs:
+        yield from _completed_caches(each)

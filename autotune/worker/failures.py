@@ -12,8 +12,7 @@ from autotune.executors.no_memory import says_no_memory
 from autotune.record import Outcome
 from autotune.worker.messages import Failed
 from autotune.workloads.loading import ARGS_HINT
-from autotune.workloads.stray_training import training_refused
-from autotune.workloads.users_errors import cause_of, exit_error, users_traceback
+from autotune.workloads.users_errors import cause_of, exit_error, training_refused, users_traceback
 
 
 class TrainingFailed(Exception):
@@ -21,10 +20,7 @@ class TrainingFailed(Exception):
 
     def __init__(self, outcome: Outcome, reason: str, *, hint: str = "", input_error: bool = False) -> None:
         super().__init__(reason)
-        self.outcome = outcome
-        self.reason = reason
-        self.hint = hint
-        self.input_error = input_error
+        self.outcome, self.reason, self.hint, self.input_error = outcome, reason, hint, input_error
 
 
 def call_user(part: str, function: Callable[[], Any]) -> Any:
@@ -43,9 +39,8 @@ def call_user(part: str, function: Callable[[], Any]) -> Any:
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        raise WorkloadError(
-            f"the workload's {part}() raised {cause_of(error)}", detail=users_traceback(error)
-        ) from error
+        what = f"the workload's {part}() raised {cause_of(error)}"
+        raise WorkloadError(what, detail=users_traceback(error)) from error
 
 
 def strategy_error(what: str) -> WorkloadError:
@@ -70,22 +65,21 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def told(error: BaseException) -> Failed:
     """The message that tells the tuner of an exception."""
+    outcome, hint, detail, users = Outcome.ERROR, "", "", False
     if isinstance(error, TrainingFailed):
-        return _failed(error.outcome, error.reason, error.hint, input_error=error.input_error)
-    if isinstance(error, AutotuneError):
-        users = isinstance(error, (WorkloadError, ApplyError))
-        return _failed(Outcome.ERROR, error.message, error.hint, error.detail, input_error=users)
-    if isinstance(error, MemoryError):  # TensorFlow may not be imported
-        return _failed(Outcome.OOM, f"out of host memory: {error}")
-    outcome = Outcome.OOM if is_out_of_memory(error) else Outcome.ERROR
-    return _failed(outcome, cause_of(error), detail=users_traceback(error))
-
-
-def _failed(outcome: Outcome, reason: str, hint: str = "", detail: str = "", *, input_error: bool = False) -> Failed:
+        outcome, reason, hint, users = error.outcome, error.reason, error.hint, error.input_error
+    elif isinstance(error, AutotuneError):
+        reason, hint, detail = error.message, error.hint, error.detail
+        users = isinstance(error, WorkloadError | ApplyError)
+    elif isinstance(error, MemoryError):  # TensorFlow may not be imported
+        outcome, reason = Outcome.OOM, f"out of host memory: {error}"
+    else:
+        outcome = Outcome.OOM if is_out_of_memory(error) else Outcome.ERROR
+        reason, detail = cause_of(error), users_traceback(error)
     return Failed(
         outcome=outcome,
         reason=printable(reason)[:4000],
         hint=hint,
         detail=printable(detail)[-20000:],
-        input_error=input_error,
+        input_error=users,
     )

@@ -6,31 +6,30 @@ gives fields of `record.Slice`. Something new to measure per slice is one more g
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 from autotune.devices.telemetry import Counters, between, host_bytes, part_of, read_counters
+from autotune.record import Outcome
+from autotune.worker.failures import TrainingFailed
 from autotune.worker.gpus import device_bytes
+from autotune.worker.lazy import keras, tf
 from autotune.worker.training import Progress
 
 Gauge = Callable[[], Callable[[float], dict[str, Any]]]
 
 
 def machine(read: Callable[[], Counters] = read_counters) -> Callable[[float], dict[str, Any]]:
-    """Processor time of the trial and of others, memory, clock rate.
-
-    More than the slice may lie between two readings: it has its part of what was counted.
-    """
+    """Processor time of the trial and of others, memory, clock rate: the slice's part of what lies between readings."""
     before = read()
 
     def measured(slice_seconds: float) -> dict[str, Any]:
         after = read()
         part = part_of(before, after, seconds=slice_seconds)
-        return {
-            **between(before, after, seconds=slice_seconds),
-            "cpu_seconds": part * max(0.0, after.own - before.own),
-            "host_bytes": host_bytes(),
-        }
+        counted = between(before, after, seconds=slice_seconds)
+        return {**counted, "cpu_seconds": part * max(0.0, after.own - before.own), "host_bytes": host_bytes()}
 
     return measured
 
@@ -41,18 +40,30 @@ def device_memory() -> Callable[[float], dict[str, Any]]:
 
 
 def skipped_steps(progress: Progress, finite_steps: Callable[[], int]) -> Gauge:
-    """A gauge of steps whose gradients a loss scale found to be infinite.
-
-    Args:
-        progress: The training's.
-        finite_steps: Reads how many steps had finite gradients so far.
-    """
-
-    def skipped() -> int:
-        return progress.steps - finite_steps()
+    """A gauge of steps whose gradients a loss scale found to be infinite; `finite_steps` counts the others so far."""
 
     def gauge() -> Callable[[float], dict[str, Any]]:
-        before = skipped()
-        return lambda _: {"skipped_steps": max(0, skipped() - before)}
+        before = progress.steps - finite_steps()
+        return lambda _: {"skipped_steps": max(0, progress.steps - finite_steps() - before)}
 
     return gauge
+
+
+def ruined_weights(model: keras.Model, progress: Progress) -> Gauge:
+    """A gauge that measures nothing: it looks at the weights once, at the end of the first slice."""
+    look = functools.cache(lambda: refuse_weights_that_are_not_finite(model, step=progress.steps))
+
+    def measured(_: float) -> dict[str, Any]:
+        look()
+        return {}
+
+    return lambda: measured
+
+
+def refuse_weights_that_are_not_finite(model: keras.Model, *, step: int) -> None:
+    """Raise TrainingFailed where training has ruined a weight: no number that a step returns need show it."""
+    trained = {id(each) for each in model.trainable_weights}  # others may hold infinities, as masks do
+    weights = [each for each in model.weights if tf.as_dtype(each.dtype).is_floating]
+    ruined = [tf.reduce_any(tf.math.is_nan(w.value) | (tf.math.is_inf(w.value) & (id(w) in trained))) for w in weights]
+    for weight in itertools.compress(weights, ruined):
+        raise TrainingFailed(Outcome.NONFINITE, f"the weight {weight.path} is not finite after {step} steps")

@@ -5,46 +5,35 @@ from __future__ import annotations
 from typing import Literal
 
 from autotune.devices.gpus import read_gpus
+from autotune.worker.lazy import tf
 
 
 def gpu_names() -> tuple[str, ...]:
     """Names of the GPUs that TensorFlow sees."""
-    import tensorflow as tf
-
-    return tuple(
-        str(tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name))
-        for gpu in tf.config.list_physical_devices("GPU")
-    )
+    details = tf.config.experimental.get_device_details
+    return tuple(str(details(gpu).get("device_name", gpu.name)) for gpu in tf.config.list_physical_devices("GPU"))
 
 
 def build_versions() -> dict[str, str]:
     """CUDA and cuDNN versions that TensorFlow was built with, where it was."""
-    import tensorflow as tf
-
     info = tf.sysconfig.get_build_info()
     return {key: str(info[key]) for key in ("cuda_version", "cudnn_version") if key in info}
 
 
 def device_limit_bytes() -> int | None:
-    """What TensorFlow may take of a GPU; of several the least. None without one, and where NVML does not tell.
+    """What TensorFlow may take of a GPU or MIG instance; of several the least, and less where the workload limits it.
 
-    That is all memory of a GPU or MIG instance; less where the workload limits or divides it.
+    None without one, and where NVML does not tell.
     """
-    import tensorflow as tf
-
-    limits = [gpu.memory_bytes for gpu in read_gpus().gpus] if tf.config.get_visible_devices("GPU") else []
-    if not limits:
-        return None
-    for gpu in tf.config.get_visible_devices("GPU"):
-        parts = tf.config.get_logical_device_configuration(gpu) or ()
-        limits += [int(part.memory_limit) << 20 for part in parts if part.memory_limit is not None]
-    return min(limits)
+    visible = tf.config.get_visible_devices("GPU")
+    limits = [gpu.memory_bytes for gpu in read_gpus().gpus] if visible else []
+    parts = [part for gpu in visible for part in tf.config.get_logical_device_configuration(gpu) or ()]
+    own = [int(part.memory_limit) << 20 for part in parts if part.memory_limit is not None]
+    return min(limits + own) if limits else None
 
 
 def device_bytes(which: Literal["current", "peak"] = "current") -> int | None:
     """What TensorFlow holds, or has held at most, on the GPU where that is most; None where it cannot tell."""
-    import tensorflow as tf
-
     taken: list[int] = []
     for gpu in tf.config.list_logical_devices("GPU"):
         try:

@@ -5,13 +5,14 @@ This is one kind of workload. Another kind is one more file with a `run` like th
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotune.executors.executor import Data
 from autotune.recipe import apply
@@ -19,9 +20,9 @@ from autotune.record import Outcome
 from autotune.space.configuration import Configuration
 from autotune.worker import closing, datasets, gauges, gpus, messages
 from autotune.worker.boundary import BetweenEpochs, measure_between_epochs, take_over
-from autotune.worker.caches import fill_caches
 from autotune.worker.failures import TrainingFailed, is_out_of_memory
-from autotune.worker.loss_curves import OfWorkload, loss_curves
+from autotune.worker.lazy import keras, tf
+from autotune.worker.loss_curves import loss_curves
 from autotune.worker.models import batched_twice, compiled_model, refuse_batches
 from autotune.worker.private_api import finite_steps
 from autotune.worker.retracing import Retracing
@@ -30,41 +31,23 @@ from autotune.worker.step_clock import LongEpoch, StepClock
 from autotune.worker.training import Training
 from autotune.workloads.workload import Workload
 
-if TYPE_CHECKING:
-    import keras
-    import tensorflow as tf
-
-EPOCHS = 1 << 30
-"""That `fit` is asked for: the tuner ends it."""
+EPOCHS = 1 << 30  # that `fit` is asked for: the tuner ends it
 
 
 @dataclass(kw_only=True)
 class Parts:
-    """What `fit` is timed on.
+    """What `fit` is timed on."""
 
-    Args:
-        model: Compiled.
-        dataset: What is trained on, before the trial batches it.
-        validation: Batches, or None.
-        train: How the training reads its batches.
-        batched: `dataset` holds batches.
-        drop_remainder: A smaller last batch is dropped.
-        known: What is known of the data without counting.
-        fit_args: Further arguments of `fit`. `callbacks` among them come before the trial's own.
-        validation_share: How many validations there are for each epoch.
-        uneven: Batches may have any length.
-    """
-
-    model: keras.Model
-    dataset: tf.data.Dataset
-    validation: tf.data.Dataset | None
+    model: keras.Model  # compiled
+    dataset: tf.data.Dataset  # what is trained on, before the trial batches it
+    validation: tf.data.Dataset | None  # batches
     train: apply.TrainingPipeline
-    batched: bool
-    drop_remainder: bool
-    known: Data | None = None
-    fit_args: Mapping[str, Any] = field(default_factory=dict)
-    validation_share: float = 1.0
-    uneven: bool = False
+    batched: bool  # `dataset` holds batches
+    drop_remainder: bool  # a smaller last batch is dropped
+    known: Data | None = None  # what is known of the data without counting
+    fit_args: Mapping[str, Any] = field(default_factory=dict)  # more of `fit`'s; its `callbacks` precede the trial's
+    validation_share: float = 1.0  # validations for each epoch
+    uneven: bool = False  # batches may have any length
 
 
 def run(
@@ -73,8 +56,7 @@ def run(
     """Run one trial to its end."""
     if request.losses is not None:
         examples = None if request.data is None else request.data.examples
-        source = OfWorkload(workload, configuration)
-        curves = loss_curves(source, configuration, request.losses, examples)
+        curves = loss_curves(workload, configuration, request.losses, examples)
         channel.send(messages.LossCurves(curves=curves, gpus=gpus.gpu_names()))
         return
     dataset = datasets.training_data(workload, configuration, examine=request.data is None)
@@ -98,18 +80,17 @@ def time_fit(
     request: messages.TrialRequest, channel: messages.Channel, configuration: Configuration, parts: Parts
 ) -> None:
     """Time the training of these parts, and obey the tuner until it ends the trial."""
-    import tensorflow as tf
-
-    model, train, validation = parts.model, parts.train, parts.validation
-    caches = [fill_caches(parts.dataset, "dataset"), fill_caches(validation, "validation")]
+    model, dataset = parts.model, parts.dataset
+    caches = [datasets.fill_caches(dataset, "dataset"), datasets.fill_caches(parts.validation, "validation")]
     began = time.monotonic()
     data = _counted(request, configuration, parts)
     counting_seconds = time.monotonic() - began + sum(in_files for in_files, _ in caches)
     if data.examples is None:  # an end that nobody knows is left out
-        validation = None
-        train = apply.training_pipeline(
-            parts.dataset.repeat(), configuration, batched=parts.batched, drop_remainder=parts.drop_remainder
+        endless = apply.training_pipeline(
+            dataset.repeat(), configuration, batched=parts.batched, drop_remainder=parts.drop_remainder
         )
+        parts = replace(parts, validation=None, train=endless)
+    train, validation = parts.train, parts.validation
     training = Training(
         steps_per_call=int(train.in_force["steps_per_execution"]),
         batch_size=configuration.batch_size,
@@ -117,9 +98,24 @@ def time_fit(
         drop_remainder=parts.drop_remainder,
         synchronise=tf.test.experimental.sync_devices,
     )
-    filling_seconds = sum(in_memory for _, in_memory in caches)
-    seconds = {"counting_seconds": counting_seconds, "filling_seconds": filling_seconds}
-    channel.send(_started(data, parts.dataset, train, model, training, configuration, seconds))
+    channel.send(
+        messages.Started(
+            **data.model_dump(),
+            counting_seconds=counting_seconds,
+            filling_seconds=sum(in_memory for _, in_memory in caches),
+            jit_compile=bool(model.jit_compile),
+            examples_per_epoch=training.examples_per_epoch,
+            element=str(train.dataset.element_spec)[:2000],
+            batch_ranks=apply.batch_ranks(train.dataset),
+            parameters=int(model.count_params()) if model.built else 0,
+            gpus=gpus.gpu_names(),
+            device_limit_bytes=gpus.device_limit_bytes(),
+            build=gpus.build_versions(),
+            set_by_dataset=apply.set_by_dataset(dataset) if train.source is None else {},
+            not_knobs=apply.not_knobs(),
+            in_force=train.in_force.differences(configuration),
+        )
+    )
     retracing = Retracing(Path(request.log), xla=bool(model.jit_compile) and not model.run_eagerly)
     measured = [gauges.machine, gauges.device_memory, retracing.gauge]
     known = None if request.timing.boundary is None else take_over(request.timing.boundary, train, training)
@@ -131,7 +127,7 @@ def time_fit(
         between_epochs=known if validation is None else None,  # a `fit` that validates is left
         gauges=measured,
     )
-    measured.append(closing.ruined_weights(model, clock.progress))
+    measured.append(gauges.ruined_weights(model, clock.progress))
     if (finite := finite_steps(getattr(model, "optimizer", None))) is not None:
         measured.append(gauges.skipped_steps(clock.progress, finite))
 
@@ -151,7 +147,7 @@ def time_fit(
         return replace(between, boundary=between.boundary.model_copy(update={"validation_seconds": validating}))
 
     try:
-        finish = fit(parts, train, validation, clock, retracing, between_epochs)
+        finish = fit(parts, clock, retracing, between_epochs)
     except Exception as error:
         spec = train.dataset.element_spec
         twice = batched_twice(model, spec[0] if isinstance(spec, tuple) else spec)
@@ -159,33 +155,6 @@ def time_fit(
             raise
         raise twice from error
     closing.tell(channel, model, clock, finish, train, Path(request.log))
-
-
-def _started(
-    data: messages.Data,
-    dataset: tf.data.Dataset,
-    train: apply.TrainingPipeline,
-    model: keras.Model,
-    training: Training,
-    configuration: Configuration,
-    seconds: dict[str, float],
-) -> messages.Started:
-    """What a trial has found out and what is in force, before its first step."""
-    return messages.Started(
-        **data.model_dump(),
-        **seconds,
-        jit_compile=bool(model.jit_compile),
-        examples_per_epoch=training.examples_per_epoch,
-        element=str(train.dataset.element_spec)[:2000],
-        batch_ranks=apply.batch_ranks(train.dataset),
-        parameters=int(model.count_params()) if model.built else 0,
-        gpus=gpus.gpu_names(),
-        device_limit_bytes=gpus.device_limit_bytes(),
-        build=gpus.build_versions(),
-        set_by_dataset=apply.set_by_dataset(dataset) if train.source is None else {},
-        not_knobs=apply.not_knobs(),
-        in_force=train.in_force.differences(configuration),
-    )
 
 
 def _counted(request: messages.TrialRequest, configuration: Configuration, parts: Parts) -> Data:
@@ -201,7 +170,7 @@ def _counted(request: messages.TrialRequest, configuration: Configuration, parts
     elif parts.batched and parts.known is None and examples is not None and elements >= 0:
         examples = min(examples, elements * configuration.batch_size)  # it may drop what fills no batch
     if request.data is None and validation is not None and datasets.elements_in(validation) < 0:
-        held_out = datasets.validation_examples_in(validation, request.count_seconds)
+        held_out = datasets.counted(validation, request.count_seconds, "validation")
         uncounted = held_out is None
     return Data(
         examples=examples,
@@ -220,57 +189,34 @@ def _validation_batches(validation: tf.data.Dataset | None, data: Data) -> int |
 
 
 def fit(
-    parts: Parts,
-    train: apply.TrainingPipeline,
-    validation: tf.data.Dataset | None,
-    clock: StepClock,
-    retracing: Retracing,
-    between_epochs: Callable[[], BetweenEpochs],
+    parts: Parts, clock: StepClock, retracing: Retracing, between_epochs: Callable[[], BetweenEpochs]
 ) -> messages.Finish:
-    """Train until the tuner asks for the closing figures, and return its message.
+    """Train until the tuner asks for the closing figures, and return its message. `between_epochs` may train, too."""
+    model, data = parts.model, parts.train.fit_args
 
-    Args:
-        parts: Of the training.
-        train: What is trained on.
-        validation: What is validated on after each epoch, or None.
-        clock: Times the training.
-        retracing: Counts what is traced or compiled.
-        between_epochs: Says what lies between two long epochs. It may train the model.
-    """
-    import keras
+    def epoch_ended(*_: Any) -> None:
+        clock.epoch_ended()
+        model.stop_training = False  # whatever a callback of the script's has decided: the tuner ends it
 
-    class EpochEdges(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
-        """Tells the clock where epochs begin and end."""
-
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            clock.epoch_began()
-
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            clock.epoch_ended()
-            self.model.stop_training = False  # whatever a callback of the script's has decided: the tuner ends it
-
-    model = parts.model
+    edges = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: clock.epoch_began(), on_epoch_end=epoch_ended)
+    callbacks = [*parts.fit_args.get("callbacks", ()), edges]
+    arguments = {"epochs": EPOCHS, "verbose": 0, "shuffle": False, **parts.fit_args, "callbacks": callbacks}
     model.make_train_function()
     usual = model.train_function
     timed = clock.wrap(retracing.wrap(usual))
     model.train_function = timed
-    callbacks = [*parts.fit_args.get("callbacks", ()), EpochEdges()]
-    usual_arguments = {"epochs": EPOCHS, "verbose": 0, "shuffle": False}
-    arguments = {**usual_arguments, **parts.fit_args, "callbacks": callbacks}
+    early = TrainingFailed(Outcome.ERROR, "model.fit returned before it was told to")
     try:
-        long = False
-        try:
-            model.fit(**train.fit_args, validation_data=validation, **arguments)
-        except LongEpoch:
-            long = True  # to go on in here would keep the iterator of that `fit`, and all that its pipeline holds
-        if long:
-            gc.collect()  # Keras's iterator is part of a cycle
-            model.train_function = usual
-            clock.time_by_steps(between_epochs())
-            model.train_function = timed
-            model.fit(**train.fit_args, **arguments)
+        with contextlib.suppress(LongEpoch):
+            model.fit(**data, validation_data=parts.validation, **arguments)
+            raise early
+        gc.collect()  # Keras's iterator is part of a cycle, and keeps all that its pipeline holds
+        model.train_function = usual
+        clock.time_by_steps(between_epochs())
+        model.train_function = timed
+        model.fit(**data, **arguments)
+        raise early
     except TrainingEnded as ended:
         return ended.finish
     finally:
         model.train_function = usual
-    raise TrainingFailed(Outcome.ERROR, "model.fit returned before it was told to")

@@ -23,16 +23,9 @@ KINDS: dict[type, Callable[..., None]] = {Workload: keras_fit.run, Script: scrip
 def run(
     request: messages.TrialRequest, channel: messages.Channel, workload: Workload | None, reference: WorkloadReference
 ) -> int:
-    """Run one trial to its end.
+    """Run one trial to its end; the exit status of its process: 0 when the tuner ended it, 1 when it failed.
 
-    Args:
-        request: What to run.
-        channel: The pipe to the tuner.
-        workload: The workload, where the template has imported it.
-        reference: Where to import it from otherwise.
-
-    Returns:
-        The exit status of the process: 0 when the tuner ended the trial, 1 when it failed.
+    The workload is imported from `reference` where the template has not imported it.
     """
     try:
         configuration = Configuration(request.configuration)

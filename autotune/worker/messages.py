@@ -31,18 +31,13 @@ REST_SECONDS = 5  # how long the rest of a message may take once it has begun to
 class ProtocolError(Exception):
     """What came over the pipe is no message. The text is one line, whatever came."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(one_line(what, longest=LONGEST_MESSAGE))
-
 
 class ChannelClosed(Exception):
     """The other end is gone."""
 
 
-# 0 and negative numbers are groups of processes to `kill`.
-Pid = Annotated[int, Field(ge=1, le=(1 << 31) - 1)]
-# What no fork survives: TensorFlow's runtime, an opened device, threads of Python.
-StartedByImport = Literal["runtime", "cuda", "threads"]
+Pid = Annotated[int, Field(ge=1, le=(1 << 31) - 1)]  # to `kill`, 0 and negative numbers are groups of processes
+StartedByImport = Literal["runtime", "cuda", "threads"]  # what no fork survives
 
 
 class LossRuns(Frozen):
@@ -270,14 +265,15 @@ class Channel:
             body = self._pipe.recv_bytes(LARGEST_MESSAGE_BYTES) if self._pipe.poll(timeout_seconds) else None
         except (EOFError, OSError) as error:
             if isinstance(error, OSError) and error.errno in (None, errno.EAGAIN):  # too long, or cut short
-                raise ProtocolError(f"damaged: {error}") from error
+                raise ProtocolError(one_line(f"damaged: {error}", longest=LONGEST_MESSAGE)) from error
             raise ChannelClosed(str(error) or "end of stream") from error
         if body is None:
             raise TimeoutError
         try:
             message: Frozen = _message.validate_json(body)
         except ValidationError as error:
-            raise ProtocolError(f"not a message: {first_mistake(error)[1]}") from error
+            what = f"not a message: {first_mistake(error)[1]}"
+            raise ProtocolError(one_line(what, longest=LONGEST_MESSAGE)) from error
         return message
 
     def receive_end(self) -> socket.socket:

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotune.errors import ApplyError, WorkloadError
 from autotune.recipe import apply
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS
+from autotune.worker.datasets import BATCHES
 from autotune.worker.failures import call_user, strategy_error
+from autotune.worker.lazy import keras, tf
 from autotune.worker.private_api import computing_layers, inputs_of
 from autotune.workloads.workload import Workload
 
-if TYPE_CHECKING:
-    import keras
-    import tensorflow as tf
-
 
 def compiled_model(workload: Workload, configuration: Configuration) -> keras.Model:
-    """The workload's model, compiled as the configuration says.
-
-    Args:
-        workload: Whose.
-        configuration: The values that act on its dataset.
-    """
-    import keras
-
+    """The workload's model, compiled as the configuration says: the values that act on its dataset."""
     model = call_user("model", workload.model)
     if any(each.__module__.startswith("tf_keras.") for each in type(model).__mro__):
         raise WorkloadError(
@@ -39,34 +30,41 @@ def compiled_model(workload: Workload, configuration: Configuration) -> keras.Mo
             f"model() returned a {type(model).__name__}, expected a keras.Model",
             hint="Return the model itself, not compiled; a training loop of one's own cannot be tuned.",
         )
-    _refuse_strategy(model)
-    if workload.compile is None:
-        if not model.compiled:
-            raise WorkloadError(
-                "model() returned a model that is not compiled, and Workload(compile=None) leaves that to it",
-                hint="Call model.compile() in model(), or give its arguments as Workload(compile=…).",
-            )
-        if model.steps_per_execution != 1:
-            raise WorkloadError(
-                f"model() compiles with steps_per_execution={model.steps_per_execution}, which is a knob",
-                hint="Leave it out there, and name it in "
-                f'Workload(baseline={{"steps_per_execution": {model.steps_per_execution}}}).',
-            )
-        set_compiled(model, configuration)
-    elif model.compiled:
-        raise WorkloadError(
-            "model() returned a model that is compiled already",
-            hint="Say Workload(compile=None) to train it as it is compiled, or leave model.compile() out of model().",
-        )
-    else:
+    strategy = model.distribute_strategy  # TensorFlow would refuse to train it outside
+    if tf.distribute.has_strategy() or strategy is not tf.distribute.get_strategy():
+        raise strategy_error(f"model() builds the model under a {type(strategy).__name__}")
+    if workload.compile is not None:
         _compile(model, workload.compile, configuration)
-    _refuse_what_was_overridden(configuration)
+    elif not model.compiled:
+        raise WorkloadError(
+            "model() returned a model that is not compiled, and Workload(compile=None) leaves that to it",
+            hint="Call model.compile() in model(), or give its arguments as Workload(compile=…).",
+        )
+    elif model.steps_per_execution != 1:
+        raise WorkloadError(
+            f"model() compiles with steps_per_execution={model.steps_per_execution}, which is a knob",
+            hint="Leave it out there, and name it in "
+            f'Workload(baseline={{"steps_per_execution": {model.steps_per_execution}}}).',
+        )
+    set_compiled(model, configuration)
+    for name, now in apply.overridden(configuration).items():  # else it would be timed under a wrong name
+        raise WorkloadError(
+            f"a function of the workload sets {name} to {now!r}, which is a knob: this trial's is "
+            f"{configuration[name]!r}",
+            hint="Take that line out of model(), dataset() or compile(), and name it in "
+            f"Workload(baseline={{{name!r}: …}}). It takes {KNOBS[name].domain.describe()}.",
+        )
     refuse_precision_that_does_not_act(model, str(configuration["precision"]))
     return model
 
 
 def _compile(model: keras.Model, function: Callable[[], Any], configuration: Configuration) -> None:
     """Compile a model with what the workload's `compile()` returns, and the knobs."""
+    if model.compiled:
+        raise WorkloadError(
+            "model() returned a model that is compiled already",
+            hint="Say Workload(compile=None) to train it as it is compiled, or leave model.compile() out of model().",
+        )
     arguments = call_user("compile", function)
     if not isinstance(arguments, Mapping):
         raise WorkloadError(
@@ -80,11 +78,10 @@ def _compile(model: keras.Model, function: Callable[[], Any], configuration: Con
                 f"compile() names {name}, which is a knob",
                 hint=f"Move it to Workload(baseline={{{name!r}: {arguments[name]!r}}}).",
             )
-    parameters = inspect.signature(model.compile).parameters.values()
-    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
-    taken = {name: value for name, value in knobs.items() if takes_all or name in [p.name for p in parameters]}
+    takes = inspect.signature(model.compile).parameters
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in takes.values())
+    taken = {name: value for name, value in knobs.items() if takes_all or name in takes}
     call_user("compile", lambda: model.compile(**arguments, **taken))
-    set_compiled(model, configuration)
 
 
 def set_compiled(model: keras.Model, configuration: Configuration) -> None:
@@ -115,24 +112,20 @@ def refuse_batches(workload: Workload, configuration: Configuration, dataset: tf
 
 def _may_hold_batches(dataset: tf.data.Dataset) -> bool:
     """Whether elements look like batches: of an unknown length, or put together by `.batch()` as tuples."""
-    import tensorflow as tf
-
     shapes = [getattr(each, "shape", None) for each in tf.nest.flatten(dataset.element_spec)]
     lengths = {each[0] if each is not None and each.rank else -1 for each in shapes}
     if len(lengths) > 1 or lengths == {-1}:
         return False
-    while lengths != {None} and apply.kind_of(dataset) not in ("Batch", "ParallelBatch", "PaddedBatch"):
+    while lengths != {None} and (kind := apply.kind_of(dataset)) not in BATCHES:
         before = inputs_of(dataset)
-        if len(before) != 1 or apply.kind_of(dataset) in ("Unbatch", "FlatMap", "Window"):
+        if len(before) != 1 or kind in ("Unbatch", "FlatMap", "Window"):
             return False
-        dataset = before[0]
+        (dataset,) = before
     return lengths == {None} or isinstance(dataset.element_spec, tuple)  # a sequence is made of one tensor
 
 
 def batched_twice(model: keras.Model, x: Any) -> WorkloadError | None:
     """Why a model cannot be trained, where two axes of its data are batches: the trial has added one."""
-    import keras
-
     got = [leaf.shape for leaf in keras.tree.flatten(x)]
     for shape, wanted in zip(got, getattr(model, "inputs", None) or [], strict=False):
         if shape.rank == len(wanted.shape) + 1 and tuple(shape[2:]) == tuple(wanted.shape[1:]):
@@ -149,21 +142,8 @@ def _yields_batches(why: str) -> WorkloadError:
     )
 
 
-def _refuse_what_was_overridden(configuration: Configuration) -> None:
-    """Refuse functions of the workload that set a knob: the trial would be timed under a wrong name."""
-    for name, now in apply.overridden(configuration).items():
-        raise WorkloadError(
-            f"a function of the workload sets {name} to {now!r}, which is a knob: this trial's is "
-            f"{configuration[name]!r}",
-            hint="Take that line out of model(), dataset() or compile(), and name it in "
-            f"Workload(baseline={{{name!r}: …}}). It takes {KNOBS[name].domain.describe()}.",
-        )
-
-
 def refuse_precision_that_does_not_act(model: keras.Model, policy: str) -> None:
     """Refuse a model none of whose layers took the policy: it would be timed under a wrong name."""
-    import keras
-
     computes_in = policy.removeprefix("mixed_")
     layers = list(computing_layers(model))
     if policy == computes_in:  # what has no weights need not compute in anything
@@ -174,12 +154,3 @@ def refuse_precision_that_does_not_act(model: keras.Model, policy: str) -> None:
             hint="Build the layers inside model(), leave dtype= to the policy where it may vary, and name another "
             'policy in Workload(baseline={"precision": …}).',
         )
-
-
-def _refuse_strategy(model: keras.Model) -> None:
-    """Refuse a model that belongs to a `tf.distribute` strategy: TensorFlow would refuse to train it outside."""
-    import tensorflow as tf
-
-    strategy = model.distribute_strategy
-    if tf.distribute.has_strategy() or strategy is not tf.distribute.get_strategy():
-        raise strategy_error(f"model() builds the model under a {type(strategy).__name__}")

@@ -8,22 +8,16 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
-if TYPE_CHECKING:
-    import keras
-    import tensorflow as tf
-
-_log = logging.getLogger("autotune")
+from autotune.worker.lazy import keras, tf
 
 
 @functools.cache
 def _say_missing(name: str, consequence: str) -> None:
-    import keras
-    import tensorflow as tf
-
     versions = f"TensorFlow {tf.__version__} and Keras {keras.__version__}"
-    _log.warning("autotune: %s have no %s: %s", versions, name, consequence)
+    logging.getLogger("autotune").warning("autotune: %s have no %s: %s", versions, name, consequence)
 
 
 def tracing_seconds() -> Callable[[], float] | None:
@@ -44,8 +38,6 @@ def finite_steps(optimizer: Any) -> Callable[[], int] | None:
 
     `iterations` would not do: where gradients are accumulated, it counts once in several steps.
     """
-    import keras
-
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return None
     counter = getattr(optimizer.inner_optimizer, "_iterations", None)
@@ -76,8 +68,6 @@ def attribute_of(dataset: tf.data.Dataset, name: str) -> Any:
 
 def computing_layers(layer: keras.Layer) -> Iterator[keras.Layer]:
     """The layers that compute something: not inputs, and not Keras's own models, which only call their layers."""
-    import keras
-
     only_calls = isinstance(layer, keras.Model) and type(layer).call.__module__.startswith("keras.")
     if not only_calls and not isinstance(layer, keras.layers.InputLayer):
         yield layer
@@ -111,21 +101,12 @@ def operations_of_map(dataset: tf.data.Dataset) -> set[str] | None:
     return {node.op for node in nodes}
 
 
-class LoopClasses(NamedTuple):
-    """The classes that a training loop's own calls go through."""
-
-    datasets: tuple[Any, ...]
-    iterators: tuple[Any, ...]
-    function: Any
-    strategy: Any
-
-
-def loop_classes(tf: Any) -> LoopClasses:
-    """Datasets, iterators, functions and strategies, as classes."""
+def loop_classes(tf: Any) -> SimpleNamespace:
+    """The classes that a training loop's own calls go through: datasets, iterators, functions and strategies."""
     from tensorflow.python.data.ops import iterator_ops
     from tensorflow.python.distribute import distribute_lib, input_lib
 
-    return LoopClasses(
+    return SimpleNamespace(
         datasets=(tf.data.Dataset, input_lib.DistributedDataset),
         iterators=(iterator_ops.OwnedIterator, input_lib.DistributedIteratorBase),
         function=type(tf.function(lambda: None)),

@@ -52,53 +52,48 @@ class Retracing:
 
     def __init__(self, log: Path, *, xla: bool) -> None:
         self._log = log
-        self._xla = xla
         self._read_bytes = log.stat().st_size
-        self._cut_line = b""
-        self._traces: int | None = 0
-        self._compilations = 0
-        self._seen_to_compile = False
+        self._traces = 0
+        self._seen = not xla  # where XLA compiles, a first compilation must be seen: else the log does not tell
+        self._spent = tracing_seconds()
 
     def wrap(self, train_function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """`train_function`, with the calls of it counted in which something was traced."""
-        spent = tracing_seconds()
+        spent = self._spent
         if spent is None:
-            self._traces = None
             return train_function
 
         def watched(iterator: Any) -> Any:
             before = spent()
             logs = train_function(iterator)
-            if spent() != before and self._traces is not None:
-                self._traces += 1
+            self._traces += spent() != before
             return logs
 
         return watched
 
     def gauge(self) -> Callable[[float], dict[str, Any]]:
-        """A slice begins: how often the function is traced or compiled in it, None where that cannot be seen.
+        """How often the function is traced or compiled in a slice, None where that cannot be seen.
 
-        What is traced anew is compiled anew: the larger of the two numbers counts. Where XLA compiles, the first
-        compilation must have been seen: otherwise the log does not tell.
+        What is traced anew is compiled anew: the larger of the two numbers counts.
         """
-        self._count()
+        self._compilations()
+        before = self._traces
 
         def measured(_: float) -> dict[str, Any]:
-            traces, compilations = self._count()
-            seen = traces is not None and (self._seen_to_compile or not self._xla)
-            return {"retraces": max(traces or 0, compilations) if seen else None}
+            compilations = self._compilations()
+            seen = self._seen and self._spent is not None
+            return {"retraces": max(self._traces - before, compilations) if seen else None}
 
         return measured
 
-    def _count(self) -> tuple[int | None, int]:
-        """Traces and compilations since the last count."""
-        compilations = 0
+    def _compilations(self) -> int:
+        """Those that the log's whole lines tell of since the last time."""
+        found = 0
         with contextlib.suppress(OSError), self._log.open("rb") as stream:
             # A log that had grown too large is shorter than before: what its lost lines said is not counted.
-            stream.seek(min(self._read_bytes, os.fstat(stream.fileno()).st_size))
-            whole, _, self._cut_line = (self._cut_line + stream.read()).rpartition(b"\n")
-            self._read_bytes = stream.tell()
-            compilations = len(_COMPILED.findall(whole))
-        self._seen_to_compile = self._seen_to_compile or compilations > 0
-        traces, self._traces = self._traces, None if self._traces is None else 0
-        return traces, compilations
+            start = stream.seek(min(self._read_bytes, os.fstat(stream.fileno()).st_size))
+            whole, newline, _ = stream.read().rpartition(b"\n")
+            self._read_bytes = start + len(whole + newline)
+            found = len(_COMPILED.findall(whole))
+        self._seen = self._seen or found > 0
+        return found

@@ -8,14 +8,14 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from autotune.record import Outcome, Slice, StepSeconds
 from autotune.worker.failures import TrainingFailed
 from autotune.worker.gauges import Gauge
-from autotune.worker.messages import Finish, Measure, SliceDone
+from autotune.worker.messages import Channel, Finish, Measure, SliceDone
 from autotune.worker.training import Progress
 
 
@@ -25,16 +25,6 @@ class TrainingEnded(Exception):
     def __init__(self, finish: Finish) -> None:
         super().__init__("finish")
         self.finish = finish
-
-
-class Tuner(Protocol):
-    """The other end of the pipe."""
-
-    def send(self, message: Any) -> None:
-        """Send one message."""
-
-    def receive(self) -> Any:
-        """Wait for the next command."""
 
 
 @dataclass
@@ -62,43 +52,29 @@ def freeze_own_group() -> None:
 
 
 class Slices:
-    """Opens slices as the tuner asks for them, and reports them.
-
-    Args:
-        progress: The training's.
-        tuner: Where reports go and commands come from.
-        gauges: What is measured in each slice.
-        freeze: Stops the process; comes back when the tuner lets it go on.
-        clock: Seconds, monotonic.
-    """
+    """Opens slices as the tuner asks for them, and reports them. Its arguments are those of `StepClock`."""
 
     def __init__(
         self,
         progress: Progress,
-        tuner: Tuner,
+        tuner: Channel,
         gauges: Sequence[Gauge],
         *,
         freeze: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
         self.open: OpenSlice | None = None
-        self._progress = progress
-        self._training = progress.training
+        self._progress, self._synchronise = progress, progress.training.synchronise
         self._tuner = tuner
         self._gauges = gauges
         self._measures: list[Callable[[float], dict[str, Any]]] = []
         self._freeze = freeze
         self._clock = clock
         self._wanted_seconds, self._left = 0.0, 0
-        self._within_seconds, self._within_calls = 0.0, 0
-        self._outside_seconds = 0.0
+        self._within_seconds, self._within_calls, self._outside_seconds = 0.0, 0, 0.0
 
     def hold(self) -> None:
-        """Freeze, and take the next command.
-
-        Raises:
-            TrainingEnded: The command is `Finish`.
-        """
+        """Freeze, and take the next command. Raises TrainingEnded where that is `Finish`."""
         self._freeze()
         command = self._tuner.receive()
         if isinstance(command, Finish):
@@ -108,7 +84,7 @@ class Slices:
 
     def begin(self) -> OpenSlice:
         """Open a slice, once the devices have done what they were given before it."""
-        self._training.synchronise()
+        self._synchronise()
         self._measures = [gauge() for gauge in self._gauges]
         self.open = OpenSlice(self._wanted_seconds)
         return self.open
@@ -138,32 +114,31 @@ class Slices:
         return self._within_seconds / self._within_calls if self._within_calls else None
 
     def end(self, logs: Any) -> bool:
-        """Report the open slice, then freeze unless the tuner wants another one at once.
+        """Report the open slice, then freeze unless the tuner wants another one at once; whether it was frozen.
 
         Args:
             logs: What the train function reported; of a whole epoch where those are timed.
-
-        Returns:
-            Whether the process was frozen.
         """
         current, before = self.open, self._clock()
         assert current is not None
-        self._training.synchronise()
+        self._synchronise()
         behind = self._clock() - before
         current.seconds += behind
         self._within_seconds += behind
         self.open = None
         loss = finite_loss(logs, step=self._progress.steps)
-        figures = [measured(current.seconds) for measured in self._measures]
+        figures: dict[str, Any] = {}
+        for measured in self._measures:
+            figures |= measured(current.seconds)
         told = Slice(
             seconds=current.seconds,
             steps=current.steps,
             examples=current.examples,
             epochs=current.epochs,
-            step_seconds=step_quantiles(current.call_seconds, self._training.steps_per_call),
+            step_seconds=step_quantiles(current.call_seconds, self._progress.training.steps_per_call),
             loss=loss,
             trained_examples=self._progress.examples,
-            **{name: value for each in figures for name, value in each.items()},
+            **figures,
         )
         self._tuner.send(SliceDone(slice=told))
         self._left -= 1
@@ -207,8 +182,5 @@ def _numbers_in(logs: Any, name: str = "") -> Iterator[tuple[str, np.ndarray[Any
 def step_quantiles(call_seconds: Sequence[float], steps_per_call: int) -> StepSeconds:
     """Nearest-rank quantiles of the time per step, of calls with so many steps."""
     ordered = sorted(seconds / steps_per_call for seconds in call_seconds) or [0.0]
-
-    def at(share: float) -> float:
-        return ordered[math.ceil(share * len(ordered)) - 1]
-
-    return StepSeconds(p50=at(0.5), p90=at(0.9), p99=at(0.99), max=ordered[-1])
+    found = {f"p{share}": ordered[math.ceil(share * len(ordered) / 100) - 1] for share in (50, 90, 99)}
+    return StepSeconds(**found, max=ordered[-1])

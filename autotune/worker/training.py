@@ -11,29 +11,21 @@ WHOLE_EPOCH_CALLS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What the clock must know of the training it times.
+    """What the clock must know of the training it times."""
 
-    Args:
-        steps_per_call: The knob `steps_per_execution`.
-        batch_size: Examples per full step.
-        examples: Examples per epoch; None where the training has no end.
-        drop_remainder: Whether a smaller last batch is dropped.
-        synchronise: Waits until the devices have done what they were given.
-    """
-
-    steps_per_call: int
-    batch_size: int
-    examples: int | None
-    drop_remainder: bool
-    synchronise: Callable[[], None]
+    steps_per_call: int  # the knob `steps_per_execution`
+    batch_size: int  # examples per full step
+    examples: int | None  # per epoch; None where the training has no end
+    drop_remainder: bool  # a smaller last batch is dropped
+    synchronise: Callable[[], None]  # waits until the devices have done what they were given
 
     @property
     def steps_per_epoch(self) -> int | None:
         """Steps of one epoch, None without an end."""
         if self.examples is None:
             return None
-        whole, rest = divmod(self.examples, self.batch_size)
-        return whole if self.drop_remainder or not rest else whole + 1
+        incomplete = 0 if self.drop_remainder else self.batch_size - 1
+        return (self.examples + incomplete) // self.batch_size
 
     @property
     def full_calls(self) -> int | None:
@@ -63,36 +55,20 @@ class Training:
         return None if steps is None else self.examples_in_epoch(steps)
 
 
+@dataclass
 class Progress:
-    """How much was trained so far.
+    """How much was trained so far."""
 
-    Attributes:
-        training: What is trained.
-        calls: Calls of the train function in this epoch.
-        calls_of_last_epoch: The same in the last whole epoch.
-        ended_epochs: Whole epochs.
-    """
-
-    def __init__(self, training: Training) -> None:
-        self.training = training
-        self.calls = 0
-        self.calls_of_last_epoch = 0
-        self.ended_epochs = 0
-        self._steps_before_epoch = 0
-
-    def called(self) -> None:
-        """The train function has returned."""
-        self.calls += 1
+    training: Training
+    calls: int = 0  # of the train function in this epoch
+    calls_of_last_epoch: int = 0  # in the last whole epoch
+    ended_epochs: int = 0  # whole ones
+    _steps_before_epoch: int = 0
 
     def epoch_began(self) -> None:
         """A new epoch begins; the one before may have been left in its midst."""
         self._steps_before_epoch = self.steps
         self.calls = 0
-
-    def epoch_ended(self) -> None:
-        """A whole epoch has been trained."""
-        self.ended_epochs += 1
-        self.calls_of_last_epoch = self.calls
 
     def steps_in(self, calls: int) -> int:
         """Steps of an epoch's first calls. The last call may have fewer than the others."""

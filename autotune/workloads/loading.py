@@ -18,8 +18,7 @@ from autotune.files import is_utf8, read_at_most
 from autotune.scripts.facts import ScriptSettings
 from autotune.scripts.sources import binds_workload
 from autotune.space.knobs import nearest
-from autotune.workloads.stray_training import training_refused
-from autotune.workloads.users_errors import cause_of, exit_error, users_traceback
+from autotune.workloads.users_errors import cause_of, exit_error, training_refused, users_traceback
 from autotune.workloads.workload import Workload, WorkloadFacts, WorkloadReference, takes_config
 
 LONGEST_NAME = 255  # bytes of a file's name on Linux: a run's directory is named after the workload
@@ -29,12 +28,11 @@ ARGS_HINT = (
     'under `if __name__ == "__main__":`.'
 )
 MODULE_NAME = "__mp_main__"  # as `multiprocessing` calls a program's file in the processes that it spawns
-# Packages that `import tensorflow` and `import keras` load by name.
 # fmt: off
-NEEDED_PACKAGES = frozenset({
+NEEDED_PACKAGES = (  # that `import tensorflow` and `import keras` load by name
     "absl", "gast", "google", "h5py", "keras", "numpy", "optree", "packaging", "pandas", "requests", "rich", "scipy",
     "six", "tensorflow", "termcolor", "wrapt",
-})
+)
 # fmt: on
 
 _loading_workload = False  # true while a user's module is being imported
@@ -43,34 +41,32 @@ _loading_workload = False  # true while a user's module is being imported
 def parse_reference(text: str) -> WorkloadReference:
     """The workload or the script that `path/to/file.py[:name]` or `package.module[:name]` stands for. Imports nothing.
 
-    Without a name it is a script where the source binds no `workload` at its top level.
-
-    Raises `WorkloadError` also for a file beside it that hides a module which TensorFlow needs.
+    Without a name it is a script where the source binds no `workload` at its top level. Raises `WorkloadError` also for
+    a file beside it that hides a module which TensorFlow needs.
     """
     location, separator, name = text.partition(":")
     name = name if separator else "workload"
     if not name.isidentifier() or len(name.encode()) > LONGEST_NAME:
-        raise WorkloadError(
-            f"{text!r}: {name!r} is not a name", hint="Write path/to/file.py:name or package.module:name."
-        )
+        hint = "Write path/to/file.py:name or package.module:name."
+        raise WorkloadError(f"{text!r}: {name!r} is not a name", hint=hint)
+    directory, file, module, parts = Path.cwd(), None, None, location.split(".")
     if location.endswith(".py"):
-        file = _readable(location)
-        _refuse_shadowing(file.parent)
-        script = None if separator or binds_workload(file, name) else ScriptSettings()
-        return WorkloadReference(file=str(file), name=name, search_path=(str(file.parent),), script=script)
-    package = os.path.isfile(os.path.join(location, "__init__.py"))
-    dotted = all(part.isidentifier() for part in location.split(".")) and len(location.encode()) <= LONGEST_NAME
-    if not dotted or (os.path.exists(location) and not package):
-        raise WorkloadError(
-            f"{location!r} is neither a .py file nor a module",
-            hint="Write path/to/file.py[:name] or package.module[:name].",
-        )
-    directory = Path.cwd()
-    _refuse_shadowing(directory)
-    stem = directory.joinpath(*location.split("."))
-    sources = [each for each in (stem / "__main__.py", stem.with_suffix(".py")) if each.is_file()]
+        source = _readable(location)
+        directory, file, sources = source.parent, str(source), [source]
+    else:
+        package = os.path.isfile(os.path.join(location, "__init__.py"))
+        dotted = all(map(str.isidentifier, parts)) and len(location.encode()) <= LONGEST_NAME
+        if not dotted or (os.path.exists(location) and not package):
+            hint = "Write path/to/file.py[:name] or package.module[:name]."
+            raise WorkloadError(f"{location!r} is neither a .py file nor a module", hint=hint)
+        module, stem = location, directory.joinpath(*parts)
+        sources = [each for each in (stem / "__main__.py", stem.with_suffix(".py")) if each.is_file()]
+    for needed in NEEDED_PACKAGES:
+        for found in (directory / needed / "__init__.py", directory / f"{needed}.py"):
+            if found.is_file():
+                raise _hidden(needed, found if found.name != "__init__.py" else found.parent)
     script = ScriptSettings() if sources and not separator and not binds_workload(sources[0], name) else None
-    return WorkloadReference(module=location, name=name, search_path=(str(directory),), script=script)
+    return WorkloadReference(file=file, module=module, name=name, search_path=(str(directory),), script=script)
 
 
 def _readable(location: str) -> Path:
@@ -79,21 +75,12 @@ def _readable(location: str) -> Path:
         read_at_most(Path(location), 0)
     except (OSError, ValueError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or str(error)
-        raise WorkloadError(
-            f"{location}: {reason.lower()}", hint=f"Give the path of the workload's file, from {Path.cwd()}."
-        ) from error
+        hint = f"Give the path of the workload's file, from {Path.cwd()}."
+        raise WorkloadError(f"{location}: {reason.lower()}", hint=hint) from error
     file = Path(location).resolve()
     if not is_utf8(file):
         raise WorkloadError(f"{file}: its path is not UTF-8", hint="Give the file, or its directory, another name.")
     return file
-
-
-def _refuse_shadowing(directory: Path) -> None:
-    """Refuse a directory with a file or package that hides one of TensorFlow's own packages from it."""
-    for name in sorted(NEEDED_PACKAGES):
-        for found in (directory / name / "__init__.py", directory / f"{name}.py"):
-            if found.is_file():
-                raise _hidden(name, found if found.name != "__init__.py" else found.parent)
 
 
 def _hidden(name: str, found: Path) -> WorkloadError:
@@ -105,19 +92,8 @@ def _hidden(name: str, found: Path) -> WorkloadError:
     )
 
 
-def _refuse_hidden_library(reference: WorkloadReference) -> None:
-    """Once an import has failed: refuse a directory from which a module of Python's library was imported."""
-    for name in sorted(sys.stdlib_module_names):
-        found = Path(getattr(sys.modules.get(name), "__file__", None) or "/")
-        if str(found.parent) in reference.search_path:
-            raise _hidden(name, found)
-
-
 def reference_of(workload: Workload) -> WorkloadReference:
-    """Where another process can load a workload object from, with this program's own arguments.
-
-    Raises `WorkloadError` if it is no module's variable.
-    """
+    """Where another process can load a workload from, with this program's arguments, or a `WorkloadError`."""
     main = sys.modules["__main__"]
     run_as = getattr(getattr(main, "__spec__", None), "name", None)  # by `python -m`
     file = getattr(main, "__file__", None)
@@ -153,14 +129,9 @@ def checked_args(args: Sequence[str]) -> tuple[str, ...]:
             f"args is {args!r}, expected a list of strings",
             hint='Write each as the shell would hand it over: args=["--epochs", "90"].',
         )
-    for each in args:
-        try:
-            each.encode()
-        except UnicodeEncodeError as error:
-            raise ArgumentError(
-                f"the argument {each!r} of the workload's file is not UTF-8",
-                hint="Give the file that it names another name.",
-            ) from error
+    if odd := [each for each in args if each.encode(errors="ignore").decode() != each]:
+        hint = "Give the file that it names another name."
+        raise ArgumentError(f"the argument {odd[0]!r} of the workload's file is not UTF-8", hint=hint)
     if sum(map(len, args)) > LONGEST_ARGS:
         raise ArgumentError(
             f"the arguments of the workload's file are longer than {LONGEST_ARGS} characters",
@@ -181,8 +152,7 @@ def refuse_while_loading() -> None:
 def load(reference: WorkloadReference) -> Workload:
     """Import the user's module and take the workload out of it.
 
-    Raises `WorkloadError` with the user's own frames of a traceback, also where TensorFlow is missing. Want of memory
-    passes through.
+    Raises `WorkloadError`, also where TensorFlow is missing. Want of memory passes through.
     """
     global _loading_workload
     for entry in reversed(reference.search_path):
@@ -193,16 +163,18 @@ def load(reference: WorkloadReference) -> Workload:
     sys.argv = [str(where), *reference.args]
     _loading_workload = True
     try:
-        with training_refused(
-            "while the file is imported", 'Put it under `if __name__ == "__main__":`; trials train by themselves.'
-        ):
+        hint = 'Put it under `if __name__ == "__main__":`; trials train by themselves.'
+        with training_refused("while the file is imported", hint):
             module = _import(reference)
     except WorkloadError:
         raise
     except BaseException as error:
         if isinstance(error, MemoryError) or says_no_memory(str(error)):
             raise  # no mistake of the file's
-        _refuse_hidden_library(reference)
+        for name in sorted(sys.stdlib_module_names):
+            found = Path(getattr(sys.modules.get(name), "__file__", None) or "/")
+            if str(found.parent) in reference.search_path:
+                raise _hidden(name, found) from error
         raise _import_failed(reference, error) from error
     finally:
         _loading_workload = False
@@ -276,9 +248,7 @@ def facts_of(
     workload: Workload, reference: WorkloadReference, in_force: Mapping[str, Any] | None = None
 ) -> WorkloadFacts:
     """What the tuner may know of a workload without TensorFlow; for `in_force` see `WorkloadFacts`."""
-    file = reference.file
-    if file is None:
-        file = getattr(sys.modules.get(reference.module or ""), "__file__", None)
+    file = reference.file or getattr(sys.modules.get(reference.module or ""), "__file__", None)
     stem = Path(file).stem if file else reference.module or "workload"
     if file and stem in ("__init__", "__main__"):
         stem = Path(file).resolve().parent.name

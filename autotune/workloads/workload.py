@@ -40,11 +40,10 @@ class DatasetConfig:
     def of(cls, configuration: Configuration) -> DatasetConfig:
         """The part of a configuration that a dataset is told."""
         calls = configuration.get("num_parallel_calls", 0)
+        known = {"autotune": -1, AS_WRITTEN: None, 0: None}
         return cls(
             batch_size=configuration.batch_size,
-            num_parallel_calls={"autotune": -1, AS_WRITTEN: None}.get(
-                str(calls), int(calls) or None if type(calls) is int else None
-            ),
+            num_parallel_calls=known[calls] if calls in known else int(calls),
             deterministic=bool(configuration.get("deterministic", True)),
         )
 
@@ -92,38 +91,34 @@ class Workload:
         missing = [name for name in needed if name not in named]
         hint = "Write Workload(model=…, dataset=…, compile=…, batch_size=…); `help(autotune.Workload)` has the rest."
         if positional:
-            raise WorkloadError(
-                f"Workload(…) was given {len(positional)} arguments without a name, expected none", hint=hint
-            )
+            message = f"Workload(…) was given {len(positional)} arguments without a name, expected none"
+            raise WorkloadError(message, hint=hint)
         if unknown:
-            raise WorkloadError(
-                f"Workload({unknown[0]}=…): there is no such argument", hint=nearest(unknown[0], known) + hint
-            )
+            message = f"Workload({unknown[0]}=…): there is no such argument"
+            raise WorkloadError(message, hint=nearest(unknown[0], known) + hint)
         if named and missing:
             raise WorkloadError(f"Workload({missing[0]}=…) is missing", hint=hint)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Check every argument."""
-        for part in ("model", "dataset", "compile", "validation"):
-            value = getattr(self, part)
-            if not callable(value) and not (part in ("compile", "validation") and value is None):
-                raise WorkloadError(
-                    f"Workload({part}=…) is a {type(value).__name__}, expected a function",
-                    hint=f"Hand over the function itself, without calling it: {part}=make_{part}.",
-                )
         for part, kind, expected in (
+            ("model", Callable, "a function"),
+            ("dataset", Callable, "a function"),
+            ("compile", Callable | None, "a function"),
+            ("validation", Callable | None, "a function"),
             ("baseline", Mapping, "a dict of knobs"),
             ("batched", bool, "True or False"),
             ("drop_remainder", bool, "True or False"),
             ("name", str | None, "a string"),
         ):
             value = getattr(self, part)
-            if not isinstance(value, kind):
-                raise WorkloadError(
-                    f"Workload({part}=…) is a {type(value).__name__}, expected {expected}",
-                    hint="`help(autotune.Workload)` describes every argument.",
-                )
+            hint = "`help(autotune.Workload)` describes every argument."
+            if expected == "a function":
+                hint = f"Hand over the function itself, without calling it: {part}=make_{part}."
+            if not isinstance(value, kind):  # type: ignore[arg-type]  # mypy knows no bare Callable
+                message = f"Workload({part}=…) is a {type(value).__name__}, expected {expected}"
+                raise WorkloadError(message, hint=hint)
         try:
             check_value("batch_size", self.batch_size, where="Workload(batch_size=…)")
             for name, value in self.baseline.items():
@@ -133,10 +128,8 @@ class Workload:
         if "batch_size" in self.baseline:
             raise WorkloadError("Workload(baseline=…) names batch_size", hint="Give it as Workload(batch_size=…).")
         if self.batched and not takes_config(self.dataset):
-            raise WorkloadError(
-                "Workload(batched=True) with a dataset() that takes no config",
-                hint="Write `def dataset(config)` and batch by config.batch_size.",
-            )
+            message = "Workload(batched=True) with a dataset() that takes no config"
+            raise WorkloadError(message, hint="Write `def dataset(config)` and batch by config.batch_size.")
 
 
 class WorkloadReference(BaseModel, frozen=True, extra="forbid"):
@@ -156,10 +149,7 @@ class WorkloadReference(BaseModel, frozen=True, extra="forbid"):
     @property
     def shown(self) -> str:
         """The file, from the current directory where it is below; or the module."""
-        if self.file is None:
-            return str(self.module)
-        here = os.path.join(os.getcwd(), "")
-        return self.file.removeprefix(here)
+        return str(self.module) if self.file is None else self.file.removeprefix(os.path.join(os.getcwd(), ""))
 
 
 class WorkloadFacts(BaseModel, frozen=True, extra="forbid"):
@@ -175,6 +165,9 @@ class WorkloadFacts(BaseModel, frozen=True, extra="forbid"):
     fingerprint: str  # `sha256:…` over the module's source and the name
     in_force: dict[str, Any] = {}  # knobs that act before a model is built, once the module was imported
     script: ScriptFacts | None = None  # of a script as it is
+
+
+_EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def takes_config(function: Callable[..., Any]) -> bool:
@@ -199,10 +192,7 @@ def _config_parameter(function: Callable[..., Any]) -> inspect.Parameter | None:
         return None
     given = function.keywords if isinstance(function, functools.partial) else {}
     free = [each for each in found if each.name not in given]
-    for each in free:
-        if each.name == "config" and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
-            return each
-    for each in free[:1]:
-        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) and each.default is each.empty:
-            return each
-    return None
+    named = [each for each in free if each.name == "config" and each.kind in (_EITHER, inspect.Parameter.KEYWORD_ONLY)]
+    by_place = (_EITHER, inspect.Parameter.POSITIONAL_ONLY)
+    first = [each for each in free[:1] if each.kind in by_place and each.default is each.empty]
+    return next(iter(named + first), None)
