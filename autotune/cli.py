@@ -15,28 +15,18 @@ from autotune.errors import ArgumentError, AutotuneError, TuningInterruptedError
 from autotune.streams import lenient_output
 
 
-def _run(tokens: list[str], rest: list[str]) -> object:
-    """Run the command that the tokens name; `rest` is `--` and what follows it, or empty."""
-    if tokens[:1] == ["run"]:
-        tokens, rest = _before_script(tokens + rest)
-    for_file = bool(rest) and tokens[:1] in (["tune"], ["verify"], ["run"])
-    command, bound, unparsed = app.parse_args(
-        tokens if for_file else tokens + rest, exit_on_error=False, print_error=False
-    )
-    if "args" in unparsed:
-        bound.arguments["args"] = rest[1:] if for_file else None
-    return command(*bound.args, **bound.kwargs)
-
-
-def _before_script(tokens: list[str]) -> tuple[list[str], list[str]]:
-    """What `autotune run` is given, up to the script; then `--` and the script's own arguments."""
+def _own(given: list[str]) -> tuple[list[str], list[str]]:
+    """This program's own arguments; then `--` and a script's, which for `autotune run` are all that follow it."""
+    if given[:1] != ["run"]:
+        end = given.index("--") if "--" in given else len(given)
+        return given[:end], given[end:]
     words = 0
-    for index, token in enumerate(tokens[1:], start=1):
-        takes_value = tokens[index - 1] in ("--scale-learning-rate", "--on-mismatch")
+    for index, token in enumerate(given[1:], start=1):
+        takes_value = given[index - 1] in ("--scale-learning-rate", "--on-mismatch")
         words += not token.startswith("-") and not takes_value
         if words == 2:
-            return tokens[: index + 1], ["--", *tokens[index + 1 :]]
-    return tokens, []
+            return given[: index + 1], ["--", *given[index + 1 :]]
+    return given, []
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -63,31 +53,29 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _main(given: list[str]) -> int | Callable[[], int]:
     """The exit code, or what is to be run in place of this program."""
-    end = given.index("--") if "--" in given else len(given)
-    own = given[:end]
-    if own[:1] == ["run"]:  # what follows the script is not for this program
-        own = _before_script(own)[0]
-        end = len(own)
-    debug = "--debug" in own
+    own, rest = _own(given)
     tokens = [each for each in own if each not in ("--debug", "-m")]  # -m: a module is known by its name
+    for_file = bool(rest) and tokens[:1] in (["tune"], ["verify"], ["run"])
     try:
-        code = _run(tokens, given[end:])
+        command, bound, unparsed = app.parse_args(
+            tokens if for_file else tokens + rest, exit_on_error=False, print_error=False
+        )
+        if "args" in unparsed:
+            bound.arguments["args"] = rest[1:] if for_file else None
+        code = command(*bound.args, **bound.kwargs)
         return code if isinstance(code, int) or callable(code) else 0
     except CycloptsError as error:
         hint = "`autotune --help` and `autotune COMMAND --help` say what there is."
         problem: AutotuneError = ArgumentError(str(error), hint=hint)
-    except AutotuneError as error:
-        if debug:
-            traceback.print_exc()
-        problem = error
     except KeyboardInterrupt:
         problem = TuningInterruptedError("interrupted")
     except Exception as error:
-        if debug:
+        if "--debug" in own:
             traceback.print_exc()
         hint = "This is a fault of autotune's. The same command with --debug shows where."
-        problem = AutotuneError(f"internal error: {type(error).__name__}: {error}", hint=hint)
-    from autotune import console
+        internal = AutotuneError(f"internal error: {type(error).__name__}: {error}", hint=hint)
+        problem = error if isinstance(error, AutotuneError) else internal
+    from autotune.console.text import show_error
 
-    console.show_error(problem)
+    show_error(problem)
     return problem.exit_code

@@ -11,49 +11,21 @@ from pathlib import Path
 
 import pandas as pd
 
-from autotune.record import Outcome, Phase, Slice
+from autotune.record import Outcome, Pair, Phase, Slice
+from autotune.report.frame import BOOLEAN, FLOAT, INTEGER, STRING, table, typed
 from autotune.report.runs import find_runs, trial_configuration
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration, format_value
 from autotune.stats.intervals import Interval
 
-_TEXT, _FLOAT, _INTEGER = pd.StringDtype(), pd.Float64Dtype(), pd.Int64Dtype()
-_EFFECTS = {
-    "run": _TEXT,
-    "knob": _TEXT,
-    "before": _TEXT,
-    "after": _TEXT,
-    "effect": _FLOAT,
-    "low": _FLOAT,
-    "high": _FLOAT,
-    "pairs": _INTEGER,
-    "importance": _FLOAT,
-}
-_SLICES = {
-    "run": _TEXT,
-    "trial": _INTEGER,
-    "side": _TEXT,
-    "instance": _INTEGER,
-    "at": _FLOAT,
-    "seconds": _FLOAT,
-    "steps": _INTEGER,
-    "examples": _INTEGER,
-    "epochs": _INTEGER,
-    "throughput": _FLOAT,
-    "cpu_seconds": _FLOAT,
-    "loss": _FLOAT,
-    "disturbed": pd.BooleanDtype(),
-}
-_OPERATIONS = {
-    "run": _TEXT,
-    "trial": _INTEGER,
-    "operation": _TEXT,
-    "kind": _TEXT,
-    "on": _TEXT,
-    "count": _INTEGER,
-    "self_seconds": _FLOAT,
-    "share": _FLOAT,
-}
+_EFFECTS = typed(STRING, "run knob before after") | typed(FLOAT, "effect low high")
+_EFFECTS |= typed(INTEGER, "pairs") | typed(FLOAT, "importance")
+_SLICES = {"run": STRING, "trial": INTEGER, "side": STRING, "instance": INTEGER} | typed(FLOAT, "at seconds")
+_SLICES |= (
+    typed(INTEGER, "steps examples epochs") | typed(FLOAT, "throughput cpu_seconds loss") | {"disturbed": BOOLEAN}
+)
+_OPERATIONS = {"run": STRING, "trial": INTEGER} | typed(STRING, "operation kind on")
+_OPERATIONS |= typed(INTEGER, "count") | typed(FLOAT, "self_seconds share")
 _WIDTH = 1.96
 
 
@@ -77,22 +49,10 @@ def knob_effects(*runs: str | Path) -> pd.DataFrame:
         measured = _measured(directory)
         importances = _importances(directory)
         for (knob, before, after), ratios in _ratios(measured).items():
-            effect = _combined(ratios)
-            rows.append(
-                {
-                    "run": directory.name,
-                    "knob": knob,
-                    "before": before,
-                    "after": after,
-                    "effect": effect.value,
-                    "low": effect.low,
-                    "high": effect.high,
-                    "pairs": len(ratios),
-                    "importance": importances.get(knob),
-                }
-            )
+            values = {"run": directory.name, "knob": knob, "before": before, "after": after, **_combined(ratios)}
+            rows.append({**values, "pairs": len(ratios), "importance": importances.get(knob)})
     rows.sort(key=lambda row: (str(row["run"]), -abs(math.log(float(str(row["effect"]))))))
-    return _frame(rows, _EFFECTS)
+    return table(rows, _EFFECTS)
 
 
 def load_slices(*runs: str | Path) -> pd.DataFrame:
@@ -111,29 +71,15 @@ def load_slices(*runs: str | Path) -> pd.DataFrame:
     rows: list[dict[str, object]] = []
     for directory in find_runs(*runs):
         for record in directory.read_trials():
-            sides: list[tuple[str, int | None, bool | None, Slice]] = [
-                ("alone", None, None, each) for each in record.slices
-            ]
+            sides: list[tuple[str, Pair | None, Slice]] = [("alone", None, each) for each in record.slices]
             for pair in record.pairs:
-                sides += [
-                    ("baseline", pair.instance, pair.disturbed, pair.baseline),
-                    ("candidate", pair.instance, pair.disturbed, pair.candidate),
-                ]
-            rows += [
-                {
-                    "run": directory.name,
-                    "trial": record.trial,
-                    "side": side,
-                    "instance": instance,
-                    "disturbed": disturbed,
-                    "throughput": each.examples / each.seconds,
-                    **{name: getattr(each, name, None) for name in ("at", "seconds", "steps", "examples", "epochs")},
-                    "cpu_seconds": each.cpu_seconds,
-                    "loss": each.loss,
-                }
-                for side, instance, disturbed, each in sides
-            ]
-    return _frame(rows, _SLICES)
+                sides += [("baseline", pair, pair.baseline), ("candidate", pair, pair.candidate)]
+            for side, beside, each in sides:
+                values = {name: getattr(each, name, None) for name in _SLICES} | {"run": directory.name, "side": side}
+                if beside is not None:
+                    values |= {"instance": beside.instance, "disturbed": beside.disturbed}
+                rows.append({**values, "trial": record.trial, "throughput": each.examples / each.seconds})
+    return table(rows, _SLICES)
 
 
 def load_ops(*runs: str | Path) -> pd.DataFrame:
@@ -155,13 +101,7 @@ def load_ops(*runs: str | Path) -> pd.DataFrame:
         for record in directory.read_trials()
         for each in (record.profile.operations if record.profile is not None else ())
     ]
-    return _frame(rows, _OPERATIONS)
-
-
-def _frame(rows: list[dict[str, object]], columns: dict[str, pd.api.extensions.ExtensionDtype]) -> pd.DataFrame:
-    return pd.DataFrame(
-        {name: pd.Series([row.get(name) for row in rows], dtype=dtype) for name, dtype in columns.items()}
-    )
+    return table(rows, _OPERATIONS)
 
 
 def _measured(directory: RunDirectory) -> list[tuple[Configuration, Interval]]:
@@ -198,12 +138,12 @@ def _error(interval: Interval) -> float:
     return math.log(interval.high / interval.low) / (2 * _WIDTH)
 
 
-def _combined(ratios: list[tuple[float, float]]) -> Interval:
-    """The mean of log-ratios, weighted by their errors."""
+def _combined(ratios: list[tuple[float, float]]) -> dict[str, float]:
+    """The mean of log-ratios, weighted by their errors, and its interval."""
     weights = [1 / max(error, 1e-3) ** 2 for _, error in ratios]
     mean = sum(weight * ratio for weight, (ratio, _) in zip(weights, ratios, strict=True)) / sum(weights)
     error = _WIDTH / math.sqrt(sum(weights))
-    return Interval(value=math.exp(mean), low=math.exp(mean - error), high=math.exp(mean + error))
+    return {"effect": math.exp(mean), "low": math.exp(mean - error), "high": math.exp(mean + error)}
 
 
 def _importances(directory: RunDirectory) -> dict[str, float]:

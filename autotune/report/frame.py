@@ -6,6 +6,7 @@ dtypes whatever the rows hold: tables can be put together, and an empty one beha
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -22,54 +23,47 @@ from autotune.stats.deciding import Stop
 from autotune.stats.throughput import overall_rate
 from autotune.tuning.ratios import recorded_rate
 
-_STRING = pd.StringDtype()
-_INTEGER = pd.Int64Dtype()
-_FLOAT = pd.Float64Dtype()
+STRING, INTEGER, FLOAT, BOOLEAN = pd.StringDtype(), pd.Int64Dtype(), pd.Float64Dtype(), pd.BooleanDtype()
+TIME = pd.DatetimeTZDtype("us", "UTC")
 _LARGEST_INTEGER = (1 << 63) - 1
+
+
+def typed(dtype: ExtensionDtype, names: str) -> dict[str, ExtensionDtype]:
+    """Columns of one dtype, by their names."""
+    return dict.fromkeys(names.split(), dtype)
+
+
+def table(rows: Sequence[Mapping[str, object]], columns: Mapping[str, ExtensionDtype]) -> pd.DataFrame:
+    """A table of just these columns; what a row lacks, or is None, is NA."""
+    return pd.DataFrame(
+        {name: pd.Series([row.get(name) for row in rows], dtype=dtype) for name, dtype in columns.items()}
+    )
 
 
 def _knob_dtype(domain: Domain) -> ExtensionDtype:
     """Booleans and integers keep their type; words and unions of types stand as text."""
     if domain.words or (domain.booleans and domain.integers):
-        return _STRING
-    return pd.BooleanDtype() if domain.booleans else _INTEGER
+        return STRING
+    return BOOLEAN if domain.booleans else INTEGER
 
 
-_FIRST: dict[str, ExtensionDtype] = {
-    "run": _STRING,
-    "trial": _INTEGER,
-    "phase": pd.CategoricalDtype([str(phase) for phase in Phase]),
-    "outcome": pd.CategoricalDtype([str(outcome) for outcome in Outcome]),
-}
-_FIGURES: dict[str, ExtensionDtype] = {
-    "throughput": _FLOAT,
-    "baseline_throughput": _FLOAT,
-    "speedup": _FLOAT,
-    "speedup_low": _FLOAT,
-    "speedup_high": _FLOAT,
-    "compile_seconds": _FLOAT,
-    "warmup_seconds": _FLOAT,
-    "warmup_steps": _INTEGER,
-    "settled": pd.BooleanDtype(),
-    "measured_seconds": _FLOAT,
-    "stopped_by": pd.CategoricalDtype([str(stop) for stop in Stop]),
-    "first_step_seconds": _FLOAT,
-    "filling_seconds": _FLOAT,
-    "epoch_overhead_seconds": _FLOAT,
-    "peak_host_bytes": _INTEGER,
-    "peak_device_bytes": _INTEGER,
-    "input_wait_fraction": _FLOAT,
-    "cpu_utilisation": _FLOAT,
-    "bottleneck": _STRING,
-    "bottleneck_share": _FLOAT,
-    "ceiling_input": _FLOAT,
-    "ceiling_compute": _FLOAT,
-    "started_at": pd.DatetimeTZDtype("us", "UTC"),
-    "seconds": _FLOAT,
-    "machine": _STRING,
-    "workload": _STRING,
-    "reason": _STRING,
-}
+_FIRST = typed(STRING, "run") | typed(INTEGER, "trial")
+_FIRST["phase"], _FIRST["outcome"] = (pd.CategoricalDtype([str(each) for each in kind]) for kind in (Phase, Outcome))
+_FIGURES = (
+    typed(FLOAT, "throughput baseline_throughput speedup speedup_low speedup_high compile_seconds warmup_seconds")
+    | typed(INTEGER, "warmup_steps")
+    | typed(BOOLEAN, "settled")
+    | typed(FLOAT, "measured_seconds")
+    | typed(pd.CategoricalDtype([str(stop) for stop in Stop]), "stopped_by")
+    | typed(FLOAT, "first_step_seconds filling_seconds epoch_overhead_seconds")
+    | typed(INTEGER, "peak_host_bytes peak_device_bytes")
+    | typed(FLOAT, "input_wait_fraction cpu_utilisation")
+    | typed(STRING, "bottleneck")
+    | typed(FLOAT, "bottleneck_share ceiling_input ceiling_compute")
+    | typed(TIME, "started_at")
+    | typed(FLOAT, "seconds")
+    | typed(STRING, "machine workload reason")
+)
 
 
 def columns() -> dict[str, ExtensionDtype]:
@@ -107,9 +101,7 @@ def load_history(*runs: str | Path) -> pd.DataFrame:
             "workload": one_line(run.workload.name) if run.workload else None,
         }
         rows.extend(_row(record, directory, reference_of(record, records)) | of_run for record in records)
-    return pd.DataFrame(
-        {name: pd.Series([row.get(name) for row in rows], dtype=dtype) for name, dtype in columns().items()}
-    )
+    return table(rows, columns())
 
 
 def _row(record: TrialRecord, directory: RunDirectory, reference: TrialRecord) -> dict[str, object]:
@@ -121,7 +113,7 @@ def _row(record: TrialRecord, directory: RunDirectory, reference: TrialRecord) -
     row = {
         **{name: getattr(record, name, None) for name in _FIRST | _FIGURES},
         **{
-            name: format_value(value) if _knob_dtype(KNOBS[name].domain) == _STRING else value
+            name: format_value(value) if _knob_dtype(KNOBS[name].domain) == STRING else value
             for name, value in trial_configuration(directory, record).items()
         },
         "throughput": record.throughput.value if record.throughput else None,
@@ -160,7 +152,7 @@ def write_csv(frame: pd.DataFrame, path: str | Path) -> None:
     well. Without the first two it takes a workload called "NA" or "None" for NA.
     """
     booleans = [name for name in frame.columns if pd.api.types.is_bool_dtype(frame[name].dtype)]
-    words = {name: frame[name].astype(_STRING).str.lower() for name in booleans}
+    words = {name: frame[name].astype(STRING).str.lower() for name in booleans}
     if "started_at" in frame:  # pandas 2 leaves a fraction of zero out, and reads dates of one form only
         words["started_at"] = frame["started_at"].dt.strftime("%Y-%m-%d %H:%M:%S.%f+00:00")
     write_atomically(Path(path), frame.assign(**words).to_csv(index=False), hint=_HINT)

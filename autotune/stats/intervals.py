@@ -47,8 +47,6 @@ class LogInterval:
 class Interval(BaseModel):
     """A figure and its confidence interval, as they are written: `low <= value <= high`."""
 
-    # Bounds that equal the figure are no interval: the rate of a single slice, or the baseline over itself.
-
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     value: Annotated[FiniteFloat, Field(gt=0)]
@@ -60,6 +58,11 @@ class Interval(BaseModel):
         if not self.low <= self.value <= self.high:
             raise ValueError(f"the value {self.value:g} does not lie in the interval {self.low:g} to {self.high:g}")
         return self
+
+    def shown(self, unit: str = "×", form: str = ".2f") -> str:
+        """`×2.57 (2.28 to 2.90)`; bounds that are the figure itself are no interval."""
+        bounds = f" ({self.low:{form}} to {self.high:{form}})" if self.low < self.high else ""
+        return f"{unit}{self.value:{form}}{bounds}"
 
     @property
     def log(self) -> LogInterval:
