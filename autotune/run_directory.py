@@ -27,8 +27,8 @@ from pydantic import AfterValidator, FiniteFloat, ValidationError
 from autotune.devices.machine import Machine
 from autotune.errors import RunDirectoryError
 from autotune.files import is_utf8, read_at_most, write_atomically
-from autotune.mistakes import first_mistake
-from autotune.record import Amount, Count, Frozen, Many, Number, TrialRecord
+from autotune.models import Amount, Count, Frozen, Many, Number, first_mistake
+from autotune.record import TrialRecord
 from autotune.scripts.facts import ScriptFacts
 from autotune.space.knobs import Value
 

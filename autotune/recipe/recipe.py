@@ -15,15 +15,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, FiniteFloat, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from autotune.devices.machine import Machine, fingerprint
 from autotune.errors import ApplyError, ArgumentError, MachineMismatchError, RecipeError
 from autotune.files import read_at_most, write_atomically
-from autotune.mistakes import first_mistake
+from autotune.models import Amount, Many, Positive, first_mistake
 from autotune.printable import one_line
 from autotune.recipe import apply
-from autotune.recipe.evidence import Count, Evidence, Knobs, NonNegative, Part
+from autotune.recipe.evidence import Count, Evidence, Knobs, Part
 from autotune.scripts.facts import ScriptFacts
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KnobValue
@@ -37,8 +37,6 @@ SCHEMA_VERSION = 1
 SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
 LARGEST_FILE_BYTES = 1 << 20
 LONGEST_MESSAGE = 300
-
-Positive = Annotated[FiniteFloat, Field(gt=0)]
 
 _DAMAGED = "The file is damaged, or was not written by `autotune tune`."
 
@@ -58,14 +56,10 @@ class LearningRate(Part):
     kin (Malladi et al., 2022, arXiv:2205.10287). Neither is applied by anything here.
     """
 
-    batch_ratio: Positive
-    """Recommended batch size over the baseline's."""
-    linear_scale: Positive
-    """Factor for the learning rate by the linear rule."""
-    sqrt_scale: Positive
-    """Factor by the square-root rule."""
-    losses: BatchLosses | None = None
-    """What each rule did in short trainings; null where they were not run."""
+    batch_ratio: Positive = Field(description="Recommended batch size over the baseline's.")
+    linear_scale: Positive = Field(description="Factor for the learning rate by the linear rule.")
+    sqrt_scale: Positive = Field(description="Factor by the square-root rule.")
+    losses: BatchLosses | None = Field(None, description="What each rule did in short trainings; null if not run.")
 
     @classmethod
     def between(cls, batch_size: int, baseline: int, *, losses: BatchLosses | None = None) -> LearningRate | None:
@@ -80,26 +74,16 @@ class RecipeWorkload(Part):
     """What was trained."""
 
     name: str
-    fingerprint: str
-    """`sha256:…` over its source file and name."""
-    args: Annotated[tuple[str, ...], Field(fail_fast=True)] = ()
-    """`sys.argv[1:]` of its file."""
-    batched: bool = False
-    """Its dataset does its own batching, by `config.batch_size`."""
-    drop_remainder: bool = False
-    """A smaller last batch is dropped."""
-    takes_config: bool = False
-    """Its dataset() is given `Recipe.dataset_config`."""
-    examples: Count | None = None
-    """Per epoch; null when endless or unknown."""
-    batch_ranks: Annotated[tuple[Count | None, ...], Field(fail_fast=True)] | None = None
-    """Axes of each tensor of a batch, null where that varies; null when not known."""
-    script: ScriptFacts | None = None
-    """Of a script as it is: how it trains, and where the knobs reach it."""
-    settings: Annotated[tuple[str, ...], Field(fail_fast=True)] = ()
-    """Settings that act on speed and are no knobs, as `NAME=value`: they were in force in all trials."""
-    train_samples: Count | None = None
-    """What the long training takes, as it was given, or by the script's epochs; null when not known."""
+    fingerprint: str = Field(description="`sha256:…` over its source file and name.")
+    args: Many[str] = Field((), description="`sys.argv[1:]` of its file.")
+    batched: bool = Field(False, description="Its dataset does its own batching, by `config.batch_size`.")
+    drop_remainder: bool = Field(False, description="A smaller last batch is dropped.")
+    takes_config: bool = Field(False, description="Its dataset() is given `Recipe.dataset_config`.")
+    examples: Count | None = Field(None, description="Per epoch; null when endless or unknown.")
+    batch_ranks: Many[Count | None] | None = Field(None, description="Axes of each tensor of a batch; null if unknown.")
+    script: ScriptFacts | None = Field(None, description="How a script trains, and where the knobs reach it.")
+    settings: Many[str] = Field((), description="`NAME=value` of what acts on speed and is no knob, in all trials.")
+    train_samples: Count | None = Field(None, description="Of the long training; null when not known.")
 
 
 class CreatedBy(Part):
@@ -111,8 +95,8 @@ class CreatedBy(Part):
     search_space: str
     trials: Count
     seed: int
-    budget_seconds: NonNegative
-    spent_seconds: NonNegative
+    budget_seconds: Amount
+    spent_seconds: Amount
 
 
 class Recipe(Part):

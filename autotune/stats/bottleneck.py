@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Literal
 
-from pydantic import BaseModel, Field, FiniteFloat
+from pydantic import Field
 
-T = TypeVar("T")
-Many = Annotated[tuple[T, ...], Field(fail_fast=True)]
-Amount = Annotated[FiniteFloat, Field(ge=0)]
+from autotune.models import Amount, Frozen, Many
+
 Name = Literal[
     "input", "launch", "compute", "memory_bandwidth", "compute_or_memory", "communication", "balanced", "unknown"
 ]
 
 
-class Bottleneck(BaseModel, frozen=True, extra="forbid"):
+class Bottleneck(Frozen):
     """What limits a trial, in XProf's words."""
 
     name: Name
@@ -22,14 +21,14 @@ class Bottleneck(BaseModel, frozen=True, extra="forbid"):
     why: str  # one sentence with the figure; of `unknown` what is missing
 
 
-class Ceilings(BaseModel, frozen=True, extra="forbid"):
+class Ceilings(Frozen):
     """The most that a training could reach, in samples per second; None where it was not measured."""
 
     by_input: Amount | None = None  # the input pipeline alone
     by_compute: Amount | None = None  # the step on a batch that is kept
 
 
-class Operation(BaseModel, frozen=True, extra="forbid"):
+class Operation(Frozen):
     """An operation of a profiled trial."""
 
     name: str
@@ -40,7 +39,7 @@ class Operation(BaseModel, frozen=True, extra="forbid"):
     share: Amount  # of all operations' self time
 
 
-class Profile(BaseModel, frozen=True, extra="forbid"):
+class Profile(Frozen):
     """What a full profile of a trial has shown."""
 
     steps: int = 0  # that were profiled
@@ -67,7 +66,7 @@ MATRIX_WORK = ("MatMul", "Conv", "Einsum", "RNN", "LSTM", "GRU", "FFT", "Cholesk
 """Kinds of operations that compute much on each byte that they read."""
 
 
-class Seen(BaseModel, frozen=True, extra="forbid"):
+class Seen(Frozen):
     """What is known of a trial's steps.
 
     Args:

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat, model_validator
+
+from autotune.models import Frozen
 
 CONFIDENCE = 0.95
 BORROWED_DEGREES = 8  # most that a trial borrows from the others: one that is noisier shows it
@@ -44,10 +46,8 @@ class LogInterval:
         return Interval(value=math.exp(self.value), low=math.exp(self.low), high=math.exp(self.high))
 
 
-class Interval(BaseModel):
+class Interval(Frozen, strict=True):
     """A figure and its confidence interval, as they are written: `low <= value <= high`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     value: Annotated[FiniteFloat, Field(gt=0)]
     low: Annotated[FiniteFloat, Field(ge=0)]

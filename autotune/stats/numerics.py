@@ -11,8 +11,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import Field, FiniteFloat
 
+from autotune.models import Frozen
 from autotune.stats.intervals import CONFIDENCE, t_quantile
 from autotune.stats.stability import Check
 
@@ -57,14 +58,12 @@ def cannot_tell(why: str) -> Check:
     return Check(name=NAME, passed=True, detail=f"cannot tell: {why}")
 
 
-class BatchLosses(BaseModel):
+class BatchLosses(Frozen, strict=True):
     """Training losses after equal numbers of examples, at the recommended batch size and at the baseline's.
 
     Each is the mean over the last third of the examples and over several seeds' weights; None where it was
     not finite, or where the learning rate cannot be set because it follows a schedule.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     examples: Annotated[int, Field(ge=1)]
     baseline: FiniteFloat

@@ -6,7 +6,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, FiniteFloat
+from pydantic import FiniteFloat
+
+from autotune.models import Frozen
 
 HOST_MEMORY, DEVICE_MEMORY = "host_memory", "device_memory"
 MEMORY_MARGIN = 0.10  # share of the memory limit that must stay free at the peak
@@ -20,10 +22,8 @@ MOST_HANGS = 2  # slices that decide nothing: one burst of whatever else runs re
 MOST_SKIPPED = 0.05  # share of steps beyond the baseline's: a scale that grows every 2,000 steps skips one
 
 
-class Check(BaseModel):
+class Check(Frozen, strict=True):
     """One rule that the configuration passed or failed, with its figure and limit."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: str
     passed: bool
