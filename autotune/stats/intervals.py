@@ -19,9 +19,7 @@ from autotune.models import Frozen
 CONFIDENCE = 0.95
 BORROWED_DEGREES = 8  # most that a trial borrows from the others: one that is noisier shows it
 FEW_INSTANCES = 4  # fewer that agree are no evidence that instances agree
-TEMPLATE_DEVIATION, TEMPLATE_DEGREES = 0.02, 14
-"""Log deviation between forks of two templates that import the same. A benchmark with so many degrees of freedom
-found 0 to 0.015."""
+TEMPLATE_DEVIATION, TEMPLATE_DEGREES = 0.02, 14  # log deviation between forks of two templates that import the same
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,15 +109,12 @@ def instance_interval(
     instances: Sequence[Sequence[float]], *, confidence: float = CONFIDENCE, apart: bool = False
 ) -> LogInterval:
     """Mean over instances, with an interval that allows for differences between them."""
-    # The margin is the larger of two: by the spread between the instances' means, and by what the spread of
-    # the slices within them predicts; each with its own degrees of freedom. `benchmarks/estimators.py` compares it.
-    # Sides that are forks of different templates stand `apart`: what a template gives to its forks does not cancel.
+    # The larger of two: by the spread between the instances, and by what the slices within them predict.
     means = [statistics.fmean(each) for each in instances]
     mean, count = statistics.fmean(means), len(means)
     if count < 2:
         return _around(mean, math.inf, count)
-    # Between instances, even where slices show no difference.
-    allowed = 0.01 if count >= FEW_INSTANCES else 0.02
+    allowed = 0.01 if count >= FEW_INSTANCES else 0.02  # between instances, even where slices show no difference
     between = statistics.variance(means) / count
     pooled = pooled_spread(instances)
     variances = [statistics.variance(each) if len(each) > 1 else pooled.deviation**2 for each in instances]
@@ -128,7 +123,7 @@ def instance_interval(
     margin = t_quantile(confidence, degrees) * math.sqrt(within + allowed**2 / count)
     if between >= within or count < FEW_INSTANCES:
         margin = max(margin, t_quantile(confidence, count - 1) * math.sqrt(between))
-    if apart:
+    if apart:  # forks of two templates: what a template gives to its forks does not cancel
         luck = t_quantile(confidence, TEMPLATE_DEGREES) * TEMPLATE_DEVIATION * math.sqrt(2)
         margin = math.hypot(margin, luck)
     return _around(mean, margin, count)
