@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
 
 from cyclopts import CycloptsError
 
 from autotune.commands import app
 from autotune.errors import ArgumentError, AutotuneError, TuningInterruptedError
-from autotune.streams import lenient_output
 
 
 def _own(given: list[str]) -> tuple[list[str], list[str]]:
@@ -43,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     with contextlib.suppress(ValueError):  # in a thread signals are its owner's
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, also where no run notes it
     try:
-        with lenient_output():
+        with _lenient_output():
             code = _main(list(sys.argv[1:] if arguments is None else arguments))
     finally:
         with contextlib.suppress(ValueError):
@@ -79,3 +80,45 @@ def _main(given: list[str]) -> int | Callable[[], int]:
 
     show_error(problem)
     return problem.exit_code
+
+
+class _Lenient:
+    """A stream that replaces letters it cannot write by `?`, and is silent once it is broken."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        # One that was closed before Python began is None, and its descriptor free for a socket to take.
+        self._stream = stream or open(os.devnull, "w")  # noqa: SIM115
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        encoding = self._stream.encoding or "utf-8"
+        with self._silent_once_broken():
+            self._stream.write(text.encode(encoding, "replace").decode(encoding))
+        return len(text)
+
+    def flush(self) -> None:
+        with self._silent_once_broken():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _silent_once_broken(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError):  # ValueError: the stream is closed
+            # What it still holds would fail again when Python ends.
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nothing:
+                os.dup2(nothing.fileno(), self._stream.fileno())
+
+
+@contextlib.contextmanager
+def _lenient_output() -> Iterator[None]:
+    """Make standard output and error such streams."""
+    out, err = _Lenient(sys.stdout), _Lenient(sys.stderr)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            yield
+        finally:
+            out.flush()
+            err.flush()

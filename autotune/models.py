@@ -11,7 +11,7 @@ T = TypeVar("T")
 Many = Annotated[tuple[T, ...], Field(fail_fast=True)]
 Amount = Annotated[FiniteFloat, Field(ge=0)]
 Positive = Annotated[FiniteFloat, Field(gt=0)]
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]  # larger ones fit into no table
 Number = Annotated[int, Field(ge=1)]
 
 

@@ -36,17 +36,8 @@ LARGEST_FILE_BYTES = 32 << 20  # more than a trial's 20,000 pairs of slices
 SCRATCH = "script-scratch"  # files of a script's trials, such as those of caches; removed at the end
 CREATED = "created.txt"  # what a script's trials have made
 OWN_FILES = (
-    "run.json",
-    "study.db",
-    "study.db-journal",
-    "recipe.json",
-    "trials/[0-9]*/result.json",
-    "trials/[0-9]*/log.txt",
-    "logs/template-*.log",
-    "logs/losses-*.log",
-    CREATED,
-    "report.html",
-    ".lock",
+    *("run.json", "study.db", "study.db-journal", "recipe.json", CREATED, "report.html", ".lock"),
+    *("trials/[0-9]*/result.json", "trials/[0-9]*/log.txt", "logs/template-*.log", "logs/losses-*.log"),
 )
 """What a run writes, and removes when it is refused. Whatever else is in its directory belongs to others."""
 

@@ -7,14 +7,12 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, FiniteFloat
 
 from autotune.errors import ConfigurationError
-from autotune.models import Amount, Frozen, Many
+from autotune.models import Amount, Count, Frozen, Many
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import Device, KnobValue, Value, knobs_on
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.stats.intervals import Interval
 from autotune.stats.stability import Check
-
-Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]  # bytes, samples; larger ones could not be divided or shown
 
 
 def _checked_knobs(values: dict[str, KnobValue]) -> dict[str, KnobValue]:

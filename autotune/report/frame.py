@@ -1,7 +1,6 @@
 """Runs as one table: a row per trial, in pandas; and that table as a CSV or Parquet file.
 
-Times are in seconds, sizes in bytes, throughput in samples per second; what was not measured is NA. Columns have their
-dtypes whatever the rows hold: tables can be put together, and an empty one behaves like a full one.
+Columns have their dtypes whatever the rows hold: tables can be put together, and an empty one behaves like a full one.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from autotune.files import write_atomically
 from autotune.printable import one_line
 from autotune.record import Outcome, Phase, TrialRecord
 from autotune.report.runs import find_runs, parse_utc, reference_of, trial_configuration
-from autotune.run_directory import RunDirectory, damaged
+from autotune.run_directory import RunDirectory
 from autotune.space.configuration import format_value
 from autotune.space.knobs import KNOBS, Domain
 from autotune.stats.deciding import Stop
@@ -25,7 +24,6 @@ from autotune.tuning.ratios import recorded_rate
 
 STRING, INTEGER, FLOAT, BOOLEAN = pd.StringDtype(), pd.Int64Dtype(), pd.Float64Dtype(), pd.BooleanDtype()
 TIME = pd.DatetimeTZDtype("us", "UTC")
-_LARGEST_INTEGER = (1 << 63) - 1
 
 
 def typed(dtype: ExtensionDtype, names: str) -> dict[str, ExtensionDtype]:
@@ -107,39 +105,29 @@ def load_history(*runs: str | Path) -> pd.DataFrame:
 def _row(record: TrialRecord, directory: RunDirectory, reference: TrialRecord) -> dict[str, object]:
     """What one trial adds to the table; None is NA. A column that no line here names is the record's field."""
     file = directory.trial_directory(record.trial) / "result.json"
-    speedup = record.speedup
-    beside = [pair.baseline for pair in record.pairs]
-    rates = [recorded_rate(each, reference) for each in beside]
-    row = {
+    speedup, limit, top = record.speedup, record.bottleneck, record.ceilings
+    beside = [(recorded_rate(pair.baseline, reference), pair.baseline.examples) for pair in record.pairs]
+    return {
         **{name: getattr(record, name, None) for name in _FIRST | _FIGURES},
         **{
             name: format_value(value) if _knob_dtype(KNOBS[name].domain) == STRING else value
             for name, value in trial_configuration(directory, record).items()
         },
         "throughput": record.throughput.value if record.throughput else None,
-        "baseline_throughput": overall_rate([*zip(rates, (each.examples for each in beside), strict=True)])
-        if beside
-        else None,
+        "baseline_throughput": overall_rate(beside) if beside else None,
         "speedup": speedup.value if speedup else None,
         "speedup_low": speedup.low if speedup else None,
         "speedup_high": speedup.high if speedup else None,
-        "bottleneck": record.bottleneck.name if record.bottleneck else None,
-        "bottleneck_share": record.bottleneck.share if record.bottleneck else None,
-        "ceiling_input": record.ceilings.by_input if record.ceilings else None,
-        "ceiling_compute": record.ceilings.by_compute if record.ceilings else None,
+        "bottleneck": limit.name if limit else None,
+        "bottleneck_share": limit.share if limit else None,
+        "ceiling_input": top.by_input if top else None,
+        "ceiling_compute": top.by_compute if top else None,
         "measured_seconds": record.measured_seconds if record.pairs or record.slices else None,
         "started_at": parse_utc(record.started_at, file),
         # One line, so that a row stays one line in CSV: some readers end a row at a bare carriage return.
         "reason": one_line(" ".join(record.reason.split())) or None,
     }
-    for name in ("trial", "warmup_steps", "peak_host_bytes", "peak_device_bytes"):
-        value = row[name]
-        if isinstance(value, int) and value > _LARGEST_INTEGER:
-            raise damaged(file, f"{name} does not fit into 64 bits")
-    return row
 
-
-# ------------------------------------------------------------------------------------------------- writing
 
 _HINT = "Give a file in a directory that exists and that you may write to."
 
