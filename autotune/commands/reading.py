@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,7 +10,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from autotune.commands.app import app
-from autotune.errors import ArgumentError
+from autotune.errors import ArgumentError, RunDirectoryError
 
 
 @app.command
@@ -102,10 +103,24 @@ def dashboard(run: Path, /, *, port: int = 8080) -> None:
         port: Of the loopback address.
     """
     from autotune.console.text import say
-    from autotune.report.dashboard import serve
+    from autotune.run_directory import RunDirectory
+
+    directory = RunDirectory(run)
+    directory.read_run()
+    if not directory.study_file.exists():
+        raise RunDirectoryError(f"{run} has no study.db", hint="It is written with the first trial of the search.")
+    if importlib.util.find_spec("optuna_dashboard") is None:
+        raise ArgumentError("optuna-dashboard is not installed", hint="Run pip install 'autotune[dashboard]'.")
+    import optuna
+    import optuna_dashboard
+    from sqlalchemy import URL
 
     say(f"http://127.0.0.1:{port}/ shows {run}; Ctrl-C ends it")
-    serve(run, port)
+    url = URL.create("sqlite", database=str(directory.study_file.resolve())).render_as_string()
+    try:
+        optuna_dashboard.run_server(optuna.storages.RDBStorage(url), host="127.0.0.1", port=port)
+    except OSError as error:
+        raise ArgumentError(f"port {port} cannot be used: {error.strerror}", hint="Give another --port.") from error
 
 
 @app.command

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.devices.machine import Machine
 from autotune.recipe.recipe import Recipe
-from autotune.record import Outcome, Phase, TrialRecord
+from autotune.record import Outcome, Phase
 from autotune.report.runs import baseline_of, find_runs, parse_utc, trial_configuration
 from autotune.run_directory import RunDirectory, RunRecord
 from autotune.space.configuration import Configuration
@@ -49,18 +48,7 @@ class RunSummary:
 
 
 def compare_runs(*runs: str | Path) -> tuple[RunSummary, ...]:
-    """One summary per run.
-
-    Args:
-        runs: Run directories, or directories that hold some at any depth, such as `results`.
-
-    Returns:
-        Summaries in the order of the arguments; runs found below one argument by path.
-
-    Raises:
-        RunDirectoryError: Nothing was given, no run was found at a path, or a file there is damaged.
-        RecipeError: A run's recipe cannot be read: taking it for missing would hide a verdict.
-    """
+    """One summary per run, in the order of the arguments, those found below one by path; see `compare`."""
     directories = find_runs(*runs)
     records = [directory.read_run() for directory in directories]
     return tuple(_summary(*each, first=records[0]) for each in zip(directories, records, strict=True))
@@ -81,7 +69,7 @@ def compare(*runs: str | Path) -> pd.DataFrame:
 
     Raises:
         RunDirectoryError: Nothing was given, no run was found at a path, or a file there is damaged.
-        RecipeError: A run's recipe cannot be read.
+        RecipeError: A run's recipe cannot be read: taking it for missing would hide a verdict.
     """
     from autotune.report.frame import BOOLEAN, FLOAT, STRING, TIME, table, typed
 
@@ -111,16 +99,18 @@ def compare(*runs: str | Path) -> pd.DataFrame:
 def _summary(directory: RunDirectory, run: RunRecord, *, first: RunRecord) -> RunSummary:
     trials = sorted(directory.read_trials(), key=lambda record: record.trial)
     baseline = baseline_of(directory, run, trials)
-    best = _best(trials)
+    searched = [each for each in trials if each.outcome is Outcome.OK and each.phase is Phase.SEARCH and each.speedup]
+    best = max(searched, key=lambda each: each.speedup.value if each.speedup else 0.0, default=None)
     recipe = Recipe.load(directory.recipe_file) if os.path.exists(directory.recipe_file) else None
     of_recipe: dict[str, Any] = {}
     if recipe is not None:
+        leaders = [each.bottleneck for each in trials if each.phase is Phase.CONFIRM and each.pairs and each.bottleneck]
         of_recipe = {
             "verdict": recipe.evidence.verdict,
             "claimed": recipe.evidence.speedup,
             "throughput": recipe.evidence.throughput.value,
             "recommended": Configuration(recipe.configuration).describe(Configuration(recipe.baseline)),
-            "then_by": _then_by(trials) if recipe.changes else None,
+            "then_by": leaders[-1].name if leaders and recipe.changes else None,
         }
     return RunSummary(
         run=run.run,
@@ -135,22 +125,6 @@ def _summary(directory: RunDirectory, run: RunRecord, *, first: RunRecord) -> Ru
         limited_by=trials[0].bottleneck.name if trials and trials[0].bottleneck else None,
         **of_recipe,
     )
-
-
-def _then_by(trials: Sequence[TrialRecord]) -> str | None:
-    """What limits the leader that was confirmed last."""
-    limits = [each.bottleneck for each in trials if each.phase is Phase.CONFIRM and each.pairs and each.bottleneck]
-    return limits[-1].name if limits else None
-
-
-def _best(trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    """The trial with the highest speed-up in the search; the earlier one of two that are as fast."""
-    speeds = [
-        (record.speedup.value, record)
-        for record in trials
-        if record.outcome is Outcome.OK and record.phase is Phase.SEARCH and record.speedup is not None
-    ]
-    return max(speeds, key=lambda each: each[0])[1] if speeds else None
 
 
 def _differs(first: RunRecord, other: RunRecord) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -21,52 +23,45 @@ from autotune.stats.intervals import Interval
 _EFFECTS = typed(STRING, "run knob before after") | typed(FLOAT, "effect low high")
 _EFFECTS |= typed(INTEGER, "pairs") | typed(FLOAT, "importance")
 _SLICES = {"run": STRING, "trial": INTEGER, "side": STRING, "instance": INTEGER} | typed(FLOAT, "at seconds")
-_SLICES |= (
-    typed(INTEGER, "steps examples epochs") | typed(FLOAT, "throughput cpu_seconds loss") | {"disturbed": BOOLEAN}
-)
+_SLICES |= typed(INTEGER, "steps examples epochs") | typed(FLOAT, "throughput cpu_seconds loss")
+_SLICES["disturbed"] = BOOLEAN
 _OPERATIONS = {"run": STRING, "trial": INTEGER} | typed(STRING, "operation kind on")
 _OPERATIONS |= typed(INTEGER, "count") | typed(FLOAT, "self_seconds share")
 _WIDTH = 1.96
 
 
 def knob_effects(*runs: str | Path) -> pd.DataFrame:
-    """What changing one knob did to the speed, all others equal.
-
-    Args:
-        runs: Run directories, or directories that hold some at any depth.
+    """What changing one knob did to the speed, all others equal; takes and raises what `load_history` does.
 
     Returns:
         A row for each run, knob, and pair of its values, the largest effects first. `effect` is the ratio of
         throughputs, `after` over `before`, of `pairs` pairs of trials that differ in this knob alone, weighted by
         their errors, with its 95% interval `low` to `high`. `importance` is the knob's share of the variance of
         speed-ups (Optuna's PED-ANOVA); NA where there are too few trials.
-
-    Raises:
-        RunDirectoryError: Nothing was given, no run was found at a path, or a file there is damaged.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     for directory in find_runs(*runs):
-        measured = _measured(directory)
         importances = _importances(directory)
-        for (knob, before, after), ratios in _ratios(measured).items():
-            values = {"run": directory.name, "knob": knob, "before": before, "after": after, **_combined(ratios)}
-            rows.append({**values, "pairs": len(ratios), "importance": importances.get(knob)})
-    rows.sort(key=lambda row: (str(row["run"]), -abs(math.log(float(str(row["effect"]))))))
+        for (knob, before, after), ratios in _ratios(_measured(directory)).items():
+            weights = [1 / max(error, 1e-3) ** 2 for _, error in ratios]
+            mean, error = statistics.fmean([each for each, _ in ratios], weights), _WIDTH / math.sqrt(sum(weights))
+            values: dict[str, Any] = {
+                "effect": math.exp(mean),
+                "low": math.exp(mean - error),
+                "high": math.exp(mean + error),
+            }
+            values |= {"pairs": len(ratios), "importance": importances.get(knob)}
+            rows.append({"run": directory.name, "knob": knob, "before": before, "after": after, **values})
+    rows.sort(key=lambda row: (row["run"], -abs(math.log(row["effect"]))))
     return table(rows, _EFFECTS)
 
 
 def load_slices(*runs: str | Path) -> pd.DataFrame:
-    """Every timed slice of every trial, in long form.
-
-    Args:
-        runs: Run directories, or directories that hold some at any depth.
+    """Every timed slice of every trial, in long form; takes and raises what `load_history` does.
 
     Returns:
         A row for each slice. `side` is `candidate`, `baseline` (beside it), or `alone`; `at` is when it was measured,
         in seconds of the run; `throughput` in samples per second; `disturbed` is NA for slices without a partner.
-
-    Raises:
-        RunDirectoryError: Nothing was given, no run was found at a path, or a file there is damaged.
     """
     rows: list[dict[str, object]] = []
     for directory in find_runs(*runs):
@@ -83,17 +78,10 @@ def load_slices(*runs: str | Path) -> pd.DataFrame:
 
 
 def load_ops(*runs: str | Path) -> pd.DataFrame:
-    """The operations of profiled trials that took most time, ten a trial at most.
-
-    Args:
-        runs: Run directories, or directories that hold some at any depth.
+    """The operations of profiled trials that took most time; takes and raises what `load_history` does.
 
     Returns:
-        A row for each operation. `self_seconds` are those of all profiled steps, `share` is of all operations' self
-        time.
-
-    Raises:
-        RunDirectoryError: Nothing was given, no run was found at a path, or a file there is damaged.
+        Ten rows a trial at most. `self_seconds` are of all profiled steps, `share` is of all operations' self time.
     """
     rows = [
         {"run": directory.name, "trial": record.trial, "operation": each.name, **each.model_dump(exclude={"name"})}
@@ -115,11 +103,12 @@ def _measured(directory: RunDirectory) -> list[tuple[Configuration, Interval]]:
     return found
 
 
-def _ratios(
-    measured: Iterable[tuple[Configuration, Interval]],
-) -> dict[tuple[str, str, str], list[tuple[float, float]]]:
+Ratios = dict[tuple[str, str, str], list[tuple[float, float]]]
+
+
+def _ratios(measured: Iterable[tuple[Configuration, Interval]]) -> Ratios:
     """Log-ratios and their errors, by knob and by its two values, in a fixed order of these."""
-    found: dict[tuple[str, str, str], list[tuple[float, float]]] = defaultdict(list)
+    found: Ratios = defaultdict(list)
     for (one, before), (other, after) in itertools.combinations(measured, 2):
         differing = other.differences(one)
         if len(differing) != 1 or before.low <= 0 or after.low <= 0:
@@ -129,21 +118,9 @@ def _ratios(
         if (type(a) is int and type(b) is int and a > b) or (type(a) is not int and format_value(a) > format_value(b)):
             a, b, sign = b, a, -1
         ratio = sign * math.log(after.value / before.value)
-        error = math.hypot(_error(before), _error(after))
+        error = math.hypot(before.log.half_width, after.log.half_width) / _WIDTH
         found[knob, format_value(a), format_value(b)].append((ratio, error))
-    return dict(found)
-
-
-def _error(interval: Interval) -> float:
-    return math.log(interval.high / interval.low) / (2 * _WIDTH)
-
-
-def _combined(ratios: list[tuple[float, float]]) -> dict[str, float]:
-    """The mean of log-ratios, weighted by their errors, and its interval."""
-    weights = [1 / max(error, 1e-3) ** 2 for _, error in ratios]
-    mean = sum(weight * ratio for weight, (ratio, _) in zip(weights, ratios, strict=True)) / sum(weights)
-    error = _WIDTH / math.sqrt(sum(weights))
-    return {"effect": math.exp(mean), "low": math.exp(mean - error), "high": math.exp(mean + error)}
+    return found
 
 
 def _importances(directory: RunDirectory) -> dict[str, float]:

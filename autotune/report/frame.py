@@ -76,12 +76,11 @@ def load_history(*runs: str | Path) -> pd.DataFrame:
         runs: Run directories, or directories that hold some at any depth, such as `results`.
 
     Returns:
-        The columns of `columns()`, in that order, rows by run and then by trial. `machine` is the machine's id,
-        `workload` the workload's name; text is one line, without control characters. A knob that the trial's
-        device does not have is NA, and so are the `reason` of a trial that ended well and every figure that was
-        not measured. A run of which no trial has finished adds no rows. `bottleneck` is what limits the trial and
-        `bottleneck_share` the figure that it rests on; the ceilings are what input and step reach alone, in samples
-        per second.
+        The columns of `columns()`, in that order, rows by run and then by trial; times in seconds, sizes in bytes,
+        rates in samples per second. `machine` is the machine's id; text is one line. A knob that the trial's device
+        does not have is NA, and so are the `reason` of a trial that ended well and what was not measured.
+        `bottleneck` is what limits the trial and `bottleneck_share` the figure that it rests on; the ceilings are
+        what input and step reach alone.
 
         A trial's speed-up is over `baseline_throughput`: the baseline's slices in turn with its own, which are slower
         than the baseline alone. Throughputs of two rows were measured at other times and tell less than speed-ups.
