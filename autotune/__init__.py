@@ -12,55 +12,38 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import AutotuneError
-from autotune.version import __version__
-from autotune.workloads.workload import DatasetConfig, Workload
+from autotune.errors import AutotuneError as AutotuneError
+from autotune.version import __version__ as __version__
+from autotune.workloads.workload import DatasetConfig as DatasetConfig
+from autotune.workloads.workload import Workload as Workload
 
 if TYPE_CHECKING:
-    from autotune.recipe.recipe import MachineMismatchWarning, Recipe
-    from autotune.report.compare import compare
-    from autotune.report.effects import knob_effects, load_ops, load_slices
-    from autotune.report.frame import load_history
-    from autotune.scripts.long_run import activate
-    from autotune.scripts.tuned import steps, tuned
-    from autotune.tuning.tune import tune
-    from autotune.tuning.verifying import Verification, verify
+    from autotune.recipe.recipe import MachineMismatchWarning as MachineMismatchWarning
+    from autotune.recipe.recipe import Recipe as Recipe
+    from autotune.report.compare import compare as compare
+    from autotune.report.effects import knob_effects as knob_effects
+    from autotune.report.effects import load_ops as load_ops
+    from autotune.report.effects import load_slices as load_slices
+    from autotune.report.frame import load_history as load_history
+    from autotune.scripts.long_run import activate as activate
+    from autotune.scripts.tuned import steps as steps
+    from autotune.scripts.tuned import tuned as tuned
+    from autotune.tuning.tune import tune as tune
+    from autotune.tuning.verifying import Verification as Verification
+    from autotune.tuning.verifying import verify as verify
 
-_LAZY = {
-    "MachineMismatchWarning": "autotune.recipe.recipe",
-    "activate": "autotune.scripts.long_run",
-    "steps": "autotune.scripts.tuned",
-    "tuned": "autotune.scripts.tuned",
-    "Recipe": "autotune.recipe.recipe",
-    "Verification": "autotune.tuning.verifying",
-    "compare": "autotune.report.compare",
-    "knob_effects": "autotune.report.effects",
-    "load_history": "autotune.report.frame",
-    "load_ops": "autotune.report.effects",
-    "load_slices": "autotune.report.effects",
-    "tune": "autotune.tuning.tune",
-    "verify": "autotune.tuning.verifying",
+_MODULES = {
+    "recipe.recipe": "MachineMismatchWarning Recipe",
+    "report.compare": "compare",
+    "report.effects": "knob_effects load_ops load_slices",
+    "report.frame": "load_history",
+    "scripts.long_run": "activate",
+    "scripts.tuned": "steps tuned",
+    "tuning.tune": "tune",
+    "tuning.verifying": "Verification verify",
 }
-
-__all__ = [
-    "AutotuneError",
-    "DatasetConfig",
-    "MachineMismatchWarning",
-    "Recipe",
-    "Verification",
-    "Workload",
-    "__version__",
-    "activate",
-    "compare",
-    "knob_effects",
-    "load_history",
-    "load_ops",
-    "load_slices",
-    "steps",
-    "tune",
-    "tuned",
-    "verify",
-]
+_LAZY = {name: f"autotune.{module}" for module, names in _MODULES.items() for name in names.split()}
+__all__ = ["AutotuneError", "DatasetConfig", "Workload", "__version__", *_LAZY]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:

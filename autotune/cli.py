@@ -3,40 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
 
 from cyclopts import CycloptsError
 
 from autotune.commands import app
 from autotune.errors import ArgumentError, AutotuneError, TuningInterruptedError
-from autotune.streams import lenient_output
 
 
-def _run(tokens: list[str], rest: list[str]) -> object:
-    """Run the command that the tokens name; `rest` is `--` and what follows it, or empty."""
-    if tokens[:1] == ["run"]:
-        tokens, rest = _before_script(tokens + rest)
-    for_file = bool(rest) and tokens[:1] in (["tune"], ["verify"], ["run"])
-    command, bound, unparsed = app.parse_args(
-        tokens if for_file else tokens + rest, exit_on_error=False, print_error=False
-    )
-    if "args" in unparsed:
-        bound.arguments["args"] = rest[1:] if for_file else None
-    return command(*bound.args, **bound.kwargs)
-
-
-def _before_script(tokens: list[str]) -> tuple[list[str], list[str]]:
-    """What `autotune run` is given, up to the script; then `--` and the script's own arguments."""
+def _own(given: list[str]) -> tuple[list[str], list[str]]:
+    """This program's own arguments; then `--` and a script's, which for `autotune run` are all that follow it."""
+    if given[:1] != ["run"]:
+        end = given.index("--") if "--" in given else len(given)
+        return given[:end], given[end:]
     words = 0
-    for index, token in enumerate(tokens[1:], start=1):
-        takes_value = tokens[index - 1] in ("--scale-learning-rate", "--on-mismatch")
+    for index, token in enumerate(given[1:], start=1):
+        takes_value = given[index - 1] in ("--scale-learning-rate", "--on-mismatch")
         words += not token.startswith("-") and not takes_value
         if words == 2:
-            return tokens[: index + 1], ["--", *tokens[index + 1 :]]
-    return tokens, []
+            return given[: index + 1], ["--", *given[index + 1 :]]
+    return given, []
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -53,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     with contextlib.suppress(ValueError):  # in a thread signals are its owner's
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, also where no run notes it
     try:
-        with lenient_output():
+        with _lenient_output():
             code = _main(list(sys.argv[1:] if arguments is None else arguments))
     finally:
         with contextlib.suppress(ValueError):
@@ -63,31 +54,71 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _main(given: list[str]) -> int | Callable[[], int]:
     """The exit code, or what is to be run in place of this program."""
-    end = given.index("--") if "--" in given else len(given)
-    own = given[:end]
-    if own[:1] == ["run"]:  # what follows the script is not for this program
-        own = _before_script(own)[0]
-        end = len(own)
-    debug = "--debug" in own
+    own, rest = _own(given)
     tokens = [each for each in own if each not in ("--debug", "-m")]  # -m: a module is known by its name
+    for_file = bool(rest) and tokens[:1] in (["tune"], ["verify"], ["run"])
     try:
-        code = _run(tokens, given[end:])
+        command, bound, unparsed = app.parse_args(
+            tokens if for_file else tokens + rest, exit_on_error=False, print_error=False
+        )
+        if "args" in unparsed:
+            bound.arguments["args"] = rest[1:] if for_file else None
+        code = command(*bound.args, **bound.kwargs)
         return code if isinstance(code, int) or callable(code) else 0
     except CycloptsError as error:
         hint = "`autotune --help` and `autotune COMMAND --help` say what there is."
         problem: AutotuneError = ArgumentError(str(error), hint=hint)
-    except AutotuneError as error:
-        if debug:
-            traceback.print_exc()
-        problem = error
     except KeyboardInterrupt:
         problem = TuningInterruptedError("interrupted")
     except Exception as error:
-        if debug:
+        if "--debug" in own:
             traceback.print_exc()
         hint = "This is a fault of autotune's. The same command with --debug shows where."
-        problem = AutotuneError(f"internal error: {type(error).__name__}: {error}", hint=hint)
-    from autotune import console
+        internal = AutotuneError(f"internal error: {type(error).__name__}: {error}", hint=hint)
+        problem = error if isinstance(error, AutotuneError) else internal
+    from autotune.console.text import show_error
 
-    console.show_error(problem)
+    show_error(problem)
     return problem.exit_code
+
+
+class _Lenient:
+    """A stream that replaces letters it cannot write by `?`, and is silent once it is broken."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        # One that was closed before Python began is None, and its descriptor free for a socket to take.
+        self._stream = stream or open(os.devnull, "w")  # noqa: SIM115
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        encoding = self._stream.encoding or "utf-8"
+        with self._silent_once_broken():
+            self._stream.write(text.encode(encoding, "replace").decode(encoding))
+        return len(text)
+
+    def flush(self) -> None:
+        with self._silent_once_broken():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _silent_once_broken(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError):  # ValueError: the stream is closed
+            # What it still holds would fail again when Python ends.
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nothing:
+                os.dup2(nothing.fileno(), self._stream.fileno())
+
+
+@contextlib.contextmanager
+def _lenient_output() -> Iterator[None]:
+    """Make standard output and error such streams."""
+    out, err = _Lenient(sys.stdout), _Lenient(sys.stderr)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            yield
+        finally:
+            out.flush()
+            err.flush()

@@ -1,22 +1,4 @@
-"""Everything that autotune raises on purpose, and the exit code each class leaves with.
-
-    AutotuneError
-    ├── InputError                      2   wrong arguments or input: the user can mend it
-    │   ├── ArgumentError                   a command-line or function argument
-    │   ├── WorkloadError                   the user's module, model, dataset or compile arguments
-    │   ├── SearchSpaceError                a search-space file
-    │   ├── ConfigurationError              a knob that does not exist, or a value it cannot take
-    │   ├── RecipeError                     a recipe file
-    │   ├── RunDirectoryError               a run directory that cannot be written or read
-    │   ├── BudgetError                     too little time to measure the baseline
-    │   ├── ApplyError                      a recipe that cannot act: applied too late, or to other data
-    │   └── MachineMismatchError            a recipe measured on another machine (on_mismatch="error")
-    ├── NoStableConfigurationError      3   the baseline itself fails
-    ├── TrialProcessError               4   the tuner's own processes failed, not the user's code
-    └── TuningInterruptedError        130   interrupted before anything could be recommended
-
-This module imports nothing of the package but `printable`, and may be imported by all of it.
-"""
+"""Everything that autotune raises on purpose, and the exit code each class leaves with. All of it may import this."""
 
 from __future__ import annotations
 
@@ -61,7 +43,7 @@ def revived(kind: type[E], args: tuple[Any, ...], state: dict[str, Any]) -> E:
 
 
 class InputError(AutotuneError):
-    """Something the user handed in is wrong."""
+    """Something the user handed in is wrong, and the user can mend it."""
 
     exit_code = 2
 

@@ -7,26 +7,15 @@ Version history of the format: 1, the first.
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, FiniteFloat
+from pydantic import Field, FiniteFloat
 
+from autotune.models import Amount, Count, Frozen, Many, Number, Positive
 from autotune.space.knobs import Value
 from autotune.stats.bottleneck import Bottleneck, Ceilings, Profile
 from autotune.stats.intervals import Interval
 from autotune.stats.stability import Check
-
-T = TypeVar("T")
-# A list of any length. Reading stops at the first mistake: a damaged file may hold millions.
-Many = Annotated[tuple[T, ...], Field(fail_fast=True)]
-Amount = Annotated[FiniteFloat, Field(ge=0)]
-Positive = Annotated[FiniteFloat, Field(gt=0)]
-Count = Annotated[int, Field(ge=0)]
-Number = Annotated[int, Field(ge=1)]
-
-
-class Frozen(BaseModel, frozen=True, extra="forbid"):
-    """Data of a file or a message: immutable, without unknown fields."""
 
 
 class Place(Frozen):

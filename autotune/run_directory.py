@@ -27,8 +27,8 @@ from pydantic import AfterValidator, FiniteFloat, ValidationError
 from autotune.devices.machine import Machine
 from autotune.errors import RunDirectoryError
 from autotune.files import is_utf8, read_at_most, write_atomically
-from autotune.mistakes import first_mistake
-from autotune.record import Amount, Count, Frozen, Many, Number, Place, TrialRecord
+from autotune.models import Amount, Count, Frozen, Many, Number, first_mistake
+from autotune.record import Place, TrialRecord
 from autotune.scripts.facts import ScriptFacts
 from autotune.space.knobs import Value
 
@@ -36,17 +36,8 @@ LARGEST_FILE_BYTES = 32 << 20  # more than a trial's 20,000 pairs of slices
 SCRATCH = "script-scratch"  # files of a script's trials, such as those of caches; removed at the end
 CREATED = "created.txt"  # what a script's trials have made
 OWN_FILES = (
-    "run.json",
-    "study.db",
-    "study.db-journal",
-    "recipe.json",
-    "trials/[0-9]*/result.json",
-    "trials/[0-9]*/log.txt",
-    "logs/template-*.log",
-    "logs/losses-*.log",
-    CREATED,
-    "report.html",
-    ".lock",
+    *("run.json", "study.db", "study.db-journal", "recipe.json", CREATED, "report.html", ".lock"),
+    *("trials/[0-9]*/result.json", "trials/[0-9]*/log.txt", "logs/template-*.log", "logs/losses-*.log"),
 )
 """What a run writes, and removes when it is refused. Whatever else is in its directory belongs to others."""
 

@@ -17,7 +17,6 @@ from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
 from test_recommendation import run_that_is
 
 from autotune import cli
-from autotune import commands as command_line
 from autotune.cli import app
 from autotune.devices.gpus import Gpu, GpuReading
 from autotune.errors import ArgumentError
@@ -146,7 +145,7 @@ def test_the_readme_and_the_help_list_every_command_and_option(capsys):
         assert re.search(rf"^│ {command} ", out, re.MULTILINE)
         _, own, _ = run(capsys, command, "--help")
         assert f"autotune {command}" in own
-        exist = {f"--{each.name.replace('_', '-')}" for each in options_of(getattr(command_line, command))}
+        exist = {f"--{each.name.replace('_', '-')}" for each in options_of(app[command].default_command)}
         assert {
             option
             for name, more in told
@@ -349,7 +348,7 @@ def test_an_internal_error_says_so_and_hides_its_traceback(capsys, monkeypatch):
     def broken():
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("autotune.console.show_knobs", broken)
+    monkeypatch.setattr("autotune.console.tables.show_knobs", broken)
     code, _, err = run(capsys, "knobs")
     assert code == 4
     assert "internal error: RuntimeError: broken" in err
@@ -375,7 +374,7 @@ def test_an_interrupt_leaves_with_130(capsys, monkeypatch, number):
     def interrupted():
         signal.raise_signal(number)
 
-    monkeypatch.setattr("autotune.console.show_knobs", interrupted)
+    monkeypatch.setattr("autotune.console.tables.show_knobs", interrupted)
     code, _, err = run(capsys, "knobs")
     signal.signal(signal.SIGINT, before)
     assert code == 130

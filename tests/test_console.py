@@ -13,8 +13,13 @@ from rich.console import Console
 from simulated_runs import BASELINE, a_pair
 from test_recommendation import run_that_is
 
-from autotune import cli, console
+from autotune import cli
+from autotune.console.closing import show_recipe, show_usage
+from autotune.console.progress import Progress, trial_line
+from autotune.console.tables import show_history
+from autotune.console.text import duration, ratio, show_error, size
 from autotune.errors import WorkloadError
+from autotune.printable import one_line
 from autotune.recipe.evidence import Watch
 from autotune.record import Looks, Outcome, Phase, Standing, TrialRecord
 from autotune.report.frame import columns
@@ -42,7 +47,7 @@ def drawn(events, *, terminal):
     """What a run's events put on a screen, and the progress that drew them."""
     output = io.StringIO()
     screen = Console(file=output, width=100, force_terminal=terminal, highlight=False)
-    progress = console.Progress(screen, clock=lambda: 0.0)
+    progress = Progress(screen, clock=lambda: 0.0)
     with progress:
         for event in events:
             progress(event)
@@ -85,7 +90,7 @@ def test_a_resumed_runs_moments_count_from_its_beginning():
 def test_a_vague_speed_up_is_marked(low, high, uncertain):
     """A trial's line has the speed-up alone; where its interval spans a factor of two, that it is uncertain."""
     measured = record(speedup=Interval(value=2.5, low=low, high=high))
-    text = console.trial_line(measured, "batch_size=128", stamp="0:05").plain
+    text = trial_line(measured, "batch_size=128", stamp="0:05").plain
     assert "×2.50" in text
     assert ("(uncertain)" in text) is uncertain
     assert f"{low:.2f} to" not in text
@@ -105,9 +110,9 @@ def test_a_leaders_line_says_how_its_confirmation_stands(standing, told):
     looks = Looks(leader=1, candidate=1, error=0.025, after=(4, 8), standing=standing, reference=2)
     pairs = tuple(a_pair(2.5, instance=instance) for instance in (0, 0, 1, 2))
     leader = record(phase=Phase.CONFIRM, looks=(looks,), pairs=pairs)
-    assert f"({told})" in console.trial_line(leader, "batch_size=128", stamp="0:05").plain
+    assert f"({told})" in trial_line(leader, "batch_size=128", stamp="0:05").plain
     failed = leader.model_copy(update={"outcome": Outcome.UNSTABLE, "reason": "retracing: too often"})
-    line = console.trial_line(failed, "batch_size=128", stamp="0:05").plain
+    line = trial_line(failed, "batch_size=128", stamp="0:05").plain
     assert "unstable" in line
     assert line.endswith("(retracing: too often)")
     assert "fresh processes" not in line
@@ -138,7 +143,7 @@ def test_the_best_is_what_leads_by_the_latest_looks():
 @given(st.text())
 def test_no_control_character_of_a_users_text_reaches_the_terminal(text):
     """Whatever a user's string holds, what is printed is one line of printable text."""
-    cleaned = console.clean(text)
+    cleaned = one_line(text)
     assert "\x1b" not in cleaned
     assert "\n" not in cleaned
     assert all(ord(char) >= 32 for char in cleaned)
@@ -152,7 +157,7 @@ def test_markup_in_a_users_text_is_printed_as_it_is():
 
 def test_an_error_shows_message_hint_and_detail_on_standard_error(capsys):
     """What is wrong, the next step, and the user's own frames, in this order."""
-    console.show_error(WorkloadError("what", hint="next", detail="Traceback\n  line"))
+    show_error(WorkloadError("what", hint="next", detail="Traceback\n  line"))
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == ["autotune: what", "next", "Traceback", "  line"]
@@ -163,7 +168,7 @@ def test_a_failed_baselines_reason_is_told_once(capsys):
     failed = record(trial=0, phase=Phase.BASELINE, outcome=Outcome.ERROR, reason="KeyError: 'age'")
     said = drawn([TrialEnded(record=failed, changes="baseline")], terminal=False)
     detail = "Traceback (your code):\n  line 1\n    KeyError: 'age'\nKeyError: 'age'"
-    console.show_error(WorkloadError("dataset() raised KeyError: 'age'", detail=detail))
+    show_error(WorkloadError("dataset() raised KeyError: 'age'", detail=detail))
     said += capsys.readouterr().err
     assert said.splitlines()[-4:] == [
         "autotune: dataset() raised KeyError: 'age'",
@@ -176,21 +181,21 @@ def test_a_failed_baselines_reason_is_told_once(capsys):
 
 def test_durations_and_sizes_read_like_a_clock_and_like_a_file_manager():
     """Seconds as minutes and hours; bytes in MiB and GiB; nothing for what was not measured."""
-    assert [console.duration(each) for each in (0, 65, 3700, -3)] == ["0:00", "1:05", "1:01:40", "0:00"]
-    assert [console.size(each) for each in (None, 1 << 20, 3 << 29)] == ["–", "1 MiB", "1.50 GiB"]
+    assert [duration(each) for each in (0, 65, 3700, -3)] == ["0:00", "1:05", "1:01:40", "0:00"]
+    assert [size(each) for each in (None, 1 << 20, 3 << 29)] == ["–", "1 MiB", "1.50 GiB"]
 
 
 def test_a_trial_that_never_settled_says_so():
     """In a run's trials by a remark, only on what was measured; settled ones, and older records, say nothing."""
     text = {
-        settled: console.trial_line(record(settled=settled), "batch_size=128", stamp="0:05").plain
+        settled: trial_line(record(settled=settled), "batch_size=128", stamp="0:05").plain
         for settled in (True, False, None)
     }
     assert "was still getting faster when it was measured" in text[False]
     assert text[True] == text[None]
     assert text[False].startswith(text[True])
     failed = record(settled=False, outcome=Outcome.UNSTABLE, reason="loss scale")
-    assert "still getting faster" not in console.trial_line(failed, "", stamp="").plain
+    assert "still getting faster" not in trial_line(failed, "", stamp="").plain
 
 
 @pytest.mark.parametrize(("settled", "shown"), [((True, False), True), ((True, None), False)])
@@ -203,7 +208,7 @@ def test_a_history_has_the_settled_column_where_it_says_something(settled, shown
         }
     )
     output = io.StringIO()
-    console.show_history(frame, Console(file=output, width=200))
+    show_history(frame, Console(file=output, width=200))
     assert ("settled" in output.getvalue().splitlines()[0].split()) == shown
 
 
@@ -221,8 +226,8 @@ def shown(recipe, path=Path("recipe.json"), tuned="train.py", **evidence):
     recipe = recipe.model_copy(update={"evidence": recipe.evidence.model_copy(update=evidence)})
     output = io.StringIO()
     screen = Console(file=output, width=200, force_terminal=False, highlight=False)
-    console.show_recipe(recipe, path, screen)
-    console.show_usage(recipe, path, tuned=tuned, console=screen)
+    show_recipe(recipe, path, screen)
+    show_usage(recipe, path, tuned=tuned, console=screen)
     return output.getvalue()
 
 
@@ -362,5 +367,5 @@ def test_a_rate_from_one_slice_has_no_interval(recipes):
 
 def test_bounds_that_are_the_figure_itself_are_not_shown():
     """An interval of no width would look like certainty."""
-    assert console.ratio(Interval(value=1.5, low=1.5, high=1.5)) == "×1.50"
-    assert console.ratio(Interval(value=1.5, low=1.4, high=1.6)) == "×1.50 (1.40 to 1.60)"
+    assert ratio(Interval(value=1.5, low=1.5, high=1.5)) == "×1.50"
+    assert ratio(Interval(value=1.5, low=1.4, high=1.6)) == "×1.50 (1.40 to 1.60)"

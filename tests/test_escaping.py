@@ -15,8 +15,13 @@ from rich.console import Console
 from simulated_runs import BASELINE, MACHINE
 from test_recommendation import run_that_is
 
-from autotune import cli, console
+from autotune import cli
+from autotune.console.closing import show_recipe, show_usage
+from autotune.console.progress import Progress
+from autotune.console.tables import show_comparison, show_history, show_trials
+from autotune.console.text import show_error
 from autotune.errors import WorkloadError
+from autotune.printable import one_line
 from autotune.recipe.recipe import Recipe
 from autotune.record import Outcome, Phase, TrialRecord
 from autotune.report.compare import compare_runs
@@ -144,7 +149,7 @@ def test_progress_draws_a_line_for_each_event_whatever_it_speaks_of(text):
     ]
 
     def draw(output):
-        with console.Progress(output, clock=lambda: 0.0) as progress:
+        with Progress(output, clock=lambda: 0.0) as progress:
             for event in events:
                 progress(event)
 
@@ -158,7 +163,7 @@ def test_progress_draws_a_line_for_each_event_whatever_it_speaks_of(text):
 def test_trials_are_a_line_each(text):
     """A reason of several lines, or one that moves the cursor, stays on its trial's line."""
     records = [trial(reason=text), trial(2, reason="plain")]
-    shown = printed(lambda output: console.show_trials(records, BASELINE, output))
+    shown = printed(lambda output: show_trials(records, BASELINE, output))
     assert len(shown.split("\n")) == len(records) + 2
 
 
@@ -166,8 +171,8 @@ def test_trials_are_a_line_each(text):
 def test_a_recipe_is_shown_as_text(written, text):
     """Everything of a recipe that others wrote, and the name of its file."""
     recipe, other = recipe_with(written, text), recipe_with(written, "plain")
-    plain = printed(lambda output: console.show_recipe(other, Path("plain"), output))
-    shown = printed(lambda output: console.show_recipe(recipe, Path("a") / (text or "b"), output))
+    plain = printed(lambda output: show_recipe(other, Path("plain"), output))
+    shown = printed(lambda output: show_recipe(recipe, Path("a") / (text or "b"), output))
     assert len(shown.split("\n")) == len(plain.split("\n"))
 
 
@@ -176,7 +181,7 @@ def test_the_lines_for_training_code_name_the_recipe_whatever_it_is_called(writt
     """The line that is to be copied is Python, and loads that very file."""
     path = Path(text)
     recipe = recipe_with(written, "plain")
-    shown = printed(lambda output: console.show_usage(recipe, path, tuned="train.py", console=output))
+    shown = printed(lambda output: show_usage(recipe, path, tuned="train.py", console=output))
     line = next(each for each in shown.split("\n") if "Recipe.load" in each)
     call = ast.parse(line.strip()).body[0].value
     assert ast.literal_eval(call.args[0]) == str(path)
@@ -187,9 +192,9 @@ def test_the_command_that_goes_on_is_one_line_whatever_names_are_in_it(written, 
     """What can be printed can be pasted; a name that cannot be printed drives no terminal."""
     recipe = recipe_with(written, "plain", verdict="undecided", go_on_seconds=60.0)
     path = Path("results") / text / "recipe.json"
-    shown = printed(lambda output: console.show_usage(recipe, path, tuned=tuned, console=output))
+    shown = printed(lambda output: show_usage(recipe, path, tuned=tuned, console=output))
     (command,) = (line for line in shown.split("\n") if "--resume" in line)
-    if console.clean(text + tuned) == text + tuned:
+    if one_line(text + tuned) == text + tuned:
         words = ["autotune", "tune", tuned, "--resume", str(path.parent), "--budget", "60s"]
         assert shlex.split(command) == words
 
@@ -200,14 +205,12 @@ def test_runs_are_a_row_each_in_every_table_and_file(tmp_path, text):
     """`compare`, `history` and the CSV: a row for each run or trial, and no control characters."""
     write_run(tmp_path / "run", text)
     write_run(tmp_path / "other", "plain")
-    shown = printed(lambda output: console.show_comparison(compare_runs(tmp_path), output))
-    plain = printed(
-        lambda output: console.show_comparison(compare_runs(tmp_path / "other", tmp_path / "other"), output)
-    )
+    shown = printed(lambda output: show_comparison(compare_runs(tmp_path), output))
+    plain = printed(lambda output: show_comparison(compare_runs(tmp_path / "other", tmp_path / "other"), output))
     assert len([line for line in shown.split("\n") if "no recipe" in line]) == 2
     assert len(shown.split("\n")) >= len(plain.split("\n"))
     frame = load_history(tmp_path)
-    assert len(printed(lambda output: console.show_history(frame, output)).split("\n")) == 4 + 3
+    assert len(printed(lambda output: show_history(frame, output)).split("\n")) == 4 + 3
     write_csv(frame, tmp_path / "table.csv")
     lines = (tmp_path / "table.csv").read_text().splitlines()
     assert len(lines) == 4 + 1
@@ -221,20 +224,20 @@ def test_an_error_is_a_line_a_hint_and_its_detail(message, detail):
     error = WorkloadError("x" + message, hint="y" + message, detail=detail)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stderr", output)
-        console.show_error(error)
+        show_error(error)
     text = output.getvalue()
     assert text.replace("\n", "").isprintable()
-    assert text.split("\n")[:2] == [f"autotune: {console.clean('x' + message)}", console.clean("y" + message)]
+    assert text.split("\n")[:2] == [f"autotune: {one_line('x' + message)}", one_line("y" + message)]
 
 
 @pytest.mark.parametrize("text", [NASTY, "[/nothing]", ":smile:"])
 def test_markup_and_escapes_are_shown_as_they_are_written(tmp_path, written, text):
     """Nothing of a name is taken for colour, emoji or an end of markup, and nothing of it is lost."""
     write_run(tmp_path / "run", text)
-    shown = console.clean(text)
-    assert printed(lambda output: console.show_comparison(compare_runs(tmp_path), output)).count(shown) == 3
-    assert shown in printed(lambda output: console.show_history(load_history(tmp_path), output))
-    assert shown in printed(lambda output: console.show_recipe(recipe_with(written, text), Path(text), output))
+    shown = one_line(text)
+    assert printed(lambda output: show_comparison(compare_runs(tmp_path), output)).count(shown) == 3
+    assert shown in printed(lambda output: show_history(load_history(tmp_path), output))
+    assert shown in printed(lambda output: show_recipe(recipe_with(written, text), Path(text), output))
 
 
 # --------------------------------------------------------------------------------------- the command line
@@ -263,7 +266,7 @@ def test_files_with_such_names_are_read_and_shown(capsys, tmp_path, written, nam
     assert cli.main(["history", str(folder), "--csv", str(folder / "table.csv")]) == 0
     captured = capsys.readouterr()
     assert (captured.out + captured.err).replace("\n", "").isprintable()
-    assert console.clean(name) in captured.out
+    assert one_line(name) in captured.out
     captured.out.encode()
 
 

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from autotune.record import Boundary, Frozen, Outcome, Slice, StepSeconds
+from autotune.models import Frozen
+from autotune.record import Boundary, Outcome, Slice, StepSeconds
 from autotune.worker import messages
 from autotune.worker.messages import Channel, ChannelClosed, ProtocolError
 from autotune.workloads.workload import WorkloadFacts, WorkloadReference

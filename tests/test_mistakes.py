@@ -6,7 +6,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from autotune.devices.machine import Machine
-from autotune.mistakes import first_mistake
+from autotune.models import first_mistake
 from autotune.recipe.recipe import Recipe
 from autotune.record import TrialRecord
 from autotune.run_directory import RunRecord

@@ -7,7 +7,7 @@ import pytest
 from simulated_runs import SMALL_SPACE, faster_by, on_disk, simulated_trials, tune_simulated
 
 from autotune import load_history
-from autotune.console import show_knobs
+from autotune.console.tables import show_knobs
 from autotune.errors import ApplyError, ConfigurationError, RecipeError
 from autotune.recipe.apply import apply_before_build, compile_arguments, environment, set_by_dataset
 from autotune.recipe.recipe import Recipe

@@ -1,20 +1,8 @@
 """The commands, which are all known to `app` once this is imported."""
 
-from autotune.commands.app import app
-from autotune.commands.reading import compare, dashboard, doctor, history, knobs, report, show, space
-from autotune.commands.training import run, tune, verify
+from autotune.commands import reading, training
+from autotune.commands.app import app, restore_help
 
-__all__ = [
-    "app",
-    "compare",
-    "dashboard",
-    "doctor",
-    "history",
-    "knobs",
-    "report",
-    "run",
-    "show",
-    "space",
-    "tune",
-    "verify",
-]
+restore_help(reading)
+restore_help(training)
+__all__ = ["app"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import sys
-from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from cyclopts import App
 
@@ -20,10 +20,8 @@ app = App(
 )
 
 
-def restore_help(file: str, commands: dict[str, Any]) -> None:
-    """Give commands the help that `python -OO` has dropped: their docstrings, out of their source."""
-    if sys.flags.optimize < 2:
-        return
-    for node in ast.parse(Path(file).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef) and node.name in commands:
-            commands[node.name].__doc__ = ast.get_docstring(node)
+def restore_help(module: ModuleType) -> None:
+    """Give a module's commands the help that `python -OO` has dropped: their docstrings, out of their source."""
+    for node in ast.parse(inspect.getsource(module)).body if sys.flags.optimize >= 2 else ():
+        if isinstance(node, ast.FunctionDef):
+            getattr(module, node.name).__doc__ = ast.get_docstring(node)

@@ -1,32 +1,29 @@
-"""The commands that show something: one call each, with an exit code.
-
-Heavy modules are imported inside the commands, so that help and errors answer at once.
-"""
+"""The commands that show something. Heavy modules are imported inside them, so that help and errors answer at once."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from autotune.commands.app import app, restore_help
-from autotune.errors import ArgumentError
+from autotune.commands.app import app
+from autotune.errors import ArgumentError, RunDirectoryError
 
 
 @app.command
-def show(path: Path, /, *, diff: Path | None = None) -> int:
+def show(path: Path, /, *, diff: Path | None = None) -> None:
     """Show a recipe, or a run: its trials and its recipe.
 
-    Parameters
-    ----------
-    path
-        A recipe.json, or a run directory.
-    diff
-        A script: print the edit of it that makes the recipe permanent.
+    Args:
+        path: A recipe.json, or a run directory.
+        diff: A script: print the edit of it that makes the recipe permanent.
     """
-    from autotune import console
+    from autotune.console.closing import show_diff, show_recipe, show_usage
+    from autotune.console.tables import show_trials
+    from autotune.console.text import say
     from autotune.recipe.recipe import Recipe
     from autotune.report.runs import baseline_of, trial_configuration
     from autotune.run_directory import RunDirectory
@@ -36,25 +33,22 @@ def show(path: Path, /, *, diff: Path | None = None) -> int:
         from autotune.scripts.diff import script_diff
 
         file = path / "recipe.json" if os.path.isdir(path) else path
-        console.show_diff(*script_diff(Recipe.load(file), diff))
-        return 0
+        return show_diff(*script_diff(Recipe.load(file), diff))
     if not os.path.isdir(path):  # Path.is_dir raises on a name that is too long
-        console.show_recipe(Recipe.load(path), path)
-        return 0
+        return show_recipe(Recipe.load(path), path)
     directory = RunDirectory(path)
     run = directory.read_run()
     records = list(directory.read_trials())
     for record in records:
         trial_configuration(directory, record)  # refuses damaged ones with their file's name
-    console.show_trials(records, baseline_of(directory, run, records) or Configuration({}))
-    if os.path.exists(directory.recipe_file):
-        recipe = Recipe.load(directory.recipe_file)
-        console.show_recipe(recipe, directory.recipe_file)
-        if recipe.evidence.go_on_seconds is not None and run.workload is not None:
-            console.show_usage(recipe, directory.recipe_file, tuned=run.workload.reference)
-    else:
-        console.say("No recipe: the run has not ended, or it was cut off.")
-    return 0
+    show_trials(records, baseline_of(directory, run, records) or Configuration({}))
+    if not os.path.exists(directory.recipe_file):
+        return say("No recipe: the run has not ended, or it was cut off.")
+    recipe = Recipe.load(directory.recipe_file)
+    show_recipe(recipe, directory.recipe_file)
+    if recipe.evidence.go_on_seconds is not None and run.workload is not None:
+        show_usage(recipe, directory.recipe_file, tuned=run.workload.reference)
+    return None
 
 
 @app.command
@@ -64,84 +58,82 @@ def history(
     *,
     csv: Path | None = None,
     parquet: Path | None = None,
-) -> int:
+) -> None:
     """Every trial of one run or many, as a table.
 
-    Parameters
-    ----------
-    runs
-        Run directories, or a directory that holds some, such as results/.
-    csv
-        Write the table to this CSV file.
-    parquet
-        Write the table to this Parquet file.
+    Args:
+        runs: Run directories, or a directory that holds some, such as results/.
+        csv: Write the table to this CSV file.
+        parquet: Write the table to this Parquet file.
     """
-    from autotune import console
+    from autotune.console.tables import show_history
+    from autotune.console.text import note
     from autotune.report.frame import load_history, write_csv, write_parquet
 
     frame = load_history(*runs)
-    if csv is not None:
-        write_csv(frame, csv)
-        console.note(f"{len(frame)} trials written to {csv}")
-    if parquet is not None:
-        write_parquet(frame, parquet)
-        console.note(f"{len(frame)} trials written to {parquet}")
+    for file, write in ((csv, write_csv), (parquet, write_parquet)):
+        if file is not None:
+            write(frame, file)
+            note(f"{len(frame)} trials written to {file}")
     if csv is None and parquet is None:
-        console.show_history(frame)
-    return 0
+        show_history(frame)
 
 
 @app.command
-def report(run: Path, /) -> int:
+def report(run: Path, /) -> None:
     """Write a run's page, report.html: the answer, the search, what each knob did, where time goes, every trial.
 
     A run that is unfinished or damaged has one, too: it says what is missing.
 
-    Parameters
-    ----------
-    run
-        A run directory.
+    Args:
+        run: A run directory.
     """
-    from autotune import console
+    from autotune.console.text import say
     from autotune.report.page import write_page
 
-    console.say(write_page(run))
-    return 0
+    say(write_page(run))
 
 
 @app.command
-def dashboard(run: Path, /, *, port: int = 8080) -> int:
+def dashboard(run: Path, /, *, port: int = 8080) -> None:
     """Show a run's study in optuna-dashboard, on this machine's loopback address, until Ctrl-C.
 
-    Parameters
-    ----------
-    run
-        A run directory.
-    port
-        Of the loopback address.
+    Args:
+        run: A run directory.
+        port: Of the loopback address.
     """
-    from autotune import console
-    from autotune.report.dashboard import serve
+    from autotune.console.text import say
+    from autotune.run_directory import RunDirectory
 
-    console.say(f"http://127.0.0.1:{port}/ shows {run}; Ctrl-C ends it")
-    serve(run, port)
-    return 0
+    directory = RunDirectory(run)
+    directory.read_run()
+    if not directory.study_file.exists():
+        raise RunDirectoryError(f"{run} has no study.db", hint="It is written with the first trial of the search.")
+    if importlib.util.find_spec("optuna_dashboard") is None:
+        raise ArgumentError("optuna-dashboard is not installed", hint="Run pip install 'autotune[dashboard]'.")
+    import optuna
+    import optuna_dashboard
+    from sqlalchemy import URL
+
+    say(f"http://127.0.0.1:{port}/ shows {run}; Ctrl-C ends it")
+    url = URL.create("sqlite", database=str(directory.study_file.resolve())).render_as_string()
+    try:
+        optuna_dashboard.run_server(optuna.storages.RDBStorage(url), host="127.0.0.1", port=port)
+    except OSError as error:
+        raise ArgumentError(f"port {port} cannot be used: {error.strerror}", hint="Give another --port.") from error
 
 
 @app.command
-def compare(runs: Annotated[list[Path], Parameter(allow_leading_hyphen=False)], /) -> int:
+def compare(runs: Annotated[list[Path], Parameter(allow_leading_hyphen=False)], /) -> None:
     """Set runs side by side: what each found, and whether they may be compared.
 
-    Parameters
-    ----------
-    runs
-        Run directories, or a directory that holds some, such as results/.
+    Args:
+        runs: Run directories, or a directory that holds some, such as results/.
     """
-    from autotune import console
+    from autotune.console.tables import show_comparison
     from autotune.report.compare import compare_runs
 
-    console.show_comparison(compare_runs(*runs))
-    return 0
+    show_comparison(compare_runs(*runs))
 
 
 @app.command
@@ -150,27 +142,24 @@ def doctor(*, json: bool = False) -> int:
 
     The exit code is 1 where something stops TensorFlow from using a device that is there.
 
-    Parameters
-    ----------
-    json
-        Print the findings as JSON.
+    Args:
+        json: Print the findings as JSON.
     """
-    from autotune import console
+    from autotune.console.tables import show_findings
     from autotune.devices.doctor import Level, examined
     from autotune.devices.looking import look
 
     findings = examined(look())
-    console.show_findings(findings, as_json=json)
+    show_findings(findings, as_json=json)
     return 1 if any(each.level is Level.STOPS for each in findings) else 0
 
 
 @app.command
-def knobs() -> int:
+def knobs() -> None:
     """List every knob: what it does, its values, when it acts."""
-    from autotune import console
+    from autotune.console.tables import show_knobs
 
-    console.show_knobs()
-    return 0
+    show_knobs()
 
 
 @app.command
@@ -182,26 +171,21 @@ def space(
     examples: int | None = None,
     device: Literal["cpu", "gpu"] | None = None,
     cores: int | None = None,
-) -> int:
+) -> None:
     """Check a search space, and show what it resolves to on this machine.
 
-    Parameters
-    ----------
-    file
-        A TOML file, or the name of a shipped search space.
-    batch_size
-        The baseline's batch size.
-    examples
-        Examples per epoch; unknown when left out.
-    device
-        What the training would run on; when left out a GPU, where this machine has one that NVIDIA's driver shows.
-    cores
-        Processor cores; this machine's when left out.
+    Args:
+        file: A TOML file, or the name of a shipped search space.
+        batch_size: The baseline's batch size.
+        examples: Examples per epoch; unknown when left out.
+        device: What the training would run on; when left out a GPU, where this machine has one that NVIDIA's driver
+            shows.
+        cores: Processor cores; this machine's when left out.
     """
     for option, count in {"--batch-size": batch_size, "--examples": examples, "--cores": cores}.items():
         if count is not None and count < 1:
             raise ArgumentError(f"{option} is {count}", hint="It must be at least 1.")
-    from autotune import console
+    from autotune.console.tables import show_space
     from autotune.devices.gpus import read_gpus
     from autotune.devices.machine import available_cores
     from autotune.space.configuration import baseline_configuration
@@ -218,8 +202,4 @@ def space(
         examples=examples,
         dataset_takes_config=True,
     )
-    console.show_space(written.source, resolved)
-    return 0
-
-
-restore_help(__file__, globals())
+    show_space(written.source, resolved)

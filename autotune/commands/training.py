@@ -1,7 +1,4 @@
-"""The commands that train: one call each, with an exit code.
-
-Heavy modules are imported inside the commands, so that help and errors answer at once.
-"""
+"""The commands that train. Heavy modules are imported inside them, so that help and errors answer at once."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from autotune.commands.app import app, restore_help
+from autotune.commands.app import app
 from autotune.errors import TuningInterruptedError
 
 
@@ -51,118 +48,62 @@ def tune(
 ) -> int:
     """Find the fastest stable configuration, and write it as a recipe.
 
-    Parameters
-    ----------
-    workload
-        A training script as it is, such as train.py or -m package.train. Or a Workload: path/to/file.py[:name] or
-        package.module[:name]; the name defaults to `workload`. What follows `--` is handed to the file as its own
-        arguments.
-    budget
-        Wall-clock time for everything: 90s, 10m, 1h30m. When left out, the run ends as soon as the answer is settled,
-        after ten minutes at most.
-    space
-        A search-space file, or a shipped one: quick, cpu, gpu. Chosen by device when left out.
-    trials
-        At most so many trials in the search.
-    out
-        The run directory; a new one below results/ when left out.
-    resume
-        The directory of a run, ended or stopped: it goes on with all that was measured. A budget given with it is the
-        time to go on with.
-    seed
-        Makes the samples repeatable, given the same results.
-    min_gain
-        Smallest gain worth a recommendation: 0.02 is two percent.
-    trial_timeout
-        Time that one trial may take; planned from the baseline when left out.
-    isolation
-        template: fork trials from a process that has imported everything. spawn: import afresh for each.
-    pairing
-        auto: the baseline stays alive beside each candidate. bracketed: never two processes at once.
-    max_batch
-        No batch size above this one is tried.
-    fixed_batch
-        The batch size stays the baseline's.
-    memory_margin
-        Share of the memory, host's and device's, that must stay free at the peak: 0.1 is ten percent.
-    soak
-        Time at the end in which the winner trains without a pause and is watched for leaks and hangs, such as 60s.
-    profile
-        Whose steps are profiled: all trials', the baseline's and the leaders' (finalists), or none.
-    fit
-        Which model.fit of a script is tuned, from 1; the longest when left out.
-    loss
-        Which number that a script's own training step returns is the loss: a key, or the place in a tuple.
-    allow_writes
-        A script may write to files that exist, in each trial.
-    allow_cache
-        Keeping what a script's maps have made in memory may be tried.
-    train_samples
-        Samples that the long training will take, to say whether tuning is worth it; a script's epochs when left out.
-    executor
-        local: trials run on this machine. ray: on a Ray cluster, see docs/clusters.md.
-    seats
-        How many trials run at the same time, each on a part of the cores. With Ray, the most seats that are used.
-    devices
-        GPUs of this machine on which trials run at the same time: all, or indices and UUIDs such as 0,1.
-    seat_devices
-        GPUs that one trial uses.
-    all_seats
-        Keep seats that slow one another down.
-    ray_address
-        The cluster's address; RAY_ADDRESS, or a Ray of this machine's own, when left out.
-    ray_upload
-        Ray copies the working directory to the hosts. Else they share a file system.
+    Args:
+        workload: A training script as it is, such as train.py or -m package.train. Or a Workload:
+            path/to/file.py[:name] or package.module[:name]; the name defaults to `workload`. What follows `--` is
+            handed to the file as its own arguments.
+        args: The file's own arguments.
+        budget: Wall-clock time for everything: 90s, 10m, 1h30m. When left out, the run ends as soon as the answer is
+            settled, after ten minutes at most.
+        space: A search-space file, or a shipped one: quick, cpu, gpu. Chosen by device when left out.
+        trials: At most so many trials in the search.
+        out: The run directory; a new one below results/ when left out.
+        resume: The directory of a run, ended or stopped: it goes on with all that was measured. A budget given with it
+            is the time to go on with.
+        seed: Makes the samples repeatable, given the same results.
+        min_gain: Smallest gain worth a recommendation: 0.02 is two percent.
+        trial_timeout: Time that one trial may take; planned from the baseline when left out.
+        isolation: template: fork trials from a process that has imported everything. spawn: import afresh for each.
+        pairing: auto: the baseline stays alive beside each candidate. bracketed: never two processes at once.
+        max_batch: No batch size above this one is tried.
+        fixed_batch: The batch size stays the baseline's.
+        memory_margin: Share of the memory, host's and device's, that must stay free at the peak: 0.1 is ten percent.
+        soak: Time at the end in which the winner trains without a pause and is watched for leaks and hangs, such as
+            60s.
+        profile: Whose steps are profiled: all trials', the baseline's and the leaders' (finalists), or none.
+        fit: Which model.fit of a script is tuned, from 1; the longest when left out.
+        loss: Which number that a script's own training step returns is the loss: a key, or the place in a tuple.
+        allow_writes: A script may write to files that exist, in each trial.
+        allow_cache: Keeping what a script's maps have made in memory may be tried.
+        train_samples: Samples that the long training will take, to say whether tuning is worth it; a script's epochs
+            when left out.
+        executor: local: trials run on this machine. ray: on a Ray cluster, see docs/clusters.md.
+        seats: How many trials run at the same time, each on a part of the cores. With Ray, the most seats that are
+            used.
+        devices: GPUs of this machine on which trials run at the same time: all, or indices and UUIDs such as 0,1.
+        seat_devices: GPUs that one trial uses.
+        all_seats: Keep seats that slow one another down.
+        ray_address: The cluster's address; RAY_ADDRESS, or a Ray of this machine's own, when left out.
+        ray_upload: Ray copies the working directory to the hosts. Else they share a file system.
     """
-    from autotune import console
+    given = dict(locals())
+    from autotune.console.closing import resume_command, show_recipe, show_usage
+    from autotune.console.progress import Progress
     from autotune.stats.deciding import EndedBy
     from autotune.tuning.tune import tune as run
 
-    with console.Progress() as progress:
+    with Progress() as progress:
         try:
-            recipe = run(
-                workload,
-                args=args,
-                budget=budget,
-                out=out,
-                resume=resume,
-                space=space,
-                trials=trials,
-                seed=seed,
-                min_gain=min_gain,
-                trial_timeout=trial_timeout,
-                isolation=isolation,
-                pairing=pairing,
-                max_batch=max_batch,
-                fixed_batch=fixed_batch,
-                memory_margin=memory_margin,
-                soak=soak,
-                profile=profile,
-                fit=fit,
-                loss=loss,
-                allow_writes=allow_writes,
-                allow_cache=allow_cache,
-                train_samples=train_samples,
-                executor=executor,
-                seats=seats,
-                devices=devices,
-                seat_devices=seat_devices,
-                all_seats=all_seats,
-                ray_address=ray_address,
-                ray_upload=ray_upload,
-                observe=progress,
-            )
+            recipe = run(**given, observe=progress)
         except KeyboardInterrupt as interrupt:
-            raise TuningInterruptedError(
-                "interrupted",
-                hint=f"To go on with what was measured: {console.resume_command(workload, progress.directory)}"
-                if progress.directory and progress.directory.exists()
-                else "Nothing was measured yet.",
-            ) from interrupt
+            hint = "Nothing was measured yet."
+            if progress.directory and progress.directory.exists():
+                hint = f"To go on with what was measured: {resume_command(workload, progress.directory)}"
+            raise TuningInterruptedError("interrupted", hint=hint) from interrupt
     assert progress.directory is not None
     path = progress.directory / "recipe.json"
-    console.show_recipe(recipe, path)
-    console.show_usage(recipe, path, tuned=workload)
+    show_recipe(recipe, path)
+    show_usage(recipe, path, tuned=workload)
     interrupted = recipe.evidence.ended_by is EndedBy.INTERRUPTED and not recipe.changes
     return TuningInterruptedError.exit_code if interrupted else 0
 
@@ -182,18 +123,13 @@ def run(
 
     Its exit code, signals and standard input are the script's own.
 
-    Parameters
-    ----------
-    recipe
-        A recipe.json of this script.
-    script
-        The script, such as train.py or -m package.train. What follows it are its own arguments.
-    skip_missing
-        Go on without a knob whose place in the script is gone.
-    scale_learning_rate
-        Multiply the learning rate by the ratio of the batch sizes (linear), or by its root (sqrt).
-    on_mismatch
-        What to do where this machine differs from the recipe's.
+    Args:
+        recipe: A recipe.json of this script.
+        script: The script, such as train.py or -m package.train. What follows it are its own arguments.
+        args: The file's own arguments.
+        skip_missing: Go on without a knob whose place in the script is gone.
+        scale_learning_rate: Multiply the learning rate by the ratio of the batch sizes (linear), or by its root (sqrt).
+        on_mismatch: What to do where this machine differs from the recipe's.
     """
     from autotune.scripts.long_run import prepare_run
 
@@ -223,28 +159,23 @@ def verify(
     Other exit codes: 2 wrong arguments or input, such as a recipe of another workload or baseline; 3 the
     baseline itself fails; 4 internal error; 130 interrupted.
 
-    Parameters
-    ----------
-    recipe
-        A recipe.json.
-    workload
-        path/to/file.py[:name] or package.module[:name], as for `autotune tune`. What follows `--` is handed to the file
-        as its own arguments; those of the recipe when left out.
-    budget
-        Wall-clock time for everything.
-    seed
-        Of the order in which slices are taken.
-    isolation
-        As for `autotune tune`.
-    memory_margin
-        As for `autotune tune`: the share of memory that must stay free.
+    Args:
+        recipe: A recipe.json.
+        workload: path/to/file.py[:name] or package.module[:name], as for `autotune tune`. What follows `--` is handed
+            to the file as its own arguments; those of the recipe when left out.
+        args: The file's own arguments.
+        budget: Wall-clock time for everything.
+        seed: Of the order in which slices are taken.
+        isolation: As for `autotune tune`.
+        memory_margin: As for `autotune tune`: the share of memory that must stay free.
     """
-    from autotune import console
+    from autotune.console.closing import show_verification
+    from autotune.console.progress import Progress
     from autotune.stats.deciding import Finding
     from autotune.tuning.options import seconds_of
     from autotune.tuning.verifying import verify as run
 
-    with console.Progress(budget=seconds_of("budget", budget)) as progress:
+    with Progress(budget=seconds_of("budget", budget)) as progress:
         verification = run(
             recipe,
             workload,
@@ -255,8 +186,5 @@ def verify(
             memory_margin=memory_margin,
             observe=progress,
         )
-    console.show_verification(verification)
+    show_verification(verification)
     return 0 if verification.finding is Finding.HOLDS else 1
-
-
-restore_help(__file__, globals())

@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from autotune.console.text import clean, duration, ratio, speed, terminal
+from autotune.console.text import duration, ratio, speed, terminal
 from autotune.printable import first_line, one_line
 from autotune.record import Outcome, Phase, Standing, TrialRecord
 from autotune.tuning.progress import Began, Event, Notice, RunBegan, TrialBegan, TrialEnded, TrialMeasured
@@ -56,19 +56,19 @@ class Progress:
             self.directory = event.directory
             self._budget = event.budget
             self._began = self._clock() - event.spent
-            about = f"budget {duration(event.budget)}, run directory {clean(event.directory)}"
-            self._line(Text(f"{clean(event.workload)}: {about}"))
+            about = f"budget {duration(event.budget)}, run directory {one_line(event.directory)}"
+            self._line(Text(f"{one_line(event.workload)}: {about}"))
         elif isinstance(event, Began):
-            self._current, self._estimate = clean(event.text), ""
-            self._line(Text(f"{self._stamp()}  {clean(event.text)}"))
+            self._current, self._estimate = one_line(event.text), ""
+            self._line(Text(f"{self._stamp()}  {one_line(event.text)}"))
         elif isinstance(event, TrialBegan):
-            self._current, self._estimate = f"trial {event.trial}: {clean(event.changes)}", "starting"
+            self._current, self._estimate = f"trial {event.trial}: {one_line(event.changes)}", "starting"
         elif isinstance(event, TrialMeasured):
             self._estimate = f"{ratio(event.speedup)} after {event.pairs} pairs"
         elif isinstance(event, TrialEnded):
             self._trial_ended(event)
         elif isinstance(event, Notice):
-            self._line(Text(f"{self._stamp()}  note: {clean(event.text)}", style="yellow"))
+            self._line(Text(f"{self._stamp()}  note: {one_line(event.text)}", style="yellow"))
         if self._live.is_started:
             self._live.update(self._status(), refresh=True)
 
@@ -79,7 +79,7 @@ class Progress:
         if record.phase is Phase.SEARCH:
             self._measured.pop(record.trial, None)  # another look at it says more than the first
             if record.outcome is Outcome.OK and record.speedup is not None:
-                self._measured[record.trial] = record.speedup.value, clean(event.changes)
+                self._measured[record.trial] = record.speedup.value, one_line(event.changes)
         if record.phase is Phase.BASELINE and not record.outcome.measured:  # the error that follows says why
             record = record.model_copy(update={"reason": ""})
         self._line(trial_line(record, event.changes, stamp=self._stamp()))
@@ -120,7 +120,7 @@ def trial_line(record: TrialRecord, changes: str, *, stamp: str) -> Text:
         text.append(f"{speed(record.speedup):<18}", style="dim")
     else:
         text.append(f"{record.outcome:<18}", style="red")
-    text.append(f"  {clean(changes)}")
+    text.append(f"  {one_line(changes)}")
     for looks in record.looks[-1:] if record.outcome.measured else ():
         processes = len({pair.instance for pair in record.pairs})
         text.append(f"  ({_STANDS[looks.standing]} after {processes} fresh processes a side)")

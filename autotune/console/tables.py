@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Console as RichConsole
 from rich.measure import Measurement
-from rich.table import Table
 from rich.text import Text
 
 from autotune.console.progress import trial_line
-from autotune.console.text import clean, duration, ratio, say, size, terminal
+from autotune.console.text import duration, ratio, say, size, table, terminal
 from autotune.devices.doctor import Finding, Level, first_thing
+from autotune.printable import one_line
 from autotune.record import TrialRecord
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS, Numerics
@@ -58,14 +57,13 @@ def _cell(name: str, value: object) -> str:
         return size(int(str(value)))
     if isinstance(value, float):
         return f"{value:,.0f}" if name.endswith("throughput") else f"{value:.3f}"
-    return clean(str(value))[:80]
+    return one_line(value)[:80]
 
 
 def show_knobs(console: RichConsole | None = None) -> None:
     """All knobs."""
-    table = Table("knob", "what", "values", "default", "stage", "numerics", "where", box=box.SIMPLE_HEAD)
-    for knob in KNOBS.values():
-        table.add_row(
+    rows = [
+        (
             knob.name,
             knob.summary,
             knob.domain.describe(),
@@ -74,60 +72,47 @@ def show_knobs(console: RichConsole | None = None) -> None:
             "same" if knob.numerics is Numerics.SAME else "may change",
             ", ".join(sorted(knob.devices)),
         )
-    (console or terminal()).print(table)
+        for knob in KNOBS.values()
+    ]
+    headings = ("knob", "what", "values", "default", "stage", "numerics", "where")
+    (console or terminal()).print(table(headings, rows))
 
 
 def show_space(source: str, space: ResolvedSpace, console: RichConsole | None = None) -> None:
     """A search space as it resolves here, and the file or name it comes from."""
     console = console or terminal()
-    table = Table("knob", "choices here", box=box.SIMPLE_HEAD)
-    for name, choices in space.choices.items():
-        table.add_row(name, " ".join(format_value(each) for each in choices))
-    for name, why in space.left_out.items():
-        table.add_row(name, Text(f"left out: {clean(why)}", style="dim"))
-    console.print(table)
+    rows: list[tuple[str, str | Text]] = [
+        *((name, " ".join(map(format_value, choices))) for name, choices in space.choices.items()),
+        *((name, Text(f"left out: {one_line(why)}", style="dim")) for name, why in space.left_out.items()),
+    ]
+    console.print(table(("knob", "choices here"), rows))
     say(f"{source}: {space.size:,} configurations", console)
 
 
-def show_comparison(summaries: Iterable[RunSummary], console: RichConsole | None = None) -> None:
+def show_comparison(summaries: Sequence[RunSummary], console: RichConsole | None = None) -> None:
     """Runs side by side, one row each."""
     console = console or terminal()
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("run", "workload", "machine", "trials", "failed", "claim", "recommended"):
-        table.add_column(heading, overflow="fold", no_wrap=heading == "run")
-    notes = []
-    for each in summaries:
-        claim = "no recipe" if each.verdict is None else str(each.verdict)
-        if each.verdict is Verdict.FASTER:
-            claim += f" {ratio(each.claimed)}"
-        table.add_row(
-            Text(clean(each.run)),  # text: a string's square brackets would be taken for colours
-            Text(clean(each.workload or "–")),
-            Text(clean(each.machine_description)),
-            str(each.trials),
-            str(each.failed),
-            claim,
-            Text(clean(_recommended(each))),
-        )
-        if not each.comparable_with_first:
-            notes.append(f"{each.run} cannot be held against the first run: {each.why_not}")
-    _print_whole(table, console)
-    for note in notes:
-        say(note, console, style="yellow")
-
-
-def _recommended(summary: RunSummary) -> str:
-    if summary.recommended_changes is not None:
-        return summary.recommended_changes
-    return "–" if summary.best_changes is None else f"– (best in the search: {summary.best_changes})"
-
-
-def _print_whole(table: Table, console: RichConsole) -> None:
-    """On a terminal as wide as that is; elsewhere as wide as the table: nothing is cut or folded in a pipe."""
-    if not console.is_terminal:
+    headings = ("run", "workload", "machine", "trials", "failed", "claim", "recommended")
+    shown = table(headings, map(_compared, summaries))
+    if not console.is_terminal:  # as wide as the table: nothing is cut or folded in a pipe
         unbounded = console.options.update(max_width=1 << 16)
-        console.width = max(console.width, Measurement.get(console, unbounded, table).maximum)
-    console.print(table)
+        console.width = max(console.width, Measurement.get(console, unbounded, shown).maximum)
+    console.print(shown)
+    for each in summaries:
+        if each.differs:
+            say(f"{each.run} cannot be held against the first run: {each.differs}", console, style="yellow")
+
+
+def _compared(run: RunSummary) -> list[Text]:
+    """A run's row, as text: a string's square brackets would be taken for colours."""
+    claim = "no recipe" if run.verdict is None else str(run.verdict)
+    if run.verdict is Verdict.FASTER:
+        claim += f" {ratio(run.claimed)}"
+    recommended = run.recommended
+    if recommended is None:
+        recommended = "–" if run.best is None else f"– (best in the search: {run.best})"
+    cells = (run.run, run.workload or "–", run.machine, run.trials, run.failed, claim, recommended)
+    return [Text(one_line(each)) for each in cells]
 
 
 def show_findings(findings: Sequence[Finding], *, as_json: bool, console: RichConsole | None = None) -> None:

@@ -1,27 +1,23 @@
-"""Figures and strings as they are shown, and the screen they are shown on."""
+"""Figures and strings as they are shown, the screens they are shown on, and errors."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Sequence
 
+from rich import box
 from rich.console import Console as RichConsole
+from rich.table import Column, Table
 from rich.text import Text
 
+from autotune.errors import AutotuneError
 from autotune.printable import one_line
 from autotune.stats.intervals import Interval
 
 
-def clean(text: object) -> str:
-    """`text` on one line and without control characters: users' strings reach the terminal as text only."""
-    return one_line(text)
-
-
 def ratio(interval: Interval | None) -> str:
-    """`×2.57 (2.28 to 2.90)`, or a dash; bounds that are the figure itself are no interval."""
-    if interval is None:
-        return "–"
-    bounds = f" ({interval.low:.2f} to {interval.high:.2f})" if interval.low < interval.high else ""
-    return f"×{interval.value:.2f}{bounds}"
+    """`×2.57 (2.28 to 2.90)`, or a dash."""
+    return "–" if interval is None else interval.shown()
 
 
 def speed(interval: Interval | None) -> str:
@@ -45,6 +41,15 @@ def duration(seconds: float) -> str:
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
 
 
+def table(headings: Iterable[str], rows: Iterable[Sequence[str | Text]], *, show_edge: bool = True) -> Table:
+    """A table whose cells are folded where they do not fit, but for a run's name."""
+    columns = (Column(each, overflow="fold", no_wrap=each == "run") for each in headings)
+    made = Table(*columns, box=box.SIMPLE_HEAD, show_edge=show_edge)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
 def terminal() -> RichConsole:
     """Standard output; 120 columns wide where it is no terminal."""
     if sys.stdout.isatty():
@@ -53,10 +58,22 @@ def terminal() -> RichConsole:
 
 
 def say(text: object, console: RichConsole | None = None, *, style: str = "") -> None:
-    """One plain line, as long as it is."""
-    (console or terminal()).print(Text(clean(text), style=style), soft_wrap=True)
+    """One plain line, as long as it is: users' strings reach the terminal as text only."""
+    (console or terminal()).print(Text(one_line(text), style=style), soft_wrap=True)
 
 
 def note(text: object) -> None:
     """One plain line on standard error: standard output may be the file that it tells of."""
     say(text, RichConsole(stderr=True, highlight=False))
+
+
+def show_error(error: AutotuneError) -> None:
+    """What is wrong, the next step, and the user's own traceback where there is one; on standard error."""
+    console = RichConsole(stderr=True, highlight=False)
+    say(f"autotune: {error.message}", console, style="bold red")
+    if error.hint:
+        say(error.hint, console)
+    for line in error.detail.splitlines():
+        if line and not line.startswith(" ") and line in error.message:
+            continue  # a traceback ends with the exception, which was told; lines of code in it are indented
+        say(line, console, style="dim")

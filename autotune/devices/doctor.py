@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from autotune.record import Frozen, Many
+from autotune.models import Frozen, Many
 
 OLDEST_DRIVERS = {"11": 450, "12": 525, "13": 580}
 """Major version of the CUDA toolkit, and of the oldest driver on Linux that runs it (NVIDIA's compatibility guide)."""

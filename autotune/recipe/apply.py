@@ -1,7 +1,4 @@
-"""Applying a configuration, stage by stage: the one code path of trial processes and of training code.
-
-TensorFlow is imported inside functions only: the environment variables of the import stage must be set before it.
-"""
+"""Applying a configuration, stage by stage, in trials and in training code. TensorFlow is imported in functions."""
 
 from __future__ import annotations
 
@@ -21,9 +18,6 @@ if TYPE_CHECKING:
 
 _layer_before_fork = ""
 _applied: dict[str, KnobValue] | None = None  # by `apply_in_training`, in this process
-
-SetByDataset = dict[str, KnobValue]
-"""Values of knobs that a user's dataset has set itself."""
 
 
 def _acting(configuration: Mapping[str, KnobValue], *stages: Stage) -> Iterator[tuple[Knob, KnobValue]]:
@@ -137,10 +131,9 @@ def apply_before_build(configuration: Mapping[str, KnobValue]) -> None:
         except RuntimeError as error:
             raise _too_late(f"{knob.name}={value}") from error
     for gpu in tf.config.list_physical_devices("GPU"):
-        if tf.config.experimental.get_memory_growth(gpu) is True:
+        divided = tf.config.get_logical_device_configuration(gpu) is not None  # by the user: it has growth or that
+        if divided or tf.config.experimental.get_memory_growth(gpu) is True:
             continue
-        if tf.config.get_logical_device_configuration(gpu) is not None:
-            continue  # the user has divided or limited its memory, and TensorFlow has growth or that
         try:
             tf.config.experimental.set_memory_growth(gpu, True)
         except RuntimeError as error:
@@ -151,9 +144,8 @@ def overridden(configuration: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
     """The knobs of the runtime and of layers that something has set to another value since, with that value."""
     import tensorflow as tf
 
-    acting = _acting(configuration, Stage.RUNTIME, Stage.BUILD)
-    found = {knob.name: (value, knob.read(tf)) for knob, value in acting}
-    return {name: now for name, (value, now) in found.items() if now is not None and now != value}
+    found = {knob.name: knob.read(tf) for knob, _ in _acting(configuration, Stage.RUNTIME, Stage.BUILD)}
+    return {name: now for name, now in found.items() if now is not None and now != configuration[name]}
 
 
 def refuse_overridden(configuration: Mapping[str, KnobValue]) -> None:
@@ -173,10 +165,9 @@ def _too_late(what: str) -> ApplyError:
     kinds: list[type] = [tf.data.Dataset, tf.Variable, tf.Tensor]
     if keras := sys.modules.get("keras"):
         kinds = [keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric, keras.Variable, *kinds]
-    made = _first_of(*kinds)
+    made = f", and {name} was made before" if (name := _first_of(*kinds)) else ""
     return ApplyError(
-        f"{what} cannot act any more: TensorFlow's runtime has started"
-        + (f", and {made} was made before" if made else ""),
+        f"{what} cannot act any more: TensorFlow's runtime has started{made}",
         hint="Call recipe.apply() right after the imports, before the first tensor, dataset or model is made.",
     )
 
@@ -194,23 +185,19 @@ def pipeline(
 
     if not batched:
         dataset = dataset.batch(configuration.batch_size, drop_remainder=drop_remainder)
-    own = set_by_dataset(dataset)
-    changed = [
-        (knob, value)
-        for knob, value in _acting(configuration, Stage.OPTIONS)
-        if value not in (knob.default, own.get(knob.name))
-    ]
-    if changed:  # options that say nothing cost each epoch something all the same
-        options = tf.data.Options()
-        for knob, value in changed:
+    own, options = set_by_dataset(dataset), None
+    for knob, value in _acting(configuration, Stage.OPTIONS):
+        if value not in (knob.default, own.get(knob.name)):
+            options = options or tf.data.Options()
             knob.set(options, value)
+    if options is not None:  # options that say nothing cost each epoch something all the same
         dataset = dataset.with_options(options)
     for knob, value in _acting(configuration, Stage.PIPELINE):
         dataset = knob.set(dataset, value)
     return dataset
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TrainingPipeline:
     """The batches of a training, and how `model.fit` reads them."""
 
@@ -224,9 +211,8 @@ class TrainingPipeline:
     def fit_args(self) -> dict[str, Any]:
         """The keyword arguments of `model.fit` for the training data."""
         arguments = {knob.name: value for knob, value in _acting(self.in_force, Stage.FIT)}
-        if self.steps_per_epoch is not None:
-            arguments["steps_per_epoch"] = self.steps_per_epoch
-        return {"x": self.dataset if self.source is None else self.source, **arguments}
+        steps = {} if self.steps_per_epoch is None else {"steps_per_epoch": self.steps_per_epoch}
+        return {"x": self.dataset if self.source is None else self.source, **arguments, **steps}
 
     @property
     def one_epoch(self) -> tf.data.Dataset:
@@ -252,12 +238,7 @@ def training_pipeline(
 
 
 def _ending(batches: tf.data.Dataset, configuration: Configuration) -> TrainingPipeline:
-    return TrainingPipeline(
-        dataset=batches,
-        steps_per_epoch=None,
-        in_force=configuration,
-        shorter=lambda steps: _ending(batches.take(steps), configuration),
-    )
+    return TrainingPipeline(batches, None, configuration, lambda steps: _ending(batches.take(steps), configuration))
 
 
 def pipeline_in_steps(dataset: tf.data.Dataset, configuration: Configuration, steps: int) -> TrainingPipeline:
@@ -267,10 +248,7 @@ def pipeline_in_steps(dataset: tf.data.Dataset, configuration: Configuration, st
     configuration = configuration.replace(**{name: value for name, value in changes.items() if name in configuration})
     batches = pipeline(dataset, configuration, batched=True)
     return TrainingPipeline(
-        dataset=batches,
-        steps_per_epoch=steps,
-        in_force=configuration,
-        shorter=lambda fewer: pipeline_in_steps(dataset, configuration, fewer),
+        batches, steps, configuration, lambda fewer: pipeline_in_steps(dataset, configuration, fewer)
     )
 
 
@@ -285,12 +263,11 @@ def _persistent(
     if not _prefetches(repeated):
         changes["prefetch"] = configuration.get("prefetch", 0) or 1
     in_force = configuration.replace(**changes)
-    return TrainingPipeline(
-        dataset=pipeline(repeated, in_force, batched=True),
-        steps_per_epoch=steps,
-        in_force=in_force,
-        shorter=lambda fewer: _persistent(batches, configuration, min(steps, fewer), take=min(steps, fewer)),
-    )
+
+    def shorter(fewer: int) -> TrainingPipeline:
+        return _persistent(batches, configuration, min(steps, fewer), take=min(steps, fewer))
+
+    return TrainingPipeline(pipeline(repeated, in_force, batched=True), steps, in_force, shorter)
 
 
 def largest_divisor(number: int, at_most: int) -> int:
@@ -334,7 +311,7 @@ def kind_of(dataset: tf.data.Dataset) -> str:
     return type(dataset).__name__.strip("_").removesuffix("Dataset")
 
 
-def set_by_dataset(dataset: tf.data.Dataset) -> SetByDataset:
+def set_by_dataset(dataset: tf.data.Dataset) -> dict[str, KnobValue]:
     """The options of a user's dataset that are not TensorFlow's defaults; to be read before the pipeline's own."""
     own, options = {}, dataset.options()
     for knob in KNOBS.values():

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import AfterValidator, Field, FiniteFloat
 
 from autotune.errors import ConfigurationError
+from autotune.models import Amount, Count, Frozen, Many
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import Device, KnobValue, Value, knobs_on
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.stats.intervals import Interval
 from autotune.stats.stability import Check
-
-NonNegative = Annotated[FiniteFloat, Field(ge=0)]
-Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]  # bytes, samples; larger ones could not be divided or shown
 
 
 def _checked_knobs(values: dict[str, KnobValue]) -> dict[str, KnobValue]:
@@ -36,10 +34,8 @@ Knobs = Annotated[dict[str, Value], AfterValidator(_checked_knobs)]
 """Every knob of one kind of device: `apply` leaves a missing knob alone, and would run what was never measured."""
 
 
-class Part(BaseModel):
-    """A part of a recipe. The docstrings below its fields are their descriptions in the JSON Schema."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+class Part(Frozen, strict=True):
+    """A part of a recipe."""
 
 
 class PeakMemory(Part):
@@ -52,84 +48,60 @@ class PeakMemory(Part):
 class Stability(Part):
     """What was checked of the recommended configuration, and what was not."""
 
-    checks: Annotated[tuple[Check, ...], Field(fail_fast=True)]
-    not_checked: Annotated[tuple[str, ...], Field(fail_fast=True)]
+    checks: Many[Check]
+    not_checked: Many[str]
 
 
 class Confirmation(Part):
     """How the claim was measured."""
 
-    processes: Count
-    """Fresh processes a side."""
-    pairs: Count
-    """Pairs of neighbouring slices."""
-    leaders: Count
-    """Candidates that were confirmed, one after another. The interval allows for all of them."""
-    looks: Annotated[tuple[Count, ...], Field(fail_fast=True)]
-    """Processes a side after which the result was to be looked at. The interval allows for all looks."""
-    confidence: Annotated[FiniteFloat, Field(gt=0, lt=1)] | None
-    """Of the interval: all looks at all leaders together err in at most 5%."""
+    processes: Count = Field(description="Fresh processes a side.")
+    pairs: Count = Field(description="Pairs of neighbouring slices.")
+    leaders: Count = Field(description="Candidates that were confirmed. The interval allows for all of them.")
+    looks: Many[Count] = Field(description="Processes a side at each planned look. The interval allows for all looks.")
+    confidence: FiniteFloat | None = Field(gt=0, lt=1, description="Of the interval: all looks err in at most 5%.")
     pairing: Literal["alternating", "bracketed"] | None
-    trials: Annotated[tuple[int, ...], Field(fail_fast=True)]
-    """Numbers of the trials in the run's history: the baseline's, then the leader's."""
+    trials: Many[int] = Field(description="Numbers in the run's history: the baseline's trial, the leader's.")
 
 
 class BestCandidate(Part):
     """What came closest, where it was not recommended."""
 
     configuration: Knobs
-    speedup: Interval | None
-    """As confirmed so far; null where too little was measured for an interval."""
-    reason: str
-    """Why it is not recommended, with the figure."""
-    search_speedup: NonNegative | None = None
-    """What it looked like in the search: a hint, never a claim."""
+    speedup: Interval | None = Field(description="As confirmed so far; null where too little was measured.")
+    reason: str = Field(description="Why it is not recommended, with the figure.")
+    search_speedup: Amount | None = Field(None, description="As the search has it: a hint, never a claim.")
 
 
 class Watch(Part):
     """A watch over the recommended configuration: one process trained without a pause (`--soak`)."""
 
-    seconds: NonNegative
-    throughput: Interval | None
-    """Samples per second; null where it failed before its first slice ended."""
-    checks: Annotated[tuple[Check, ...], Field(fail_fast=True)]
-    failure: str = ""
-    """How it failed; empty where it did not."""
+    seconds: Amount
+    throughput: Interval | None = Field(description="Samples per second; null where no slice ended.")
+    checks: Many[Check]
+    failure: str = Field("", description="How it failed; empty where it did not.")
 
 
 class Evidence(Part):
     """What the recommendation rests on."""
 
-    verdict: Verdict
-    """With every verdict but `faster`, the configuration is the baseline's."""
+    verdict: Verdict = Field(description="With all but `faster`, the configuration is the baseline's.")
     ended_by: EndedBy
-    min_gain: NonNegative
-    """Smallest gain that counts, as a share."""
-    candidates: Count
-    """Configurations that were tried."""
-    excluded_gain: NonNegative | None
-    """No candidate gains more than this share, with 95% confidence for all together; null where that is not known."""
-    speedup: Interval
-    """Of the recommended configuration over the baseline."""
-    throughput: Interval
-    """Samples per second of the recommended configuration in a long training."""
-    baseline_throughput: Interval
-    """Samples per second of the baseline in the same minutes."""
-    compile_seconds: NonNegative | None
-    """Trace and compile time of the recommended configuration."""
-    baseline_compile_seconds: NonNegative | None
-    break_even_samples: Count | None
-    """Samples after which a longer compile time is earned back; 0 when it is not longer."""
+    min_gain: Amount = Field(description="Smallest gain that counts, as a share.")
+    candidates: Count = Field(description="Configurations that were tried.")
+    excluded_gain: Amount | None = Field(description="No candidate gains more, with 95% confidence; null if not known.")
+    speedup: Interval = Field(description="Of the recommended configuration over the baseline.")
+    throughput: Interval = Field(description="Samples per second of the recommended configuration in a long training.")
+    baseline_throughput: Interval = Field(description="Samples per second of the baseline in the same minutes.")
+    compile_seconds: Amount | None = Field(description="Trace and compile time of the recommended configuration.")
+    baseline_compile_seconds: Amount | None
+    break_even_samples: Count | None = Field(description="Samples that earn a longer compile time back, or 0.")
     peak_memory_bytes: PeakMemory
     baseline_peak_memory_bytes: PeakMemory
-    input_wait_fraction: NonNegative | None
-    """Share of the step spent waiting for input."""
-    advice: Annotated[tuple[str, ...], Field(fail_fast=True)] = ()
-    """What limits the baseline and the recommendation, with figures: three sentences at most."""
+    input_wait_fraction: Amount | None = Field(description="Share of the step spent waiting for input.")
+    advice: Many[str] = Field((), description="What limits the training: three sentences at most.")
     stability: Stability
     confirmation: Confirmation
-    best_candidate: BestCandidate | None = None
-    """What came closest, when nothing is recommended."""
-    go_on_seconds: NonNegative | None = None
-    """A budget with which `--resume` may settle an undecided run; null with the other verdicts."""
+    best_candidate: BestCandidate | None = Field(None, description="What came closest, when nothing is recommended.")
+    go_on_seconds: Amount | None = Field(None, description="A budget that may settle an undecided run; else null.")
     watch: Watch | None = None

@@ -1,12 +1,9 @@
-"""The recipe: the configuration to use, the evidence for it, and where it was measured. A JSON file.
-
-Version history of the format: 1, the first. Reading executes nothing and sets nothing: only knobs that exist,
-with values they can take, get through.
-"""
+"""The recipe, a JSON file: the configuration to use, the evidence, where it was measured. Format 1, the first."""
 
 from __future__ import annotations
 
 import codecs
+import functools
 import html
 import itertools
 import math
@@ -15,15 +12,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, FiniteFloat, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from autotune.devices.machine import Machine, fingerprint
 from autotune.errors import ApplyError, ArgumentError, MachineMismatchError, RecipeError
 from autotune.files import read_at_most, write_atomically
-from autotune.mistakes import first_mistake
+from autotune.models import Amount, Count, Many, Positive, first_mistake
 from autotune.printable import one_line
 from autotune.recipe import apply
-from autotune.recipe.evidence import Count, Evidence, Knobs, NonNegative, Part
+from autotune.recipe.evidence import Evidence, Knobs, Part
 from autotune.scripts.facts import ScriptFacts
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KnobValue
@@ -36,15 +33,9 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
 LARGEST_FILE_BYTES = 1 << 20
-LONGEST_MESSAGE = 300
-
-Positive = Annotated[FiniteFloat, Field(gt=0)]
-
 _DAMAGED = "The file is damaged, or was not written by `autotune tune`."
-
-
-def _one_line(what: object) -> str:
-    return one_line(what, longest=LONGEST_MESSAGE)
+LONGEST_MESSAGE = 300
+_one_line = functools.partial(one_line, longest=LONGEST_MESSAGE)
 
 
 class MachineMismatchWarning(UserWarning):
@@ -54,18 +45,13 @@ class MachineMismatchWarning(UserWarning):
 class LearningRate(Part):
     """A note for when the batch size changed: two usual rules for scaling the learning rate.
 
-    Linear scaling suits SGD (Goyal et al., 2017, arXiv:1706.02677); square-root scaling suits Adam and its
-    kin (Malladi et al., 2022, arXiv:2205.10287). Neither is applied by anything here.
+    Linear scaling suits SGD (arXiv:1706.02677), square-root scaling Adam and its kin (arXiv:2205.10287).
     """
 
-    batch_ratio: Positive
-    """Recommended batch size over the baseline's."""
-    linear_scale: Positive
-    """Factor for the learning rate by the linear rule."""
-    sqrt_scale: Positive
-    """Factor by the square-root rule."""
-    losses: BatchLosses | None = None
-    """What each rule did in short trainings; null where they were not run."""
+    batch_ratio: Positive = Field(description="Recommended batch size over the baseline's.")
+    linear_scale: Positive = Field(description="Factor for the learning rate by the linear rule.")
+    sqrt_scale: Positive = Field(description="Factor by the square-root rule.")
+    losses: BatchLosses | None = Field(None, description="What each rule did in short trainings; null if not run.")
 
     @classmethod
     def between(cls, batch_size: int, baseline: int, *, losses: BatchLosses | None = None) -> LearningRate | None:
@@ -80,26 +66,16 @@ class RecipeWorkload(Part):
     """What was trained."""
 
     name: str
-    fingerprint: str
-    """`sha256:…` over its source file and name."""
-    args: Annotated[tuple[str, ...], Field(fail_fast=True)] = ()
-    """`sys.argv[1:]` of its file."""
-    batched: bool = False
-    """Its dataset does its own batching, by `config.batch_size`."""
-    drop_remainder: bool = False
-    """A smaller last batch is dropped."""
-    takes_config: bool = False
-    """Its dataset() is given `Recipe.dataset_config`."""
-    examples: Count | None = None
-    """Per epoch; null when endless or unknown."""
-    batch_ranks: Annotated[tuple[Count | None, ...], Field(fail_fast=True)] | None = None
-    """Axes of each tensor of a batch, null where that varies; null when not known."""
-    script: ScriptFacts | None = None
-    """Of a script as it is: how it trains, and where the knobs reach it."""
-    settings: Annotated[tuple[str, ...], Field(fail_fast=True)] = ()
-    """Settings that act on speed and are no knobs, as `NAME=value`: they were in force in all trials."""
-    train_samples: Count | None = None
-    """What the long training takes, as it was given, or by the script's epochs; null when not known."""
+    fingerprint: str = Field(description="`sha256:…` over its source file and name.")
+    args: Many[str] = Field((), description="`sys.argv[1:]` of its file.")
+    batched: bool = Field(False, description="Its dataset does its own batching, by `config.batch_size`.")
+    drop_remainder: bool = Field(False, description="A smaller last batch is dropped.")
+    takes_config: bool = Field(False, description="Its dataset() is given `Recipe.dataset_config`.")
+    examples: Count | None = Field(None, description="Per epoch; null when endless or unknown.")
+    batch_ranks: Many[Count | None] | None = Field(None, description="Axes of each tensor of a batch; null if unknown.")
+    script: ScriptFacts | None = Field(None, description="How a script trains, and where the knobs reach it.")
+    settings: Many[str] = Field((), description="`NAME=value` of what acts on speed and is no knob, in all trials.")
+    train_samples: Count | None = Field(None, description="Of the long training; null when not known.")
 
 
 class CreatedBy(Part):
@@ -111,8 +87,8 @@ class CreatedBy(Part):
     search_space: str
     trials: Count
     seed: int
-    budget_seconds: NonNegative
-    spent_seconds: NonNegative
+    budget_seconds: Amount
+    spent_seconds: Amount
 
 
 class Recipe(Part):
@@ -138,12 +114,9 @@ class Recipe(Part):
     def _same_knobs_everywhere(self) -> Self:
         sides = {"configuration": self.configuration, "baseline": self.baseline}
         for (has, one), (lacks, other) in itertools.permutations(sides.items()):
-            missing = ", ".join(name for name in one if name not in other)
-            if missing:
+            if missing := ", ".join(name for name in one if name not in other):
                 raise ValueError(f"{lacks} has no {missing}, and {has} has")
         return self
-
-    # -------------------------------------------------------------------------------------------- the file
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -201,8 +174,6 @@ class Recipe(Part):
         """
         write_atomically(Path(path), self.to_json())
 
-    # ----------------------------------------------------------------------------------------- in training
-
     def apply(self, *, on_mismatch: Literal["warn", "error", "ignore"] = "warn") -> None:
         """Set threads, precision and the like: before TensorFlow makes its first tensor, dataset or model.
 
@@ -212,8 +183,7 @@ class Recipe(Part):
             on_mismatch: What to do where this machine differs from the recipe's in what can change speed.
 
         Raises:
-            ApplyError: Too late: TensorFlow's runtime has started, or one of the knobs cannot act any more; the
-                message says what to move.
+            ApplyError: Too late: TensorFlow's runtime has started, or a knob cannot act any more.
             ArgumentError: `on_mismatch` is none of the three.
             MachineMismatchError: With `on_mismatch="error"`.
         """
@@ -258,8 +228,7 @@ class Recipe(Part):
 
         Args:
             dataset: Single examples, or batches with `batched=True`. Arrays are examples.
-            drop_remainder: Whether a smaller last batch is dropped; as in the workload when None. Trials never
-                drop it from validation data.
+            drop_remainder: Whether a smaller last batch is dropped; as in the workload when None.
 
         Returns:
             A dataset of batches. It ends where `dataset` ends.
@@ -326,10 +295,10 @@ class Recipe(Part):
         """The recipe as notebooks show it."""
         cells = [(name, self.baseline.get(name), value) for name, value in self.changes.items()]
         rows = "".join(f"<tr>{''.join(f'<td>{html.escape(str(each))}</td>' for each in row)}</tr>" for row in cells)
-        claim, name = self.evidence.speedup, html.escape(self.workload.name)
-        said = f"×{claim.value:.2f} ({claim.low:.2f} to {claim.high:.2f})" if cells else "the baseline"
+        said = self.evidence.speedup.shown() if cells else "the baseline"
+        verdict = self.evidence.verdict.value.replace("_", " ")
         return (
-            f"<b>{name}: {self.evidence.verdict.value.replace('_', ' ')}, {said}</b>"
+            f"<b>{html.escape(self.workload.name)}: {verdict}, {said}</b>"
             f"<table><tr><th>knob</th><th>baseline</th><th>recommended</th></tr>{rows}</table>"
         )
 

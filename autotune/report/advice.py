@@ -1,12 +1,21 @@
-"""What to do about what limits a training: three sentences with figures at most. Pure."""
+"""The answer in words: the verdict, how to use the recipe, what limits the training and what to do about it. Pure."""
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from autotune.recipe.apply import environment
 from autotune.record import TrialRecord
 from autotune.scripts.facts import ScriptFacts
-from autotune.stats.bottleneck import Bottleneck
+from autotune.stats.deciding import EndedBy, Verdict
+
+if TYPE_CHECKING:
+    from autotune.recipe.evidence import Evidence
+    from autotune.recipe.recipe import Recipe
 
 WORTH_SAYING = 1.05
 """A smaller gain that something could have at most is not told."""
@@ -20,6 +29,43 @@ _HELPS = {
 }
 
 
+def verdict_in_words(evidence: Evidence) -> str:
+    """The verdict in a sentence, with the figure that it rests on."""
+    if evidence.verdict is Verdict.FASTER:
+        processes = f"{evidence.confirmation.processes} fresh processes a side"
+        return f"Faster: {evidence.speedup.shown()} with 95% confidence, from {processes}."
+    tried = f"{evidence.candidates or 'no'} candidate{'' if evidence.candidates == 1 else 's'} tried"
+    if evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN:
+        if evidence.ended_by is EndedBy.EXHAUSTED:
+            tried += ", none is left"
+        found = "no candidate could be measured"
+        if evidence.excluded_gain is not None:  # rounded up: a smaller bound would claim too much
+            found = f"gains above {math.ceil(round(100 * evidence.excluded_gain, 6))}% are excluded"
+        return f"No significant gain: {found} ({tried}). Keep what you have."
+    if evidence.verdict is Verdict.UNSTABLE:
+        return f"Unstable: every faster candidate failed or broke a stability rule ({tried}). Keep what you have."
+    why = "the run was stopped" if evidence.ended_by is EndedBy.INTERRUPTED else "the budget ended"
+    return f"Undecided: {why} before the answer was settled ({tried})."
+
+
+def usage(recipe: Recipe, path: Path, tuned: str) -> list[str]:
+    """The command that trains with a recipe, or the lines that training code needs; `tuned` is what was tuned."""
+    if recipe.workload.script is not None:
+        given = " ".join(map(shlex.quote, recipe.workload.args))
+        return [f"autotune run {shlex.quote(str(path))} {shlex.quote(tuned)} {given}".rstrip()]
+    text = str(path)  # as a literal: code to be copied must stay that line, whatever the file is called
+    literal = f'"{text}"' if text.isprintable() and not set(text) & {'"', "\\"} else repr(text)
+    before = "import tensorflow" if environment(recipe.configuration) else "the first tensor, dataset or model"
+    told = "dataset = make_dataset(recipe.dataset_config)    # what dataset(config) was given"
+    return [
+        f"recipe = autotune.Recipe.load({literal})",
+        f"recipe.apply()                                   # before {before}",
+        "model.compile(optimizer, loss, **recipe.compile_args())",
+        *([told] if recipe.workload.takes_config else []),
+        "model.fit(**recipe.fit_args(dataset), epochs=…)",
+    ]
+
+
 def advice(baseline: TrialRecord, recommended: TrialRecord | None, script: ScriptFacts | None) -> list[str]:
     """What limits the baseline, what could be gained at most, and what limits the recommendation.
 
@@ -27,47 +73,35 @@ def advice(baseline: TrialRecord, recommended: TrialRecord | None, script: Scrip
         baseline: The baseline's trial.
         recommended: The trial that the recipe is of; None where that is the baseline.
         script: Where a script's own calls are.
+
+    Returns:
+        Three sentences with figures at most.
     """
     said = []
-    if baseline.bottleneck is not None and baseline.bottleneck.name != "unknown":
-        said.append(_limit("The baseline", baseline, script))
+    limit, now = baseline.bottleneck, recommended.bottleneck if recommended is not None else None
+    if limit is not None and limit.name == "balanced":
+        said.append(f"The baseline is balanced: {limit.why}.")
+    elif limit is not None and limit.name != "unknown":
+        of_input = _of_input(baseline, script) if limit.name == "input" else "."
+        said.append(f"The baseline is limited by {limit.name.replace('_', ' ')}: {limit.why}{of_input}")
     said += _at_most(baseline)
-    if recommended is not None and recommended.bottleneck is not None and recommended.bottleneck.name != "unknown":
-        now = recommended.bottleneck
-        helps = f"; {_HELPS[now.name]} could help further" if now.name in _HELPS else ""
-        said.append(f"With the recipe {_in_words(now)}{helps}.")
+    if now is not None and now.name == "balanced":
+        said.append(f"With the recipe nothing stands out: {now.why}.")
+    elif now is not None and now.name != "unknown":
+        helps = f"it is limited by {now.name.replace('_', ' ')}: {now.why}; {_HELPS[now.name]} could help further"
+        said.append(f"With the recipe {helps}.")
     return said[:3]
 
 
-def _in_words(bottleneck: Bottleneck) -> str:
-    if bottleneck.name == "balanced":
-        return f"nothing stands out: {bottleneck.why}"
-    return f"it is limited by {bottleneck.name.replace('_', ' ')}: {bottleneck.why}"
-
-
-def _limit(who: str, record: TrialRecord, script: ScriptFacts | None) -> str:
-    """`The baseline is limited by input: …`."""
-    bottleneck = record.bottleneck
-    assert bottleneck is not None
-    if bottleneck.name == "balanced":
-        return f"{who} is balanced: {bottleneck.why}."
-    said = f"{who} is limited by {bottleneck.name.replace('_', ' ')}: {bottleneck.why}"
-    top = record.ceilings
-    if bottleneck.name == "input":
-        if top is not None and top.by_input and top.by_compute:
-            said += f"; the pipeline alone makes {top.by_input:,.0f} samples/s, the model could take "
-            said += f"{top.by_compute:,.0f}"
-        serial = _serial(record, script)
-        return f"{said}.{serial}"
-    return f"{said}."
-
-
-def _serial(record: TrialRecord, script: ScriptFacts | None) -> str:
-    """Which of the script's calls run serially."""
+def _of_input(record: TrialRecord, script: ScriptFacts | None) -> str:
+    """How fast the pipeline and the model are alone, and which of the script's calls run serially."""
+    top, said = record.ceilings, "."
+    if top is not None and top.by_input and top.by_compute:
+        said = f"; the pipeline alone makes {top.by_input:,.0f} samples/s, the model could take {top.by_compute:,.0f}."
     sites = script.sites.get("num_parallel_calls", ()) if script is not None else ()
     if record.configuration.get("num_parallel_calls") != 0 or not sites:
-        return ""
-    return f" {_listed([str(each) for each in sites])} run{'s' if len(sites) == 1 else ''} serially."
+        return said
+    return f"{said} {_listed([str(each) for each in sites])} run{'s' if len(sites) == 1 else ''} serially."
 
 
 def _listed(names: Sequence[str]) -> str:

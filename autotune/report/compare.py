@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.devices.machine import Machine
 from autotune.recipe.recipe import Recipe
-from autotune.record import Outcome, Phase, TrialRecord
+from autotune.record import Outcome, Phase
 from autotune.report.runs import baseline_of, find_runs, parse_utc, trial_configuration
 from autotune.run_directory import RunDirectory, RunRecord
 from autotune.space.configuration import Configuration
@@ -28,64 +27,31 @@ _NO_FAILURE = frozenset({Outcome.OK, Outcome.PRUNED, Outcome.INFERRED_OOM, Outco
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """How one run ended.
-
-    The `best_*` fields are of the search, where the luckiest trial looks best. `claimed` is what the run claims after
-    it measured its finalists again. Speed-ups are over the run's own baseline; changes are relative to it, as text.
-    """
+    """How one run ended. Speed-ups are over the run's own baseline; changes are relative to it, as text."""
 
     run: str
-    path: Path  # the run directory, as it was given or found
     workload: str | None  # None when the run ended before its name was known
-    machine: str  # its id
-    machine_description: str
+    machine: str  # in words
+    machine_id: str
     started_at: datetime  # UTC
     trials: int  # those that have finished, in whatever way
-    outcomes: Mapping[Outcome, int]  # without those that did not occur
-    baseline_throughput: Interval | None  # samples per second
-    best_trial: int | None
-    best_changes: str | None
-    best_speedup: Interval | None
-    why_not: str  # why its figures cannot be set against those of the first run; empty when they can
+    failed: int  # that ran and failed: not those that were interrupted, or never run
+    best: str | None  # the changes of the trial that looks best in the search, where the luckiest one does
+    differs: str  # why its figures cannot be set against those of the first run; empty when they can
+    limited_by: str | None  # the baseline's bottleneck
     # The rest is None until the run has a recipe.
-    verdict: Verdict | None
-    claimed: Interval | None
-    recommended: Configuration | None
-    recommended_changes: str | None
-    recommended_throughput: float | None = None  # samples per second, as the claim has it
-    limited_by: str | None = None  # the baseline's bottleneck
-    then_by: str | None = None  # the recommendation's
-
-    @property
-    def comparable_with_first(self) -> bool:
-        """Whether its speeds and speed-ups may be set against those of the first run."""
-        return not self.why_not
-
-    @property
-    def failed(self) -> int:
-        """How many trials were run and failed: not those that were interrupted, or never run."""
-        return sum(count for outcome, count in self.outcomes.items() if outcome not in _NO_FAILURE)
+    verdict: Verdict | None = None
+    claimed: Interval | None = None
+    throughput: float | None = None  # samples per second of what is recommended, as the claim has it
+    recommended: str | None = None  # its changes
+    then_by: str | None = None  # its bottleneck
 
 
 def compare_runs(*runs: str | Path) -> tuple[RunSummary, ...]:
-    """One summary per run.
-
-    Args:
-        runs: Run directories, or directories that hold some at any depth, such as `results`.
-
-    Returns:
-        Summaries in the order of the arguments; runs found below one argument by path.
-
-    Raises:
-        RunDirectoryError: Nothing was given, no run was found at a path, or a file there is damaged.
-        RecipeError: A run's recipe cannot be read: taking it for missing would hide a verdict.
-    """
+    """One summary per run, in the order of the arguments, those found below one by path; see `compare`."""
     directories = find_runs(*runs)
     records = [directory.read_run() for directory in directories]
-    return tuple(
-        _summary(directory, record, "" if record is records[0] else _why_not(records[0], record))
-        for directory, record in zip(directories, records, strict=True)
-    )
+    return tuple(_summary(*each, first=records[0]) for each in zip(directories, records, strict=True))
 
 
 def compare(*runs: str | Path) -> pd.DataFrame:
@@ -103,95 +69,65 @@ def compare(*runs: str | Path) -> pd.DataFrame:
 
     Raises:
         RunDirectoryError: Nothing was given, no run was found at a path, or a file there is damaged.
-        RecipeError: A run's recipe cannot be read.
+        RecipeError: A run's recipe cannot be read: taking it for missing would hide a verdict.
     """
-    import pandas as pd
+    from autotune.report.frame import BOOLEAN, FLOAT, STRING, TIME, table, typed
 
     summaries = compare_runs(*runs)
     best: dict[tuple[str | None, str], tuple[float, str]] = {}
     for each in summaries:
-        if each.recommended_throughput is not None:
-            rated = (each.recommended_throughput, each.run)
-            best[each.workload, each.machine] = max(best.get((each.workload, each.machine), rated), rated)
-    text, number = pd.StringDtype(), pd.Float64Dtype()
-    columns: dict[str, tuple[list[object], Any]] = {
-        "run": ([each.run for each in summaries], text),
-        "workload": ([each.workload for each in summaries], text),
-        "machine": ([each.machine_description for each in summaries], text),
-        "started_at": ([each.started_at for each in summaries], pd.DatetimeTZDtype("us", "UTC")),
-        "verdict": ([each.verdict and str(each.verdict) for each in summaries], text),
-        "claim": ([each.claimed and each.claimed.value for each in summaries], number),
-        "low": ([each.claimed and each.claimed.low for each in summaries], number),
-        "high": ([each.claimed and each.claimed.high for each in summaries], number),
-        "throughput": ([each.recommended_throughput for each in summaries], number),
-        "recommended": ([each.recommended_changes for each in summaries], text),
-        "limited_by": ([each.limited_by for each in summaries], text),
-        "then_by": ([each.then_by for each in summaries], text),
-        "differs": ([each.why_not for each in summaries], text),
-        "use": (
-            [best.get((each.workload, each.machine), (0, ""))[1] == each.run for each in summaries],
-            pd.BooleanDtype(),
-        ),
-    }
-    return pd.DataFrame({name: pd.Series(values, dtype=dtype) for name, (values, dtype) in columns.items()})
+        if each.throughput is not None:
+            rated = (each.throughput, each.run)
+            best[each.workload, each.machine_id] = max(best.get((each.workload, each.machine_id), rated), rated)
+    rows = [
+        {
+            **vars(each),
+            **(
+                {"claim": each.claimed.value, "low": each.claimed.low, "high": each.claimed.high}
+                if each.claimed
+                else {}
+            ),
+            "use": best.get((each.workload, each.machine_id), (0, ""))[1] == each.run,
+        }
+        for each in summaries
+    ]
+    before, after = typed(STRING, "run workload machine"), typed(STRING, "recommended limited_by then_by differs")
+    figures = typed(TIME, "started_at") | typed(STRING, "verdict") | typed(FLOAT, "claim low high throughput")
+    return table(rows, before | figures | after | typed(BOOLEAN, "use"))
 
 
-def _summary(directory: RunDirectory, run: RunRecord, why_not: str) -> RunSummary:
+def _summary(directory: RunDirectory, run: RunRecord, *, first: RunRecord) -> RunSummary:
     trials = sorted(directory.read_trials(), key=lambda record: record.trial)
-    counts = Counter(record.outcome for record in trials)
     baseline = baseline_of(directory, run, trials)
-    best = _best(trials)
-    limits = [each.bottleneck.name if each.bottleneck else None for each in trials[:1]]
+    searched = [each for each in trials if each.outcome is Outcome.OK and each.phase is Phase.SEARCH and each.speedup]
+    best = max(searched, key=lambda each: each.speedup.value if each.speedup else 0.0, default=None)
     recipe = Recipe.load(directory.recipe_file) if os.path.exists(directory.recipe_file) else None
+    of_recipe: dict[str, Any] = {}
+    if recipe is not None:
+        leaders = [each.bottleneck for each in trials if each.phase is Phase.CONFIRM and each.pairs and each.bottleneck]
+        of_recipe = {
+            "verdict": recipe.evidence.verdict,
+            "claimed": recipe.evidence.speedup,
+            "throughput": recipe.evidence.throughput.value,
+            "recommended": Configuration(recipe.configuration).describe(Configuration(recipe.baseline)),
+            "then_by": leaders[-1].name if leaders and recipe.changes else None,
+        }
     return RunSummary(
         run=run.run,
-        path=directory.path,
         workload=run.workload.name if run.workload else None,
-        machine=run.machine.id,
-        machine_description=describe_machine(run.machine),
+        machine=describe_machine(run.machine),
+        machine_id=run.machine.id,
         started_at=parse_utc(run.started_at, directory.path / "run.json"),
         trials=len(trials),
-        outcomes={outcome: counts[outcome] for outcome in Outcome if counts[outcome]},
-        baseline_throughput=_baseline_throughput(trials),
-        best_trial=best.trial if best else None,
-        best_changes=trial_configuration(directory, best).describe(baseline) if best else None,
-        best_speedup=best.speedup if best else None,
-        why_not=why_not,
-        verdict=recipe.evidence.verdict if recipe else None,
-        claimed=recipe.evidence.speedup if recipe else None,
-        recommended=Configuration(recipe.configuration) if recipe else None,
-        recommended_changes=Configuration(recipe.configuration).describe(Configuration(recipe.baseline))
-        if recipe
-        else None,
-        recommended_throughput=recipe.evidence.throughput.value if recipe else None,
-        limited_by=limits[0] if limits else None,
-        then_by=_then_by(trials) if recipe and recipe.changes else None,
+        failed=sum(each.outcome not in _NO_FAILURE for each in trials),
+        best=trial_configuration(directory, best).describe(baseline) if best else None,
+        differs="" if run is first else _differs(first, run),
+        limited_by=trials[0].bottleneck.name if trials and trials[0].bottleneck else None,
+        **of_recipe,
     )
 
 
-def _then_by(trials: Sequence[TrialRecord]) -> str | None:
-    """What limits the leader that was confirmed last."""
-    confirmed = [each for each in trials if each.phase is Phase.CONFIRM and each.pairs and each.bottleneck]
-    return confirmed[-1].bottleneck.name if confirmed and confirmed[-1].bottleneck else None
-
-
-def _baseline_throughput(trials: Sequence[TrialRecord]) -> Interval | None:
-    """The first figure that a baseline trial has; a baseline that was begun anew has several."""
-    measured = (record.throughput for record in trials if record.phase is Phase.BASELINE)
-    return next((throughput for throughput in measured if throughput is not None), None)
-
-
-def _best(trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    """The trial with the highest speed-up in the search; the earlier one of two that are as fast."""
-    speeds = [
-        (record.speedup.value, record)
-        for record in trials
-        if record.outcome is Outcome.OK and record.phase is Phase.SEARCH and record.speedup is not None
-    ]
-    return max(speeds, key=lambda each: each[0])[1] if speeds else None
-
-
-def _why_not(first: RunRecord, other: RunRecord) -> str:
+def _differs(first: RunRecord, other: RunRecord) -> str:
     """Why the speeds of `other` may not be set against those of `first`; empty when they may."""
     reasons = []
     if lines := first.machine.differences(other.machine):

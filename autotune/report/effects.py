@@ -4,150 +4,84 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from autotune.record import Outcome, Phase, Slice
+from autotune.record import Outcome, Pair, Phase, Slice
+from autotune.report.frame import BOOLEAN, FLOAT, INTEGER, STRING, table, typed
 from autotune.report.runs import find_runs, trial_configuration
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration, format_value
 from autotune.stats.intervals import Interval
 
-_TEXT, _FLOAT, _INTEGER = pd.StringDtype(), pd.Float64Dtype(), pd.Int64Dtype()
-_EFFECTS = {
-    "run": _TEXT,
-    "knob": _TEXT,
-    "before": _TEXT,
-    "after": _TEXT,
-    "effect": _FLOAT,
-    "low": _FLOAT,
-    "high": _FLOAT,
-    "pairs": _INTEGER,
-    "importance": _FLOAT,
-}
-_SLICES = {
-    "run": _TEXT,
-    "trial": _INTEGER,
-    "side": _TEXT,
-    "instance": _INTEGER,
-    "at": _FLOAT,
-    "seconds": _FLOAT,
-    "steps": _INTEGER,
-    "examples": _INTEGER,
-    "epochs": _INTEGER,
-    "throughput": _FLOAT,
-    "cpu_seconds": _FLOAT,
-    "loss": _FLOAT,
-    "disturbed": pd.BooleanDtype(),
-}
-_OPERATIONS = {
-    "run": _TEXT,
-    "trial": _INTEGER,
-    "operation": _TEXT,
-    "kind": _TEXT,
-    "on": _TEXT,
-    "count": _INTEGER,
-    "self_seconds": _FLOAT,
-    "share": _FLOAT,
-}
+_EFFECTS = typed(STRING, "run knob before after") | typed(FLOAT, "effect low high")
+_EFFECTS |= typed(INTEGER, "pairs") | typed(FLOAT, "importance")
+_SLICES = {"run": STRING, "trial": INTEGER, "side": STRING, "instance": INTEGER} | typed(FLOAT, "at seconds")
+_SLICES |= typed(INTEGER, "steps examples epochs") | typed(FLOAT, "throughput cpu_seconds loss")
+_SLICES["disturbed"] = BOOLEAN
+_OPERATIONS = {"run": STRING, "trial": INTEGER} | typed(STRING, "operation kind on")
+_OPERATIONS |= typed(INTEGER, "count") | typed(FLOAT, "self_seconds share")
 _WIDTH = 1.96
 
 
 def knob_effects(*runs: str | Path) -> pd.DataFrame:
-    """What changing one knob did to the speed, all others equal.
-
-    Args:
-        runs: Run directories, or directories that hold some at any depth.
+    """What changing one knob did to the speed, all others equal; takes and raises what `load_history` does.
 
     Returns:
         A row for each run, knob, and pair of its values, the largest effects first. `effect` is the ratio of
         throughputs, `after` over `before`, of `pairs` pairs of trials that differ in this knob alone, weighted by
         their errors, with its 95% interval `low` to `high`. `importance` is the knob's share of the variance of
         speed-ups (Optuna's PED-ANOVA); NA where there are too few trials.
-
-    Raises:
-        RunDirectoryError: Nothing was given, no run was found at a path, or a file there is damaged.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     for directory in find_runs(*runs):
-        measured = _measured(directory)
         importances = _importances(directory)
-        for (knob, before, after), ratios in _ratios(measured).items():
-            effect = _combined(ratios)
-            rows.append(
-                {
-                    "run": directory.name,
-                    "knob": knob,
-                    "before": before,
-                    "after": after,
-                    "effect": effect.value,
-                    "low": effect.low,
-                    "high": effect.high,
-                    "pairs": len(ratios),
-                    "importance": importances.get(knob),
-                }
-            )
-    rows.sort(key=lambda row: (str(row["run"]), -abs(math.log(float(str(row["effect"]))))))
-    return _frame(rows, _EFFECTS)
+        for (knob, before, after), ratios in _ratios(_measured(directory)).items():
+            weights = [1 / max(error, 1e-3) ** 2 for _, error in ratios]
+            mean, error = statistics.fmean([each for each, _ in ratios], weights), _WIDTH / math.sqrt(sum(weights))
+            values: dict[str, Any] = {
+                "effect": math.exp(mean),
+                "low": math.exp(mean - error),
+                "high": math.exp(mean + error),
+            }
+            values |= {"pairs": len(ratios), "importance": importances.get(knob)}
+            rows.append({"run": directory.name, "knob": knob, "before": before, "after": after, **values})
+    rows.sort(key=lambda row: (row["run"], -abs(math.log(row["effect"]))))
+    return table(rows, _EFFECTS)
 
 
 def load_slices(*runs: str | Path) -> pd.DataFrame:
-    """Every timed slice of every trial, in long form.
-
-    Args:
-        runs: Run directories, or directories that hold some at any depth.
+    """Every timed slice of every trial, in long form; takes and raises what `load_history` does.
 
     Returns:
         A row for each slice. `side` is `candidate`, `baseline` (beside it), or `alone`; `at` is when it was measured,
         in seconds of the run; `throughput` in samples per second; `disturbed` is NA for slices without a partner.
-
-    Raises:
-        RunDirectoryError: Nothing was given, no run was found at a path, or a file there is damaged.
     """
     rows: list[dict[str, object]] = []
     for directory in find_runs(*runs):
         for record in directory.read_trials():
-            sides: list[tuple[str, int | None, bool | None, Slice]] = [
-                ("alone", None, None, each) for each in record.slices
-            ]
+            sides: list[tuple[str, Pair | None, Slice]] = [("alone", None, each) for each in record.slices]
             for pair in record.pairs:
-                sides += [
-                    ("baseline", pair.instance, pair.disturbed, pair.baseline),
-                    ("candidate", pair.instance, pair.disturbed, pair.candidate),
-                ]
-            rows += [
-                {
-                    "run": directory.name,
-                    "trial": record.trial,
-                    "side": side,
-                    "instance": instance,
-                    "disturbed": disturbed,
-                    "throughput": each.examples / each.seconds,
-                    **{name: getattr(each, name, None) for name in ("at", "seconds", "steps", "examples", "epochs")},
-                    "cpu_seconds": each.cpu_seconds,
-                    "loss": each.loss,
-                }
-                for side, instance, disturbed, each in sides
-            ]
-    return _frame(rows, _SLICES)
+                sides += [("baseline", pair, pair.baseline), ("candidate", pair, pair.candidate)]
+            for side, beside, each in sides:
+                values = {name: getattr(each, name, None) for name in _SLICES} | {"run": directory.name, "side": side}
+                if beside is not None:
+                    values |= {"instance": beside.instance, "disturbed": beside.disturbed}
+                rows.append({**values, "trial": record.trial, "throughput": each.examples / each.seconds})
+    return table(rows, _SLICES)
 
 
 def load_ops(*runs: str | Path) -> pd.DataFrame:
-    """The operations of profiled trials that took most time, ten a trial at most.
-
-    Args:
-        runs: Run directories, or directories that hold some at any depth.
+    """The operations of profiled trials that took most time; takes and raises what `load_history` does.
 
     Returns:
-        A row for each operation. `self_seconds` are those of all profiled steps, `share` is of all operations' self
-        time.
-
-    Raises:
-        RunDirectoryError: Nothing was given, no run was found at a path, or a file there is damaged.
+        Ten rows a trial at most. `self_seconds` are of all profiled steps, `share` is of all operations' self time.
     """
     rows = [
         {"run": directory.name, "trial": record.trial, "operation": each.name, **each.model_dump(exclude={"name"})}
@@ -155,13 +89,7 @@ def load_ops(*runs: str | Path) -> pd.DataFrame:
         for record in directory.read_trials()
         for each in (record.profile.operations if record.profile is not None else ())
     ]
-    return _frame(rows, _OPERATIONS)
-
-
-def _frame(rows: list[dict[str, object]], columns: dict[str, pd.api.extensions.ExtensionDtype]) -> pd.DataFrame:
-    return pd.DataFrame(
-        {name: pd.Series([row.get(name) for row in rows], dtype=dtype) for name, dtype in columns.items()}
-    )
+    return table(rows, _OPERATIONS)
 
 
 def _measured(directory: RunDirectory) -> list[tuple[Configuration, Interval]]:
@@ -175,11 +103,12 @@ def _measured(directory: RunDirectory) -> list[tuple[Configuration, Interval]]:
     return found
 
 
-def _ratios(
-    measured: Iterable[tuple[Configuration, Interval]],
-) -> dict[tuple[str, str, str], list[tuple[float, float]]]:
+Ratios = dict[tuple[str, str, str], list[tuple[float, float]]]
+
+
+def _ratios(measured: Iterable[tuple[Configuration, Interval]]) -> Ratios:
     """Log-ratios and their errors, by knob and by its two values, in a fixed order of these."""
-    found: dict[tuple[str, str, str], list[tuple[float, float]]] = defaultdict(list)
+    found: Ratios = defaultdict(list)
     for (one, before), (other, after) in itertools.combinations(measured, 2):
         differing = other.differences(one)
         if len(differing) != 1 or before.low <= 0 or after.low <= 0:
@@ -189,21 +118,9 @@ def _ratios(
         if (type(a) is int and type(b) is int and a > b) or (type(a) is not int and format_value(a) > format_value(b)):
             a, b, sign = b, a, -1
         ratio = sign * math.log(after.value / before.value)
-        error = math.hypot(_error(before), _error(after))
+        error = math.hypot(before.log.half_width, after.log.half_width) / _WIDTH
         found[knob, format_value(a), format_value(b)].append((ratio, error))
-    return dict(found)
-
-
-def _error(interval: Interval) -> float:
-    return math.log(interval.high / interval.low) / (2 * _WIDTH)
-
-
-def _combined(ratios: list[tuple[float, float]]) -> Interval:
-    """The mean of log-ratios, weighted by their errors."""
-    weights = [1 / max(error, 1e-3) ** 2 for _, error in ratios]
-    mean = sum(weight * ratio for weight, (ratio, _) in zip(weights, ratios, strict=True)) / sum(weights)
-    error = _WIDTH / math.sqrt(sum(weights))
-    return Interval(value=math.exp(mean), low=math.exp(mean - error), high=math.exp(mean + error))
+    return found
 
 
 def _importances(directory: RunDirectory) -> dict[str, float]:

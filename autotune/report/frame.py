@@ -1,11 +1,11 @@
 """Runs as one table: a row per trial, in pandas; and that table as a CSV or Parquet file.
 
-Times are in seconds, sizes in bytes, throughput in samples per second; what was not measured is NA. Columns have their
-dtypes whatever the rows hold: tables can be put together, and an empty one behaves like a full one.
+Columns have their dtypes whatever the rows hold: tables can be put together, and an empty one behaves like a full one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -15,64 +15,53 @@ from autotune.files import write_atomically
 from autotune.printable import one_line
 from autotune.record import Outcome, Phase, TrialRecord
 from autotune.report.runs import find_runs, parse_utc, reference_of, trial_configuration
-from autotune.run_directory import RunDirectory, damaged
+from autotune.run_directory import RunDirectory
 from autotune.space.configuration import format_value
 from autotune.space.knobs import KNOBS, Domain
 from autotune.stats.deciding import Stop
 from autotune.stats.throughput import overall_rate
 from autotune.tuning.ratios import recorded_rate
 
-_STRING = pd.StringDtype()
-_INTEGER = pd.Int64Dtype()
-_FLOAT = pd.Float64Dtype()
-_LARGEST_INTEGER = (1 << 63) - 1
+STRING, INTEGER, FLOAT, BOOLEAN = pd.StringDtype(), pd.Int64Dtype(), pd.Float64Dtype(), pd.BooleanDtype()
+TIME = pd.DatetimeTZDtype("us", "UTC")
+
+
+def typed(dtype: ExtensionDtype, names: str) -> dict[str, ExtensionDtype]:
+    """Columns of one dtype, by their names."""
+    return dict.fromkeys(names.split(), dtype)
+
+
+def table(rows: Sequence[Mapping[str, object]], columns: Mapping[str, ExtensionDtype]) -> pd.DataFrame:
+    """A table of just these columns; what a row lacks, or is None, is NA."""
+    return pd.DataFrame(
+        {name: pd.Series([row.get(name) for row in rows], dtype=dtype) for name, dtype in columns.items()}
+    )
 
 
 def _knob_dtype(domain: Domain) -> ExtensionDtype:
     """Booleans and integers keep their type; words and unions of types stand as text."""
     if domain.words or (domain.booleans and domain.integers):
-        return _STRING
-    return pd.BooleanDtype() if domain.booleans else _INTEGER
+        return STRING
+    return BOOLEAN if domain.booleans else INTEGER
 
 
-_FIRST: dict[str, ExtensionDtype] = {
-    "run": _STRING,
-    "trial": _INTEGER,
-    "phase": pd.CategoricalDtype([str(phase) for phase in Phase]),
-    "outcome": pd.CategoricalDtype([str(outcome) for outcome in Outcome]),
-}
-_FIGURES: dict[str, ExtensionDtype] = {
-    "throughput": _FLOAT,
-    "baseline_throughput": _FLOAT,
-    "speedup": _FLOAT,
-    "speedup_low": _FLOAT,
-    "speedup_high": _FLOAT,
-    "compile_seconds": _FLOAT,
-    "warmup_seconds": _FLOAT,
-    "warmup_steps": _INTEGER,
-    "settled": pd.BooleanDtype(),
-    "measured_seconds": _FLOAT,
-    "stopped_by": pd.CategoricalDtype([str(stop) for stop in Stop]),
-    "first_step_seconds": _FLOAT,
-    "filling_seconds": _FLOAT,
-    "epoch_overhead_seconds": _FLOAT,
-    "peak_host_bytes": _INTEGER,
-    "peak_device_bytes": _INTEGER,
-    "input_wait_fraction": _FLOAT,
-    "cpu_utilisation": _FLOAT,
-    "bottleneck": _STRING,
-    "bottleneck_share": _FLOAT,
-    "ceiling_input": _FLOAT,
-    "ceiling_compute": _FLOAT,
-    "started_at": pd.DatetimeTZDtype("us", "UTC"),
-    "seconds": _FLOAT,
-    "seat": _STRING,
-    "host": _STRING,
-    "device": _STRING,
-    "machine": _STRING,
-    "workload": _STRING,
-    "reason": _STRING,
-}
+_FIRST = typed(STRING, "run") | typed(INTEGER, "trial")
+_FIRST["phase"], _FIRST["outcome"] = (pd.CategoricalDtype([str(each) for each in kind]) for kind in (Phase, Outcome))
+_FIGURES = (
+    typed(FLOAT, "throughput baseline_throughput speedup speedup_low speedup_high compile_seconds warmup_seconds")
+    | typed(INTEGER, "warmup_steps")
+    | typed(BOOLEAN, "settled")
+    | typed(FLOAT, "measured_seconds")
+    | typed(pd.CategoricalDtype([str(stop) for stop in Stop]), "stopped_by")
+    | typed(FLOAT, "first_step_seconds filling_seconds epoch_overhead_seconds")
+    | typed(INTEGER, "peak_host_bytes peak_device_bytes")
+    | typed(FLOAT, "input_wait_fraction cpu_utilisation")
+    | typed(STRING, "bottleneck")
+    | typed(FLOAT, "bottleneck_share ceiling_input ceiling_compute")
+    | typed(TIME, "started_at")
+    | typed(FLOAT, "seconds")
+    | typed(STRING, "seat host device machine workload reason")
+)
 
 
 def columns() -> dict[str, ExtensionDtype]:
@@ -87,12 +76,11 @@ def load_history(*runs: str | Path) -> pd.DataFrame:
         runs: Run directories, or directories that hold some at any depth, such as `results`.
 
     Returns:
-        The columns of `columns()`, in that order, rows by run and then by trial. `machine` is the machine's id,
-        `workload` the workload's name; text is one line, without control characters. A knob that the trial's
-        device does not have is NA, and so are the `reason` of a trial that ended well and every figure that was
-        not measured. A run of which no trial has finished adds no rows. `bottleneck` is what limits the trial and
-        `bottleneck_share` the figure that it rests on; the ceilings are what input and step reach alone, in samples
-        per second.
+        The columns of `columns()`, in that order, rows by run and then by trial; times in seconds, sizes in bytes,
+        rates in samples per second. `machine` is the machine's id; text is one line. A knob that the trial's device
+        does not have is NA, and so are the `reason` of a trial that ended well and what was not measured.
+        `bottleneck` is what limits the trial and `bottleneck_share` the figure that it rests on; the ceilings are
+        what input and step reach alone.
 
         A trial's speed-up is over `baseline_throughput`: the baseline's slices in turn with its own, which are slower
         than the baseline alone. Throughputs of two rows were measured at other times and tell less than speed-ups.
@@ -110,47 +98,35 @@ def load_history(*runs: str | Path) -> pd.DataFrame:
             "workload": one_line(run.workload.name) if run.workload else None,
         }
         rows.extend(_row(record, directory, reference_of(record, records)) | of_run for record in records)
-    return pd.DataFrame(
-        {name: pd.Series([row.get(name) for row in rows], dtype=dtype) for name, dtype in columns().items()}
-    )
+    return table(rows, columns())
 
 
 def _row(record: TrialRecord, directory: RunDirectory, reference: TrialRecord) -> dict[str, object]:
     """What one trial adds to the table; None is NA. A column that no line here names is the record's field."""
     file = directory.trial_directory(record.trial) / "result.json"
-    speedup = record.speedup
-    beside = [pair.baseline for pair in record.pairs]
-    rates = [recorded_rate(each, reference) for each in beside]
-    row = {
+    speedup, limit, top = record.speedup, record.bottleneck, record.ceilings
+    beside = [(recorded_rate(pair.baseline, reference), pair.baseline.examples) for pair in record.pairs]
+    return {
         **{name: getattr(record, name, None) for name in _FIRST | _FIGURES},
         **{
-            name: format_value(value) if _knob_dtype(KNOBS[name].domain) == _STRING else value
+            name: format_value(value) if _knob_dtype(KNOBS[name].domain) == STRING else value
             for name, value in trial_configuration(directory, record).items()
         },
         "throughput": record.throughput.value if record.throughput else None,
-        "baseline_throughput": overall_rate([*zip(rates, (each.examples for each in beside), strict=True)])
-        if beside
-        else None,
+        "baseline_throughput": overall_rate(beside) if beside else None,
         "speedup": speedup.value if speedup else None,
         "speedup_low": speedup.low if speedup else None,
         "speedup_high": speedup.high if speedup else None,
-        "bottleneck": record.bottleneck.name if record.bottleneck else None,
-        "bottleneck_share": record.bottleneck.share if record.bottleneck else None,
-        "ceiling_input": record.ceilings.by_input if record.ceilings else None,
-        "ceiling_compute": record.ceilings.by_compute if record.ceilings else None,
+        "bottleneck": limit.name if limit else None,
+        "bottleneck_share": limit.share if limit else None,
+        "ceiling_input": top.by_input if top else None,
+        "ceiling_compute": top.by_compute if top else None,
         "measured_seconds": record.measured_seconds if record.pairs or record.slices else None,
         "started_at": parse_utc(record.started_at, file),
         # One line, so that a row stays one line in CSV: some readers end a row at a bare carriage return.
         "reason": one_line(" ".join(record.reason.split())) or None,
     }
-    for name in ("trial", "warmup_steps", "peak_host_bytes", "peak_device_bytes"):
-        value = row[name]
-        if isinstance(value, int) and value > _LARGEST_INTEGER:
-            raise damaged(file, f"{name} does not fit into 64 bits")
-    return row
 
-
-# ------------------------------------------------------------------------------------------------- writing
 
 _HINT = "Give a file in a directory that exists and that you may write to."
 
@@ -163,7 +139,7 @@ def write_csv(frame: pd.DataFrame, path: str | Path) -> None:
     well. Without the first two it takes a workload called "NA" or "None" for NA.
     """
     booleans = [name for name in frame.columns if pd.api.types.is_bool_dtype(frame[name].dtype)]
-    words = {name: frame[name].astype(_STRING).str.lower() for name in booleans}
+    words = {name: frame[name].astype(STRING).str.lower() for name in booleans}
     if "started_at" in frame:  # pandas 2 leaves a fraction of zero out, and reads dates of one form only
         words["started_at"] = frame["started_at"].dt.strftime("%Y-%m-%d %H:%M:%S.%f+00:00")
     write_atomically(Path(path), frame.assign(**words).to_csv(index=False), hint=_HINT)

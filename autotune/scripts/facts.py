@@ -6,7 +6,7 @@ import enum
 
 from pydantic import Field, FiniteFloat
 
-from autotune.record import Frozen, Many
+from autotune.models import Frozen, Many
 from autotune.space.knobs import Value
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Literal
 
-from pydantic import BaseModel, Field, FiniteFloat
+from pydantic import Field
 
-T = TypeVar("T")
-Many = Annotated[tuple[T, ...], Field(fail_fast=True)]
-Amount = Annotated[FiniteFloat, Field(ge=0)]
+from autotune.models import Amount, Frozen, Many
+
 Name = Literal[
     "input", "launch", "compute", "memory_bandwidth", "compute_or_memory", "communication", "balanced", "unknown"
 ]
 
 
-class Bottleneck(BaseModel, frozen=True, extra="forbid"):
+class Bottleneck(Frozen):
     """What limits a trial, in XProf's words."""
 
     name: Name
@@ -22,14 +21,14 @@ class Bottleneck(BaseModel, frozen=True, extra="forbid"):
     why: str  # one sentence with the figure; of `unknown` what is missing
 
 
-class Ceilings(BaseModel, frozen=True, extra="forbid"):
+class Ceilings(Frozen):
     """The most that a training could reach, in samples per second; None where it was not measured."""
 
     by_input: Amount | None = None  # the input pipeline alone
     by_compute: Amount | None = None  # the step on a batch that is kept
 
 
-class Operation(BaseModel, frozen=True, extra="forbid"):
+class Operation(Frozen):
     """An operation of a profiled trial."""
 
     name: str
@@ -40,7 +39,7 @@ class Operation(BaseModel, frozen=True, extra="forbid"):
     share: Amount  # of all operations' self time
 
 
-class Profile(BaseModel, frozen=True, extra="forbid"):
+class Profile(Frozen):
     """What a full profile of a trial has shown."""
 
     steps: int = 0  # that were profiled
@@ -55,29 +54,21 @@ class Profile(BaseModel, frozen=True, extra="forbid"):
     reason: str = ""  # why there is no profile
 
 
-# The thresholds of XProf's own analyses, as shares of a step: input-bound from 5% (moderately) and from 20% (highly),
-# see `input_pipeline_analyzer` in openxla/xprof; kernel launch and communication 3% and 15%.
+# As shares of a step, those of XProf's own `input_pipeline_analyzer`; the last is of launch and of communication.
 INPUT_MODERATE, INPUT_HIGH = 0.05, 0.20
-LAUNCH_HIGH, COMMUNICATION_HIGH = 0.15, 0.15
+LAUNCH_HIGH = 0.15
 UNUSED_HIGH = 0.4
-"""Share of a profiled step on a host that no operation uses: the executor and Python have it. Steps of large operations
-leave up to a quarter unused, those of tiny ones half and more."""
+"""Share of a profiled step that no operation uses: large ones leave up to a quarter unused, tiny ones half and more."""
 MOSTLY = 0.5
 MATRIX_WORK = ("MatMul", "Conv", "Einsum", "RNN", "LSTM", "GRU", "FFT", "Cholesky", "Attention", "Gemm", "Fusion")
 """Kinds of operations that compute much on each byte that they read."""
 
 
-class Seen(BaseModel, frozen=True, extra="forbid"):
-    """What is known of a trial's steps.
+class Seen(Frozen):
+    """What is known of a trial's steps; None where it was not measured."""
 
-    Args:
-        waits: Share of a step that waits for input; None where it was not measured.
-        outside: Share of a call's time that passes outside of TensorFlow: in Keras, callbacks and the script.
-        profile: A full profile; None where there is none.
-    """
-
-    waits: float | None = None
-    outside: float | None = None
+    waits: float | None = None  # share of a step that waits for input
+    outside: float | None = None  # share of a call's time outside of TensorFlow: in Keras, callbacks and the script
     profile: Profile | None = None
 
 
@@ -96,29 +87,24 @@ def bottleneck_of(seen: Seen) -> Bottleneck:
     profile = seen.profile if seen.profile is not None and seen.profile.steps else None
     if seen.waits is None and seen.outside is None and profile is None:
         return Bottleneck(name="unknown", why="neither its input wait nor its calls were measured")
-    waits = _waits(seen, profile)
+    whole = 0.0 if profile is None else sum(profile.breakdown.values())
+    waits, outside = seen.waits or 0.0, seen.outside or 0.0
+    if profile is not None and whole > 0:  # a profile tells it step by step
+        waits = profile.breakdown.get("input", 0.0) / whole
+    by_input = Bottleneck(name="input", share=waits, why=f"the step waits for input {waits:.0%} of its time")
     if waits >= INPUT_HIGH:
-        return Bottleneck(name="input", share=waits, why=f"the step waits for input {waits:.0%} of its time")
+        return by_input
     if profile is not None and (found := _by_profile(profile)) is not None:
         return found
-    outside = seen.outside or 0.0
     if outside >= LAUNCH_HIGH:
         why = f"{outside:.0%} of a call passes outside of TensorFlow, in Keras, callbacks and Python"
         return Bottleneck(name="launch", share=outside, why=why)
     if waits >= INPUT_MODERATE:
-        return Bottleneck(name="input", share=waits, why=f"the step waits for input {waits:.0%} of its time")
+        return by_input
     if profile is None:
         why = f"it waits for input {waits:.0%} of its time; without a profile compute and memory are not told apart"
         return Bottleneck(name="compute_or_memory", share=1 - waits, why=why)
     return _of_operations(profile)
-
-
-def _waits(seen: Seen, profile: Profile | None) -> float:
-    """Share of a step that waits for input: as profiled, which tells it step by step, else as it was measured."""
-    whole = 0.0 if profile is None else sum(profile.breakdown.values())
-    if profile is not None and whole > 0:
-        return profile.breakdown.get("input", 0.0) / whole
-    return seen.waits or 0.0
 
 
 def _by_profile(profile: Profile) -> Bottleneck | None:
@@ -127,7 +113,7 @@ def _by_profile(profile: Profile) -> Bottleneck | None:
     if step <= 0:
         return None
     talks, launches = (profile.breakdown.get(name, 0.0) / step for name in ("communication", "launch"))
-    if talks >= COMMUNICATION_HIGH:
+    if talks >= LAUNCH_HIGH:
         return Bottleneck(name="communication", share=talks, why=f"collectives take {talks:.0%} of a step")
     if launches >= LAUNCH_HIGH:
         return Bottleneck(name="launch", share=launches, why=f"kernels are launched for {launches:.0%} of a step")

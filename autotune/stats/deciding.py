@@ -29,8 +29,7 @@ def stop_measuring(
     """Why to stop measuring a search trial, or None to go on; `log_ratios` are of its pairs so far."""
     spread_is_known = others is not None and others.degrees >= BORROWED_DEGREES
     if leader is not None and len(log_ratios) >= (2 if spread_is_known else FEWEST_PAIRS):
-        # It is looked at after each pair, so it is cautious.
-        cautious = mean_interval(log_ratios, confidence=0.99, others=others)
+        cautious = mean_interval(log_ratios, confidence=0.99, others=others)  # as it is looked at after each pair
         if cautious.high < leader.low:
             return Stop.CANNOT_WIN
         if cautious.low > leader.high:
@@ -46,8 +45,7 @@ class Verdict(enum.StrEnum):
     """What a run comes to."""
 
     FASTER = "faster"
-    NO_SIGNIFICANT_GAIN = "no_significant_gain"
-    """Gains above a stated bound are excluded for all that was tried, or nothing is left to be tried."""
+    NO_SIGNIFICANT_GAIN = "no_significant_gain"  # gains above a bound are excluded, or nothing is left to be tried
     UNDECIDED = "undecided"  # the time was over before the answer was settled
     UNSTABLE = "unstable"  # the only faster ones broke a rule
 
@@ -78,13 +76,11 @@ class Finding(enum.StrEnum):
 
 def finding(claim: LogInterval, now: LogInterval, *, min_gain: float) -> Finding:
     """Whether a claimed speed-up, as a logarithm, is what is measured now; `min_gain` may be lost in any case."""
-    # Claim and measurement have independent errors. They differ where their distance is more than the root of
-    # the sum of their half-widths' squares, and more than `min_gain`. An interval from 1.1 to 22 holds any claim, so
-    # `HOLDS` needs `now` to be surely as much, or as narrow as the claim or half of what is claimed.
     short = claim.value - now.value > max(math.hypot(claim.half_width, now.half_width), math.log1p(min_gain))
     if now.low <= 0:
         return Finding.GONE if short else Finding.UNDECIDED
     if short:
         return Finding.WEAKER
+    # An interval from 1.1 to 22 would hold any claim.
     vague = now.low < claim.value and now.half_width > max(claim.half_width, claim.value / 2)
     return Finding.UNDECIDED if vague else Finding.HOLDS

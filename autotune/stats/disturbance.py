@@ -28,8 +28,7 @@ def load_of(each: Slice) -> float | None:
 
 def disturbed_pairs(loads: Sequence[tuple[float | None, float | None]]) -> list[bool]:
     """Which pairs of a process are left out: the load of a slice was far from the usual."""
-    # The usual load is the median of that side's slices. So constant load is usual, and so is kernel work for
-    # one of the two configurations.
+    # Usual is the median of that side's slices: a constant load, and kernel work for one of the configurations.
     known = [(one, other) for one, other in loads if one is not None and other is not None]
     if not known:
         return [False] * len(loads)

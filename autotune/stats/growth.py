@@ -1,8 +1,4 @@
-"""Does memory grow for as long as the training goes on? A rule on the memory at the ends of slices. Pure functions.
-
-Allocators and caches fill at first; XLA compiles for an epoch's smaller last batch, and holds more from then on. A leak
-goes on: it grows in both halves of what was watched, and nearly as fast in the second one.
-"""
+"""Does memory grow for as long as the training goes on? A rule on the memory at the ends of slices. Pure functions."""
 
 from __future__ import annotations
 
@@ -32,8 +28,7 @@ def growth(processes: Sequence[Samples]) -> tuple[float, float] | None:
 
 def _lasting_pace(samples: Samples) -> float:
     """Bytes per example by which both halves surely grow: least squares, less a standard error."""
-    # A single step up lies in one of the halves, so it is no growth. Nor is what settles: in the second half
-    # it has less than half of its pace in the first.
+    # Neither a single step up is a leak, nor what settles, as allocators, caches and XLA's last compilation do.
     from scipy import stats  # takes a second to import: only where memory is judged
 
     middle = len(samples) // 2
@@ -54,8 +49,7 @@ def memory_growth(
     margin: float = MEMORY_MARGIN,
 ) -> Check:
     """Whether a day of training would run out of memory, where the baseline's memory does not grow as fast."""
-    found = growth(own)
-    if found is None:
+    if (found := growth(own)) is None:
         return Check(name=of, passed=True, detail="too little was seen to tell")
     pace, examples = found
     grown = pace * examples
@@ -67,9 +61,8 @@ def memory_growth(
     beside = growth(baseline)
     if beside is None or beside[0] >= pace / 2:
         told = beside is not None and beside[0] * beside[1] >= LEAST_GROWTH_BYTES
-        whose = "the baseline grows as much for each example, so it is the workload that leaks"
-        if not told:
-            whose = "too little was seen of the baseline to tell whose leak it is"
+        leaks = "the baseline grows as much for each example, so it is the workload that leaks"
+        whose = leaks if told else "too little was seen of the baseline to tell whose leak it is"
         return Check(name=of, passed=True, value=value if told else None, limit=limit, detail=f"{seen}; {whose}")
     hours = max(0.0, limit) / (pace * examples_per_second) / 3600
     detail = f"{seen}, and it goes on: memory is full after {hours:.1f} hours; the baseline does not grow like that"

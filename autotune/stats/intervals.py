@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat, model_validator
+
+from autotune.models import Frozen
 
 CONFIDENCE = 0.95
 BORROWED_DEGREES = 8  # most that a trial borrows from the others: one that is noisier shows it
 FEW_INSTANCES = 4  # fewer that agree are no evidence that instances agree
-TEMPLATE_DEVIATION, TEMPLATE_DEGREES = 0.02, 14
-"""Log deviation between forks of two templates that import the same. A benchmark with so many degrees of freedom
-found 0 to 0.015."""
+TEMPLATE_DEVIATION, TEMPLATE_DEGREES = 0.02, 14  # log deviation between forks of two templates that import the same
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +44,8 @@ class LogInterval:
         return Interval(value=math.exp(self.value), low=math.exp(self.low), high=math.exp(self.high))
 
 
-class Interval(BaseModel):
+class Interval(Frozen, strict=True):
     """A figure and its confidence interval, as they are written: `low <= value <= high`."""
-
-    # Bounds that equal the figure are no interval: the rate of a single slice, or the baseline over itself.
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     value: Annotated[FiniteFloat, Field(gt=0)]
     low: Annotated[FiniteFloat, Field(ge=0)]
@@ -60,6 +56,11 @@ class Interval(BaseModel):
         if not self.low <= self.value <= self.high:
             raise ValueError(f"the value {self.value:g} does not lie in the interval {self.low:g} to {self.high:g}")
         return self
+
+    def shown(self, unit: str = "×", form: str = ".2f") -> str:
+        """`×2.57 (2.28 to 2.90)`; bounds that are the figure itself are no interval."""
+        bounds = f" ({self.low:{form}} to {self.high:{form}})" if self.low < self.high else ""
+        return f"{unit}{self.value:{form}}{bounds}"
 
     @property
     def log(self) -> LogInterval:
@@ -108,15 +109,12 @@ def instance_interval(
     instances: Sequence[Sequence[float]], *, confidence: float = CONFIDENCE, apart: bool = False
 ) -> LogInterval:
     """Mean over instances, with an interval that allows for differences between them."""
-    # The margin is the larger of two: by the spread between the instances' means, and by what the spread of
-    # the slices within them predicts; each with its own degrees of freedom. `benchmarks/estimators.py` compares it.
-    # Sides that are forks of different templates stand `apart`: what a template gives to its forks does not cancel.
+    # The larger of two: by the spread between the instances, and by what the slices within them predict.
     means = [statistics.fmean(each) for each in instances]
     mean, count = statistics.fmean(means), len(means)
     if count < 2:
         return _around(mean, math.inf, count)
-    # Between instances, even where slices show no difference.
-    allowed = 0.01 if count >= FEW_INSTANCES else 0.02
+    allowed = 0.01 if count >= FEW_INSTANCES else 0.02  # between instances, even where slices show no difference
     between = statistics.variance(means) / count
     pooled = pooled_spread(instances)
     variances = [statistics.variance(each) if len(each) > 1 else pooled.deviation**2 for each in instances]
@@ -125,7 +123,7 @@ def instance_interval(
     margin = t_quantile(confidence, degrees) * math.sqrt(within + allowed**2 / count)
     if between >= within or count < FEW_INSTANCES:
         margin = max(margin, t_quantile(confidence, count - 1) * math.sqrt(between))
-    if apart:
+    if apart:  # forks of two templates: what a template gives to its forks does not cancel
         luck = t_quantile(confidence, TEMPLATE_DEGREES) * TEMPLATE_DEVIATION * math.sqrt(2)
         margin = math.hypot(margin, luck)
     return _around(mean, margin, count)

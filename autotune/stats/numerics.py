@@ -1,8 +1,4 @@
-"""Does a configuration learn as float32 without XLA does? A rule on loss curves. Pure functions.
-
-A configuration's curve is held against that of float32 without XLA: the same batch size, the same weights, the same
-recorded batches. How far apart they may end is what other weights, from other seeds, do to float32 itself.
-"""
+"""Does a configuration learn as float32 without XLA does, from the same weights and batches? A rule on loss curves."""
 
 from __future__ import annotations
 
@@ -11,8 +7,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import Field, FiniteFloat
 
+from autotune.models import Frozen
 from autotune.stats.intervals import CONFIDENCE, t_quantile
 from autotune.stats.stability import Check
 
@@ -25,9 +22,7 @@ Curve = Sequence[float | None]  # losses by step; None for one that was not fini
 
 def parity(float32: Sequence[Curve], curve: Curve) -> Check:
     """Whether a loss curve ends where float32 without XLA may end."""
-    # The late loss is the mean of the last third of the steps. How far apart two trainings from different
-    # weights may end follows from the spread over the seeds, by Student's t. The first of `float32` begins with the
-    # weights of `curve`. Where too little was seen to tell, it passes with `value` None.
+    # The first of `float32` begins with the weights of `curve`; the spread over all says what weights make of it.
     steps = min([len(curve), *map(len, float32)], default=0)
     if steps < FEWEST_STEPS:
         return cannot_tell(f"{steps} steps were seen, {FEWEST_STEPS} are needed")
@@ -57,14 +52,12 @@ def cannot_tell(why: str) -> Check:
     return Check(name=NAME, passed=True, detail=f"cannot tell: {why}")
 
 
-class BatchLosses(BaseModel):
+class BatchLosses(Frozen, strict=True):
     """Training losses after equal numbers of examples, at the recommended batch size and at the baseline's.
 
     Each is the mean over the last third of the examples and over several seeds' weights; None where it was
     not finite, or where the learning rate cannot be set because it follows a schedule.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     examples: Annotated[int, Field(ge=1)]
     baseline: FiniteFloat
@@ -76,7 +69,7 @@ class BatchLosses(BaseModel):
 
 def batch_losses(before: Sequence[Curve], after: Sequence[Curve], *, examples: int) -> BatchLosses | None:
     """The late losses of these curves, a curve for each seed; None where the baseline's are not finite."""
-    # The seeds of `after` come three times: with the learning rate as it is, scaled by the root, scaled linearly.
+    # `after` has the seeds three times: with the learning rate as it is, scaled by the root, scaled linearly.
     seeds, ends = len(before), [_late(each) for each in before]
     if not math.isfinite(sum(ends)):
         return None
@@ -104,6 +97,4 @@ def _mean(losses: Curve) -> float:
 
 def _distance(ends: Sequence[float]) -> float:
     """Half-width of the interval of one loss; 0 for a single one, which shows no spread."""
-    if len(ends) < 2:
-        return 0.0
-    return t_quantile(CONFIDENCE, len(ends) - 1) * statistics.stdev(ends)
+    return t_quantile(CONFIDENCE, len(ends) - 1) * statistics.stdev(ends) if len(ends) > 1 else 0.0

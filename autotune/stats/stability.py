@@ -6,7 +6,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, FiniteFloat
+from pydantic import FiniteFloat
+
+from autotune.models import Frozen
 
 HOST_MEMORY, DEVICE_MEMORY = "host_memory", "device_memory"
 MEMORY_MARGIN = 0.10  # share of the memory limit that must stay free at the peak
@@ -20,10 +22,8 @@ MOST_HANGS = 2  # slices that decide nothing: one burst of whatever else runs re
 MOST_SKIPPED = 0.05  # share of steps beyond the baseline's: a scale that grows every 2,000 steps skips one
 
 
-class Check(BaseModel):
+class Check(Frozen, strict=True):
     """One rule that the configuration passed or failed, with its figure and limit."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: str
     passed: bool
@@ -62,8 +62,7 @@ def loss_does_not_rise(
     first: float | None, last: float | None, *, baseline_first: float | None, baseline_last: float | None
 ) -> Check:
     """Whether the training loss still falls, where the baseline's does."""
-    # A first loss is of one call, and as lucky as its batches. Both sides begin with the same weights, so a
-    # rise begins above the higher one of their first losses.
+    # Both sides begin with the same weights, so a rise begins above the unluckier one of their first calls.
     name = "loss_falls"
     if first is None or last is None or baseline_first is None or baseline_last is None:
         return Check(name=name, passed=True, detail="the model reports no loss")
@@ -77,8 +76,7 @@ def loss_does_not_rise(
 
 def no_retracing(own: Sequence[int], baseline: Sequence[int]) -> Check:
     """Whether the train function stays as it was traced and compiled once a trial is warm."""
-    # Retracing takes seconds each time, at moments that nobody chose, and memory that is never given back. A
-    # configuration may retrace twice as often as the baseline: a faster one meets more batches meanwhile.
+    # It takes seconds, and memory for good. Twice the baseline's is allowed: a faster one meets more batches.
     value, usual = statistics.median_high(own), statistics.median_high(baseline)
     limit = max(MOST_RETRACES, 2 * usual)
     detail = f"traced or compiled again {value} times after the warm-up (baseline: {usual})"
@@ -98,8 +96,7 @@ class CallSeconds:
 
 def tail(own: Sequence[CallSeconds], baseline: Sequence[CallSeconds]) -> Check:
     """Whether slow calls are about as slow as the baseline's, in the same rounds."""
-    # Figures are medians over slices, so a burst decides nothing. Plain `fit` stalls by up to 80 ms now and then, so
-    # 0.25 s beyond the median call are allowed in any case.
+    # Medians over slices, so a burst decides nothing; plain `fit` stalls by up to 80 ms now and then.
     value = statistics.median(each.slow - each.median for each in own)
     median = statistics.median(each.median for each in own)
     usual = statistics.median(each.longest - each.median for each in baseline)
@@ -113,8 +110,7 @@ def tail(own: Sequence[CallSeconds], baseline: Sequence[CallSeconds]) -> Check:
 
 def hangs(own: Sequence[CallSeconds], baseline: Sequence[CallSeconds], *, boundary_seconds: float) -> Check:
     """Whether training stands still for seconds now and then, more often than the baseline beside it."""
-    # Slices with a hang are counted: `tail` does not see a rare one. A hang takes 1.5 s, two median calls and
-    # five boundaries longer than the median call. Three times as many as the baseline's are allowed.
+    # Slices with a hang are counted: `tail` does not see a rare one.
     least = max(1.5, 5 * boundary_seconds)
     value, usual = (
         sum(each.longest - each.median > max(least, 2 * each.median) for each in side) for side in (own, baseline)
@@ -134,8 +130,7 @@ def _seconds(seconds: float) -> str:
 
 def loss_scale_skips(skipped: Sequence[int], steps: Sequence[int], *, baseline_share: float) -> Check:
     """Whether float16's loss scale lets nearly all steps change the weights."""
-    # A scale that has grown too far skips a step and is halved: one in some thousand steps. Gradients that
-    # overflow at any scale skip step after step, which is fast and teaches nothing.
+    # A scale that has grown too far skips one step in thousands; gradients that overflow at any scale skip them all.
     share = min(1.0, sum(skipped) / sum(steps))
     limit = baseline_share + MOST_SKIPPED
     passed = share <= limit or statistics.median(skipped) <= 2

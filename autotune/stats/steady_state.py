@@ -13,13 +13,10 @@ def is_steady(
     times: Sequence[float], *, tolerance: float = math.exp(0.05), window_seconds: float = WINDOW_SECONDS
 ) -> bool | None:
     """Whether the last two windows of `times` agree by their medians; None where there are no two."""
-    # Warm-up makes later steps faster, never slower, so a window that is slower than the one before counts as
-    # steady.
+    # Warm-up makes later steps faster, never slower: a window that is slower than the one before is steady.
     rest, last = _split_window(times, window_seconds)
     _, before = _split_window(rest, window_seconds)
-    if not before:
-        return None
-    return statistics.median(before) <= tolerance * statistics.median(last)
+    return statistics.median(before) <= tolerance * statistics.median(last) if before else None
 
 
 def recent_mean(times: Sequence[float]) -> float:
@@ -39,19 +36,16 @@ def _split_window(times: Sequence[float], window_seconds: float) -> tuple[Sequen
 
 def enough_calls(times: Sequence[float], *, steps_per_call: int, seconds: float, cap_seconds: float) -> bool:
     """Whether a warm-up by steps is over."""
-    # It ends when its calls are steady, and at its cap: `cap_seconds` or 20 steps, whichever comes last.
-    # Calls that still get faster by more than a tenth have twice the cap.
     if is_steady(times):
         return True
-    caps = 2 if is_steady(times, tolerance=1.1) is False else 1
+    caps = 2 if is_steady(times, tolerance=1.1) is False else 1  # still getting faster by more than a tenth
     steps = len(times) * steps_per_call
     return len(times) >= SMALLEST_WINDOW and seconds >= caps * cap_seconds and steps >= caps * 20
 
 
 def enough_epochs(times: Sequence[float], *, seconds: float, cap_seconds: float) -> bool:
     """Whether a warm-up by whole epochs is over."""
-    # One epoch of over a second is enough. Shorter ones end when they are steady, and when another one would
-    # end beyond the cap; there are two at least where two fit it.
+    # One of over a second is enough. Of shorter ones there are two at least, where two fit the cap.
     usual = statistics.median(times)
     if usual > 1 or is_steady(times):
         return True

@@ -24,11 +24,10 @@ def overall_rate(slices: Sequence[Measured]) -> float:
 
 def overall_log_ratios(baseline: Sequence[Measured], candidate: Sequence[Measured]) -> list[float]:
     """For each pair a value that stands for its log-ratio; their mean is the logarithm of the overall rates' ratio."""
-    # The mean of the pairs' own log-ratios is another one where a side is unsteady. How far a pair's value is from
-    # the mean is the pair's influence on the overall ratio, so the values' spread gives the error of the mean.
+    # A value's distance from the mean is the pair's influence on it: so their spread gives the error of the mean.
     overall = math.log(overall_rate(candidate) / overall_rate(baseline))
     own, other = _influences(candidate), _influences(baseline)
-    # Rounded, so that where speeds are equal the values are, too.
+    # Rounded: where speeds are equal the values are, too.
     return [round(overall + one - another, 12) for one, another in zip(own, other, strict=True)]
 
 

@@ -347,7 +347,8 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
         opened.seat.end_baseline()
         note_profiles(run)
         # What was measured again after Optuna was told: the study is written anew from the records.
-        Sampler(space, file=directory.study_file, name=opened.facts.name, seed=options.seed).catch_up(run.records.values())
+        sampler = Sampler(space, file=directory.study_file, name=opened.facts.name, seed=options.seed)
+        sampler.catch_up(run.records.values())
         recipe = recommend(
             found=found,
             watched=_watched(found, opened, invocation),

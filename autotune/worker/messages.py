@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from autotune.mistakes import first_mistake
+from autotune.models import Amount, Count, Frozen, Many, Number, Positive, first_mistake
 from autotune.printable import LONGEST_MESSAGE, one_line
-from autotune.record import Amount, Boundary, Count, Frozen, Many, Number, Outcome, Positive, Slice
+from autotune.record import Boundary, Outcome, Slice
 from autotune.scripts.facts import ScriptFacts
 from autotune.space.knobs import Value
 from autotune.stats.bottleneck import Ceilings
