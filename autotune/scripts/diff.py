@@ -11,14 +11,11 @@ from typing import NamedTuple
 from autotune.recipe.recipe import Recipe
 from autotune.scripts.call_sites import calls_in, shown
 from autotune.scripts.long_run import facts_in
+from autotune.scripts.settings import ARGUMENTS, CALLS
 from autotune.scripts.sources import own_files
 from autotune.space.configuration import format_value
 from autotune.space.knobs import KnobValue
 
-_ARGUMENTS = {"batch_size": "batch_size", "num_parallel_calls": "num_parallel_calls", "prefetch": "buffer_size"}
-"""The keyword by which a call takes a knob."""
-_TAKERS = {"num_parallel_calls": ("map", "interleave"), "prefetch": ("prefetch",)}
-"""Calls that take a knob; inside others, such as Keras's own makers of datasets, it is left to `autotune run`."""
 _LINES = {
     "precision": 'keras.config.set_dtype_policy("{value}")',
     "intra_op_threads": "tf.config.threading.set_intra_op_parallelism_threads({value})",
@@ -52,12 +49,12 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
     for file in files:
         for site, call in calls_in(str(file), directory).values():
             wanted = {
-                _ARGUMENTS[knob]: changes[knob]
+                ARGUMENTS[knob]: changes[knob]
                 for knob, sites in facts.sites.items()
                 if knob in changes
-                and knob in _ARGUMENTS
+                and knob in ARGUMENTS
                 and site.key in {each.key for each in sites}
-                and site.call in _TAKERS.get(knob, (site.call,))
+                and (knob == "batch_size" or CALLS.get(site.call) == knob)  # not inside Keras's makers of datasets
             }
             if facts.compile_site is not None and site.key == facts.compile_site.key:
                 wanted |= {knob: changes[knob] for knob in ("jit_compile", "steps_per_execution") if knob in changes}
@@ -65,7 +62,7 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
             at_fit = facts.fit_site is not None and site.key == facts.fit_site.key
             if at_fit and "batch_size" in changes and not facts.batch_given_as:
                 wanted["batch_size"] = changes["batch_size"]
-            reached |= {knob for knob in changes if _ARGUMENTS.get(knob) in wanted}
+            reached |= {knob for knob in changes if ARGUMENTS.get(knob) in wanted}
             edits[file] += _arguments(file.read_bytes(), call, site.call, wanted)
     lines = {knob: _LINES[knob].format(value=changes[knob]) for knob in _LINES if knob in changes}
     edits[main] += _inserted(main.read_bytes(), lines)

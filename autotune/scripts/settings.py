@@ -12,6 +12,17 @@ from autotune.space.configuration import Configuration
 from autotune.space.knobs import AS_WRITTEN, KNOBS, KnobValue
 
 AUTOTUNE = -1  # tf.data.AUTOTUNE
+ARGUMENTS = {"batch_size": "batch_size", "num_parallel_calls": "num_parallel_calls", "prefetch": "buffer_size"}
+"""The keyword by which a call of `tf.data` takes a knob."""
+CALLS = {
+    "batch": "batch_size",
+    "padded_batch": "batch_size",
+    "ragged_batch": "batch_size",
+    "map": "num_parallel_calls",
+    "interleave": "num_parallel_calls",
+    "prefetch": "prefetch",
+}
+"""The knob that a method of a dataset takes."""
 _Key = tuple[str, str, str, int]
 
 

@@ -20,7 +20,7 @@ from autotune.scripts import tuned
 from autotune.scripts.call_sites import site_of, users_frame
 from autotune.scripts.chain import Made, batch_calls, tag
 from autotune.scripts.facts import Site
-from autotune.scripts.settings import Settings
+from autotune.scripts.settings import ARGUMENTS, CALLS, Settings
 from autotune.workloads.stray_training import OnceImported
 
 
@@ -86,31 +86,26 @@ class Wrappers:
 
     def _wrap_tensorflow(self, tf: ModuleType) -> None:
         """Wrap what makes pipelines, and what sets threads."""
-        for names, act in (
-            (("batch", "padded_batch", "ragged_batch"), self._batch),
-            (("map", "interleave"), self._parallel),
-            (("prefetch",), self._prefetch),
-            (("shuffle",), _shuffle),
-            (("cache",), self._cache),
-        ):
-            for name in names:
-                if hasattr(tf.data.Dataset, name):  # another version's may be missing
-                    setattr(tf.data.Dataset, name, self._seen(getattr(tf.data.Dataset, name), act))
+        dataset, threading, experimental = tf.data.Dataset, tf.config.threading, tf.config.experimental
+        for name, knob in CALLS.items():
+            self._wrap(dataset, name, functools.partial(self._makes, knob))
+        self._wrap(dataset, "shuffle", _shuffle)
+        self._wrap(dataset, "cache", self._cache)
         for owner, name, knob in (
-            (tf.config.threading, "set_intra_op_parallelism_threads", "intra_op_threads"),
-            (tf.config.threading, "set_inter_op_parallelism_threads", "inter_op_threads"),
-            (tf.config.experimental, "enable_tensor_float_32_execution", "tensor_float_32"),
+            (threading, "set_intra_op_parallelism_threads", "intra_op_threads"),
+            (threading, "set_inter_op_parallelism_threads", "inter_op_threads"),
+            (experimental, "enable_tensor_float_32_execution", "tensor_float_32"),
         ):
-            setattr(owner, name, self._seen(getattr(owner, name), functools.partial(self._set, knob)))
+            self._wrap(owner, name, functools.partial(self._set, knob))
         self.hooks.imported("tensorflow")
 
     def _wrap_keras(self, keras: ModuleType) -> None:
         """Wrap `fit`, `compile`, the dtype policy, and what must not be seen inside."""
         policy = keras.config.set_dtype_policy
-        replace_everywhere(policy, self._seen(policy, functools.partial(self._set, "precision")))
+        self._wrap(keras.config, "set_dtype_policy", functools.partial(self._set, "precision"))
+        replace_everywhere(policy, keras.config.set_dtype_policy)
         for name, act in (("compile", self._compile), ("fit", self._fit)):
-            owner = owner_of(keras.Model, name)
-            setattr(owner, name, self._seen(getattr(owner, name), act))
+            self._wrap(owner_of(keras.Model, name), name, act)
         for name in ("evaluate", "predict"):
             around(owner_of(keras.Model, name), name, self._inertly)
         for layer in ("TextVectorization", "Normalization", "StringLookup", "IntegerLookup", "Discretization"):
@@ -119,12 +114,13 @@ class Wrappers:
                 around(kind, "adapt", self._inertly)
         self.hooks.imported("keras")
 
-    def _seen(self, usual: Callable[..., Any], act: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that, where the script calls it, is `act` with the usual one, the place and the arguments."""
-        signature = inspect.signature(usual)
+    def _wrap(self, owner: Any, name: str, act: Callable[..., Any]) -> None:
+        """Where the script calls it, a function is `act` with the usual one, the place and the arguments."""
+        if not hasattr(owner, name):  # another version's
+            return
+        signature = inspect.signature(getattr(owner, name))
 
-        @functools.wraps(usual)
-        def wrapped(*arguments: Any, **named: Any) -> Any:
+        def seen(usual: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
             frame = users_frame() if self.active else None
             if frame is None:
                 return usual(*arguments, **named)
@@ -134,7 +130,7 @@ class Wrappers:
                 return usual(*arguments, **named)  # which says what is wrong
             return act(usual, site_of(frame, self.directory), bound)
 
-        return wrapped
+        around(owner, name, seen)
 
     def _inertly(self, usual: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         with self.inert():
@@ -147,32 +143,21 @@ class Wrappers:
         (value,) = bound.arguments.values()
         return usual(self.settings.value(knob, value))
 
-    def _batch(self, usual: Callable[..., Any], site: Site, bound: inspect.BoundArguments) -> Any:
-        size = _whole(bound.arguments["batch_size"])
-        if size is None:
-            return usual(*bound.args, **bound.kwargs)
-        used = self.settings.at("batch_size", site, size)
-        if used != size:
-            bound.arguments["batch_size"] = used
+    def _makes(self, knob: str, usual: Callable[..., Any], site: Site, bound: inspect.BoundArguments) -> Any:
+        """A method of a dataset that takes a knob: the dataset that it makes remembers the call."""
+        given = _whole(bound.arguments.get(ARGUMENTS[knob]))
+        used = self.settings.at(knob, site, given)
+        if used != given:
+            bound.arguments[ARGUMENTS[knob]] = used or (None if knob == "num_parallel_calls" else 0)
+        made = usual(*bound.args, **bound.kwargs)
+        if given is None and knob == "batch_size":
+            return made
         drops = bool(bound.arguments.get("drop_remainder", False))
-        return tag(usual(*bound.args, **bound.kwargs), Made("batch_size", site, size, used, drop_remainder=drops))
-
-    def _parallel(self, usual: Callable[..., Any], site: Site, bound: inspect.BoundArguments) -> Any:
-        given = bound.arguments.get("num_parallel_calls")
-        used = self.settings.at("num_parallel_calls", site, given)
-        bound.arguments["num_parallel_calls"] = None if isinstance(used, int) and used == 0 else used
-        made = tag(usual(*bound.args, **bound.kwargs), Made("num_parallel_calls", site, given, used))
-        if self.settings.at("cache", site, False):
+        tag(made, Made(knob, site, given, used, drop_remainder=drops))
+        if knob == "num_parallel_calls" and self.settings.at("cache", site, False):
             with self.inert():
                 return made.cache()
         return made
-
-    def _prefetch(self, usual: Callable[..., Any], site: Site, bound: inspect.BoundArguments) -> Any:
-        given = _whole(bound.arguments["buffer_size"])
-        used = self.settings.at("prefetch", site, given)
-        if used != given:
-            bound.arguments["buffer_size"] = used
-        return tag(usual(*bound.args, **bound.kwargs), Made("prefetch", site, given, used))
 
     def _cache(self, usual: Callable[..., Any], site: Site, bound: inspect.BoundArguments) -> Any:
         """A cache in a file is the trial's own; in a long run with another batch size it has a name of its own."""
