@@ -9,9 +9,9 @@ import pytest
 from autotune.errors import ApplyError, ConfigurationError
 from autotune.scripts import tuned
 from autotune.scripts.call_sites import site_of
-from autotune.scripts.created import remove_created
 from autotune.scripts.facts import ScriptFacts, Site, Trains
 from autotune.scripts.settings import Settings
+from autotune.scripts.side_effects import remove_created
 from autotune.scripts.sources import binds_workload, calls_of, fingerprint, installed_packages, own_files
 from autotune.workloads.loading import parse_reference
 

@@ -192,10 +192,7 @@ class Simulation:
         except LongEpoch:
             self.now += 7.0  # measuring the boundary's cost
             self.clock.time_by_steps(
-                BetweenEpochs(
-                    boundary=Boundary(seconds=overhead, seconds_per_example=1.0),
-                    counted_calls=counted_calls,
-                )
+                BetweenEpochs(boundary=Boundary(seconds=overhead, seconds_per_example=1.0), counted_calls=counted_calls)
             )
             with pytest.raises(TrainingEnded):
                 self.fit()

@@ -24,7 +24,7 @@ from autotune.executors.local import TrialProcesses
 from autotune.executors.places import cut_cores
 from autotune.executors.process import Profiled, TrialProcess
 from autotune.record import Outcome, Place
-from autotune.scripts.created import remove_created
+from autotune.scripts.side_effects import remove_created
 from autotune.space.configuration import Configuration
 from autotune.worker import messages
 from autotune.workloads.workload import WorkloadFacts, WorkloadReference

@@ -6,25 +6,16 @@ import ast
 import functools
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from autotune.scripts.facts import Site
+from autotune.scripts.sources import parsed
 
 _OWN = str(Path(__file__).resolve().parents[1]) + os.sep
-_LIBRARIES = ("tensorflow", "keras", "tf_keras", "wrapt", "absl")
-
-
-@dataclass(frozen=True)
-class FoundCall:
-    """A call in a source file."""
-
-    function: str
-    name: str
-    order: int
-    node: ast.Call
+_LIBRARIES = {"tensorflow", "keras", "tf_keras", "wrapt", "absl"}
 
 
 def users_frame() -> FrameType | None:
@@ -37,21 +28,20 @@ def users_frame() -> FrameType | None:
 
 @functools.cache
 def _is_library(file: str) -> bool:
-    if file.startswith((_OWN, "<frozen")):
+    if file.startswith((_OWN, "<frozen")) or file == "<string>":
         return True
-    return any(f"{os.sep}{name}{os.sep}" in file and "site-packages" in file for name in _LIBRARIES) or (
-        file == "<string>" or os.path.basename(file) in ("contextlib.py", "functools.py")
-    )
+    *folders, name = file.split(os.sep)
+    return name in ("contextlib.py", "functools.py") or ("site-packages" in file and not _LIBRARIES.isdisjoint(folders))
 
 
 def site_of(frame: FrameType, directory: str) -> Site:
     """The call that a frame is in."""
-    code, positions = frame.f_code, list(frame.f_code.co_positions())
-    _, end_line, _, end_column = positions[frame.f_lasti // 2]
-    found = calls_in(code.co_filename).get((end_line or 0, end_column or 0))
-    name, order = (found.name, found.order) if found else ("", frame.f_lineno)
-    function = found.function if found else code.co_qualname
-    return Site(file=shown(code.co_filename, directory), function=function, call=name, order=order, line=frame.f_lineno)
+    code, line = frame.f_code, frame.f_lineno
+    _, end_line, _, end_column = list(code.co_positions())[frame.f_lasti // 2]
+    found = calls_in(code.co_filename, directory).get((end_line or 0, end_column or 0))
+    if found is not None:
+        return found[0].model_copy(update={"line": line})
+    return Site(file=shown(code.co_filename, directory), function=code.co_qualname, call="", order=line, line=line)
 
 
 def shown(file: str, directory: str) -> str:
@@ -61,19 +51,16 @@ def shown(file: str, directory: str) -> str:
 
 
 @functools.cache
-def calls_in(file: str) -> dict[tuple[int, int], FoundCall]:
+def calls_in(file: str, directory: str) -> dict[tuple[int, int], tuple[Site, ast.Call]]:
     """The calls in a source file, by where each ends: a line, and a column in bytes. Empty for what is no source."""
-    try:
-        tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return {}
-    counts: dict[tuple[str, str], int] = {}
+    counts: Counter[tuple[str, str]] = Counter()
     found = {}
-    for function, node in sorted(_calls(tree, ""), key=lambda each: _end(each[1])):
+    for function, node in sorted(_calls(parsed(Path(file)), ""), key=lambda each: _end(each[1])):
         name = _name(node.func)
-        order = counts.get((function, name), 0)
-        counts[function, name] = order + 1
-        found[_end(node)] = FoundCall(function=function, name=name, order=order, node=node)
+        order, line = counts[function, name], node.lineno
+        counts[function, name] += 1
+        site = Site(file=shown(file, directory), function=function, call=name, order=order, line=line)
+        found[_end(node)] = site, node
     return found
 
 
@@ -102,12 +89,7 @@ def _name(node: ast.expr) -> str:
 
 def enclosing_ranges(file: str, line: int, directory: str) -> list[Site]:
     """The calls of `range` by which `for` loops run whose bodies hold a line, the innermost loop first."""
-    try:
-        tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return []
-    sites = {_end(call.node): site for site, call in sites_in(file, directory)}
-    loops = [each for each in ast.walk(tree) if isinstance(each, ast.For)]
+    loops = [each for each in ast.walk(parsed(Path(file))) if isinstance(each, ast.For)]
     around = [each for each in loops if each.body[0].lineno <= line <= (each.body[-1].end_lineno or 0)]
     found = []
     for loop in sorted(around, key=lambda each: -each.lineno):
@@ -115,22 +97,5 @@ def enclosing_ranges(file: str, line: int, directory: str) -> list[Site]:
         while isinstance(iterated, ast.Call) and _name(iterated.func) in ("enumerate", "tqdm") and iterated.args:
             iterated = iterated.args[0]
         if isinstance(iterated, ast.Call) and isinstance(iterated.func, ast.Name) and iterated.func.id == "range":
-            found.append(sites[_end(iterated)])
+            found.append(calls_in(file, directory)[_end(iterated)][0])
     return found
-
-
-def sites_in(file: str, directory: str) -> list[tuple[Site, FoundCall]]:
-    """Every call in a source file."""
-    return [
-        (
-            Site(
-                file=shown(file, directory),
-                function=each.function,
-                call=each.name,
-                order=each.order,
-                line=each.node.lineno,
-            ),
-            each,
-        )
-        for each in calls_in(file).values()
-    ]

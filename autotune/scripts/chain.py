@@ -40,19 +40,15 @@ class Made:
     drop_remainder: bool = False
 
 
-_TAG = "_autotune_made"
-
-
 def tag(dataset: tf.data.Dataset, made: Made) -> tf.data.Dataset:
     """The dataset, which remembers how it was made."""
-    setattr(dataset, _TAG, made)
+    dataset._autotune_made = made
     return dataset
 
 
 def made_by(dataset: tf.data.Dataset) -> Made | None:
     """How a dataset was made; None where not by a call that a knob reaches."""
-    found = getattr(dataset, _TAG, None)
-    return found if isinstance(found, Made) else None
+    return getattr(dataset, "_autotune_made", None)
 
 
 def back_from(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
@@ -60,11 +56,10 @@ def back_from(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
     waiting, seen = [dataset], set()
     while waiting:
         each = waiting.pop(0)
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        yield each
-        waiting += inputs_of(each)
+        if id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            waiting += inputs_of(each)
 
 
 def batch_calls(dataset: tf.data.Dataset) -> tuple[list[Made], str]:
@@ -89,10 +84,9 @@ def batch_calls(dataset: tf.data.Dataset) -> tuple[list[Made], str]:
     return found, ""
 
 
-def batch_ratio(dataset: tf.data.Dataset) -> float:
-    """By how much the batches of a pipeline are larger than the script asked for."""
-    calls, _ = batch_calls(dataset)
-    return calls[0].used / calls[0].given if calls else 1.0
+def drops_remainder(dataset: tf.data.Dataset) -> bool:
+    """Whether a smaller last batch is dropped."""
+    return any(each.drop_remainder for each in batch_calls(dataset)[0][:1])
 
 
 def calls_for(dataset: tf.data.Dataset, knob: str) -> list[Made]:
@@ -115,13 +109,13 @@ def examples_of(dataset: tf.data.Dataset, batch_size: int) -> int | None:
 
 def mean_batch(dataset: tf.data.Dataset, batch_size: int) -> float:
     """Examples in a batch on average, as the last one of each pass may be smaller; its size if that is unknown."""
-    for each in back_from(dataset):
-        if kind_of(each) in BATCHES and len(inputs := inputs_of(each)) == 1:
-            examples, made = int(inputs[0].cardinality()), made_by(each)
-            if examples > 0 and not (made is not None and made.drop_remainder):
-                return examples / math.ceil(examples / batch_size)
-            return float(batch_size)
-    return float(batch_size)
+    batched = next((each for each in back_from(dataset) if kind_of(each) in BATCHES), None)
+    if batched is None or len(inputs := inputs_of(batched)) != 1:
+        return float(batch_size)
+    examples, made = int(inputs[0].cardinality()), made_by(batched)
+    if examples <= 0 or (made is not None and made.drop_remainder):
+        return float(batch_size)
+    return examples / math.ceil(examples / batch_size)
 
 
 def cacheable(dataset: tf.data.Dataset) -> tuple[Site | None, str]:

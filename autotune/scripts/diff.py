@@ -5,29 +5,17 @@ from __future__ import annotations
 import ast
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from autotune.errors import RecipeError
 from autotune.recipe.recipe import Recipe
-from autotune.scripts.call_sites import FoundCall, sites_in
+from autotune.scripts.call_sites import calls_in, shown
+from autotune.scripts.long_run import facts_in
+from autotune.scripts.settings import ARGUMENTS, CALLS
 from autotune.scripts.sources import own_files
 from autotune.space.configuration import format_value
 from autotune.space.knobs import KnobValue
 
-_ARGUMENTS = {"batch_size": "batch_size", "num_parallel_calls": "num_parallel_calls", "prefetch": "buffer_size"}
-"""The keyword by which a call takes a knob."""
-_PLACES = {
-    ("batch", "batch_size"): 0,
-    ("padded_batch", "batch_size"): 0,
-    ("prefetch", "buffer_size"): 0,
-    ("map", "num_parallel_calls"): 1,
-    ("interleave", "num_parallel_calls"): 3,
-    ("fit", "batch_size"): 2,
-}
-"""The place among a call's arguments of what may be given without its name."""
-_TAKERS = {"num_parallel_calls": ("map", "interleave"), "prefetch": ("prefetch",)}
-"""Calls that take a knob; inside others, such as Keras's own makers of datasets, it is left to `autotune run`."""
 _LINES = {
     "precision": 'keras.config.set_dtype_policy("{value}")',
     "intra_op_threads": "tf.config.threading.set_intra_op_parallelism_threads({value})",
@@ -38,8 +26,7 @@ _LINES = {
 """Lines that set a knob, before anything of TensorFlow's is made; `onednn` before it is imported."""
 
 
-@dataclass(frozen=True)
-class Edit:
+class Edit(NamedTuple):
     """Text that takes the place of other text, by the offsets of its bytes."""
 
     begin: int
@@ -51,30 +38,23 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
     """A unified diff of the script's own files, and what it leaves to `autotune run`.
 
     Raises:
-        RecipeError: The recipe is not of a script.
+        RecipeError: The recipe is not of this script.
     """
-    facts = recipe.workload.script
-    if facts is None:
-        raise RecipeError("the recipe is of a Workload", hint="Use recipe.apply() and its kin in the training code.")
-    name = script.resolve()
-    if recipe.workload.name not in (name.stem, name.parent.name):
-        raise RecipeError(
-            f"the recipe is of {recipe.workload.name}, and {script} is another script", hint="Name that one."
-        )
-    directory = script.resolve().parent
-    files = own_files(script.resolve(), directory)
+    main = script.resolve()
+    facts, directory = facts_in(recipe, main, str(script)), str(main.parent)
+    files = own_files(main, main.parent)
     changes = dict(recipe.changes)
     edits: dict[Path, list[Edit]] = {file: [] for file in files}
     reached: set[str] = set()
     for file in files:
-        for site, call in sites_in(str(file), str(directory)):
+        for site, call in calls_in(str(file), directory).values():
             wanted = {
-                _ARGUMENTS[knob]: changes[knob]
+                ARGUMENTS[knob]: changes[knob]
                 for knob, sites in facts.sites.items()
                 if knob in changes
-                and knob in _ARGUMENTS
+                and knob in ARGUMENTS
                 and site.key in {each.key for each in sites}
-                and call.name in _TAKERS.get(knob, (call.name,))
+                and (knob == "batch_size" or CALLS.get(site.call) == knob)  # not inside Keras's makers of datasets
             }
             if facts.compile_site is not None and site.key == facts.compile_site.key:
                 wanted |= {knob: changes[knob] for knob in ("jit_compile", "steps_per_execution") if knob in changes}
@@ -82,30 +62,26 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
             at_fit = facts.fit_site is not None and site.key == facts.fit_site.key
             if at_fit and "batch_size" in changes and not facts.batch_given_as:
                 wanted["batch_size"] = changes["batch_size"]
-            reached |= {knob for knob in changes if _ARGUMENTS.get(knob) in wanted}
-            edits[file] += _arguments(file, call, {name: _literal(value) for name, value in wanted.items()})
+            reached |= {knob for knob in changes if ARGUMENTS.get(knob) in wanted}
+            edits[file] += _arguments(file.read_bytes(), call, site.call, wanted)
     lines = {knob: _LINES[knob].format(value=changes[knob]) for knob in _LINES if knob in changes}
-    edits[files[0]].extend(_inserted(files[0], lines))
+    edits[main] += _inserted(main.read_bytes(), lines)
     reached |= lines.keys()
     rest = [f"{name}={format_value(value)}" for name, value in changes.items() if name not in reached]
     return "".join(_diff(file, each, directory) for file, each in edits.items()), rest
-
-
-def _literal(value: KnobValue) -> str:
-    return "tf.data.AUTOTUNE" if value == "autotune" else repr(value)
 
 
 def _offset(source: bytes, line: int, column: int) -> int:
     return sum(map(len, source.splitlines(keepends=True)[: line - 1])) + column
 
 
-def _arguments(file: Path, call: FoundCall, wanted: Mapping[str, str]) -> list[Edit]:
+def _arguments(source: bytes, node: ast.Call, name: str, wanted: Mapping[str, KnobValue]) -> list[Edit]:
     """The edits that give a call these arguments: in place of what it has, or as further keywords."""
-    source, node = file.read_bytes(), call.node
     edits, more = [], []
-    for keyword, text in wanted.items():
+    for keyword, value in wanted.items():
+        text = "tf.data.AUTOTUNE" if value == "autotune" else repr(value)
         named = next((each.value for each in node.keywords if each.arg == keyword), None)
-        first = node.args[0] if node.args and keyword in ("batch_size", "buffer_size") and call.name != "fit" else None
+        first = node.args[0] if node.args and keyword in ("batch_size", "buffer_size") and name != "fit" else None
         old = named if named is not None else first
         if old is None:
             more.append(f"{keyword}={text}")
@@ -120,21 +96,17 @@ def _arguments(file: Path, call: FoundCall, wanted: Mapping[str, str]) -> list[E
     return edits
 
 
-def _inserted(file: Path, lines: Mapping[str, str]) -> list[Edit]:
+def _inserted(source: bytes, lines: Mapping[str, str]) -> list[Edit]:
     """Lines after the imports at the top; those of the environment before them."""
-    if not lines:
-        return []
-    source = file.read_bytes()
     tree = ast.parse(source)
     imports = [each for each in tree.body if isinstance(each, ast.Import | ast.ImportFrom)]
     future = [each for each in imports if isinstance(each, ast.ImportFrom) and each.module == "__future__"]
-    body = [each for each in tree.body if each not in future and not _is_docstring(each, tree)]
+    docstring = tree.body[:1] if ast.get_docstring(tree) is not None else []
+    body = [each for each in tree.body if each not in (*future, *docstring)]
     edits = []
-    early = lines.get("onednn")
-    if early and body:
-        edits.append(
-            Edit(_offset(source, body[0].lineno, 0), _offset(source, body[0].lineno, 0), f"import os\n\n{early}\n\n")
-        )
+    if "onednn" in lines and body:
+        begin = _offset(source, body[0].lineno, 0)
+        edits.append(Edit(begin, begin, f"import os\n\n{lines['onednn']}\n\n"))
     late = [text for knob, text in lines.items() if knob != "onednn"]
     if late and imports:
         modules = {each.split(".", 1)[0] for each in late}
@@ -146,18 +118,11 @@ def _inserted(file: Path, lines: Mapping[str, str]) -> list[Edit]:
     return edits
 
 
-def _is_docstring(node: ast.stmt, tree: ast.Module) -> bool:
-    return node is tree.body[0] and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-
-
-def _diff(file: Path, edits: list[Edit], directory: Path) -> str:
+def _diff(file: Path, edits: list[Edit], directory: str) -> str:
     source = file.read_bytes()
     changed = source
     for each in sorted(set(edits), key=lambda each: (-each.begin, each.text)):
         changed = changed[: each.begin] + each.text.encode() + changed[each.end :]
-    shown = str(file.relative_to(directory)) if file.is_relative_to(directory) else str(file)
-    return "".join(
-        difflib.unified_diff(
-            source.decode().splitlines(keepends=True), changed.decode().splitlines(keepends=True), shown, shown
-        )
-    )
+    before, after = (text.decode().splitlines(keepends=True) for text in (source, changed))
+    name = shown(str(file), directory)
+    return "".join(difflib.unified_diff(before, after, name, name))

@@ -13,16 +13,16 @@ import os
 import runpy
 import signal
 import sys
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import Any, NoReturn
 
 from autotune.errors import WorkloadError
-from autotune.scripts.call_sites import sites_in
+from autotune.scripts.call_sites import calls_in
 from autotune.scripts.facts import Site
-from autotune.scripts.side_effects import effects_of
+from autotune.scripts.side_effects import SideEffects
 from autotune.scripts.sources import fingerprint, installed_packages, own_files
 from autotune.workloads.workload import WorkloadReference
 
@@ -58,9 +58,9 @@ def run_as_main(reference: WorkloadReference, *, endless: Site | None = None) ->
         reference: The script. What it raises passes through.
         endless: A call of `range()` in it that comes round again and again: the epochs of a trial have no end.
     """
-    file = file_of(reference)
-    if directory_of(reference) not in sys.path[:1]:
-        sys.path.insert(0, directory_of(reference))
+    file, directory = file_of(reference), directory_of(reference)
+    if directory not in sys.path[:1]:
+        sys.path.insert(0, directory)
     sys.argv = [str(file) if reference.module else str(reference.shown or file), *reference.args]
     if reference.module is not None:
         runpy.run_module(str(reference.module), run_name="__main__", alter_sys=True)
@@ -71,26 +71,27 @@ def run_as_main(reference: WorkloadReference, *, endless: Site | None = None) ->
     sys.modules["__main__"] = main  # processes that it spawns load the program by this module's file
     tree = ast.parse(file.read_bytes())
     if endless is not None:
-        for site, call in sites_in(str(file), directory_of(reference)):
-            if site.key == endless.key:
-                _rename(tree, call.node, _ENDLESS)
         setattr(builtins, _ENDLESS, lambda *bounds: itertools.cycle(range(*bounds)))
-    code = compile(tree, str(file), "exec", dont_inherit=True)
-    exec(code, main.__dict__)  # the user's own program
+        calls = calls_in(str(file), directory).values()
+        places = [(call.lineno, call.col_offset) for site, call in calls if site.key == endless.key]
+        for node in ast.walk(tree):
+            func = node.func if isinstance(node, ast.Call) and (node.lineno, node.col_offset) in places else None
+            if isinstance(func, ast.Name):
+                func.id = _ENDLESS
+    exec(compile(tree, str(file), "exec", dont_inherit=True), main.__dict__)  # the user's own program
+
+
+def leave(status: int) -> NoReturn:
+    """End this process at once: no `finally` and no `atexit` of the script runs."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the script may have closed it
+            stream.flush()
+    os._exit(status)
 
 
 def fingerprint_of_script(reference: WorkloadReference) -> str:
     """A hash of the script's own files. Raises `OSError` if one cannot be read."""
     return fingerprint(own_files(file_of(reference), Path(directory_of(reference))))
-
-
-def _rename(tree: ast.Module, call: ast.Call, name: str) -> None:
-    """Have a call, found by where it is in another tree of the same source, call something else."""
-    place = call.lineno, call.col_offset
-    for node in ast.walk(tree):
-        func = node.func if isinstance(node, ast.Call) and (node.lineno, node.col_offset) == place else None
-        if isinstance(func, ast.Name):
-            func.id = name
 
 
 class _Found(BaseException):
@@ -109,49 +110,54 @@ def discover(reference: WorkloadReference) -> tuple[dict[str, str], list[str]]:
 
     The script runs in a fork up to that import, without output or input. TensorFlow must not be imported yet.
     """
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reading)
-        os.setpgid(0, 0)
+
+    def run(answer: int) -> None:
         before = dict(os.environ)
-        effects_of(reference, lambda _: os._exit(0)).watch_writes()  # the survey says it again
-        try:
-            sys.meta_path.insert(0, _StopAtFramework())
+        SideEffects(reference, lambda _: os._exit(0)).watch_writes()  # the survey says it again
+        sys.meta_path.insert(0, _StopAtFramework())
+        with contextlib.suppress(BaseException):  # where it fails, the survey says so
             run_as_main(reference)
-        except BaseException:  # where it fails, the survey says so
-            pass
-        finally:
-            changed = {name: text for name, text in os.environ.items() if before.get(name) != text}
-            os.write(writing, json.dumps(changed).encode() + b"\n")
-            os._exit(0)
-    os.close(writing)
-    changed = json.loads(answer_of(pid, reading) or "{}")
+        tell(answer, {name: text for name, text in os.environ.items() if before.get(name) != text})
+
+    changed = told_by_fork(run)
     files = own_files(file_of(reference), Path(directory_of(reference)))
     return changed, [each for each in installed_packages(files) if each not in _FRAMEWORKS]
 
 
-def answer_of(pid: int, reading: int) -> bytes:
-    """The line that a fork writes before it ends; empty without one. What the fork has started is ended with it."""
+def tell(answer: int, told: dict[str, Any]) -> None:
+    """Answer the process that has forked this one."""
+    with open(answer, "wb") as stream:
+        stream.write(json.dumps(told).encode() + b"\n")
+
+
+def told_by_fork(run: Callable[[int], object]) -> dict[str, Any]:
+    """What a fork of this process tells; empty where nothing. What it has started is ended with it.
+
+    Args:
+        run: Is called in the fork, with where to `tell`.
+    """
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(reading)
+            os.setpgid(0, 0)
+            run(writing)
+        finally:
+            os._exit(0)
+    os.close(writing)
     with open(reading, "rb") as stream:  # its children may hold the pipe open for ever
         line = stream.readline()
-    _end(pid)
-    return line
-
-
-def _end(pid: int) -> None:
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, 0)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
+    told: dict[str, Any] = json.loads(line or "{}")
+    return told
 
 
-def import_packages(names: Sequence[str]) -> bool:
-    """Import installed packages, as far as they can be; whether that has started threads."""
-    before = threading.active_count()
+def import_packages(names: Sequence[str]) -> None:
+    """Import installed packages, as far as they can be."""
     for name in names:
-        try:
+        with contextlib.suppress(Exception):  # the script says so when it needs it
             importlib.import_module(name)
-        except Exception:  # the script says so when it needs it
-            continue
-    return threading.active_count() > before

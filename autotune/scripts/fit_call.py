@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,22 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 DEFAULT_BATCH = 32  # Keras's, for arrays
+FEW_STEPS = 3
+"""Of each `fit` that is not tuned."""
+
+
+def few_steps(model: keras.Model, usual: Callable[..., Any], arguments: dict[str, Any], callbacks: list[Any]) -> Any:
+    """Run a `fit` for a few steps: what it returns has the keys that the script may ask for."""
+    few = {
+        "steps_per_epoch": FEW_STEPS,
+        "epochs": arguments["initial_epoch"] + 1,
+        "callbacks": callbacks,
+        "verbose": 0,
+        "validation_freq": 1,
+    }
+    if arguments["validation_data"] is not None or arguments["validation_split"]:
+        few["validation_steps"] = 1
+    return usual(model, **(arguments | few))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +48,7 @@ class FitCall:
 
     @property
     def kind(self) -> str:
-        """What is trained on: `arrays`, `dataset`, `py_dataset`, or `generator`."""
+        """What is trained on: `arrays`, `dataset`, `distributed`, `py_dataset`, or `generator`."""
         import keras
         import tensorflow as tf
 
@@ -48,14 +64,13 @@ class FitCall:
     @property
     def batch_size(self) -> int | None:
         """What the script says itself; None where it does not say."""
-        if self.kind == "arrays":
+        x, kind = self.arguments["x"], self.kind
+        if kind == "arrays":
             return int(self.arguments["batch_size"] or DEFAULT_BATCH)
-        if self.kind == "py_dataset":
-            return _attribute(self.arguments["x"])
-        if self.kind == "dataset":
-            calls, _ = batch_calls(self.arguments["x"])
-            return calls[0].given if calls else None
-        return None
+        if kind == "py_dataset":
+            return _attribute(x)
+        calls = batch_calls(x)[0] if kind == "dataset" else []
+        return calls[0].given if calls else None
 
     @property
     def batch_used(self) -> int | None:
@@ -67,6 +82,11 @@ class FitCall:
             return int(batch_calls(self.arguments["x"])[0][0].used)
         return int(self.settings.value("batch_size", given))
 
+    @property
+    def epochs(self) -> int:
+        """As the script asks for them."""
+        return int(self.arguments["epochs"]) - int(self.arguments["initial_epoch"])
+
     def with_arrays(self) -> tuple[Any, Any]:
         """`(x, y, sample_weight)` and the validation data, once `validation_split` has been split off."""
         arguments = self.arguments
@@ -76,37 +96,24 @@ class FitCall:
             return split_off(whole, share)
         return whole, held_out
 
-    def source(self, x: Any) -> Any:
-        """A `PyDataset` with the settings."""
-        if self.kind != "py_dataset":
-            return x
-        for knob in ("workers", "use_multiprocessing", "max_queue_size"):
-            if knob in self.settings.changes:
-                setattr(x, knob, self.settings.changes[knob])
-        if "batch_size" in self.settings.changes:
-            x.batch_size = self.settings.changes["batch_size"]
-        return x
-
     def training_dataset(self) -> tuple[tf.data.Dataset, Any]:
         """The batches of the training as a dataset, and what `fit` is given: the same, or a `PyDataset`."""
         (x, y, weights), _ = self.with_arrays()
-        if self.kind == "dataset":
+        kind = self.kind
+        if kind == "dataset":
             return x, x
-        source = self.source(x)
-        adapter = data_adapter(
-            source,
-            y,
-            weights,
+        if kind == "py_dataset":
+            for knob in ("batch_size", "workers", "use_multiprocessing", "max_queue_size"):
+                if knob in self.settings.changes:
+                    setattr(x, knob, self.settings.changes[knob])
+        dataset = _batches(
+            (x, y, weights),
+            counted=kind != "arrays",
             batch_size=self.batch_used,
-            steps_per_epoch=None,
             shuffle=self.arguments["shuffle"],
             class_weight=self.arguments["class_weight"],
         )
-        dataset = adapter.get_tf_dataset()
-        batches = adapter.num_batches
-        if self.kind != "arrays" and batches:
-            dataset = dataset.apply(_cardinality(batches))
-        return dataset, dataset if self.kind == "arrays" else source
+        return dataset, dataset if kind == "arrays" else x
 
     def validation(self) -> tf.data.Dataset | None:
         """The batches of a validation, as a dataset."""
@@ -116,20 +123,13 @@ class FitCall:
         if held_out is None:
             return None
         if not isinstance(held_out, tf.data.Dataset):
-            x, y, weights = (
-                (*held_out, None, None)[:3] if isinstance(held_out, tuple | list) else (held_out, None, None)
-            )
+            parts = held_out if isinstance(held_out, tuple | list) else (held_out,)
             size = self.arguments["validation_batch_size"] or self.batch_used or DEFAULT_BATCH
-            adapter = data_adapter(
-                x, y, weights, batch_size=size, steps_per_epoch=None, shuffle=False, class_weight=None
-            )
-            held_out = adapter.get_tf_dataset()
-            if adapter.num_batches:
-                held_out = held_out.apply(_cardinality(adapter.num_batches))
+            held_out = _batches((*parts, None, None)[:3], batch_size=size, shuffle=False, class_weight=None)
         steps = self.arguments["validation_steps"]
         return held_out.take(int(steps)) if steps else held_out
 
-    def steps_per_epoch(self, dataset: tf.data.Dataset) -> int | None:
+    def _steps_per_epoch(self) -> int | None:
         """Of the script's, for batches of another size; None where the end of the data ends an epoch."""
         given = self.arguments["steps_per_epoch"]
         if not given:
@@ -138,26 +138,17 @@ class FitCall:
         return int(given) if not size or not used else max(1, round(int(given) * size / used))
 
     def examples(self, dataset: tf.data.Dataset) -> int | None:
-        """Of an epoch; None where they must be counted.
+        """Of an epoch of these batches; None where they must be counted."""
+        import keras
 
-        Args:
-            dataset: Of batches.
-        """
-        used, steps = self.batch_used, self.steps_per_epoch(dataset)
+        used, steps = self.batch_used, self._steps_per_epoch()
         if used is None or self.kind == "distributed":
             return None
         if steps is not None:
             return round(steps * mean_batch(dataset, used))
         if self.kind == "arrays":
-            import keras
-
             return int(keras.tree.flatten(self.with_arrays()[0][0])[0].shape[0])
         return examples_of(dataset, used)
-
-    def drops_remainder(self, dataset: tf.data.Dataset) -> bool:
-        """Whether a smaller last batch is dropped."""
-        calls, _ = batch_calls(dataset)
-        return bool(calls and calls[0].drop_remainder)
 
     def pipeline(self, dataset: tf.data.Dataset, source: Any, configuration: Configuration) -> apply.TrainingPipeline:
         """How the training reads its batches with the knobs of a configuration.
@@ -167,7 +158,7 @@ class FitCall:
             source: What `fit` is given where that is no dataset.
             configuration: The values in force.
         """
-        steps = self.steps_per_epoch(dataset)
+        steps = self._steps_per_epoch()
         own = source is not dataset or self.kind == "distributed"
         acting = configuration
         if own or self.kind == "arrays" or calls_for(dataset, "prefetch"):  # it prefetches by itself
@@ -209,7 +200,12 @@ def honours_batch_size(x: Any) -> bool:
         x.batch_size = size
 
 
-def _cardinality(batches: int) -> Any:
+def _batches(parts: tuple[Any, Any, Any], *, counted: bool = True, **arguments: Any) -> tf.data.Dataset:
+    """What Keras makes of data that is no dataset. `counted`: it says how many batches it has."""
     import tensorflow as tf
 
-    return tf.data.experimental.assert_cardinality(batches)
+    adapter = data_adapter(*parts, steps_per_epoch=None, **arguments)
+    dataset, batches = adapter.get_tf_dataset(), adapter.num_batches
+    if not counted or not batches:
+        return dataset
+    return dataset.apply(tf.data.experimental.assert_cardinality(batches))

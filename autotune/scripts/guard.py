@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotune.devices.machine import fingerprint
 from autotune.devices.telemetry import Counters, between, read_counters
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from autotune.recipe.recipe import Recipe
 
 LOG = "long_run.jsonl"
-CHECK_SECONDS, WARM_SECONDS, JUDGE_SECONDS = 1.0, 10.0, 30.0
-"""How often the clock is read; what counts for nothing at the beginning; and the stretch that is judged."""
-WRITE_SECONDS = 10.0
+CHECK_SECONDS, WARM_SECONDS, JUDGE_SECONDS, WRITE_SECONDS = 1.0, 10.0, 30.0, 10.0
+"""How often the clock is read; what counts for nothing at the beginning; the stretch that is judged; between lines."""
 SLOW = 0.85
 """Of the claimed throughput: a slower training gets one warning."""
 FOREIGN = 0.1
@@ -37,6 +36,11 @@ def say(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(f"autotune: {printable(text)}\n")
         sys.stderr.flush()
+
+
+class _Moment(NamedTuple):
+    at: float
+    calls: int
 
 
 class Guard:
@@ -61,80 +65,68 @@ class Guard:
         self._claimed = recipe.evidence.throughput.value
         self._calls, self._next_check = 0, 1
         self._examples_per_call = 0
-        self._first: float | None = None
-        self._since: float | None = None
-        self._calls_since = 0
-        self._looked_at, self._calls_looked, self._written_at = 0.0, 0, 0.0
-        self._window_at, self._window_calls = 0.0, 0
-        self._counters: Counters | None = None
+        self._looked: _Moment | None = None
+        self._first_at = self._written_at = 0.0
+        self._warm: _Moment | None = None
+        self._window: _Moment
+        self._counters: Counters
         self._warned = False
 
     def wrap(self, train_function: Callable[[Any], Any], *, examples_per_call: int) -> Callable[[Any], Any]:
         """`train_function`, with its calls counted."""
-        self._examples_per_call = examples_per_call
 
         def counted(iterator: Any) -> Any:
             logs = train_function(iterator)
-            self.called()
+            self.called(examples_per_call)
             return logs
 
         return counted
 
-    def called(self, examples_per_call: int = 0) -> None:
-        """A call is over; a loop's own tells how many examples it takes."""
-        self._examples_per_call = examples_per_call or self._examples_per_call
+    def called(self, examples: int) -> None:
+        """A call is over, which has trained on so many examples; on as many as the one before where that is 0."""
+        self._examples_per_call = examples or self._examples_per_call
         self._calls += 1
         if self._calls >= self._next_check:
             self._look()
 
     def _look(self) -> None:
-        now = self._clock()
-        if self._first is None:  # the first call has traced and compiled
-            self._first = self._looked_at = self._written_at = now
+        last, self._looked = self._looked, _Moment(self._clock(), self._calls)
+        now = self._looked.at
+        if last is None:  # the first call has traced and compiled
+            self._first_at = self._written_at = now
             self._next_check = self._calls + 1
             return
-        calls, seconds = self._calls - self._calls_looked, now - self._looked_at
-        pace = calls / max(seconds, 1e-6)
+        calls = self._calls - last.calls
+        pace = calls / max(now - last.at, 1e-6)
         self._next_check = self._calls + max(1, min(round(pace * CHECK_SECONDS), 2 * calls))
-        self._looked_at, self._calls_looked = now, self._calls
-        if self._since is None:
-            if now - self._first >= WARM_SECONDS:
-                self._since, self._calls_since = now, self._calls
-                self._begin_window(now)
+        if self._warm is None:
+            if now - self._first_at >= WARM_SECONDS:
+                self._warm = self._looked
+                self._begin_window(self._looked)
             return
         if now - self._written_at >= WRITE_SECONDS:
             self._write(now)
-        window = now - self._window_at
-        if window < JUDGE_SECONDS:
+        if now - self._window.at < JUDGE_SECONDS:
             return
-        rate = (self._calls - self._window_calls) * self._examples_per_call / window
-        if rate < SLOW * self._claimed and not self._warned:
+        share = self._rate_since(self._window) / self._claimed
+        if share < SLOW and not self._warned:
             self._warned = True
-            share, cause = rate / self._claimed, self._cause(window)
-            self._say(f"{rate:,.0f} samples/s, {share:.0%} of what the recipe claims: {cause}")
-        self._begin_window(now)
+            cause = self._cause(now - self._window.at)
+            self._say(f"{share * self._claimed:,.0f} samples/s, {share:.0%} of what the recipe claims: {cause}")
+        self._begin_window(self._looked)
 
-    def _begin_window(self, now: float) -> None:
-        self._window_at, self._window_calls, self._counters = now, self._calls, read_counters()
+    def _begin_window(self, now: _Moment) -> None:
+        self._window, self._counters = now, read_counters()
 
-    @property
-    def throughput(self) -> float | None:
-        """Samples per second since the training was warm; None where that is too short."""
-        if self._since is None or self._looked_at <= self._since:
-            return None
-        calls = self._calls_looked - self._calls_since
-        return calls * self._examples_per_call / (self._looked_at - self._since)
-
-    @property
-    def factor(self) -> float | None:
-        """Throughput over the claimed one."""
-        return None if self.throughput is None else self.throughput / self._claimed
+    def _rate_since(self, moment: _Moment) -> float:
+        """Samples per second since then."""
+        assert self._looked is not None
+        return (self._looked.calls - moment.calls) * self._examples_per_call / (self._looked.at - moment.at)
 
     def _cause(self, seconds: float) -> str:
         differences = self._recipe.machine.differences(fingerprint())
         if differences:
             return "the machine is another: " + "; ".join(differences)
-        assert self._counters is not None
         seen = between(self._counters, read_counters(), seconds=seconds)
         foreign, cores = seen["foreign_cpu_seconds"], seen["cores"]
         if foreign is not None and foreign > FOREIGN * cores * seconds:
@@ -143,12 +135,13 @@ class Guard:
 
     def _write(self, now: float) -> None:
         self._written_at = now
-        if self._log is None or self.throughput is None:
+        if self._log is None or self._warm is None:
             return
+        rate = self._rate_since(self._warm)
         line = {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "samples_per_second": round(self.throughput, 2),
-            "of_claim": round(self.factor or 0.0, 4),
+            "samples_per_second": round(rate, 2),
+            "of_claim": round(rate / self._claimed, 4),
             "calls": self._calls,
         }
         with contextlib.suppress(OSError), self._log.open("a", encoding="utf-8") as stream:
@@ -156,17 +149,16 @@ class Guard:
 
     def ended(self) -> None:
         """The training is over: say how fast it was."""
-        if self._first is None:
+        if self._warm is None:
             return
-        self._looked_at, self._calls_looked = self._clock(), self._calls
-        if self.throughput is None or self._looked_at - (self._since or 0.0) < CHECK_SECONDS:
+        self._looked = _Moment(self._clock(), self._calls)
+        if self._looked.at - self._warm.at < CHECK_SECONDS:
             return
-        self._write(self._looked_at)
-        evidence = self._recipe.evidence
-        gain = self.throughput / evidence.baseline_throughput.value
+        self._write(self._looked.at)
+        rate, evidence = self._rate_since(self._warm), self._recipe.evidence
         self._say(
-            f"trained at {self.throughput:,.0f} samples/s, ×{gain:.2f} of the baseline when it was tuned "
-            f"(claimed: ×{evidence.speedup.value:.2f})"
+            f"trained at {rate:,.0f} samples/s, ×{rate / evidence.baseline_throughput.value:.2f} of the baseline "
+            f"when it was tuned (claimed: ×{evidence.speedup.value:.2f})"
         )
 
 

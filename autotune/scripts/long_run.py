@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from autotune.errors import ApplyError, ArgumentError, AutotuneError, RecipeError
 from autotune.recipe import apply
 from autotune.scripts.execute import directory_of, file_of, run_as_main
-from autotune.scripts.facts import Site, Trains
+from autotune.scripts.facts import ScriptFacts, Site, Trains
 from autotune.scripts.fit_call import FitCall
 from autotune.scripts.guard import LOG, Guard, guard_callback, say
-from autotune.scripts.loop_trial import read_with
 from autotune.scripts.loop_watch import LoopWatch
 from autotune.scripts.settings import Settings
-from autotune.scripts.wrapping import Wrappers
+from autotune.scripts.side_effects import listed_callbacks
+from autotune.scripts.wrapping import Hooks, Wrappers
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Stage
 from autotune.worker.models import set_compiled
@@ -27,20 +27,33 @@ from autotune.workloads.loading import checked_args, parse_reference
 from autotune.workloads.workload import WorkloadReference
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from autotune.recipe.recipe import Recipe
 
 Rule = Literal["sqrt", "linear"]
 
 
-class LongRun:
+def facts_in(recipe: Recipe, file: Path | None = None, shown: str = "") -> ScriptFacts:
+    """What a recipe knows of its script. Raises `RecipeError` where it is of a `Workload`, or not of this file."""
+    facts, known = recipe.workload.script, recipe.workload.name
+    if facts is None:
+        raise RecipeError(
+            f"the recipe is of {known}, which was tuned as a Workload",
+            hint="Use it in the training code: recipe.apply(), recipe.compile_args() and recipe.fit_args().",
+        )
+    if file is not None and known not in (file.stem, file.parent.name):
+        raise RecipeError(
+            f"the recipe is of {known}, and {shown} is another script", hint=f"Tune this one: autotune tune {shown}"
+        )
+    return facts
+
+
+class LongRun(Hooks):
     """One process that trains by a recipe.
 
     Args:
         recipe: Of a script.
+        path: The recipe's own. What the guard sees is logged beside it.
         directory: The script's own.
-        log: Takes what the guard sees; None for none.
         skip_missing: Go on without a knob whose call sites are gone.
         scale: Scales the learning rate to the batch size by this rule; None leaves it.
 
@@ -50,67 +63,44 @@ class LongRun:
     """
 
     def __init__(
-        self,
-        recipe: Recipe,
-        directory: str,
-        *,
-        log: Path | None = None,
-        skip_missing: bool = False,
-        scale: Rule | None = None,
+        self, recipe: Recipe, path: Path, directory: str, *, skip_missing: bool = False, scale: Rule | None = None
     ) -> None:
-        facts = recipe.workload.script
-        if facts is None:
-            raise RecipeError(
-                f"the recipe is of {recipe.workload.name}, which was tuned as a Workload",
-                hint="Use it in the training code: recipe.apply(), recipe.compile_args() and recipe.fit_args().",
-            )
-        if scale is not None and facts.trains is Trains.LOOP:
+        self._facts = facts_in(recipe)
+        self._loop = self._facts.trains is Trains.LOOP
+        if scale is not None and self._loop:
             raise ArgumentError(
                 "--scale-learning-rate does not reach a training loop of the script's own",
                 hint="Leave it out, and scale the learning rate in the script.",
             )
-        self._facts = facts
         self._skip_missing, self._scale = skip_missing, scale
         self._configuration = Configuration(recipe.configuration)
-        self._settings = Settings.of(self._configuration, facts)
+        self._settings = Settings.of(self._configuration, self._facts)
         self._wrappers = Wrappers(self._settings, self, directory)
-        self._count = 0
-        self._guard = Guard(recipe, log=log)
+        log = path.resolve().parent / LOG
+        self._guard = Guard(recipe, log=log if os.access(log.parent, os.W_OK) else None)
         self._looked_for_missing = False
 
     def install(self) -> None:
         """Set what acts before TensorFlow is imported, and wrap it, now or once it is."""
-        changes = self._settings.changes
-        apply.apply_before_import(changes)
+        apply.apply_before_import(self._settings.changes)
         self._wrappers.install()
-        self._wrappers.once_imported("tensorflow", lambda tf: self._set(tf, Stage.RUNTIME))
-        self._wrappers.once_imported("keras", lambda keras: self._set(sys.modules["tensorflow"], Stage.BUILD))
-        if self._facts.trains is Trains.LOOP:
-            watch = LoopWatch(self._wrappers, self, self._facts)
-            self._wrappers.once_imported("keras", lambda keras: watch.install(sys.modules["tensorflow"], keras))
 
-    def _set(self, tf: ModuleType, stage: Stage) -> None:
-        for name, value in self._settings.changes.items():
-            if KNOBS[name].stage is stage:
-                KNOBS[name].set(tf, value)
+    def imported(self, name: str) -> None:
+        """See `Hooks`: what acts right after an import is set."""
+        tf, stage = sys.modules["tensorflow"], Stage.RUNTIME if name == "tensorflow" else Stage.BUILD
+        for knob, value in self._settings.changes.items():
+            if KNOBS[knob].stage is stage:
+                KNOBS[knob].set(tf, value)
+        if self._loop and name == "keras":
+            LoopWatch(self._wrappers, self._facts).install(tf, sys.modules["keras"])
 
     def ended(self) -> None:
         """The script is over."""
-        if self._facts.trains is Trains.LOOP:
+        if self._loop:
             self._guard.ended()
 
-    def reads(self, dataset: Any) -> Any:
-        """See `LoopHooks`: a loop reads as it was tuned from its second epoch on, once it is known to train."""
-        return read_with(self._wrappers, self._facts, dataset)
-
-    def epoch_began(self) -> None:
-        """See `LoopHooks`."""
-
-    def epoch_ended(self) -> None:
-        """See `LoopHooks`."""
-
     def stepped(self, examples: int, logs: Any) -> None:
-        """See `LoopHooks`."""
+        """See `Hooks`."""
         if not self._looked_for_missing:
             self._looked_for_missing = True
             self._refuse_missing()
@@ -121,33 +111,24 @@ class LongRun:
             say(f"{knob} has no effect: the script has no such call any more")
 
     def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
-        """See `wrapping.Hooks`."""
-        self._count += 1
+        """See `Hooks`."""
         tuned = self._facts.fit_site
-        here = site.key == tuned.key if tuned is not None else self._count == self._facts.fit
-        if not here or self._facts.trains is not Trains.FIT:
+        if self._loop or tuned is None or site.key != tuned.key:
             return usual(model, **arguments)
         self._refuse_missing()
         call = FitCall(model=model, arguments=arguments, settings=self._settings)
-        arguments = arguments | self._changed(call)
+        changed = self._changed(call)
         self._scale_learning_rate(model, call)
-        size = call.batch_used or self._configuration.batch_size
-        watch = guard_callback(self._guard, size)
-        callbacks = arguments["callbacks"]
-        given = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks] if callbacks else []
-        return usual(model, **(arguments | {"callbacks": [*given, watch]}))
+        watch = guard_callback(self._guard, call.batch_used or self._configuration.batch_size)
+        callbacks = [*listed_callbacks(arguments["callbacks"]), watch]
+        return usual(model, **(arguments | changed | {"callbacks": callbacks}))
 
     def _changed(self, call: FitCall) -> dict[str, Any]:
         """The arguments of `fit` that the recipe changes; none where it is the script's own configuration."""
         changes = self._settings.changes
-        own_pipeline = call.kind != "dataset" or "prefetch" not in self._facts.sites
-        acting = {
-            name
-            for name in changes
-            if KNOBS[name].stage is Stage.OPTIONS
-            or name == "persistent_iterator"
-            or (name == "prefetch" and own_pipeline)
-        }
+        acting = {name for name in changes if KNOBS[name].stage is Stage.OPTIONS or name == "persistent_iterator"}
+        if call.kind != "dataset" or "prefetch" not in self._facts.sites:
+            acting |= changes.keys() & {"prefetch"}
         if call.kind == "arrays" and not acting:
             return {"batch_size": changes["batch_size"]} if "batch_size" in changes else {}
         if not changes.keys() & {*acting, "batch_size", "workers", "use_multiprocessing", "max_queue_size"}:
@@ -166,8 +147,7 @@ class LongRun:
         before, after = call.batch_size, call.batch_used
         if self._scale is None or not before or not after or before == after:
             return
-        ratio = after / before
-        factor = math.sqrt(ratio) if self._scale == "sqrt" else ratio
+        factor = math.sqrt(after / before) if self._scale == "sqrt" else after / before
         optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
         try:
             now = float(optimizer.learning_rate)
@@ -200,23 +180,12 @@ def prepare_run(
 
     recipe = Recipe.load(recipe_path)
     reference = parse_reference(script).model_copy(update={"args": checked_args(args)})
-    run = LongRun(recipe, directory_of(reference), log=_log_beside(recipe_path), skip_missing=skip_missing, scale=scale)
-    name = file_of(reference)
-    known = recipe.workload.name
-    if known not in (name.stem, name.parent.name):
-        raise RecipeError(
-            f"{recipe_path} is of {known}, and {script} is another script",
-            hint=f"Tune this one: autotune tune {script}",
-        )
+    facts_in(recipe, file_of(reference), script)
+    run = LongRun(recipe, recipe_path, directory_of(reference), skip_missing=skip_missing, scale=scale)
     for text in mismatches(recipe.machine, on_mismatch):
         say(text)
     run.install()
     return lambda: _run(reference, run)
-
-
-def _log_beside(recipe: Path) -> Path | None:
-    log = recipe.resolve().parent / LOG
-    return log if os.access(log.parent, os.W_OK) else None
 
 
 def _run(reference: WorkloadReference, run: LongRun) -> int:
@@ -234,9 +203,8 @@ def _run(reference: WorkloadReference, run: LongRun) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BaseException as error:
-        shown = traceback.TracebackException.from_exception(error)
-        sys.stderr.write("".join(shown.format()))
+    except BaseException:
+        traceback.print_exc()
         return 1
     return 0
 
@@ -253,8 +221,6 @@ def activate() -> None:
     from autotune.recipe.recipe import Recipe
 
     path = os.environ.get("AUTOTUNE_RECIPE")
-    if not path:
-        return
-    frame = sys._getframe(1)
-    directory = str(Path(frame.f_code.co_filename).resolve().parent)
-    LongRun(Recipe.load(path), directory, log=_log_beside(Path(path))).install()
+    if path:
+        directory = Path(sys._getframe(1).f_code.co_filename).resolve().parent
+        LongRun(Recipe.load(path), Path(path), str(directory)).install()

@@ -10,67 +10,49 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType, ModuleType
-from typing import Any, Protocol
+from typing import Any
 
+from autotune.recipe import apply
 from autotune.scripts import tuned
 from autotune.scripts.call_sites import shown, users_frame
 from autotune.scripts.facts import ScriptFacts, Site
-from autotune.scripts.wrap_keras import owner_of
-from autotune.scripts.wrapping import Wrappers
+from autotune.scripts.wrapping import Wrappers, around, owner_of
+from autotune.space.configuration import Configuration
+from autotune.space.knobs import KNOBS, Stage
 from autotune.worker.private_api import loop_classes
 
 _READS = "_autotune_reads"
 """What an iterator reads, and what a distributed dataset was made of."""
 _PLACE = "_autotune_place"
-_END = object()
-
-
-class LoopHooks(Protocol):
-    """What is done with a loop's steps."""
-
-    def stepped(self, examples: int, logs: Any) -> None:
-        """A step of the training is over; `logs` are the numbers that it returned."""
-
-    def epoch_began(self) -> None:
-        """The training's dataset is read from its beginning."""
-
-    def epoch_ended(self) -> None:
-        """The training's dataset was read to its end."""
-
-    def reads(self, dataset: Any) -> Any:
-        """The dataset that is read in place of this one, by the loop that trains."""
 
 
 class LoopWatch:
     """Watches this process's loops.
 
     Args:
-        wrappers: Says when it is the script that calls.
-        hooks: Are told of the steps.
+        wrappers: Says when it is the script that calls, and whose hooks are told of the steps.
         facts: Of the script, where they are known: which function XLA is asked to compile.
     """
 
-    def __init__(self, wrappers: Wrappers, hooks: LoopHooks, facts: ScriptFacts | None = None) -> None:
-        self._wrappers, self._hooks = wrappers, hooks
-        wanted = wrappers.settings.changes.get("jit_compile")
-        function = None if facts is None else facts.step_function
-        self._compile_with = None if function is None or wanted is None else (function, bool(wanted))
+    def __init__(self, wrappers: Wrappers, facts: ScriptFacts | None = None) -> None:
+        self._wrappers, self._hooks = wrappers, wrappers.hooks
+        self._jit_compile = wrappers.settings.changes.get("jit_compile")
+        self._compiled = None if facts is None or self._jit_compile is None else facts.step_function
         self.dataset: Any = None
         """What the training reads; None where it reads no dataset."""
-        self.batches_by_call = False
-        """A step is a call that updates weights."""
         self.step_function: Site | None = None
         """The largest `tf.function` that updates weights and could be compiled by XLA."""
         self.jit_compile = False
         """Whether the script compiles it."""
-        self.optimizers: list[Any] = []
+        self.optimizers: dict[int, Any] = {}
         self.wait_seconds = 0.0
         self.read_at: float | None = None
         """When an element was read last."""
         self.place: tuple[str, int] | None = None
         """Where the training's dataset is read from its beginning: a file and a line."""
+        self._by_call = False  # a step is a call that updates weights
         self._last_read: Any = None  # the iterator that was read last, while its element is not yet done with
         self._updates = 0
         self._unused: list[int] = []  # examples of elements that were read and have updated nothing yet
@@ -82,45 +64,46 @@ class LoopWatch:
         self._logs: Any = None
         self._called_with = 0
 
-    def install(self, tf: ModuleType, keras: ModuleType) -> None:
-        """Watch iterators, functions, optimizers and `train_on_batch`."""
+    def install(self, tf: ModuleType, keras: ModuleType, *, layers: bool = False) -> None:
+        """Watch iterators, functions, optimizers and `train_on_batch`.
+
+        Args:
+            tf: The module.
+            keras: The module.
+            layers: The batch that a layer was called with last is a step's, where no call that updates weights has one.
+        """
         classes = loop_classes(tf)
         for kind in classes.datasets:
-            self._wrap_iter(kind)
+            around(kind, "__iter__", self._iterated)
         for kind in classes.iterators:
-            self._wrap_next(kind)
-        self._wrap_function(classes.function)
-        self._wrap_update(owner_of(keras.optimizers.Optimizer, "apply"))
-        self._wrap_train_on_batch(owner_of(keras.Model, "train_on_batch"))
-        self._wrap_strategy(classes.strategy)
-        tuned.watch_by(self)
+            around(kind, "__next__", self._next)
+        around(classes.function, "__call__", self._called)
+        around(owner_of(keras.optimizers.Optimizer, "apply"), "apply", self._applied)
+        around(owner_of(keras.Model, "train_on_batch"), "train_on_batch", self._trained_on_batch)
+        around(classes.strategy, "run", self._run)
+        around(classes.strategy, "experimental_distribute_dataset", self._distributed)
+        tuned.use(watch=self)
 
-    def watch_models(self, keras: ModuleType) -> None:
-        """Take the batch that a layer was called with last for a step's, where no call that updates weights has one."""
-        usual = keras.layers.Layer.__call__
-
-        @functools.wraps(usual)
-        def wrapped(layer: Any, *arguments: Any, **named: Any) -> Any:
+        def called(usual: Callable[..., Any], layer: Any, *arguments: Any, **named: Any) -> Any:
             if self._wrappers.active and not self._calls and arguments:
                 self._called_with = _length(arguments[0]) or self._called_with
             return usual(layer, *arguments, **named)
 
-        keras.layers.Layer.__call__ = wrapped
+        if layers:
+            around(keras.layers.Layer, "__call__", called)
 
     def explicit(self, dataset: Any) -> Iterator[Any]:
         """The elements of a dataset, each of which is a step because the script says so: see `autotune.steps`."""
-        self.dataset, self.place, self.batches_by_call = dataset, ("autotune.steps", 0), False
+        self.dataset, self.place, self._by_call = dataset, ("autotune.steps", 0), False
         self._hooks.epoch_began()
         with self._wrappers.inert():
-            iterator = iter(self._hooks.reads(dataset))
+            iterator = iter(_as_tuned(self._wrappers, dataset))
         while True:
-            began = time.perf_counter()
-            with self._wrappers.inert():
-                element = next(iterator, _END)
-            if element is _END:
+            try:
+                with self._wrappers.inert():
+                    element = self._read(next, iterator)
+            except StopIteration:
                 break
-            self.read_at = time.perf_counter()
-            self.wait_seconds += self.read_at - began
             yield element
             logs, self._logs = self._logs, None
             self._hooks.stepped(_length(element), logs)
@@ -132,59 +115,49 @@ class LoopWatch:
 
     # ------------------------------------------------------------------------------------------ what is read
 
-    def _users_place(self) -> tuple[str, int] | None:
+    def _iterated(self, usual: Callable[..., Any], dataset: Any) -> Any:
         frame: FrameType | None = users_frame() if self._wrappers.active and not self._calls else None
         while frame is not None and "site-packages" in frame.f_code.co_filename:  # a progress bar's
             frame = frame.f_back
-        return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+        if frame is None:
+            return usual(dataset)
+        place = frame.f_code.co_filename, frame.f_lineno
+        trains = place == self.place
+        iterator = usual(_as_tuned(self._wrappers, dataset) if trains else dataset)
+        setattr(iterator, _READS, getattr(dataset, _READS, dataset))
+        setattr(iterator, _PLACE, place)
+        self._unused = []
+        if trains:
+            self._hooks.epoch_began()
+        return iterator
 
-    def _wrap_iter(self, kind: Any) -> None:
-        usual = kind.__iter__
+    def _next(self, usual: Callable[..., Any], iterator: Any) -> Any:
+        place = getattr(iterator, _PLACE, None)
+        if place is None or not self._wrappers.active or self._calls:
+            return usual(iterator)
+        self._about_to_read(iterator)
+        try:
+            element = self._read(usual, iterator)
+        except StopIteration:
+            if place == self.place:
+                self._hooks.epoch_ended()
+            raise
+        self._last_read = iterator, element
+        return element
 
-        @functools.wraps(usual)
-        def wrapped(dataset: Any) -> Any:
-            place = self._users_place()
-            if place is None:
-                return usual(dataset)
-            trains = place == self.place
-            iterator = usual(self._hooks.reads(dataset) if trains else dataset)
-            setattr(iterator, _READS, getattr(dataset, _READS, dataset))
-            setattr(iterator, _PLACE, place)
-            self._unused = []
-            if trains:
-                self._hooks.epoch_began()
-            return iterator
-
-        kind.__iter__ = wrapped
-
-    def _wrap_next(self, kind: Any) -> None:
-        usual = kind.__next__
-
-        @functools.wraps(usual)
-        def wrapped(iterator: Any) -> Any:
-            place = getattr(iterator, _PLACE, None)
-            if place is None or not self._wrappers.active or self._calls:
-                return usual(iterator)
-            self._about_to_read(iterator)
-            began = time.perf_counter()
-            try:
-                element = usual(iterator)
-            except StopIteration:
-                if place == self.place:
-                    self._hooks.epoch_ended()
-                raise
-            self._last_read, self.read_at = (iterator, element), time.perf_counter()
-            self.wait_seconds += self.read_at - began
-            return element
-
-        kind.__next__ = wrapped
+    def _read(self, usual: Callable[..., Any], iterator: Any) -> Any:
+        began = time.perf_counter()
+        element = usual(iterator)
+        self.read_at = time.perf_counter()
+        self.wait_seconds += self.read_at - began
+        return element
 
     def _about_to_read(self, iterator: Any) -> None:
         """What was done with the element that was read before was a step, if it is the training's."""
         last, self._last_read = self._last_read, None
         if last is None or last[0] is not iterator:
             return
-        if self.place is None and self._updates and not self.batches_by_call:
+        if self.place is None and self._updates and not self._by_call:
             self.place, self.dataset = getattr(iterator, _PLACE), getattr(iterator, _READS)
         if getattr(iterator, _PLACE) != self.place:
             return
@@ -195,70 +168,43 @@ class LoopWatch:
             for length in lengths:
                 self._hooks.stepped(length, logs)
 
+    def _distributed(self, usual: Callable[..., Any], strategy: Any, dataset: Any, *more: Any, **named: Any) -> Any:
+        with self._wrappers.inert():
+            made = usual(strategy, dataset, *more, **named)
+        if made is not dataset:
+            setattr(made, _READS, dataset)
+        return made
+
     # ------------------------------------------------------------------------------------------ what updates
 
-    def _wrap_function(self, kind: Any) -> None:
-        usual = kind.__call__
+    def _called(self, usual: Callable[..., Any], function: Any, *arguments: Any, **named: Any) -> Any:
+        if not self._wrappers.active:
+            return usual(function, *arguments, **named)
+        if self._compiled is not None and not hasattr(function, "_autotune_seen"):  # before it is first traced
+            function._autotune_seen = True
+            if _site(function, self._wrappers.directory).key == self._compiled.key:
+                function._jit_compile = bool(self._jit_compile)
+        outermost = not self._calls
+        self._calls.append((function, arguments))
+        try:
+            result = usual(function, *arguments, **named)
+        finally:
+            self._calls.pop()
+        if outermost and id(function) in self._updating:
+            self._updated(id(function), arguments, _scalars(result))
+        return result
 
-        @functools.wraps(usual)
-        def wrapped(function: Any, *arguments: Any, **named: Any) -> Any:
-            if not self._wrappers.active:
-                return usual(function, *arguments, **named)
-            self._compile(function)
-            outermost = not self._calls
-            self._calls.append((function, arguments))
-            try:
-                result = usual(function, *arguments, **named)
-            finally:
-                self._calls.pop()
-            if outermost and id(function) in self._updating:
-                self._updated(id(function), arguments, _scalars(result))
-            return result
-
-        kind.__call__ = wrapped
-
-    def _compile(self, function: Any) -> None:
-        """Have XLA compile the step function, or not, before it is first traced."""
-        if self._compile_with is None or getattr(function, "_autotune_seen", False):
-            return
-        function._autotune_seen = True
-        wanted, value = self._compile_with
-        if self._site(function).key == wanted.key:
-            function._jit_compile = value
-
-    def _site(self, function: Any) -> Site:
-        called = inspect.unwrap(function.python_function)
-        while isinstance(called, functools.partial):
-            called = called.func
-        code = getattr(getattr(called, "__func__", called), "__code__", None)
-        if code is None:  # an object that can be called
-            code = type(called).__call__.__code__
-        return Site(
-            file=shown(code.co_filename, self._wrappers.directory),
-            function=code.co_qualname,
-            call="tf.function",
-            order=0,
-            line=code.co_firstlineno,
-        )
-
-    def _wrap_update(self, kind: Any) -> None:
-        usual = kind.apply
-
-        @functools.wraps(usual)
-        def wrapped(optimizer: Any, *arguments: Any, **named: Any) -> Any:
-            result = usual(optimizer, *arguments, **named)
-            if self._wrappers.active:
-                if all(each is not optimizer for each in self.optimizers):
-                    self.optimizers.append(optimizer)
-                if self._calls:
-                    self._traced()
-                elif self._in_strategy:
-                    self._updated_in_strategy = True
-                else:
-                    self._updated(id(optimizer), (), None)
-            return result
-
-        kind.apply = wrapped
+    def _applied(self, usual: Callable[..., Any], optimizer: Any, *arguments: Any, **named: Any) -> Any:
+        result = usual(optimizer, *arguments, **named)
+        if self._wrappers.active:
+            self.optimizers[id(optimizer)] = optimizer
+            if self._calls:
+                self._traced()
+            elif self._in_strategy:
+                self._updated_in_strategy = True
+            else:
+                self._updated(id(optimizer), (), None)
+        return result
 
     def _traced(self) -> None:
         """An optimizer updates weights in the functions that are being traced."""
@@ -266,51 +212,32 @@ class LoopWatch:
         if self.step_function is not None or self._in_strategy:
             return
         for function, arguments in self._calls:
-            if not any(_is_data(each) for each in arguments):
-                self.step_function = self._site(function)
+            if not any(hasattr(each, "element_spec") or hasattr(each, "__next__") for each in arguments):
+                self.step_function = _site(
+                    function, self._wrappers.directory
+                )  # XLA compiles no function of datasets or iterators
                 self.jit_compile = bool(function._jit_compile)
                 return
 
-    def _wrap_train_on_batch(self, owner: Any) -> None:
-        usual = owner.train_on_batch
+    def _trained_on_batch(self, usual: Callable[..., Any], model: Any, x: Any, *arguments: Any, **named: Any) -> Any:
+        if not self._wrappers.active:
+            return usual(model, x, *arguments, **named)
+        with self._wrappers.inert():
+            result = usual(model, x, *arguments, **named)
+        self.optimizers[id(model.optimizer)] = model.optimizer
+        self._updated(id(model), (x,), _scalars(result))
+        return result
 
-        @functools.wraps(usual)
-        def wrapped(model: Any, x: Any, *arguments: Any, **named: Any) -> Any:
-            if not self._wrappers.active:
-                return usual(model, x, *arguments, **named)
-            with self._wrappers.inert():
-                result = usual(model, x, *arguments, **named)
-            if all(each is not model.optimizer for each in self.optimizers):
-                self.optimizers.append(model.optimizer)
-            self._updated(id(model), (x,), _scalars(result))
-            return result
-
-        owner.train_on_batch = wrapped
-
-    def _wrap_strategy(self, kind: Any) -> None:
-        run, distribute = kind.run, kind.experimental_distribute_dataset
-
-        @functools.wraps(run)
-        def counted(strategy: Any, *arguments: Any, **named: Any) -> Any:
-            self._in_strategy += 1
-            try:
-                result = run(strategy, *arguments, **named)
-            finally:
-                self._in_strategy -= 1
-            if self._updated_in_strategy and not self._in_strategy and not self._calls:
-                self._updated_in_strategy = False
-                self._updated(id(strategy), (), None)
-            return result
-
-        @functools.wraps(distribute)
-        def noted(strategy: Any, dataset: Any, *arguments: Any, **named: Any) -> Any:
-            with self._wrappers.inert():
-                made = distribute(strategy, dataset, *arguments, **named)
-            if made is not dataset:
-                setattr(made, _READS, dataset)
-            return made
-
-        kind.run, kind.experimental_distribute_dataset = counted, noted
+    def _run(self, usual: Callable[..., Any], strategy: Any, *arguments: Any, **named: Any) -> Any:
+        self._in_strategy += 1
+        try:
+            result = usual(strategy, *arguments, **named)
+        finally:
+            self._in_strategy -= 1
+        if self._updated_in_strategy and not self._in_strategy and not self._calls:
+            self._updated_in_strategy = False
+            self._updated(id(strategy), (), None)
+        return result
 
     def _updated(self, what: int, arguments: tuple[Any, ...], logs: Any) -> None:
         """A call that updates weights is over."""
@@ -318,16 +245,34 @@ class LoopWatch:
         self._logs = logs if logs is not None else self._logs
         if self._last_read is not None or self.place is not None:
             return
-        self.batches_by_call = True
+        self._by_call = True
         if self._first_updating is None:
             self._first_updating = what
         if what == self._first_updating:
             self._hooks.stepped(next((n for each in arguments if (n := _length(each))), self._called_with), logs)
 
 
-def _is_data(argument: Any) -> bool:
-    """Whether a function's argument is a dataset or an iterator, which XLA cannot compile."""
-    return hasattr(argument, "element_spec") or hasattr(argument, "__next__")
+def _as_tuned(wrappers: Wrappers, dataset: Any) -> Any:
+    """The dataset with the changed options, and prefetched where the script does not."""
+    changes, sites = wrappers.settings.changes, wrappers.settings.sites
+    acting = {name: value for name, value in changes.items() if KNOBS[name].stage is Stage.OPTIONS}
+    if "prefetch" in changes and "prefetch" not in sites:
+        acting["prefetch"] = changes["prefetch"]
+    if not acting or not hasattr(dataset, "with_options"):
+        return dataset
+    with wrappers.inert():
+        return apply.pipeline(dataset, Configuration(acting), batched=True)
+
+
+def _site(function: Any, directory: str) -> Site:
+    """Where a `tf.function` is defined."""
+    called = inspect.unwrap(function.python_function)
+    while isinstance(called, functools.partial):
+        called = called.func
+    called = getattr(called, "__func__", called)
+    code = called.__code__ if hasattr(called, "__code__") else type(called).__call__.__code__
+    file, line = shown(code.co_filename, directory), code.co_firstlineno
+    return Site(file=file, function=code.co_qualname, call="tf.function", order=0, line=line)
 
 
 def _length(element: Any) -> int:
@@ -343,15 +288,12 @@ def _length(element: Any) -> int:
     return total
 
 
-def _scalars(result: Any) -> Any:
+def _scalars(result: Any) -> dict[str, Any]:
     """The single numbers that a step returned, by name where they have one."""
-    if isinstance(result, dict):
-        kept = {name: value for name, value in result.items() if _is_scalar(value)}
-    elif isinstance(result, tuple | list):
-        kept = {str(index): value for index, value in enumerate(result) if _is_scalar(value)}
-    else:
-        kept = {"loss": result} if _is_scalar(result) else {}
-    return kept
+    if isinstance(result, tuple | list):
+        result = {str(index): value for index, value in enumerate(result)}
+    named = result if isinstance(result, dict) else {"loss": result}
+    return {name: value for name, value in named.items() if _is_scalar(value)}
 
 
 def _is_scalar(value: Any) -> bool:

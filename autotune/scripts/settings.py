@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,20 @@ from autotune.errors import ApplyError
 from autotune.scripts.facts import ScriptFacts, Site
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import AS_WRITTEN, KNOBS, KnobValue
+
+AUTOTUNE = -1  # tf.data.AUTOTUNE
+ARGUMENTS = {"batch_size": "batch_size", "num_parallel_calls": "num_parallel_calls", "prefetch": "buffer_size"}
+"""The keyword by which a call of `tf.data` takes a knob."""
+CALLS = {
+    "batch": "batch_size",
+    "padded_batch": "batch_size",
+    "ragged_batch": "batch_size",
+    "map": "num_parallel_calls",
+    "interleave": "num_parallel_calls",
+    "prefetch": "prefetch",
+}
+"""The knob that a method of a dataset takes."""
+_Key = tuple[str, str, str, int]
 
 
 @dataclass
@@ -21,12 +34,13 @@ class Settings:
         changes: The knobs whose value is not the script's own.
         own: The script's own values. A call that was given another one is left alone: it serves something else.
         sites: The call sites that a knob reaches, by knob.
+        reached: The call sites that the script has come by.
     """
 
     changes: dict[str, KnobValue] = field(default_factory=dict)
     own: dict[str, KnobValue] = field(default_factory=dict)
-    sites: dict[str, frozenset[tuple[str, str, str, int]]] = field(default_factory=dict)
-    reached: Counter[tuple[str, str, str, int]] = field(default_factory=Counter)
+    sites: dict[str, frozenset[_Key]] = field(default_factory=dict)
+    reached: set[_Key] = field(default_factory=set)
 
     @classmethod
     def of(cls, configuration: Mapping[str, KnobValue], facts: ScriptFacts) -> Settings:
@@ -40,15 +54,16 @@ class Settings:
             sites={name: frozenset(each.key for each in sites) for name, sites in facts.sites.items()},
         )
 
-    def at(self, knob: str, site: Site, given: Any, convert: Any = lambda value: value) -> Any:
+    def at(self, knob: str, site: Site, given: Any) -> Any:
         """The value to use at a call site: what the script gave, or what the knob says."""
         if site.key not in self.sites.get(knob, ()):
             return given
         written = self.own.get(knob)
-        if written != AS_WRITTEN and written != _as_knob(given):
+        if written != AS_WRITTEN and written != as_knob(given):
             return given
-        self.reached[site.key] += 1
-        return convert(self.changes[knob]) if knob in self.changes else given
+        self.reached.add(site.key)
+        used = self.changes.get(knob, given)
+        return AUTOTUNE if isinstance(used, str) else used
 
     def value(self, knob: str, given: Any) -> Any:
         """The value of a knob without call sites."""
@@ -60,21 +75,19 @@ class Settings:
         Raises:
             ApplyError: There is one, and it may not be skipped.
         """
-        missing = []
-        for knob in self.changes:
-            lost = [each for each in facts.sites.get(knob, ()) if not self.reached[each.key]]
-            if not lost:
-                continue
-            missing.append(knob)
-            if not skip:
-                raise ApplyError(
-                    f"{knob} was set at {lost[0]}, and the script has no such call on its way to the training any more",
-                    hint="Tune the script again, or pass --skip-missing to go on without that knob.",
-                )
+        sites = {knob: facts.sites.get(knob, ()) for knob in self.changes}
+        lost = {knob: [each for each in sites[knob] if each.key not in self.reached] for knob in sites}
+        missing = [knob for knob in lost if lost[knob]]
+        if missing and not skip:
+            raise ApplyError(
+                f"{missing[0]} was set at {lost[missing[0]][0]}, "
+                "and the script has no such call on its way to the training any more",
+                hint="Tune the script again, or pass --skip-missing to go on without that knob.",
+            )
         return missing
 
 
-def _as_knob(given: Any) -> KnobValue:
+def as_knob(given: Any) -> KnobValue:
     """What a call was given, as a knob's value: None is 0, and -1 is `autotune`."""
     if isinstance(given, bool | str):
         return given

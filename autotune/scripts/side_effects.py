@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from autotune.errors import WorkloadError
 from autotune.run_directory import SCRATCH
 from autotune.scripts.facts import ScriptSettings
+from autotune.scripts.wrapping import around, replace_everywhere
 from autotune.workloads.users_errors import users_frames
 from autotune.workloads.workload import WorkloadReference
 
@@ -27,84 +30,56 @@ _TRACKERS_OFF = {
 _WRITING_CALLBACKS = frozenset({"ModelCheckpoint", "BackupAndRestore", "TensorBoard", "CSVLogger", "RemoteMonitor"})
 _TRACKERS = frozenset({"wandb", "mlflow", "neptune", "comet_ml", "clearml", "dvclive", "aim", "swanlab"})
 _WRITING = os.O_WRONLY | os.O_RDWR
-_CHANGING = ("os.remove", "os.rename", "os.rmdir", "os.truncate", "shutil.rmtree", "shutil.move", "os.link")
 _MOVING = ("os.rename", "shutil.move", "os.link")
+_CHANGING = ("os.remove", "os.rmdir", "os.truncate", "shutil.rmtree", *_MOVING)
+_MAKING = ("open", "os.mkdir")
+_WATCHED = frozenset((*_MAKING, *_CHANGING))
 ALLOW = "Have the script write elsewhere, or pass --allow-writes if each trial may write to it."
 
 
-def is_writing_callback(callback: Any) -> bool:
+def listed_callbacks(callbacks: Any) -> list[Any]:
+    """The callbacks that `fit` is given, as a list."""
+    return list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks] if callbacks else []
+
+
+def _writes_files(callback: Any) -> bool:
     """Whether a callback of `fit` writes files, or to an experiment tracker."""
-    for kind in type(callback).__mro__:
-        if kind.__name__ in _WRITING_CALLBACKS or kind.__module__.partition(".")[0] in _TRACKERS:
-            return True
-    return False
-
-
-def replace_everywhere(original: Any, replacement: Any, *, below: tuple[str, ...] = ("keras",)) -> None:
-    """Put a function in another's place, in every loaded module of these packages that has it."""
-    for name, module in list(sys.modules.items()):
-        if not name.startswith(below) or not isinstance(module, ModuleType):
-            continue
-        for attribute, value in list(vars(module).items()):
-            if value is original:
-                setattr(module, attribute, replacement)
-
-
-def effects_of(reference: WorkloadReference, refuse: Callable[[WorkloadError], None]) -> SideEffects:
-    """What is left out in this process, which runs a script for its first steps only."""
-    settings = reference.script or ScriptSettings()
-    created = Path(settings.created or f"{tempfile.gettempdir()}/autotune-created-{os.getpid()}.txt")
-    return SideEffects(created, allow_writes=settings.allow_writes, refuse=refuse)
+    kinds = type(callback).__mro__
+    return any(each.__name__ in _WRITING_CALLBACKS or each.__module__.partition(".")[0] in _TRACKERS for each in kinds)
 
 
 class SideEffects:
-    """What this process leaves out, and what it has made.
+    """What this process of a script leaves out, and what it has made: a path a line in a file of the run's.
 
     Args:
-        created: A file with a path a line: what trials of this run have made, and may write over.
-        allow_writes: Files that exist may be written over.
+        reference: The script.
         refuse: Is called with the error for a write that may not be; it need not come back.
     """
 
-    def __init__(self, created: Path, *, allow_writes: bool, refuse: Callable[[WorkloadError], None]) -> None:
+    def __init__(self, reference: WorkloadReference, refuse: Callable[[WorkloadError], None]) -> None:
+        settings = reference.script or ScriptSettings()
+        temporary = tempfile.gettempdir()
         self.left_out: list[str] = []
-        self._created_file = created
-        self._created = (
-            set(created.read_text(encoding="utf-8", errors="surrogateescape").splitlines())
-            if created.is_file()
-            else set()
-        )
-        self._allow_writes, self._refuse = allow_writes, refuse
-        prefixes = [tempfile.gettempdir(), "/dev", "/proc", "/sys", sys.prefix, sys.base_prefix, str(created.parent)]
+        self._created_file = Path(settings.created or f"{temporary}/autotune-created-{os.getpid()}.txt")
+        self._created = set(_lines(self._created_file))
+        self.scratch = self._created_file.with_name(SCRATCH)
+        """Takes the files of this process's own, such as those of caches; the run removes it."""
+        self._allow_writes, self._refuse = settings.allow_writes, refuse
+        prefixes = [temporary, "/dev", "/proc", "/sys", sys.prefix, sys.base_prefix, str(self._created_file.parent)]
         prefixes += [os.path.expanduser(f"~/{each}") for each in (".cache", ".config", ".keras", ".local")]
         here = os.getcwd()
         self._others = tuple(os.path.join(each, "") for each in prefixes if not here.startswith(each))
-        self._inside = self._watches = False
-        self._temporary = os.path.join(tempfile.gettempdir(), "")
+        self._inside = False
+        self._temporary = os.path.join(temporary, "")
         self._began = time.time()
-
-    @property
-    def scratch(self) -> Path:
-        """Takes the files of this process's own, such as those of caches; the run removes it."""
-        return self._created_file.with_name(SCRATCH)
-
-    def leave_out(self, what: str) -> None:
-        """Note what is left out."""
-        if what not in self.left_out:
-            self.left_out.append(what)
 
     def install(self, tf: Any, keras: Any) -> None:
         """Turn off what saves and uploads, and watch what is written."""
         os.environ.update(_TRACKERS_OFF)
         os.environ.setdefault("MLFLOW_TRACKING_URI", f"file:{tempfile.gettempdir()}/autotune-mlflow")
-        for owner, name in (
-            (keras.Model, "save"),
-            (keras.Model, "save_weights"),
-            (keras.Model, "export"),
-            (tf.train.Checkpoint, "save"),
-            (tf.train.Checkpoint, "write"),
-            (tf.train.CheckpointManager, "save"),
-        ):
+        checkpoints = ((tf.train.Checkpoint, "save"), (tf.train.Checkpoint, "write"))
+        models = ((keras.Model, name) for name in ("save", "save_weights", "export"))
+        for owner, name in (*models, *checkpoints, (tf.train.CheckpointManager, "save")):
             setattr(owner, name, self._nothing(f"{owner.__name__}.{name}"))
         saving = (getattr(keras.saving, name, None) for name in ("save_model", "save_weights"))
         for function in (*filter(None, saving), tf.saved_model.save):
@@ -114,107 +89,80 @@ class SideEffects:
         noop = tf.summary.create_noop_writer
         for module in (tf.summary, tf.compat.v2.summary):
             module.create_file_writer = self._nothing("tf.summary", noop)
-        self._wrap_tensorflow_files(tf)
-        self.watch_writes()
+        if not self._allow_writes:
+            self._watch_tensorflow(tf)
+            self.watch_writes()
 
     def watch_writes(self) -> None:
         """Refuse writes to files that exist, and note what is made, from now on."""
-        if not self._allow_writes and not self._watches:
-            self._watches = True
+        if not self._allow_writes:
             sys.addaudithook(self._audit)
 
     def kept(self, callbacks: Any) -> list[Any]:
         """The callbacks of `fit` that do not write."""
-        given = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks] if callbacks else []
-        for each in given:
-            if is_writing_callback(each):
-                self.leave_out(type(each).__name__)
-        return [each for each in given if not is_writing_callback(each)]
+        given = listed_callbacks(callbacks)
+        for each in filter(_writes_files, given):
+            self._leave_out(type(each).__name__)
+        return [each for each in given if not _writes_files(each)]
+
+    def _leave_out(self, what: str) -> None:
+        if what not in self.left_out:
+            self.left_out.append(what)
 
     def _nothing(self, what: str, instead: Callable[[], Any] | None = None) -> Callable[..., Any]:
         """A function that does nothing. It returns what `instead` does, or the path that it was given."""
 
         def nothing(*arguments: Any, **_: Any) -> Any:
-            self.leave_out(what)
+            self._leave_out(what)
             if instead is not None:
                 return instead()
             return str(arguments[1]) if len(arguments) > 1 and isinstance(arguments[1], str | Path) else ""
 
         return nothing
 
-    def _wrap_tensorflow_files(self, tf: Any) -> None:
-        """TensorFlow opens files behind Python's back: what makes or changes one says so first."""
-        kind, usual = tf.io.TFRecordWriter, tf.io.TFRecordWriter.__init__
+    # ------------------------------------------------------------------------------------------ what is written
 
-        def opened(writer: Any, path: Any, *arguments: Any, **named: Any) -> None:
-            full = os.path.abspath(os.fspath(path))
-            if os.path.exists(full) and not self._allow_writes:  # another trial may be reading it
-                self.leave_out("TFRecordWriter, for files that exist")
+    def _watch_tensorflow(self, tf: Any) -> None:
+        """TensorFlow and h5py open files behind Python's back: what makes or changes one says so first."""
+
+        def writer(usual: Callable[..., Any], made: Any, path: Any, *arguments: Any, **named: Any) -> None:
+            if os.path.exists(os.fspath(path)):  # another trial may be reading it
+                self._leave_out("TFRecordWriter, for files that exist")
                 path = os.devnull
-            else:
-                self._writes("open", full)
-            usual(writer, path, *arguments, **named)
+            self._writes("open", path)
+            usual(made, path, *arguments, **named)
 
-        kind.__init__ = opened
-        self._wrap_h5py()
-        file = tf.io.gfile.GFile
-        opens = file.__init__
-
-        def opened_file(self_: Any, name: Any, mode: str = "r") -> None:
-            if set(mode) & set("wa+"):
+        def opened(
+            usual: Callable[..., Any], made: Any, name: Any, mode: str = "r", *arguments: Any, **named: Any
+        ) -> None:
+            if set(mode) & set("wax+"):
                 self._writes("open", name)
-            opens(self_, name, mode)
+            usual(made, name, mode, *arguments, **named)
 
-        file.__init__ = opened_file
-        for module, name, event in (
-            (tf.io, "write_file", "open"),
-            (tf.io.gfile, "makedirs", "os.mkdir"),
-            (tf.io.gfile, "mkdir", "os.mkdir"),
-            (tf.io.gfile, "remove", "os.remove"),
-            (tf.io.gfile, "rmtree", "shutil.rmtree"),
-            (tf.io.gfile, "rename", "os.rename"),
-        ):
-            setattr(module, name, self._saying(getattr(module, name), event))
-
-    def _wrap_h5py(self) -> None:
-        h5py = sys.modules.get("h5py")
-        if h5py is None:
-            return
-        opens = h5py.File.__init__
-
-        def opened(file: Any, name: Any, mode: str = "r", *arguments: Any, **named: Any) -> None:
-            if mode != "r":
-                self._writes("open", name)
-            opens(file, name, mode, *arguments, **named)
-
-        h5py.File.__init__ = opened
-
-    def _saying(self, usual: Callable[..., Any], event: str) -> Callable[..., Any]:
-        def said(path: Any, *arguments: Any, **named: Any) -> Any:
+        def said(event: str, usual: Callable[..., Any], path: Any, *arguments: Any, **named: Any) -> Any:
             self._writes(event, path)
             return usual(path, *arguments, **named)
 
-        return said
+        around(tf.io.TFRecordWriter, "__init__", writer)
+        around(tf.io.gfile.GFile, "__init__", opened)
+        if "h5py" in sys.modules:
+            around(sys.modules["h5py"].File, "__init__", opened)
+        around(tf.io, "write_file", partial(said, "open"))
+        for name, event in (
+            ("makedirs", "os.mkdir"),
+            ("mkdir", "os.mkdir"),
+            ("remove", "os.remove"),
+            ("rmtree", "shutil.rmtree"),
+            ("rename", "os.rename"),
+        ):
+            around(tf.io.gfile, name, partial(said, event))
 
     def _writes(self, event: str, path: Any) -> None:
-        """A function of TensorFlow's is about to make or change a file."""
-        if isinstance(path, str | os.PathLike) and "://" not in str(path) and not self._allow_writes:
+        if isinstance(path, str | os.PathLike) and "://" not in str(path):
             self._look(event, os.path.abspath(os.fspath(path)))
 
-    def _note(self, full: str) -> None:
-        """Remember what this process makes."""
-        if full in self._created or "\n" in full:
-            return
-        self._created.add(full)
-        self._inside = True
-        try:
-            with self._created_file.open("a", encoding="utf-8", errors="surrogateescape") as stream:
-                stream.write(full + "\n")
-        finally:
-            self._inside = False
-
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self._inside or (event != "open" and event != "os.mkdir" and event not in _CHANGING):
+        if self._inside or event not in _WATCHED:
             return
         if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & _WRITING):
             return
@@ -231,18 +179,26 @@ class SideEffects:
             self._refuse_change(event, full)
         if full.startswith(self._others) or f"{os.sep}__pycache__{os.sep}" in full:
             return
-        exists = os.path.exists(full)
-        if event in ("open", "os.mkdir"):
-            if not exists:
-                for each in (full, *map(str, Path(full).parents)):  # one call may make all of them
-                    if not os.path.exists(each):
-                        self._note(each)
-                return
-            if event == "os.mkdir" or full in self._created or not os.path.isfile(full):
-                return
-        elif not exists or full in self._created or self._is_ours(full):
+        if not os.path.exists(full):
+            if event in _MAKING:  # one call may make its parents as well
+                self._note(each for each in (full, *map(str, Path(full).parents)) if not os.path.exists(each))
+            return
+        if full in self._created or (event in _MAKING and (event == "os.mkdir" or not os.path.isfile(full))):
+            return
+        if event in _CHANGING and (below := list(_files_below(full))) and self._created.issuperset(below):
             return
         self._refuse_change(event, full)
+
+    def _note(self, made: Iterator[str]) -> None:
+        """Remember what this process makes."""
+        new = [each for each in made if each not in self._created and "\n" not in each]
+        self._created.update(new)
+        self._inside = True
+        try:
+            with self._created_file.open("a", encoding="utf-8", errors="surrogateescape") as stream:
+                stream.writelines(f"{each}\n" for each in new)
+        finally:
+            self._inside = False
 
     def _refuse_change(self, event: str, full: str) -> None:
         frame = users_frames(traceback.extract_stack())[-1:]
@@ -251,11 +207,6 @@ class SideEffects:
         self._inside = True
         self._refuse(WorkloadError(f"{where}: {verb} {full}, which exists, before it trains", hint=ALLOW))
 
-    def _is_ours(self, directory: str) -> bool:
-        """Whether all that is below a directory was made by this run."""
-        below = [os.path.join(root, each) for root, _, files in os.walk(directory) for each in files]
-        return bool(below) and self._created.issuperset(below)
-
 
 def _is_older(path: str, than: float) -> bool:
     """Whether something is there that was there before this process began to watch."""
@@ -263,3 +214,35 @@ def _is_older(path: str, than: float) -> bool:
         return os.lstat(path).st_ctime < than
     except OSError:
         return False
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return []
+
+
+def _files_below(directory: str) -> Iterator[str]:
+    return (os.path.join(root, each) for root, _, files in os.walk(directory) for each in files)
+
+
+def remove_created(listed: Path, directories: Sequence[str]) -> None:
+    """Remove what trials have made below these directories, by the list that they kept.
+
+    A directory that they have made goes as a whole, or stays where it holds what is not on the list.
+    """
+    below = tuple(os.path.join(each, "") for each in directories)
+    known = {each for each in _lines(listed) if each.startswith(below)}
+    kept: list[str] = []
+    for path in sorted(known, key=len):
+        if path.startswith(tuple(kept)):
+            continue
+        if not os.path.isdir(path) or os.path.islink(path):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        elif known.issuperset(_files_below(path)):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            kept.append(os.path.join(path, ""))
+    listed.unlink(missing_ok=True)

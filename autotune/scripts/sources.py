@@ -7,37 +7,34 @@ import hashlib
 import importlib.util
 import itertools
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from autotune.errors import WorkloadError
 
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.comprehension)
+"""What binds names of its own."""
+
+
+def parsed(file: Path) -> ast.Module:
+    """The syntax tree of a source file; an empty one for what cannot be read or parsed."""
+    try:
+        return ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return ast.Module([], [])
+
 
 def binds_workload(file: Path, name: str) -> bool:
     """Whether a source file binds a name at its top level; False for what cannot be parsed."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):
-        return False
-    return any(name in _bound(node) for node in _top_level(tree.body))
-
-
-def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a module, also those in `if`, `try` and `with`."""
-    for node in body:
-        yield node
-        for part in ("body", "orelse", "finalbody"):
-            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                yield from _top_level(getattr(node, part, []))
-        for handler in getattr(node, "handlers", []):
-            yield from _top_level(handler.body)
-
-
-def _bound(node: ast.stmt) -> set[str]:
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return {each.asname or each.name for each in node.names}
-    targets = getattr(node, "targets", [getattr(node, "target", None)])
-    return {name.id for each in targets if each is not None for name in ast.walk(each) if isinstance(name, ast.Name)}
+    waiting: list[ast.AST] = [parsed(file)]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.alias) and (node.asname or node.name) == name:
+            return True
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name:
+            return True
+        if not isinstance(node, _SCOPES):
+            waiting += ast.iter_child_nodes(node)
+    return False
 
 
 def own_files(file: Path, directory: Path) -> list[Path]:
@@ -48,7 +45,7 @@ def own_files(file: Path, directory: Path) -> list[Path]:
         if each in found:
             continue
         found.append(each)
-        for name in imported_names(each):
+        for name in _imported_names(each):
             parts = name.split(".")
             for end, place in itertools.product(range(1, len(parts) + 1), (directory, each.parent)):
                 stem = place.joinpath(*parts[:end])
@@ -56,26 +53,20 @@ def own_files(file: Path, directory: Path) -> list[Path]:
     return found
 
 
-def imported_names(file: Path) -> set[str]:
+def _imported_names(file: Path) -> set[str]:
     """The modules that a source file imports, wherever in it, by dotted name."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return set()
     names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {each.name for each in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            names |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
-        elif isinstance(node, ast.ImportFrom):
-            names |= {each.name for each in node.names}
+    for node in ast.walk(parsed(file)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = getattr(node, "module", None)
+            names |= {f"{module}.{each.name}" if module else each.name for each in node.names}
+            names |= {module} if module else set()
     return names
 
 
 def installed_packages(files: list[Path]) -> list[str]:
     """The installed packages that these files import, by top-level name: not Python's own, not the user's."""
-    names = {name.partition(".")[0] for file in files for name in imported_names(file)}
+    names = {name.partition(".")[0] for file in files for name in _imported_names(file)}
     found = []
     for name in sorted(names - set(sys.stdlib_module_names)):
         spec = importlib.util.find_spec(name)
@@ -86,12 +77,9 @@ def installed_packages(files: list[Path]) -> list[str]:
 
 def calls_of(files: list[Path], method: str) -> int:
     """How many calls of a method of that name stand in these files."""
-    count = 0
-    for file in files:
-        nodes = ast.walk(ast.parse(file.read_bytes()))
-        calls = (each.func for each in nodes if isinstance(each, ast.Call))
-        count += sum(isinstance(each, ast.Attribute) and each.attr == method for each in calls)
-    return count
+    nodes = (node for file in files for node in ast.walk(parsed(file)))
+    calls = (each.func for each in nodes if isinstance(each, ast.Call))
+    return sum(isinstance(each, ast.Attribute) and each.attr == method for each in calls)
 
 
 def fingerprint(files: list[Path]) -> str:

@@ -6,20 +6,18 @@ import importlib
 import os
 import traceback
 from collections.abc import Callable
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any
 
 from autotune.errors import WorkloadError
 from autotune.executors.executor import Data
 from autotune.recipe import apply
-from autotune.scripts.execute import directory_of, run_as_main
-from autotune.scripts.facts import ScriptFacts, ScriptSettings, Site, Trains
-from autotune.scripts.fit_call import FitCall
-from autotune.scripts.leaving import few_steps, leave
-from autotune.scripts.loop_trial import LoopTraining, losses_unknown
-from autotune.scripts.loop_watch import LoopWatch
+from autotune.scripts.chain import drops_remainder
+from autotune.scripts.execute import leave, run_as_main
+from autotune.scripts.facts import ScriptFacts, Site, Trains
+from autotune.scripts.fit_call import FitCall, few_steps
+from autotune.scripts.loop_trial import LoopTraining, TrialHooks
 from autotune.scripts.settings import Settings
-from autotune.scripts.side_effects import SideEffects, effects_of
-from autotune.scripts.wrapping import Wrappers
 from autotune.space.configuration import Configuration
 from autotune.worker import failures, gpus, keras_fit, messages
 from autotune.worker.loss_curves import loss_curves_as_built
@@ -29,15 +27,20 @@ from autotune.workloads.users_errors import cause_of, exit_error, users_line, us
 from autotune.workloads.workload import WorkloadReference
 
 
-class Script:
-    """A script as a kind of workload."""
-
-    def __init__(self, reference: WorkloadReference) -> None:
-        self.reference = reference
+def prepare(configuration: Configuration, facts: ScriptFacts) -> None:
+    """Set what acts before the script runs; TensorFlow is imported as the script's environment has it."""
+    os.environ.update(facts.variables)
+    changes = Settings.of(configuration, facts).changes  # the rest is the script's own affair
+    apply.apply_before_import(changes)
+    importlib.import_module("keras")
+    apply.apply_before_build(changes)
 
 
 def run(
-    request: messages.TrialRequest, channel: messages.Channel, script: Script, configuration: Configuration
+    request: messages.TrialRequest,
+    channel: messages.Channel,
+    reference: WorkloadReference,
+    configuration: Configuration,
 ) -> None:
     """Run one trial to its end. It comes back only where the script has not trained."""
     import keras
@@ -45,52 +48,33 @@ def run(
 
     facts = request.script
     assert facts is not None
+    loop = facts.trains is Trains.LOOP
     if request.losses is not None:
-        configuration = configuration.replace(
-            **{
-                name: value
-                for name, value in {"steps_per_execution": 1, "persistent_iterator": False}.items()
-                if name in configuration
-            }
-        )
+        if loop:  # its weights cannot be made anew, so its losses cannot be compared
+            channel.send(messages.LossCurves(curves=(), gpus=gpus.gpu_names()))
+            return
+        single = {"steps_per_execution": 1, "persistent_iterator": False}
+        configuration = configuration.replace(**{name: single[name] for name in single if name in configuration})
         keras.utils.set_random_seed(request.losses.seeds[0])  # each such trial builds the same weights
-
-    def refuse(error: WorkloadError) -> NoReturn:
-        channel.send(failures.told(error))
-        leave(1)
-
-    if facts.trains is Trains.LOOP and request.losses is not None:
-        losses_unknown(request, channel)
-        return
-    side_effects = effects_of(script.reference, refuse)
-    given = request, channel, configuration, facts, side_effects
-    settings = script.reference.script or ScriptSettings()
-    training = LoopTraining(*given, settings.loss) if facts.trains is Trains.LOOP else _FitTraining(*given)
-    wrappers = Wrappers(Settings.of(configuration, facts), training, directory_of(script.reference))
-    training.wrappers = wrappers
-    wrappers.scratch = side_effects.scratch
-    side_effects.install(tf, keras)
-    wrappers.install()
-    if isinstance(training, LoopTraining):
-        training.watch = LoopWatch(wrappers, training, facts)
-        training.watch.install(tf, keras)
+    kind = LoopTraining if loop else _FitTraining
+    training = kind(request, channel, configuration, facts, reference)
+    training.effects.install(tf, keras)
+    training.wrappers.install()
     here = os.getcwd()
-    run_users(script.reference, endless=facts.epochs_range)
-    while training.has_trained:  # the script's own training is shorter than a trial's
+    run_users(reference, endless=facts.epochs_range)
+    while training.restarted():
         repeatable(tf)
-        training.restarted()
         os.chdir(here)
-        run_users(script.reference, endless=facts.epochs_range)
-    raise never_trains(script.reference)
+        run_users(reference, endless=facts.epochs_range)
+    raise never_trains(reference)
 
 
 def repeatable(tf: Any) -> None:
     """What a script sets before TensorFlow starts stays as it is when the script begins anew."""
-    for name in ("set_logical_device_configuration", "set_visible_devices"):
-        setattr(tf.config, name, lambda *_, **__: None)
-        setattr(tf.config.experimental, name, lambda *_, **__: None)
-    for owner in (tf.config.experimental, tf.config.threading):
-        for name in ("set_memory_growth", "set_intra_op_parallelism_threads", "set_inter_op_parallelism_threads"):
+    devices = ("set_logical_device_configuration", "set_visible_devices", "set_memory_growth")
+    threads = ("set_intra_op_parallelism_threads", "set_inter_op_parallelism_threads")
+    for owner in (tf.config, tf.config.experimental, tf.config.threading):
+        for name in (*devices, *threads):
             setattr(owner, name, lambda *_, **__: None)
 
 
@@ -111,10 +95,10 @@ def run_users(reference: WorkloadReference, *, endless: Site | None = None) -> N
         raise WorkloadError(
             f"{line}: asks for input, and a trial has none", hint=f"Give it as an argument of the script. {ARGS_HINT}"
         ) from error
-    except WorkloadError:
+    except (WorkloadError, failures.TrainingFailed):
         raise
     except BaseException as error:
-        if failures.is_out_of_memory(error) or isinstance(error, failures.TrainingFailed):
+        if failures.is_out_of_memory(error):
             raise
         raise WorkloadError(
             f"{name} raised {cause_of(error)}",
@@ -132,95 +116,58 @@ def never_trains(reference: WorkloadReference) -> WorkloadError:
     )
 
 
-class _FitTraining:
-    """Times the tuned `fit` of a trial."""
+class _FitTraining(TrialHooks):
+    """Times the tuned `fit` of a trial, which never comes back from it."""
 
-    wrappers: Wrappers
-
-    def __init__(
-        self,
-        request: messages.TrialRequest,
-        channel: messages.Channel,
-        configuration: Configuration,
-        facts: ScriptFacts,
-        side_effects: SideEffects,
-    ) -> None:
-        self._request, self._channel, self._configuration = request, channel, configuration
-        self._facts, self._side_effects = facts, side_effects
-        self._count = 0
-
-    has_trained = False
-    """It never comes back from its training."""
-
-    def restarted(self) -> None:
-        """A `fit` is trained on until the tuner ends it."""
+    _count = 0
 
     def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
-        """See `wrapping.Hooks`."""
+        """See `Hooks`."""
         self._count += 1
-        callbacks = self._side_effects.kept(arguments["callbacks"])
-        if self._count < self._facts.fit:
+        callbacks = self.effects.kept(arguments["callbacks"])
+        if self._count < self.facts.fit:
             return few_steps(model, usual, arguments, callbacks)
-        try:
-            self._train(model, arguments, callbacks)
-        except messages.ChannelClosed:
-            return leave(1)
-        except BaseException as error:
-            self._channel.send(failures.told(error))
-            return leave(1)
+        call = FitCall(model=model, arguments=arguments, settings=self.wrappers.settings)
+        self._obeying(partial(self._train, call, callbacks))
         return leave(0)
 
-    def _train(self, model: Any, arguments: dict[str, Any], callbacks: list[Any]) -> None:
-        request, configuration, settings = self._request, self._configuration, self.wrappers.settings
-        settings.refuse_missing(self._facts)
-        call = FitCall(model=model, arguments=arguments, settings=settings)
+    def _train(self, call: FitCall, callbacks: list[Any]) -> None:
+        request, configuration, model, given = self.request, self.configuration, call.model, call.arguments
+        call.settings.refuse_missing(self.facts)
         dataset, source = call.training_dataset()
         train = call.pipeline(dataset, source, configuration)
         set_compiled(model, train.in_force)
-        if "precision" in settings.changes:
+        if "precision" in call.settings.changes:
             refuse_precision_that_does_not_act(model, str(configuration["precision"]))
         examples = call.examples(dataset)
         if request.losses is not None:
             curves = loss_curves_as_built(model, train.one_epoch, configuration, request.losses, examples)
-            self._channel.send(messages.LossCurves(curves=curves, gpus=gpus.gpu_names()))
+            self.channel.send(messages.LossCurves(curves=curves, gpus=gpus.gpu_names()))
             return
-        known = None
-        if examples is not None and request.data is None:
-            known = Data(examples=examples, endless=False)
+        for each in callbacks:
+            _repeat_epochs(each, int(given["initial_epoch"]), max(1, call.epochs))
+        kept = {name: given[name] for name in ("verbose", "validation_freq")}
+        if call.kind != "arrays":
+            kept["class_weight"] = given["class_weight"]
+        if call.kind == "py_dataset":
+            kept["shuffle"] = given["shuffle"]
+        frequency = given["validation_freq"]
         parts = keras_fit.Parts(
             model=model,
             dataset=dataset,
             validation=call.validation(),
             train=train,
             batched=True,
-            drop_remainder=call.drops_remainder(dataset),
-            known=known,
-            fit_args=fit_args(call, callbacks),
-            validation_share=_share(arguments["validation_freq"]),
+            drop_remainder=drops_remainder(dataset),
+            known=None if examples is None or request.data else Data(examples=examples, endless=False),
+            fit_args={**kept, "callbacks": callbacks},
+            validation_share=1.0 / frequency if isinstance(frequency, int) and frequency > 0 else 1.0,
             uneven=True,
         )
-        keras_fit.time_fit(request, self._channel, configuration, parts)
+        keras_fit.time_fit(request, self.channel, configuration, parts)
 
 
-def fit_args(call: FitCall, callbacks: list[Any]) -> dict[str, Any]:
-    """The arguments of the script's `fit` that stay as they are."""
-    given = call.arguments
-    for each in callbacks:
-        _repeat_epochs(each, int(given["initial_epoch"]), int(given["epochs"]))
-    kept: dict[str, Any] = {"callbacks": callbacks, "verbose": given["verbose"]}
-    kept["validation_freq"] = given["validation_freq"]
-    if call.kind != "arrays":
-        kept["class_weight"] = given["class_weight"]
-    if call.kind == "py_dataset":
-        kept["shuffle"] = given["shuffle"]
-    return kept
-
-
-def _share(frequency: Any) -> float:
-    return 1.0 / frequency if isinstance(frequency, int) and frequency > 0 else 1.0
-
-
-def _repeat_epochs(callback: Any, first: int, end: int) -> None:
+def _repeat_epochs(callback: Any, first: int, epochs: int) -> None:
     """Have a callback see the script's own epochs, over and over: a trial trains more than those."""
     for name in ("on_epoch_begin", "on_epoch_end"):
         usual = getattr(callback, name, None)
@@ -228,15 +175,6 @@ def _repeat_epochs(callback: Any, first: int, end: int) -> None:
             continue
 
         def again(epoch: int, logs: Any = None, usual: Any = usual) -> Any:
-            return usual(first + epoch % max(1, end - first), logs)
+            return usual(first + epoch % epochs, logs)
 
         setattr(callback, name, again)
-
-
-def prepare(configuration: Configuration, facts: ScriptFacts) -> None:
-    """Set what acts before the script runs; TensorFlow is imported as the script's environment has it."""
-    os.environ.update(facts.variables)
-    changes = Settings.of(configuration, facts).changes  # the rest is the script's own affair
-    apply.apply_before_import(changes)
-    importlib.import_module("keras")
-    apply.apply_before_build(changes)

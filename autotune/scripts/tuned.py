@@ -14,10 +14,10 @@ given: dict[str, Any] = {}
 """What the script has asked for by name, with the values that it would use itself."""
 
 
-def use(settings: Any) -> None:
-    """Hand out the values of these settings from now on."""
-    global _settings
-    _settings = settings
+def use(*, settings: Any = None, watch: Any = None) -> None:
+    """Hand out the values of these settings, and tell this watch of explicit steps, from now on."""
+    global _settings, _watch
+    _settings, _watch = settings or _settings, watch or _watch
 
 
 def tuned(**values: Any) -> SimpleNamespace:
@@ -36,9 +36,8 @@ def tuned(**values: Any) -> SimpleNamespace:
     for name, value in values.items():
         check_value(name, value, where="autotune.tuned()")
     given.update(values)
-    if _settings is None:
-        return SimpleNamespace(**values)
-    return SimpleNamespace(**{name: _settings.value(name, value) for name, value in values.items()})
+    changed = {} if _settings is None else {name: _settings.value(name, values[name]) for name in values}
+    return SimpleNamespace(**values | changed)
 
 
 def steps(dataset: Any) -> Iterator[Any]:
@@ -53,13 +52,4 @@ def steps(dataset: Any) -> Iterator[Any]:
         >>> for x, y in autotune.steps(batches):
         ...     my_step(x, y)
     """
-    if _watch is None:
-        yield from dataset
-    else:
-        yield from _watch.explicit(dataset)
-
-
-def watch_by(watch: Any) -> None:
-    """Tell this watch of explicit steps from now on."""
-    global _watch
-    _watch = watch
+    yield from dataset if _watch is None else _watch.explicit(dataset)

@@ -14,8 +14,8 @@ from autotune.devices.machine import Machine, memory_limit_bytes
 from autotune.errors import ArgumentError, NoStableConfigurationError
 from autotune.executors.executor import Clock, Executor, SeatLost, WarmUp
 from autotune.run_directory import CREATED, SCRATCH, RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
-from autotune.scripts.created import remove_created
 from autotune.scripts.facts import ScriptSettings
+from autotune.scripts.side_effects import remove_created
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.search_space import ResolvedSpace

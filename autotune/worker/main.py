@@ -10,13 +10,12 @@ from collections.abc import Callable
 
 from autotune.recipe import apply
 from autotune.scripts import trial as script_trial
-from autotune.scripts.trial import Script
 from autotune.space.configuration import Configuration
 from autotune.worker import failures, keras_fit, messages
 from autotune.workloads.loading import load
 from autotune.workloads.workload import Workload, WorkloadReference
 
-KINDS: dict[type, Callable[..., None]] = {Workload: keras_fit.run, Script: script_trial.run}
+KINDS: dict[type, Callable[..., None]] = {Workload: keras_fit.run, WorkloadReference: script_trial.run}
 """What runs a trial of each kind of workload."""
 
 
@@ -45,11 +44,11 @@ def _applied(
     configuration: Configuration,
     workload: Workload | None,
     reference: WorkloadReference,
-) -> Workload | Script:
+) -> Workload | WorkloadReference:
     """What is trained, imported now where the template has not, with the configuration in force."""
     if request.script is not None:
         script_trial.prepare(configuration, request.script)
-        return Script(reference)
+        return reference
     apply.apply_before_import(configuration)
     if workload is None:
         # The user's module may start the runtime: what must precede that is set first.

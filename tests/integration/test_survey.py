@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.scripts.created import remove_created
+from autotune.scripts.side_effects import remove_created
 
 MODEL = """
 import keras
