@@ -164,7 +164,7 @@ class Ours:
         self._proposals = Proposals(space, self._sampler)
         self._asked: optuna.Trial | None = None
         self._told = 0
-        self._sampler.catch_up([_record(space.baseline, 0, 0.0)])
+        self._sampler.catch_up([record_of(space.baseline, 0, 0.0)])
 
     def ask(self, tried: Speeds, waits: Callable[[Configuration], bool]) -> Configuration | None:
         """See `Searcher`."""
@@ -179,10 +179,11 @@ class Ours:
         """See `Searcher`."""
         assert self._asked is not None
         self._told += 1
-        self._sampler.tell(self._asked, _record(configuration, self._told, speed))
+        self._sampler.tell(self._asked, record_of(configuration, self._told, speed))
 
 
-def _record(configuration: Configuration, number: int, speed: float) -> TrialRecord:
+def record_of(configuration: Configuration, number: int, speed: float) -> TrialRecord:
+    """A trial that was measured, by its log-speed over the baseline's."""
     ratio = math.exp(speed)
     return TrialRecord(
         trial=number,

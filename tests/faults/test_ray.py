@@ -1,0 +1,251 @@
+"""A Ray cluster of several nodes on this machine, and what is done to it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from fault_table import BATCH_SIZES
+from real_trials import QUICK, REPOSITORY, configuration, is_gone, until
+
+from autotune.errors import NoStableConfigurationError
+from autotune.executors.executor import Data, SeatLost, TrialFailed
+from autotune.executors.ray_seats import RESOURCE, RayTrials
+from autotune.record import Outcome
+from autotune.report.frame import load_history
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray warns of much
+cluster_utils = pytest.importorskip("ray.cluster_utils")
+
+DATA = Data(examples=128, endless=False)
+LEASE_SECONDS = 8.0
+ONE_SEAT = {"num_cpus": 1, "resources": {RESOURCE: 1}}
+
+
+@pytest.fixture
+def cluster():
+    """A head without seats; a test adds nodes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+        made = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        yield made
+        made.shutdown()
+
+
+@pytest.fixture
+def seats(cluster, faulty_reference):
+    """Opens trials on the cluster, with a short lease."""
+    opened = []
+
+    def start(**settings):
+        trials = RayTrials(faulty_reference, address=cluster.address, lease_seconds=LEASE_SECONDS, **settings)
+        opened.append(trials)
+        trials.open()
+        return trials
+
+    yield start
+    for trials in opened:
+        trials.close()
+
+
+@pytest.fixture
+def faulty_reference():
+    """The workload whose batch sizes choose a fault."""
+    from conftest import REFERENCE
+
+    return REFERENCE
+
+
+def launch(trials, folder, fault="", **how):
+    """A trial with a fault, or none."""
+    folder.mkdir(exist_ok=True)
+    wanted = configuration(BATCH_SIZES.get(fault, 8))
+    return trials.launch(wanted, log=str(folder / "log.txt"), data=DATA, timing=QUICK, **how)
+
+
+def actor_of(trials, seat=0):
+    """The process of a seat's actor."""
+    ray = trials._ray
+    return psutil.Process(ray.get(trials._seat(trials.seats[seat]).actor.pid.remote()))
+
+
+def below(process):
+    """All that an actor has started."""
+    return [each.pid for each in process.children(recursive=True)]
+
+
+def test_a_trial_fails_as_on_one_machine_and_its_log_comes_to_the_driver(cluster, seats, tmp_path):
+    """A crash and a timeout are the trial's outcome; the seat goes on."""
+    cluster.add_node(**ONE_SEAT)
+    trials = seats()
+    crashing = launch(trials, tmp_path / "one", "segfaults")
+    with pytest.raises(TrialFailed, match="SIGSEGV") as caught:
+        crashing.warm_up(120.0)
+    assert not isinstance(caught.value, SeatLost)
+    assert caught.value.outcome is Outcome.CRASHED
+    assert "Segmentation fault" in (tmp_path / "one" / "log.txt").read_text(errors="replace")
+    hanging = launch(trials, tmp_path / "two", "hangs_in_python")
+    with pytest.raises(TrialFailed) as caught:
+        hanging.warm_up(3.0)
+    assert caught.value.outcome is Outcome.TIMEOUT
+    good = launch(trials, tmp_path / "three")
+    assert good.warm_up(120.0).started.examples == 128
+    assert good.measure(0.2, 60.0).steps > 0
+    assert good.finish(0.1, 60.0).peak_host_bytes > 0
+
+
+def test_an_actor_or_a_template_that_is_killed_loses_the_seat_and_leaves_nothing(cluster, seats, tmp_path):
+    """The seat is made anew, and measures again."""
+    cluster.add_node(**ONE_SEAT)
+    trials = seats()
+    trial = launch(trials, tmp_path / "one")
+    trial.warm_up(120.0)
+    actor = actor_of(trials)
+    family = below(actor)
+    assert len(family) >= 3  # keeper, template, trial
+    template = next(each for each in actor.children(recursive=True) if each.pid == psutil.Process(family[-1]).ppid())
+    template.kill()
+    with pytest.raises(SeatLost, match="its template process died"):
+        trial.measure(0.2, 60.0)
+    again = launch(trials, tmp_path / "two")
+    again.warm_up(120.0)
+    family = below(actor)
+    actor.kill()
+    with pytest.raises(SeatLost, match="is gone"):
+        again.measure(0.2, 60.0)
+    for pid in family:
+        until(lambda pid=pid: is_gone(pid), f"process {pid} to end")
+    trials.restart(trials.seats[0])
+    launch(trials, tmp_path / "three").warm_up(120.0)
+
+
+def test_a_seat_that_is_silent_for_its_lease_is_lost_and_its_late_answer_refused(cluster, seats, tmp_path):
+    """Its trials end on their own host, though the driver cannot reach it."""
+    cluster.add_node(**ONE_SEAT)
+    trials = seats()
+    trial = launch(trials, tmp_path / "one")
+    trial.warm_up(120.0)
+    actor = actor_of(trials)
+    (running,) = [each for each in below(actor) if not psutil.Process(each).children()]
+    actor.send_signal(signal.SIGSTOP)  # as a network that has stopped: neither beats nor answers pass
+    try:
+        with pytest.raises(SeatLost, match="did not answer within its lease"):
+            trial.measure(0.2, 0.5)
+        trials._over.set()  # the driver is not heard of any more
+        time.sleep(LEASE_SECONDS)
+    finally:
+        actor.send_signal(signal.SIGCONT)
+    until(lambda: is_gone(running), "the trial to end with its lease")
+    late = trials._seat(trials.seats[0])
+    with pytest.raises(SeatLost, match="not heard of for the lease"):
+        trials.answer(late, late.actor.ask.remote(trial._number, "measure", (0.2, 5.0), {}), 30.0)
+
+
+def test_nodes_come_and_go(cluster, seats, tmp_path):
+    """A new node is a seat from then on; with a lost one its trial is lost, and the other seat goes on."""
+    first = cluster.add_node(**ONE_SEAT)
+    trials = seats()
+    cluster.add_node(**ONE_SEAT)
+
+    def grown():
+        trials.refresh()
+        return len(trials.seats) == 2
+
+    until(grown, "the second seat")
+    assert len({trials.place(each).seat for each in trials.seats}) == 2
+    both = [launch(trials, tmp_path / each, seat=each) for each in trials.seats]
+    for each in both:
+        each.warm_up(120.0)
+    family = below(actor_of(trials))
+    cluster.remove_node(first, allow_graceful=False)
+    with pytest.raises(SeatLost, match="is gone"):
+        both[0].measure(0.2, 60.0)
+    for pid in family:
+        until(lambda pid=pid: is_gone(pid), f"process {pid} to end")
+    assert both[1].measure(0.2, 60.0).steps > 0
+    trials.drop(trials.seats[0])
+    assert len(trials.seats) == 1
+
+
+HOLDER = """
+import ray, sys
+ray.init(address=sys.argv[1], log_to_driver=False)
+@ray.remote(num_cpus=0, resources={"autotune_seat": 1})
+class Holder:
+    def held(self):
+        return True
+holder = Holder.remote()
+print(ray.get(holder.held.remote()), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_seats_that_others_hold_are_waited_for_with_one_line(cluster, faulty_reference):
+    """The budget ends the wait."""
+    cluster.add_node(**ONE_SEAT)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, cluster.address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout.readline().strip() == "True"
+        said, ends = [], time.monotonic() + 15.0
+        with (
+            RayTrials(
+                faulty_reference, address=cluster.address, say=said.append, left=lambda: ends - time.monotonic()
+            ) as trials,
+            pytest.raises(NoStableConfigurationError, match="no seat came free"),
+        ):
+            trials.open()
+        assert len(said) == 1
+        assert said[0].startswith("waiting for a free seat")
+    finally:
+        holder.communicate("")
+
+
+def test_a_driver_that_is_killed_leaves_nothing_and_the_run_goes_on(cluster, tmp_path):
+    """What was finished is kept and run no second time; `history` names host and seat of each trial."""
+    cluster.add_node(**ONE_SEAT)
+    cluster.add_node(**ONE_SEAT)
+    run = tmp_path / "run"
+    options = ["--executor", "ray", "--ray-address", cluster.address, "--all-seats"]
+    command = [sys.executable, "-m", "autotune", "tune", str(REPOSITORY / "examples" / "digits_mlp.py"), *options]
+    driver = subprocess.Popen(
+        [*command, "--budget", "5m", "--out", str(run)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+    def finished():
+        assert driver.poll() is None
+        records = [json.loads(each.read_bytes()) for each in run.glob("trials/*/result.json")]
+        return [each for each in records if each["phase"] == "search" and each["outcome"] == "ok"][2:]
+
+    until(finished, "three trials")
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.wait()
+
+    def templates():
+        found = []
+        for each in psutil.process_iter(["cmdline"]):
+            words = each.info["cmdline"] or []
+            if "autotune.executors.template" in words and "digits_mlp.py" in " ".join(words):
+                found.append(each.pid)
+        return found
+
+    until(lambda: not templates(), "the actors' trials to end")
+    before = {each.parent.name: json.loads(each.read_bytes()) for each in run.glob("trials/*/result.json")}
+    ended = subprocess.run(
+        [*command, "--resume", str(run), "--budget", "60s"], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    for number, record in before.items():
+        now = json.loads((run / "trials" / number / "result.json").read_bytes())
+        assert now["started_at"] == record["started_at"]
+    history = load_history(run)
+    searched = history[history["phase"] == "search"]
+    assert len(searched) > len([each for each in before.values() if each["phase"] == "search"])
+    assert searched["host"].notna().all()
+    assert searched["seat"].nunique() >= 2
+    assert (run / "recipe.json").exists()
