@@ -38,9 +38,13 @@ def table(rows: Sequence[Mapping[str, object]], columns: Mapping[str, ExtensionD
     )
 
 
-def _knob_dtype(domain: Domain) -> ExtensionDtype:
+def _as_text(domain: Domain) -> bool:
     """Booleans and integers keep their type; words and unions of types stand as text."""
-    if domain.words or (domain.booleans and domain.integers):
+    return bool(domain.words or (domain.booleans and domain.integers))
+
+
+def _knob_dtype(domain: Domain) -> ExtensionDtype:
+    if _as_text(domain):
         return STRING
     return BOOLEAN if domain.booleans else INTEGER
 
@@ -101,15 +105,18 @@ def load_history(*runs: str | Path) -> pd.DataFrame:
     return table(rows, columns())
 
 
+_OF_RECORD = [each for each in (*_FIRST, *_FIGURES) if each in TrialRecord.model_fields or hasattr(TrialRecord, each)]
+
+
 def _row(record: TrialRecord, directory: RunDirectory, reference: TrialRecord) -> dict[str, object]:
     """What one trial adds to the table; None is NA. A column that no line here names is the record's field."""
     file = directory.trial_directory(record.trial) / "result.json"
     speedup, limit, top = record.speedup, record.bottleneck, record.ceilings
     beside = [(recorded_rate(pair.baseline, reference), pair.baseline.examples) for pair in record.pairs]
     return {
-        **{name: getattr(record, name, None) for name in _FIRST | _FIGURES},
+        **{name: getattr(record, name) for name in _OF_RECORD},
         **{
-            name: format_value(value) if _knob_dtype(KNOBS[name].domain) == STRING else value
+            name: format_value(value) if _as_text(KNOBS[name].domain) else value
             for name, value in trial_configuration(directory, record).items()
         },
         "throughput": record.throughput.value if record.throughput else None,

@@ -1,0 +1,70 @@
+"""How a host is cut into seats, and how a configuration for the whole host stands on one of them."""
+
+import pytest
+from simulated_runs import BASELINE
+
+from autotune.devices.gpus import VisibleGpu
+from autotune.errors import ArgumentError
+from autotune.executors.local import scaled_for
+from autotune.executors.places import cut_cores, of_devices, whole_host
+
+H100 = [VisibleGpu(f"GPU-{number}-aaaa", "NVIDIA H100") for number in range(4)]
+
+
+def test_cores_are_cut_into_disjoint_equal_parts():
+    """What is left over stays unused, and each seat knows of how many cores it has a part."""
+    seats = cut_cores(2, [0, 1, 2, 3, 6])
+    assert [each.cores for each in seats] == [(0, 1), (2, 3)]
+    assert [each.device for each in seats] == ["cores 0-1", "cores 2-3"]
+    assert {each.of_cores for each in seats} == {5}
+
+
+def test_one_seat_has_all_cores_and_is_not_cut():
+    """Its trials are not bound to cores."""
+    (seat,) = cut_cores(1, [0, 2, 4])
+    assert (seat.cores, seat.of_cores, seat.device) == ((), 0, "cores 0,2,4")
+
+
+def test_more_seats_than_cores_are_refused():
+    """The message has both numbers."""
+    with pytest.raises(ArgumentError, match="3 seats were asked for, and 2 cores"):
+        cut_cores(3, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "each", "devices"),
+    [
+        ("all", 1, [("GPU-0-aaaa",), ("GPU-1-aaaa",), ("GPU-2-aaaa",), ("GPU-3-aaaa",)]),
+        ("all", 2, [("GPU-0-aaaa", "GPU-1-aaaa"), ("GPU-2-aaaa", "GPU-3-aaaa")]),
+        ("3, 1", 1, [("GPU-3-aaaa",), ("GPU-1-aaaa",)]),
+        ("GPU-2", 1, [("GPU-2-aaaa",)]),
+    ],
+)
+def test_gpus_make_seats(wanted, each, devices):
+    """By index or UUID, in the order asked for, one or several a seat; a seat names what CUDA shall show."""
+    assert [seat.devices for seat in of_devices(wanted, each, H100)] == devices
+
+
+@pytest.mark.parametrize(
+    ("wanted", "each", "visible", "message"),
+    [
+        ("all", 1, [], "no GPU can be used here"),
+        ("0,0", 1, H100, "names a GPU twice"),
+        ("0,7", 1, H100, "'7' names no GPU"),
+        ("GPU-", 1, H100, "'GPU-' names no GPU"),
+        ("all", 3, H100, "4 GPUs do not make seats of 3"),
+        ("all", 1, [*H100, VisibleGpu("GPU-9", "NVIDIA L4")], "unlike GPUs: NVIDIA H100, NVIDIA L4"),
+    ],
+)
+def test_devices_that_make_no_seats_are_refused(wanted, each, visible, message):
+    """Each with what is wrong."""
+    with pytest.raises(ArgumentError, match=message):
+        of_devices(wanted, each, visible)
+
+
+def test_threads_shrink_with_the_seat_and_stay_on_the_whole_host():
+    """Four threads of a host of four cores are two on a half of it; TensorFlow's own choice stays."""
+    whole = BASELINE.replace(intra_op_threads=4, data_threads=1, inter_op_threads=0)
+    half = scaled_for(cut_cores(2, [0, 1, 2, 3])[0], whole)
+    assert (half["intra_op_threads"], half["data_threads"], half["inter_op_threads"]) == (2, 1, 0)
+    assert scaled_for(whole_host(), whole) == whole
