@@ -11,17 +11,21 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import pytest
 from figures import Bar, Figure, mean, parser, report
 
 from autotune.executors.executor import Data
 from autotune.executors.local import TrialProcesses
+from autotune.executors.process import TrialProcess
 from autotune.record import Outcome, Phase, TrialRecord
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
 from autotune.tuning.progress import Event, TrialBegan, TrialEnded
 from autotune.tuning.tune import tune
+from autotune.worker.messages import Finished
 from autotune.workloads.loading import parse_reference
 
 WORKLOAD = Path(__file__).resolve().parent.parent / "examples" / "digits_mlp.py"
@@ -81,11 +85,26 @@ def own_seconds(record: TrialRecord, whole: float) -> float:
     return whole - training - slices
 
 
-def tuning(budget: float, scratch: Path) -> tuple[list[float], float, float]:
-    """One run: the tool's own seconds of each trial, the share of slices, and the run's wall time over its budget."""
+def tuning(budget: float, scratch: Path) -> tuple[list[float], float, float, list[float]]:
+    """One run: the tool's own seconds of each trial, the share of slices, and the run's wall time over its budget.
+
+    And the share of each search trial's time that its closing figures take, by which its bottleneck is known.
+    """
     watch = Watch()
     began = time.monotonic()
-    tune(str(WORKLOAD), budget=budget, out=scratch / "run", observe=watch)
+    closing: list[float] = []
+    usual = TrialProcess.finish
+
+    def timed_finish(self: TrialProcess, *given: Any, thorough: bool = False, **named: Any) -> Finished:
+        asked = time.monotonic()
+        found = usual(self, *given, thorough=thorough, **named)
+        if not thorough:
+            closing.append(time.monotonic() - asked)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrialProcess, "finish", timed_finish)
+        tune(str(WORKLOAD), budget=budget, out=scratch / "run", observe=watch)
     wall = time.monotonic() - began
     records = {record.trial: record for record in RunDirectory(scratch / "run").read_trials()}
     own = [
@@ -99,20 +118,22 @@ def tuning(budget: float, scratch: Path) -> tuple[list[float], float, float]:
         for record in records.values()
         for pair in record.pairs
     ) + sum(each.seconds for record in records.values() for each in record.slices)
-    return own, timed / wall, wall / budget
+    searched = [each.seconds for each in records.values() if each.phase is Phase.SEARCH]
+    return own, timed / wall, wall / budget, [each / statistics.median(searched) for each in closing]
 
 
 def figures(quick: bool) -> dict[str, Figure]:
     """All figures of the table, by name, with their bars."""
     with tempfile.TemporaryDirectory() as folder:
         starts = first_steps(STARTS_QUICK if quick else STARTS, Path(folder))
-        own, share, spent = tuning(BUDGET_SECONDS_QUICK if quick else BUDGET_SECONDS, Path(folder))
+        own, share, spent, closing = tuning(BUDGET_SECONDS_QUICK if quick else BUDGET_SECONDS, Path(folder))
     ratios = [spawn / template for spawn, template in zip(starts["spawn"], starts["template"], strict=True)]
     return {
         "seconds to the first step, template": median(starts["template"]),
         "seconds to the first step, fresh interpreter": median(starts["spawn"]),
         "fresh interpreter / template": median(ratios, {"min": 4.0}),
         "the tool's own seconds per trial": median(own, {"max": 0.3}),
+        "share of a trial's time for its closing figures": median(closing, {"max": 0.02}),
         "share of the run's wall time in timed slices": single(share),
         "wall time / budget": single(spent, {"max": 1.1}),
     }

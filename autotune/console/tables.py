@@ -40,11 +40,12 @@ _MEASURED = ("speedup", "throughput", "baseline_throughput", "peak_host_bytes")
 
 
 def show_history(frame: pandas.DataFrame, console: RichConsole | None = None) -> None:
-    """The main columns of a history, one trial a row; `settled` where a trial was measured before it had settled."""
+    """The main columns of a history, one trial a row; `settled` and where they ran only where these differ."""
     console = console or terminal()
     varied = [name for name in KNOBS if name in frame.columns and frame[name].nunique(dropna=False) > 1]
     unsettled = ["settled"] if "settled" in frame.columns and not frame["settled"].fillna(True).all() else []
-    columns = ["run", "trial", "phase", "outcome", *varied, *_MEASURED, *unsettled, "reason"]
+    places = [name for name in ("seat", "host", "device") if name in frame.columns and frame[name].nunique() > 1]
+    columns = ["run", "trial", "phase", "outcome", *varied, *_MEASURED, *unsettled, *places, "reason"]
     say("  ".join(columns), console, style="bold")
     known = frame.notna()
     for index, row in frame.iterrows():
