@@ -112,3 +112,11 @@ def test_damaged_arguments_of_a_run_are_refused(args):
     """As `run.json` may hold them."""
     with pytest.raises((ArgumentError, TypeError)):
         Options(budget=60.0, args=args)
+
+
+def test_a_run_on_a_cluster_goes_on_there_unless_another_place_is_named():
+    """The command that goes on names no seats."""
+    begun = Options(budget=60.0, executor="ray", ray_address="head:6379", seats=4)
+    left_out = {"executor": "local", "seats": None, "ray_address": None, "seat_devices": 1, "all_seats": False}
+    assert begun.resumed_with(left_out) == begun
+    assert begun.resumed_with({**left_out, "ray_address": "other:6379"}).ray_address == "other:6379"

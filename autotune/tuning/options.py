@@ -108,9 +108,9 @@ class Options:
         """How a run goes on that had these options. Raises ArgumentError."""
         options, usual = self, Options(budget=self.budget)
         for name, value in given.items():
-            if name in MAY_CHANGE and value is not None:
+            if name in MAY_CHANGE and value not in (None, getattr(usual, name)):
                 options = replace(options, **{name: value})  # type: ignore[arg-type]  # checked there
-            elif value not in (getattr(usual, name), getattr(self, name)):
+            elif value not in (None, getattr(usual, name), getattr(self, name)):
                 raise ArgumentError(
                     f"{name} is {value!r}, and the run to be resumed has {getattr(self, name)!r}",
                     hint=f"Leave {name} out: a resumed run is done as it was begun.",
