@@ -7,10 +7,11 @@ Version history of the format: 1, the first.
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field, FiniteFloat, SerializerFunctionWrapHandler, model_serializer
 
+from autotune.devices.gpu_use import GpuUse
 from autotune.models import Amount, Count, Frozen, Many, Number, Positive
 from autotune.space.knobs import Value
 from autotune.stats.bottleneck import Bottleneck, Ceilings, Profile
@@ -98,6 +99,14 @@ class Slice(Frozen):
     retraces: Count | None = None  # traces and compilations since the slice before; None if unseen
     skipped_steps: Count | None = None  # steps with overflowed gradients; None without a loss scale
     standstills: Count = 0  # attempts at it that were thrown away because the machine stood still
+    gpus: Many[GpuUse] = ()  # that it trained on, in CUDA's order; written only where there are some
+
+    @model_serializer(mode="wrap")
+    def _without_no_gpus(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        written: dict[str, Any] = write(self)
+        if not self.gpus:
+            del written["gpus"]
+        return written
 
 
 class Pair(Frozen):
