@@ -15,6 +15,7 @@ from autotune.devices.gpu_use import GpuUse
 from autotune.models import Amount, Count, Frozen, Many, Number, Positive
 from autotune.space.knobs import Value
 from autotune.stats.bottleneck import Bottleneck, Ceilings, Profile
+from autotune.stats.disturbance import Cause
 from autotune.stats.intervals import Interval
 from autotune.stats.stability import Check
 
@@ -66,6 +67,18 @@ class Pairing(enum.StrEnum):
     BRACKETED = "bracketed"  # baseline, candidate, baseline again: both did not fit in memory together
 
 
+WRITTEN_IF_ANY = ("gpus", "disturbed_by")
+
+
+class Lean(Frozen):
+    """Data of which files hold thousands: what of `WRITTEN_IF_ANY` is empty is not written."""
+
+    @model_serializer(mode="wrap")
+    def _write(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        written: dict[str, Any] = write(self)
+        return {name: value for name, value in written.items() if value or name not in WRITTEN_IF_ANY}
+
+
 class StepSeconds(Frozen):
     """Seconds per step within a slice, as quantiles over calls of the train function."""
 
@@ -75,7 +88,7 @@ class StepSeconds(Frozen):
     max: Amount
 
 
-class Slice(Frozen):
+class Slice(Lean):
     """A short timed stretch of training.
 
     A slice may leave out stretches between what it times. Processor, foreign and stolen time are then the slice's part,
@@ -99,24 +112,18 @@ class Slice(Frozen):
     retraces: Count | None = None  # traces and compilations since the slice before; None if unseen
     skipped_steps: Count | None = None  # steps with overflowed gradients; None without a loss scale
     standstills: Count = 0  # attempts at it that were thrown away because the machine stood still
-    gpus: Many[GpuUse] = ()  # that it trained on, in CUDA's order; written only where there are some
-
-    @model_serializer(mode="wrap")
-    def _without_no_gpus(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        written: dict[str, Any] = write(self)
-        if not self.gpus:
-            del written["gpus"]
-        return written
+    gpus: Many[GpuUse] = ()  # that it trained on, in CUDA's order
 
 
-class Pair(Frozen):
+class Pair(Lean):
     """Two neighbouring slices: the candidate's and the baseline's."""
 
     instance: Count = 0  # which process of the trial the candidate's slice came from, from 0
     baseline_first: bool
     baseline: Slice
     candidate: Slice
-    disturbed: bool = False  # left out of the speed-up: others took more or less than usual
+    disturbed: bool = False  # left out of the speed-up
+    disturbed_by: Cause | None = None
 
 
 class Boundary(Frozen):

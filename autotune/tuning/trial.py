@@ -12,13 +12,13 @@ from autotune.executors.executor import TrialFailed, WarmUp
 from autotune.record import Looks, Outcome, Pair, Pairing, Phase, Place, Slice, TrialRecord
 from autotune.space.configuration import Configuration
 from autotune.stats.bottleneck import Profile, Seen, bottleneck_of
-from autotune.stats.disturbance import disturbed_pairs, load_of
+from autotune.stats.disturbance import disturbances
 from autotune.stats.intervals import Interval, Spread, mean_interval
 from autotune.tuning import ratios
 from autotune.tuning.ratios import RatedPair, by_instance, rate, recorded_rate
 from autotune.worker.messages import Finished
 
-MOST_PAIRS_AGAIN = 4  # of an instance, for those that foreign load disturbed
+MOST_PAIRS_AGAIN = 4  # of an instance, for those that were disturbed
 
 
 def now_utc() -> str:
@@ -115,10 +115,10 @@ class Trial:
         judged = pairs
         if self.phase is Phase.CONFIRM:
             judged = [each for each in pairs if each.pair.instance == pair.instance]
-        loads = [(load_of(each.pair.baseline), load_of(each.pair.candidate)) for each in judged]
+        causes = disturbances([(each.pair.baseline, each.pair.candidate) for each in judged])
         self.rated = pairs[: -len(judged)]
-        for each, disturbed in zip(judged, disturbed_pairs(loads), strict=True):
-            marked = each.pair.model_copy(update={"disturbed": disturbed})
+        for each, cause in zip(judged, causes, strict=True):
+            marked = each.pair.model_copy(update={"disturbed": cause is not None, "disturbed_by": cause})
             self.rated.append(replace(each, pair=marked))
 
     def add_slices(self, slices: Sequence[Slice]) -> None:
@@ -158,7 +158,7 @@ class Trial:
         return ratios.log_ratios_over(self.rated, other.rated, overall=self.phase is Phase.CONFIRM)
 
     def repeats(self) -> int:
-        """How many more pairs the present process may have, for those that foreign load disturbed."""
+        """How many more pairs the present process may have, for those that were disturbed."""
         last = by_instance(self.rated).get(max(0, self.instances - 1), [])
         return min(MOST_PAIRS_AGAIN, sum(each.pair.disturbed for each in last))
 
