@@ -16,6 +16,7 @@ from autotune.models import Amount, Count, Frozen, Many, Number, Positive
 from autotune.space.knobs import Value
 from autotune.stats.bottleneck import Bottleneck, Ceilings, Profile
 from autotune.stats.disturbance import Cause
+from autotune.stats.gpu_figures import gpu_figures
 from autotune.stats.intervals import Interval
 from autotune.stats.stability import Check
 
@@ -205,7 +206,7 @@ class TrialRecord(Frozen):
     checks: Many[Check] = ()  # a leader's stability rules at the last look, and its losses compared
     stopped_by: Literal["narrow", "cannot_win", "behind", "ahead", "time"] | None = None
     throughput: Interval | None = None  # of a long training, epoch boundaries included
-    speedup: Interval | None = None  # ratio of throughputs, candidate over baseline, from the pairs
+    speedup: Interval | None = None  # candidate over baseline, from the pairs: throughput, or samples per joule
     peak_host_bytes: Count | None = None  # resident memory of the process tree
     peak_device_bytes: Count | None = None  # memory taken by TensorFlow on the device
     input_wait_fraction: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None  # of the step
@@ -220,6 +221,16 @@ class TrialRecord(Frozen):
     profile: Profile | None = None  # the same, where a full profile was asked for
 
     @property
+    def own_slices(self) -> tuple[Slice, ...]:
+        """The slices of this trial, without the baseline's turns beside it."""
+        return (*(pair.candidate for pair in self.pairs), *self.slices)
+
+    @property
     def measured_seconds(self) -> float:
-        """Seconds of timed slices of this trial, without the baseline's turns beside it."""
-        return sum(pair.candidate.seconds for pair in self.pairs) + sum(each.seconds for each in self.slices)
+        """Seconds of them."""
+        return sum(each.seconds for each in self.own_slices)
+
+    @property
+    def gpu_figures(self) -> dict[str, float | None]:
+        """What its cards did meanwhile, such as `joules_per_sample`; see `stats.gpu_figures`."""
+        return gpu_figures(self.own_slices, self.throughput.value if self.throughput else None)

@@ -164,7 +164,9 @@ class FreshPairs:
             )
             for trial, record in seen
         ]
-        return slice_seconds(*(each.warm for each in sides), wanted=wanted_seconds(*waiting), most=most)
+        return slice_seconds(
+            *(each.warm for each in sides), wanted=wanted_seconds(*waiting, objective=self._run.objective), most=most
+        )
 
     def _bracket(self, confirmation: Confirmation, rounds: int, seat: str) -> None:
         """Baseline, leader and champion, baseline again, each in a process of its own, never two alive."""
