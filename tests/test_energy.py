@@ -177,6 +177,8 @@ def test_power_without_energy_is_no_energy():
     """A card that tells its power at a moment has not told what a sample took; without cards nothing is known."""
     figures = gpu_figures([in_use(GpuUse(watts=80.0))], 4000.0)
     assert (figures["gpu_power_watts"], figures["joules_per_sample"]) == (80.0, None)
+    still = gpu_figures([in_use(GpuUse(joules=800.0)), in_use(GpuUse(joules=0.0))], 4000.0)
+    assert still["gpu_power_watts"] == 200.0  # the counter had not been brought up to date within a slice
     assert set(gpu_figures([a_slice()], 4000.0).values()) == {None}
     assert set(gpu_figures([], None).values()) == {None}
 

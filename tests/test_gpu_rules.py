@@ -166,6 +166,18 @@ class Cards:
             self.growing.add(card)
 
 
+@pytest.mark.parametrize(("visible", "asked"), [((), []), ((1,), [[1]]), ((0, 2), [[0, 2]])])
+def test_nvml_is_asked_of_the_cards_that_tensorflow_trains_on(monkeypatch, visible, asked):
+    """By their places among what CUDA shows; without one NVML is left alone."""
+    seen = []
+    devices = [SimpleNamespace(name=f"/physical_device:GPU:{each}") for each in visible]
+    config = SimpleNamespace(get_visible_devices=lambda kind: devices)
+    monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=config))
+    monkeypatch.setattr(gpus, "open_cards", lambda places: seen.append(places) or ["a card"])
+    assert gpus.cards() == ["a card"] * len(asked)
+    assert seen == asked
+
+
 def test_a_recipe_is_applied_to_cards_that_the_user_has_limited(monkeypatch):
     """Growth is set where it can be; a card with a limit of its own keeps that, and nothing is too late."""
     cards = Cards({"GPU:0": True, "GPU:1": False})

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def joules_of(each: Slice) -> float | None:
     """What all cards of a slice took; None where one of them does not tell, or there is none."""
     told = [card.joules for card in each.gpus]
-    return sum(joules or 0.0 for joules in told) if told and all(told) else None
+    return sum(each or 0.0 for each in told) if told and None not in told else None
 
 
 def gpu_figures(slices: Sequence[Slice], samples_per_second: float | None) -> dict[str, float | None]:
@@ -27,14 +27,15 @@ def gpu_figures(slices: Sequence[Slice], samples_per_second: float | None) -> di
     seconds = sum(each.seconds for each in slices)
     cards = [card for each in slices for card in each.gpus]
     joules = [joules_of(each) for each in slices]
+    counted = bool(joules) and None not in joules
     watts: float | None = None
-    if joules and None not in joules:
+    if counted:
         watts = sum(each or 0.0 for each in joules) / seconds
     elif cards and all(card.watts is not None for card in cards):
         watts = sum(sum(card.watts or 0.0 for card in each.gpus) * each.seconds for each in slices) / seconds
     slowed = [bool(limits) for each in slices if (limits := slowed_by(each)) is not None]
     return {
-        "joules_per_sample": watts / samples_per_second if watts and samples_per_second and all(joules) else None,
+        "joules_per_sample": watts / samples_per_second if counted and watts and samples_per_second else None,
         "gpu_power_watts": watts,
         "gpu_utilisation": _mean([card.utilisation for card in cards]),
         "gpu_memory_utilisation": _mean([card.memory_utilisation for card in cards]),
