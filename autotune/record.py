@@ -7,13 +7,16 @@ Version history of the format: 1, the first.
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field, FiniteFloat, SerializerFunctionWrapHandler, model_serializer
 
+from autotune.devices.gpu_use import GpuUse
 from autotune.models import Amount, Count, Frozen, Many, Number, Positive
 from autotune.space.knobs import Value
 from autotune.stats.bottleneck import Bottleneck, Ceilings, Profile
+from autotune.stats.disturbance import Cause
+from autotune.stats.gpu_figures import gpu_figures
 from autotune.stats.intervals import Interval
 from autotune.stats.stability import Check
 
@@ -65,6 +68,18 @@ class Pairing(enum.StrEnum):
     BRACKETED = "bracketed"  # baseline, candidate, baseline again: both did not fit in memory together
 
 
+WRITTEN_IF_ANY = ("gpus", "disturbed_by")
+
+
+class Lean(Frozen):
+    """Data of which files hold thousands: what of `WRITTEN_IF_ANY` is empty is not written."""
+
+    @model_serializer(mode="wrap")
+    def _write(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        written: dict[str, Any] = write(self)
+        return {name: value for name, value in written.items() if value or name not in WRITTEN_IF_ANY}
+
+
 class StepSeconds(Frozen):
     """Seconds per step within a slice, as quantiles over calls of the train function."""
 
@@ -74,7 +89,7 @@ class StepSeconds(Frozen):
     max: Amount
 
 
-class Slice(Frozen):
+class Slice(Lean):
     """A short timed stretch of training.
 
     A slice may leave out stretches between what it times. Processor, foreign and stolen time are then the slice's part,
@@ -98,16 +113,18 @@ class Slice(Frozen):
     retraces: Count | None = None  # traces and compilations since the slice before; None if unseen
     skipped_steps: Count | None = None  # steps with overflowed gradients; None without a loss scale
     standstills: Count = 0  # attempts at it that were thrown away because the machine stood still
+    gpus: Many[GpuUse] = ()  # that it trained on, in CUDA's order
 
 
-class Pair(Frozen):
+class Pair(Lean):
     """Two neighbouring slices: the candidate's and the baseline's."""
 
     instance: Count = 0  # which process of the trial the candidate's slice came from, from 0
     baseline_first: bool
     baseline: Slice
     candidate: Slice
-    disturbed: bool = False  # left out of the speed-up: others took more or less than usual
+    disturbed: bool = False  # left out of the speed-up
+    disturbed_by: Cause | None = None
 
 
 class Boundary(Frozen):
@@ -189,7 +206,7 @@ class TrialRecord(Frozen):
     checks: Many[Check] = ()  # a leader's stability rules at the last look, and its losses compared
     stopped_by: Literal["narrow", "cannot_win", "behind", "ahead", "time"] | None = None
     throughput: Interval | None = None  # of a long training, epoch boundaries included
-    speedup: Interval | None = None  # ratio of throughputs, candidate over baseline, from the pairs
+    speedup: Interval | None = None  # candidate over baseline, from the pairs: throughput, or samples per joule
     peak_host_bytes: Count | None = None  # resident memory of the process tree
     peak_device_bytes: Count | None = None  # memory taken by TensorFlow on the device
     input_wait_fraction: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None  # of the step
@@ -204,6 +221,16 @@ class TrialRecord(Frozen):
     profile: Profile | None = None  # the same, where a full profile was asked for
 
     @property
+    def own_slices(self) -> tuple[Slice, ...]:
+        """The slices of this trial, without the baseline's turns beside it."""
+        return (*(pair.candidate for pair in self.pairs), *self.slices)
+
+    @property
     def measured_seconds(self) -> float:
-        """Seconds of timed slices of this trial, without the baseline's turns beside it."""
-        return sum(pair.candidate.seconds for pair in self.pairs) + sum(each.seconds for each in self.slices)
+        """Seconds of them."""
+        return sum(each.seconds for each in self.own_slices)
+
+    @property
+    def gpu_figures(self) -> dict[str, float | None]:
+        """What its cards did meanwhile, such as `joules_per_sample`; see `stats.gpu_figures`."""
+        return gpu_figures(self.own_slices, self.throughput.value if self.throughput else None)

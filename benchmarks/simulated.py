@@ -14,6 +14,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 
+from autotune.devices.gpu_use import GpuUse
 from autotune.executors.executor import IN_SEARCH, Data, TrialFailed, TrialTiming, WarmUp
 from autotune.recipe.apply import environment
 from autotune.record import Boundary, Outcome, Place, Slice, StepSeconds
@@ -205,6 +206,7 @@ class SimulatedTrial:
             trained_examples=self._trained,
             retraces=self._trials.retraces(self.configuration),
             skipped_steps=None if skipped is None else round(skipped * steps),
+            gpus=self._trials.cards(self.configuration, spent),
         )
 
     def _noise(self) -> float:
@@ -380,6 +382,7 @@ class SimulatedTrials:
             not given.
         slow_calls: Seconds that the slowest calls of its next slice, one in nine, take beyond the others; 0, when not
             given.
+        cards: What NVML tells of the cards in a slice of so many seconds; nothing, when not given.
         uncounted_seconds: What the second slice of a trial that is timed by steps takes beyond what counts in it, as
             where an epoch ends; each such trial tells of it beforehand.
         started_by_import: What importing the workload would wake.
@@ -416,6 +419,7 @@ class SimulatedTrials:
         retraces: Callable[[Configuration], int | None] = lambda configuration: 0,
         skipped_share: Callable[[Configuration], float | None] = lambda configuration: None,
         slow_calls: Callable[[Configuration], float] = lambda configuration: 0.0,
+        cards: Callable[[Configuration, float], tuple[GpuUse, ...]] = lambda configuration, seconds: (),
         uncounted_seconds: float = 0.0,
         started_by_import: StartedByImport | None = None,
         seats: tuple[str, ...] = ("simulated",),
@@ -441,7 +445,7 @@ class SimulatedTrials:
         self.freeze_gain = freeze_gain or _no_gain
         self.leak, self.device_leak = leak or (lambda configuration: 0.0), device_leak
         self.retraces, self.skipped_share = retraces, skipped_share
-        self.slow_calls = slow_calls
+        self.slow_calls, self.cards = slow_calls, cards
         self.uncounted_seconds, self.started_by_import = uncounted_seconds, started_by_import
         self.random = random.Random(seed)
         self._seed = seed

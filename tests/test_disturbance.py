@@ -9,13 +9,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_runs import Fresh, a_slice, faster_by, log_ratios_of, quick_tune, simulated_trials
 
+from autotune.console.progress import trial_line
+from autotune.devices.gpu_use import GpuUse
 from autotune.record import Phase
-from autotune.stats.disturbance import disturbed_pairs, kept, load_of
+from autotune.stats.disturbance import CAUSES, disturbances, kept, load_of
 from autotune.tuning import trial as running
 from autotune.tuning.resuming import Earlier
 from autotune.tuning.trial import speedup_of
 
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2, steps_per_execution=1.1)
+
+
+def loaded(load):
+    """A slice during which others took so much of the machine; None where that is unknown."""
+    return a_slice().model_copy(update={"cores": 1, "foreign_cpu_seconds": None if load is None else 0.5 * load})
+
+
+def disturbed_pairs(loads):
+    """Which pairs of slices with these loads are left out, the baseline's load first."""
+    found = disturbances([(loaded(one), loaded(other)) for one, other in loads])
+    assert set(found) <= {None, "others"}
+    return [each is not None for each in found]
 
 
 def marked(loads, usual=0.0, count=12):
@@ -111,6 +125,84 @@ def test_enough_pairs_remain_or_all_are_used(disturbed):
         assert keep == [not each for each in disturbed]
 
 
+# ------------------------------------------------------------------------------------------------- on a GPU
+
+
+def on_gpu(count=12, **sides):
+    """Why each pair is left out. `baseline` and `candidate` say, by the pair's place, what their slices' card tells."""
+    slices = {
+        side: [
+            a_slice().model_copy(update={"gpus": (GpuUse(**{**QUIET, **told.get(place, {})}),)})
+            for place in range(count)
+        ]
+        for side, told in {"baseline": {}, "candidate": {}, **sides}.items()
+    }
+    found = disturbances(list(zip(slices["baseline"], slices["candidate"], strict=True)))
+    return {place: cause for place, cause in enumerate(found) if cause is not None}
+
+
+QUIET = {"limited_by": (), "others": 0, "foreign_utilisation": 0.0}
+HOT, CAPPED, IDLE = ({"limited_by": (each,)} for each in ("thermal", "power_cap", "idle"))
+
+
+@pytest.mark.parametrize("reason", ["power_cap", "thermal", "hardware_thermal", "hardware_slowdown", "power_brake"])
+def test_a_pair_whose_card_was_slowed_on_one_side_is_left_out(reason):
+    """By heat, power or the board; by whichever side."""
+    slowed = {"limited_by": (reason, "sync_boost")}
+    assert on_gpu(baseline={3: slowed}, candidate={7: slowed}) == {3: "gpu_clocks", 7: "gpu_clocks"}
+
+
+def test_a_pair_that_was_slowed_on_both_sides_counts():
+    """Both slices met the same card."""
+    assert on_gpu(baseline={3: HOT}, candidate={3: HOT}) == {}
+
+
+def test_clocks_that_were_set_or_idle_slow_nothing():
+    """An idle card, a card with applications clocks: neither is held down under load."""
+    assert on_gpu(baseline={3: IDLE}, candidate={5: {"limited_by": ("applications_clocks",)}}) == {}
+
+
+def test_a_power_cap_that_comes_with_one_configuration_belongs_to_it():
+    """What draws more meets the cap more often: without those pairs it would look faster than it trains."""
+    assert on_gpu(candidate=dict.fromkeys(range(0, 12, 2), CAPPED)) == {}
+
+
+def test_a_limit_that_both_sides_meet_at_times_is_nobodys_own():
+    """A hot card slows whoever trains at that moment."""
+    left_out = on_gpu(baseline={0: HOT, 4: HOT}, candidate={2: HOT, 6: HOT})
+    assert left_out == dict.fromkeys((0, 2, 4, 6), "gpu_clocks")
+
+
+def test_a_pair_beside_another_process_on_the_card_is_left_out():
+    """By the share of the card that it took; or by its presence, where that is all that NVML tells."""
+    busy = {"others": 1, "foreign_utilisation": 0.4}
+    there = {"others": 1, "foreign_utilisation": None}
+    assert on_gpu(baseline={2: busy}, candidate={9: there}) == {2: "others_on_gpu", 9: "others_on_gpu"}
+
+
+def test_a_process_that_only_sits_on_the_card_disturbs_nothing():
+    """A notebook that holds memory and does nothing; and one that is always there."""
+    sits, there = {"others": 1, "foreign_utilisation": 0.0}, {"others": 1, "foreign_utilisation": None}
+    always = dict.fromkeys(range(12), there)
+    assert on_gpu(candidate={2: sits}) == {}
+    assert on_gpu(baseline=always, candidate=always) == {}
+
+
+def test_what_a_card_does_not_tell_marks_nothing():
+    """Neither who else is there nor what holds its clocks."""
+    silent = {"limited_by": None, "others": None, "foreign_utilisation": None}
+    assert on_gpu(baseline={2: {**HOT, "others": 1}}, candidate={2: silent}) == {}
+
+
+def test_the_trial_says_why_pairs_were_left_out(tmp_path):
+    """In its record, and in its line on the console."""
+    record = confirmed(tmp_path, 3, load=bursts(3)).record
+    left_out = [pair.disturbed_by for pair in record.pairs if pair.disturbed]
+    assert set(left_out) == {"others"}
+    line = trial_line(record, "jit_compile=true", stamp="1:00").plain
+    assert f"({len(left_out)} of {len(record.pairs)} pairs left out: {CAUSES['others']})" in line
+
+
 # ------------------------------------------------------------------------------------------- the whole chain
 
 
@@ -143,7 +235,7 @@ def test_with_bursts_the_claim_is_narrower_and_still_covers(tmp_path, monkeypatc
         return statistics.fmean(each.half_width for each in found), covered
 
     with_detection, covered = all_of_them()
-    monkeypatch.setattr(running, "disturbed_pairs", lambda loads: [False] * len(loads))
+    monkeypatch.setattr(running, "disturbances", lambda pairs: [None] * len(pairs))
     without, _ = all_of_them()
     assert with_detection < 0.7 * without
     assert covered >= 22

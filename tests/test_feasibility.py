@@ -1,9 +1,11 @@
-"""What need not be run, because something that needs less memory has run out of it."""
+"""What need not be run, because something that needs less memory has run out of it; what fits beside what."""
 
 import pytest
-from simulated_runs import BASELINE
+from simulated_runs import BASELINE, FAST, Fresh, Searching, a_record, a_slice, simulated_trials
 
-from autotune.tuning.feasibility import known_to_fail
+from autotune.devices.gpu_use import GpuUse
+from autotune.record import Pairing
+from autotune.tuning.feasibility import fit_on_card, known_to_fail
 
 FAILED = BASELINE.replace(batch_size=256, prefetch=2)
 
@@ -64,3 +66,74 @@ def test_tensorflows_own_threads_are_neither_more_nor_less_than_a_number():
     assert not known_to_fail(failed, [failed.replace(data_threads=4)])
     assert known_to_fail(failed.replace(batch_size=512), [failed])
     assert known_to_fail(failed.replace(data_threads=8), [failed.replace(data_threads=4)])
+
+
+# -------------------------------------------------------------------------------------------- two on one card
+
+LARGE = BASELINE.replace(batch_size=256)
+
+
+def leaves(free_bytes, used_bytes=600):
+    """A slice of a baseline that leaves so much of its card free."""
+    return a_slice().model_copy(update={"gpus": (GpuUse(free_bytes=free_bytes, used_bytes=used_bytes),)})
+
+
+@pytest.mark.parametrize(("peak", "fits"), [(300, True), (301, False)])
+def test_what_a_configuration_took_must_fit_beside_the_baseline_with_a_margin(peak, fits):
+    """A tenth of a card of 1,000 bytes stays free, of 400 that the baseline leaves."""
+    records = [a_record(LARGE, peak_device_bytes=peak)]
+    assert fit_on_card([leaves(400)], [LARGE], records) is fits
+
+
+def test_what_needs_more_takes_as_much_at_least():
+    """A larger batch than one that does not fit need not be tried; of a smaller one nothing is known."""
+    records = [a_record(LARGE, peak_device_bytes=500)]
+    assert not fit_on_card([leaves(400)], [LARGE.replace(batch_size=512)], records)
+    assert fit_on_card([leaves(400)], [LARGE.replace(batch_size=128)], records)
+
+
+def test_a_leader_and_a_champion_must_fit_together():
+    """Each fits beside the baseline, and both do not."""
+    records = [a_record(LARGE, peak_device_bytes=200), a_record(FAST, peak_device_bytes=200)]
+    assert fit_on_card([leaves(400)], [LARGE], records)
+    assert fit_on_card([leaves(400)], [FAST], records)
+    assert not fit_on_card([leaves(400)], [LARGE, FAST], records)
+
+
+def test_of_several_cards_the_fullest_counts_and_the_latest_slice():
+    """What others took of a card meanwhile is gone."""
+    both = leaves(400).model_copy(update={"gpus": (*leaves(9000).gpus, *leaves(400).gpus)})
+    records = [a_record(LARGE, peak_device_bytes=500)]
+    assert not fit_on_card([leaves(9000), both], [LARGE], records)
+    assert fit_on_card([both, leaves(9000)], [LARGE], records)
+
+
+@pytest.mark.parametrize("slices", [[], [a_slice()], [leaves(None)]])
+def test_without_a_card_or_its_figures_two_are_tried_together(slices):
+    """As on a CPU, where running out of memory tells."""
+    assert fit_on_card(slices, [LARGE], [a_record(LARGE, peak_device_bytes=1 << 40)])
+
+
+def on_full_card(configuration, seconds):
+    """A card on which the baseline leaves 300 MiB."""
+    return (GpuUse(free_bytes=300 << 20, used_bytes=300 << 20),)
+
+
+def test_a_candidate_that_does_not_fit_is_measured_in_blocks(tmp_path):
+    """Its first process tells what it takes; from then on it is never alive beside the baseline."""
+    searching = Searching(tmp_path, simulated_trials(gpus=("H200",), cards=on_full_card))
+    trial, record = searching.measure(FAST)
+    assert record.pairing is Pairing.ALTERNATING
+    _, record = searching.measure(trial=trial)
+    assert record.pairing is Pairing.BRACKETED
+    assert searching.measure(FAST.replace(batch_size=64))[1].pairing is Pairing.BRACKETED
+
+
+def test_a_leader_that_does_not_fit_is_confirmed_in_blocks(tmp_path):
+    """By what its search trial took; with room it takes turns."""
+    cramped = Fresh(tmp_path / "cramped", simulated_trials(gpus=("H200",), cards=on_full_card))
+    cramped.measure()
+    assert cramped.record.pairing is Pairing.BRACKETED
+    roomy = Fresh(tmp_path / "roomy", simulated_trials(gpus=("H200",)))
+    roomy.measure()
+    assert roomy.record.pairing is Pairing.ALTERNATING

@@ -5,12 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.devices.gpus import Gpu, GpuReading
+from autotune.devices.gpus import Gpu, GpuReading, VisibleGpu
 from autotune.errors import ApplyError
+from autotune.executors import card_faults, template
+from autotune.executors.card_faults import card_fault
 from autotune.executors.no_memory import says_no_memory, says_taken
-from autotune.executors.template import is_gpu_file
+from autotune.executors.template import device_is_open, is_gpu_file
 from autotune.recipe.apply import apply_before_build
 from autotune.worker import gpus, keras_fit
+from autotune.worker.failures import call_user
 from autotune.worker.messages import LossCurves, LossRuns
 
 FULL_OR_TAKEN = [
@@ -53,6 +56,48 @@ def test_other_errors_are_not(text):
 
 
 @pytest.mark.parametrize(
+    ("text", "step"),
+    [
+        ("INTERNAL: CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC error encountered", "gpu-reset"),
+        ("Failed to synchronize: CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered", "Xid"),
+        ("CUDA_ERROR_LAUNCH_FAILED: unspecified launch failure", "Xid"),
+        ("NVRM: Xid (PCI:0000:41:00): 31, pid=812", "Xid"),
+    ],
+)
+def test_a_card_that_fails_is_named_with_what_to_do(monkeypatch, text, step):
+    """Memory that cannot be corrected, and kernels that reach where they may not."""
+    monkeypatch.setattr(card_faults, "visible_gpus", lambda: [VisibleGpu("GPU-3f8a", "NVIDIA H200")])
+    hint = card_fault(f"Graph execution error:\n\n{text.upper()}")
+    assert "NVIDIA H200 (GPU-3f8a)" in hint
+    assert step in hint
+    assert not says_no_memory(text)
+
+
+def test_a_card_that_nvml_does_not_name_is_the_card(monkeypatch):
+    """As where NVML has died with it."""
+    monkeypatch.setattr(card_faults, "visible_gpus", list)
+    assert "The memory of the card has failed" in card_fault("uncorrectable ECC error encountered")
+
+
+@pytest.mark.parametrize("text", [*FULL_OR_TAKEN, *OTHERWISE])
+def test_other_errors_blame_no_card(text):
+    """Want of memory, and mistakes in a model."""
+    assert card_fault(text) == ""
+
+
+def test_a_failed_card_passes_through_the_users_own_functions():
+    """It is no mistake in their code."""
+    fault = RuntimeError("CUDA_ERROR_ECC_UNCORRECTABLE")
+
+    def model():
+        raise fault
+
+    with pytest.raises(RuntimeError) as raised:
+        call_user("model", model)
+    assert raised.value is fault
+
+
+@pytest.mark.parametrize(
     ("path", "expected"),
     [
         ("/dev/nvidia0", True),
@@ -66,6 +111,24 @@ def test_other_errors_are_not(text):
 def test_an_open_file_tells_that_cuda_was_woken(path, expected):
     """Then trials cannot be forked; under WSL 2 and on Jetson boards the files have other names."""
     assert is_gpu_file(path) is expected
+
+
+def test_a_template_that_holds_such_a_file_is_found_out(tmp_path):
+    """By what its descriptors point at; a file that was closed meanwhile is passed over."""
+    descriptors = tmp_path / "fd"
+    descriptors.mkdir()
+    (descriptors / "3").symlink_to("/dev/null")
+    (descriptors / "4").write_text("closed meanwhile: no link any more")
+    assert not device_is_open(descriptors)
+    (descriptors / "5").symlink_to("/dev/nvidiactl")
+    assert device_is_open(descriptors)
+
+
+def test_importing_what_wakes_a_card_is_found_before_anything_is_asked(monkeypatch):
+    """Then no child is forked to ask TensorFlow, and trials start afresh."""
+    monkeypatch.setattr(template, "device_is_open", lambda: True)
+    monkeypatch.setattr(template, "_fork", lambda: pytest.fail("a process with a GPU was forked"))
+    assert template.survey()[0] == "cuda"
 
 
 class Cards:
@@ -101,6 +164,18 @@ class Cards:
             raise RuntimeError("Physical devices cannot be modified after being initialized")
         if enable:
             self.growing.add(card)
+
+
+@pytest.mark.parametrize(("visible", "asked"), [((), []), ((1,), [[1]]), ((0, 2), [[0, 2]])])
+def test_nvml_is_asked_of_the_cards_that_tensorflow_trains_on(monkeypatch, visible, asked):
+    """By their places among what CUDA shows; without one NVML is left alone."""
+    seen = []
+    devices = [SimpleNamespace(name=f"/physical_device:GPU:{each}") for each in visible]
+    config = SimpleNamespace(get_visible_devices=lambda kind: devices)
+    monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=config))
+    monkeypatch.setattr(gpus, "open_cards", lambda places: seen.append(places) or ["a card"])
+    assert gpus.cards() == ["a card"] * len(asked)
+    assert seen == asked
 
 
 def test_a_recipe_is_applied_to_cards_that_the_user_has_limited(monkeypatch):

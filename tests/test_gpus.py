@@ -1,97 +1,15 @@
 """The GPUs that CUDA would show, by a recorded NVML."""
 
-# The recorded NVML answers under NVML's own names, and NVML documents them.
-# ruff: noqa: D102, N802
-
-import json
 import sys
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from recorded_nvml import NVMLError, RecordedNvml
 
 from autotune.devices.gpus import Gpu, GpuReading, read_gpus
 
-DATA = Path(__file__).parent / "data"
-H200 = Gpu(name="NVIDIA H200", memory_bytes=150754820096, compute_capability="9.0")
-
-
-class NVMLError(Exception):
-    """Stands for `pynvml.NVMLError`."""
-
-
-class RecordedNvml:
-    """Answers like `pynvml`, from a JSON file; counts how often it was started and shut down."""
-
-    NVMLError = NVMLError
-
-    def __init__(self, name, *, failing=None, starts=True):
-        recorded = json.loads((DATA / name).read_text())
-        self.gpus = recorded["gpus"]
-        self.recorded = recorded
-        self.failing = failing
-        self.starts = starts
-        self.started = 0
-        self.shut_down = 0
-
-    def nvmlInit(self):
-        if not self.starts:
-            raise NVMLError("Driver Not Loaded")
-        self.started += 1
-
-    def nvmlShutdown(self):
-        self.shut_down += 1
-        if not self.started:
-            raise NVMLError("Uninitialized")
-
-    def nvmlSystemGetDriverVersion(self):
-        return self.recorded["driver"]
-
-    def nvmlSystemGetCudaDriverVersion_v2(self):
-        return self.recorded["cuda"]
-
-    def nvmlDeviceGetCount(self):
-        return len(self.gpus)
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return index
-
-    def nvmlDeviceGetMigMode(self, handle):
-        if "mig_mode" not in self.gpus[handle]:
-            raise NVMLError("Not Supported")
-        return [self.gpus[handle]["mig_mode"], 0]
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle):
-        return 7 if self.gpus[handle]["mig_mode"] else 0
-
-    def nvmlDeviceGetGpuInstanceId(self, handle):
-        return self._device(handle)["instance"]
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle, index):
-        instances = self.gpus[handle].get("mig_instances", [])
-        if index >= len(instances) or instances[index] is None:
-            raise NVMLError("Not Found")
-        return (handle, index)
-
-    def _device(self, handle):
-        if isinstance(handle, tuple):
-            gpu, index = handle
-            return self.gpus[gpu]["mig_instances"][index]
-        return self.gpus[handle]
-
-    def nvmlDeviceGetName(self, handle):
-        return self._device(handle)["name"]
-
-    def nvmlDeviceGetUUID(self, handle):
-        return self._device(handle)["uuid"]
-
-    def nvmlDeviceGetMemoryInfo(self, handle):
-        if handle == self.failing:
-            raise NVMLError("GPU is lost")
-        return SimpleNamespace(total=self._device(handle)["memory"])
-
-    def nvmlDeviceGetCudaComputeCapability(self, handle):
-        return tuple(self.gpus[handle]["capability"])
+H200 = Gpu(
+    name="NVIDIA H200", memory_bytes=150754820096, compute_capability="9.0", ecc=True, persistence=True, mig=False
+)
 
 
 @pytest.fixture(autouse=True)
@@ -236,4 +154,6 @@ def test_an_instance_has_its_own_memory_and_its_gpus_capability(monkeypatch, nvm
     """A training on a seventh of a card does not have all of that."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-d2")
     nvml("nvml_mig.json")
-    assert read_gpus().gpus == (Gpu(name=SMALLER, memory_bytes=10468982784, compute_capability="9.0"),)
+    (instance,) = read_gpus().gpus
+    assert (instance.name, instance.memory_bytes, instance.compute_capability) == (SMALLER, 10468982784, "9.0")
+    assert instance.mig

@@ -71,6 +71,12 @@ DTYPES = {
     "peak_device_bytes": "Int64",
     "input_wait_fraction": "Float64",
     "cpu_utilisation": "Float64",
+    "joules_per_sample": "Float64",
+    "gpu_power_watts": "Float64",
+    "gpu_utilisation": "Float64",
+    "gpu_sm_clock_share": "Float64",
+    "gpu_temperature": "Float64",
+    "gpu_slowed_share": "Float64",
     "bottleneck": "string",
     "bottleneck_share": "Float64",
     "ceiling_input": "Float64",
@@ -82,6 +88,7 @@ DTYPES = {
     "device": "string",
     "machine": "string",
     "workload": "string",
+    "objective": "string",
     "reason": "string",
 }
 PHASES = ["baseline", "search", "confirm", "soak"]
@@ -346,7 +353,7 @@ def test_what_was_not_measured_is_na(run):
     """A trial that ran out of memory has NA for every figure, and no zeros that could be averaged."""
     row = load_history(run).loc[3]
     figures = list(DTYPES)[list(DTYPES).index("throughput") : list(DTYPES).index("started_at")]
-    assert len(figures) == 22
+    assert len(figures) == 28
     assert all(pd.isna(row[name]) for name in figures)
 
 
@@ -682,7 +689,7 @@ def test_csv_has_one_header_and_a_line_per_trial(run, tmp_path):
     lines = (tmp_path / "history.csv").read_text().split("\n")
     assert lines[0] == ",".join(DTYPES)
     assert [line.partition(",2026-")[0] for line in lines[4:5]] == [
-        "run-a,3,search,oom,256,float32,,true,,autotune,0,,true,,,,,,,,,true" + "," * 22
+        "run-a,3,search,oom,256,float32,,true,,autotune,0,,true,,,,,,,,,true" + "," * 28
     ]
     assert len(lines) == 1 + len(TRIALS) + 1
 

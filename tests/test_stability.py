@@ -15,6 +15,7 @@ from autotune.stats.stability import (
     loss_is_finite,
     loss_scale_skips,
     no_retracing,
+    no_throttling,
     peak_memory,
     tail,
 )
@@ -223,3 +224,20 @@ def test_a_loss_scale_may_skip_few_steps(skipped, steps, beside, passed):
     assert found.passed is passed
     assert f"baseline: {beside:.1%}" in found.detail
     assert found.value <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("own", "baseline", "passed", "said"),
+    [
+        ([False] * 8, [False] * 8, True, "in 0% of the slices"),
+        ([True] * 2 + [False] * 6, [False] * 8, True, "cool the card"),
+        ([True] * 3 + [False] * 5, [False] * 8, False, "in 38% of the slices (baseline: 0%); cool the card"),
+        ([True] * 8, [True] * 8, True, "in 100% of the slices (baseline: 100%); cool the card"),
+    ],
+)
+def test_a_winner_that_heats_the_card_more_than_the_baseline_is_refused(own, baseline, passed, said):
+    """Where both met the same hot card it passes, and the recipe says so."""
+    check = no_throttling(own, baseline)
+    assert (check.passed, check.tells) == (passed, True)
+    assert said in check.detail
+    assert ("cool the card" in check.detail) == any(own)

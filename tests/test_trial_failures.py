@@ -60,6 +60,12 @@ def test_a_kind_more_is_run_by_its_own_function(run):
             False,
         ),
         (SystemExit(), "error", "SystemExit: no message", False),
+        (
+            RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered"),
+            "crashed",
+            "RuntimeError: CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered",
+            False,
+        ),
     ],
 )
 def test_a_failure_is_told_in_one_message(run, error, outcome, reason, input_error):
@@ -71,7 +77,9 @@ def test_a_failure_is_told_in_one_message(run, error, outcome, reason, input_err
     status, (told,) = run(trial)
     assert status == 1
     assert (told.outcome, told.reason, told.input_error) == (outcome, reason, input_error)
-    assert told.hint == getattr(error, "hint", "")
+    assert ("dmesg" in told.hint) == (outcome == "crashed")
+    if outcome != "crashed":
+        assert told.hint == getattr(error, "hint", "")
 
 
 def test_where_nobody_listens_nothing_is_told(run):

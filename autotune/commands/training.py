@@ -32,6 +32,7 @@ def tune(
     fixed_batch: bool = False,
     memory_margin: float = 0.1,
     soak: str | None = None,
+    objective: Literal["throughput", "energy"] = "throughput",
     profile: Literal["all", "finalists", "none"] = "finalists",
     fit: int | None = None,
     loss: str | None = None,
@@ -70,6 +71,7 @@ def tune(
         memory_margin: Share of the memory, host's and device's, that must stay free at the peak: 0.1 is ten percent.
         soak: Time at the end in which the winner trains without a pause and is watched for leaks and hangs, such as
             60s.
+        objective: What is compared: throughput, samples per second; or energy, samples per joule of the GPUs.
         profile: Whose steps are profiled: all trials', the baseline's and the leaders' (finalists), or none.
         fit: Which model.fit of a script is tuned, from 1; the longest when left out.
         loss: Which number that a script's own training step returns is the loss: a key, or the place in a tuple.

@@ -16,6 +16,7 @@ from autotune.report.advice import usage, verdict_in_words
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS
 from autotune.stats.deciding import Finding, Verdict
+from autotune.stats.stability import THROTTLING
 
 if TYPE_CHECKING:
     from autotune.recipe.evidence import BestCandidate, Watch
@@ -45,6 +46,8 @@ def show_recipe(recipe: Recipe, path: Path, console: RichConsole | None = None) 
     for check in evidence.stability.checks:
         if not check.passed:
             say(f"Failed: {check.name}: {check.detail}", console, style="red")
+        elif check.name == THROTTLING and check.value:
+            say(f"Note: {check.name}: {check.detail}", console)
     unchecked = evidence.stability.not_checked
     for each in ["Not checked:", *(f"  - {each}" for each in unchecked)] if unchecked else []:
         say(each, console)
@@ -82,6 +85,7 @@ def _baseline_in_words(recipe: Recipe) -> str:
 def _rows(recipe: Recipe) -> list[tuple[str, ...]]:
     """What changes, then the speed, then what it costs; of the baseline and of the recommendation."""
     evidence, now = recipe.evidence, recipe.baseline
+    used = evidence.baseline_joules_per_sample, evidence.joules_per_sample
     before, after = evidence.baseline_peak_memory_bytes, evidence.peak_memory_bytes
     rates = (each.shown("", ",.0f") for each in (evidence.baseline_throughput, evidence.throughput))
     compiling = (
@@ -91,10 +95,15 @@ def _rows(recipe: Recipe) -> list[tuple[str, ...]]:
     return [
         *((name, format_value(now[name]), format_value(value)) for name, value in recipe.changes.items()),
         ("samples/s", *rates),
+        *([("energy/sample", *map(_energy, used))] if any(used) else []),
         ("peak host memory", size(before.host), size(after.host)),
         *([("peak device memory", size(before.device), size(after.device))] if after.device is not None else []),
         ("compile time", *compiling),
     ]
+
+
+def _energy(joules: float | None) -> str:
+    return "–" if joules is None else f"{joules:.3g} J" if joules >= 1 else f"{1e3 * joules:.3g} mJ"
 
 
 def _show_learning_rate(note: LearningRate, recipe: Recipe, console: RichConsole) -> None:

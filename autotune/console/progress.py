@@ -20,6 +20,7 @@ from rich.text import Text
 from autotune.console.text import duration, ratio, speed, terminal
 from autotune.printable import first_line, one_line
 from autotune.record import Outcome, Phase, Standing, TrialRecord
+from autotune.stats.disturbance import CAUSES
 from autotune.tuning.progress import Began, Event, Notice, RunBegan, TrialBegan, TrialEnded, TrialMeasured
 
 
@@ -126,6 +127,10 @@ def trial_line(record: TrialRecord, changes: str, *, stamp: str) -> Text:
         text.append(f"  ({_STANDS[looks.standing]} after {processes} fresh processes a side)")
     if record.reason and not record.outcome.measured:
         text.append(f"  ({one_line(first_line(record.reason), longest=160)})", style="dim")
+    left_out = Counter(pair.disturbed_by for pair in record.pairs if pair.disturbed)
+    for cause, count in left_out.items():
+        why = "" if cause is None else f": {CAUSES[cause]}"
+        text.append(f"  ({count} of {len(record.pairs)} pairs left out{why})", style="dim")
     if record.outcome.measured and record.settled is False:
         text.append("  (was still getting faster when it was measured)", style="dim")
     return text

@@ -18,6 +18,13 @@ class Gpu(BaseModel, frozen=True, extra="forbid", strict=True):
     name: str  # as the driver calls it, such as `NVIDIA H200`
     memory_bytes: Annotated[int, Field(ge=0, le=(1 << 63) - 1)]  # all of it, whoever uses it now
     compute_capability: str | None = None  # such as `9.0`
+    # Modes, which may be switched: another one makes no other machine. None where the card has no such mode.
+    ecc: bool | None = None
+    persistence: bool | None = None
+    mig: bool | None = None
+
+
+GPU_MODES = ("ecc", "persistence", "mig")
 
 
 class GpuReading(NamedTuple):
@@ -28,7 +35,7 @@ class GpuReading(NamedTuple):
     cuda: str | None = None
 
 
-class _Device(NamedTuple):
+class Device(NamedTuple):
     """A GPU or a MIG instance: its NVML handle, its GPU's index, and the number of its GPU instance."""
 
     handle: Any
@@ -63,7 +70,7 @@ def visible_gpus() -> list[VisibleGpu]:
     )
 
 
-def _with_devices(use: Callable[[Any, list[Any], list[_Device]], T], otherwise: T) -> T:
+def _with_devices(use: Callable[[Any, list[Any], list[Device]], T], otherwise: T) -> T:
     """What `use` makes of NVML, the handles of all GPUs and what CUDA would show."""
     import pynvml as nvml  # a large module, which trial processes do not need
 
@@ -72,13 +79,7 @@ def _with_devices(use: Callable[[Any, list[Any], list[_Device]], T], otherwise: 
     except nvml.NVMLError:
         return otherwise
     try:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        devices = [each for index, handle in enumerate(handles) for each in _divided(nvml, index, handle)]
-        wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if wanted is not None:
-            devices = list(_picked(nvml, wanted, devices, handles))
-        driver = nvml.nvmlSystemGetDriverVersion()
-        return use(nvml, handles, _shown(devices, several=int(driver.partition(".")[0]) >= 570))
+        return use(nvml, *shown_devices(nvml))
     except nvml.NVMLError:
         return otherwise
     finally:
@@ -86,22 +87,48 @@ def _with_devices(use: Callable[[Any, list[Any], list[_Device]], T], otherwise: 
             nvml.nvmlShutdown()
 
 
-def _reading(nvml: Any, handles: list[Any], devices: list[_Device]) -> GpuReading:
+def shown_devices(nvml: Any) -> tuple[list[Any], list[Device]]:
+    """The handles of all GPUs, and what CUDA would show to this process. Raises `NVMLError`."""
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    devices = [each for index, handle in enumerate(handles) for each in _divided(nvml, index, handle)]
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is not None:
+        devices = list(_picked(nvml, wanted, devices, handles))
+    driver = nvml.nvmlSystemGetDriverVersion()
+    return handles, _shown(devices, several=int(driver.partition(".")[0]) >= 570)
+
+
+def asked(nvml: Any, name: str, *arguments: Any) -> Any:
+    """What an NVML function answers; None where the device, the driver or these bindings do not have it."""
+    try:
+        return getattr(nvml, name)(*arguments)
+    except (nvml.NVMLError, AttributeError):
+        return None
+
+
+def _reading(nvml: Any, handles: list[Any], devices: list[Device]) -> GpuReading:
     driver, cuda = nvml.nvmlSystemGetDriverVersion(), nvml.nvmlSystemGetCudaDriverVersion_v2()
     gpus = []
     for device in devices:
-        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handles[device.gpu])
+        handle = handles[device.gpu]
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+        modes = (
+            asked(nvml, f"nvmlDeviceGet{mode}Mode", handle)  # ECC and MIG: the present and the pending one
+            for mode in ("Ecc", "Persistence", "Mig")
+        )
+        current = (each[0] if isinstance(each, (list, tuple)) else each for each in modes)
         gpus.append(
             Gpu(
                 name=nvml.nvmlDeviceGetName(device.handle),
                 memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(device.handle).total),
                 compute_capability=f"{major}.{minor}",
+                **{name: None if each is None else bool(each) for name, each in zip(GPU_MODES, current, strict=True)},
             )
         )
     return GpuReading(tuple(gpus), driver, f"{cuda // 1000}.{cuda % 1000 // 10}")
 
 
-def _divided(nvml: Any, index: int, handle: Any) -> list[_Device]:
+def _divided(nvml: Any, index: int, handle: Any) -> list[Device]:
     """A GPU, or its MIG instances where it is divided."""
     try:
         divided, _ = nvml.nvmlDeviceGetMigMode(handle)
@@ -109,16 +136,16 @@ def _divided(nvml: Any, index: int, handle: Any) -> list[_Device]:
     except nvml.NVMLError:  # the GPU knows no MIG, or cannot be asked
         divided = most = 0
     if not divided:
-        return [_Device(handle, index)]
+        return [Device(handle, index)]
     found = []
     for number in range(most):
         with contextlib.suppress(nvml.NVMLError):  # the GPU or this container has fewer instances
             instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-            found.append(_Device(instance, index, nvml.nvmlDeviceGetGpuInstanceId(instance)))
+            found.append(Device(instance, index, nvml.nvmlDeviceGetGpuInstanceId(instance)))
     return found
 
 
-def _picked(nvml: Any, wanted: str, devices: list[_Device], handles: list[Any]) -> Iterator[_Device]:
+def _picked(nvml: Any, wanted: str, devices: list[Device], handles: list[Any]) -> Iterator[Device]:
     """What the entries of `CUDA_VISIBLE_DEVICES` name, up to the first that names no single device, such as -1."""
 
     def has_uuid(handle: Any) -> bool:
@@ -139,7 +166,7 @@ def _picked(nvml: Any, wanted: str, devices: list[_Device], handles: list[Any]) 
         yield from named
 
 
-def _shown(devices: list[_Device], *, several: bool) -> list[_Device]:
+def _shown(devices: list[Device], *, several: bool) -> list[Device]:
     """What CUDA shows of these to one process: `several` MIG instances, or one alone.
 
     Until driver 570 it shows one instance and no other GPU, since then one of each GPU instance beside whole GPUs
@@ -148,7 +175,7 @@ def _shown(devices: list[_Device], *, several: bool) -> list[_Device]:
     instances = [each for each in devices if each.instance is not None]
     if instances and not several:
         return instances[:1]
-    once: dict[tuple[int, int | None], _Device] = {}
+    once: dict[tuple[int, int | None], Device] = {}
     for each in devices:
         once.setdefault((each.gpu, each.instance), each)
     return list(once.values())

@@ -14,6 +14,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import psutil
 
 from autotune.devices.doctor import Card, Seen
+from autotune.devices.gpus import asked
 from autotune.devices.machine import core_quota, memory_limit_bytes
 
 JITTER_SECONDS, STRETCH_SECONDS = 5.0, 0.1
@@ -130,29 +132,28 @@ def _cards() -> tuple[str | None, tuple[Card, ...]]:
 
 
 def _card(nvml: Any, handle: Any) -> Card:
-    def ask(name: str, *arguments: Any) -> Any:
-        try:
-            return getattr(nvml, name)(handle, *arguments)
-        except (nvml.NVMLError, AttributeError):
-            return None
+    ask = partial(asked, nvml)
 
-    mig = ask("nvmlDeviceGetMigMode")
+    mig = ask("nvmlDeviceGetMigMode", handle)
     divided = bool(mig and mig[0])
     instances = 0
-    for number in range(ask("nvmlDeviceGetMaxMigDeviceCount") or 0 if divided else 0):
-        instances += ask("nvmlDeviceGetMigDeviceHandleByIndex", number) is not None
+    for number in range(ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0 if divided else 0):
+        instances += ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, number) is not None
     modes = {nvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited", nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive"}
-    limit, usual = ask("nvmlDeviceGetPowerManagementLimit"), ask("nvmlDeviceGetPowerManagementDefaultLimit")
-    errors = ask("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
-    memory, capability = ask("nvmlDeviceGetMemoryInfo"), ask("nvmlDeviceGetCudaComputeCapability")
+    limit, usual = (
+        ask("nvmlDeviceGetPowerManagementLimit", handle),
+        ask("nvmlDeviceGetPowerManagementDefaultLimit", handle),
+    )
+    errors = ask("nvmlDeviceGetTotalEccErrors", handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+    memory, capability = ask("nvmlDeviceGetMemoryInfo", handle), ask("nvmlDeviceGetCudaComputeCapability", handle)
     return Card(
-        name=str(ask("nvmlDeviceGetName") or "a GPU"),
+        name=str(ask("nvmlDeviceGetName", handle) or "a GPU"),
         memory_bytes=int(memory.total) if memory else 0,
         capability=tuple(capability) if capability else None,
         mig=divided,
         instances=instances,
-        mode=modes.get(ask("nvmlDeviceGetComputeMode"), "default"),
-        others=len(ask("nvmlDeviceGetComputeRunningProcesses") or ()),
+        mode=modes.get(ask("nvmlDeviceGetComputeMode", handle), "default"),
+        others=len(ask("nvmlDeviceGetComputeRunningProcesses", handle) or ()),
         ecc_errors=errors,
         power_limit=limit / 1e3 if limit else None,
         power_default=usual / 1e3 if usual else None,

@@ -18,7 +18,7 @@ from typing import Annotated
 import psutil
 from pydantic import BaseModel, Field
 
-from autotune.devices.gpus import Gpu, read_gpus
+from autotune.devices.gpus import GPU_MODES, Gpu, read_gpus
 from autotune.errors import InputError
 
 PACKAGES = ("autotune", "tensorflow", "keras", "numpy", "optuna")
@@ -48,7 +48,8 @@ class Machine(BaseModel, frozen=True, extra="forbid", strict=True):
     def id(self) -> str:
         """Twelve hexadecimal digits that stay the same as long as hardware, driver and versions do."""
         # TensorFlow's answers are left out: the same machine must not get another id once it was asked.
-        facts = self.model_dump(mode="json", exclude={"cudnn", "tensorflow_cuda"})
+        modes = {"__all__": set(GPU_MODES)}
+        facts = self.model_dump(mode="json", exclude={"cudnn": True, "tensorflow_cuda": True, "gpus": modes})
         # The kernel's own share of the memory changes by some megabytes with each of its updates.
         facts["memory_bytes"] = round(self.memory_bytes / _GIB) * _GIB
         canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"))

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from autotune.executors.card_faults import card_fault
 from autotune.executors.executor import SeatLost, TrialFailed, WarmUp
 from autotune.executors.log import cap, fatal_line, tail
 from autotune.executors.no_memory import kernel_oom_kills, says_no_memory
@@ -208,7 +209,7 @@ class TrialProcess:
         how = f"{'' if exited < 0 else 'ended with '}{status_in_words(exited)}"
         fatal = fatal_line(self._log).strip()
         outcome = Outcome.OOM if says_no_memory(fatal) else Outcome.CRASHED
-        return self._failed(outcome, f"{how}: {fatal[:400]}" if fatal else how)
+        return self._failed(outcome, f"{how}: {fatal[:400]}" if fatal else how, hint=card_fault(fatal))
 
 
 def is_stopped(pid: int) -> bool:

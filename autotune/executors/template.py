@@ -131,7 +131,7 @@ def _require_backend(name: str) -> None:
 
 def survey() -> tuple[messages.StartedByImport | None, dict[str, Any]]:
     """What importing the user's module has started, and the knobs that are in force before a model is built."""
-    if _device_is_open():
+    if device_is_open():
         return "cuda", apply.in_force()
     if threading.active_count() > 1:
         return "threads", apply.in_force()
@@ -153,10 +153,11 @@ def is_gpu_file(path: str) -> bool:
     return path.startswith(("/dev/nvidia", "/dev/dxg", "/dev/nvhost", "/dev/nvmap"))
 
 
-def _device_is_open() -> bool:
-    for descriptor in os.listdir("/proc/self/fd"):
+def device_is_open(descriptors: Path = Path("/proc/self/fd")) -> bool:
+    """Whether this process, or another by its list of open files, holds a GPU's file open: no fork survives that."""
+    for name in os.listdir(descriptors):
         with contextlib.suppress(OSError):  # the listing's own, closed by now
-            if is_gpu_file(os.readlink(f"/proc/self/fd/{descriptor}")):
+            if is_gpu_file(os.readlink(descriptors / name)):
                 return True
     return False
 

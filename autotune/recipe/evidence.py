@@ -10,7 +10,7 @@ from autotune.errors import ConfigurationError
 from autotune.models import Amount, Count, Frozen, Many
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import Device, KnobValue, Value, knobs_on
-from autotune.stats.deciding import EndedBy, Verdict
+from autotune.stats.deciding import EndedBy, Objective, Verdict
 from autotune.stats.intervals import Interval
 from autotune.stats.stability import Check
 
@@ -90,6 +90,7 @@ class Evidence(Part):
     min_gain: Amount = Field(description="Smallest gain that counts, as a share.")
     candidates: Count = Field(description="Configurations that were tried.")
     excluded_gain: Amount | None = Field(description="No candidate gains more, with 95% confidence; null if not known.")
+    objective: Objective = Field("throughput", description="What the speed-up is of: samples per second, or per joule.")
     speedup: Interval = Field(description="Of the recommended configuration over the baseline.")
     throughput: Interval = Field(description="Samples per second of the recommended configuration in a long training.")
     baseline_throughput: Interval = Field(description="Samples per second of the baseline in the same minutes.")
@@ -98,6 +99,8 @@ class Evidence(Part):
     break_even_samples: Count | None = Field(description="Samples that earn a longer compile time back, or 0.")
     peak_memory_bytes: PeakMemory
     baseline_peak_memory_bytes: PeakMemory
+    joules_per_sample: Amount | None = Field(None, description="Energy of the GPUs; null where they do not tell.")
+    baseline_joules_per_sample: Amount | None = None
     input_wait_fraction: Amount | None = Field(description="Share of the step spent waiting for input.")
     advice: Many[str] = Field((), description="What limits the training: three sentences at most.")
     stability: Stability

@@ -33,6 +33,9 @@ def verdict_in_words(evidence: Evidence) -> str:
     """The verdict in a sentence, with the figure that it rests on."""
     if evidence.verdict is Verdict.FASTER:
         processes = f"{evidence.confirmation.processes} fresh processes a side"
+        if evidence.objective == "energy":
+            less = f"uses {evidence.speedup.shown('')} times less energy per sample"
+            return f"Less energy: {less}, with 95% confidence, from {processes}."
         return f"Faster: {evidence.speedup.shown()} with 95% confidence, from {processes}."
     tried = f"{evidence.candidates or 'no'} candidate{'' if evidence.candidates == 1 else 's'} tried"
     if evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN:
@@ -41,9 +44,12 @@ def verdict_in_words(evidence: Evidence) -> str:
         found = "no candidate could be measured"
         if evidence.excluded_gain is not None:  # rounded up: a smaller bound would claim too much
             found = f"gains above {math.ceil(round(100 * evidence.excluded_gain, 6))}% are excluded"
+            if evidence.objective == "energy":
+                found += " in energy per sample"
         return f"No significant gain: {found} ({tried}). Keep what you have."
     if evidence.verdict is Verdict.UNSTABLE:
-        return f"Unstable: every faster candidate failed or broke a stability rule ({tried}). Keep what you have."
+        better = "more economical" if evidence.objective == "energy" else "faster"
+        return f"Unstable: every {better} candidate failed or broke a stability rule ({tried}). Keep what you have."
     why = "the run was stopped" if evidence.ended_by is EndedBy.INTERRUPTED else "the budget ended"
     return f"Undecided: {why} before the answer was settled ({tried})."
 

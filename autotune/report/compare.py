@@ -132,6 +132,9 @@ def _differs(first: RunRecord, other: RunRecord) -> str:
     reasons = []
     if lines := first.machine.differences(other.machine):
         reasons.append(f"another machine ({'; '.join(lines)})")
+    objectives = [each.arguments.get("objective", "throughput") for each in (first, other)]
+    if objectives[0] != objectives[1]:
+        reasons.append(f"another objective ({objectives[1]}, not {objectives[0]})")
     if first.workload is None or other.workload is None:
         reasons.append("the workload of one of the runs is not known")
     elif first.workload.name != other.workload.name:

@@ -60,11 +60,14 @@ _FIGURES = (
     | typed(FLOAT, "first_step_seconds filling_seconds epoch_overhead_seconds")
     | typed(INTEGER, "peak_host_bytes peak_device_bytes")
     | typed(FLOAT, "input_wait_fraction cpu_utilisation")
+    | typed(
+        FLOAT, "joules_per_sample gpu_power_watts gpu_utilisation gpu_sm_clock_share gpu_temperature gpu_slowed_share"
+    )
     | typed(STRING, "bottleneck")
     | typed(FLOAT, "bottleneck_share ceiling_input ceiling_compute")
     | typed(TIME, "started_at")
     | typed(FLOAT, "seconds")
-    | typed(STRING, "seat host device machine workload reason")
+    | typed(STRING, "seat host device machine workload objective reason")
 )
 
 
@@ -86,6 +89,11 @@ def load_history(*runs: str | Path) -> pd.DataFrame:
         `bottleneck` is what limits the trial and `bottleneck_share` the figure that it rests on; the ceilings are
         what input and step reach alone.
 
+        Power and `joules_per_sample` are of all the trial's GPUs, `gpu_utilisation` and `gpu_sm_clock_share` (of the
+        highest clock) means over its slices, `gpu_temperature` the highest in °C, and `gpu_slowed_share` the share of
+        slices in which heat, power or hardware held the clocks down. They are NA without a GPU, and where NVML does not
+        tell. With `objective` "energy" a speed-up is a ratio of samples per joule.
+
         A trial's speed-up is over `baseline_throughput`: the baseline's slices in turn with its own, which are slower
         than the baseline alone. Throughputs of two rows were measured at other times and tell less than speed-ups.
 
@@ -100,6 +108,7 @@ def load_history(*runs: str | Path) -> pd.DataFrame:
             "run": one_line(run.run),
             "machine": run.machine.id,
             "workload": one_line(run.workload.name) if run.workload else None,
+            "objective": one_line(run.arguments.get("objective", "throughput")),
         }
         rows.extend(_row(record, directory, reference_of(record, records)) | of_run for record in records)
     return table(rows, columns())
@@ -115,6 +124,7 @@ def _row(record: TrialRecord, directory: RunDirectory, reference: TrialRecord) -
     beside = [(recorded_rate(pair.baseline, reference), pair.baseline.examples) for pair in record.pairs]
     return {
         **{name: getattr(record, name) for name in _OF_RECORD},
+        **record.gpu_figures,
         **{
             name: format_value(value) if _as_text(KNOBS[name].domain) else value
             for name, value in trial_configuration(directory, record).items()

@@ -85,7 +85,7 @@ def page_data(directory: RunDirectory) -> dict[str, Any]:
         "missing": missing,
         "answer": _answer(recipe, run, directory.recipe_file),
         "advice": advice(records[0], chosen, script) if records else [],
-        "sides": [each.model_dump(mode="json", include=_OF_SIDE) for each in sides],
+        "sides": [{**each.model_dump(mode="json", include=_OF_SIDE), **each.gpu_figures} for each in sides],
         "trials": [_trial(each, baseline) for each in records],
         "effects": [] if effects is None else json.loads(effects.to_json(orient="records")),
         "profiles": [{"trial": each.trial, **each.profile.model_dump()} for each in sides if each.profile is not None],

@@ -174,7 +174,7 @@ class LoopTraining(TrialHooks):
                 not_knobs=apply.not_knobs(),
             )
         )
-        measured = [gauges.machine, gauges.device_memory, self._waiting]
+        measured = [*gauges.gpus(gpus.cards()), gauges.machine, gauges.device_memory, self._waiting]
         # It is not known which of the script's lines lie between two long epochs: nothing counts there.
         nothing = Boundary(seconds=0.0, validation_seconds=0.0, seconds_per_example=1.0, tail_excluded=False)
         clock = StepClock(

@@ -82,7 +82,7 @@ def run_users(reference: WorkloadReference, *, endless: Site | None = None) -> N
     """Run the script, with a `range()` of it that has no end.
 
     Raises:
-        WorkloadError: It has raised an exception. Want of memory passes through.
+        WorkloadError: It has raised an exception. What `failures.is_nobodys` says passes through.
     """
     name = reference.shown
     try:
@@ -98,7 +98,7 @@ def run_users(reference: WorkloadReference, *, endless: Site | None = None) -> N
     except (WorkloadError, failures.TrainingFailed):
         raise
     except BaseException as error:
-        if failures.is_out_of_memory(error):
+        if failures.is_nobodys(error):
             raise
         raise WorkloadError(
             f"{name} raised {cause_of(error)}",

@@ -70,6 +70,8 @@ class Seen(Frozen):
     waits: float | None = None  # share of a step that waits for input
     outside: float | None = None  # share of a call's time outside of TensorFlow: in Keras, callbacks and the script
     profile: Profile | None = None
+    gpu: float | None = None  # share of the time in which a kernel ran on the GPU
+    gpu_memory: float | None = None  # share of it in which the GPU's memory was read or written
 
 
 def bottleneck_of(seen: Seen) -> Bottleneck:
@@ -80,9 +82,10 @@ def bottleneck_of(seen: Seen) -> Bottleneck:
     | input | it is highly input-bound |
     | communication | collectives take 15% of a profiled step |
     | launch | kernels are launched for 15% of a profiled step; or its operations leave 40% of it unused; or calls |
-    | | spend 15% of their time outside TensorFlow |
+    | | spend 15% of their time outside TensorFlow; or no kernel runs on the GPU for 40% of the time |
     | input | it is moderately input-bound |
-    | compute, memory_bandwidth | half of the operations' time is matrix work, or is not |
+    | compute, memory_bandwidth | half of the operations' time is matrix work, or is not; without a profile, the GPU's |
+    | | memory is read or written for 60% of the time |
     """
     profile = seen.profile if seen.profile is not None and seen.profile.steps else None
     if seen.waits is None and seen.outside is None and profile is None:
@@ -101,6 +104,12 @@ def bottleneck_of(seen: Seen) -> Bottleneck:
         return Bottleneck(name="launch", share=outside, why=why)
     if waits >= INPUT_MODERATE:
         return by_input
+    if profile is None and seen.gpu is not None and 1 - seen.gpu >= UNUSED_HIGH:
+        why = f"the GPU runs a kernel for {seen.gpu:.0%} of the time, and the step waits for input {waits:.0%} of it"
+        return Bottleneck(name="launch", share=1 - seen.gpu, why=why)
+    if profile is None and seen.gpu_memory is not None and seen.gpu_memory >= MOSTLY + 0.1:
+        why = f"the GPU's memory is read or written for {seen.gpu_memory:.0%} of the time"
+        return Bottleneck(name="memory_bandwidth", share=seen.gpu_memory, why=why)
     if profile is None:
         why = f"it waits for input {waits:.0%} of its time; without a profile compute and memory are not told apart"
         return Bottleneck(name="compute_or_memory", share=1 - waits, why=why)

@@ -19,6 +19,8 @@ RETRACING_ADVICE = (
     "Python numbers to what is traced"
 )
 MOST_HANGS = 2  # slices that decide nothing: one burst of whatever else runs reaches two
+THROTTLING = "throttling"
+MOST_THROTTLED = 0.25  # share of slices beyond the baseline's: both sides take turns on one card, and heat it alike
 MOST_SKIPPED = 0.05  # share of steps beyond the baseline's: a scale that grows every 2,000 steps skips one
 
 
@@ -141,3 +143,15 @@ def loss_scale_skips(skipped: Sequence[int], steps: Sequence[int], *, baseline_s
     if not passed:
         detail += "; use mixed_bfloat16, or make loss and gradients smaller (clip them, normalise the inputs)"
     return Check(name="loss_scale", passed=passed, value=share, limit=limit, detail=detail)
+
+
+def no_throttling(own: Sequence[bool], baseline: Sequence[bool]) -> Check:
+    """Whether the card kept its clocks; each value is whether heat or a hardware slowdown held them down in a slice."""
+    # What both sides meet slows both. A configuration that heats the card more than the baseline will do so for hours.
+    share, usual = (sum(side) / len(side) for side in (own, baseline))
+    detail = (
+        f"heat or a hardware slowdown held the card's clocks down in {share:.0%} of the slices (baseline: {usual:.0%})"
+    )
+    if share > 0:
+        detail += "; cool the card: it may train faster or slower than was measured"
+    return _within(THROTTLING, share, usual + MOST_THROTTLED, detail)

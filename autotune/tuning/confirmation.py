@@ -19,6 +19,7 @@ from autotune.space.configuration import Configuration
 from autotune.tuning import costs
 from autotune.tuning.comparison import set_in_blocks, take_turns
 from autotune.tuning.costs import LEAST_ROUNDS, MOST_SLICES_SECONDS
+from autotune.tuning.feasibility import fit_on_card
 from autotune.tuning.run import Run, never_two_alive
 from autotune.tuning.seat import INPUT_WAIT_SECONDS, SLICE_PATIENCE_SECONDS, SLICES_IN_A_TRIAL
 from autotune.tuning.side import Side
@@ -112,6 +113,10 @@ class FreshPairs:
         # A failure of the leader is kept with the confirmation. Where memory ran out beside the baseline, the
         # next instances are in blocks.
         began, trial = self._run.clock(), confirmation.trial
+        beside = [each.configuration for each in (trial, confirmation.champion) if each is not None]
+        records = self._run.records
+        if 0 in records and not fit_on_card(records[0].slices, beside, records.values()):
+            trial.pairing = Pairing.BRACKETED
         if trial.pairing is Pairing.BRACKETED:
             self._bracket(confirmation, rounds, seat)
         else:
@@ -164,7 +169,9 @@ class FreshPairs:
             )
             for trial, record in seen
         ]
-        return slice_seconds(*(each.warm for each in sides), wanted=wanted_seconds(*waiting), most=most)
+        return slice_seconds(
+            *(each.warm for each in sides), wanted=wanted_seconds(*waiting, objective=self._run.objective), most=most
+        )
 
     def _bracket(self, confirmation: Confirmation, rounds: int, seat: str) -> None:
         """Baseline, leader and champion, baseline again, each in a process of its own, never two alive."""

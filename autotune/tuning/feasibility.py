@@ -1,11 +1,13 @@
-"""What need not be run, because something that needs less memory has run out of it. Pure."""
+"""What need not be run, because something that needs less memory has run out of it; what fits beside what. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from autotune.record import Slice, TrialRecord
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, KnobValue
+from autotune.stats.stability import MEMORY_MARGIN
 
 
 def known_to_fail(candidate: Configuration, out_of_memory: Iterable[Configuration]) -> bool:
@@ -16,6 +18,34 @@ def known_to_fail(candidate: Configuration, out_of_memory: Iterable[Configuratio
         all(_needs_as_much(name, candidate[name], failed[name]) for name in failed if name in candidate)
         for failed in out_of_memory
     )
+
+
+def fit_on_card(
+    baseline: Sequence[Slice],
+    beside: Sequence[Configuration],
+    records: Iterable[TrialRecord],
+    *,
+    margin: float = MEMORY_MARGIN,
+) -> bool:
+    """Whether a card may hold these configurations beside the baseline, by what was measured; True if that is nothing.
+
+    A process that the card hardly holds gets slower kernels, which need less memory, so a margin must stay free.
+
+    Args:
+        baseline: Slices of the baseline's process while it was alone: they tell what it leaves free.
+        beside: What would be alive beside it.
+        records: Trials, whose peaks are known. What surely needs as much as one of them takes its peak at least.
+        margin: Share of the card that must stay free.
+    """
+    rooms = [
+        card.free_bytes - margin * (card.free_bytes + card.used_bytes)
+        for each in baseline[-1:]
+        for card in each.gpus
+        if card.free_bytes is not None and card.used_bytes is not None
+    ]
+    peaks = [(Configuration(each.configuration), each.peak_device_bytes or 0) for each in records]
+    wanted = sum(max((peak for own, peak in peaks if known_to_fail(each, [own])), default=0) for each in beside)
+    return not rooms or wanted <= min(rooms)
 
 
 def _needs_as_much(name: str, candidate: KnobValue, failed: KnobValue) -> bool:

@@ -19,6 +19,7 @@ from autotune.scripts.side_effects import remove_created
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.search_space import ResolvedSpace
+from autotune.stats.gpu_figures import joules_of
 from autotune.tuning.options import Options
 from autotune.tuning.progress import Began, Notice, Observer
 from autotune.tuning.resuming import Earlier, refuse_another_workload
@@ -129,15 +130,24 @@ class Opened:
         return Device.GPU if self.warm.started.gpus else Device.CPU
 
 
+def _refuse_without_energy(options: Options, *, tells: bool) -> None:
+    if options.objective == "energy" and not tells:
+        raise ArgumentError(
+            "the objective is energy, and no GPU here counts its energy for NVML",
+            hint="Leave --objective out. Data-centre cards since Volta count it; MIG instances and processors do not.",
+        )
+
+
 def open_run(
     invocation: Invocation,
     interruptions: Callable[[], int],
     check: Callable[[WorkloadFacts], None] = lambda facts: None,
 ) -> Opened:
     """Import the workload, start its baseline and time it."""
-    # Raises WorkloadError, BudgetError, NoStableConfigurationError.
+    # Raises ArgumentError, WorkloadError, BudgetError, NoStableConfigurationError.
     executor, clock, observe = invocation.executor, invocation.clock, invocation.observe
     options, earlier = invocation.options, invocation.earlier
+    _refuse_without_energy(options, tells=bool(invocation.machine.gpus) or options.executor != "local")
     observe(Began(text="importing the workload"))
     opening = clock()
     facts = executor.open()
@@ -155,6 +165,7 @@ def open_run(
         observe=observe,
         interruptions=interruptions,
         rng=random.Random(options.seed),
+        objective=options.objective,
         baseline=baseline_of(facts, str(invocation.reference), device, observe),
         records={} if earlier is None else dict(earlier.records),
         numbers=itertools.count(0 if earlier is None else earlier.next_number),
@@ -176,6 +187,7 @@ def open_run(
                 f"seat {seat.name} was lost twice: {again.reason}",
                 hint=f"Once it is back, --resume {invocation.directory.path} goes on.",
             ) from again
+    _refuse_without_energy(options, tells=all(map(joules_of, seat.baseline.trial.slices)))
     opened = Opened(
         run=run,
         facts=facts,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from autotune.errors import ArgumentError
-from autotune.stats.deciding import MIN_GAIN
+from autotune.stats.deciding import MIN_GAIN, Objective
 from autotune.stats.stability import MEMORY_MARGIN
 from autotune.workloads.loading import checked_args
 
@@ -41,6 +41,7 @@ class Options:
     fixed_batch: bool = False
     memory_margin: float = MEMORY_MARGIN
     soak: float | None = None
+    objective: Objective = "throughput"
     args: tuple[str, ...] = ()
     profile: Literal["all", "finalists", "none"] = "finalists"
     fit: int | None = None
@@ -90,6 +91,7 @@ class Options:
             ("pairing", ("auto", "bracketed")),
             ("profile", ("all", "finalists", "none")),
             ("executor", ("local", "ray")),
+            ("objective", ("throughput", "energy")),
         ):
             if getattr(self, name) not in words:
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}", hint=f"It is {' or '.join(words)}.")

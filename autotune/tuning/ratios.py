@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.record import Pair, Slice, TrialRecord
+from autotune.stats.deciding import Objective
 from autotune.stats.disturbance import kept
+from autotune.stats.gpu_figures import joules_of
 from autotune.stats.intervals import FEW_INSTANCES, Interval, instance_interval, mean_interval
 from autotune.stats.throughput import long_run_rate, overall_log_ratios, overall_rate
 
-_Side = tuple[float, int, bool]  # a slice: samples per second, examples, and whether it is of whole epochs
+_Side = tuple[float, int, bool]  # a slice: its rate, examples, and whether it is of whole epochs
 
 
 @dataclass(frozen=True, kw_only=True)
 class RatedPair:
-    """A pair with the rates of its slices, in samples per second of a long training."""
+    """A pair with the rates of its slices, in samples per second, or per joule, of a long training."""
 
     pair: Pair
     baseline: float
@@ -39,6 +41,17 @@ def rate(each: Slice, examples_per_epoch: int | None, epoch_overhead_seconds: fl
     return long_run_rate(
         each.examples, each.seconds, examples_per_epoch=examples_per_epoch, epoch_overhead_seconds=overhead
     )
+
+
+def compared_rate(
+    each: Slice, examples_per_epoch: int | None, epoch_overhead_seconds: float | None, objective: Objective
+) -> float | None:
+    """The rate of a slice that is compared: per second, or per joule at its power; None where no energy is told."""
+    per_second = rate(each, examples_per_epoch, epoch_overhead_seconds)
+    if objective == "throughput":
+        return per_second
+    joules = joules_of(each)
+    return per_second * each.seconds / joules if joules else None
 
 
 def recorded_rate(each: Slice, record: TrialRecord) -> float:

@@ -16,7 +16,7 @@ from autotune.space.configuration import Configuration
 from autotune.stats import growth, numerics
 from autotune.stats.deciding import Verdict
 from autotune.stats.intervals import Interval
-from autotune.stats.stability import DEVICE_MEMORY, Check
+from autotune.stats.stability import DEVICE_MEMORY, THROTTLING, Check
 from autotune.tuning import next_action
 from autotune.tuning.loop import Found
 from autotune.tuning.losses import numerics_of
@@ -123,6 +123,7 @@ def _evidence(
         min_gain=state.min_gain,
         candidates=len(state.candidates),
         excluded_gain=excluded,
+        objective=run.objective,
         speedup=speedup,
         throughput=rate,
         baseline_throughput=base_rate,
@@ -133,6 +134,8 @@ def _evidence(
         ),
         peak_memory_bytes=_peak(chosen, searched if champion is None else chosen),
         baseline_peak_memory_bytes=_peak(reference, searched),
+        joules_per_sample=chosen.gpu_figures["joules_per_sample"],
+        baseline_joules_per_sample=reference.gpu_figures["joules_per_sample"],
         input_wait_fraction=chosen.input_wait_fraction,
         advice=tuple(advice(searched, None if champion is None else chosen, script)),
         stability=Stability(
@@ -242,7 +245,8 @@ def _not_checked(
     if winner.peak_host_bytes is None:
         missing.append("peak memory and its growth (no process reported it)")
     if winner.peak_device_bytes is not None:
-        missing.append("thermal throttling of the device")
+        if THROTTLING not in names:
+            missing.append("thermal throttling of the device (NVML does not tell it)")
         if DEVICE_MEMORY not in names:
             missing.append("device memory (the device's size could not be read)")
     missing += [

@@ -16,6 +16,7 @@ from autotune.record import Outcome, TrialRecord
 from autotune.run_directory import Resumption, RunDirectory, RunRecord
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KnobValue
+from autotune.stats.deciding import Objective
 from autotune.tuning.options import Options
 from autotune.tuning.trial import Trial, now_utc
 
@@ -51,8 +52,9 @@ class Earlier:
         baseline = self.records.get(0)
         if baseline is None:
             return []
+        objective: Objective = "energy" if self.run.arguments.get("objective") == "energy" else "throughput"
         return [
-            Trial.of_record(record, self._reference_of(record) or baseline)
+            Trial.of_record(record, self._reference_of(record) or baseline, objective)
             for _, record in sorted(self.records.items())
         ]
 

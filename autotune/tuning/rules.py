@@ -8,6 +8,7 @@ from itertools import accumulate, chain
 
 from autotune.record import Pairing, Slice, TrialRecord
 from autotune.stats import growth
+from autotune.stats.disturbance import HEAT, slowed_by
 from autotune.stats.stability import (
     DEVICE_MEMORY,
     HOST_MEMORY,
@@ -19,6 +20,7 @@ from autotune.stats.stability import (
     loss_is_finite,
     loss_scale_skips,
     no_retracing,
+    no_throttling,
     peak_memory,
     tail,
 )
@@ -94,6 +96,12 @@ def _checks_of_slices(record: TrialRecord, baseline: TrialRecord) -> list[Check]
     checks = [tail(calls, usual), hangs(calls, usual, boundary_seconds=boundary)]
     if retraces := _sums(own, lambda each: each.retraces):
         checks.append(no_retracing(retraces, _sums(beside, lambda each: each.retraces) or [0]))
+    throttled = [
+        [not heat.isdisjoint(HEAT) for each in chain(*side.values()) if (heat := slowed_by(each)) is not None]
+        for side in (own, beside)
+    ]
+    if all(throttled):
+        checks.append(no_throttling(*throttled))
     if skipped := _sums(own, lambda each: each.skipped_steps):
         baseline_skipped = _sums(beside, lambda each: each.skipped_steps) or [0]
         checks.append(

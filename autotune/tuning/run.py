@@ -15,6 +15,7 @@ from autotune.executors.no_memory import says_taken
 from autotune.record import Boundary, Outcome, Phase, TrialRecord
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
+from autotune.stats.deciding import Objective
 from autotune.tuning.progress import Observer, TrialBegan, TrialEnded, TrialMeasured
 from autotune.tuning.trial import Trial, speedup_of
 
@@ -36,6 +37,7 @@ class Run:
     boundary: Boundary | None = None  # the baseline's, between epochs; None where they are timed whole
     gpus: tuple[str, ...] | None = None  # names of the GPUs that the baseline saw; None until then
     device_limit_bytes: int | None = None  # what TensorFlow may take of a GPU
+    objective: Objective = "throughput"
     baseline: Configuration  # what the user would run anyway; `jit_compile` is resolved at its start
     records: dict[int, TrialRecord] = field(default_factory=dict)  # every trial's record, by number
     numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -70,7 +72,7 @@ class Run:
 
     def new_trial(self, phase: Phase, configuration: Configuration) -> Trial:
         """A trial with the next number, its directory made, announced."""
-        trial = Trial(next(self.numbers), phase, configuration)
+        trial = Trial(next(self.numbers), phase, configuration, self.objective)
         self.directory.prepare_trial(trial.number)
         self.announce(trial)
         return trial

@@ -16,10 +16,11 @@ from autotune.space.knobs import KNOBS, Device
 from autotune.stats.deciding import Stop, stop_measuring
 from autotune.stats.intervals import LogInterval, Spread, mean_interval
 from autotune.tuning.comparison import set_in_blocks, take_turns
+from autotune.tuning.feasibility import fit_on_card
 from autotune.tuning.live_baseline import Baseline, baseline_error
 from autotune.tuning.run import Run, never_two_alive
 from autotune.tuning.side import PATIENCE_SECONDS, Interrupted, Side
-from autotune.tuning.slicing import SHORT_SLICE_SECONDS, SLICE_SECONDS, is_busy, slice_seconds, taken_seconds
+from autotune.tuning.slicing import MUCH_WAITING, SLICE_SECONDS, is_busy, slice_seconds, taken_seconds, wanted_seconds
 from autotune.tuning.trial import Trial, rate_of
 from autotune.tuning.waiting import GENEROUS, Deadline, TimeIsUp
 
@@ -98,7 +99,7 @@ class Seat:
             if earlier is None:  # else what it gave then stands
                 run.keep(trial.record(Outcome.ERROR, failure=failure))
             raise baseline_error(run, trial, failure, hurried=hurried) from error
-        self._wanted = SHORT_SLICE_SECONDS if is_busy(trial.slices) else SLICE_SECONDS
+        self._wanted = wanted_seconds(0.0 if is_busy(trial.slices) else MUCH_WAITING, objective=run.objective)
         if earlier is None:
             self.keep_baseline()
         return warm
@@ -219,7 +220,8 @@ class Seat:
 
     def _measure_or_bracket(self, trial: Trial, limits: TrialLimits, enough: Callable[[], Stop | None]) -> None:
         pairs_before, out_of_memory = len(trial.rated), None
-        if not self._bracketed and trial.pairing is not Pairing.BRACKETED:
+        alone = self._bracketed or trial.pairing is Pairing.BRACKETED
+        if not alone and fit_on_card(self.baseline.trial.slices, [trial.configuration], self._run.records.values()):
             try:
                 self._alternate(trial, limits, enough)
             except TrialFailed as failure:

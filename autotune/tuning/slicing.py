@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from autotune.executors.executor import WarmUp
 from autotune.record import Slice
+from autotune.stats.deciding import Objective
 
 SLICE_SECONDS = 0.5
 SHORT_SLICE_SECONDS = 0.25  # for trials that do not wait for anything from outside
@@ -42,8 +43,10 @@ def taken_seconds(length: float, warm: WarmUp) -> float:
     return max(1, math.ceil(length / unit - 1e-6)) * unit + warm.ready.run_in_seconds
 
 
-def wanted_seconds(*waiting: float) -> float:
+def wanted_seconds(*waiting: float, objective: Objective = "throughput") -> float:
     """Seconds of a slice that suit trials of which the largest share of their time is known that they may wait."""
+    if objective == "energy":  # cards count it in steps of up to a tenth of a second
+        return LONG_SLICE_SECONDS
     if max(waiting) <= MOST_WAITING:
         return SHORT_SLICE_SECONDS
     return LONG_SLICE_SECONDS if max(waiting) > MUCH_WAITING else SLICE_SECONDS

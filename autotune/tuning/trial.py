@@ -12,13 +12,14 @@ from autotune.executors.executor import TrialFailed, WarmUp
 from autotune.record import Looks, Outcome, Pair, Pairing, Phase, Place, Slice, TrialRecord
 from autotune.space.configuration import Configuration
 from autotune.stats.bottleneck import Profile, Seen, bottleneck_of
-from autotune.stats.disturbance import disturbed_pairs, load_of
+from autotune.stats.deciding import Objective
+from autotune.stats.disturbance import disturbances
 from autotune.stats.intervals import Interval, Spread, mean_interval
 from autotune.tuning import ratios
-from autotune.tuning.ratios import RatedPair, by_instance, rate, recorded_rate
+from autotune.tuning.ratios import RatedPair, by_instance, rate
 from autotune.worker.messages import Finished
 
-MOST_PAIRS_AGAIN = 4  # of an instance, for those that foreign load disturbed
+MOST_PAIRS_AGAIN = 4  # of an instance, for those that were disturbed
 
 
 def now_utc() -> str:
@@ -39,8 +40,11 @@ OF_WARM = (
 class Trial:
     """One trial and what was gathered of it."""
 
-    def __init__(self, number: int, phase: Phase, configuration: Configuration) -> None:
+    def __init__(
+        self, number: int, phase: Phase, configuration: Configuration, objective: Objective = "throughput"
+    ) -> None:
         self.number = number
+        self.objective: Objective = objective  # what its pairs are compared by
         self.phase = phase
         self.configuration = self.asked = configuration
         self.started_at = now_utc()
@@ -59,9 +63,9 @@ class Trial:
         self._before: TrialRecord | None = None  # of an earlier invocation
 
     @classmethod
-    def of_record(cls, record: TrialRecord, reference: TrialRecord) -> Trial:
+    def of_record(cls, record: TrialRecord, reference: TrialRecord, objective: Objective = "throughput") -> Trial:
         """A trial as its record tells it, without a process."""
-        trial = cls(record.trial, record.phase, Configuration(record.configuration))
+        trial = cls(record.trial, record.phase, Configuration(record.configuration), objective)
         trial.asked = Configuration(record.asked or record.configuration)
         trial.started_at, trial.seconds, trial.instances = record.started_at, record.seconds, record.instances
         trial.pairing, trial.stopped_by, trial.looks = record.pairing, record.stopped_by, record.looks
@@ -73,8 +77,8 @@ class Trial:
         trial.rated = [
             RatedPair(
                 pair=each,
-                baseline=recorded_rate(each.baseline, reference),
-                candidate=recorded_rate(each.candidate, record),
+                baseline=trial._compared(each.baseline, reference.examples_per_epoch, reference.epoch_overhead_seconds),
+                candidate=trial._compared(each.candidate, record.examples_per_epoch, record.epoch_overhead_seconds),
                 bracketed=bracketed,
             )
             for each in record.pairs
@@ -99,15 +103,19 @@ class Trial:
         self._warm.append(warm)
 
     def add_pair(self, *, baseline_first: bool, baseline: Slice, candidate: Slice, reference: WarmUp) -> None:
-        """Keep two neighbouring slices; `reference` is the baseline's warm-up."""
+        """Keep two neighbouring slices; `reference` is the baseline's warm-up. Raises TrialFailed without energy."""
         assert self.warm is not None
         pair = Pair(
             instance=max(0, self.instances - 1), baseline_first=baseline_first, baseline=baseline, candidate=candidate
         )
         rated = RatedPair(
             pair=pair,
-            baseline=_rate(baseline, reference),
-            candidate=_rate(candidate, self.warm),
+            baseline=self._compared(
+                baseline, reference.started.examples_per_epoch, reference.ready.epoch_overhead_seconds
+            ),
+            candidate=self._compared(
+                candidate, self.warm.started.examples_per_epoch, self.warm.ready.epoch_overhead_seconds
+            ),
             bracketed=self.pairing is Pairing.BRACKETED,
         )
         # Those of the process, or of a search trial's few, are judged anew: what comes after a burst shows it, too.
@@ -115,11 +123,19 @@ class Trial:
         judged = pairs
         if self.phase is Phase.CONFIRM:
             judged = [each for each in pairs if each.pair.instance == pair.instance]
-        loads = [(load_of(each.pair.baseline), load_of(each.pair.candidate)) for each in judged]
+        causes = disturbances([(each.pair.baseline, each.pair.candidate) for each in judged])
         self.rated = pairs[: -len(judged)]
-        for each, disturbed in zip(judged, disturbed_pairs(loads), strict=True):
-            marked = each.pair.model_copy(update={"disturbed": disturbed})
+        for each, cause in zip(judged, causes, strict=True):
+            marked = each.pair.model_copy(update={"disturbed": cause is not None, "disturbed_by": cause})
             self.rated.append(replace(each, pair=marked))
+
+    def _compared(self, each: Slice, examples: int | None, overhead: float | None) -> float:
+        found = ratios.compared_rate(each, examples, overhead, self.objective)
+        if found is None:
+            failure = TrialFailed(Outcome.ERROR, "the GPU told no energy for a slice (NVML)")
+            failure.trial = self.number
+            raise failure
+        return found
 
     def add_slices(self, slices: Sequence[Slice]) -> None:
         """Keep slices of the present process that are no candidate's."""
@@ -158,7 +174,7 @@ class Trial:
         return ratios.log_ratios_over(self.rated, other.rated, overall=self.phase is Phase.CONFIRM)
 
     def repeats(self) -> int:
-        """How many more pairs the present process may have, for those that foreign load disturbed."""
+        """How many more pairs the present process may have, for those that were disturbed."""
         last = by_instance(self.rated).get(max(0, self.instances - 1), [])
         return min(MOST_PAIRS_AGAIN, sum(each.pair.disturbed for each in last))
 
@@ -205,7 +221,13 @@ class Trial:
             skipped_steps=_total(each.skipped_steps for each in own),
         )
         if outcome is Outcome.OK:
-            seen = Seen(waits=record.input_wait_fraction, outside=record.outside_fraction)
+            used = record.gpu_figures
+            seen = Seen(
+                waits=record.input_wait_fraction,
+                outside=record.outside_fraction,
+                gpu=used["gpu_utilisation"],
+                gpu_memory=used["gpu_memory_utilisation"],
+            )
             record = record.model_copy(update={"bottleneck": bottleneck_of(seen)})
         if warm is not None:
             return record.model_copy(update=self._when_warm(warm, own))

@@ -20,7 +20,7 @@ from autotune.report.page import write_page_or_say
 from autotune.run_directory import RunDirectory, RunRecord, new_run_directory
 from autotune.space.knobs import Device
 from autotune.space.search_space import ResolvedSpace, SearchSpace, find_search_space
-from autotune.stats.deciding import MIN_GAIN
+from autotune.stats.deciding import MIN_GAIN, Objective
 from autotune.stats.numerics import BatchLosses
 from autotune.stats.stability import MEMORY_MARGIN
 from autotune.tuning.interruptions import interruptions_noted
@@ -72,6 +72,7 @@ def tune(
     fixed_batch: bool = False,
     memory_margin: float = MEMORY_MARGIN,
     soak: float | str | None = None,
+    objective: Objective = "throughput",
     profile: Literal["all", "finalists", "none"] = "finalists",
     fit: int | None = None,
     loss: str | None = None,
@@ -116,6 +117,8 @@ def tune(
             configuration must leave free at its peak.
         soak: Time at the end, in seconds or as text, in which the winner trains without a pause and is watched for
             leaks and hangs; None for none.
+        objective: What is compared: `throughput`, samples per second; or `energy`, samples per joule of the GPUs, where
+            NVML counts their energy.
         profile: Whose steps are profiled once their slices are over: those of all trials, of the baseline and the
             leaders, or of none. XProf and TensorBoard open `trials/NNNN/profile`.
         fit: Which `model.fit` of a script is tuned, from 1, in the order in which they are called; the longest when
@@ -163,6 +166,7 @@ def tune(
         "fixed_batch": fixed_batch,
         "memory_margin": memory_margin,
         "soak": None if soak is None else seconds_of("soak", soak, may_be_none=True),
+        "objective": objective,
         "profile": profile,
         "fit": fit,
         "loss": loss,

@@ -99,7 +99,13 @@ def verify(
     refuse_while_loading()
     require_linux()
     loaded = recipe if isinstance(recipe, Recipe) else Recipe.load(Path(recipe))
-    options = Options(budget=seconds_of("budget", budget), seed=seed, isolation=isolation, memory_margin=memory_margin)
+    options = Options(
+        budget=seconds_of("budget", budget),
+        seed=seed,
+        isolation=isolation,
+        memory_margin=memory_margin,
+        objective=loaded.evidence.objective,
+    )
     reference = reference_to(workload, loaded.workload.args if args is None else args)
     machine = fingerprint()
     folder = Path(tempfile.mkdtemp(prefix="autotune-verify-")).resolve()
@@ -313,7 +319,7 @@ def _judged(recipe: Recipe, now: LogInterval | None, budget: float) -> tuple[Fin
     if found is Finding.HOLDS:
         reason = f"the gain here is the claimed one or more (differences below {100 * counts:g}% do not count)"
     elif found is Finding.WEAKER:
-        reason = "it is faster than the baseline here, but clearly by less than claimed"
+        reason = "there is a gain over the baseline here, but clearly less than claimed"
     elif found is Finding.GONE:
         reason = "no gain over the baseline is shown here, and it is clearly less than claimed"
     elif now.low > 0:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from autotune.errors import ApplyError, AutotuneError, WorkloadError
+from autotune.executors.card_faults import card_fault
 from autotune.executors.log import printable
 from autotune.executors.no_memory import says_no_memory
 from autotune.record import Outcome
@@ -27,7 +28,7 @@ def call_user(part: str, function: Callable[[], Any]) -> Any:
     """Call one of the workload's functions.
 
     Raises:
-        WorkloadError: It raised an exception, which is the user's to mend. Want of memory passes through.
+        WorkloadError: It raised an exception, which is the user's to mend. What `is_nobodys` says passes through.
     """
     try:
         with training_refused(f"in {part}()", "Take it out: the trial trains by itself."):
@@ -37,7 +38,7 @@ def call_user(part: str, function: Callable[[], Any]) -> Any:
     except SystemExit as error:
         raise exit_error(f"the workload's {part}()", error, ARGS_HINT) from error
     except Exception as error:
-        if is_out_of_memory(error):
+        if is_nobodys(error):
             raise
         what = f"the workload's {part}() raised {cause_of(error)}"
         raise WorkloadError(what, detail=users_traceback(error)) from error
@@ -63,6 +64,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return exhausted or isinstance(error, errors.ResourceExhaustedError)
 
 
+def is_nobodys(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out or that a card failed: no line of code is at fault."""
+    return is_out_of_memory(error) or bool(card_fault(str(error)))
+
+
 def told(error: BaseException) -> Failed:
     """The message that tells the tuner of an exception."""
     outcome, hint, detail, users = Outcome.ERROR, "", "", False
@@ -74,7 +80,8 @@ def told(error: BaseException) -> Failed:
     elif isinstance(error, MemoryError):  # TensorFlow may not be imported
         outcome, reason = Outcome.OOM, f"out of host memory: {error}"
     else:
-        outcome = Outcome.OOM if is_out_of_memory(error) else Outcome.ERROR
+        hint = card_fault(str(error))
+        outcome = Outcome.OOM if is_out_of_memory(error) else Outcome.CRASHED if hint else Outcome.ERROR
         reason, detail = cause_of(error), users_traceback(error)
     return Failed(
         outcome=outcome,

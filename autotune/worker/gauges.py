@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from autotune.devices.gpu_use import Card
 from autotune.devices.telemetry import Counters, between, host_bytes, part_of, read_counters
 from autotune.record import Outcome
 from autotune.worker.failures import TrainingFailed
@@ -32,6 +33,18 @@ def machine(read: Callable[[], Counters] = read_counters) -> Callable[[float], d
         return {**counted, "cpu_seconds": part * max(0.0, after.own - before.own), "host_bytes": host_bytes()}
 
     return measured
+
+
+def gpus(cards: Sequence[Card]) -> list[Gauge]:
+    """A gauge of what NVML tells of the cards that are trained on; none without a card."""
+
+    def gauge() -> Callable[[float], dict[str, Any]]:
+        before = [each.counted() for each in cards]
+        return lambda seconds: {
+            "gpus": tuple(card.use(counted, seconds=seconds) for card, counted in zip(cards, before, strict=True))
+        }
+
+    return [gauge] if cards else []
 
 
 def device_memory() -> Callable[[float], dict[str, Any]]:

@@ -1,9 +1,10 @@
-"""What a trial tells of its GPUs: names, versions, and their memory."""
+"""What a trial tells of its GPUs: names, versions, their memory, and how to ask for the rest."""
 
 from __future__ import annotations
 
 from typing import Literal
 
+from autotune.devices.gpu_use import Card, open_cards
 from autotune.devices.gpus import read_gpus
 from autotune.worker.lazy import tf
 
@@ -12,6 +13,12 @@ def gpu_names() -> tuple[str, ...]:
     """Names of the GPUs that TensorFlow sees."""
     details = tf.config.experimental.get_device_details
     return tuple(str(details(gpu).get("device_name", gpu.name)) for gpu in tf.config.list_physical_devices("GPU"))
+
+
+def cards() -> list[Card]:
+    """The GPUs that TensorFlow trains on, for NVML; none without one."""
+    visible = tf.config.get_visible_devices("GPU")
+    return open_cards([int(each.name.rpartition(":")[2]) for each in visible]) if visible else []
 
 
 def build_versions() -> dict[str, str]:

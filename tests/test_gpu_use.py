@@ -1,0 +1,179 @@
+"""What NVML tells of a trial's cards for each slice, by answers written by hand after its documentation."""
+
+import json
+import sys
+
+import psutil
+import pynvml
+import pytest
+from recorded_nvml import DATA, RecordedNvml
+from simulated_runs import a_slice
+
+from autotune.devices import gpu_use
+from autotune.devices.gpu_use import LIMITED_BY, GpuUse, open_cards
+from autotune.record import Slice
+from autotune.worker import gauges
+
+CARDS = ("nvml_a100.json", "nvml_h100.json", "nvml_h200.json", "nvml_laptop.json", "nvml_mig.json")
+LARGER = "MIG-d1000000-0000-5000-8000-000000000004"
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """A function that opens the first visible card of a file; time stands still. Returns it with its answers."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(gpu_use.time, "monotonic", lambda: 100.0)
+
+    def open_first(name, **options):
+        recorded = RecordedNvml(name, **options)
+        monkeypatch.setitem(sys.modules, "pynvml", recorded)
+        if name == "nvml_mig.json":
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", LARGER)
+        (opened,) = open_cards([0])
+        return opened, recorded.gpus[1 if name == "nvml_mig.json" else 0]["answers"]
+
+    return open_first
+
+
+def use_of(opened, answers, monkeypatch, *, millijoules=0, seconds=2.0, lasted=2.0):
+    """What it tells of a slice of so many seconds in which it counted so much, of a stretch that lasted longer."""
+    before = opened.counted()
+    if "TotalEnergyConsumption" in answers:
+        answers["TotalEnergyConsumption"] += millijoules
+    monkeypatch.setattr(gpu_use.time, "monotonic", lambda: 100.0 + lasted)
+    return opened.use(before, seconds=seconds)
+
+
+def test_a_data_centre_card_tells_everything(card, monkeypatch):
+    """Clocks with their maxima, power and limit, energy, heat, reasons, use, memory, others, and the bus."""
+    opened, answers = card("nvml_a100.json")
+    assert use_of(opened, answers, monkeypatch, millijoules=780_000) == GpuUse(
+        sm_mhz=1290,
+        most_sm_mhz=1410,
+        memory_mhz=1593,
+        most_memory_mhz=1593,
+        watts=390.0,
+        limit_watts=400.0,
+        joules=780.0,
+        celsius=61,
+        limited_by=("power_cap",),
+        utilisation=0.99,
+        memory_utilisation=0.57,
+        used_bytes=41000000000,
+        free_bytes=44899345920,
+        others=0,
+        foreign_utilisation=0.0,
+        pcie_generation=4,
+        pcie_width=16,
+    )
+
+
+def test_a_slice_has_its_part_of_the_energy(card, monkeypatch):
+    """Half of what was counted, where half of the time was not timed."""
+    opened, answers = card("nvml_h200.json")
+    assert use_of(opened, answers, monkeypatch, millijoules=1_200_000, seconds=1.0).joules == 600.0
+
+
+def test_a_laptop_card_counts_no_energy(card, monkeypatch):
+    """Its power is that of the slice's end; what holds its clocks is told in words."""
+    opened, answers = card("nvml_laptop.json")
+    use = use_of(opened, answers, monkeypatch)
+    assert (use.joules, use.watts, use.limit_watts) == (None, 78.4, None)
+    assert use.limited_by == ("power_cap", "thermal")
+
+
+def test_a_mig_instance_has_its_own_memory_and_its_cards_clocks(card, monkeypatch):
+    """Power, energy and use are those of all instances of the card: nothing is told of them."""
+    opened, answers = card("nvml_mig.json")
+    use = use_of(opened, answers, monkeypatch, millijoules=900_000)
+    assert (use.sm_mhz, use.celsius, use.limited_by) == (1965, 49, ())
+    assert (use.used_bytes, use.free_bytes, use.others) == (9000000000, 33144366592, 0)
+    assert (use.joules, use.watts, use.limit_watts, use.utilisation) == (None, None, None, None)
+
+
+def test_what_another_process_takes_of_the_card_is_told(card, monkeypatch):
+    """Its mean over NVML's samples; what this process takes is not counted."""
+    use = use_of(*card("nvml_h100.json"), monkeypatch)
+    assert (use.others, use.foreign_utilisation) == (1, 0.3)
+
+
+def test_a_frozen_process_is_no_other(card, monkeypatch):
+    """The other side of a pair holds the card and does nothing."""
+
+    class Frozen:
+        def __init__(self, pid):
+            assert pid == 41
+
+        def status(self):
+            return psutil.STATUS_STOPPED
+
+    monkeypatch.setattr(psutil, "Process", Frozen)
+    use = use_of(*card("nvml_h100.json"), monkeypatch)
+    assert (use.others, use.foreign_utilisation) == (0, 0.0)
+
+
+def test_with_numbers_of_another_namespace_nobody_is_told_apart(card, monkeypatch):
+    """In a container NVML may name processes as the host does: then this one is not among them."""
+    opened, answers = card("nvml_h100.json")
+    answers["ComputeRunningProcesses"] = [{"pid": 70001}, {"pid": 70002}]
+    use = use_of(opened, answers, monkeypatch)
+    assert (use.others, use.foreign_utilisation) == (None, None)
+
+
+def test_a_driver_with_the_older_name_tells_the_reasons_too(card, monkeypatch):
+    """Before 535 they were called throttle reasons."""
+    opened, answers = card("nvml_a100.json")
+    answers["CurrentClocksThrottleReasons"] = answers.pop("CurrentClocksEventReasons") | 0x40
+    assert use_of(opened, answers, monkeypatch).limited_by == ("power_cap", "hardware_thermal")
+
+
+def test_a_card_that_answers_nothing_any_more_fails_no_slice(card, monkeypatch):
+    """All that is then known is that nothing is known."""
+    opened, answers = card("nvml_a100.json", failing=0)
+    before = opened.counted()
+    answers.clear()
+    assert opened.use(before, seconds=1.0) == GpuUse()
+
+
+def test_only_the_cards_that_are_trained_on_are_asked(monkeypatch):
+    """Places among what CUDA shows; none without a driver."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setitem(sys.modules, "pynvml", RecordedNvml("nvml_mixed.json"))
+    assert len(open_cards([1])) == 1
+    monkeypatch.setitem(sys.modules, "pynvml", RecordedNvml("nvml_mixed.json", starts=False))
+    assert open_cards([0]) == []
+
+
+def test_the_gauge_gives_a_slice_one_entry_a_card(card):
+    """And there is no gauge without a card."""
+    opened, _ = card("nvml_h200.json")
+    (gauge,) = gauges.gpus([opened])
+    assert [each.sm_mhz for each in gauge()(0.5)["gpus"]] == [1755]
+    assert gauges.gpus([]) == []
+
+
+def test_a_slice_without_gpus_is_written_without_them():
+    """Runs on a CPU have no larger files; with a card what was read comes back."""
+    assert "gpus" not in json.loads(a_slice().model_dump_json())
+    measured = a_slice().model_copy(update={"gpus": (GpuUse(joules=3.0, limited_by=("thermal",)),)})
+    assert Slice.model_validate_json(measured.model_dump_json()) == measured
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_each_answer_stands_for_a_function_of_nvml(name):
+    """The files hold answers of functions that the installed bindings have, and say where they are from."""
+    recorded = json.loads((DATA / name).read_text())
+    assert "by hand" in recorded["source"]
+    found = [
+        each.get("answers", {}) for gpu in recorded["gpus"] for each in (gpu, *gpu.get("mig_instances", [])) if each
+    ]
+    assert any(found)
+    for answers in found:
+        assert [each for each in answers if not hasattr(pynvml, f"nvmlDeviceGet{each}")] == []
+
+
+def test_the_reasons_have_nvmls_bits():
+    """Of the installed bindings."""
+    names = {each: getattr(pynvml, each) for each in dir(pynvml) if each.startswith("nvmlClocksEventReason")}
+    known = {bit for name, bit in names.items() if not name.endswith(("All", "None"))}
+    assert set(LIMITED_BY) == known
