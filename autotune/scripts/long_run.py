@@ -83,6 +83,7 @@ class LongRun(Hooks):
     def install(self) -> None:
         """Set what acts before TensorFlow is imported, and wrap it, now or once it is."""
         apply.apply_before_import(self._settings.changes)
+        os.environ.update(apply.environment(self._settings.changes, Stage.START))
         self._wrappers.install()
 
     def imported(self, name: str) -> None:
@@ -118,6 +119,7 @@ class LongRun(Hooks):
         self._refuse_missing()
         call = FitCall(model=model, arguments=arguments, settings=self._settings)
         changed = self._changed(call)
+        apply.accumulate(model.optimizer, self._configuration)
         self._scale_learning_rate(model, call)
         watch = guard_callback(self._guard, call.batch_used or self._configuration.batch_size)
         callbacks = [*listed_callbacks(arguments["callbacks"]), watch]
@@ -126,7 +128,8 @@ class LongRun(Hooks):
     def _changed(self, call: FitCall) -> dict[str, Any]:
         """The arguments of `fit` that the recipe changes; none where it is the script's own configuration."""
         changes = self._settings.changes
-        acting = {name for name in changes if KNOBS[name].stage is Stage.OPTIONS or name == "persistent_iterator"}
+        own = ("persistent_iterator", "prefetch_to_device")
+        acting = {name for name in changes if KNOBS[name].stage is Stage.OPTIONS or name in own}
         if call.kind != "dataset" or "prefetch" not in self._facts.sites:
             acting |= changes.keys() & {"prefetch"}
         if call.kind == "arrays" and not acting:

@@ -99,7 +99,13 @@ def verify(
     refuse_while_loading()
     require_linux()
     loaded = recipe if isinstance(recipe, Recipe) else Recipe.load(Path(recipe))
-    options = Options(budget=seconds_of("budget", budget), seed=seed, isolation=isolation, memory_margin=memory_margin)
+    options = Options(
+        budget=seconds_of("budget", budget),
+        seed=seed,
+        isolation=isolation,
+        memory_margin=memory_margin,
+        global_batch=loaded.baseline.get("global_batch"),  # type: ignore[arg-type]  # checked there
+    )
     reference = reference_to(workload, loaded.workload.args if args is None else args)
     machine = fingerprint()
     folder = Path(tempfile.mkdtemp(prefix="autotune-verify-")).resolve()
