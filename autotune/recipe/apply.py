@@ -220,7 +220,7 @@ def pipeline(
     if options is not None:  # options that say nothing cost each epoch something all the same
         dataset = dataset.with_options(options)
     for knob, value in _acting(configuration, Stage.PIPELINE):
-        dataset = knob.set(dataset, value)
+        dataset = knob.set(dataset, value) if knob.acts(configuration) else dataset
     return dataset
 
 

@@ -255,7 +255,8 @@ class Recipe(Part):
         """
         apply.refuse_overridden(self.configuration)
         dataset = apply.as_dataset(dataset)
-        batches = apply.pipeline(dataset, Configuration(self.configuration), **_batching(self.workload, drop_remainder))
+        ending = Configuration(self.configuration).replace(persistent_iterator=False)
+        batches = apply.pipeline(dataset, ending, **_batching(self.workload, drop_remainder))
         self._refuse_other_ranks(batches, dataset)
         return batches
 

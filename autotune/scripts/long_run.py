@@ -147,7 +147,8 @@ class LongRun(Hooks):
         return changed
 
     def _scale_learning_rate(self, model: Any, call: FitCall) -> None:
-        before, after = call.batch_size, call.batch_used
+        own = "global_batch" in self._configuration
+        before, after = call.batch_size, self._configuration.update_size if own else call.batch_used
         if self._scale is None or not before or not after or before == after:
             return
         factor = math.sqrt(after / before) if self._scale == "sqrt" else after / before

@@ -229,6 +229,8 @@ def _not_reached(call: FitCall, dataset: Any) -> dict[str, str]:
     if call.model.distribute_strategy is not tf.distribute.get_strategy() or tf.distribute.has_strategy():
         reasons |= dict.fromkeys(_XLA, NO_XLA)
         reasons["prefetch_to_device"] = "a tf.distribute strategy copies the batches itself"
+    if "persistent_iterator" in reasons:
+        reasons.setdefault("prefetch_to_device", "it needs persistent_iterator")
     return reasons
 
 

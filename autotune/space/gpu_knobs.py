@@ -116,9 +116,11 @@ GPU_KNOBS = (
         most=1024,
         probes=(early.Probe(place=lambda now: 66, to=exactly(1), together=_beside_jit),),
     ),
-    Knob(  # Keras copies each batch inside the step (keras/src/backend/tensorflow/trainer.py, TFEpochIterator)
+    # Keras copies each batch inside the step (keras/src/backend/tensorflow/trainer.py, TFEpochIterator). The copying
+    # part must be a pipeline's last, and hides its length: an epoch then ends in a step that fails half-way.
+    Knob(
         name="prefetch_to_device",
-        summary="batches copied to the GPU ahead of the step; 0 is none",
+        summary="batches copied to the GPU ahead of the step, with persistent_iterator; 0 is none",
         domain=Domain(integers=(0, 64)),
         default=0,
         stage=Stage.PIPELINE,
@@ -126,7 +128,8 @@ GPU_KNOBS = (
         devices=ON_GPU,
         memory=lambda depth: depth if type(depth) is int else None,
         structural=True,
-        probes=(early.for_input(45, exactly(2)),),
+        acts=lambda configuration: bool(configuration.get("persistent_iterator")),
+        probes=(early.for_input(45, exactly(2), persistent_iterator=exactly(True)),),
     ),
     _xla_flag("xla_gpu_enable_cublaslt", "XLA's matrix products by cuBLASLt", False, **_ARITHMETIC),
     _xla_flag("xla_gpu_enable_cudnn_layer_norm", "XLA's layer normalisation by cuDNN", False, **_ARITHMETIC),
