@@ -10,7 +10,7 @@ from autotune.devices.gpus import Gpu
 from autotune.devices.xla_flags import lacking
 from autotune.errors import ApplyError, ArgumentError
 from autotune.recipe import apply
-from autotune.record import Place
+from autotune.record import Outcome, Place
 from autotune.space.configuration import acting, baseline_configuration
 from autotune.space.gpu_knobs import GPU_KNOBS
 from autotune.space.knobs import KNOBS, Device, Numerics, Stage
@@ -272,6 +272,35 @@ def test_a_run_on_a_processor_has_no_knob_of_a_gpu(tmp_path, monkeypatch):
     with on_disk(tmp_path / "run") as directory:
         recipe = tune_simulated(simulated_trials(noise=0.02), directory, space=SPACE, budget=120.0)
     assert not set(recipe.baseline) & {each.name for each in GPU_KNOBS}
+
+
+def test_a_setting_of_the_shell_that_is_not_safe_is_said_at_the_start(tmp_path, monkeypatch):
+    """One line for it, and one for a variable that TensorFlow does not read."""
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=0")
+    monkeypatch.setenv("TF_ENABLE_CUBLAS_TENSOR_OP_MATH_FP32", "1")
+    notices = []
+    with on_disk(tmp_path / "run") as directory:
+        tune_simulated(simulated_trials(noise=0.02), directory, space=SPACE, budget=60.0, observe=notices.append)
+    said = [each.text for each in notices if isinstance(each, Notice)]
+    assert said[0].startswith("XLA_FLAGS has --xla_gpu_autotune_level=0: below 4, XLA does not check")
+    assert said[1] == "TF_ENABLE_CUBLAS_TENSOR_OP_MATH_FP32 is set, but not read any more by TensorFlow 2.21.0"
+
+
+def test_what_keras_decides_is_what_is_recorded(tmp_path):
+    """A candidate that leaves XLA to Keras has the value that came of it, and is no other than that one."""
+    space = SPACE.replace("[false, true]", '[false, true, "auto"]', 1)
+    machine = MACHINE.model_copy(update={"gpus": (A100,)})
+    trials = on_gpu(jit_resolves_to=True)
+    with on_disk(tmp_path / "run") as directory:
+        tune_simulated(
+            trials, directory, space=space.replace("xla_gpu_graph_min_graph_size", "gpu_thread_count"), machine=machine
+        )
+        records = list(directory.read_trials())
+    measured = [each for each in records if each.outcome is Outcome.OK]
+    assert {each.configuration["jit_compile"] for each in measured} == {True, False}
+    left = [each.reason for each in records if each.configuration["jit_compile"] == "auto"]
+    assert left
+    assert all(each.startswith("the same as a trial before") for each in left)
 
 
 def test_thorough_on_a_processor_is_the_usual_space(tmp_path):

@@ -120,6 +120,8 @@ class LongRun(Hooks):
         call = FitCall(model=model, arguments=arguments, settings=self._settings)
         changed = self._changed(call)
         apply.accumulate(model.optimizer, self._configuration)
+        if self._settings.changes.get("jit_compile") is True and not model.jit_compile:
+            say("jit_compile=true is not in force: Keras turns XLA off for this model")
         self._scale_learning_rate(model, call)
         watch = guard_callback(self._guard, call.batch_used or self._configuration.batch_size)
         callbacks = [*listed_callbacks(arguments["callbacks"]), watch]

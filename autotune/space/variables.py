@@ -80,7 +80,7 @@ def notes(variables: Mapping[str, str], tensorflow: str) -> Iterator[str]:
         text = variables.get(name, "").lower() if variable == name else flag_value(variables, XLA, name)
         if text in _UNSAFE.get(name, ("true", "1")):
             shown = f"{name}={text}" if variable == name else f"{variable} has --{name}={text}"
-            yield f"{shown}: {why}; it is in force in all trials, the baseline's too: unset it for a safe training"
+            yield f"{shown}: {why}; unset it for a safe training"
     for name in NOT_READ:
         if name in variables:
             yield f"{name} is set, but not read any more by TensorFlow {tensorflow}"

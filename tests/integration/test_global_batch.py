@@ -7,9 +7,14 @@ import textwrap
 
 import pytest
 from real_trials import configuration
-from simulated_runs import faster_by, quick_tune, simulated_trials
+from simulated import SimulatedTrials
+from simulated_runs import FACTS, faster_by, flat, quick_tune, simulated_trials
 
+from autotune.errors import ArgumentError
+from autotune.scripts.facts import ScriptFacts, Trains
 from autotune.space.configuration import Configuration
+
+LOOP = FACTS.model_copy(update={"script": ScriptFacts(trains=Trains.LOOP, baseline={"batch_size": 32})})
 
 TRAINS = """
 import json, sys
@@ -115,7 +120,7 @@ def test_a_trial_counts_the_examples_of_each_batch(launch):
     trial = launch("telling", 8, global_batch=32)
     trial.warm_up()
     part = trial.measure()
-    assert part.examples == part.steps * 8 or part.epochs
+    assert part.examples == part.epochs * 100
 
 
 def test_only_whole_parts_of_the_global_batch_are_tried(tmp_path):
@@ -128,3 +133,18 @@ def test_only_whole_parts_of_the_global_batch_are_tried(tmp_path):
     assert (recipe.batch_size, recipe.configuration["global_batch"]) == (16, 96)
     assert recipe.learning_rate is None
     assert configuration(16, global_batch=96).update_size == 96
+
+
+@pytest.mark.parametrize(
+    ("wanted", "facts", "said"),
+    [
+        (48, FACTS, "--global-batch 48 is no multiple of the workload's batch size, which is 32"),
+        (16, FACTS, "--global-batch 16 is no multiple"),
+        (64, LOOP, "--global-batch does not reach a training loop of the script's own"),
+    ],
+)
+def test_a_global_batch_that_cannot_be_is_refused(tmp_path, wanted, facts, said):
+    """With the number that would do, or the reason."""
+    trials = SimulatedTrials(facts=facts, samples_per_second=flat)
+    with pytest.raises(ArgumentError, match=said):
+        quick_tune(trials, tmp_path / "run", global_batch=wanted)
