@@ -16,6 +16,7 @@ from autotune.space.gpu_knobs import GPU_KNOBS
 from autotune.space.knobs import KNOBS, Device, Numerics, Stage
 from autotune.space.search_space import SearchSpace, find_search_space
 from autotune.tuning import spaces
+from autotune.tuning.options import Options
 from autotune.tuning.progress import Notice
 from autotune.tuning.proposals import neighbours
 from autotune.tuning.surroundings import as_imported
@@ -314,6 +315,23 @@ def test_thorough_on_a_processor_is_the_usual_space(tmp_path):
     said = [each.text for each in notices if isinstance(each, Notice)]
     assert "there is no thorough search space for a cpu: quick is searched" in said
     assert recipe.created_by.search_space == "quick.toml"
+
+
+def test_thorough_on_a_gpu_is_the_wider_space(tmp_path, monkeypatch):
+    """Its knobs are varied beside the usual ones."""
+    monkeypatch.setattr(spaces, "lacking", lambda names: {})
+    machine = MACHINE.model_copy(update={"gpus": (A100,)})
+    with on_disk(tmp_path / "run") as directory:
+        invocation = an_invocation(on_gpu(), directory, machine=machine, budget=60.0, thorough=True)
+        recipe = tune_with(invocation, None)
+        assert "gpu_allocator" in directory.read_run().search_space.choices
+    assert recipe.created_by.search_space == "gpu_thorough.toml"
+
+
+def test_thorough_beside_a_space_is_refused():
+    """Each of them chooses one."""
+    with pytest.raises(ArgumentError, match="thorough and space were both given"):
+        Options(budget=60.0, thorough=True, space="gpu")
 
 
 def test_two_compilations_never_run_at_once_on_a_gpu(tmp_path):

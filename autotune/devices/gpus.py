@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, Field
@@ -18,6 +18,11 @@ class Gpu(BaseModel, frozen=True, extra="forbid", strict=True):
     name: str  # as the driver calls it, such as `NVIDIA H200`
     memory_bytes: Annotated[int, Field(ge=0, le=(1 << 63) - 1)]  # all of it, whoever uses it now
     compute_capability: str | None = None  # such as `9.0`
+
+
+def lowest_capability(gpus: Sequence[Gpu]) -> str | None:
+    """The lowest compute capability of some GPUs; None where it is not known."""
+    return min((each.compute_capability for each in gpus if each.compute_capability), key=float, default=None)
 
 
 class GpuReading(NamedTuple):

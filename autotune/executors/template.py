@@ -104,7 +104,6 @@ def _imported_for_script(reference: WorkloadReference, *, known: bool) -> messag
     """Import what a script does not bring itself; its own modules are imported in the trials."""
     variables, packages = discover(reference)
     os.environ.update(variables)
-    os.environ.update(without_caches(os.environ))
     refuse_broken(file_of(reference))
     require_tensorflow()
     _require_backend(os.environ.get("KERAS_BACKEND") or "tensorflow")

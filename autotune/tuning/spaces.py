@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autotune.devices.gpus import lowest_capability
 from autotune.devices.xla_flags import lacking
 from autotune.space.knobs import Device
 from autotune.space.search_space import ResolvedSpace, SearchSpace, find_search_space
@@ -17,7 +18,6 @@ WIDER_SPACE, FEW_KNOBS = "cpu", 4  # where the usual space has fewer knobs that 
 def space_of(written: SearchSpace | None, opened: Opened, options: Options) -> tuple[SearchSpace, ResolvedSpace]:
     """The search space that was asked for; or the device's usual one, or a wider one where that reaches little."""
     not_reached = {} if opened.facts.script is None else dict(opened.facts.script.not_reached)
-    capabilities = [gpu.compute_capability for gpu in opened.machine.gpus if gpu.compute_capability]
 
     def resolved(space: SearchSpace) -> ResolvedSpace:
         if opened.device is Device.GPU and (missing := lacking(space.ranges.keys() - not_reached.keys())):
@@ -33,7 +33,7 @@ def space_of(written: SearchSpace | None, opened: Opened, options: Options) -> t
             fixed_batch=options.fixed_batch,
             set_by_dataset=opened.warm.started.set_by_dataset,
             not_reached=not_reached,
-            capability=min(capabilities, key=float, default=None),
+            capability=lowest_capability(opened.machine.gpus),
         )
 
     if written is not None:

@@ -146,16 +146,23 @@ def test_a_users_cache_of_autotuning_is_not_taken_over(processes_of, tmp_path, m
     trial = processes.launch(configuration(), log=str(log), data=None)
     trial.warm_up(PATIENCE_SECONDS)
     trial.kill()
-    assert "flags --xla_gpu_autotune_level=4\n" in log.read_text()
+    said = log.read_text().splitlines()
+    assert "flags --xla_gpu_autotune_level=4" in said
+    assert [line for line in said if line.startswith("traced")][-1] == "traced ''"
 
 
 SAYS = """
 import os
+os.environ["TF_XLA_FLAGS"] = "--tf_xla_persistent_cache_directory=/nowhere"  # as a user's file may
 import keras, numpy as np, tensorflow as tf, autotune
+
+def seen(values):
+    print("traced", repr(os.environ["TF_XLA_FLAGS"]), flush=True)
+    return values
 
 def model():
     print("flags", os.environ["XLA_FLAGS"], flush=True)
-    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    return keras.Sequential([keras.Input((4,)), keras.layers.Lambda(seen), keras.layers.Dense(1)])
 
 def dataset():
     return tf.data.Dataset.from_tensor_slices((np.ones((64, 4)), np.ones((64, 1))))
