@@ -231,6 +231,15 @@ def shown(recipe, path=Path("recipe.json"), tuned="train.py", **evidence):
     return output.getvalue()
 
 
+def test_a_recipe_of_a_global_batch_says_how_it_is_accumulated(recipes):
+    """Also where it is the baseline: the training code alone would update the weights at each step."""
+    for verdict in (Verdict.FASTER, Verdict.NO_SIGNIFICANT_GAIN):
+        recipe = recipes[verdict]
+        update = {part: {**getattr(recipe, part), "global_batch": 256} for part in ("baseline", "configuration")}
+        text = shown(recipe.model_copy(update=update))
+        assert "model.compile(loss=loss, **recipe.compile_args(optimizer))" in text
+
+
 def test_a_gain_comes_with_its_interval_and_the_lines_for_the_training_code(recipes):
     """Both sides, the verdict with its interval and what it rests on, then how to use the recipe."""
     recipe = recipes[Verdict.FASTER]

@@ -3,6 +3,7 @@
 import pytest
 
 from autotune.errors import ConfigurationError
+from autotune.space.gpu_knobs import GPU_KNOBS
 from autotune.space.knobs import KNOBS, Device, Domain, check_value, knobs_on, nearest
 
 
@@ -126,11 +127,11 @@ def test_a_value_for_an_unknown_knob_is_refused_as_unknown():
 
 
 def test_each_device_has_its_own_knobs():
-    """TensorFloat-32 exists on a GPU only, oneDNN on a CPU only, everything else on both."""
+    """TensorFloat-32 and the table of GPU knobs exist on a GPU only, oneDNN on a CPU only, the rest on both."""
     on_cpu = {each.name for each in knobs_on(Device.CPU)}
     on_gpu = {each.name for each in knobs_on(Device.GPU)}
     assert on_cpu - on_gpu == {"onednn"}
-    assert on_gpu - on_cpu == {"tensor_float_32"}
+    assert on_gpu - on_cpu == {"tensor_float_32", *(each.name for each in GPU_KNOBS)}
     assert on_cpu | on_gpu == set(KNOBS)
 
 

@@ -22,17 +22,17 @@ from autotune.tuning.proposals import neighbours
 
 def set_layout(tf, optimizer_on):
     """A setter, as those of the table."""
-    tf.config.optimizer.set_experimental_options({"layout_optimizer": optimizer_on})
+    tf.config.optimizer.set_experimental_options({"constant_folding": optimizer_on})
 
 
 LAYOUT = Knob(
-    name="layout_optimizer",
-    summary="Grappler chooses the layout of images",
+    name="constant_folding",
+    summary="Grappler computes constants once",
     domain=Domain(booleans=True),
     default=True,
     stage=Stage.RUNTIME,
     set=set_layout,
-    read=lambda tf: tf.config.optimizer.get_experimental_options().get("layout_optimizer", True),
+    read=lambda tf: tf.config.optimizer.get_experimental_options().get("constant_folding", True),
     memory=lambda on: int(on),
     numerics=Numerics.ARITHMETIC,
     plain=False,
@@ -41,7 +41,7 @@ LAYOUT = Knob(
 SPACE = (
     SMALL_SPACE
     + """
-[knobs.layout_optimizer]
+[knobs.constant_folding]
 kind = "categorical"
 choices = [true, false]
 """
@@ -80,18 +80,18 @@ def space():
 
 def test_the_search_varies_it_and_tries_its_probe(layout):
     """It is in the baseline with its default, in the space with its choices, and its probe comes in its place."""
-    assert baseline()["layout_optimizer"] is True
-    assert space().choices["layout_optimizer"] == (True, False)
+    assert baseline()["constant_folding"] is True
+    assert space().choices["constant_folding"] == (True, False)
     found = [each.differences(baseline()) for each in neighbours(baseline(), {baseline()}, space(), waits=False)]
-    assert {"layout_optimizer": False} in found[:3]
+    assert {"constant_folding": False} in found[:3]
 
 
 def test_its_values_are_applied_and_read(layout, tensorflow):
     """The setter is called where the value in force differs; a runtime that has started makes it too late."""
-    apply_before_build({"layout_optimizer": True})
+    apply_before_build({"constant_folding": True})
     assert tensorflow == {}
-    apply_before_build({"layout_optimizer": False})
-    assert tensorflow == {"layout_optimizer": False}
+    apply_before_build({"constant_folding": False})
+    assert tensorflow == {"constant_folding": False}
 
 
 def test_a_runtime_that_has_started_is_too_late_for_it(layout, tensorflow, monkeypatch):
@@ -102,41 +102,41 @@ def test_a_runtime_that_has_started_is_too_late_for_it(layout, tensorflow, monke
 
     optimizer = sys.modules["tensorflow"].config.optimizer
     monkeypatch.setattr(optimizer, "set_experimental_options", refuse)
-    with pytest.raises(ApplyError, match="layout_optimizer=False cannot act any more"):
-        apply_before_build({"layout_optimizer": False})
+    with pytest.raises(ApplyError, match="constant_folding=False cannot act any more"):
+        apply_before_build({"constant_folding": False})
 
 
 def test_memory_and_numerics_are_known(layout):
     """What needs more memory than one that failed is not run; its numerics class and the reference have its values."""
-    off = baseline().replace(layout_optimizer=False)
+    off = baseline().replace(constant_folding=False)
     assert known_to_fail(baseline(), [off])
     assert not known_to_fail(off, [baseline()])
     assert numerics_of(off) != numerics_of(baseline())
-    assert plain_numerics(baseline(), batch_size=64)["layout_optimizer"] is False
+    assert plain_numerics(baseline(), batch_size=64)["constant_folding"] is False
 
 
 def test_a_run_finds_it_and_recipe_and_history_have_it(layout, tmp_path):
     """A whole simulated run: the recipe recommends it, comes back from its file, and the table has its column."""
-    trials = simulated_trials(lambda each: 4000.0 if each["layout_optimizer"] else 6400.0, noise=0.02)
+    trials = simulated_trials(lambda each: 4000.0 if each["constant_folding"] else 6400.0, noise=0.02)
     with on_disk(tmp_path / "run") as directory:
         recipe = tune_simulated(trials, directory, space=SPACE, budget=200.0)
-    assert recipe.changes["layout_optimizer"] is False
+    assert recipe.changes["constant_folding"] is False
     assert Recipe.load(tmp_path / "run" / "recipe.json") == recipe
     frame = load_history(tmp_path / "run")
-    assert str(frame["layout_optimizer"].dtype) == "boolean"
-    assert set(frame["layout_optimizer"]) == {True, False}
+    assert str(frame["constant_folding"].dtype) == "boolean"
+    assert set(frame["constant_folding"]) == {True, False}
 
 
 def test_the_table_of_knobs_shows_it(layout, capsys):
     """`autotune knobs` lists it."""
     show_knobs()
-    assert "layout_optimizer" in capsys.readouterr().out
+    assert "constant_folding" in capsys.readouterr().out
 
 
 def test_it_is_gone_afterwards():
     """Where the table does not have it, its name is unknown, and a recipe cannot smuggle it in."""
-    with pytest.raises(ConfigurationError, match="no knob called 'layout_optimizer'"):
-        Configuration({"layout_optimizer": False})
+    with pytest.raises(ConfigurationError, match="no knob called 'constant_folding'"):
+        Configuration({"constant_folding": False})
 
 
 def test_a_recipe_of_another_workload_lacks_what_one_workload_alone_has(tmp_path):
@@ -148,7 +148,7 @@ def test_a_recipe_of_another_workload_lacks_what_one_workload_alone_has(tmp_path
     with registered(found):
         assert Recipe.parse(recipe.to_json(), source="recipe.json") == recipe
         assert found in knobs_on(Device.CPU)
-    with registered(LAYOUT), pytest.raises(RecipeError, match="has no layout_optimizer"):
+    with registered(LAYOUT), pytest.raises(RecipeError, match="has no constant_folding"):
         Recipe.parse(recipe.to_json(), source="recipe.json")
 
 

@@ -300,12 +300,14 @@ def test_the_knobs_of_a_gpu_are_as_good_as_those_of_a_cpu(recipe):
     document = document_of(recipe)
     for part in ("configuration", "baseline"):
         del document[part]["onednn"]
-        document[part]["tensor_float_32"] = True
+        document[part] |= {each.name: each.default for each in knobs_on(Device.GPU) if each.default is not None} | (
+            document[part]
+        )
     loaded = Recipe.parse(json.dumps(document), source="my.json")
     assert set(loaded.configuration) == {each.name for each in knobs_on(Device.GPU) if not each.of_workload}
-    document["baseline"] = dict(recipe.baseline)
-    assert "baseline has no tensor_float_32, and configuration has" in refusal(json.dumps(document)).message
-    document["baseline"]["tensor_float_32"] = True
+    gpu, document["baseline"] = document["baseline"], dict(recipe.baseline)
+    assert "baseline has no tensor_float_32, " in refusal(json.dumps(document)).message
+    document["baseline"] |= gpu
     assert "configuration has no onednn, and baseline has" in refusal(json.dumps(document)).message
 
 

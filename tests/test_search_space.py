@@ -419,14 +419,17 @@ def test_a_byte_order_mark_is_read_over(tmp_path):
 
 
 def test_the_shipped_spaces_are_found():
-    """Three come with autotune, each a file of its own."""
-    assert shipped_names() == ("cpu", "gpu", "quick")
+    """Four come with autotune, each a file of its own."""
+    assert shipped_names() == ("cpu", "gpu", "gpu_thorough", "quick")
     assert (shipped_directory() / "quick.toml").is_file()
+
+
+SHIPPED = [("quick", Device.CPU), ("cpu", Device.CPU), ("gpu", Device.GPU), ("gpu_thorough", Device.GPU)]
 
 
 @pytest.mark.parametrize("examples", [None, 1437, 10**7])
 @pytest.mark.parametrize("cores", [2, 64])
-@pytest.mark.parametrize(("name", "device"), [("quick", Device.CPU), ("cpu", Device.CPU), ("gpu", Device.GPU)])
+@pytest.mark.parametrize(("name", "device"), SHIPPED)
 def test_a_shipped_space_resolves_on_small_and_large_machines(name, device, cores, examples):
     """Every knob of the file varies, whether the number of examples is known or not."""
     space = find_search_space(name)
@@ -483,7 +486,7 @@ def test_a_misspelt_shipped_name_is_answered_with_the_nearest():
     with pytest.raises(SearchSpaceError) as caught:
         find_search_space("quik")
     assert caught.value.message == "no search space 'quik': no such file, and none of that name is shipped"
-    assert caught.value.hint == "Did you mean 'quick'? Shipped: cpu, gpu, quick."
+    assert caught.value.hint == "Did you mean 'quick'? Shipped: cpu, gpu, gpu_thorough, quick."
 
 
 def test_a_directory_is_no_search_space(tmp_path):

@@ -186,14 +186,15 @@ def space(
         if count is not None and count < 1:
             raise ArgumentError(f"{option} is {count}", hint="It must be at least 1.")
     from autotune.console.tables import show_space
-    from autotune.devices.gpus import read_gpus
+    from autotune.devices.gpus import lowest_capability, read_gpus
     from autotune.devices.machine import available_cores
     from autotune.space.configuration import baseline_configuration
     from autotune.space.knobs import Device
     from autotune.space.search_space import find_search_space
 
     written = find_search_space(file)
-    on = Device(device or ("gpu" if read_gpus().gpus else "cpu"))
+    gpus = read_gpus().gpus
+    on = Device(device or ("gpu" if gpus else "cpu"))
     named = {"jit_compile": on is Device.GPU}
     resolved = written.resolve(
         baseline=baseline_configuration(batch_size, named, on, where="--batch-size"),
@@ -201,5 +202,6 @@ def space(
         cores=available_cores() if cores is None else cores,
         examples=examples,
         dataset_takes_config=True,
+        capability=lowest_capability(gpus),
     )
     show_space(written.source, resolved)

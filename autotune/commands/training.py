@@ -20,6 +20,7 @@ def tune(
     args: Annotated[list[str] | None, Parameter(parse=False)] = None,
     budget: str | None = None,
     space: str | None = None,
+    thorough: bool = False,
     trials: int | None = None,
     out: str | None = None,
     resume: str | None = None,
@@ -30,6 +31,7 @@ def tune(
     pairing: Literal["auto", "bracketed"] = "auto",
     max_batch: int | None = None,
     fixed_batch: bool = False,
+    global_batch: int | None = None,
     memory_margin: float = 0.1,
     soak: str | None = None,
     objective: Literal["throughput", "energy"] = "throughput",
@@ -56,7 +58,8 @@ def tune(
         args: The file's own arguments.
         budget: Wall-clock time for everything: 90s, 10m, 1h30m. When left out, the run ends as soon as the answer is
             settled, after ten minutes at most.
-        space: A search-space file, or a shipped one: quick, cpu, gpu. Chosen by device when left out.
+        space: A search-space file, or a shipped one: quick, cpu, gpu, gpu_thorough. Chosen by device when left out.
+        thorough: Search the device's wider space, such as gpu_thorough.
         trials: At most so many trials in the search.
         out: The run directory; a new one below results/ when left out.
         resume: The directory of a run, ended or stopped: it goes on with all that was measured. A budget given with it
@@ -68,6 +71,7 @@ def tune(
         pairing: auto: the baseline stays alive beside each candidate. bracketed: never two processes at once.
         max_batch: No batch size above this one is tried.
         fixed_batch: The batch size stays the baseline's.
+        global_batch: Examples per update of the weights, kept while the batch size is tuned: gradients are accumulated.
         memory_margin: Share of the memory, host's and device's, that must stay free at the peak: 0.1 is ten percent.
         soak: Time at the end in which the winner trains without a pause and is watched for leaks and hangs, such as
             60s.

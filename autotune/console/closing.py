@@ -72,7 +72,8 @@ def _baseline_in_words(recipe: Recipe) -> str:
     workload, size = recipe.workload, recipe.baseline["batch_size"]
     dropping = ", drop_remainder=True" if workload.drop_remainder else ""
     if workload.script is not None:
-        return f"{workload.name} as it is, in batches of {size}"
+        whole = f", {recipe.baseline['global_batch']} per update" if "global_batch" in recipe.baseline else ""
+        return f"{workload.name} as it is, in batches of {size}{whole}"
     data = f"dataset(config), batches of {size}," if workload.batched else f"dataset().batch({size}{dropping})"
     named = [
         f"{name}={format_value(value)}"
@@ -162,11 +163,12 @@ def show_usage(recipe: Recipe, path: Path, *, tuned: str, console: RichConsole |
     """The lines that training code needs, or the command that goes on. `tuned` is the workload as the user named it."""
     console = console or terminal()
     script, seconds = recipe.workload.script, recipe.evidence.go_on_seconds
+    as_it_is = not recipe.changes and "global_batch" not in recipe.baseline
     if seconds is not None:
         lines = ["To go on with what was measured:", f"    {resume_command(tuned, path.parent, seconds=seconds)}"]
-    elif not recipe.changes and script is not None:
+    elif as_it_is and script is not None:
         lines = ["The recipe is the baseline: run the script as it is."]
-    elif not recipe.changes:
+    elif as_it_is:
         lines = [
             "The recipe is the baseline. Training code that trains like it needs no change.",
             "NumPy arrays given to fit, or a tf.distribute strategy, train otherwise: they were not measured.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, Field
@@ -25,6 +25,11 @@ class Gpu(BaseModel, frozen=True, extra="forbid", strict=True):
 
 
 GPU_MODES = ("ecc", "persistence", "mig")
+
+
+def lowest_capability(gpus: Sequence[Gpu]) -> str | None:
+    """The lowest compute capability of some GPUs; None where it is not known."""
+    return min((each.compute_capability for each in gpus if each.compute_capability), key=float, default=None)
 
 
 class GpuReading(NamedTuple):

@@ -34,6 +34,7 @@ from autotune.recipe import apply
 from autotune.scripts.execute import discover, file_of, import_packages
 from autotune.scripts.sources import refuse_broken
 from autotune.scripts.survey import survey as survey_script
+from autotune.space.variables import without_caches
 from autotune.worker import main as worker
 from autotune.worker import messages
 from autotune.worker.failures import is_out_of_memory
@@ -48,6 +49,7 @@ def main(arguments: list[str]) -> int:
     descriptor, _, mode, reference_json = arguments
     if cores := os.environ.pop(CORES_VARIABLE, ""):
         os.sched_setaffinity(0, map(int, cores.split(",")))  # TensorFlow makes as many threads
+    os.environ.update(without_caches(os.environ))
     lifeline.leave_a_keeper(int(descriptor))
     control = messages.Channel(socket.socket(fileno=int(descriptor)))
     reference = WorkloadReference.model_validate_json(reference_json)

@@ -26,10 +26,10 @@ def _acting(configuration: Mapping[str, KnobValue], *stages: Stage) -> Iterator[
             yield knob, configuration[name]
 
 
-def environment(configuration: Mapping[str, KnobValue]) -> dict[str, str]:
-    """The environment variables that the import-stage knobs change in this process."""
+def environment(configuration: Mapping[str, KnobValue], stage: Stage = Stage.IMPORT) -> dict[str, str]:
+    """The environment variables that the knobs of a stage change in this process."""
     variables = dict(os.environ)
-    for knob, value in _acting(configuration, Stage.IMPORT):
+    for knob, value in _acting(configuration, stage):
         if knob.read(variables) != value:
             knob.set(variables, value)
     return {name: text for name, text in variables.items() if os.environ.get(name) != text}
@@ -39,7 +39,7 @@ def in_force() -> dict[str, KnobValue]:
     """The values of the knobs that act before a model is built, as TensorFlow and Keras report them. Wakes CUDA."""
     import tensorflow as tf
 
-    targets = {Stage.IMPORT: os.environ, Stage.RUNTIME: tf, Stage.BUILD: tf}
+    targets = {Stage.IMPORT: os.environ, Stage.START: os.environ, Stage.RUNTIME: tf, Stage.BUILD: tf}
     found = {each.name: each.read(targets[each.stage]) for each in KNOBS.values() if each.stage in targets}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -118,6 +118,10 @@ def apply_before_build(configuration: Mapping[str, KnobValue]) -> None:
     """
     import tensorflow as tf
 
+    if changed := environment(configuration, Stage.START):
+        os.environ.update(changed)  # first: asking whether the runtime runs may read them
+        if runtime_has_started():
+            raise _too_late(" ".join(f"{name}={text!r}" for name, text in changed.items()))
     for knob, value in _acting(configuration, Stage.RUNTIME, Stage.BUILD):
         if knob.read(tf) == value:
             continue
@@ -144,7 +148,8 @@ def overridden(configuration: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
     """The knobs of the runtime and of layers that something has set to another value since, with that value."""
     import tensorflow as tf
 
-    found = {knob.name: knob.read(tf) for knob, _ in _acting(configuration, Stage.RUNTIME, Stage.BUILD)}
+    acting = _acting(configuration, Stage.START, Stage.RUNTIME, Stage.BUILD)
+    found = {knob.name: knob.read(os.environ if knob.stage is Stage.START else tf) for knob, _ in acting}
     return {name: now for name, now in found.items() if now is not None and now != configuration[name]}
 
 
@@ -177,6 +182,28 @@ def compile_arguments(configuration: Mapping[str, KnobValue]) -> dict[str, KnobV
     return {knob.name: value for knob, value in _acting(configuration, Stage.COMPILE)}
 
 
+def accumulate(optimizer: Any, configuration: Mapping[str, KnobValue]) -> None:
+    """Have an optimizer of Keras add up the gradients of a global batch. Raises ApplyError where that cannot be."""
+    if "global_batch" not in configuration:
+        return
+    steps = int(configuration["global_batch"]) // int(configuration["batch_size"])
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # below the loss scale of float16
+    if not hasattr(optimizer, "gradient_accumulation_steps"):
+        raise ApplyError(
+            "gradients cannot be accumulated: the model is not compiled with one optimizer of Keras",
+            hint="Compile it with one, or leave --global-batch out: a training step of one's own applies them itself.",
+        )
+    wanted = steps if steps > 1 else None
+    if optimizer.gradient_accumulation_steps == wanted:
+        return
+    if optimizer.built:  # its accumulators are made then
+        raise ApplyError(
+            f"gradients cannot be accumulated any more: the optimizer {optimizer.name!r} was built before",
+            hint="Compile the model with a new optimizer, or leave --global-batch out.",
+        )
+    optimizer.gradient_accumulation_steps = wanted
+
+
 def pipeline(
     dataset: tf.data.Dataset, configuration: Configuration, *, batched: bool = False, drop_remainder: bool = False
 ) -> tf.data.Dataset:
@@ -193,7 +220,7 @@ def pipeline(
     if options is not None:  # options that say nothing cost each epoch something all the same
         dataset = dataset.with_options(options)
     for knob, value in _acting(configuration, Stage.PIPELINE):
-        dataset = knob.set(dataset, value)
+        dataset = knob.set(dataset, value) if knob.acts(configuration) else dataset
     return dataset
 
 

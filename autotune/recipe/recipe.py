@@ -28,6 +28,7 @@ from autotune.stats.numerics import BatchLosses
 from autotune.workloads.workload import DatasetConfig
 
 if TYPE_CHECKING:
+    import keras
     import tensorflow as tf
 
 SCHEMA_VERSION = 1
@@ -201,14 +202,30 @@ class Recipe(Part):
 
         return guard_callback(Guard(self, log=None if log is None else Path(log)), self.batch_size)
 
-    def compile_args(self) -> dict[str, KnobValue]:
+    def compile_args(self, optimizer: str | keras.Optimizer | None = None) -> dict[str, Any]:
         """Keyword arguments for `model.compile`: `jit_compile` and `steps_per_execution`.
 
+        Args:
+            optimizer: Needed by a recipe of `--global-batch`: it is made to accumulate gradients, and is one of the
+                arguments.
+
         Raises:
-            ApplyError: Something that `apply()` set was changed since, such as the dtype policy.
+            ApplyError: Something that `apply()` set was changed since, such as the dtype policy. Or the optimizer is
+                missing, or was built before.
         """
         apply.refuse_overridden(self.configuration)
-        return apply.compile_arguments(self.configuration)
+        arguments: dict[str, Any] = apply.compile_arguments(self.configuration)
+        if optimizer is not None:
+            import keras
+
+            arguments["optimizer"] = made = keras.optimizers.get(optimizer)
+            apply.accumulate(made, self.configuration)
+        elif Configuration(self.configuration).update_size > self.batch_size:
+            raise ApplyError(
+                f"the recipe accumulates the gradients of {self.configuration['global_batch']} examples",
+                hint="Give it the optimizer: model.compile(loss=…, **recipe.compile_args(optimizer)).",
+            )
+        return arguments
 
     @property
     def dataset_config(self) -> DatasetConfig:
@@ -238,7 +255,8 @@ class Recipe(Part):
         """
         apply.refuse_overridden(self.configuration)
         dataset = apply.as_dataset(dataset)
-        batches = apply.pipeline(dataset, Configuration(self.configuration), **_batching(self.workload, drop_remainder))
+        ending = Configuration(self.configuration).replace(persistent_iterator=False)
+        batches = apply.pipeline(dataset, ending, **_batching(self.workload, drop_remainder))
         self._refuse_other_ranks(batches, dataset)
         return batches
 

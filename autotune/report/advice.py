@@ -62,11 +62,15 @@ def usage(recipe: Recipe, path: Path, tuned: str) -> list[str]:
     text = str(path)  # as a literal: code to be copied must stay that line, whatever the file is called
     literal = f'"{text}"' if text.isprintable() and not set(text) & {'"', "\\"} else repr(text)
     before = "import tensorflow" if environment(recipe.configuration) else "the first tensor, dataset or model"
+    accumulates = "global_batch" in recipe.configuration
+    compiles = (
+        "loss=loss, **recipe.compile_args(optimizer)" if accumulates else "optimizer, loss, **recipe.compile_args()"
+    )
     told = "dataset = make_dataset(recipe.dataset_config)    # what dataset(config) was given"
     return [
         f"recipe = autotune.Recipe.load({literal})",
         f"recipe.apply()                                   # before {before}",
-        "model.compile(optimizer, loss, **recipe.compile_args())",
+        f"model.compile({compiles})",
         *([told] if recipe.workload.takes_config else []),
         "model.fit(**recipe.fit_args(dataset), epochs=…)",
     ]

@@ -67,6 +67,7 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
     lines = {knob: _LINES[knob].format(value=changes[knob]) for knob in _LINES if knob in changes}
     edits[main] += _inserted(main.read_bytes(), lines)
     reached |= lines.keys()
+    changes |= {name: value for name, value in recipe.configuration.items() if name == "global_batch"}
     rest = [f"{name}={format_value(value)}" for name, value in changes.items() if name not in reached]
     return "".join(_diff(file, each, directory) for file, each in edits.items()), rest
 

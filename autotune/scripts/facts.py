@@ -9,6 +9,8 @@ from pydantic import Field, FiniteFloat
 from autotune.models import Frozen, Many
 from autotune.space.knobs import Value
 
+NO_XLA = "XLA under a tf.distribute strategy fails or hangs (keras#18145, #17187, #21366)"
+
 
 class Trains(enum.StrEnum):
     """How a script trains."""

@@ -83,6 +83,7 @@ class LongRun(Hooks):
     def install(self) -> None:
         """Set what acts before TensorFlow is imported, and wrap it, now or once it is."""
         apply.apply_before_import(self._settings.changes)
+        os.environ.update(apply.environment(self._settings.changes, Stage.START))
         self._wrappers.install()
 
     def imported(self, name: str) -> None:
@@ -118,6 +119,9 @@ class LongRun(Hooks):
         self._refuse_missing()
         call = FitCall(model=model, arguments=arguments, settings=self._settings)
         changed = self._changed(call)
+        apply.accumulate(model.optimizer, self._configuration)
+        if self._settings.changes.get("jit_compile") is True and not model.jit_compile:
+            say("jit_compile=true is not in force: Keras turns XLA off for this model")
         self._scale_learning_rate(model, call)
         watch = guard_callback(self._guard, call.batch_used or self._configuration.batch_size)
         callbacks = [*listed_callbacks(arguments["callbacks"]), watch]
@@ -126,7 +130,8 @@ class LongRun(Hooks):
     def _changed(self, call: FitCall) -> dict[str, Any]:
         """The arguments of `fit` that the recipe changes; none where it is the script's own configuration."""
         changes = self._settings.changes
-        acting = {name for name in changes if KNOBS[name].stage is Stage.OPTIONS or name == "persistent_iterator"}
+        own = ("persistent_iterator", "prefetch_to_device")
+        acting = {name for name in changes if KNOBS[name].stage is Stage.OPTIONS or name in own}
         if call.kind != "dataset" or "prefetch" not in self._facts.sites:
             acting |= changes.keys() & {"prefetch"}
         if call.kind == "arrays" and not acting:
@@ -144,7 +149,8 @@ class LongRun(Hooks):
         return changed
 
     def _scale_learning_rate(self, model: Any, call: FitCall) -> None:
-        before, after = call.batch_size, call.batch_used
+        own = "global_batch" in self._configuration
+        before, after = call.batch_size, self._configuration.update_size if own else call.batch_used
         if self._scale is None or not before or not after or before == after:
             return
         factor = math.sqrt(after / before) if self._scale == "sqrt" else after / before

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.errors import WorkloadError
@@ -13,7 +14,7 @@ from autotune.scripts import tuned
 from autotune.scripts.call_sites import enclosing_ranges
 from autotune.scripts.chain import BATCHES, back_from, batch_calls, cacheable, calls_for, drops_remainder
 from autotune.scripts.execute import directory_of, file_of, fingerprint_of_script
-from autotune.scripts.facts import ScriptFacts, Site, Trains
+from autotune.scripts.facts import NO_XLA, ScriptFacts, Site, Trains
 from autotune.scripts.fit_call import FitCall, honours_batch_size
 from autotune.scripts.loop_watch import LoopWatch
 from autotune.scripts.settings import as_knob
@@ -27,6 +28,7 @@ from autotune.workloads.workload import WorkloadFacts, WorkloadReference
 ON_CHAIN = ("num_parallel_calls", "prefetch")
 """Knobs that are arguments of `tf.data` calls of the script's."""
 UNLOCK = "autotune.tuned(batch_size=N) in the script gives it to code that computes with it"
+_XLA = [name for name in KNOBS if name == "jit_compile" or name.startswith("xla_")]
 _OPTIONS = [name for name, knob in KNOBS.items() if knob.stage is Stage.OPTIONS]
 
 
@@ -38,6 +40,7 @@ class Around:
     variables: dict[str, str]
     wrappers: Wrappers
     effects: SideEffects
+    environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))  # before the script runs
     before_seconds: float | None = None
 
 
@@ -82,9 +85,11 @@ def facts_of_loop(watch: LoopWatch, examples: int, around: Around) -> WorkloadFa
     dataset = watch.dataset if isinstance(watch.dataset, tf.data.Dataset) else None
     calls, why = batch_calls(dataset) if dataset is not None else ([], "the script makes its batches itself")
     reasons = {"steps_per_execution": "a loop of its own calls each step by itself"}
-    reasons["persistent_iterator"] = "a loop of its own makes its iterators itself"
+    reasons |= dict.fromkeys(
+        ("persistent_iterator", "prefetch_to_device"), "a loop of its own makes its iterators itself"
+    )
     if watch.step_function is None:
-        reasons["jit_compile"] = "no tf.function without a dataset or a strategy updates the weights"
+        reasons |= dict.fromkeys(_XLA, "no tf.function without a dataset or a strategy updates the weights")
     if why:
         reasons["batch_size"] = f"{why}; {UNLOCK}"
     if dataset is None:
@@ -135,6 +140,11 @@ def _facts(
     sites = {knob: tuple({each.site.key: each.site for each in made}.values()) for knob, made in calls.items() if made}
     if "num_parallel_calls" not in sites:
         reasons["num_parallel_calls"] = "no map() or interleave() of the script's feeds the training"
+    for name, knob in KNOBS.items():
+        variable = knob.variable or ""
+        own = variable in around.variables or os.environ.get(variable) != around.environment.get(variable)
+        if knob.stage is Stage.START and own:
+            reasons[name] = f"the script sets {variable} itself"
     if settings is not None and settings.allow_cache:
         cached, why = (None, "the training reads no tf.data.Dataset") if dataset is None else cacheable(dataset)
         if cached is None:
@@ -211,11 +221,16 @@ def _not_reached(call: FitCall, dataset: Any) -> dict[str, str]:
         reasons["prefetch"] = "Keras makes the batches of arrays, and prefetches them"
     elif call.kind != "dataset":
         why = f"the training data is a {call.kind}, and no tf.data.Dataset"
-        reasons |= dict.fromkeys(("prefetch", "persistent_iterator", *_OPTIONS), why)
+        reasons |= dict.fromkeys(("prefetch", "persistent_iterator", "prefetch_to_device", *_OPTIONS), why)
+    elif call.arguments["class_weight"]:
+        reasons["prefetch_to_device"] = "Keras maps the batches once more for class_weight, on the CPU"
     if call.arguments["steps_per_epoch"]:
         reasons["persistent_iterator"] = "fit is given steps_per_epoch, and keeps its iterator already"
     if call.model.distribute_strategy is not tf.distribute.get_strategy() or tf.distribute.has_strategy():
-        reasons["jit_compile"] = "XLA is not used under a tf.distribute strategy"
+        reasons |= dict.fromkeys(_XLA, NO_XLA)
+        reasons["prefetch_to_device"] = "a tf.distribute strategy copies the batches itself"
+    if "persistent_iterator" in reasons:
+        reasons.setdefault("prefetch_to_device", "it needs persistent_iterator")
     return reasons
 
 

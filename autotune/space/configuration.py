@@ -51,6 +51,11 @@ class Configuration(Mapping[str, KnobValue]):
         """Examples per step."""
         return int(self._values["batch_size"])
 
+    @property
+    def update_size(self) -> int:
+        """Examples per update of the weights: those of several steps where gradients are accumulated."""
+        return int(self._values.get("global_batch", self.batch_size))
+
     def replace(self, **changes: KnobValue) -> Configuration:
         """The same configuration with `changes` made."""
         return Configuration({**self._values, **changes})
@@ -88,6 +93,12 @@ def on_device(configuration: Configuration, device: Device) -> Configuration:
     exist = {each.name for each in knobs_on(device)}
     kept = {name: value for name, value in configuration.items() if name in exist}
     return Configuration({**_defaults(device), **kept})
+
+
+def acting(configuration: Configuration, baseline: Configuration) -> Configuration:
+    """The same with the baseline's value of each knob that does nothing beside the others, such as a flag of XLA."""
+    idle = {name: baseline[name] for name in configuration if name in baseline and not KNOBS[name].acts(configuration)}
+    return configuration.replace(**idle)
 
 
 def _defaults(device: Device) -> dict[str, KnobValue]:

@@ -6,8 +6,8 @@ This module may not import TensorFlow, Keras or Optuna.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import StrictBool, StrictInt, StrictStr
@@ -29,11 +29,13 @@ class Stage(enum.StrEnum):
     """When a knob acts. All setters and readers of a stage take the same target."""
 
     IMPORT = "import"  # TensorFlow reads the environment. Target: the variables, as a dict
+    START = "start"  # TensorFlow's runtime starts, and reads the environment. Target: the variables, as a dict
     RUNTIME = "runtime"  # the first tensor, dataset or model starts TensorFlow's runtime. Target: `tensorflow`
     BUILD = "build"  # layers are constructed. Target: the module `tensorflow`
     PIPELINE = "pipeline"  # the pipeline is built. Target: the dataset of batches; the setter returns a new one
     OPTIONS = "options"  # the pipeline gets its options. Target: a `tf.data.Options`
     COMPILE = "compile"  # the knob is an argument of `model.compile`, without a setter
+    OPTIMIZER = "optimizer"  # the model is compiled, see `apply.accumulate`
     FIT = "fit"  # the knob is an argument of `model.fit`, without a setter
 
 
@@ -90,7 +92,10 @@ class Knob:
     set: Callable[[Any, Any], Any] = lambda target, value: target  # makes a value act on the stage's target
     read: Callable[[Any], KnobValue | None] = lambda target: None  # the value in force; None where nothing tells
     variable: str | None = None  # of the shell, that acts where nothing else is set
+    flag: bool = False  # of XLA's, which TensorFlow's binary may lack: an unknown one ends the process
     devices: frozenset[Device] = frozenset(Device)
+    capability: Mapping[KnobValue, float] = field(default_factory=dict)  # lowest of a GPU that has a value's fast path
+    acts: Callable[[Mapping[str, KnobValue]], bool] = lambda configuration: True  # whether it does anything in it
     memory: Callable[[KnobValue], int | None] = lambda value: None  # ranks values by need; None: unknown
     numerics: Numerics = Numerics.SAME
     plain: KnobValue | None = None  # its value in the reference of the numerics check; None: the baseline's

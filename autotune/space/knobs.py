@@ -1,7 +1,8 @@
 """Every knob there is, in one table. An entry holds all that is known about a knob.
 
-To add a knob, add an entry to `_TABLE`, and a range to the search spaces that are to vary it. Knobs that are known
-only at run time join the table by `registered`. This module may not import TensorFlow, Keras or Optuna.
+To add a knob, add an entry to `_TABLE` (those of GPUs alone are in `gpu_knobs`), and a range to the search spaces
+that are to vary it. Knobs that are known only at run time join the table by `registered`. This module may not import
+TensorFlow, Keras or Optuna.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from autotune.errors import ConfigurationError
 from autotune.printable import short
 from autotune.space import probes as early
+from autotune.space.gpu_knobs import GPU_KNOBS, ON_GPU
 from autotune.space.knob import AS_WRITTEN, Device, Domain, Knob, KnobValue, Numerics, Stage, Value
 from autotune.space.probes import Probe, exactly, near, probe
 
@@ -100,6 +102,15 @@ _TABLE = (
         probes=(*early.batch(4), *early.batch(2), probe(10, early.larger), probe(80, early.smaller)),
     ),
     Knob(
+        name="global_batch",
+        summary="examples per update of the weights: batches of batch_size are accumulated (--global-batch)",
+        domain=Domain(integers=(1, 1 << 24)),
+        default=None,
+        stage=Stage.OPTIMIZER,
+        numerics=Numerics.EXAMPLES,
+        of_workload=True,
+    ),
+    Knob(
         name="precision",
         summary="Keras dtype policy: what the layers compute in",
         domain=Domain(words=("float32", "mixed_bfloat16", "mixed_float16")),
@@ -107,6 +118,7 @@ _TABLE = (
         stage=Stage.BUILD,
         set=_set_precision,
         read=_read_precision,
+        capability={"mixed_float16": 7.0, "mixed_bfloat16": 8.0},  # NVIDIA's tensor cores: Volta, Ampere
         memory=lambda policy: int(policy == "float32"),
         numerics=Numerics.ARITHMETIC,
         plain="float32",
@@ -120,7 +132,8 @@ _TABLE = (
         stage=Stage.RUNTIME,
         set=lambda tf, on: tf.config.experimental.enable_tensor_float_32_execution(on),
         read=lambda tf: tf.config.experimental.tensor_float_32_execution_enabled(),
-        devices=frozenset({Device.GPU}),
+        devices=ON_GPU,
+        capability={True: 8.0, False: 8.0},
         memory=_alike,
         numerics=Numerics.ARITHMETIC,
     ),
@@ -292,6 +305,7 @@ _TABLE = (
         devices=frozenset({Device.CPU}),
         numerics=Numerics.ARITHMETIC,
     ),
+    *GPU_KNOBS,
 )
 
 KNOBS: dict[str, Knob] = {each.name: each for each in _TABLE}

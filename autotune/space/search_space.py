@@ -29,6 +29,7 @@ from autotune.files import read_at_most
 from autotune.printable import short
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS, Device, KnobValue, nearest
+from autotune.space.variables import REFUSED
 
 SCHEMA_VERSION = 1
 UNTIL_OUT_OF_MEMORY = "memory"
@@ -146,8 +147,11 @@ class SearchSpace:
         fixed_batch: bool = False,
         set_by_dataset: Container[str] = (),
         not_reached: Mapping[str, str] = MappingProxyType({}),
+        capability: str | None = None,
     ) -> ResolvedSpace:
         """The choices of every knob, the baseline's value always among them. `examples` are of one epoch.
+
+        `capability` is the lowest compute capability of the GPUs, such as `8.0`; None where it is not known.
 
         Raises SearchSpaceError where a range is empty or nothing varies, ArgumentError for a `largest_batch` too small.
         """
@@ -156,6 +160,7 @@ class SearchSpace:
                 f"--max-batch {largest_batch} is below the workload's own batch size, which is {baseline.batch_size}",
                 hint=f"Give --max-batch {baseline.batch_size} or more, or the workload another batch_size.",
             )
+        accumulated = "global_batch" in baseline  # a batch is a whole part of what the weights are updated for
         choices: dict[str, tuple[KnobValue, ...]] = {}
         left_out: dict[str, str] = {}
         for name, each in self.ranges.items():
@@ -175,10 +180,18 @@ class SearchSpace:
                 values = self._values(name, each, cores, examples)
                 if name == "batch_size" and largest_batch is not None:
                     values = [value for value in values if value <= largest_batch]
+                if name == "batch_size":
+                    values = [value for value in values if baseline.update_size % value == 0 or not accumulated]
+                for value, needed in KNOBS[name].capability.items():
+                    if device is Device.GPU and capability is not None and float(capability) < needed:
+                        values = [each for each in values if each != value]
+                        left_out[f"{name}={format_value(value)}"] = (
+                            f"needs compute capability {needed}, not {capability}"
+                        )
                 choices[name] = _with_baseline(values, baseline[name])
                 if len(choices[name]) < 2:
                     left_out[name] = f"only the baseline's value, {format_value(baseline[name])}, is left"
-        if len(left_out) == len(self.ranges):
+        if not choices.keys() - left_out.keys():
             raise SearchSpaceError(
                 f"{self.source}: nothing is left to vary here",
                 hint="; ".join(f"{name}: {why}" for name, why in left_out.items()) + ".",
@@ -236,6 +249,8 @@ def _refuse_unknown(table: Mapping[str, object], known: tuple[str, ...], *, wher
 
 
 def _read_range(name: str, table: Any, source: str) -> Range:
+    plain = name.removeprefix("--")
+    _require(plain not in REFUSED, f"{source}: {plain} is refused: {REFUSED.get(plain)}", "Leave it out.")
     hint = f"{nearest(name, KNOBS)}`autotune knobs` lists them all."
     _require(name in KNOBS, f"{source}: there is no knob called {_short(name)}", hint)
     domain, where = KNOBS[name].domain, f"{source}: [knobs.{name}]"

@@ -14,8 +14,9 @@ from autotune.devices.machine import Machine, memory_limit_bytes
 from autotune.errors import ArgumentError, NoStableConfigurationError
 from autotune.executors.executor import Clock, Executor, SeatLost, WarmUp
 from autotune.run_directory import CREATED, SCRATCH, RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
-from autotune.scripts.facts import ScriptSettings
+from autotune.scripts.facts import ScriptSettings, Trains
 from autotune.scripts.side_effects import remove_created
+from autotune.space import variables
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.search_space import ResolvedSpace
@@ -166,7 +167,9 @@ def open_run(
         interruptions=interruptions,
         rng=random.Random(options.seed),
         objective=options.objective,
-        baseline=baseline_of(facts, str(invocation.reference), device, observe),
+        baseline=_accumulated(
+            baseline_of(facts, str(invocation.reference), device, observe), options.global_batch, facts
+        ),
         records={} if earlier is None else dict(earlier.records),
         numbers=itertools.count(0 if earlier is None else earlier.next_number),
         spent_before=invocation.spent_before,
@@ -197,8 +200,15 @@ def open_run(
         machine=machine,
         import_seconds=import_seconds if invocation.isolation == "template" else 0.0,
     )
+    if opened.device is Device.GPU and any(executor.place(each).of_cores for each in executor.seats):
+        raise ArgumentError(  # XLA tunes its kernels while it compiles, by timing them
+            "seats cuts the cores, and this training uses a GPU, which its seats would share",
+            hint="Leave --seats out; --devices gives each seat a GPU of its own.",
+        )
     notes = () if facts.script is None else script_notes(facts.script, warm.ready_seconds)
-    for text in (*notes, *oddities(facts, warm, opened.device), *instabilities(seat.baseline.trial.slices)):
+    own = {} if facts.script is None else facts.script.variables
+    set_ = variables.notes({**os.environ, **own}, machine.packages.get("tensorflow", ""))
+    for text in (*set_, *notes, *oddities(facts, warm, opened.device), *instabilities(seat.baseline.trial.slices)):
         observe(Notice(text=text))
     return opened
 
@@ -211,6 +221,23 @@ def baseline_of(facts: WorkloadFacts, where: str, device: Device, observe: Obser
     for text in notices:
         observe(Notice(text=text))
     return baseline
+
+
+def _accumulated(baseline: Configuration, examples: int | None, facts: WorkloadFacts) -> Configuration:
+    """The baseline with so many examples per update of the weights. Raises ArgumentError."""
+    if examples is None:
+        return baseline
+    if facts.script is not None and facts.script.trains is Trains.LOOP:
+        raise ArgumentError(
+            "--global-batch does not reach a training loop of the script's own, which applies its gradients itself",
+            hint="Leave it out, with --fixed-batch to keep the batch size.",
+        )
+    if examples % baseline.batch_size:
+        raise ArgumentError(
+            f"--global-batch {examples} is no multiple of the workload's batch size, which is {baseline.batch_size}",
+            hint=f"Give --global-batch {-(-examples // baseline.batch_size) * baseline.batch_size}.",
+        )
+    return baseline.replace(global_batch=examples)
 
 
 def _tell_isolation(executor: Executor, observe: Observer) -> None:

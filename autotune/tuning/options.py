@@ -39,6 +39,8 @@ class Options:
     pairing: Literal["auto", "bracketed"] = "auto"
     max_batch: int | None = None
     fixed_batch: bool = False
+    global_batch: int | None = None
+    thorough: bool = False
     memory_margin: float = MEMORY_MARGIN
     soak: float | None = None
     objective: Objective = "throughput"
@@ -71,6 +73,7 @@ class Options:
             ("min_gain", (int, float), 0.0, 1e3),
             ("seed", (int,), 0, 2**32 - 1),
             ("max_batch", (int,), 1, 1 << 20),
+            ("global_batch", (int,), 1, 1 << 24),
             ("memory_margin", (int, float), 0.0, 0.9),
             ("soak", (int, float), 0.0, 1e6),
             ("fit", (int,), 1, 1000),
@@ -102,7 +105,17 @@ class Options:
         if self.executor == "local" and (self.ray_address is not None or self.ray_upload):
             raise ArgumentError("ray_address and ray_upload are for executor='ray'", hint="Give --executor ray too.")
         checked_args(self.args)
-        for name in ("fixed_batch", "keeps_budget", "allow_writes", "allow_cache", "all_seats", "ray_upload"):
+        if self.thorough and self.space is not None:
+            raise ArgumentError("thorough and space were both given", hint="--space gpu_thorough is the same.")
+        for name in (
+            "fixed_batch",
+            "thorough",
+            "keeps_budget",
+            "allow_writes",
+            "allow_cache",
+            "all_seats",
+            "ray_upload",
+        ):
             if not isinstance(getattr(self, name), bool):
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}", hint="It is True or False.")
 

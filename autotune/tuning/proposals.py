@@ -13,7 +13,7 @@ from operator import itemgetter
 
 import optuna
 
-from autotune.space.configuration import Configuration
+from autotune.space.configuration import Configuration, acting
 from autotune.space.knobs import KNOBS, KnobValue
 from autotune.space.probes import Situation
 from autotune.space.search_space import ResolvedSpace
@@ -54,6 +54,7 @@ class Proposals:
                 return self._sampler.ask_for(configuration), configuration
         for _ in range(MOST_REPEATS):
             asked, configuration = self._sampler.ask()
+            configuration = acting(configuration, self._space.baseline)
             if configuration not in tried and not passes_over(configuration):
                 return asked, configuration
             self._sampler.pass_over(asked)
@@ -73,7 +74,8 @@ class Proposals:
             draw.shuffle(varied)
         else:
             varied = [{name: draw.choice(each) for name, each in choices.items()} for _ in range(MOST_DRAWN)]
-        return [self._space.configuration(each) for each in varied]
+        drawn = dict.fromkeys(acting(self._space.configuration(each), self._space.baseline) for each in varied)
+        return list(drawn)
 
 
 def neighbours(
@@ -90,7 +92,7 @@ def neighbours(
     known = {item for each in (space.baseline, *tried) for item in each.items()}
     found: dict[Configuration, bool] = {}  # and whether each of its changes was tried before
     for changes in _changes(best, space, now):
-        configuration = best.replace(**changes)
+        configuration = acting(best.replace(**changes), space.baseline)
         if configuration not in tried:
             found.setdefault(configuration, changes.items() <= known)
     return sorted(found, key=found.__getitem__)

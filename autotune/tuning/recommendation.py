@@ -60,7 +60,7 @@ def recommend(
         configuration=dict(configuration),
         baseline=dict(run.baseline),
         evidence=_evidence(found, champion, watched, run, workload.script, measured=batch_losses is not None),
-        learning_rate=LearningRate.between(configuration.batch_size, run.baseline.batch_size, losses=batch_losses),
+        learning_rate=LearningRate.between(configuration.update_size, run.baseline.update_size, losses=batch_losses),
         machine=record.machine,
         workload=RecipeWorkload(
             name=workload.name,
@@ -230,7 +230,7 @@ def _not_checked(
         missing.append(NUMERICS_NOT_CHECKED)
     elif parity is not None and not parity.tells:
         missing.append(f"{NUMERICS_NOT_CHECKED} ({parity.detail})")
-    if winner.configuration["batch_size"] != baseline.batch_size:
+    if Configuration(winner.configuration).update_size != baseline.update_size:
         missing.append(
             "{} loss after equal numbers of examples at the recommended batch size".format(
                 "held-out" if measured else "training and held-out"

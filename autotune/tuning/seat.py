@@ -11,7 +11,7 @@ from autotune.errors import NoStableConfigurationError
 from autotune.executors.executor import IN_SEARCH, Data, DeviceUnavailable, SeatLost, TrialFailed, WarmUp
 from autotune.recipe.apply import environment
 from autotune.record import Outcome, Pairing, Phase, TrialRecord
-from autotune.space.configuration import Configuration, on_device
+from autotune.space.configuration import Configuration, acting, on_device
 from autotune.space.knobs import KNOBS, Device
 from autotune.stats.deciding import Stop, stop_measuring
 from autotune.stats.intervals import LogInterval, Spread, mean_interval
@@ -314,7 +314,8 @@ class Seat:
                 raise TrialFailed(
                     Outcome.ERROR, "Keras does not compile this model with XLA: jit_compile falls back to false"
                 )
-            in_force = trial.configuration.replace(**started.in_force)
+            resolved = trial.configuration.replace(**{"jit_compile": started.jit_compile, **started.in_force})
+            in_force = acting(resolved, self._run.baseline)
             if in_force != trial.configuration and limits.known(in_force):
                 raise SameInForce(in_force)
         except BaseException:

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Sequence
 
 from autotune.errors import WorkloadError
 from autotune.executors.executor import WarmUp
-from autotune.recipe.apply import environment
 from autotune.record import Slice
-from autotune.scripts.facts import ScriptFacts, Trains
+from autotune.scripts.facts import NO_XLA, ScriptFacts, Trains
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS, Device, Stage
 from autotune.stats.stability import MOST_RETRACES, MOST_SKIPPED, RETRACING_ADVICE
@@ -33,8 +32,8 @@ def as_imported(baseline: Configuration, facts: WorkloadFacts, *, where: str) ->
         if name not in baseline or baseline[name] == found:
             continue
         knob, named = KNOBS[name], name in facts.baseline
-        at_import = knob.stage is Stage.IMPORT
-        by_shell = at_import and bool(environment({name: baseline[name]}))
+        at_import = knob.stage in (Stage.IMPORT, Stage.START)
+        by_shell = at_import and knob.read(os.environ) != baseline[name]
         if knob.variable is not None and os.environ.get(knob.variable) == str(found):
             by_shell = not named  # what the workload names is set over it
             if named:
@@ -85,6 +84,8 @@ def script_notes(script: ScriptFacts, ready_seconds: float) -> Iterator[str]:
     for name, why in script.not_reached.items():
         if name in ("batch_size", "jit_compile", "precision"):
             yield f"{name} is not varied: {why}"
+    if script.baseline.get("jit_compile") is True and script.not_reached.get("jit_compile") == NO_XLA:
+        yield f"the script compiles with jit_compile=True. {NO_XLA}: take it out"
     if script.before_seconds > LONG_BEFORE_SHARE * ready_seconds:
         yield (
             f"what the script does before it trains takes {script.before_seconds:.0f} s in each trial: keep prepared "

@@ -18,8 +18,7 @@ from autotune.recipe.evidence import Watch
 from autotune.recipe.recipe import Recipe
 from autotune.report.page import write_page_or_say
 from autotune.run_directory import RunDirectory, RunRecord, new_run_directory
-from autotune.space.knobs import Device
-from autotune.space.search_space import ResolvedSpace, SearchSpace, find_search_space
+from autotune.space.search_space import SearchSpace, find_search_space
 from autotune.stats.deciding import MIN_GAIN, Objective
 from autotune.stats.numerics import BatchLosses
 from autotune.stats.stability import MEMORY_MARGIN
@@ -42,6 +41,7 @@ from autotune.tuning.resuming import (
 from autotune.tuning.run import Run
 from autotune.tuning.sampler import Sampler
 from autotune.tuning.soak import soak
+from autotune.tuning.spaces import space_of
 from autotune.tuning.surroundings import samples_of, worth_notes
 from autotune.tuning.trial import now_utc
 from autotune.tuning.waiting import CLOSING_SECONDS
@@ -49,8 +49,6 @@ from autotune.workloads.loading import refuse_while_loading
 from autotune.workloads.workload import Workload, WorkloadReference
 
 DEFAULT_BUDGET = "10m"
-DEFAULT_SPACE = {Device.CPU: "quick", Device.GPU: "gpu"}
-WIDER_SPACE, FEW_KNOBS = "cpu", 4  # where the usual space has fewer knobs that reach the training
 LEAST_LOSSES_SECONDS = 12.0  # for comparing training losses at another batch size: with less, it is not begun
 
 
@@ -62,6 +60,7 @@ def tune(
     out: str | Path | None = None,
     resume: str | Path | None = None,
     space: str | Path | None = None,
+    thorough: bool = False,
     trials: int | None = None,
     seed: int = 0,
     min_gain: float = MIN_GAIN,
@@ -70,6 +69,7 @@ def tune(
     pairing: Literal["auto", "bracketed"] = "auto",
     max_batch: int | None = None,
     fixed_batch: bool = False,
+    global_batch: int | None = None,
     memory_margin: float = MEMORY_MARGIN,
     soak: float | str | None = None,
     objective: Objective = "throughput",
@@ -103,6 +103,7 @@ def tune(
         resume: The directory of a run, ended or stopped: it goes on with all that was measured. How it is to be done
             is its own, `budget`, `trials` and `soak` excepted.
         space: A search-space file or the name of a shipped one; chosen by device when None.
+        thorough: The device's wider space is searched, such as `gpu_thorough`.
         trials: At most so many trials in the search; None leaves it to the budget.
         seed: Makes the samples repeatable, given the same results.
         min_gain: Smallest gain worth a recommendation, as a share.
@@ -113,6 +114,7 @@ def tune(
             never has two alive.
         max_batch: No batch size above this one is tried.
         fixed_batch: The batch size stays the baseline's.
+        global_batch: Examples per update of the weights, kept while the batch size is tuned: gradients are accumulated.
         memory_margin: Share of the machine's or container's memory, and of the device's, that the recommended
             configuration must leave free at its peak.
         soak: Time at the end, in seconds or as text, in which the winner trains without a pause and is watched for
@@ -156,6 +158,7 @@ def tune(
     given = {
         "args": () if args is None else reference.args,
         "space": None if space is None else str(space),
+        "thorough": thorough,
         "trials": trials,
         "seed": seed,
         "min_gain": min_gain,
@@ -164,6 +167,7 @@ def tune(
         "pairing": pairing,
         "max_batch": max_batch,
         "fixed_batch": fixed_batch,
+        "global_batch": global_batch,
         "memory_margin": memory_margin,
         "soak": None if soak is None else seconds_of("soak", soak, may_be_none=True),
         "objective": objective,
@@ -329,7 +333,7 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
         rate = run.records[0].throughput
         for text in worth_notes(samples, None if rate is None else rate.value, options.budget):
             invocation.observe(Notice(text=text))
-        written, space = _space(written, opened, options)
+        written, space = space_of(written, opened, options)
         if earlier is not None:
             refuse_another_question(earlier, baseline=run.baseline, choices=space.choices)
             opened.seat.keep_baseline()
@@ -365,32 +369,6 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
         return recipe
 
 
-def _space(written: SearchSpace | None, opened: Opened, options: Options) -> tuple[SearchSpace, ResolvedSpace]:
-    """The search space that was asked for; or the device's usual one, or a wider one where that reaches little."""
-
-    def resolved(space: SearchSpace) -> ResolvedSpace:
-        return space.resolve(
-            baseline=opened.run.baseline,
-            device=opened.device,
-            cores=opened.machine.cores,
-            examples=opened.warm.started.examples,
-            dataset_takes_config=opened.facts.dataset_takes_config,
-            largest_batch=options.max_batch,
-            fixed_batch=options.fixed_batch,
-            set_by_dataset=opened.warm.started.set_by_dataset,
-            not_reached={} if opened.facts.script is None else opened.facts.script.not_reached,
-        )
-
-    if written is not None:
-        return written, resolved(written)
-    written = find_search_space(DEFAULT_SPACE[opened.device])
-    found = resolved(written)
-    if len(found.choices) < FEW_KNOBS and opened.device is Device.CPU:
-        written = find_search_space(WIDER_SPACE)
-        found = resolved(written)
-    return written, found
-
-
 def _watched(found: Found, opened: Opened, invocation: Invocation) -> Watch | None:
     """A watch over what would be recommended, where one was asked for."""
     run, champion, seconds = opened.run, found.state.champion, invocation.options.soak
@@ -409,7 +387,7 @@ def _batch_losses(found: Found, run: Run, options: Options) -> BatchLosses | Non
     if champion is None or run.interrupted() or left < LEAST_LOSSES_SECONDS or not (seat := run.calm_seat):
         return None
     configuration = found.confirmations[champion.number].trial.configuration
-    if configuration.batch_size == run.baseline.batch_size:
+    if configuration.update_size == run.baseline.update_size:
         return None
     heading = f"comparing training losses at batch_size={configuration.batch_size}"
     seconds = min(left, max(LEAST_LOSSES_SECONDS, CHECK_SHARE * options.budget))

@@ -105,6 +105,7 @@ def verify(
         isolation=isolation,
         memory_margin=memory_margin,
         objective=loaded.evidence.objective,
+        global_batch=loaded.baseline.get("global_batch"),  # type: ignore[arg-type]  # checked there
     )
     reference = reference_to(workload, loaded.workload.args if args is None else args)
     machine = fingerprint()

@@ -24,7 +24,8 @@ FEWEST_COUNTED_CALLS = 2  # of an epoch: its first is no part of a slice, so wit
 KEPT_SECONDS = 0.3  # how long the step is timed on a batch kept in memory
 VALIDATION_SECONDS = 0.5  # so much of a validation is run; the rest is extrapolated
 UNKNOWN_VALIDATION_CALLS = 20  # charged of a validation of unknown length: equally much for each configuration
-HAND_ON = ("Options", "Prefetch", "AssertCardinality", "Map", "ParallelMap", "DenseToRagged")  # element by element
+# What hands on element by element.
+HAND_ON = ("Options", "Prefetch", "CopyToDevice", "AssertCardinality", "Map", "ParallelMap", "DenseToRagged")
 
 
 @dataclass(frozen=True, kw_only=True)

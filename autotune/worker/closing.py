@@ -53,7 +53,8 @@ def tell(
     if finish.ceilings:
         each = None
         if train.source is None:
-            each = _seconds_each(functools.partial(next, iter(train.dataset.repeat())), seconds)
+            endless = train.dataset if train.in_force.get("persistent_iterator") else train.dataset.repeat()
+            each = _seconds_each(functools.partial(next, iter(endless)), seconds)
         found["ceilings"] = Ceilings(
             by_input=training.batch_size / each if each else None,
             by_compute=training.batch_size * training.steps_per_call / kept if kept else None,

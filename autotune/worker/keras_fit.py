@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from autotune.executors.executor import Data
 from autotune.recipe import apply
 from autotune.record import Outcome
 from autotune.space.configuration import Configuration
+from autotune.space.variables import without_caches
 from autotune.worker import closing, datasets, gauges, gpus, messages
 from autotune.worker.boundary import BetweenEpochs, measure_between_epochs, take_over
 from autotune.worker.failures import TrainingFailed, is_out_of_memory
@@ -80,6 +82,7 @@ def time_fit(
     request: messages.TrialRequest, channel: messages.Channel, configuration: Configuration, parts: Parts
 ) -> None:
     """Time the training of these parts, and obey the tuner until it ends the trial."""
+    os.environ.update(without_caches(os.environ))  # a script's own line may have named one since the import
     model, dataset = parts.model, parts.dataset
     caches = [datasets.fill_caches(dataset, "dataset"), datasets.fill_caches(parts.validation, "validation")]
     began = time.monotonic()

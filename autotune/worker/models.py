@@ -86,6 +86,7 @@ def _compile(model: keras.Model, function: Callable[[], Any], configuration: Con
 
 def set_compiled(model: keras.Model, configuration: Configuration) -> None:
     """Set what `compile` was not told, or a model's own `compile` has not passed on."""
+    apply.accumulate(model.optimizer, configuration)
     if model.steps_per_execution != configuration["steps_per_execution"]:
         model.steps_per_execution = configuration["steps_per_execution"]
     wanted = configuration["jit_compile"]

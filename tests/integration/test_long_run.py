@@ -108,6 +108,7 @@ def recipe_of(facts: WorkloadFacts, folder: Path, **changes: object) -> Path:
     """A recipe of a script, with these changes."""
     recorded = Recipe.load(RECORDED)
     usual = {**dict(recorded.baseline), **facts.script.baseline, "prefetch": 0, "persistent_iterator": False}
+    usual |= {name: changes[name] for name in ("global_batch",) if name in changes}
     workload = recorded.workload.model_copy(update={"name": "train", "script": facts.script, "args": ()})
     recipe = recorded.model_copy(
         update={"baseline": usual, "configuration": {**usual, **changes}, "workload": workload, "learning_rate": None}
@@ -161,6 +162,18 @@ def test_a_recipes_values_act_in_the_scripts_own_places(surveyed, tmp_path, name
     assert "learning rate 0.01 → 0.03" in ended.stderr
     kept = by_recipe(tmp_path, recipe)
     assert float(said(kept, "steps").split()[-1]) == pytest.approx(0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_global_batch_is_kept_by_accumulating(surveyed, tmp_path, name):
+    """Batches of 8 update the weights as often as batches of 32, and the learning rate follows the larger one."""
+    (tmp_path / "train.py").write_text(SCRIPTS[name], encoding="utf-8")
+    recipe = recipe_of(surveyed[name], tmp_path, batch_size=8, global_batch=32)
+    ended = by_recipe(tmp_path, recipe, "--scale-learning-rate", "linear")
+    assert ended.returncode == 0, ended.stderr
+    assert said(ended, "steps").startswith("steps 9 ")  # three epochs of 96 examples
+    assert float(said(ended, "steps").split()[-1]) == pytest.approx(0.02)
 
 
 def test_a_call_that_moved_is_found_and_one_that_is_gone_is_an_error(surveyed, tmp_path):

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from autotune.scripts.facts import NO_XLA, ScriptFacts
 from autotune.scripts.side_effects import remove_created
+from autotune.tuning.surroundings import script_notes
 
 MODEL = """
 import keras
@@ -178,6 +180,14 @@ class Batches(keras.utils.PyDataset):
 model.fit(Batches())
 """,
 }
+SCRIPTS["sets_variables"] = (
+    'import os\nos.environ["TF_GPU_THREAD_MODE"] = "gpu_private"\n'
+    + COMPILED
+    + 'os.environ["XLA_FLAGS"] = "--xla_dump_to="\nmodel.fit(x, y)\n'
+)
+SCRIPTS["mirrored"] = MODEL.replace(
+    "model = ", "with tf.distribute.MirroredStrategy(['CPU:0']).scope():\n    model = "
+) + ('model.compile("sgd", "mse", jit_compile=True)\nmodel.fit(x, y)\n')
 SETTINGS: dict[str, dict[str, Any]] = {
     "arguments": {"args": ["--size", "4"]},
     "wrong_fit": {"fit": 3},
@@ -274,6 +284,24 @@ def test_what_a_script_sets_itself_is_its_baseline(told):
     """A dtype policy of the script's is the baseline's; a schedule by steps is named."""
     assert script(told, "policy")["baseline"]["precision"] == "mixed_bfloat16"
     assert script(told, "schedule")["schedule"] == "CosineDecay"
+
+
+def test_a_variable_that_a_script_sets_itself_is_not_varied(told):
+    """Its line runs in each trial, before or after the import, and would undo what the trial sets."""
+    found = script(told, "sets_variables")["not_reached"]
+    assert found["gpu_thread_mode"] == "the script sets TF_GPU_THREAD_MODE itself"
+    assert found["xla_gpu_graph_min_graph_size"] == "the script sets XLA_FLAGS itself"
+    assert "cublaslt" not in found
+
+
+def test_no_setting_of_xla_is_varied_under_a_strategy(told):
+    """The reason names the issues of Keras."""
+    found = script(told, "mirrored")
+    names = ("jit_compile", "xla_auto_clustering", "xla_gpu_enable_cublaslt")
+    assert {found["not_reached"][name] for name in names} == {NO_XLA}
+    assert found["baseline"]["jit_compile"] is True
+    said = list(script_notes(ScriptFacts.model_validate(found), 10.0))
+    assert f"the script compiles with jit_compile=True. {NO_XLA}: take it out" in said
 
 
 def test_the_longest_of_several_fits_is_tuned(told):

@@ -1,0 +1,116 @@
+"""Settings of the environment: flags inside variables, settings that are refused, and variables that nothing reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+XLA, TF_XLA = "XLA_FLAGS", "TF_XLA_FLAGS"
+
+_FAST_MATH = "fast-math gives up not-a-number and infinity, by which a training that diverges is noticed"
+REFUSED: Mapping[str, str] = {
+    "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT": "cuDNN's persistent batch normalisation may overflow",
+    "xla_gpu_enable_fast_min_max": _FAST_MATH,
+    "xla_cpu_enable_fast_math": _FAST_MATH,
+    "xla_gpu_autotune_level": "below 4, XLA does not check the results of the kernels that it chooses",
+}
+"""Settings that make a training faster and less sure: variables, and flags of XLA."""
+_UNSAFE = {"xla_gpu_autotune_level": ("0", "1", "2", "3")}
+
+NOT_READ = (
+    "TF_ENABLE_CUBLAS_TENSOR_OP_MATH_FP32",
+    "TF_ENABLE_CUDNN_TENSOR_OP_MATH_FP32",
+    "TF_ENABLE_CUDNN_RNN_TENSOR_OP_MATH_FP32",
+    "TF_DISABLE_CUBLAS_TENSOR_OP_MATH",
+    "TF_DISABLE_CUDNN_TENSOR_OP_MATH",
+    "TF_DISABLE_CUDNN_RNN_TENSOR_OP_MATH",
+)
+"""Variables that guides name, and that stand in no library of TensorFlow 2.21."""
+
+_CACHES = {
+    XLA: ("xla_gpu_per_fusion_autotune_cache_dir", "xla_gpu_load_autotune_results_from"),
+    TF_XLA: ("tf_xla_persistent_cache_directory",),
+}
+"""Flags by which one process takes over what another has compiled, or found by autotuning."""
+
+
+def flags(variables: Mapping[str, str], variable: str) -> dict[str, str]:
+    """The flags in a variable by name, as they are written: `{"xla_dump_to": "--xla_dump_to=/tmp"}`."""
+    # As XLA parses it (xla/parse_flags_from_env.cc): flags, or the path of a file with flags.
+    text = variables.get(variable, "").strip()
+    if text and not text.startswith("-"):
+        try:
+            text = Path(text).read_text(encoding="utf-8", errors="replace")
+        except (OSError, ValueError):
+            text = ""
+    written = re.findall(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""", text)
+    return {each.partition("=")[0].lstrip("-"): each for each in written}
+
+
+def flag_value(variables: Mapping[str, str], variable: str, flag: str) -> str | None:
+    """The text of a flag, `true` for a bare one; None where it is not set."""
+    written = flags(variables, variable).get(flag)
+    if written is None:
+        return None
+    _, equals, text = written.partition("=")
+    return text.strip("\"'").lower() if equals else "true"
+
+
+def set_flag(variables: MutableMapping[str, str], variable: str, flag: str, text: str) -> None:
+    """Set one flag, and leave the others as they are."""
+    variables[variable] = " ".join({**flags(variables, variable), flag: f"--{flag}={text}"}.values())
+
+
+def without_caches(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables that name a cache of compilations, without it: each process is to autotune for itself."""
+    changed = {}
+    for variable, caches in _CACHES.items():
+        found = flags(variables, variable)
+        if found.keys() & set(caches):
+            changed[variable] = " ".join(each for flag, each in found.items() if flag not in caches)
+    return changed
+
+
+def notes(variables: Mapping[str, str], tensorflow: str) -> Iterator[str]:
+    """What to know of the user's environment, a sentence each; `tensorflow` is its version."""
+    for name, why in REFUSED.items():
+        variable = name if name.startswith("TF_") else XLA
+        text = variables.get(name, "").lower() if variable == name else flag_value(variables, XLA, name)
+        if text in _UNSAFE.get(name, ("true", "1")):
+            shown = f"{name}={text}" if variable == name else f"{variable} has --{name}={text}"
+            yield f"{shown}: {why}; unset it for a safe training"
+    for name in NOT_READ:
+        if name in variables:
+            yield f"{name} is set, but not read any more by TensorFlow {tensorflow}"
+    for variable in without_caches(variables):
+        yield f"{variable} names a cache of compilations: trials run without it, so that each process tunes for itself"
+
+
+def own_variable(variable: str, texts: Mapping[Any, str], default: Any) -> dict[str, Any]:
+    """The fields of a knob that is a variable by itself: its text for each value, and what it is when not set."""
+
+    def read(variables: Mapping[str, str]) -> Any:
+        text = variables.get(variable, "").lower()
+        text = {"true": "1", "false": "0"}.get(text, text)
+        return next((value for value, each in texts.items() if each == text), default)
+
+    def write(variables: MutableMapping[str, str], value: Any) -> None:
+        variables[variable] = texts[value]
+
+    return {"variable": variable, "set": write, "read": read, "default": default}
+
+
+def own_flag(variable: str, flag: str, default: Any, texts: Mapping[Any, str]) -> dict[str, Any]:
+    """The same of a knob that is one flag in a variable."""
+
+    def read(variables: Mapping[str, str]) -> Any:
+        text = flag_value(variables, variable, flag)
+        text = {"1": "true", "0": "false"}.get(text or "", text) if "true" in texts.values() else text
+        return next((value for value, each in texts.items() if each == text), default)
+
+    def write(variables: MutableMapping[str, str], value: Any) -> None:
+        set_flag(variables, variable, flag, texts[value])
+
+    return {"variable": variable, "set": write, "read": read, "default": default}

@@ -1,0 +1,51 @@
+"""Which search space a run has, resolved for its workload and machine."""
+
+from __future__ import annotations
+
+from autotune.devices.gpus import lowest_capability
+from autotune.devices.xla_flags import lacking
+from autotune.space.knobs import Device
+from autotune.space.search_space import ResolvedSpace, SearchSpace, find_search_space
+from autotune.tuning.opening import Opened
+from autotune.tuning.options import Options
+from autotune.tuning.progress import Notice
+
+DEFAULT_SPACE = {Device.CPU: "quick", Device.GPU: "gpu"}
+THOROUGH_SPACE = {Device.GPU: "gpu_thorough"}
+WIDER_SPACE, FEW_KNOBS = "cpu", 4  # where the usual space has fewer knobs that reach the training
+
+
+def space_of(written: SearchSpace | None, opened: Opened, options: Options) -> tuple[SearchSpace, ResolvedSpace]:
+    """The search space that was asked for; or the device's usual one, or a wider one where that reaches little."""
+    not_reached = {} if opened.facts.script is None else dict(opened.facts.script.not_reached)
+
+    def resolved(space: SearchSpace) -> ResolvedSpace:
+        if opened.device is Device.GPU and (missing := lacking(space.ranges.keys() - not_reached.keys())):
+            opened.run.observe(Notice(text=f"not varied: {', '.join(sorted(missing))}: {min(missing.values())}"))
+            not_reached.update(missing)
+        return space.resolve(
+            baseline=opened.run.baseline,
+            device=opened.device,
+            cores=opened.machine.cores,
+            examples=opened.warm.started.examples,
+            dataset_takes_config=opened.facts.dataset_takes_config,
+            largest_batch=options.max_batch,
+            fixed_batch=options.fixed_batch,
+            set_by_dataset=opened.warm.started.set_by_dataset,
+            not_reached=not_reached,
+            capability=lowest_capability(opened.machine.gpus),
+        )
+
+    if written is not None:
+        return written, resolved(written)
+    name = DEFAULT_SPACE[opened.device]
+    if options.thorough and opened.device in THOROUGH_SPACE:
+        name = THOROUGH_SPACE[opened.device]
+    elif options.thorough:
+        opened.run.observe(Notice(text=f"there is no thorough search space for a {opened.device}: {name} is searched"))
+    written = find_search_space(name)
+    found = resolved(written)
+    if len(found.choices) < FEW_KNOBS and opened.device is Device.CPU:
+        written = find_search_space(WIDER_SPACE)
+        found = resolved(written)
+    return written, found

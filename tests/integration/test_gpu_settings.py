@@ -1,0 +1,171 @@
+"""Settings of GPUs, as far as TensorFlow takes them on a processor: flags, variables, passes, prefetch to a device."""
+
+import mmap
+import subprocess
+import sys
+import textwrap
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from autotune.devices.xla_flags import lacking
+from autotune.space.gpu_knobs import GPU_KNOBS
+from autotune.space.knob import Domain, Knob, Stage
+from autotune.space.knobs import registered
+from autotune.space.variables import NOT_READ, REFUSED, own_flag
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def run(environment):
+    """Runs code in a process of its own, with these variables; what it printed and its errors."""
+
+    def start(script: str, **variables: str) -> tuple[list[str], str]:
+        ended = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script)],
+            capture_output=True,
+            text=True,
+            env={**environment, "TF_CPP_MIN_LOG_LEVEL": "0", **variables},
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr[-3000:]
+        return ended.stdout.splitlines(), ended.stderr
+
+    return start
+
+
+def test_the_installed_binary_is_asked_for_its_flags():
+    """It has those of the table; of one that it lacks it says so, and only the process that was asked dies."""
+    unknown = Knob(
+        name="xla_gpu_of_another_version",
+        summary="none",
+        domain=Domain(booleans=True),
+        stage=Stage.START,
+        flag=True,
+        **own_flag("XLA_FLAGS", "xla_gpu_of_another_version", False, {False: "false", True: "true"}),
+    )
+    names = [each.name for each in GPU_KNOBS if each.flag]
+    with registered(unknown):
+        assert list(lacking([*names, unknown.name])) == [unknown.name]
+
+
+def test_the_variables_of_the_table_stand_in_the_binary():
+    """Those that nothing reads do not."""
+    spec = find_spec("tensorflow")
+    assert spec is not None
+    assert spec.origin is not None
+    names = {each.variable for each in GPU_KNOBS if each.variable} | {
+        each for each in REFUSED if each.startswith("TF_")
+    }
+    found = set()
+    for library in Path(spec.origin).parent.glob("libtensorflow_*.so.*"):
+        with library.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
+            found |= {each for each in (*names, *NOT_READ) if content.find(each.encode()) >= 0}
+    assert found == names
+
+
+CLUSTERS = """
+import tensorflow as tf
+from autotune.recipe import apply
+
+apply.apply_before_build({{"xla_auto_clustering": {on}}})
+function = tf.function(lambda x: tf.reduce_sum(tf.tanh(tf.matmul(x, x) + x) * x))
+for _ in range(3):
+    print(float(function(tf.ones((8, 8)))))
+"""
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_auto_clustering_acts_after_the_import_beside_the_users_flags(run, on):
+    """The user's own flag, by which a processor clusters too, stays; only with the knob anything is compiled."""
+    printed, errors = run(CLUSTERS.format(on=on), TF_XLA_FLAGS="--tf_xla_cpu_global_jit")
+    assert len(printed) == 3
+    assert ("Compiled cluster using XLA" in errors) is on
+
+
+def test_passes_of_grappler_are_accepted(run):
+    """TensorFlow ignores a key that it does not know: then it would not come back."""
+    names = [each.name for each in GPU_KNOBS if each.stage is Stage.RUNTIME]
+    printed, _ = run(
+        f"""
+        import tensorflow as tf
+        from autotune.recipe import apply
+        from autotune.space.knobs import KNOBS
+        names = {names!r}
+        print([KNOBS[name].read(tf) for name in names])
+        apply.apply_before_build(dict.fromkeys(names, False))
+        print([KNOBS[name].read(tf) for name in names])
+        """
+    )
+    assert printed == [str([True] * len(names)), str([False] * len(names))]
+
+
+def test_batches_are_prefetched_to_a_device_and_trained_on(run):
+    """As the last part of a pipeline with a persistent iterator; without one it does not act. Epochs stay whole."""
+    printed, _ = run(
+        """
+        import dataclasses
+        import keras, numpy as np, tensorflow as tf
+        from autotune.recipe import apply
+        from autotune.space.configuration import Configuration
+        from autotune.space.knobs import KNOBS
+
+        knob = KNOBS["prefetch_to_device"]  # on the only device that there is
+        depths = []
+
+        def to_processor(batches, depth):
+            depths.append(depth)
+            return knob.set(batches, depth, "/CPU:0")
+
+        KNOBS[knob.name] = dataclasses.replace(knob, set=to_processor)
+        x = np.arange(96.0).reshape(24, 4)
+        for persistent in (False, True):
+            configuration = Configuration(
+                {"batch_size": 4, "prefetch": 2, "prefetch_to_device": 2, "persistent_iterator": persistent}
+            )
+            train = apply.training_pipeline(tf.data.Dataset.from_tensor_slices((x, x[:, :1])), configuration)
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+            model.fit(**train.fit_args, epochs=2, verbose=0)
+            print(int(model.optimizer.iterations), depths)
+        """
+    )
+    assert printed == ["12 []", "12 [2]"]
+
+
+def test_a_users_cache_of_autotuning_is_not_taken_over(processes_of, tmp_path, monkeypatch):
+    """Trials are without it, and with the user's other flags."""
+    monkeypatch.setenv("XLA_FLAGS", f"--xla_gpu_per_fusion_autotune_cache_dir={tmp_path} --xla_gpu_autotune_level=4")
+    processes = processes_of(SAYS)
+    processes.open()
+    from real_trials import PATIENCE_SECONDS, configuration
+
+    log = tmp_path / "trial.log"
+    trial = processes.launch(configuration(), log=str(log), data=None)
+    trial.warm_up(PATIENCE_SECONDS)
+    trial.kill()
+    said = log.read_text().splitlines()
+    assert "flags --xla_gpu_autotune_level=4" in said
+    assert [line for line in said if line.startswith("traced")][-1] == "traced ''"
+
+
+SAYS = """
+import os
+os.environ["TF_XLA_FLAGS"] = "--tf_xla_persistent_cache_directory=/nowhere"  # as a user's file may
+import keras, numpy as np, tensorflow as tf, autotune
+
+def seen(values):
+    print("traced", repr(os.environ["TF_XLA_FLAGS"]), flush=True)
+    return values
+
+def model():
+    print("flags", os.environ["XLA_FLAGS"], flush=True)
+    return keras.Sequential([keras.Input((4,)), keras.layers.Lambda(seen), keras.layers.Dense(1)])
+
+def dataset():
+    return tf.data.Dataset.from_tensor_slices((np.ones((64, 4)), np.ones((64, 1))))
+
+workload = autotune.Workload(model=model, dataset=dataset, compile=lambda: {"loss": "mse"}, batch_size=16)
+"""

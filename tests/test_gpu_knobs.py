@@ -1,0 +1,384 @@
+"""Knobs of a GPU, by rules: there is no GPU here."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+from simulated_runs import FACTS, MACHINE, an_invocation, on_disk, simulated_trials, tune_simulated
+
+from autotune.devices.gpus import Gpu
+from autotune.devices.xla_flags import lacking
+from autotune.errors import ApplyError, ArgumentError
+from autotune.recipe import apply
+from autotune.record import Outcome, Place
+from autotune.space.configuration import acting, baseline_configuration
+from autotune.space.gpu_knobs import GPU_KNOBS
+from autotune.space.knobs import KNOBS, Device, Numerics, Stage
+from autotune.space.search_space import SearchSpace, find_search_space
+from autotune.tuning import spaces
+from autotune.tuning.options import Options
+from autotune.tuning.progress import Notice
+from autotune.tuning.proposals import neighbours
+from autotune.tuning.surroundings import as_imported
+from autotune.tuning.tune import tune_with
+
+BASELINE = baseline_configuration(32, {"jit_compile": False}, Device.GPU, where="test")
+VARIABLES = [each for each in GPU_KNOBS if each.stage is Stage.START]
+A100 = Gpu(name="NVIDIA A100", memory_bytes=40 << 30, compute_capability="8.0")
+
+
+def resolved(name="gpu", *, baseline=BASELINE, **more):
+    """A shipped search space on a GPU."""
+    given = {"device": Device.GPU, "cores": 2, "examples": 4096, "dataset_takes_config": True}
+    return find_search_space(name).resolve(baseline=baseline, **{**given, **more})
+
+
+@pytest.mark.parametrize("knob", VARIABLES, ids=lambda knob: knob.name)
+def test_each_variable_is_read_as_it_is_set(knob):
+    """Every value comes back, the user's other flags stay, and TensorFlow's own is what an empty shell gives."""
+    shell = {"XLA_FLAGS": "--xla_dump_to=/d", "TF_XLA_FLAGS": "--tf_xla_clustering_debug"}
+    assert knob.read({}) == knob.read(shell) == knob.default
+    values = [False, True] if knob.domain.booleans else [*knob.domain.words, *(knob.domain.integers or ())]
+    for value in values:
+        variables = dict(shell)
+        knob.set(variables, value)
+        assert knob.read(variables) == value
+        assert "--xla_dump_to=/d" in variables["XLA_FLAGS"]
+        assert "--tf_xla_clustering_debug" in variables["TF_XLA_FLAGS"]
+
+
+@pytest.mark.parametrize("knob", VARIABLES, ids=lambda knob: knob.name)
+def test_text_that_is_no_value_is_tensorflows_own(knob):
+    """What a shell says in other words does not become a value that the knob cannot take."""
+    assert knob.read({knob.variable: "--x", "TF_GPU_ALLOCATOR": "mine"}) == knob.default
+
+
+def test_what_changes_arithmetic_goes_through_the_numerics_check():
+    """The rest leaves the numbers alone."""
+    same = {each.name for each in GPU_KNOBS if each.numerics is Numerics.SAME}
+    expected = {"gpu_thread_mode", "gpu_thread_count", "xla_gpu_graph_min_graph_size", "prefetch_to_device"}
+    assert same == {*expected, "gpu_allocator"}
+
+
+def test_the_thorough_space_has_all_of_the_usual_one():
+    """And the knobs that are searched only when asked for."""
+    usual, thorough = find_search_space("gpu").ranges, find_search_space("gpu_thorough").ranges
+    assert usual.items() <= thorough.items()
+    assert set(thorough) - set(usual) == {
+        "xla_gpu_enable_cublaslt",
+        "xla_gpu_enable_cudnn_layer_norm",
+        "xla_gpu_cudnn_gemm_fusion_level",
+        "xla_gpu_exhaustive_tiling_search",
+        "layout_optimizer",
+        "remapping",
+        "gpu_allocator",
+    }
+
+
+def test_no_knob_of_a_gpu_needs_another_import():
+    """Their variables are read when the runtime starts, so forks of one template can set them."""
+    assert {KNOBS[name].stage for name in find_search_space("gpu_thorough").ranges}.isdisjoint({Stage.IMPORT})
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected", "tf32"),
+    [
+        ("6.1", ("float32",), False),
+        ("7.0", ("float32", "mixed_float16"), False),
+        ("7.5", ("float32", "mixed_float16"), False),
+        ("8.0", ("float32", "mixed_float16", "mixed_bfloat16"), True),
+        ("10.0", ("float32", "mixed_float16", "mixed_bfloat16"), True),
+        (None, ("float32", "mixed_float16", "mixed_bfloat16"), True),
+    ],
+)
+def test_precisions_without_tensor_cores_are_left_out(capability, expected, tf32):
+    """float16 from compute capability 7.0; bfloat16 and TF32 from 8.0; all where it is not known."""
+    space = resolved(capability=capability)
+    assert space.choices.get("precision", ("float32",)) == expected
+    assert ("tensor_float_32" in space.choices) is tf32
+    if capability == "7.5":
+        assert space.left_out["precision=mixed_bfloat16"] == "needs compute capability 8.0, not 7.5"
+
+
+def test_the_baselines_own_precision_stays():
+    """It is what the user would run, on whatever GPU."""
+    space = resolved(baseline=BASELINE.replace(precision="mixed_bfloat16"), capability="7.0")
+    assert "mixed_bfloat16" in space.choices["precision"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "idle"),
+    [
+        ({"xla_gpu_graph_min_graph_size": 1}, True),
+        ({"xla_gpu_graph_min_graph_size": 1, "jit_compile": True}, False),
+        ({"xla_gpu_graph_min_graph_size": 1, "xla_auto_clustering": True}, False),
+        ({"gpu_thread_count": 4}, True),
+        ({"gpu_thread_count": 4, "gpu_thread_mode": "gpu_private"}, False),
+        ({"xla_auto_clustering": True}, False),
+    ],
+)
+def test_a_knob_that_does_nothing_is_no_other_candidate(changes, idle):
+    """A flag of XLA without XLA, and a count of threads that are not used."""
+    assert (acting(BASELINE.replace(**changes), BASELINE) == BASELINE) is idle
+
+
+def test_a_step_that_is_compiled_whole_leaves_nothing_to_cluster():
+    """Then auto-clustering has the baseline's value."""
+    both = BASELINE.replace(jit_compile=True, xla_auto_clustering=True)
+    assert acting(both, BASELINE) == BASELINE.replace(jit_compile=True)
+
+
+def test_no_neighbour_is_the_same_under_another_name():
+    """All that are proposed differ in something that acts."""
+    found = neighbours(BASELINE, {BASELINE}, resolved("gpu_thorough"), waits=False)
+    assert BASELINE not in found
+    assert all(acting(each, BASELINE) == each for each in found)
+    changed = {name for each in found for name in each.differences(BASELINE)}
+    assert {"xla_gpu_graph_min_graph_size", "xla_auto_clustering", "cublaslt", "gpu_thread_mode"} <= changed
+
+
+# ---------------------------------------------------------------------------------------------- applying
+
+
+class Started:
+    """TensorFlow as far as applying asks for it; its runtime may have started."""
+
+    def __init__(self, started):
+        self.started, self.threads = started, 0
+        self.threading = self.optimizer = self
+        self.data = SimpleNamespace(Dataset=Started)
+        self.Variable = self.Tensor = Started
+
+    @property
+    def config(self):
+        """Itself."""
+        return self
+
+    def list_physical_devices(self, kind):
+        """None."""
+        return []
+
+    def get_inter_op_parallelism_threads(self):
+        """As set."""
+        return self.threads
+
+    def set_inter_op_parallelism_threads(self, threads):
+        """Refused once the runtime runs."""
+        if self.started:
+            raise RuntimeError("cannot be modified after initialization")
+
+
+def test_the_variables_are_set_before_the_runtime_starts(monkeypatch):
+    """Only those whose value in force is another one."""
+    monkeypatch.setitem(sys.modules, "tensorflow", Started(False))
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/d")
+    monkeypatch.delenv("TF_GPU_THREAD_MODE", raising=False)
+    monkeypatch.setattr(apply.os, "environ", dict(apply.os.environ))
+    apply.apply_before_build({"gpu_thread_mode": "gpu_private", "cublaslt": False, "xla_gpu_graph_min_graph_size": 1})
+    assert apply.os.environ["TF_GPU_THREAD_MODE"] == "gpu_private"
+    assert apply.os.environ["XLA_FLAGS"] == "--xla_dump_to=/d --xla_gpu_graph_min_graph_size=1"
+    assert "TF_USE_CUBLASLT" not in apply.os.environ
+
+
+def test_a_variable_comes_too_late_once_the_runtime_runs(monkeypatch):
+    """The error names it."""
+    monkeypatch.setitem(sys.modules, "tensorflow", Started(True))
+    monkeypatch.setattr(apply.os, "environ", {})
+    with pytest.raises(ApplyError, match="TF_USE_CUBLASLT='1' cannot act any more"):
+        apply.apply_before_build({"cublaslt": True})
+
+
+def test_what_the_shell_sets_is_the_baselines(monkeypatch):
+    """It is what the user would run anyway."""
+    monkeypatch.setenv("TF_GPU_THREAD_MODE", "gpu_private")
+    facts = FACTS.model_copy(update={"in_force": {"gpu_thread_mode": "gpu_private", "cublaslt": False}})
+    baseline, notices = as_imported(BASELINE, facts, where="train.py")
+    assert baseline == BASELINE.replace(gpu_thread_mode="gpu_private")
+    assert notices == ("the environment sets gpu_thread_mode=gpu_private, so the baseline has it too",)
+
+
+# -------------------------------------------------------------------------------------------- XLA's flags
+
+NAMES = ["batch_size", "xla_gpu_graph_min_graph_size", "xla_gpu_enable_cublaslt"]
+
+
+def test_one_process_is_asked_for_all_flags():
+    """With TensorFlow's own values; a clean end says that it has them all."""
+    asked = []
+    assert lacking(NAMES, lambda text: asked.append(text) or (0, "")) == {}
+    assert asked == ["--xla_gpu_graph_min_graph_size=5 --xla_gpu_enable_cublaslt=false"]
+
+
+def test_flags_that_the_binary_lacks_are_left_out():
+    """As XLA names them when it aborts."""
+    said = "F0000 00:00 1 parse_flags_from_env.cc:234] Unknown flag in XLA_FLAGS: --xla_gpu_enable_cublaslt=false\n"
+    assert list(lacking(NAMES, lambda text: (-6, said))) == ["xla_gpu_enable_cublaslt"]
+
+
+def test_no_answer_leaves_all_flags_out():
+    """A flag that might abort each trial is not tried."""
+    assert list(lacking(NAMES, lambda text: (1, "ModuleNotFoundError"))) == NAMES[1:]
+
+
+def test_a_space_without_flags_asks_nobody():
+    """A process that imports TensorFlow takes seconds."""
+    assert lacking(["batch_size", "cublaslt"], lambda text: pytest.fail("asked")) == {}
+
+
+# ------------------------------------------------------------------------------------------------- runs
+
+SPACE = """
+schema_version = 1
+[knobs.xla_gpu_graph_min_graph_size]
+kind = "categorical"
+choices = [1, 5]
+[knobs.jit_compile]
+kind = "categorical"
+choices = [false, true]
+[knobs.cublaslt]
+kind = "categorical"
+choices = [false, true]
+"""
+
+
+def on_gpu(**settings):
+    """Simulated trials on a GPU that are faster with cuBLASLt."""
+    return simulated_trials(
+        lambda each: 6400.0 if each.get("cublaslt") else 4000.0, noise=0.02, gpus=("NVIDIA A100",), **settings
+    )
+
+
+def test_a_run_on_a_gpu_leaves_out_what_the_binary_lacks(tmp_path, monkeypatch):
+    """It says so in one line, tries no such flag, and finds the rest."""
+    notices = []
+    monkeypatch.setattr(
+        spaces, "lacking", lambda names: lacking(names, lambda text: (-6, f"Unknown flag in XLA_FLAGS: {text}"))
+    )
+    machine = MACHINE.model_copy(update={"gpus": (A100,)})
+    with on_disk(tmp_path / "run") as directory:
+        recipe = tune_simulated(
+            on_gpu(), directory, space=SPACE, machine=machine, observe=lambda each: notices.append(each)
+        )
+        left_out = directory.read_run().search_space.left_out
+    said = [each.text for each in notices if isinstance(each, Notice) and "no such flag" in each.text]
+    assert said == ["not varied: xla_gpu_graph_min_graph_size: the installed TensorFlow has no such flag of XLA"]
+    assert list(left_out) == ["xla_gpu_graph_min_graph_size"]
+    assert recipe.changes["cublaslt"] is True
+    assert "xla_gpu_graph_min_graph_size" not in recipe.changes
+
+
+def test_a_run_on_a_processor_has_no_knob_of_a_gpu(tmp_path, monkeypatch):
+    """Nobody is asked for XLA's flags, and neither baseline nor recipe names one."""
+    monkeypatch.setattr(spaces, "lacking", lambda names: pytest.fail("asked"))
+    with on_disk(tmp_path / "run") as directory:
+        recipe = tune_simulated(simulated_trials(noise=0.02), directory, space=SPACE, budget=120.0)
+    assert not set(recipe.baseline) & {each.name for each in GPU_KNOBS}
+
+
+def test_a_setting_of_the_shell_that_is_not_safe_is_said_at_the_start(tmp_path, monkeypatch):
+    """One line for it, and one for a variable that TensorFlow does not read."""
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=0")
+    monkeypatch.setenv("TF_ENABLE_CUBLAS_TENSOR_OP_MATH_FP32", "1")
+    notices = []
+    with on_disk(tmp_path / "run") as directory:
+        tune_simulated(simulated_trials(noise=0.02), directory, space=SPACE, budget=60.0, observe=notices.append)
+    said = [each.text for each in notices if isinstance(each, Notice)]
+    assert said[0].startswith("XLA_FLAGS has --xla_gpu_autotune_level=0: below 4, XLA does not check")
+    assert said[1] == "TF_ENABLE_CUBLAS_TENSOR_OP_MATH_FP32 is set, but not read any more by TensorFlow 2.21.0"
+
+
+def test_what_keras_decides_is_what_is_recorded(tmp_path):
+    """A candidate that leaves XLA to Keras has the value that came of it, and is no other than that one."""
+    space = SPACE.replace("[false, true]", '[false, true, "auto"]', 1)
+    machine = MACHINE.model_copy(update={"gpus": (A100,)})
+    trials = on_gpu(jit_resolves_to=True)
+    with on_disk(tmp_path / "run") as directory:
+        tune_simulated(
+            trials, directory, space=space.replace("xla_gpu_graph_min_graph_size", "gpu_thread_count"), machine=machine
+        )
+        records = list(directory.read_trials())
+    measured = [each for each in records if each.outcome is Outcome.OK]
+    assert {each.configuration["jit_compile"] for each in measured} == {True, False}
+    left = [each.reason for each in records if each.configuration["jit_compile"] == "auto"]
+    assert left
+    assert all(each.startswith("the same as a trial before") for each in left)
+
+
+def test_thorough_on_a_processor_is_the_usual_space(tmp_path):
+    """One sentence says that there is no other."""
+    notices = []
+    with on_disk(tmp_path / "run") as directory:
+        invocation = an_invocation(
+            simulated_trials(noise=0.02), directory, observe=notices.append, budget=60.0, thorough=True
+        )
+        recipe = tune_with(invocation, None)
+    said = [each.text for each in notices if isinstance(each, Notice)]
+    assert "there is no thorough search space for a cpu: quick is searched" in said
+    assert recipe.created_by.search_space == "quick.toml"
+
+
+def test_thorough_on_a_gpu_is_the_wider_space(tmp_path, monkeypatch):
+    """Its knobs are varied beside the usual ones."""
+    monkeypatch.setattr(spaces, "lacking", lambda names: {})
+    machine = MACHINE.model_copy(update={"gpus": (A100,)})
+    with on_disk(tmp_path / "run") as directory:
+        invocation = an_invocation(on_gpu(), directory, machine=machine, budget=60.0, thorough=True)
+        recipe = tune_with(invocation, None)
+        assert "gpu_allocator" in directory.read_run().search_space.choices
+    assert recipe.created_by.search_space == "gpu_thorough.toml"
+
+
+def test_thorough_beside_a_space_is_refused():
+    """Each of them chooses one."""
+    with pytest.raises(ArgumentError, match="thorough and space were both given"):
+        Options(budget=60.0, thorough=True, space="gpu")
+
+
+def test_two_compilations_never_run_at_once_on_a_gpu(tmp_path):
+    """XLA tunes its kernels by timing them: no process of a seat starts before the one before it is warm."""
+    trials = on_gpu()
+    launch, cold, most = trials.launch, [], []
+
+    def watched(*given, **named):
+        trial = launch(*given, **named)
+        cold.append(trial)
+        most.append(len(cold))
+        for method in ("warm_up", "loss_curves", "kill"):
+            _then(trial, method, lambda: cold.remove(trial) if trial in cold else None)
+        return trial
+
+    trials.launch = watched
+    machine = MACHINE.model_copy(update={"gpus": (A100,)})
+    with on_disk(tmp_path / "run") as directory:
+        recipe = tune_simulated(
+            trials, directory, space=SPACE.replace("xla_gpu_graph_min_graph_size", "gpu_thread_count"), machine=machine
+        )
+    assert recipe.changes["cublaslt"] is True
+    assert len(most) > 8
+    assert max(most) == 1
+
+
+def _then(trial, method, done):
+    """Call something after a method of a trial, however it ends."""
+    usual = getattr(trial, method)
+
+    def wrapped(*given, **named):
+        try:
+            return usual(*given, **named)
+        finally:
+            done()
+
+    setattr(trial, method, wrapped)
+
+
+def test_seats_of_cores_do_not_share_a_gpu(tmp_path):
+    """They would compile on it at once; each seat needs a GPU of its own."""
+    trials = on_gpu()
+    trials.place = lambda seat: Place(seat=seat, host="here", cores=(0,), of_cores=2)
+    with on_disk(tmp_path / "run") as directory, pytest.raises(ArgumentError, match="would share"):
+        tune_simulated(trials, directory, space=SPACE)
+
+
+def test_a_space_may_name_a_flag_that_is_a_knob():
+    """What is not refused is read as any knob."""
+    assert "xla_gpu_graph_min_graph_size" in SearchSpace.parse(SPACE, source="test.toml").ranges
