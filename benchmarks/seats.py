@@ -35,7 +35,7 @@ SCALE = 20.0
 """Seconds of a trial for each second here."""
 SEATS = (1, 2, 4, 8)
 TRIALS_A_SEAT, TRIALS_A_SEAT_QUICK = 16, 4
-STUDIES, STUDIES_QUICK = 30, 2
+STUDIES, STUDIES_QUICK = 15, 2
 """Of each kind of machine."""
 COMPARED_AFTER = 32
 """Trials."""

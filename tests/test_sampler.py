@@ -220,8 +220,7 @@ def test_the_study_is_in_its_directory_whatever_that_is_called(tmp_path, monkeyp
     """No character of a path cuts or changes it, also where the path is relative: the file is there, and no other."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).mkdir()
-    sampler = a_sampler(space_of(), file=Path(name) / "study.db")
-    sampler.ask()
+    run(a_sampler(space_of(), file=Path(name) / "study.db"), 1)
     assert [str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*") if each.is_file()] == [f"{name}/study.db"]
     with contextlib.closing(sqlite3.connect(tmp_path / name / "study.db")) as study:
         assert study.execute("SELECT count(*) FROM trials").fetchone() == (1,)

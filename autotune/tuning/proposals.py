@@ -19,7 +19,7 @@ from autotune.space.probes import Situation
 from autotune.space.search_space import ResolvedSpace
 from autotune.tuning.sampler import Sampler
 
-MOST_REPEATS = 20  # samples in a row that are known or passed over: then chance proposes
+MOST_REPEATS = 5  # samples in a row that are known or passed over: then chance proposes
 MOST_DRAWN = 4096  # configurations that chance draws; a space of no more is gone through
 MOST_OF_OTHERS = 2  # values of a knob without probes, before the sampler has its turn
 SHORT_STEP_SECONDS = 0.01  # a call into TensorFlow takes about 1 ms, which several steps may share
@@ -58,24 +58,26 @@ class Proposals:
             if configuration not in tried and not passes_over(configuration):
                 return asked, configuration
             self._sampler.pass_over(asked)
-        others = [each for each in self._drawn(len(tried)) if each not in tried]
-        for configuration in others:
-            if not passes_over(configuration):
-                return self._sampler.ask_for(configuration), configuration
-        self.exhausted = not others and self._space.size <= MOST_DRAWN
+        untried = False
+        for configuration in self._drawn(len(tried)):
+            if configuration not in tried:
+                untried = True
+                if not passes_over(configuration):
+                    return self._sampler.ask_for(configuration), configuration
+        self.exhausted = not untried and self._space.size <= MOST_DRAWN
         self.nothing_fits = not self.exhausted
         return None
 
-    def _drawn(self, seed: int) -> list[Configuration]:
+    def _drawn(self, seed: int) -> Iterator[Configuration]:
         """Configurations by chance: the whole space where it is small."""
         draw, choices = random.Random(seed), self._space.choices
         if self._space.size <= MOST_DRAWN:
-            varied = [dict(zip(choices, each, strict=True)) for each in itertools.product(*choices.values())]
-            draw.shuffle(varied)
+            every = list(itertools.product(*choices.values()))
+            draw.shuffle(every)
         else:
-            varied = [{name: draw.choice(each) for name, each in choices.items()} for _ in range(MOST_DRAWN)]
-        drawn = dict.fromkeys(acting(self._space.configuration(each), self._space.baseline) for each in varied)
-        return list(drawn)
+            every = [tuple(draw.choice(each) for each in choices.values()) for _ in range(MOST_DRAWN)]
+        for values in every:
+            yield self._space.configuration(dict(zip(choices, values, strict=True)))
 
 
 def neighbours(
