@@ -2,9 +2,9 @@
 
     python benchmarks/seats.py [--quick] [--json FILE]
 
-Simulated trials sleep: a second of theirs takes 1/20 s here. So the driver's own work counts twenty times too much, and
-the throughput is what real trials would exceed. Regret is the log-speed of the best configuration over that of the
-fastest measured, on the drawn machines of `samplers.py`.
+Simulated trials sleep: a second of theirs takes 1/4 s here, so the driver's own work counts four times too much.
+Regret is the log-speed of the best configuration over that of the fastest measured, on the drawn machines of
+`samplers.py`.
 """
 
 import itertools
@@ -28,10 +28,10 @@ from simulated_runs import FACTS, MemoryDirectory, on_disk, tune_simulated, with
 from autotune.record import Phase, TrialRecord
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
-from autotune.tuning.proposals import Proposals
+from autotune.tuning.proposals import Others, Proposals
 from autotune.tuning.sampler import Sampler
 
-SCALE = 20.0
+SCALE = 4.0
 """Seconds of a trial for each second here."""
 SEATS = (1, 2, 4, 8)
 TRIALS_A_SEAT, TRIALS_A_SEAT_QUICK = 16, 4
@@ -138,7 +138,8 @@ def regret(machine: Machine, in_flight: int, seed: int) -> float:
             sampler.tell(asked, record_of(configuration, len(measured), measured[configuration]))
         if number <= COMPARED_AFTER:
             best = max(measured, key=lambda each: measured[each])
-            proposed = proposals.next(known, best, waits=machine.waits(best))
+            others = Others(running=[each for _, each in running], ratios=measured) if in_flight > 1 else None
+            proposed = proposals.next(known, best, waits=machine.waits(best), others=others)
             if proposed is not None:
                 running.append(proposed)
                 known.add(proposed[1])

@@ -7,7 +7,7 @@ from optuna.trial import TrialState
 from simulated_runs import BASELINE, GROWING_SPACE, SMALL_SPACE, a_record, space_of
 
 from autotune.space.search_space import find_search_space
-from autotune.tuning.proposals import Proposals, neighbours
+from autotune.tuning.proposals import Others, Proposals, neighbours
 from autotune.tuning.sampler import Sampler
 
 TINY_SPACE = """
@@ -198,3 +198,32 @@ def test_a_sampler_that_repeats_itself_ends_no_space():
     other = Proposals(space, Repeating())
     assert other.next({BASELINE}, BASELINE, waits=False, passes_over=lambda each: True) is None
     assert (other.exhausted, other.nothing_fits) == (False, True)
+
+
+def test_changes_that_helped_on_several_seats_are_joined():
+    """Each was tried beside the same fastest; the next candidate has them all."""
+    space = space_of(SMALL_SPACE)
+    proposals = Proposals(space, Sampler(space, file=None, name="test", seed=0))
+    tried, ratios = {space.baseline}, {space.baseline: 0.0}
+    for _ in range(4):
+        _, configuration = proposals.next(tried, space.baseline, waits=False)
+        tried.add(configuration)
+        ratios[configuration] = 0.1 if len(configuration.differences(space.baseline)) == 1 else -0.1
+    helped = {}
+    for each in ratios:
+        if ratios[each] > 0:
+            helped |= {name: each[name] for name in each.differences(space.baseline)}
+    best = max(ratios, key=ratios.__getitem__)
+    _, joined = proposals.next(tried, best, waits=False, others=Others(running=[], ratios=ratios))
+    assert joined == space.baseline.replace(**helped)
+    assert len(joined.differences(space.baseline)) > 1
+
+
+def test_what_runs_on_another_seat_is_taken_to_become_the_fastest():
+    """The next candidate is a neighbour of it, not of what is the fastest yet."""
+    space = space_of(SMALL_SPACE)
+    proposals = Proposals(space, Sampler(space, file=None, name="test", seed=0))
+    running = BASELINE.replace(batch_size=128, steps_per_execution=8)
+    others = Others(running=[running], ratios={space.baseline: 0.0})
+    _, configuration = proposals.next({space.baseline, running}, space.baseline, waits=False, others=others)
+    assert configuration in neighbours(running, {space.baseline, running}, space, waits=False)

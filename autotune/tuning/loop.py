@@ -228,6 +228,7 @@ class Loop:
                 waits=self._waits(best),
                 step_seconds=statistics.median(each.step_seconds.p50 for each in slices) if slices else 0.0,
                 passes_over=lambda configuration: self._passes_over(configuration, seat),
+                others=self._view.others() if len(run.executor.seats) > 1 else None,
             )
             if proposed is None:
                 return

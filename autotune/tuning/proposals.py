@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 
 import optuna
@@ -24,7 +25,18 @@ MOST_DRAWN = 4096  # configurations that chance draws; a space of no more is gon
 MOST_OF_OTHERS = 2  # values of a knob without probes, before the sampler has its turn
 SHORT_STEP_SECONDS = 0.01  # a call into TensorFlow takes about 1 ms, which several steps may share
 
+GAIN = 0.03  # from which on a change is taken along; the logarithm of a speed-up, as large as usual errors
+MOST_JOINED = 3  # candidates whose changes are also added to the fastest one by one
+
 Changes = dict[str, KnobValue]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Others:
+    """What is known besides the fastest where several seats search: too little has ended to go on step by step."""
+
+    running: Sequence[Configuration]  # the latest last
+    ratios: Mapping[Configuration, float]  # logarithms of the speed-ups that were measured, the baseline's included
 
 
 class Proposals:
@@ -33,6 +45,7 @@ class Proposals:
     def __init__(self, space: ResolvedSpace, sampler: Sampler) -> None:
         self._space = space
         self._sampler = sampler
+        self._begun: dict[Configuration, Configuration] = {}  # the fastest, when each was proposed
         self.exhausted = self.nothing_fits = False  # whether nothing new is left
 
     def next(
@@ -43,14 +56,31 @@ class Proposals:
         waits: bool,
         step_seconds: float = 0.0,
         passes_over: Callable[[Configuration], bool] = lambda configuration: False,
+        others: Others | None = None,
     ) -> tuple[optuna.Trial, Configuration] | None:
         """The next configuration and the Optuna trial to be told about it; None where nothing new is left."""
         if len(tried) >= self._space.size:
             self.exhausted = True
             return None
         short = step_seconds <= SHORT_STEP_SECONDS
-        for configuration in neighbours(best, tried, self._space, waits=waits, short_steps=short):
-            if not passes_over(configuration):
+        beginning = others.running[-1] if others and others.running else best  # taken to become the fastest
+        near = neighbours(beginning, tried, self._space, waits=waits, short_steps=short)
+        if others is not None:
+            near = [each for each in self._joined(best, others.ratios) if each in self._space] + near
+        proposed = self._first(near, tried, passes_over)
+        if proposed is not None:
+            self._begun[proposed[1]] = best
+        return proposed
+
+    def _first(
+        self,
+        near: Iterable[Configuration],
+        tried: Collection[Configuration],
+        passes_over: Callable[[Configuration], bool],
+    ) -> tuple[optuna.Trial, Configuration] | None:
+        """The first new one of these, else the sampler's, else one by chance."""
+        for configuration in near:
+            if configuration not in tried and not passes_over(configuration):
                 return self._sampler.ask_for(configuration), configuration
         for _ in range(MOST_REPEATS):
             asked, configuration = self._sampler.ask()
@@ -67,6 +97,22 @@ class Proposals:
         self.exhausted = not untried and self._space.size <= MOST_DRAWN
         self.nothing_fits = not self.exhausted
         return None
+
+    def _joined(self, best: Configuration, ratios: Mapping[Configuration, float]) -> list[Configuration]:
+        """The fastest with all changes that made others faster than what was fastest before them; with some of them."""
+        gains: list[tuple[float, Changes]] = []
+        for configuration, ratio in ratios.items():
+            before = self._begun.get(configuration)
+            if before is None or before not in ratios or ratio - ratios[before] <= GAIN:
+                continue
+            changed = configuration.differences(before)
+            changes = {each: configuration[each] for each in changed if configuration[each] != best[each]}
+            if changes:
+                gains.append((ratio - ratios[before], changes))
+        gains.sort(key=itemgetter(0))
+        everything = {name: value for _, changes in gains for name, value in changes.items()}
+        some = [changes for _, changes in gains[: -MOST_JOINED - 1 : -1]]
+        return [best.replace(**changes) for changes in (everything, *some)]
 
     def _drawn(self, seed: int) -> Iterator[Configuration]:
         """Configurations by chance: the whole space where it is small."""

@@ -13,6 +13,7 @@ from autotune.stats.intervals import LogInterval, Spread, instance_interval, poo
 from autotune.tuning import costs
 from autotune.tuning.confirmation import Confirmation
 from autotune.tuning.losses import numerics_of
+from autotune.tuning.proposals import Others
 from autotune.tuning.run import Run
 from autotune.tuning.state import Candidate, Leader
 from autotune.tuning.trial import Trial
@@ -66,6 +67,13 @@ class View:
             pair_seconds=costs.pair_seconds([records[0], record, *self.champion_records()], IN_SEARCH),
             unchecked=own != numerics_of(self._run.baseline) and own not in self.compared,
         )
+
+    def others(self) -> Others:
+        """What other seats do and have done, as proposals take it."""
+        running = [each.asked for each in self.tried.values() if each.number not in self._run.records]
+        candidates = [(each.asked, self.candidate(each)) for each in self.searched()]
+        ratios = {asked: each.ratio for asked, each in candidates if each.measured and not each.unstable}
+        return Others(running=list(dict.fromkeys(running)), ratios={self.trial(0).asked: 0.0, **ratios})
 
     def leader(self, confirmation: Confirmation) -> Leader:
         """A leader as it is weighed."""
