@@ -46,6 +46,11 @@ KNOB_DTYPES = {
     "intra_op_threads": "Int64",
     "inter_op_threads": "Int64",
     "onednn": "boolean",
+    "strategy": "string",
+    "replicas": "Int64",
+    "cross_device": "string",
+    "auto_shard_policy": "string",
+    "per_replica_buffer_size": "Int64",
 }
 DTYPES = {
     "run": "string",
@@ -75,8 +80,12 @@ DTYPES = {
     "bottleneck_share": "Float64",
     "ceiling_input": "Float64",
     "ceiling_compute": "Float64",
+    "scaling_efficiency": "Float64",
     "started_at": "datetime64[us, UTC]",
     "seconds": "Float64",
+    "seat": "string",
+    "host": "string",
+    "device": "string",
     "machine": "string",
     "workload": "string",
     "reason": "string",
@@ -343,7 +352,7 @@ def test_what_was_not_measured_is_na(run):
     """A trial that ran out of memory has NA for every figure, and no zeros that could be averaged."""
     row = load_history(run).loc[3]
     figures = list(DTYPES)[list(DTYPES).index("throughput") : list(DTYPES).index("started_at")]
-    assert len(figures) == 22
+    assert len(figures) == 23
     assert all(pd.isna(row[name]) for name in figures)
 
 
@@ -679,7 +688,7 @@ def test_csv_has_one_header_and_a_line_per_trial(run, tmp_path):
     lines = (tmp_path / "history.csv").read_text().split("\n")
     assert lines[0] == ",".join(DTYPES)
     assert [line.partition(",2026-")[0] for line in lines[4:5]] == [
-        "run-a,3,search,oom,256,float32,,true,,autotune,0,,true,,,,,,,,,true" + "," * 22
+        "run-a,3,search,oom,256,float32,,true,,autotune,0,,true,,,,,,,,,true" + "," * 28
     ]
     assert len(lines) == 1 + len(TRIALS) + 1
 

@@ -57,7 +57,7 @@ _FIGURES = (
     | typed(INTEGER, "peak_host_bytes peak_device_bytes")
     | typed(FLOAT, "input_wait_fraction cpu_utilisation")
     | typed(STRING, "bottleneck")
-    | typed(FLOAT, "bottleneck_share ceiling_input ceiling_compute")
+    | typed(FLOAT, "bottleneck_share ceiling_input ceiling_compute scaling_efficiency")
     | typed(TIME, "started_at")
     | typed(FLOAT, "seconds")
     | typed(STRING, "seat host device machine workload reason")
@@ -80,7 +80,7 @@ def load_history(*runs: str | Path) -> pd.DataFrame:
         rates in samples per second. `machine` is the machine's id; text is one line. A knob that the trial's device
         does not have is NA, and so are the `reason` of a trial that ended well and what was not measured.
         `bottleneck` is what limits the trial and `bottleneck_share` the figure that it rests on; the ceilings are
-        what input and step reach alone.
+        what input and step reach alone. `scaling_efficiency` is the throughput over replicas times one device's.
 
         A trial's speed-up is over `baseline_throughput`: the baseline's slices in turn with its own, which are slower
         than the baseline alone. Throughputs of two rows were measured at other times and tell less than speed-ups.

@@ -27,8 +27,9 @@ from typing import Any
 from autotune.errors import ArgumentError, SearchSpaceError
 from autotune.files import read_at_most
 from autotune.printable import short
+from autotune.space.combining import coherent
 from autotune.space.configuration import Configuration, format_value
-from autotune.space.knobs import KNOBS, Device, KnobValue, nearest
+from autotune.space.knobs import KNOBS, STRATEGY_KNOBS, Device, KnobValue, nearest
 
 SCHEMA_VERSION = 1
 UNTIL_OUT_OF_MEMORY = "memory"
@@ -89,8 +90,8 @@ class ResolvedSpace:
         return math.prod(len(values) for values in self.choices.values())
 
     def configuration(self, varied: Mapping[str, KnobValue]) -> Configuration:
-        """The baseline with the varied knobs set."""
-        return self.baseline.replace(**varied)
+        """The baseline with the varied knobs set, and those that its strategy decides."""
+        return coherent(self.baseline.replace(**varied), self.choices)
 
     def __contains__(self, configuration: object) -> bool:
         """Whether every knob of `configuration` has a value that this space allows."""
@@ -144,10 +145,13 @@ class SearchSpace:
         dataset_takes_config: bool,
         largest_batch: int | None = None,
         fixed_batch: bool = False,
+        devices: int = 1,
         set_by_dataset: Container[str] = (),
         not_reached: Mapping[str, str] = MappingProxyType({}),
     ) -> ResolvedSpace:
-        """The choices of every knob, the baseline's value always among them. `examples` are of one epoch.
+        """The choices of every knob, the baseline's value always among them.
+
+        `examples` are of one epoch, `devices` those of a seat.
 
         Raises SearchSpaceError where a range is empty or nothing varies, ArgumentError for a `largest_batch` too small.
         """
@@ -164,7 +168,7 @@ class SearchSpace:
             elif name in not_reached:
                 left_out[name] = not_reached[name]
             elif name not in baseline:
-                left_out[name] = "only some scripts have it"
+                left_out[name] = "the seat has one device" if name in STRATEGY_KNOBS else "only some scripts have it"
             elif KNOBS[name].needs_dataset_config and not dataset_takes_config:
                 left_out[name] = "the workload's dataset() takes no config"
             elif name in set_by_dataset:
@@ -175,6 +179,8 @@ class SearchSpace:
                 values = self._values(name, each, cores, examples)
                 if name == "batch_size" and largest_batch is not None:
                     values = [value for value in values if value <= largest_batch]
+                if name == "replicas":
+                    values = [value for value in values if value <= devices]
                 choices[name] = _with_baseline(values, baseline[name])
                 if len(choices[name]) < 2:
                     left_out[name] = f"only the baseline's value, {format_value(baseline[name])}, is left"

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autotune.devices.machine import Machine, memory_limit_bytes
-from autotune.errors import ArgumentError, NoStableConfigurationError
+from autotune.errors import ArgumentError, NoStableConfigurationError, WorkloadError
 from autotune.executors.executor import Clock, Executor, SeatLost, WarmUp
 from autotune.run_directory import CREATED, SCRATCH, RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
 from autotune.scripts.facts import ScriptSettings
 from autotune.scripts.side_effects import remove_created
+from autotune.space.combining import refusal
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.search_space import ResolvedSpace
@@ -155,6 +156,7 @@ def open_run(
         observe=observe,
         interruptions=interruptions,
         rng=random.Random(options.seed),
+        not_reached={} if facts.script is None else facts.script.not_reached,
         baseline=baseline_of(facts, str(invocation.reference), device, observe),
         records={} if earlier is None else dict(earlier.records),
         numbers=itertools.count(0 if earlier is None else earlier.next_number),
@@ -185,7 +187,7 @@ def open_run(
         machine=machine,
         import_seconds=import_seconds if invocation.isolation == "template" else 0.0,
     )
-    notes = () if facts.script is None else script_notes(facts.script, warm.ready_seconds)
+    notes = () if facts.script is None else script_notes(facts.script, warm.ready_seconds, warm.started.devices)
     for text in (*notes, *oddities(facts, warm, opened.device), *instabilities(seat.baseline.trial.slices)):
         observe(Notice(text=text))
     return opened
@@ -195,6 +197,8 @@ def baseline_of(facts: WorkloadFacts, where: str, device: Device, observe: Obser
     """What the user would run anyway, as far as can be told before anything was built."""
     refuse_knobs_that_cannot_act(facts, where=where)
     named = baseline_configuration(facts.batch_size, facts.baseline, device, where=f"{where}: Workload(baseline=…)")
+    if why := refusal(named):
+        raise WorkloadError(f"{where}: {why}", hint="Change Workload(batch_size=…) or Workload(baseline=…).")
     baseline, notices = as_imported(named, facts, where=where)
     for text in notices:
         observe(Notice(text=text))

@@ -13,6 +13,7 @@ from operator import itemgetter
 
 import optuna
 
+from autotune.space.combining import coherent
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, KnobValue
 from autotune.space.probes import Situation
@@ -90,7 +91,7 @@ def neighbours(
     known = {item for each in (space.baseline, *tried) for item in each.items()}
     found: dict[Configuration, bool] = {}  # and whether each of its changes was tried before
     for changes in _changes(best, space, now):
-        configuration = best.replace(**changes)
+        configuration = coherent(best.replace(**changes), space.choices)
         if configuration not in tried:
             found.setdefault(configuration, changes.items() <= known)
     return sorted(found, key=found.__getitem__)

@@ -50,6 +50,7 @@ from autotune.workloads.workload import Workload, WorkloadReference
 
 DEFAULT_BUDGET = "10m"
 DEFAULT_SPACE = {Device.CPU: "quick", Device.GPU: "gpu"}
+SEVERAL_SPACE = "several_gpus"  # where a seat has several devices, over which the training may be spread
 WIDER_SPACE, FEW_KNOBS = "cpu", 4  # where the usual space has fewer knobs that reach the training
 LEAST_LOSSES_SECONDS = 12.0  # for comparing training losses at another batch size: with less, it is not begun
 
@@ -373,13 +374,15 @@ def _space(written: SearchSpace | None, opened: Opened, options: Options) -> tup
             dataset_takes_config=opened.facts.dataset_takes_config,
             largest_batch=options.max_batch,
             fixed_batch=options.fixed_batch,
+            devices=opened.warm.started.devices,
             set_by_dataset=opened.warm.started.set_by_dataset,
             not_reached={} if opened.facts.script is None else opened.facts.script.not_reached,
         )
 
     if written is not None:
         return written, resolved(written)
-    written = find_search_space(DEFAULT_SPACE[opened.device])
+    several = "strategy" in opened.run.baseline
+    written = find_search_space(SEVERAL_SPACE if several else DEFAULT_SPACE[opened.device])
     found = resolved(written)
     if len(found.choices) < FEW_KNOBS and opened.device is Device.CPU:
         written = find_search_space(WIDER_SPACE)
