@@ -19,7 +19,8 @@ from autotune.scripts.loop_watch import LoopWatch
 from autotune.scripts.settings import as_knob
 from autotune.scripts.side_effects import SideEffects
 from autotune.scripts.wrapping import Wrappers
-from autotune.space.knobs import AS_WRITTEN, KNOBS, Device, KnobValue, Stage
+from autotune.space.combining import ONE_STEP
+from autotune.space.knobs import AS_WRITTEN, KNOBS, STRATEGY_KNOBS, Device, KnobValue, Stage
 from autotune.worker.datasets import batch_length
 from autotune.worker.private_api import inputs_of
 from autotune.workloads.workload import WorkloadFacts, WorkloadReference
@@ -27,6 +28,10 @@ from autotune.workloads.workload import WorkloadFacts, WorkloadReference
 ON_CHAIN = ("num_parallel_calls", "prefetch")
 """Knobs that are arguments of `tf.data` calls of the script's."""
 UNLOCK = "autotune.tuned(batch_size=N) in the script gives it to code that computes with it"
+OWN_SCOPE = (
+    "a loop of its own needs these lines for several devices: `with strategy.scope():` around model and optimizer, "
+    "strategy.experimental_distribute_dataset(dataset), and strategy.run(step, args=(batch,))"
+)
 _OPTIONS = [name for name, knob in KNOBS.items() if knob.stage is Stage.OPTIONS]
 
 
@@ -83,6 +88,7 @@ def facts_of_loop(watch: LoopWatch, examples: int, around: Around) -> WorkloadFa
     calls, why = batch_calls(dataset) if dataset is not None else ([], "the script makes its batches itself")
     reasons = {"steps_per_execution": "a loop of its own calls each step by itself"}
     reasons["persistent_iterator"] = "a loop of its own makes its iterators itself"
+    reasons |= dict.fromkeys(STRATEGY_KNOBS, OWN_SCOPE)
     if watch.step_function is None:
         reasons["jit_compile"] = "no tf.function without a dataset or a strategy updates the weights"
     if why:
@@ -214,8 +220,14 @@ def _not_reached(call: FitCall, dataset: Any) -> dict[str, str]:
         reasons |= dict.fromkeys(("prefetch", "persistent_iterator", *_OPTIONS), why)
     if call.arguments["steps_per_epoch"]:
         reasons["persistent_iterator"] = "fit is given steps_per_epoch, and keeps its iterator already"
-    if call.model.distribute_strategy is not tf.distribute.get_strategy() or tf.distribute.has_strategy():
+    strategy = call.model.distribute_strategy
+    if strategy is not tf.distribute.get_strategy() or tf.distribute.has_strategy():
         reasons["jit_compile"] = "XLA is not used under a tf.distribute strategy"
+        reasons |= dict.fromkeys(STRATEGY_KNOBS, f"the script has a {type(strategy).__name__} of its own, and keeps it")
+        if strategy.num_replicas_in_sync > 1:
+            reasons["steps_per_execution"] = ONE_STEP
+    elif call.kind not in ("dataset", "arrays"):
+        reasons["per_replica_buffer_size"] = f"the training data is a {call.kind}, and no tf.data.Dataset"
     return reasons
 
 
