@@ -226,7 +226,7 @@ def _not_reached(call: FitCall, dataset: Any) -> dict[str, str]:
         reasons |= dict.fromkeys(STRATEGY_KNOBS, f"the script has a {type(strategy).__name__} of its own, and keeps it")
         if strategy.num_replicas_in_sync > 1:
             reasons["steps_per_execution"] = ONE_STEP
-    elif call.kind not in ("dataset", "arrays"):
+    elif call.kind != "dataset":
         reasons["per_replica_buffer_size"] = f"the training data is a {call.kind}, and no tf.data.Dataset"
     return reasons
 

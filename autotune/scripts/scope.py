@@ -9,6 +9,7 @@ from autotune.errors import ApplyError, WorkloadError
 from autotune.recipe.strategy import strategy_of
 from autotune.scripts.wrapping import around
 from autotune.space.knobs import KnobValue
+from autotune.worker.private_api import let_mirrored_variables_be_numbers
 
 REFUSED = {
     "ParameterServerStrategy": "Keras 3 does not support it (keras#18624)",
@@ -44,6 +45,7 @@ def open_when_building(keras: Any, values: Mapping[str, KnobValue]) -> None:
     """
     if values.get("strategy", "none") == "none":
         return
+    let_mirrored_variables_be_numbers()
     opened: list[Any] = []
 
     def entering(usual: Any, *arguments: Any, **named: Any) -> Any:

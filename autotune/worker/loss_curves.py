@@ -141,7 +141,7 @@ def _scale_learning_rate(optimizer: Any, scale: float) -> bool:
         return True
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
     try:
-        inner.learning_rate = float(inner.learning_rate) * scale
+        inner.learning_rate = float(inner.learning_rate.numpy()) * scale
     except (TypeError, AttributeError):
         return False
     return True
