@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -224,14 +225,12 @@ def step(batch):
 
 for batch in strategy.experimental_distribute_dataset(data):
     step(batch)
-print("loop trains", int(optimizer.iterations))
+print("loop trains", optimizer.iterations.numpy())
 """
 
 
 def test_fit_of_keras_3_fails_with_several_workers(tmp_path):
     """Two workers over loopback (keras#20585): a loop of one's own trains, `fit` does not. So scripts are refused."""
-    import socket
-
     ports = []
     for _ in range(2):
         with socket.socket() as free:
