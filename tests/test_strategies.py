@@ -96,8 +96,14 @@ def test_a_seat_with_one_device_has_none_of_these_knobs():
 
 
 def test_replicas_go_up_to_the_seats_devices():
-    """More cannot train."""
+    """More cannot train; all of them is a choice, whatever the file says."""
     assert space_on(4, of_strategy()).choices["replicas"] == (1, 2, 4)
+    assert space_on(6, of_strategy()).choices["replicas"] == (1, 2, 4, 6)
+    text = SPACE.replace('[knobs.replicas]\nkind = "categorical"\nchoices = [2, 4, 8]\n', "")
+    space = SearchSpace.parse(text, source="test.toml").resolve(
+        baseline=of_strategy(), device=Device.GPU, cores=8, examples=4096, dataset_takes_config=True, devices=6
+    )
+    assert space.choices["replicas"] == (1, 6)
 
 
 def test_what_is_proposed_under_mirrored_needs_no_refusal():

@@ -162,7 +162,10 @@ class SearchSpace:
             )
         choices: dict[str, tuple[KnobValue, ...]] = {}
         left_out: dict[str, str] = {}
-        for name, each in self.ranges.items():
+        ranges = dict(self.ranges)
+        if devices > 1 and "strategy" in ranges:
+            ranges.setdefault("replicas", Range(choices=(devices,)))
+        for name, each in ranges.items():
             if device not in KNOBS[name].devices:
                 left_out[name] = f"does not exist on a {device}"
             elif name in not_reached:
@@ -180,11 +183,11 @@ class SearchSpace:
                 if name == "batch_size" and largest_batch is not None:
                     values = [value for value in values if value <= largest_batch]
                 if name == "replicas":
-                    values = [value for value in values if value <= devices]
+                    values = [*(value for value in values if value < devices), devices]
                 choices[name] = _with_baseline(values, baseline[name])
                 if len(choices[name]) < 2:
                     left_out[name] = f"only the baseline's value, {format_value(baseline[name])}, is left"
-        if len(left_out) == len(self.ranges):
+        if len(left_out) == len(ranges):
             raise SearchSpaceError(
                 f"{self.source}: nothing is left to vary here",
                 hint="; ".join(f"{name}: {why}" for name, why in left_out.items()) + ".",
