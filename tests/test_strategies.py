@@ -1,20 +1,22 @@
 """Knobs of a `tf.distribute` strategy: where they exist, what they exclude, and how a training scales."""
 
 import pytest
-from simulated_runs import a_record, on_disk, quick_tune, simulated_trials, tune_simulated
+from simulated_runs import SMALL_SPACE, a_record, an_invocation, on_disk, quick_tune, simulated_trials, tune_simulated
 
 from autotune import load_history
-from autotune.errors import WorkloadError
+from autotune.errors import RecipeError, WorkloadError
 from autotune.recipe.recipe import Recipe
 from autotune.report.advice import advice, usage
 from autotune.space.combining import coherent, refusal
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import KNOBS, STRATEGY_KNOBS, Device
 from autotune.space.search_space import SearchSpace, find_search_space
+from autotune.stats.deciding import Finding
 from autotune.tuning.opening import baseline_of
 from autotune.tuning.progress import silent
 from autotune.tuning.proposals import neighbours
 from autotune.tuning.scaling import scaling_efficiency
+from autotune.tuning.verifying import verify_with
 from autotune.workloads.workload import WorkloadFacts
 
 SPACE = """
@@ -55,6 +57,7 @@ def space_on(devices, baseline):
     [
         ({"strategy": "mirrored", "replicas": 2}, ""),
         ({"strategy": "one_device", "steps_per_execution": 4, "jit_compile": True}, ""),
+        ({"strategy": "mirrored", "replicas": 2, "steps_per_execution": 4, "cross_device": "reduce_to_one"}, ""),
         ({"strategy": "mirrored"}, "replicas of 2 or more"),
         ({"strategy": "mirrored", "replicas": 3}, "batch_size=32 is global, and 3 replicas do not divide it"),
         ({"strategy": "mirrored", "replicas": 2, "steps_per_execution": 4}, "fails inside TensorFlow"),
@@ -62,7 +65,7 @@ def space_on(devices, baseline):
     ],
 )
 def test_what_cannot_be_in_force_together_is_refused_in_a_sentence(knobs, why):
-    """On several replicas: neither several steps per execution, nor XLA, nor a batch that they cannot share."""
+    """On several replicas: no XLA, no batch that they cannot share, no steps together with TensorFlow's own sums."""
     found = refusal(of_strategy(**knobs))
     assert why in found
     assert bool(why) == bool(found)
@@ -115,8 +118,9 @@ def test_what_is_proposed_under_mirrored_needs_no_refusal():
         assert found
         assert not any(map(refusal, found))
         assert all(coherent(each, space.choices) == each for each in found)
-    spread = space.configuration({"strategy": "mirrored", "cross_device": "reduce_to_one"})
-    assert [spread[name] for name in ("replicas", "steps_per_execution", "jit_compile")] == [4, 1, False]
+    for cross_device, steps in (("auto", 1), ("reduce_to_one", 4)):
+        spread = space.configuration({"strategy": "mirrored", "cross_device": cross_device})
+        assert [spread[name] for name in ("replicas", "steps_per_execution", "jit_compile")] == [4, steps, False]
     assert space.configuration({"replicas": 4, "cross_device": "reduce_to_one"}) == baseline
 
 
@@ -178,3 +182,18 @@ def test_history_has_a_column_for_each_of_them(tmp_path):
     frame = load_history(tmp_path / "run")
     assert frame[[*STRATEGY_KNOBS, "scaling_efficiency"]].isna().all(axis=None)
     assert {KNOBS[name].of_workload for name in STRATEGY_KNOBS} == {True}
+
+
+def test_a_recipe_is_verified_where_a_trial_has_as_many_devices(tmp_path):
+    """One of a single device also where there are two; one of several is refused on a single one."""
+    two, one = (simulated_trials(noise=0.02, gpus=gpus) for gpus in (("H200", "H200"), ("H200",)))
+    of_one, _ = quick_tune(one, tmp_path / "one", space=SMALL_SPACE, budget=60.0)
+    of_two, _ = quick_tune(two, tmp_path / "two", space=SPACE, budget=60.0)
+    for name, recipe, gpus in (("b", of_one, ("H200", "H200")), ("a", of_two, ("H200",))):
+        with on_disk(tmp_path / name) as directory:
+            invocation = an_invocation(simulated_trials(noise=0.02, gpus=gpus), directory, budget=60.0)
+            if recipe is of_one:
+                assert verify_with(invocation, recipe).finding is Finding.HOLDS
+                continue
+            with pytest.raises(RecipeError, match="where a trial has several devices, and here it has one"):
+                verify_with(invocation, recipe)

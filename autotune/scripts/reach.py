@@ -22,7 +22,7 @@ from autotune.scripts.wrapping import Wrappers
 from autotune.space.combining import ONE_STEP
 from autotune.space.knobs import AS_WRITTEN, KNOBS, STRATEGY_KNOBS, Device, KnobValue, Stage
 from autotune.worker.datasets import batch_length
-from autotune.worker.private_api import inputs_of
+from autotune.worker.private_api import inputs_of, sums_by_collectives
 from autotune.workloads.workload import WorkloadFacts, WorkloadReference
 
 ON_CHAIN = ("num_parallel_calls", "prefetch")
@@ -224,7 +224,7 @@ def _not_reached(call: FitCall, dataset: Any) -> dict[str, str]:
     if strategy is not tf.distribute.get_strategy() or tf.distribute.has_strategy():
         reasons["jit_compile"] = "XLA is not used under a tf.distribute strategy"
         reasons |= dict.fromkeys(STRATEGY_KNOBS, f"the script has a {type(strategy).__name__} of its own, and keeps it")
-        if strategy.num_replicas_in_sync > 1:
+        if strategy.num_replicas_in_sync > 1 and sums_by_collectives(strategy):
             reasons["steps_per_execution"] = ONE_STEP
     elif call.kind != "dataset":
         reasons["per_replica_buffer_size"] = f"the training data is a {call.kind}, and no tf.data.Dataset"

@@ -11,7 +11,10 @@ from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, STRATEGY_KNOBS, KnobValue
 
 MIRRORED = "mirrored"
-ONE_STEP = "model.fit fails inside TensorFlow with steps_per_execution above 1 on more than one replica"
+ONE_STEP = (
+    "model.fit with steps_per_execution above 1 fails inside TensorFlow on more than one replica, unless "
+    "cross_device is hierarchical_copy or reduce_to_one"
+)
 _NO_XLA = "XLA is not combined with MirroredStrategy (keras#18145, keras#17187, keras#21366)"
 
 
@@ -24,7 +27,7 @@ def refusal(values: Mapping[str, KnobValue]) -> str:
         return "strategy=mirrored needs replicas of 2 or more"
     if batch_size % replicas:
         return f"batch_size={batch_size} is global, and {replicas} replicas do not divide it"
-    if int(values.get("steps_per_execution", 1)) > 1:
+    if int(values.get("steps_per_execution", 1)) > 1 and values.get("cross_device", "auto") == "auto":
         return ONE_STEP
     return _NO_XLA if values.get("jit_compile") is True else ""
 
@@ -40,7 +43,9 @@ def coherent(configuration: Configuration, choices: Mapping[str, Sequence[KnobVa
     if strategy != MIRRORED:
         rest = {name: KNOBS[name].default for name in STRATEGY_KNOBS if name in configuration and name != "strategy"}
         return configuration.replace(**{name: value for name, value in rest.items() if value is not None})
-    wanted: dict[str, KnobValue] = {"steps_per_execution": 1}
+    wanted: dict[str, KnobValue] = {}
+    if configuration.get("cross_device", "auto") == "auto":
+        wanted["steps_per_execution"] = 1
     if configuration.get("jit_compile") is True:
         wanted["jit_compile"] = False
     if configuration.get("replicas") == 1:

@@ -101,6 +101,12 @@ def operations_of_map(dataset: tf.data.Dataset) -> set[str] | None:
     return {node.op for node in nodes}
 
 
+def sums_by_collectives(strategy: tf.distribute.Strategy) -> bool:
+    """Whether a strategy sums by TensorFlow's collectives, its own choice; True where that cannot be seen."""
+    operations = getattr(strategy.extended, "_cross_device_ops", None)
+    return operations is None or type(operations).__name__ == "CollectiveAllReduce"
+
+
 def let_mirrored_variables_be_numbers() -> None:
     """Have `float()` and `int()` read a variable of a strategy as they read any other, such as a learning rate."""
     try:
