@@ -7,6 +7,7 @@ from autotune import load_history
 from autotune.errors import RecipeError, WorkloadError
 from autotune.recipe.recipe import Recipe
 from autotune.report.advice import advice, usage
+from autotune.scripts.facts import ScriptFacts, Trains
 from autotune.space.combining import coherent, refusal
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import KNOBS, STRATEGY_KNOBS, Device
@@ -16,6 +17,7 @@ from autotune.tuning.opening import baseline_of
 from autotune.tuning.progress import silent
 from autotune.tuning.proposals import neighbours
 from autotune.tuning.scaling import scaling_efficiency
+from autotune.tuning.surroundings import script_notes
 from autotune.tuning.verifying import verify_with
 from autotune.workloads.workload import WorkloadFacts
 
@@ -197,3 +199,10 @@ def test_a_recipe_is_verified_where_a_trial_has_as_many_devices(tmp_path):
                 continue
             with pytest.raises(RecipeError, match="where a trial has several devices, and here it has one"):
                 verify_with(invocation, recipe)
+
+
+def test_a_loop_is_told_the_lines_that_it_needs_where_there_are_several_devices():
+    """On one device there is nothing to say."""
+    script = ScriptFacts(trains=Trains.LOOP, baseline={}, not_reached={"strategy": "it needs strategy.run"})
+    assert "strategy is not varied: it needs strategy.run" in list(script_notes(script, 1.0, 2))
+    assert not any("strategy" in each for each in script_notes(script, 1.0, 1))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.errors import ApplyError
+from autotune.space.combining import refusal
 from autotune.space.knobs import KnobValue
 
 LOGICAL_CPUS = "AUTOTUNE_LOGICAL_CPUS"
@@ -35,13 +36,15 @@ def strategy_of(configuration: Mapping[str, KnobValue]) -> Any:
     """The configuration's strategy, made once in a process; TensorFlow's own no-op for `none`.
 
     Raises:
-        ApplyError: This machine cannot have it.
+        ApplyError: This machine cannot have it, or other knobs exclude it.
     """
     import tensorflow as tf
 
     kind = str(configuration.get("strategy", "none"))
     if kind == "none":
         return tf.distribute.get_strategy()
+    if why := refusal(configuration):
+        raise ApplyError(why, hint="Change one of these knobs.")
     return _made(kind, int(configuration.get("replicas", 1)), str(configuration.get("cross_device", "auto")))
 
 

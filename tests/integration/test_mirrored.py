@@ -113,14 +113,15 @@ def test_two_replicas_learn_as_one_device_does(processes, tmp_path):
 
 
 def test_a_trial_counts_global_examples_and_tells_of_its_devices(processes, tmp_path):
-    """A step is one global batch, whatever the replicas and their buffers."""
+    """A step is one global batch, whatever the replicas, their buffers and the steps of a call."""
     knobs = {**MIRRORED, "per_replica_buffer_size": 2, "persistent_iterator": True, "auto_shard_policy": "off"}
-    trial = processes.launch(configuration(16, **knobs), log=str(tmp_path / "pairs.log"), data=None, timing=QUICK)
+    knobs |= {"cross_device": "reduce_to_one", "steps_per_execution": 5}
+    trial = processes.launch(configuration(10, **knobs), log=str(tmp_path / "pairs.log"), data=None, timing=QUICK)
     warm = trial.warm_up(PATIENCE_SECONDS)
     assert (warm.started.devices, warm.started.examples_per_epoch) == (2, 100)
     part = trial.measure(0.5, PATIENCE_SECONDS)
     assert part.examples == part.epochs * 100
-    assert part.steps == part.epochs * 7
+    assert part.steps == part.epochs * 10
     trial.kill()
 
 
@@ -129,6 +130,7 @@ def test_a_trial_counts_global_examples_and_tells_of_its_devices(processes, tmp_
     [
         ({"strategy": "mirrored", "replicas": 4}, "replicas=4 needs as many devices, and TensorFlow sees 2"),
         ({**MIRRORED, "cross_device": "nccl"}, "cross_device=nccl needs GPUs"),
+        ({"strategy": "mirrored", "replicas": 3}, "batch_size=16 is global, and 3 replicas do not divide it"),
     ],
 )
 def test_what_this_machine_cannot_have_fails_in_one_sentence(processes, tmp_path, knobs, reason):
