@@ -207,6 +207,7 @@ class TrialRecord(Frozen):
     stopped_by: Literal["narrow", "cannot_win", "behind", "ahead", "time"] | None = None
     throughput: Interval | None = None  # of a long training, epoch boundaries included
     speedup: Interval | None = None  # candidate over baseline, from the pairs: throughput, or samples per joule
+    scaling_efficiency: Positive | None = None  # throughput over replicas × one device's; None on one device
     peak_host_bytes: Count | None = None  # resident memory of the process tree
     peak_device_bytes: Count | None = None  # memory taken by TensorFlow on the device
     input_wait_fraction: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None  # of the step

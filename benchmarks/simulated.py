@@ -338,6 +338,7 @@ class SimulatedTrial:
             element="simulated",
             parameters=1000,
             gpus=self._trials.gpus,
+            devices=max(1, len(self._trials.gpus)),
             device_limit_bytes=self._trials.device_limit_bytes,
             set_by_dataset=self._trials.set_by_dataset,
             in_force=dict(self._trials.in_force(self.configuration)),

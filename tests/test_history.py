@@ -29,6 +29,7 @@ from autotune.stats.intervals import Interval
 
 KNOB_DTYPES = {
     "batch_size": "Int64",
+    "global_batch": "Int64",
     "precision": "string",
     "tensor_float_32": "boolean",
     "jit_compile": "string",
@@ -46,6 +47,24 @@ KNOB_DTYPES = {
     "intra_op_threads": "Int64",
     "inter_op_threads": "Int64",
     "onednn": "boolean",
+    "xla_auto_clustering": "boolean",
+    "gpu_thread_mode": "string",
+    "gpu_thread_count": "Int64",
+    "cublaslt": "boolean",
+    "xla_gpu_graph_min_graph_size": "Int64",
+    "prefetch_to_device": "Int64",
+    "xla_gpu_enable_cublaslt": "boolean",
+    "xla_gpu_enable_cudnn_layer_norm": "boolean",
+    "xla_gpu_cudnn_gemm_fusion_level": "Int64",
+    "xla_gpu_exhaustive_tiling_search": "boolean",
+    "layout_optimizer": "boolean",
+    "remapping": "boolean",
+    "gpu_allocator": "string",
+    "strategy": "string",
+    "replicas": "Int64",
+    "cross_device": "string",
+    "auto_shard_policy": "string",
+    "per_replica_buffer_size": "Int64",
 }
 DTYPES = {
     "run": "string",
@@ -81,6 +100,7 @@ DTYPES = {
     "bottleneck_share": "Float64",
     "ceiling_input": "Float64",
     "ceiling_compute": "Float64",
+    "scaling_efficiency": "Float64",
     "started_at": "datetime64[us, UTC]",
     "seconds": "Float64",
     "seat": "string",
@@ -353,7 +373,7 @@ def test_what_was_not_measured_is_na(run):
     """A trial that ran out of memory has NA for every figure, and no zeros that could be averaged."""
     row = load_history(run).loc[3]
     figures = list(DTYPES)[list(DTYPES).index("throughput") : list(DTYPES).index("started_at")]
-    assert len(figures) == 28
+    assert len(figures) == 29
     assert all(pd.isna(row[name]) for name in figures)
 
 
@@ -689,7 +709,7 @@ def test_csv_has_one_header_and_a_line_per_trial(run, tmp_path):
     lines = (tmp_path / "history.csv").read_text().split("\n")
     assert lines[0] == ",".join(DTYPES)
     assert [line.partition(",2026-")[0] for line in lines[4:5]] == [
-        "run-a,3,search,oom,256,float32,,true,,autotune,0,,true,,,,,,,,,true" + "," * 28
+        "run-a,3,search,oom,256,,float32,,true,,autotune,0,,true,,,,,,,,,true" + "," * (len(DTYPES) - 32)
     ]
     assert len(lines) == 1 + len(TRIALS) + 1
 

@@ -300,9 +300,8 @@ def test_the_knobs_of_a_gpu_are_as_good_as_those_of_a_cpu(recipe):
     document = document_of(recipe)
     for part in ("configuration", "baseline"):
         del document[part]["onednn"]
-        document[part] |= {each.name: each.default for each in knobs_on(Device.GPU) if each.default is not None} | (
-            document[part]
-        )
+        own = {each.name: each.default for each in knobs_on(Device.GPU) if not each.of_workload}
+        document[part] |= {name: default for name, default in own.items() if default is not None} | document[part]
     loaded = Recipe.parse(json.dumps(document), source="my.json")
     assert set(loaded.configuration) == {each.name for each in knobs_on(Device.GPU) if not each.of_workload}
     gpu, document["baseline"] = document["baseline"], dict(recipe.baseline)

@@ -419,8 +419,8 @@ def test_a_byte_order_mark_is_read_over(tmp_path):
 
 
 def test_the_shipped_spaces_are_found():
-    """Four come with autotune, each a file of its own."""
-    assert shipped_names() == ("cpu", "gpu", "gpu_thorough", "quick")
+    """Five come with autotune, each a file of its own."""
+    assert shipped_names() == ("cpu", "gpu", "gpu_thorough", "quick", "several_gpus")
     assert (shipped_directory() / "quick.toml").is_file()
 
 
@@ -486,7 +486,7 @@ def test_a_misspelt_shipped_name_is_answered_with_the_nearest():
     with pytest.raises(SearchSpaceError) as caught:
         find_search_space("quik")
     assert caught.value.message == "no search space 'quik': no such file, and none of that name is shipped"
-    assert caught.value.hint == "Did you mean 'quick'? Shipped: cpu, gpu, gpu_thorough, quick."
+    assert caught.value.hint == "Did you mean 'quick'? Shipped: cpu, gpu, gpu_thorough, quick, several_gpus."
 
 
 def test_a_directory_is_no_search_space(tmp_path):

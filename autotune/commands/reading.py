@@ -171,6 +171,7 @@ def space(
     examples: int | None = None,
     device: Literal["cpu", "gpu"] | None = None,
     cores: int | None = None,
+    seat_devices: int = 1,
 ) -> None:
     """Check a search space, and show what it resolves to on this machine.
 
@@ -181,8 +182,10 @@ def space(
         device: What the training would run on; when left out a GPU, where this machine has one that NVIDIA's driver
             shows.
         cores: Processor cores; this machine's when left out.
+        seat_devices: Devices that one trial would use.
     """
-    for option, count in {"--batch-size": batch_size, "--examples": examples, "--cores": cores}.items():
+    counts = {"--batch-size": batch_size, "--examples": examples, "--cores": cores, "--seat-devices": seat_devices}
+    for option, count in counts.items():
         if count is not None and count < 1:
             raise ArgumentError(f"{option} is {count}", hint="It must be at least 1.")
     from autotune.console.tables import show_space
@@ -195,7 +198,7 @@ def space(
     written = find_search_space(file)
     gpus = read_gpus().gpus
     on = Device(device or ("gpu" if gpus else "cpu"))
-    named = {"jit_compile": on is Device.GPU}
+    named: dict[str, object] = {"jit_compile": on is Device.GPU, **({"strategy": "none"} if seat_devices > 1 else {})}
     resolved = written.resolve(
         baseline=baseline_configuration(batch_size, named, on, where="--batch-size"),
         device=on,
@@ -203,5 +206,6 @@ def space(
         examples=examples,
         dataset_takes_config=True,
         capability=lowest_capability(gpus),
+        devices=seat_devices,
     )
     show_space(written.source, resolved)

@@ -58,7 +58,8 @@ def tune(
         args: The file's own arguments.
         budget: Wall-clock time for everything: 90s, 10m, 1h30m. When left out, the run ends as soon as the answer is
             settled, after ten minutes at most.
-        space: A search-space file, or a shipped one: quick, cpu, gpu, gpu_thorough. Chosen by device when left out.
+        space: A search-space file, or a shipped one: quick, cpu, gpu, gpu_thorough, several_gpus. Chosen by device when
+            left out.
         thorough: Search the device's wider space, such as gpu_thorough.
         trials: At most so many trials in the search.
         out: The run directory; a new one below results/ when left out.

@@ -80,7 +80,9 @@ def _baseline_in_words(recipe: Recipe) -> str:
         for name, value in recipe.baseline.items()
         if value not in (None, KNOBS[name].default) and name != "batch_size"
     ]
-    return f"model.fit on {data} on one device, {', '.join(named) or 'all else by default'}"
+    replicas = recipe.baseline.get("replicas", 1)
+    on = "on one device" if replicas == 1 else f"on {replicas} devices"
+    return f"model.fit on {data} {on}, {', '.join(named) or 'all else by default'}"
 
 
 def _rows(recipe: Recipe) -> list[tuple[str, ...]]:

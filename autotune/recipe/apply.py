@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import ApplyError
+from autotune.recipe.strategy import distributed, divide_cpu
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Knob, KnobValue, Stage
 
@@ -134,6 +135,10 @@ def apply_before_build(configuration: Mapping[str, KnobValue]) -> None:
             knob.set(tf, value)
         except RuntimeError as error:
             raise _too_late(f"{knob.name}={value}") from error
+    try:
+        divide_cpu(tf)
+    except RuntimeError as error:
+        raise _too_late("the division of the processor") from error
     for gpu in tf.config.list_physical_devices("GPU"):
         divided = tf.config.get_logical_device_configuration(gpu) is not None  # by the user: it has growth or that
         if divided or tf.config.experimental.get_memory_growth(gpu) is True:
@@ -239,7 +244,8 @@ class TrainingPipeline:
         """The keyword arguments of `model.fit` for the training data."""
         arguments = {knob.name: value for knob, value in _acting(self.in_force, Stage.FIT)}
         steps = {} if self.steps_per_epoch is None else {"steps_per_epoch": self.steps_per_epoch}
-        return {"x": self.dataset if self.source is None else self.source, **arguments, **steps}
+        x = distributed(self.dataset, self.in_force) if self.source is None else self.source
+        return {"x": x, **arguments, **steps}
 
     @property
     def one_epoch(self) -> tf.data.Dataset:

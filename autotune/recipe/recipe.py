@@ -21,6 +21,7 @@ from autotune.models import Amount, Count, Many, Positive, first_mistake
 from autotune.printable import one_line
 from autotune.recipe import apply
 from autotune.recipe.evidence import Evidence, Knobs, Part
+from autotune.recipe.strategy import strategy_of
 from autotune.scripts.facts import ScriptFacts
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KnobValue
@@ -226,6 +227,18 @@ class Recipe(Part):
                 hint="Give it the optimizer: model.compile(loss=…, **recipe.compile_args(optimizer)).",
             )
         return arguments
+
+    def strategy(self) -> tf.distribute.Strategy:
+        """The `tf.distribute` strategy that the trials trained under: build and compile the model in its `scope()`.
+
+        Without one in the recipe it is TensorFlow's own default, whose scope does nothing. Call it after `apply()`.
+
+        Raises:
+            ApplyError: This machine has fewer devices than replicas. Or as `compile_args`.
+        """
+        apply.refuse_overridden(self.configuration)
+        found: tf.distribute.Strategy = strategy_of(self.configuration)
+        return found
 
     @property
     def dataset_config(self) -> DatasetConfig:

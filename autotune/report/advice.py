@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 WORTH_SAYING = 1.05
 """A smaller gain that something could have at most is not told."""
+GOOD_SCALING = 0.7
+"""A training that reaches less of its devices' speed is told so."""
 _HELPS = {
     "input": "more num_parallel_calls, prefetch, data_threads or persistent_iterator",
     "launch": "more steps_per_execution, XLA or a larger batch",
@@ -66,23 +68,33 @@ def usage(recipe: Recipe, path: Path, tuned: str) -> list[str]:
     compiles = (
         "loss=loss, **recipe.compile_args(optimizer)" if accumulates else "optimizer, loss, **recipe.compile_args()"
     )
+    scope = [] if recipe.configuration.get("strategy", "none") == "none" else ["with recipe.strategy().scope():"]
+    indent = "    " if scope else ""
     told = "dataset = make_dataset(recipe.dataset_config)    # what dataset(config) was given"
     return [
         f"recipe = autotune.Recipe.load({literal})",
         f"recipe.apply()                                   # before {before}",
-        f"model.compile({compiles})",
+        *scope,
+        *([f"{indent}model = make_model()"] if scope else []),
+        f"{indent}model.compile({compiles})",
         *([told] if recipe.workload.takes_config else []),
         "model.fit(**recipe.fit_args(dataset), epochs=…)",
     ]
 
 
-def advice(baseline: TrialRecord, recommended: TrialRecord | None, script: ScriptFacts | None) -> list[str]:
+def advice(
+    baseline: TrialRecord,
+    recommended: TrialRecord | None,
+    script: ScriptFacts | None,
+    spread: TrialRecord | None = None,
+) -> list[str]:
     """What limits the baseline, what could be gained at most, and what limits the recommendation.
 
     Args:
         baseline: The baseline's trial.
         recommended: The trial that the recipe is of; None where that is the baseline.
         script: Where a script's own calls are.
+        spread: The trial on several devices that scales best, or the recommended one; None without any.
 
     Returns:
         Three sentences with figures at most.
@@ -94,6 +106,12 @@ def advice(baseline: TrialRecord, recommended: TrialRecord | None, script: Scrip
     elif limit is not None and limit.name != "unknown":
         of_input = _of_input(baseline, script) if limit.name == "input" else "."
         said.append(f"The baseline is limited by {limit.name.replace('_', ' ')}: {limit.why}{of_input}")
+    share = None if spread is None else spread.scaling_efficiency
+    if spread is not None and share is not None and share < GOOD_SCALING:
+        said.append(
+            f"On {spread.configuration['replicas']} devices the training reaches {share:.0%} of what they would reach "
+            "one by one: a larger batch or fewer replicas lose less in sums over devices."
+        )
     said += _at_most(baseline)
     if now is not None and now.name == "balanced":
         said.append(f"With the recipe nothing stands out: {now.why}.")

@@ -64,7 +64,7 @@ _FIGURES = (
         FLOAT, "joules_per_sample gpu_power_watts gpu_utilisation gpu_sm_clock_share gpu_temperature gpu_slowed_share"
     )
     | typed(STRING, "bottleneck")
-    | typed(FLOAT, "bottleneck_share ceiling_input ceiling_compute")
+    | typed(FLOAT, "bottleneck_share ceiling_input ceiling_compute scaling_efficiency")
     | typed(TIME, "started_at")
     | typed(FLOAT, "seconds")
     | typed(STRING, "seat host device machine workload objective reason")
@@ -87,7 +87,7 @@ def load_history(*runs: str | Path) -> pd.DataFrame:
         rates in samples per second. `machine` is the machine's id; text is one line. A knob that the trial's device
         does not have is NA, and so are the `reason` of a trial that ended well and what was not measured.
         `bottleneck` is what limits the trial and `bottleneck_share` the figure that it rests on; the ceilings are
-        what input and step reach alone.
+        what input and step reach alone. `scaling_efficiency` is the throughput over replicas times one device's.
 
         Power and `joules_per_sample` are of all the trial's GPUs, `gpu_utilisation` and `gpu_sm_clock_share` (of the
         highest clock) means over its slices, `gpu_temperature` the highest in °C, and `gpu_slowed_share` the share of

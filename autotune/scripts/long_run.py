@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from autotune.errors import ApplyError, ArgumentError, AutotuneError, RecipeError
 from autotune.recipe import apply
+from autotune.recipe.strategy import divide_cpu
 from autotune.scripts.execute import directory_of, file_of, run_as_main
 from autotune.scripts.facts import ScriptFacts, Site, Trains
 from autotune.scripts.fit_call import FitCall
 from autotune.scripts.guard import LOG, Guard, guard_callback, say
 from autotune.scripts.loop_watch import LoopWatch
+from autotune.scripts.scope import open_when_building, refuse_another_scope
 from autotune.scripts.settings import Settings
 from autotune.scripts.side_effects import listed_callbacks
 from autotune.scripts.wrapping import Hooks, Wrappers
@@ -29,6 +31,7 @@ from autotune.workloads.workload import WorkloadReference
 if TYPE_CHECKING:
     from autotune.recipe.recipe import Recipe
 
+_OF_DATASET = ("persistent_iterator", "per_replica_buffer_size")  # they act on what `fit` reads
 Rule = Literal["sqrt", "linear"]
 
 
@@ -92,8 +95,12 @@ class LongRun(Hooks):
         for knob, value in self._settings.changes.items():
             if KNOBS[knob].stage is stage:
                 KNOBS[knob].set(tf, value)
-        if self._loop and name == "keras":
+        if name == "tensorflow":
+            divide_cpu(tf)
+        elif self._loop:
             LoopWatch(self._wrappers, self._facts).install(tf, sys.modules["keras"])
+        else:
+            open_when_building(sys.modules["keras"], self._configuration)
 
     def ended(self) -> None:
         """The script is over."""
@@ -117,6 +124,7 @@ class LongRun(Hooks):
         if self._loop or tuned is None or site.key != tuned.key:
             return usual(model, **arguments)
         self._refuse_missing()
+        refuse_another_scope(model, self._configuration)
         call = FitCall(model=model, arguments=arguments, settings=self._settings)
         changed = self._changed(call)
         apply.accumulate(model.optimizer, self._configuration)
@@ -130,8 +138,7 @@ class LongRun(Hooks):
     def _changed(self, call: FitCall) -> dict[str, Any]:
         """The arguments of `fit` that the recipe changes; none where it is the script's own configuration."""
         changes = self._settings.changes
-        own = ("persistent_iterator", "prefetch_to_device")
-        acting = {name for name in changes if KNOBS[name].stage is Stage.OPTIONS or name in own}
+        acting = {name for name in changes if KNOBS[name].stage is Stage.OPTIONS or name in _OF_DATASET}
         if call.kind != "dataset" or "prefetch" not in self._facts.sites:
             acting |= changes.keys() & {"prefetch"}
         if call.kind == "arrays" and not acting:

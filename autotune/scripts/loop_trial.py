@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from autotune.devices.telemetry import peak_host_bytes
 from autotune.executors.executor import Data
 from autotune.recipe import apply
+from autotune.recipe.strategy import devices
 from autotune.record import Boundary
 from autotune.scripts.chain import batch_calls, drops_remainder, examples_of
 from autotune.scripts.execute import directory_of, leave
@@ -169,6 +170,7 @@ class LoopTraining(TrialHooks):
                 element=str(getattr(dataset, "element_spec", "batches that the script makes"))[:2000],
                 parameters=sum(int(each.shape.num_elements() or 0) for each in weights),
                 gpus=gpus.gpu_names(),
+                devices=len(devices()),
                 device_limit_bytes=gpus.device_limit_bytes(),
                 build=gpus.build_versions(),
                 not_knobs=apply.not_knobs(),

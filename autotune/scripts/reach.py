@@ -20,15 +20,20 @@ from autotune.scripts.loop_watch import LoopWatch
 from autotune.scripts.settings import as_knob
 from autotune.scripts.side_effects import SideEffects
 from autotune.scripts.wrapping import Wrappers
-from autotune.space.knobs import AS_WRITTEN, KNOBS, Device, KnobValue, Stage
+from autotune.space.combining import ONE_STEP
+from autotune.space.knobs import AS_WRITTEN, KNOBS, STRATEGY_KNOBS, Device, KnobValue, Stage
 from autotune.worker.datasets import batch_length
-from autotune.worker.private_api import inputs_of
+from autotune.worker.private_api import inputs_of, sums_by_collectives
 from autotune.workloads.workload import WorkloadFacts, WorkloadReference
 
 ON_CHAIN = ("num_parallel_calls", "prefetch")
 """Knobs that are arguments of `tf.data` calls of the script's."""
 UNLOCK = "autotune.tuned(batch_size=N) in the script gives it to code that computes with it"
 _XLA = [name for name in KNOBS if name == "jit_compile" or name.startswith("xla_")]
+OWN_SCOPE = (
+    "a loop of its own needs these lines for several devices: `with strategy.scope():` around model and optimizer, "
+    "strategy.experimental_distribute_dataset(dataset), and strategy.run(step, args=(batch,))"
+)
 _OPTIONS = [name for name, knob in KNOBS.items() if knob.stage is Stage.OPTIONS]
 
 
@@ -88,6 +93,7 @@ def facts_of_loop(watch: LoopWatch, examples: int, around: Around) -> WorkloadFa
     reasons |= dict.fromkeys(
         ("persistent_iterator", "prefetch_to_device"), "a loop of its own makes its iterators itself"
     )
+    reasons |= dict.fromkeys(STRATEGY_KNOBS, OWN_SCOPE)
     if watch.step_function is None:
         reasons |= dict.fromkeys(_XLA, "no tf.function without a dataset or a strategy updates the weights")
     if why:
@@ -226,9 +232,15 @@ def _not_reached(call: FitCall, dataset: Any) -> dict[str, str]:
         reasons["prefetch_to_device"] = "Keras maps the batches once more for class_weight, on the CPU"
     if call.arguments["steps_per_epoch"]:
         reasons["persistent_iterator"] = "fit is given steps_per_epoch, and keeps its iterator already"
-    if call.model.distribute_strategy is not tf.distribute.get_strategy() or tf.distribute.has_strategy():
+    strategy = call.model.distribute_strategy
+    if strategy is not tf.distribute.get_strategy() or tf.distribute.has_strategy():
         reasons |= dict.fromkeys(_XLA, NO_XLA)
         reasons["prefetch_to_device"] = "a tf.distribute strategy copies the batches itself"
+        reasons |= dict.fromkeys(STRATEGY_KNOBS, f"the script has a {type(strategy).__name__} of its own, and keeps it")
+        if strategy.num_replicas_in_sync > 1 and sums_by_collectives(strategy):
+            reasons["steps_per_execution"] = ONE_STEP
+    elif call.kind != "dataset":
+        reasons["per_replica_buffer_size"] = f"the training data is a {call.kind}, and no tf.data.Dataset"
     if "persistent_iterator" in reasons:
         reasons.setdefault("prefetch_to_device", "it needs persistent_iterator")
     return reasons

@@ -17,6 +17,7 @@ from autotune.scripts.facts import Fit, ScriptSettings, Site
 from autotune.scripts.fit_call import FitCall, few_steps
 from autotune.scripts.loop_watch import LoopWatch
 from autotune.scripts.reach import Around, facts_of_fit, facts_of_loop
+from autotune.scripts.scope import refuse_strategies
 from autotune.scripts.settings import Settings
 from autotune.scripts.side_effects import SideEffects
 from autotune.scripts.trial import never_trains, run_users
@@ -76,6 +77,7 @@ class _Survey(Hooks):
             self._effects.install(tf, keras)
             self._wrappers.install()
             self._watch.install(tf, keras, layers=True)
+            refuse_strategies(tf, keras, self._refuse)
             tf.compat.v1.Session.__init__ = self._refuse_session
             run_users(self._reference)
         except BaseException as error:

@@ -17,6 +17,7 @@ from autotune.scripts.execute import leave, run_as_main
 from autotune.scripts.facts import ScriptFacts, Site, Trains
 from autotune.scripts.fit_call import FitCall, few_steps
 from autotune.scripts.loop_trial import LoopTraining, TrialHooks
+from autotune.scripts.scope import open_when_building, refuse_another_scope
 from autotune.scripts.settings import Settings
 from autotune.space.configuration import Configuration
 from autotune.worker import failures, gpus, keras_fit, messages
@@ -60,6 +61,7 @@ def run(
     training = kind(request, channel, configuration, facts, reference)
     training.effects.install(tf, keras)
     training.wrappers.install()
+    open_when_building(keras, configuration)
     here = os.getcwd()
     run_users(reference, endless=facts.epochs_range)
     while training.restarted():
@@ -134,6 +136,7 @@ class _FitTraining(TrialHooks):
     def _train(self, call: FitCall, callbacks: list[Any]) -> None:
         request, configuration, model, given = self.request, self.configuration, call.model, call.arguments
         call.settings.refuse_missing(self.facts)
+        refuse_another_scope(model, configuration)
         dataset, source = call.training_dataset()
         train = call.pipeline(dataset, source, configuration)
         set_compiled(model, train.in_force)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from autotune.space.knobs import KNOBS, Device, KnobValue, check_value, knobs_on
+from autotune.space.knobs import KNOBS, STRATEGY_KNOBS, Device, KnobValue, check_value, knobs_on
 
 
 class Configuration(Mapping[str, KnobValue]):
@@ -85,7 +85,8 @@ def baseline_configuration(
     batch_size: int, named: Mapping[str, object], device: Device, *, where: str
 ) -> Configuration:
     """What the user would run anyway: `Workload.baseline`, and TensorFlow's defaults for the device's other knobs."""
-    return Configuration({**_defaults(device), "batch_size": batch_size, **named}, where=where)
+    found = Configuration({**_defaults(device), "batch_size": batch_size, **named}, where=where)
+    return on_several_devices(found) if "strategy" in named else found
 
 
 def on_device(configuration: Configuration, device: Device) -> Configuration:
@@ -101,5 +102,10 @@ def acting(configuration: Configuration, baseline: Configuration) -> Configurati
     return configuration.replace(**idle)
 
 
+def on_several_devices(configuration: Configuration) -> Configuration:
+    """The same configuration with the knobs of a strategy, missing ones at their default."""
+    return Configuration({**{name: KNOBS[name].default for name in STRATEGY_KNOBS}, **configuration})
+
+
 def _defaults(device: Device) -> dict[str, KnobValue]:
-    return {each.name: each.default for each in knobs_on(device) if each.default is not None}
+    return {each.name: each.default for each in knobs_on(device) if each.default is not None and not each.of_workload}

@@ -128,7 +128,9 @@ GPU_KNOBS = (
         devices=ON_GPU,
         memory=lambda depth: depth if type(depth) is int else None,
         structural=True,
-        acts=lambda configuration: bool(configuration.get("persistent_iterator")),
+        acts=lambda configuration: (
+            bool(configuration.get("persistent_iterator")) and configuration.get("strategy", "none") == "none"
+        ),  # a strategy copies the batches itself
         probes=(early.for_input(45, exactly(2), persistent_iterator=exactly(True)),),
     ),
     _xla_flag("xla_gpu_enable_cublaslt", "XLA's matrix products by cuBLASLt", False, **_ARITHMETIC),

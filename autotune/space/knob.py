@@ -34,6 +34,7 @@ class Stage(enum.StrEnum):
     BUILD = "build"  # layers are constructed. Target: the module `tensorflow`
     PIPELINE = "pipeline"  # the pipeline is built. Target: the dataset of batches; the setter returns a new one
     OPTIONS = "options"  # the pipeline gets its options. Target: a `tf.data.Options`
+    SCOPE = "scope"  # the model is built and compiled: it decides in the scope of which `tf.distribute` strategy
     COMPILE = "compile"  # the knob is an argument of `model.compile`, without a setter
     OPTIMIZER = "optimizer"  # the model is compiled, see `apply.accumulate`
     FIT = "fit"  # the knob is an argument of `model.fit`, without a setter

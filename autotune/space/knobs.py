@@ -24,6 +24,7 @@ from autotune.space.probes import Probe, exactly, near, probe
 __all__ = [
     "AS_WRITTEN",
     "KNOBS",
+    "STRATEGY_KNOBS",
     "Device",
     "Domain",
     "Knob",
@@ -82,6 +83,12 @@ def _prefetch(batches: Any, depth: int | str) -> Any:
     if not depth or depth == AS_WRITTEN:
         return batches
     return batches.prefetch(autotune if depth == "autotune" else depth)
+
+
+def _set_auto_shard(options: Any, policy: str) -> None:
+    import tensorflow as tf
+
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy.upper()]
 
 
 def _option(path: str) -> Callable[[Any, Any], None]:
@@ -306,8 +313,55 @@ _TABLE = (
         numerics=Numerics.ARITHMETIC,
     ),
     *GPU_KNOBS,
+    Knob(
+        name="strategy",
+        summary="tf.distribute strategy; the batch size is global: each replica takes its part of a batch",
+        domain=Domain(words=("none", "one_device", "mirrored")),
+        default="none",
+        stage=Stage.SCOPE,
+        numerics=Numerics.ARITHMETIC,
+        plain="none",
+        probes=(probe(5, exactly("mirrored"), batch_size=early.times(2)), probe(6, exactly("mirrored"))),
+        of_workload=True,
+    ),
+    Knob(
+        name="replicas",
+        summary="devices that strategy=mirrored trains on; they must divide the batch size",
+        domain=Domain(integers=(1, 64)),
+        default=1,
+        stage=Stage.SCOPE,
+        of_workload=True,
+    ),
+    Knob(
+        name="cross_device",
+        summary="how strategy=mirrored sums gradients; auto is TensorFlow's choice, nccl needs GPUs",
+        domain=Domain(words=("auto", "nccl", "hierarchical_copy", "reduce_to_one")),
+        default="auto",
+        stage=Stage.SCOPE,
+        of_workload=True,
+    ),
+    Knob(
+        name="auto_shard_policy",
+        summary="how several workers share a dataset; a single worker, as of strategy=mirrored, has it whole",
+        domain=Domain(words=("auto", "off", "data", "file")),
+        default="auto",
+        stage=Stage.OPTIONS,
+        set=_set_auto_shard,
+        of_workload=True,
+    ),
+    Knob(
+        name="per_replica_buffer_size",
+        summary="batches that wait on each device of strategy=mirrored",
+        domain=Domain(integers=(1, 64)),
+        default=1,
+        stage=Stage.SCOPE,
+        memory=_by_number,
+        of_workload=True,
+    ),
 )
 
+STRATEGY_KNOBS = ("strategy", "replicas", "cross_device", "auto_shard_policy", "per_replica_buffer_size")
+"""They exist where a seat has several devices, in none but such searches and their recipes."""
 KNOBS: dict[str, Knob] = {each.name: each for each in _TABLE}
 """Every knob by name, in the order in which tables show them."""
 

@@ -58,9 +58,9 @@ class Probe:
     together: Mapping[str, Pick] = field(default_factory=dict)  # other knobs that change too, where they vary
 
 
-def probe(place: int, to: Pick) -> Probe:
+def probe(place: int, to: Pick, **together: Pick) -> Probe:
     """A probe with the same place in every situation."""
-    return Probe(place=lambda now: place, to=to)
+    return Probe(place=lambda now: place, to=to, together=together)
 
 
 def batch(factor: int) -> tuple[Probe, ...]:

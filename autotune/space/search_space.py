@@ -27,8 +27,9 @@ from typing import Any
 from autotune.errors import ArgumentError, SearchSpaceError
 from autotune.files import read_at_most
 from autotune.printable import short
+from autotune.space.combining import coherent
 from autotune.space.configuration import Configuration, format_value
-from autotune.space.knobs import KNOBS, Device, KnobValue, nearest
+from autotune.space.knobs import KNOBS, STRATEGY_KNOBS, Device, KnobValue, nearest
 from autotune.space.variables import REFUSED
 
 SCHEMA_VERSION = 1
@@ -90,8 +91,8 @@ class ResolvedSpace:
         return math.prod(len(values) for values in self.choices.values())
 
     def configuration(self, varied: Mapping[str, KnobValue]) -> Configuration:
-        """The baseline with the varied knobs set."""
-        return self.baseline.replace(**varied)
+        """The baseline with the varied knobs set, and those that its strategy decides."""
+        return coherent(self.baseline.replace(**varied), self.choices)
 
     def __contains__(self, configuration: object) -> bool:
         """Whether every knob of `configuration` has a value that this space allows."""
@@ -145,11 +146,14 @@ class SearchSpace:
         dataset_takes_config: bool,
         largest_batch: int | None = None,
         fixed_batch: bool = False,
+        devices: int = 1,
         set_by_dataset: Container[str] = (),
         not_reached: Mapping[str, str] = MappingProxyType({}),
         capability: str | None = None,
     ) -> ResolvedSpace:
-        """The choices of every knob, the baseline's value always among them. `examples` are of one epoch.
+        """The choices of every knob, the baseline's value always among them.
+
+        `examples` are of one epoch, `devices` those of a seat.
 
         `capability` is the lowest compute capability of the GPUs, such as `8.0`; None where it is not known.
 
@@ -163,13 +167,16 @@ class SearchSpace:
         accumulated = "global_batch" in baseline  # a batch is a whole part of what the weights are updated for
         choices: dict[str, tuple[KnobValue, ...]] = {}
         left_out: dict[str, str] = {}
-        for name, each in self.ranges.items():
+        ranges = dict(self.ranges)
+        if devices > 1 and "strategy" in ranges:
+            ranges.setdefault("replicas", Range(choices=(devices,)))
+        for name, each in ranges.items():
             if device not in KNOBS[name].devices:
                 left_out[name] = f"does not exist on a {device}"
             elif name in not_reached:
                 left_out[name] = not_reached[name]
             elif name not in baseline:
-                left_out[name] = "only some scripts have it"
+                left_out[name] = "the seat has one device" if name in STRATEGY_KNOBS else "only some scripts have it"
             elif KNOBS[name].needs_dataset_config and not dataset_takes_config:
                 left_out[name] = "the workload's dataset() takes no config"
             elif name in set_by_dataset:
@@ -182,6 +189,8 @@ class SearchSpace:
                     values = [value for value in values if value <= largest_batch]
                 if name == "batch_size":
                     values = [value for value in values if baseline.update_size % value == 0 or not accumulated]
+                if name == "replicas":
+                    values = [*(value for value in values if value < devices), devices]
                 for value, needed in KNOBS[name].capability.items():
                     if device is Device.GPU and capability is not None and float(capability) < needed:
                         values = [each for each in values if each != value]

@@ -17,6 +17,7 @@ from functools import partial
 from autotune.errors import NoStableConfigurationError
 from autotune.executors.executor import IN_SEARCH, SeatLost
 from autotune.record import Outcome, Pairing, Phase
+from autotune.space.combining import refusal
 from autotune.space.configuration import Configuration
 from autotune.space.search_space import ResolvedSpace
 from autotune.stats.deciding import EndedBy
@@ -294,8 +295,8 @@ class Loop:
         ]
 
     def _passes_over(self, configuration: Configuration, seat: Seat) -> bool:
-        """Whether it computes in what does not learn, or needs an import that the time does not hold."""
-        if numerics_of(configuration) in self._view.refused:
+        """Whether its knobs exclude one another, it does not learn, or needs an import that the time does not hold."""
+        if refusal(configuration) or numerics_of(configuration) in self._view.refused:
             return True
         if not seat.imports_first(configuration):
             return False

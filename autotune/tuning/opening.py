@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autotune.devices.machine import Machine, memory_limit_bytes
-from autotune.errors import ArgumentError, NoStableConfigurationError
+from autotune.errors import ArgumentError, NoStableConfigurationError, WorkloadError
 from autotune.executors.executor import Clock, Executor, SeatLost, WarmUp
 from autotune.run_directory import CREATED, SCRATCH, RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
 from autotune.scripts.facts import ScriptSettings, Trains
 from autotune.scripts.side_effects import remove_created
 from autotune.space import variables
+from autotune.space.combining import refusal
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.search_space import ResolvedSpace
@@ -166,6 +167,7 @@ def open_run(
         observe=observe,
         interruptions=interruptions,
         rng=random.Random(options.seed),
+        not_reached={} if facts.script is None else facts.script.not_reached,
         objective=options.objective,
         baseline=_accumulated(
             baseline_of(facts, str(invocation.reference), device, observe), options.global_batch, facts
@@ -205,7 +207,7 @@ def open_run(
             "seats cuts the cores, and this training uses a GPU, which its seats would share",
             hint="Leave --seats out; --devices gives each seat a GPU of its own.",
         )
-    notes = () if facts.script is None else script_notes(facts.script, warm.ready_seconds)
+    notes = () if facts.script is None else script_notes(facts.script, warm.ready_seconds, warm.started.devices)
     own = {} if facts.script is None else facts.script.variables
     set_ = variables.notes({**os.environ, **own}, machine.packages.get("tensorflow", ""))
     for text in (*set_, *notes, *oddities(facts, warm, opened.device), *instabilities(seat.baseline.trial.slices)):
@@ -217,6 +219,8 @@ def baseline_of(facts: WorkloadFacts, where: str, device: Device, observe: Obser
     """What the user would run anyway, as far as can be told before anything was built."""
     refuse_knobs_that_cannot_act(facts, where=where)
     named = baseline_configuration(facts.batch_size, facts.baseline, device, where=f"{where}: Workload(baseline=…)")
+    if why := refusal(named):
+        raise WorkloadError(f"{where}: {why}", hint="Change Workload(batch_size=…) or Workload(baseline=…).")
     baseline, notices = as_imported(named, facts, where=where)
     for text in notices:
         observe(Notice(text=text))

@@ -14,6 +14,7 @@ from operator import itemgetter
 
 import optuna
 
+from autotune.space.combining import coherent
 from autotune.space.configuration import Configuration, acting
 from autotune.space.knobs import KNOBS, KnobValue
 from autotune.space.probes import Situation
@@ -140,7 +141,7 @@ def neighbours(
     known = {item for each in (space.baseline, *tried) for item in each.items()}
     found: dict[Configuration, bool] = {}  # and whether each of its changes was tried before
     for changes in _changes(best, space, now):
-        configuration = acting(best.replace(**changes), space.baseline)
+        configuration = coherent(acting(best.replace(**changes), space.baseline), space.choices)
         if configuration not in tried:
             found.setdefault(configuration, changes.items() <= known)
     return sorted(found, key=found.__getitem__)

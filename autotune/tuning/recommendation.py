@@ -88,6 +88,13 @@ def recommend(
     )
 
 
+def _spread(chosen: TrialRecord, run: Run) -> TrialRecord | None:
+    """The recommended trial where it is on several devices, or else the one on several that scales best."""
+    known = [each for each in run.records.values() if each.scaling_efficiency is not None and each.outcome.measured]
+    best = max(known, key=lambda each: each.scaling_efficiency or 0.0, default=None)
+    return chosen if chosen.scaling_efficiency is not None else best
+
+
 def _evidence(
     found: Found,
     champion: Leader | None,
@@ -137,7 +144,7 @@ def _evidence(
         joules_per_sample=chosen.gpu_figures["joules_per_sample"],
         baseline_joules_per_sample=reference.gpu_figures["joules_per_sample"],
         input_wait_fraction=chosen.input_wait_fraction,
-        advice=tuple(advice(searched, None if champion is None else chosen, script)),
+        advice=tuple(advice(searched, None if champion is None else chosen, script, _spread(chosen, run))),
         stability=Stability(
             checks=tuple(each for each in checks if each.tells),
             not_checked=()

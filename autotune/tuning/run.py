@@ -7,7 +7,7 @@ import functools
 import itertools
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autotune.executors.executor import Clock, Data, DeviceUnavailable, Executor, TrialFailed
@@ -17,6 +17,7 @@ from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
 from autotune.stats.deciding import Objective
 from autotune.tuning.progress import Observer, TrialBegan, TrialEnded, TrialMeasured
+from autotune.tuning.scaling import scaling_efficiency
 from autotune.tuning.trial import Trial, speedup_of
 
 
@@ -34,6 +35,7 @@ class Run:
     interruptions: Callable[[], int]  # how often the user has asked to stop
     rng: random.Random  # draws the order of slices; seeded
     data: Data | None = None  # what the baseline found out about the dataset; None until then
+    not_reached: Mapping[str, str] = field(default_factory=dict)  # knobs that do not reach a script, and why
     boundary: Boundary | None = None  # the baseline's, between epochs; None where they are timed whole
     gpus: tuple[str, ...] | None = None  # names of the GPUs that the baseline saw; None until then
     device_limit_bytes: int | None = None  # what TensorFlow may take of a GPU
@@ -114,6 +116,8 @@ class Run:
         """Write a record, and tell the observer that the trial ended; returns it with the moment at which it did."""
         if record.ended_at_seconds is None:  # else it ended before, and is judged anew
             record = record.model_copy(update={"ended_at_seconds": self.now()})
+        if (share := scaling_efficiency(record, self.records.values())) is not None:
+            record = record.model_copy(update={"scaling_efficiency": share})
         self.records[record.trial] = record
         self.directory.write_trial(record)
         if announce:

@@ -11,7 +11,7 @@ from autotune.errors import NoStableConfigurationError
 from autotune.executors.executor import IN_SEARCH, Data, DeviceUnavailable, SeatLost, TrialFailed, WarmUp
 from autotune.recipe.apply import environment
 from autotune.record import Outcome, Pairing, Phase, TrialRecord
-from autotune.space.configuration import Configuration, acting, on_device
+from autotune.space.configuration import Configuration, acting, on_device, on_several_devices
 from autotune.space.knobs import KNOBS, Device
 from autotune.stats.deciding import Stop, stop_measuring
 from autotune.stats.intervals import LogInterval, Spread, mean_interval
@@ -116,6 +116,8 @@ class Seat:
         run.baseline = on_device(run.baseline, Device.GPU if started.gpus else Device.CPU).replace(
             jit_compile=started.jit_compile, **started.set_by_dataset
         )
+        if started.devices > 1 and not run.not_reached.keys() & {"strategy"} and "global_batch" not in run.baseline:
+            run.baseline = on_several_devices(run.baseline)
         trial.configuration = trial.asked = run.baseline
 
     def keep_baseline(self) -> None:
@@ -219,6 +221,9 @@ class Seat:
         return record
 
     def _measure_or_bracket(self, trial: Trial, limits: TrialLimits, enough: Callable[[], Stop | None]) -> None:
+        """In turns where both fit in memory, else in blocks."""
+        # All replicas of MirroredStrategy are threads of one process, so a freeze stops them together. A training of
+        # several processes must be set in blocks: a freeze of one rank would hang the others' collectives.
         pairs_before, out_of_memory = len(trial.rated), None
         alone = self._bracketed or trial.pairing is Pairing.BRACKETED
         if not alone and fit_on_card(self.baseline.trial.slices, [trial.configuration], self._run.records.values()):

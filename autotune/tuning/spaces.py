@@ -11,6 +11,7 @@ from autotune.tuning.options import Options
 from autotune.tuning.progress import Notice
 
 DEFAULT_SPACE = {Device.CPU: "quick", Device.GPU: "gpu"}
+SEVERAL_SPACE = "several_gpus"  # where a seat has several devices, over which the training may be spread
 THOROUGH_SPACE = {Device.GPU: "gpu_thorough"}
 WIDER_SPACE, FEW_KNOBS = "cpu", 4  # where the usual space has fewer knobs that reach the training
 
@@ -31,6 +32,7 @@ def space_of(written: SearchSpace | None, opened: Opened, options: Options) -> t
             dataset_takes_config=opened.facts.dataset_takes_config,
             largest_batch=options.max_batch,
             fixed_batch=options.fixed_batch,
+            devices=opened.warm.started.devices,
             set_by_dataset=opened.warm.started.set_by_dataset,
             not_reached=not_reached,
             capability=lowest_capability(opened.machine.gpus),
@@ -38,7 +40,7 @@ def space_of(written: SearchSpace | None, opened: Opened, options: Options) -> t
 
     if written is not None:
         return written, resolved(written)
-    name = DEFAULT_SPACE[opened.device]
+    name = SEVERAL_SPACE if "strategy" in opened.run.baseline else DEFAULT_SPACE[opened.device]
     if options.thorough and opened.device in THOROUGH_SPACE:
         name = THOROUGH_SPACE[opened.device]
     elif options.thorough:

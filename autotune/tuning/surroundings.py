@@ -66,12 +66,13 @@ def refuse_knobs_that_cannot_act(facts: WorkloadFacts, *, where: str) -> None:
             )
 
 
-def script_notes(script: ScriptFacts, ready_seconds: float) -> Iterator[str]:
+def script_notes(script: ScriptFacts, ready_seconds: float, devices: int = 1) -> Iterator[str]:
     """What to know of how a script is tuned.
 
     Args:
         script: What is known of it.
         ready_seconds: From the request of the baseline's trial until it was warm.
+        devices: Over which its training could be spread.
     """
     if len(script.fits) > 1:
         chosen = script.fits[script.fit - 1]
@@ -82,7 +83,7 @@ def script_notes(script: ScriptFacts, ready_seconds: float) -> Iterator[str]:
     if script.left_out:
         yield f"trials leave out what writes: {', '.join(script.left_out)}"
     for name, why in script.not_reached.items():
-        if name in ("batch_size", "jit_compile", "precision"):
+        if name in ("batch_size", "jit_compile", "precision") or (name == "strategy" and devices > 1):
             yield f"{name} is not varied: {why}"
     if script.baseline.get("jit_compile") is True and script.not_reached.get("jit_compile") == NO_XLA:
         yield f"the script compiles with jit_compile=True. {NO_XLA}: take it out"

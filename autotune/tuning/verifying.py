@@ -23,6 +23,7 @@ from autotune.record import Outcome, Pairing, Phase, TrialRecord
 from autotune.run_directory import RunDirectory
 from autotune.scripts.facts import Trains
 from autotune.space.configuration import Configuration
+from autotune.space.knobs import STRATEGY_KNOBS
 from autotune.stats.deciding import MIN_GAIN, Finding, finding
 from autotune.stats.intervals import Interval, LogInterval, instance_interval
 from autotune.stats.stability import MEMORY_MARGIN
@@ -262,6 +263,13 @@ def _compare_workloads(recipe: Recipe, facts: WorkloadFacts, invocation: Invocat
 
 def _refuse_another_baseline(recipe: Recipe, baseline: Configuration) -> None:
     claimed_against = Configuration(recipe.baseline)
+    if "strategy" not in claimed_against:  # it was measured on one device, as it is here
+        baseline = Configuration({name: value for name, value in baseline.items() if name not in STRATEGY_KNOBS})
+    elif "strategy" not in baseline:
+        raise RecipeError(
+            "the recipe was measured where a trial has several devices, and here it has one",
+            hint="Verify it on a machine like that one, or tune again.",
+        )
     if claimed_against != baseline:
         raise RecipeError(
             "the recipe's claim is against another baseline: "

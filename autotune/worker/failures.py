@@ -47,8 +47,9 @@ def call_user(part: str, function: Callable[[], Any]) -> Any:
 def strategy_error(what: str) -> WorkloadError:
     """The error of a part of the workload that a `tf.distribute` strategy has hold of."""
     return WorkloadError(
-        f"{what}, and trials train on one device",
-        hint="Tune the training script as it is, or take tf.distribute out of the workload.",
+        f"{what}, and trials open a strategy's scope by themselves",
+        hint="Take tf.distribute out of the workload: strategy and replicas are knobs, which Workload(baseline=…) may "
+        "name. Or tune the training script as it is.",
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from autotune.executors.executor import Data
 from autotune.recipe import apply
+from autotune.recipe.strategy import devices
 from autotune.record import Outcome
 from autotune.space.configuration import Configuration
 from autotune.space.variables import without_caches
@@ -112,6 +113,7 @@ def time_fit(
             batch_ranks=apply.batch_ranks(train.dataset),
             parameters=int(model.count_params()) if model.built else 0,
             gpus=gpus.gpu_names(),
+            devices=len(devices()),
             device_limit_bytes=gpus.device_limit_bytes(),
             build=gpus.build_versions(),
             set_by_dataset=apply.set_by_dataset(dataset) if train.source is None else {},

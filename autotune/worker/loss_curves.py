@@ -75,12 +75,13 @@ def _curves(
     keras.utils.set_random_seed(runs.seeds[0])  # what draws from a seed of its own: dropout, augmentation
     recorded = _recorded(batches, configuration, runs, examples)
     model = made()
-    model.make_train_function()
     first_batch = next(iter(recorded))
-    _build(model, first_batch)
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None:
-        optimizer.build(model.trainable_variables)
+    with model.distribute_strategy.scope():
+        model.make_train_function()
+        _build(model, first_batch)
+        optimizer = getattr(model, "optimizer", None)
+        if optimizer is not None:
+            optimizer.build(model.trainable_variables)
     untouched = [each.numpy() for each in getattr(optimizer, "variables", ())]
     curves: list[tuple[float | None, ...]] = []
     first_weights: list[Any] = []
@@ -140,7 +141,7 @@ def _scale_learning_rate(optimizer: Any, scale: float) -> bool:
         return True
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
     try:
-        inner.learning_rate = float(inner.learning_rate) * scale
+        inner.learning_rate = float(inner.learning_rate.numpy()) * scale
     except (TypeError, AttributeError):
         return False
     return True
@@ -148,7 +149,7 @@ def _scale_learning_rate(optimizer: Any, scale: float) -> bool:
 
 def _train(model: keras.Model, batches: tf.data.Dataset, steps: int, deadline: float) -> tuple[float | None, ...]:
     """The loss of each step; no step but the first is begun after the deadline."""
-    iterator = iter(batches)
+    iterator = iter(model.distribute_strategy.experimental_distribute_dataset(batches))
     curve: list[float | None] = []
     while len(curve) < steps and (not curve or time.perf_counter() <= deadline):
         model.reset_metrics()

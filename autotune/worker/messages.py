@@ -153,6 +153,7 @@ class Started(Data):
     parameters: int  # weights, trainable and other
     batch_ranks: Many[int | None] = ()  # axes of each tensor of the element
     gpus: Many[str] = ()  # names of the GPUs that TensorFlow sees
+    devices: Number = 1  # over which a strategy could spread the training
     device_limit_bytes: Number | None = None  # of the GPU in use; None if CUDA does not tell
     build: dict[str, str] = Field({})  # CUDA and cuDNN versions that TensorFlow was built with
     set_by_dataset: dict[str, Value] = Field({})  # knobs that the workload's dataset has set itself

@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune.errors import ApplyError, WorkloadError
 from autotune.recipe import apply
+from autotune.recipe.strategy import strategy_of
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS
 from autotune.worker.datasets import BATCHES
@@ -19,6 +20,14 @@ from autotune.workloads.workload import Workload
 
 def compiled_model(workload: Workload, configuration: Configuration) -> keras.Model:
     """The workload's model, compiled as the configuration says: the values that act on its dataset."""
+    if configuration.get("strategy", "none") == "none":  # in no scope at all: the workload may misuse one
+        return _compiled(workload, configuration)
+    with strategy_of(configuration).scope():
+        return _compiled(workload, configuration)
+
+
+def _compiled(workload: Workload, configuration: Configuration) -> keras.Model:
+    ours = tf.distribute.get_strategy()
     model = call_user("model", workload.model)
     if any(each.__module__.startswith("tf_keras.") for each in type(model).__mro__):
         raise WorkloadError(
@@ -31,7 +40,7 @@ def compiled_model(workload: Workload, configuration: Configuration) -> keras.Mo
             hint="Return the model itself, not compiled; a training loop of one's own cannot be tuned.",
         )
     strategy = model.distribute_strategy  # TensorFlow would refuse to train it outside
-    if tf.distribute.has_strategy() or strategy is not tf.distribute.get_strategy():
+    if tf.distribute.get_strategy() is not ours or strategy is not ours:
         raise strategy_error(f"model() builds the model under a {type(strategy).__name__}")
     if workload.compile is not None:
         _compile(model, workload.compile, configuration)

@@ -101,6 +101,23 @@ def operations_of_map(dataset: tf.data.Dataset) -> set[str] | None:
     return {node.op for node in nodes}
 
 
+def sums_by_collectives(strategy: tf.distribute.Strategy) -> bool:
+    """Whether a strategy sums by TensorFlow's collectives, its own choice; True where that cannot be seen."""
+    operations = getattr(strategy.extended, "_cross_device_ops", None)
+    return operations is None or type(operations).__name__ == "CollectiveAllReduce"
+
+
+def let_mirrored_variables_be_numbers() -> None:
+    """Have `float()` and `int()` read a variable of a strategy as they read any other, such as a learning rate."""
+    try:
+        from tensorflow.python.distribute.values import DistributedVariable
+    except ImportError:
+        _say_missing("DistributedVariable", "a script that reads a weight as a number fails under a strategy")
+        return
+    for kind in (float, int):
+        setattr(DistributedVariable, f"__{kind.__name__}__", lambda variable, kind=kind: kind(variable.numpy()))
+
+
 def loop_classes(tf: Any) -> SimpleNamespace:
     """The classes that a training loop's own calls go through: datasets, iterators, functions and strategies."""
     from tensorflow.python.data.ops import iterator_ops

@@ -12,6 +12,7 @@ import pytest
 from real_trials import REPOSITORY
 
 from autotune.recipe.recipe import Recipe
+from autotune.space.configuration import Configuration, on_several_devices
 from autotune.workloads.workload import WorkloadFacts
 
 RECORDED = REPOSITORY / "results" / "digits_mlp_command_one" / "recipe.json"
@@ -109,6 +110,8 @@ def recipe_of(facts: WorkloadFacts, folder: Path, **changes: object) -> Path:
     recorded = Recipe.load(RECORDED)
     usual = {**dict(recorded.baseline), **facts.script.baseline, "prefetch": 0, "persistent_iterator": False}
     usual |= {name: changes[name] for name in ("global_batch",) if name in changes}
+    if "strategy" in changes:
+        usual = dict(on_several_devices(Configuration(usual)))
     workload = recorded.workload.model_copy(update={"name": "train", "script": facts.script, "args": ()})
     recipe = recorded.model_copy(
         update={"baseline": usual, "configuration": {**usual, **changes}, "workload": workload, "learning_rate": None}
@@ -174,6 +177,30 @@ def test_a_global_batch_is_kept_by_accumulating(surveyed, tmp_path, name):
     assert ended.returncode == 0, ended.stderr
     assert said(ended, "steps").startswith("steps 9 ")  # three epochs of 96 examples
     assert float(said(ended, "steps").split()[-1]) == pytest.approx(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_recipes_strategy_is_opened_for_a_script_that_has_none(surveyed, tmp_path, monkeypatch, name):
+    """Its model trains on two devices with the losses of one; where it cannot, no step is trained."""
+    source = SCRIPTS[name].replace(".shuffle(96, seed=1)", "").replace("epochs=3", "epochs=3, shuffle=False")
+    told = "print('replicas', model.distribute_strategy.num_replicas_in_sync)\n"
+    (tmp_path / "train.py").write_text(source + told, encoding="utf-8")
+    alone = json.loads(said(trained(tmp_path, ["train.py"]), "losses").removeprefix("losses "))
+    changes = {"strategy": "mirrored", "replicas": 2, "per_replica_buffer_size": 2 if name == "train" else 1}
+    recipe = recipe_of(surveyed[name], tmp_path, **changes)
+    assert "replicas=2 needs as many devices, and TensorFlow sees 1" in by_recipe(tmp_path, recipe).stderr
+    monkeypatch.setenv("AUTOTUNE_LOGICAL_CPUS", "2")
+    ended = by_recipe(tmp_path, recipe)
+    assert said(ended, "replicas") == "replicas 2"
+    assert json.loads(said(ended, "losses").removeprefix("losses ")) == pytest.approx(alone, rel=1e-4)
+    assert float(said(ended, "steps").split()[-1]) == pytest.approx(0.01)  # the script reads a variable as a number
+    own = "tf.distribute.OneDeviceStrategy('cpu:0').scope().__enter__()\nmodel = keras"
+    within = source.replace("model = keras", own)
+    (tmp_path / "train.py").write_text(within, encoding="utf-8")
+    refused = by_recipe(tmp_path, recipe)
+    assert "strategy=mirrored does not act" in refused.stderr
+    assert "steps" not in refused.stdout
 
 
 def test_a_call_that_moved_is_found_and_one_that_is_gone_is_an_error(surveyed, tmp_path):

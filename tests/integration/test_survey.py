@@ -149,6 +149,19 @@ for epoch in range(4):
     for a, b in autotune.steps(tf.data.Dataset.from_tensor_slices((x, y)).batch(12)):
         weight.assign_sub(0.1)
 """,
+    "parameter_server": "import tensorflow as tf\ntf.distribute.ParameterServerStrategy(None)\n",
+    "tpu": "import tensorflow as tf\ntf.distribute.cluster_resolver.TPUClusterResolver(tpu='local')\n",
+    "workers": "import tensorflow as tf\ntf.distribute.MultiWorkerMirroredStrategy()\n",
+    "of_keras": "import keras\nkeras.distribution.DataParallel(devices=['cpu:0'])\n",
+    "mirrored": """
+import tensorflow as tf
+
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+with tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]).scope():
+"""
+    + COMPILED.replace("\n", "\n    ")
+    + "\nmodel.fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(8))\n",
     "session": "import tensorflow as tf\nwith tf.Graph().as_default():\n    tf.compat.v1.Session()\n",
     "on_batch": COMPILED + "for i in range(50):\n    model.train_on_batch(x[:24], y[:24])\n",
     "numpy_slices": TAPE + "for i in range(50):\n    step(x[:12], y[:12])\n",
@@ -185,7 +198,7 @@ SCRIPTS["sets_variables"] = (
     + COMPILED
     + 'os.environ["XLA_FLAGS"] = "--xla_dump_to="\nmodel.fit(x, y)\n'
 )
-SCRIPTS["mirrored"] = MODEL.replace(
+SCRIPTS["mirrored_with_xla"] = MODEL.replace(
     "model = ", "with tf.distribute.MirroredStrategy(['CPU:0']).scope():\n    model = "
 ) + ('model.compile("sgd", "mse", jit_compile=True)\nmodel.fit(x, y)\n')
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -296,7 +309,7 @@ def test_a_variable_that_a_script_sets_itself_is_not_varied(told):
 
 def test_no_setting_of_xla_is_varied_under_a_strategy(told):
     """The reason names the issues of Keras."""
-    found = script(told, "mirrored")
+    found = script(told, "mirrored_with_xla")
     names = ("jit_compile", "xla_auto_clustering", "xla_gpu_enable_cublaslt")
     assert {found["not_reached"][name] for name in names} == {NO_XLA}
     assert found["baseline"]["jit_compile"] is True
@@ -386,6 +399,10 @@ def test_what_tensorflow_writes_itself_is_seen_too(told, folder):
         ("exits", "train.py raised SystemExit: 2", "`autotune tune train.py -- --epochs 90`"),
         ("asks", "asks for input", "argument of the script"),
         ("session", "train.py, line 3: opens a tf.compat.v1.Session", "tf.GradientTape"),
+        ("parameter_server", "makes a ParameterServerStrategy: Keras 3 does not support it (keras#18624)", "fit"),
+        ("tpu", "makes a TPUStrategy: there is no tensorflow-tpu for TensorFlow 2.21", "MirroredStrategy"),
+        ("workers", "makes a MultiWorkerMirroredStrategy: trials are one process", "MirroredStrategy"),
+        ("of_keras", "keras.distribution.DataParallel: keras.distribution acts on the JAX", "MirroredStrategy"),
         ("never_trains", "ended without a training", "after `--`"),
         ("dies", "train.py ended the process before it trained", "python train.py"),
     ],
@@ -394,6 +411,15 @@ def test_a_script_that_cannot_be_tuned_is_refused_in_a_sentence(told, name, mess
     """The sentence says what, where, and the next step."""
     assert message in told[name]["message"]
     assert help_ in told[name]["hint"]
+
+
+def test_a_script_keeps_a_strategy_of_its_own(told):
+    """The reasons say so, and why steps per execution do not vary on two replicas; a loop is told what it needs."""
+    why = told["mirrored"]["facts"]["script"]["not_reached"]
+    assert why["strategy"] == why["replicas"] == "the script has a MirroredStrategy of its own, and keeps it"
+    assert "fails inside TensorFlow" in why["steps_per_execution"]
+    assert "strategy.run(step" in told["numpy_slices"]["facts"]["script"]["not_reached"]["strategy"]
+    assert "strategy" not in told["pipeline"]["facts"]["script"]["not_reached"]
 
 
 def test_a_script_has_its_own_arguments_and_may_print(told):

@@ -250,24 +250,24 @@ def test_want_of_memory_in_a_fresh_interpreter_is_an_outcome(processes_of, tmp_p
         (
             "return keras",
             'with tf.distribute.MirroredStrategy(["CPU:0"]).scope():\n        return keras',
-            "model() builds the model under a MirroredStrategy, and trials train on one device",
+            "model() builds the model under a MirroredStrategy, and trials open a strategy's scope by themselves",
         ),
         (
             "return keras",
             'with tf.distribute.OneDeviceStrategy("CPU:0").scope():\n        return keras',
-            "model() builds the model under a OneDeviceStrategy, and trials train on one device",
+            "model() builds the model under a OneDeviceStrategy, and trials open a strategy's scope by themselves",
         ),
         (
             "return keras",
             'tf.distribute.experimental_set_strategy(tf.distribute.OneDeviceStrategy("CPU:0"))\n    return keras',
-            "model() builds the model under a OneDeviceStrategy, and trials train on one device",
+            "model() builds the model under a OneDeviceStrategy, and trials open a strategy's scope by themselves",
         ),
         (
             "return tf.data.Dataset.from_tensor_slices((np.ones((256, 4)), np.ones((256, 1))))",
             'return tf.distribute.MirroredStrategy(["CPU:0"]).experimental_distribute_dataset('
             "tf.data.Dataset.range(8).batch(2))",
-            "dataset() returned a dataset that a tf.distribute strategy has distributed, and trials train on one "
-            "device",
+            "dataset() returned a dataset that a tf.distribute strategy has distributed, and trials open a "
+            "strategy's scope by themselves",
         ),
     ],
 )

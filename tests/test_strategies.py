@@ -1,0 +1,208 @@
+"""Knobs of a `tf.distribute` strategy: where they exist, what they exclude, and how a training scales."""
+
+import pytest
+from simulated_runs import SMALL_SPACE, a_record, an_invocation, on_disk, quick_tune, simulated_trials, tune_simulated
+
+from autotune import load_history
+from autotune.errors import RecipeError, WorkloadError
+from autotune.recipe.recipe import Recipe
+from autotune.report.advice import advice, usage
+from autotune.scripts.facts import ScriptFacts, Trains
+from autotune.space.combining import coherent, refusal
+from autotune.space.configuration import baseline_configuration
+from autotune.space.knobs import KNOBS, STRATEGY_KNOBS, Device
+from autotune.space.search_space import SearchSpace, find_search_space
+from autotune.stats.deciding import Finding
+from autotune.tuning.opening import baseline_of
+from autotune.tuning.progress import silent
+from autotune.tuning.proposals import neighbours
+from autotune.tuning.scaling import scaling_efficiency
+from autotune.tuning.surroundings import script_notes
+from autotune.tuning.verifying import verify_with
+from autotune.workloads.workload import WorkloadFacts
+
+SPACE = """
+schema_version = 1
+[knobs.strategy]
+kind = "categorical"
+choices = ["none", "mirrored"]
+[knobs.replicas]
+kind = "categorical"
+choices = [2, 4, 8]
+[knobs.cross_device]
+kind = "categorical"
+choices = ["auto", "reduce_to_one"]
+[knobs.steps_per_execution]
+kind = "categorical"
+choices = [1, 4]
+[knobs.jit_compile]
+kind = "categorical"
+choices = [false, true]
+"""
+
+
+def of_strategy(**knobs):
+    """A baseline on a GPU of a seat with several, and these knobs."""
+    named = {"strategy": "none", "jit_compile": False, **knobs}
+    return baseline_configuration(32, named, Device.GPU, where="test")
+
+
+def space_on(devices, baseline):
+    """The test's search space, resolved for a seat of so many GPUs."""
+    return SearchSpace.parse(SPACE, source="test.toml").resolve(
+        baseline=baseline, device=Device.GPU, cores=8, examples=4096, dataset_takes_config=True, devices=devices
+    )
+
+
+@pytest.mark.parametrize(
+    ("knobs", "why"),
+    [
+        ({"strategy": "mirrored", "replicas": 2}, ""),
+        ({"strategy": "one_device", "steps_per_execution": 4, "jit_compile": True}, ""),
+        ({"strategy": "mirrored", "replicas": 2, "steps_per_execution": 4, "cross_device": "reduce_to_one"}, ""),
+        ({"strategy": "mirrored"}, "replicas of 2 or more"),
+        ({"strategy": "mirrored", "replicas": 3}, "batch_size=32 is global, and 3 replicas do not divide it"),
+        ({"strategy": "mirrored", "replicas": 2, "steps_per_execution": 4}, "fails inside TensorFlow"),
+        ({"strategy": "mirrored", "replicas": 2, "jit_compile": True}, "keras#18145"),
+    ],
+)
+def test_what_cannot_be_in_force_together_is_refused_in_a_sentence(knobs, why):
+    """On several replicas: no XLA, no batch that they cannot share, no steps together with TensorFlow's own sums."""
+    found = refusal(of_strategy(**knobs))
+    assert why in found
+    assert bool(why) == bool(found)
+
+
+def test_a_workloads_baseline_is_refused_before_anything_runs():
+    """The message is an input error that names the file."""
+    facts = WorkloadFacts(
+        name="train",
+        batch_size=33,
+        baseline={"strategy": "mirrored", "replicas": 2},
+        batched=False,
+        drop_remainder=False,
+        dataset_takes_config=False,
+        validates=False,
+        fingerprint="sha256:0",
+    )
+    with pytest.raises(WorkloadError, match=r"train.py: batch_size=33 is global, and 2 replicas do not divide it"):
+        baseline_of(facts, "train.py", Device.CPU, silent)
+
+
+def test_a_seat_with_one_device_has_none_of_these_knobs():
+    """They are in no baseline, and a search space that names them says why they do not vary."""
+    alone = baseline_configuration(32, {"jit_compile": False}, Device.GPU, where="test")
+    assert set(STRATEGY_KNOBS).isdisjoint(alone)
+    assert space_on(1, alone).left_out == {
+        "strategy": "the seat has one device",
+        "replicas": "the seat has one device",
+        "cross_device": "the seat has one device",
+    }
+
+
+def test_replicas_go_up_to_the_seats_devices():
+    """More cannot train; all of them is a choice, whatever the file says."""
+    assert space_on(4, of_strategy()).choices["replicas"] == (1, 2, 4)
+    assert space_on(6, of_strategy()).choices["replicas"] == (1, 2, 4, 6)
+    text = SPACE.replace('[knobs.replicas]\nkind = "categorical"\nchoices = [2, 4, 8]\n', "")
+    space = SearchSpace.parse(text, source="test.toml").resolve(
+        baseline=of_strategy(), device=Device.GPU, cores=8, examples=4096, dataset_takes_config=True, devices=6
+    )
+    assert space.choices["replicas"] == (1, 6)
+
+
+def test_what_is_proposed_under_mirrored_needs_no_refusal():
+    """Steps per execution and XLA are set to what mirrored allows; without it the strategy's knobs have no effect."""
+    baseline = of_strategy(steps_per_execution=4, jit_compile=True)
+    space = space_on(4, baseline)
+    for best in (baseline, space.configuration({"strategy": "mirrored"})):
+        found = neighbours(best, {best}, space, waits=False)
+        assert found
+        assert not any(map(refusal, found))
+        assert all(coherent(each, space.choices) == each for each in found)
+    for cross_device, steps in (("auto", 1), ("reduce_to_one", 4)):
+        spread = space.configuration({"strategy": "mirrored", "cross_device": cross_device})
+        assert [spread[name] for name in ("replicas", "steps_per_execution", "jit_compile")] == [4, steps, False]
+    assert space.configuration({"replicas": 4, "cross_device": "reduce_to_one"}) == baseline
+
+
+def test_the_shipped_space_for_several_gpus_resolves():
+    """It varies the strategy, and all that the space for one GPU varies."""
+    space = find_search_space("several_gpus").resolve(
+        baseline=of_strategy(), device=Device.GPU, cores=8, examples=4096, dataset_takes_config=True, devices=2
+    )
+    assert set(space.left_out.values()) == {"only some scripts have it"}
+    assert set(find_search_space("gpu").ranges) <= set(find_search_space("several_gpus").ranges)
+    assert space.choices["replicas"] == (1, 2)
+
+
+def spread_over(replicas, speedup, trial=1, **fields):
+    """A trial's record on so many devices."""
+    strategy = "none" if replicas == 1 else "mirrored"
+    return a_record(of_strategy(strategy=strategy, replicas=replicas, **fields), speedup=speedup, trial=trial)
+
+
+def test_scaling_is_measured_against_one_device_that_is_otherwise_alike():
+    """The fastest such trial counts, whatever its batch size; without one nothing is claimed."""
+    baseline = a_record(of_strategy(), trial=0)
+    assert scaling_efficiency(spread_over(4, 3.0), [baseline]) == pytest.approx(0.75)
+    faster = spread_over(1, 1.5, trial=2, batch_size=128)
+    assert scaling_efficiency(spread_over(4, 3.0), [baseline, faster]) == pytest.approx(0.5)
+    assert scaling_efficiency(spread_over(4, 3.0, precision="mixed_float16"), [baseline]) is None
+    assert scaling_efficiency(faster, [baseline]) is None
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.69, True), (0.71, False), (None, False)])
+def test_poor_scaling_is_told_in_one_sentence(share, told):
+    """Below 0.7; above it there is nothing to say."""
+    spread = spread_over(2, 1.38).model_copy(update={"scaling_efficiency": share})
+    said = advice(a_record(), None, None, spread)
+    assert any("On 2 devices the training reaches 69%" in each for each in said) == told
+
+
+def test_a_seat_with_two_gpus_is_searched_for_a_strategy(tmp_path):
+    """A whole simulated run: the recipe carries it, history has its efficiency, and the lines open its scope."""
+
+    def samples_per_second(configuration):
+        return 4000.0 * (1.8 if configuration.get("strategy") == "mirrored" else 1.0)
+
+    trials = simulated_trials(samples_per_second, noise=0.02, gpus=("H200", "H200"))
+    recipe, directory = quick_tune(trials, tmp_path / "run", space=SPACE, budget=200.0)
+    assert (recipe.changes["strategy"], recipe.changes["replicas"]) == ("mirrored", 2)
+    records = [each for each in directory.read_trials() if each.configuration.get("strategy") == "mirrored"]
+    assert all(each.scaling_efficiency == pytest.approx(0.9, rel=0.1) for each in records if each.speedup)
+    assert Recipe.parse(recipe.to_json(), source="recipe.json") == recipe
+    lines = [each.strip() for each in usage(recipe, tmp_path / "recipe.json", "train.py")]
+    assert lines.index("with recipe.strategy().scope():") < lines.index("model = make_model()")
+
+
+def test_history_has_a_column_for_each_of_them(tmp_path):
+    """Trials on one device have NA there."""
+    trials = simulated_trials(noise=0.02)
+    with on_disk(tmp_path / "run") as directory:
+        tune_simulated(trials, directory, budget=60.0)
+    frame = load_history(tmp_path / "run")
+    assert frame[[*STRATEGY_KNOBS, "scaling_efficiency"]].isna().all(axis=None)
+    assert {KNOBS[name].of_workload for name in STRATEGY_KNOBS} == {True}
+
+
+def test_a_recipe_is_verified_where_a_trial_has_as_many_devices(tmp_path):
+    """One of a single device also where there are two; one of several is refused on a single one."""
+    two, one = (simulated_trials(noise=0.02, gpus=gpus) for gpus in (("H200", "H200"), ("H200",)))
+    of_one, _ = quick_tune(one, tmp_path / "one", space=SMALL_SPACE, budget=60.0)
+    of_two, _ = quick_tune(two, tmp_path / "two", space=SPACE, budget=60.0)
+    for name, recipe, gpus in (("b", of_one, ("H200", "H200")), ("a", of_two, ("H200",))):
+        with on_disk(tmp_path / name) as directory:
+            invocation = an_invocation(simulated_trials(noise=0.02, gpus=gpus), directory, budget=60.0)
+            if recipe is of_one:
+                assert verify_with(invocation, recipe).finding is Finding.HOLDS
+                continue
+            with pytest.raises(RecipeError, match="where a trial has several devices, and here it has one"):
+                verify_with(invocation, recipe)
+
+
+def test_a_loop_is_told_the_lines_that_it_needs_where_there_are_several_devices():
+    """On one device there is nothing to say."""
+    script = ScriptFacts(trains=Trains.LOOP, baseline={}, not_reached={"strategy": "it needs strategy.run"})
+    assert "strategy is not varied: it needs strategy.run" in list(script_notes(script, 1.0, 2))
+    assert not any("strategy" in each for each in script_notes(script, 1.0, 1))
