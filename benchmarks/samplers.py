@@ -38,7 +38,7 @@ from autotune.tuning.trial import now_utc
 STUDIES, STUDIES_QUICK = 40, 2
 """Of each kind."""
 MOST_CANDIDATES = 40
-SHOWN_AFTER = (8, 12, 20)
+SHOWN_AFTER = (4, 8, 12, 20)
 NEAR = math.log(0.95)
 ERROR = 0.03
 """Standard deviation of a measured log-speed."""
@@ -159,7 +159,8 @@ class Searcher(Protocol):
 class Ours:
     """The tuner's proposals as they are: neighbours of the fastest, then its sampler."""
 
-    def __init__(self, space: ResolvedSpace, seed: int) -> None:
+    def __init__(self, space: ResolvedSpace, seed: int, *, steered: bool = True) -> None:
+        self._steered = steered  # whether what limits the fastest decides what is tried first
         self._sampler = Sampler(space, file=None, name="benchmark", seed=seed)
         self._proposals = Proposals(space, self._sampler)
         self._asked: optuna.Trial | None = None
@@ -169,7 +170,7 @@ class Ours:
     def ask(self, tried: Speeds, waits: Callable[[Configuration], bool]) -> Configuration | None:
         """See `Searcher`."""
         best = max(tried, key=lambda each: tried[each])
-        proposed = self._proposals.next(tried, best, waits=waits(best))
+        proposed = self._proposals.next(tried, best, waits=self._steered and waits(best))
         if proposed is None:
             return None
         self._asked, configuration = proposed
@@ -247,6 +248,7 @@ def _made(sampler: Callable[[int], BaseSampler]) -> Made:
 
 SEARCHERS: dict[str, Made] = {
     "proposals as they are": Ours,
+    "proposals, not steered": lambda space, seed: Ours(space, seed, steered=False),
     "TPE, multivariate": _made(lambda seed: TPESampler(seed=seed, multivariate=True)),
     "TPE, one knob at a time": _made(lambda seed: TPESampler(seed=seed, multivariate=False)),
     "GPSampler": _made(lambda seed: GPSampler(seed=seed)),
