@@ -53,6 +53,7 @@ def test_both_seats_are_at_work_at_the_same_time(tmp_path):
     records = list(directory.trials.values())
     assert sorted(each.trial for each in records) == list(range(len(records)))
     assert [each.phase for each in records].count(Phase.BASELINE) == 2
+    assert [each.phase for each in records].count(Phase.SEARCH) == 8  # what runs counts
     assert trials.alive == []
 
 

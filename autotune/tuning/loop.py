@@ -189,7 +189,8 @@ class Loop:
         run, options, view = self._run, self._options, self._view
         candidates = tuple(map(view.candidate, view.searched()))
         baseline = run.records[0]
-        limit = options.trials is not None and len(candidates) >= options.trials
+        begun = len(candidates) + len({each.number for each in view.tried.values()} - run.records.keys())
+        limit = options.trials is not None and begun >= options.trials
         candidate_seconds = self._first_ready + self._trial_limits.measured
         if self._durations:
             candidate_seconds = statistics.median(self._durations[-LATEST_CANDIDATES:])
