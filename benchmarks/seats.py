@@ -2,7 +2,7 @@
 
     python benchmarks/seats.py [--quick] [--json FILE]
 
-Simulated trials sleep: a second of theirs takes 1/4 s here, so the driver's own work counts four times too much.
+Simulated trials sleep: a second of theirs takes 1/2 s here, so the driver's own work counts twice.
 Regret is the log-speed of the best configuration over that of the fastest measured, on the drawn machines of
 `samplers.py`.
 """
@@ -31,11 +31,11 @@ from autotune.space.configuration import Configuration
 from autotune.tuning.proposals import Others, Proposals
 from autotune.tuning.sampler import Sampler
 
-SCALE = 4.0
+SCALE = 2.0
 """Seconds of a trial for each second here."""
 SEATS = (1, 2, 4, 8)
 TRIALS_A_SEAT, TRIALS_A_SEAT_QUICK = 16, 4
-STUDIES, STUDIES_QUICK = 15, 2
+STUDIES, STUDIES_QUICK = 30, 2
 """Of each kind of machine."""
 COMPARED_AFTER = 32
 """Trials."""
