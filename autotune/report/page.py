@@ -82,6 +82,7 @@ def page_data(directory: RunDirectory) -> dict[str, Any]:
         "title": one_line(run.workload.name if run.workload else run.run),
         "run": one_line(run.run),
         "started": run.started_at,
+        "ratio": "samples per joule" if run.arguments.get("objective") == "energy" else "speed-up",
         "missing": missing,
         "answer": _answer(recipe, run, directory.recipe_file),
         "advice": advice(records[0], chosen, script) if records else [],
