@@ -178,7 +178,7 @@ class Loop:
         except TimeIsUp:
             self._time_is_up = True
         except NoStableConfigurationError as error:
-            if self._view.champion() is None:
+            if self._view.champion() is None or self._seats.others:
                 raise
             self._run.observe(Notice(text=f"{error.message}; the search ends here"))
             self._time_is_up = True

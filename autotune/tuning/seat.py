@@ -65,6 +65,7 @@ class Seat:
         self.baseline = Baseline(run, deadline, name)
         self._imported: set[tuple[tuple[str, str], ...]] = set()
         self._wanted = SLICE_SECONDS
+        self._before = 0  # slices of the baseline in earlier invocations, on another seat or another day
 
     # ------------------------------------------------------------------------------------------- baseline
 
@@ -74,6 +75,7 @@ class Seat:
         # `keep_baseline`, because this may turn out to be another training.
         run = self._run
         self.baseline.trial = trial = earlier or run.new_trial(Phase.BASELINE, run.baseline)
+        self._before = len(trial.slices)
         self.is_open = True
         if earlier is not None:
             run.announce(trial)
@@ -138,7 +140,7 @@ class Seat:
         """Measure the baseline again where it was slow beside a trial. Raises Drifted, and what a slice raises."""
         # Ratios of this seat stay good: both sides were slow. What comes after may not be.
         own = self.baseline.trial
-        usual = [rate_of(own, each) for each in own.slices[:BASELINE_SLICES]]
+        usual = [rate_of(own, each) for each in own.slices[self._before :][:BASELINE_SLICES]]
         beside = [rate_of(own, pair.baseline) for pair in trial.pairs if not pair.disturbed]
         if not beside or statistics.median(beside) > (1 - MOST_DRIFT) * statistics.median(usual):
             return
@@ -174,7 +176,7 @@ class Seat:
         """Run a trial beside the baseline in one more process, and keep its record."""
         # Raises Interrupted, TimeIsUp, SameInForce, NoStableConfigurationError; the record is kept in any case.
         # Called again for a trial that ran before, it adds to what was measured.
-        run, before = self._run, len(trial.rated)
+        run, before, known = self._run, len(trial.rated), trial.number in self._run.records
         ended: Exception | None = None
         outcome, reason, log_tail = Outcome.OK, "", ""
         trial.others = others
@@ -190,24 +192,26 @@ class Seat:
             ended, outcome = same, Outcome.PRUNED
             reason = f"the same as a trial before: {run.changes(same.configuration)} is in force"
         except SeatLost as lost:
-            ended, outcome, reason = lost, Outcome.INTERRUPTED, f"{lost.reason}; it is run again on another seat"
+            ended = lost
+            if not known:  # else what an earlier process gave stands
+                outcome, reason = Outcome.INTERRUPTED, f"{lost.reason}; it is run again on another seat"
         except DeviceUnavailable as failure:
             # It says nothing about this configuration, and the next would fare alike.
-            outcome, reason, log_tail = Outcome.INTERRUPTED, failure.whole, failure.log_tail
+            if not known:
+                outcome, reason, log_tail = Outcome.INTERRUPTED, failure.whole, failure.log_tail
             ended = NoStableConfigurationError(
                 f"the device is not available any more: {failure.reason}",
                 hint=f"{failure.hint} Then --resume {run.directory.path} goes on with what was found.",
                 detail=failure.detail,
             )
         except TrialFailed as failure:
-            known_before = run.records.get(trial.number)
-            if failure.outcome is not Outcome.TIMEOUT or not (known_before and known_before.outcome.measured):
+            if failure.outcome is not Outcome.TIMEOUT or not (known and run.records[trial.number].outcome.measured):
                 outcome, reason, log_tail = failure.outcome, failure.whole, failure.log_tail
         except (Interrupted, TimeIsUp) as why:
             ended = why
             if isinstance(why, TimeIsUp) and len(trial.log_ratios) > 1:
                 trial.stopped_by = Stop.TIME
-            elif trial.number not in run.records:  # else what an earlier process gave stands
+            elif not known:
                 outcome = Outcome.INTERRUPTED
                 reason = "stopped by the user" if isinstance(why, Interrupted) else "the time was over"
         record = trial.record(outcome, reason=reason, log_tail=log_tail)

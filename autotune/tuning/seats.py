@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
+from autotune.errors import BudgetError, NoStableConfigurationError
 from autotune.executors.executor import SeatLost
 from autotune.printable import first_line
 from autotune.tuning.crowding import AT_LEAST, Crowding, crowding_of
@@ -22,6 +23,10 @@ LOOK_ROUNDS = 3  # in which the first seat of a host is timed alone, and beside 
 
 class NoSeatLeft(Exception):
     """All seats were lost."""
+
+
+class Unusable(Exception):
+    """A seat cannot train, where others can."""
 
 
 class Seats:
@@ -75,6 +80,11 @@ class Seats:
         """The numbers of the trials that are being measured now; -1 for new ones."""
         return frozenset(self._running.values())
 
+    @property
+    def others(self) -> bool:
+        """Whether a seat works that is not the only one."""
+        return bool(self._running) and len(self._running) + len(self._free) > 1
+
     def do(self, action: Callable[[Seat], None], number: int | None, *, alone: bool = False) -> None:
         """Do something on a free seat; comes back when it has ended or, with several seats, waits for a trial."""
         # `number` is the trial that it measures, busy from now on; None for one that has no number yet.
@@ -111,12 +121,20 @@ class Seats:
                 if self._losses[seat] and not seat.is_open:
                     with self._run.others_work():
                         self._run.executor.restart(seat.name)
-                if not seat.is_open:
-                    seat.start_baseline(BASELINE_SECONDS)
-                action(seat)
+                self._do_on(seat, action)
             except BaseException as raised:  # handed to whoever waits
                 error = raised
         self._ended.put((seat, error))
+
+    def _do_on(self, seat: Seat, action: Callable[[Seat], None]) -> None:
+        try:
+            if not seat.is_open:
+                seat.start_baseline(BASELINE_SECONDS)
+            action(seat)
+        except (NoStableConfigurationError, BudgetError) as error:
+            if not self.others:
+                raise
+            raise Unusable(error.message) from error
 
     def wait(self) -> None:
         """Wait until an action has ended. Raises what it raised."""
@@ -125,11 +143,11 @@ class Seats:
         del self._running[seat]
         if isinstance(error, SeatLost):
             self._lost(seat, error)
-        elif isinstance(error, Drifted):
+        elif isinstance(error, Unusable) or (isinstance(error, Drifted) and not self._all_at_once):
             self._drop(seat, str(error))
         else:
             self._free.append(seat)
-            if error is not None:
+            if error is not None and not isinstance(error, Drifted):
                 raise error
 
     # ------------------------------------------------------------------------------------- coming and going
@@ -215,5 +233,11 @@ class Seats:
             if seat in self._free:
                 self._free.remove(seat)
                 self._begin(seat, action, -1)
+        errors: list[Exception] = []
         while self._running:
-            self.wait()
+            try:
+                self.wait()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
