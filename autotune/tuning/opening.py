@@ -24,7 +24,7 @@ from autotune.space.search_space import ResolvedSpace
 from autotune.stats.gpu_figures import joules_of
 from autotune.tuning.options import Options
 from autotune.tuning.progress import Began, Notice, Observer
-from autotune.tuning.resuming import Earlier, refuse_another_workload
+from autotune.tuning.resuming import Earlier, refuse_another_machine, refuse_another_workload
 from autotune.tuning.rules import Limits
 from autotune.tuning.run import Run
 from autotune.tuning.seat import BASELINE_SECONDS, Seat
@@ -159,6 +159,8 @@ def open_run(
     check(facts)
     _tell_isolation(executor, observe)
     machine = executor.machine or invocation.machine
+    if earlier is not None and executor.machine is not None and earlier.run.baseline is not None:
+        refuse_another_machine(earlier, machine)
     device = Device.GPU if machine.gpus else Device.CPU
     run = Run(
         directory=invocation.directory,
@@ -296,8 +298,6 @@ def completed(opened: Opened, invocation: Invocation, source: str, space: Resolv
 def _completed_machine(opened: Opened, invocation: Invocation) -> Machine:
     """The fingerprint with what only TensorFlow knows; a notice where it does not see a GPU that is there."""
     machine = opened.machine
-    if invocation.options.devices is not None:  # the recipe speaks of a seat's
-        machine = machine.model_copy(update={"gpus": machine.gpus[: invocation.options.seat_devices]})
     if opened.device is Device.CPU:
         if machine.gpus:
             invocation.observe(
