@@ -286,6 +286,33 @@ def test_parts_of_a_host_rest_while_a_leader_is_confirmed_on_the_whole(tmp_path)
     assert recipe.evidence.verdict is Verdict.FASTER
 
 
+def test_what_is_lost_on_the_whole_is_its_first_seat(tmp_path):
+    """That one is made anew, before anything is measured there again."""
+    trials = Losing({"whole": 1})
+    trials.whole = "whole"
+    recipe, _ = quick_tune(trials, tmp_path, budget=400.0, trials=4)
+    assert trials.restarted == ["left"]
+    assert recipe.evidence.verdict is Verdict.FASTER
+
+
+def test_a_seat_that_is_lost_while_losses_are_compared_refuses_nothing(tmp_path):
+    """They are compared again."""
+    trials = Losing({})
+    launch, lost = trials.launch, []
+
+    def lost_once(configuration, *, losses=None, **how):
+        if losses is not None and configuration["jit_compile"] and not lost:
+            lost.append(configuration)
+            raise SeatLost(Outcome.CRASHED, "gone")
+        return launch(configuration, losses=losses, **how)
+
+    trials.launch = lost_once
+    recipe, directory = quick_tune(trials, tmp_path, budget=400.0, trials=8)
+    assert lost
+    assert recipe.configuration["jit_compile"] is True
+    assert not [each for each in directory.trials.values() if each.outcome is Outcome.UNSTABLE]
+
+
 def test_neighbours_that_slow_a_seat_down_are_left_idle(tmp_path):
     """The host runs fewer seats at once, and says what they cost; with `all_seats` it keeps them."""
 

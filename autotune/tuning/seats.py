@@ -46,6 +46,7 @@ class Seats:
         self._ended: queue.SimpleQueue[tuple[Seat, BaseException | None]] = queue.SimpleQueue()
         self._running: dict[Seat, int] = {}  # the trial that each measures, -1 for a new one
         self._losses: Counter[Seat] = Counter()
+        self._gone: set[Seat] = set()  # lost, and not made anew yet
         self._known = {first.name}
 
     def __enter__(self) -> Seats:
@@ -91,7 +92,10 @@ class Seats:
         # What is done `alone` has ended on return; the caller has seen to it that no other seat works.
         seat = self._free[0]
         if alone or not self._several:
+            # What is done on the whole of a host is the first seat's there.
+            seat = next((each for each in self._free if each.name in self._run.executor.seats[:1]), seat)
             try:
+                self._restart(seat)
                 action(seat)
             except SeatLost as lost:
                 self._free.remove(seat)
@@ -118,13 +122,17 @@ class Seats:
         with self._run.baton:
             self._begun.put(None)
             try:
-                if self._losses[seat] and not seat.is_open:
-                    with self._run.others_work():
-                        self._run.executor.restart(seat.name)
+                self._restart(seat)
                 self._do_on(seat, action)
             except BaseException as raised:  # handed to whoever waits
                 error = raised
         self._ended.put((seat, error))
+
+    def _restart(self, seat: Seat) -> None:
+        if seat in self._gone:
+            with self._run.others_work():
+                self._run.executor.restart(seat.name)
+            self._gone.discard(seat)
 
     def _do_on(self, seat: Seat, action: Callable[[Seat], None]) -> None:
         try:
@@ -168,6 +176,7 @@ class Seats:
     def _lost(self, seat: Seat, lost: SeatLost) -> None:
         seat.abandon()
         self._losses[seat] += 1
+        self._gone.add(seat)
         if self._losses[seat] >= MOST_LOSSES:
             self._drop(seat, f"it was lost twice: {first_line(lost.reason)}")
             return
