@@ -17,7 +17,7 @@ from autotune.run_directory import CREATED, SCRATCH, RunDirectory, RunRecord, Se
 from autotune.scripts.facts import ScriptSettings, Trains
 from autotune.scripts.side_effects import remove_created
 from autotune.space import variables
-from autotune.space.combining import refusal
+from autotune.space.combining import NOT_ACCUMULATED, refusal
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.search_space import ResolvedSpace
@@ -209,6 +209,8 @@ def open_run(
             "seats cuts the cores, and this training uses a GPU, which its seats would share",
             hint="Leave --seats out; --devices gives each seat a GPU of its own.",
         )
+    if warm.started.devices > 1 and "global_batch" in run.baseline and "strategy" not in run.baseline:
+        observe(Notice(text=f"strategy is not varied: {NOT_ACCUMULATED}"))
     notes = () if facts.script is None else script_notes(facts.script, warm.ready_seconds, warm.started.devices)
     own = {} if facts.script is None else facts.script.variables
     set_ = variables.notes({**os.environ, **own}, machine.packages.get("tensorflow", ""))
@@ -243,7 +245,11 @@ def _accumulated(baseline: Configuration, examples: int | None, facts: WorkloadF
             f"--global-batch {examples} is no multiple of the workload's batch size, which is {baseline.batch_size}",
             hint=f"Give --global-batch {-(-examples // baseline.batch_size) * baseline.batch_size}.",
         )
-    return baseline.replace(global_batch=examples)
+    accumulated = baseline.replace(global_batch=examples)
+    own = facts.script is not None and "MirroredStrategy" in facts.script.not_reached.get("strategy", "")
+    if why := NOT_ACCUMULATED if own else refusal(accumulated):
+        raise ArgumentError(f"--global-batch {examples} cannot be kept: {why}", hint="Leave it out, or the strategy.")
+    return accumulated
 
 
 def _tell_isolation(executor: Executor, observe: Observer) -> None:
