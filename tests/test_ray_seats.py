@@ -123,6 +123,18 @@ def test_a_cluster_of_which_no_seat_can_be_used_is_not_waited_for():
     trials.close()
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999"])
+def test_an_address_that_does_not_answer_is_refused_at_once(address):
+    """With what to start; no other Ray is started meanwhile."""
+    ray = pytest.importorskip("ray")
+    with (
+        pytest.raises(ArgumentError, match=f"no Ray cluster answers at {address}"),
+        RayTrials(REFERENCE, address=address) as trials,
+    ):
+        trials.open()
+    assert not ray.is_initialized()
+
+
 def test_no_seat_is_waited_for_beyond_the_budget():
     """It is lost then."""
     left = [600.0]

@@ -277,12 +277,13 @@ def test_parts_of_a_host_rest_while_a_leader_is_confirmed_on_the_whole(tmp_path)
 
     together = set()
     trials = Parts(facts=FACTS, seats=("left", "right"), samples_per_second=SPEED, noise=0.02)
-    trials.whole = "whole"
-    recipe, directory = quick_tune(trials, tmp_path, budget=400.0, trials=8)
+    trials.whole, watcher = "whole", Watcher()
+    recipe, directory = quick_tune(trials, tmp_path, budget=400.0, trials=8, observe=watcher, train_samples=10**7)
     confirmed = [each for each in directory.trials.values() if each.phase is Phase.CONFIRM]
     assert {each.seat for each in confirmed} == {"whole"}
     assert {each.seat for each in directory.trials.values() if each.phase is Phase.SEARCH} == {"left", "right"}
     assert [each for each in together if "whole" in each] == [frozenset({"whole"})]
+    assert not any("the training would take" in each.text for each in watcher.of(Notice))  # a part tells nothing of it
     assert recipe.evidence.verdict is Verdict.FASTER
 
 

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -34,6 +35,7 @@ LEASE_SECONDS = 60.0  # without a word of the driver's, an actor ends its trials
 BEAT_SECONDS = 5.0
 RESTART_SECONDS = 120.0  # until an actor that was lost is back
 CLOSING_SECONDS = 20.0
+ANSWER_SECONDS = 10.0  # of the cluster's address
 SAY_AFTER_SECONDS = 10.0  # of waiting for a seat
 
 
@@ -146,7 +148,6 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
             raise ArgumentError(
                 f"--executor ray needs Ray, which cannot be imported: {error}", hint="pip install 'autotune[ray]'"
             ) from error
-        self._ray = ray
         how: dict[str, Any] = {"address": self._address or "local"}  # without one, Ray joins any that runs here
         if not self._address:
             how["include_dashboard"] = False
@@ -155,13 +156,17 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
         if self._upload:
             how["runtime_env"] = {"working_dir": self._settings.directory}
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        host, _, port = (self._address or "").removeprefix("ray://").rpartition(":")
         try:
+            if port.isdecimal():  # Ray itself would try for minutes
+                socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
             ray.init(logging_level=logging.ERROR, log_to_driver=False, namespace="autotune", **how)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, OverflowError) as error:
             raise ArgumentError(
                 f"no Ray cluster answers at {self._address or 'this machine'}: {error}",
                 hint="Start one with `ray start --head`, and give its address to --ray-address.",
             ) from error
+        self._ray = ray  # not before: a call of Ray's would start one
 
     def _per_seat(self) -> tuple[dict[str, Any], int]:
         """What an actor asks of Ray, and how many seats the cluster can hold."""

@@ -208,7 +208,8 @@ class FreshPairs:
         """A fresh process of a trial, warm; the stack kills it at its end."""
         run = self._run
         is_baseline = trial.configuration == run.baseline
-        boundary = self._boundaries.get(trial.number, run.boundary if is_baseline else None)
+        known = is_baseline and run.executor.whole is None  # the search has seen a part of the host, which is slower
+        boundary = self._boundaries.get(trial.number, run.boundary if known else None)
         usual = 0.0 if trial.warm is None else trial.warm.ready_seconds
         side = Side.start(
             run,

@@ -136,7 +136,8 @@ def _refuse_without_energy(options: Options, *, tells: bool) -> None:
     if options.objective == "energy" and not tells:
         raise ArgumentError(
             "the objective is energy, and no GPU here counts its energy for NVML",
-            hint="Leave --objective out. Data-centre cards since Volta count it; MIG instances and processors do not.",
+            hint="Tune for throughput here, without --objective. Data-centre cards since Volta count it; MIG instances "
+            "and processors do not.",
         )
 
 

@@ -341,7 +341,7 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
         interruptions.answerable = True
         run, earlier = opened.run, invocation.earlier
         samples = options.train_samples or samples_of(opened.facts.script, opened.warm.started.examples)
-        rate = run.records[0].throughput
+        rate = None if run.executor.whole else run.records[0].throughput  # a part of the host tells nothing of all
         for text in worth_notes(samples, None if rate is None else rate.value, options.budget):
             invocation.observe(Notice(text=text))
         written, space = space_of(written, opened, options)
