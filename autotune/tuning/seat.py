@@ -20,7 +20,15 @@ from autotune.tuning.feasibility import fit_on_card
 from autotune.tuning.live_baseline import Baseline, baseline_error
 from autotune.tuning.run import Run, never_two_alive
 from autotune.tuning.side import PATIENCE_SECONDS, Interrupted, Side
-from autotune.tuning.slicing import MUCH_WAITING, SLICE_SECONDS, is_busy, slice_seconds, taken_seconds, wanted_seconds
+from autotune.tuning.slicing import (
+    MUCH_WAITING,
+    SLICE_SECONDS,
+    is_busy,
+    slice_seconds,
+    taken_seconds,
+    wanted_in_blocks,
+    wanted_seconds,
+)
 from autotune.tuning.trial import Trial, rate_of
 from autotune.tuning.waiting import GENEROUS, Deadline, TimeIsUp
 
@@ -255,9 +263,7 @@ class Seat:
         self.baseline.beside, side = True, None
         try:
             side = self._start(trial, limits)
-            length = slice_seconds(
-                side.warm, reference.warm, wanted=self._wanted, most=limits.measured / SLICES_IN_A_TRIAL
-            )
+            length = slice_seconds(side.warm, reference.warm, wanted=self._wanted, most=self._most_seconds(limits))
             measuring_since = run.clock()
 
             def goes_on(done: int) -> bool:
@@ -281,9 +287,9 @@ class Seat:
             self.baseline.beside = False
 
     def _bracket(self, trial: Trial, limits: TrialLimits) -> None:
-        trial.pairing = Pairing.BRACKETED
+        run, trial.pairing = self._run, Pairing.BRACKETED
         reference = self.baseline.ensure().warm
-        length = slice_seconds(reference, most=limits.measured / SLICES_IN_A_TRIAL)
+        length = slice_seconds(reference, wanted=wanted_in_blocks(run.objective), most=self._most_seconds(limits))
         seconds = max(limits.measured, 4 * BLOCK_SLICES * SLICE_SECONDS)
         count = max(1, min(BLOCK_SLICES, int(seconds / (4 * length))))
         before = [self.baseline.slice(length) for _ in range(count)]
@@ -297,8 +303,12 @@ class Seat:
             side.kill()
         after = [self.baseline.slice(length) for _ in range(count)]
         set_in_blocks(trial, own, before=before, after=after, reference=self.baseline.trial)
-        self._run.measured(trial)
+        run.measured(trial)
         trial.stopped_by = Stop.TIME
+
+    def _most_seconds(self, limits: TrialLimits) -> float:
+        """Of a slice, so that a trial has several; energy needs long ones all the same."""
+        return math.inf if self._run.objective == "energy" else limits.measured / SLICES_IN_A_TRIAL
 
     def _start(self, trial: Trial, limits: TrialLimits) -> Side:
         """Start a candidate, and take what is in force for its configuration."""
