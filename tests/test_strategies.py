@@ -15,11 +15,13 @@ from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import KNOBS, STRATEGY_KNOBS, Device
 from autotune.space.search_space import SearchSpace, find_search_space
 from autotune.stats.deciding import Finding
+from autotune.tuning import spaces
 from autotune.tuning.opening import baseline_of
 from autotune.tuning.progress import silent
 from autotune.tuning.proposals import Proposals, neighbours
 from autotune.tuning.scaling import scaling_efficiency
 from autotune.tuning.surroundings import script_notes
+from autotune.tuning.tune import tune_with
 from autotune.tuning.verifying import verify_with
 from autotune.workloads.workload import WorkloadFacts
 
@@ -227,3 +229,15 @@ def test_a_loop_is_told_the_lines_that_it_needs_where_there_are_several_devices(
     script = ScriptFacts(trains=Trains.LOOP, baseline={}, not_reached={"strategy": "it needs strategy.run"})
     assert "strategy is not varied: it needs strategy.run" in list(script_notes(script, 1.0, 2))
     assert not any("strategy" in each for each in script_notes(script, 1.0, 1))
+
+
+@pytest.mark.parametrize("thorough", [False, True])
+def test_on_several_devices_strategies_are_searched_thoroughly_or_not(tmp_path, monkeypatch, thorough):
+    """The thorough space adds to what several devices have."""
+    monkeypatch.setattr(spaces, "lacking", lambda names: {})
+    trials = simulated_trials(gpus=("NVIDIA H100", "NVIDIA H100"))
+    with on_disk(tmp_path / "run") as directory:
+        tune_with(an_invocation(trials, directory, budget=60.0, trials=1, thorough=thorough), None)
+        choices = directory.read_run().search_space.choices
+    assert choices["strategy"] == ("none", "mirrored")
+    assert ("remapping" in choices) is thorough
