@@ -388,3 +388,16 @@ def test_a_leader_whose_weights_are_ruined_fails(tmp_path, monkeypatch, pairing)
     fresh.measure()
     assert fresh.confirmation.failure.outcome is Outcome.NONFINITE
     assert fresh.trials.alive == []
+
+
+@pytest.mark.parametrize("whole", [None, "whole"])
+def test_the_cost_between_epochs_is_measured_on_the_whole_for_both_sides(tmp_path, whole):
+    """That of a part of the host, which the search has seen, would be charged to the baseline alone."""
+    trials = simulated_trials(SPEED, examples=100_000)
+    fresh = Fresh(tmp_path, trials)
+    assert fresh.run.boundary is not None
+    trials.whole = whole
+    fresh.measure()
+    timings = {each.configuration: each.timing.boundary for each in fresh.launched}
+    assert timings[FAST] is None
+    assert (timings[fresh.run.baseline] is None) == (whole is not None)

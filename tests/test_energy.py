@@ -142,11 +142,14 @@ def test_a_claim_on_energy_is_verified_by_energy(tmp_path):
     assert verify_with(invocation, recipe).finding is Finding.HOLDS
 
 
-def test_slices_are_long_where_energy_is_compared(tmp_path):
-    """Cards count their energy in steps that a short slice would feel."""
-    _, directory = tuned(tmp_path / "run", "energy", trials_with(examples=None))
-    confirmed = [pair for each in directory.trials.values() if each.phase is Phase.CONFIRM for pair in each.pairs]
-    assert min(pair.candidate.seconds for pair in confirmed) >= 0.9 * LONG_SLICE_SECONDS
+@pytest.mark.parametrize(("pairing", "share"), [("auto", 0.9), ("bracketed", 0.7)])
+def test_slices_are_long_where_energy_is_compared(tmp_path, pairing, share):
+    """Cards count their energy in steps that a short slice would feel: in the search and in the confirmation."""
+    trials = trials_with(examples=None)
+    _, directory = quick_tune(trials, tmp_path, machine=HAS_GPU, objective="energy", pairing=pairing)
+    for phase in (Phase.SEARCH, Phase.CONFIRM):
+        pairs = [pair for each in directory.trials.values() if each.phase is phase for pair in each.pairs]
+        assert min(pair.candidate.seconds for pair in pairs) >= share * LONG_SLICE_SECONDS
 
 
 def test_the_energy_between_epochs_counts_at_the_slices_power():

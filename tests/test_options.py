@@ -114,6 +114,13 @@ def test_damaged_arguments_of_a_run_are_refused(args):
         Options(budget=60.0, args=args)
 
 
+def test_devices_of_a_seat_need_devices():
+    """Without them they would act on nothing."""
+    with pytest.raises(ArgumentError, match="seat_devices was given without devices"):
+        Options(budget=60.0, seat_devices=2)
+    assert Options(budget=60.0, seat_devices=2, executor="ray").seat_devices == 2
+
+
 def test_a_run_on_a_cluster_goes_on_there_unless_another_place_is_named():
     """The command that goes on names no seats."""
     begun = Options(budget=60.0, executor="ray", ray_address="head:6379", seats=4)

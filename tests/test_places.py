@@ -1,12 +1,13 @@
 """How a host is cut into seats, and how a configuration for the whole host stands on one of them."""
 
 import pytest
-from simulated_runs import BASELINE
+from simulated_runs import BASELINE, MACHINE
 
-from autotune.devices.gpus import VisibleGpu
+from autotune.devices.gpus import Gpu, VisibleGpu
 from autotune.errors import ArgumentError
+from autotune.executors import places
 from autotune.executors.local import scaled_for
-from autotune.executors.places import cut_cores, of_devices, whole_host
+from autotune.executors.places import cut_cores, machine_of, of_devices, whole_host
 
 H100 = [VisibleGpu(f"GPU-{number}-aaaa", "NVIDIA H100") for number in range(4)]
 
@@ -68,3 +69,15 @@ def test_threads_shrink_with_the_seat_and_stay_on_the_whole_host():
     half = scaled_for(cut_cores(2, [0, 1, 2, 3])[0], whole)
     assert (half["intra_op_threads"], half["data_threads"], half["inter_op_threads"]) == (2, 1, 0)
     assert scaled_for(whole_host(), whole) == whole
+
+
+def test_a_recipe_names_the_gpus_of_one_seat(monkeypatch):
+    """Those that it has, whichever they are: so the machine is the same one when a run is resumed."""
+    mixed = [VisibleGpu("GPU-0", "NVIDIA L4"), *H100]
+    monkeypatch.setattr(places, "visible_gpus", lambda: mixed)
+    machine = MACHINE.model_copy(update={"gpus": tuple(Gpu(name=each.name, memory_bytes=1) for each in mixed)})
+    seats = of_devices("1,2", 1, mixed)
+    own = machine_of(seats, machine)
+    assert [each.name for each in own.gpus] == ["NVIDIA H100"]
+    assert own.differences(machine_of(seats, machine)) == ()
+    assert machine_of(None, machine) == machine_of(cut_cores(2, [0, 1]), machine) == machine

@@ -412,6 +412,24 @@ def test_another_machine_is_refused(tmp_path):
         refuse_another_machine(earlier, MACHINE.model_copy(update={"cores": 64}))
 
 
+def test_a_run_on_a_cluster_is_held_against_its_first_seats_host(tmp_path):
+    """The driver's machine, which trains nothing, may be any."""
+    path = tmp_path / "run"
+    with on_disk(path, DirectoryWithoutStudy) as directory:
+        of_seat = MACHINE.model_copy(update={"cores": 64})
+        cluster = trials()
+        cluster.machine = of_seat
+        tune_simulated(cluster, directory, budget=60.0, trials=2)
+    assert read_earlier(DirectoryWithoutStudy(path)).run.machine.cores == 64
+    again = trials()
+    again.machine = of_seat
+    go_on(again, path, budget=60.0)
+    again = trials()
+    again.machine = MACHINE
+    with pytest.raises(RunDirectoryError, match="begun on another machine: cores: measured on 64, here 2"):
+        go_on(again, path, budget=60.0)
+
+
 def test_two_cannot_have_the_same_run(tmp_path):
     """The second is refused while the first has it."""
     directory = stop_at(tmp_path / "run", 2)

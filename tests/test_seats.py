@@ -6,15 +6,30 @@ from typing import ClassVar
 
 import pytest
 from simulated import SimulatedTrials
-from simulated_runs import BASELINE, FACTS, SMALL_SPACE, Watcher, a_candidate, a_leader, a_state, faster_by, quick_tune
+from simulated_runs import (
+    BASELINE,
+    FACTS,
+    SMALL_SPACE,
+    Searching,
+    Watcher,
+    a_candidate,
+    a_leader,
+    a_slice,
+    a_state,
+    faster_by,
+    quick_tune,
+    simulated_trials,
+)
 
 from autotune.errors import NoStableConfigurationError
-from autotune.executors.executor import SeatLost, TrialFailed
+from autotune.executors.executor import DeviceUnavailable, SeatLost
 from autotune.record import Outcome, Phase
 from autotune.stats.deciding import Verdict
 from autotune.tuning.crowding import crowding_of
 from autotune.tuning.next_action import Confirm, Wait, next_action
 from autotune.tuning.progress import Notice, TrialBegan
+from autotune.tuning.seat import Seat
+from autotune.tuning.waiting import TimeIsUp
 
 WAIT_SECONDS = 60.0
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2)
@@ -74,20 +89,80 @@ def test_no_configuration_is_tried_twice_and_no_leader_measured_on_two_seats_at_
     assert watcher.of(TrialBegan)
 
 
-def test_a_baseline_that_fails_on_one_seat_ends_the_run_with_no_process_left(tmp_path):
-    """Nothing of the run is trusted then; it is told as that of a single seat."""
-    trials = TwoSeats(samples_per_second=SPEED, noise=0.02)
+@pytest.mark.parametrize("when", ["at the start", "later"])
+def test_a_seat_that_cannot_train_is_dropped_and_the_others_go_on(tmp_path, when):
+    """As where another user's process has its card: the reason is told, and the run has its recipe."""
+    watcher = Watcher()
+    trials = SimulatedTrials(facts=FACTS, seats=("left", "right"), samples_per_second=SPEED, noise=0.02)
     launch = trials.launch
 
     def fail_on_the_right(configuration, *, seat="", **how):
-        if seat == "right":
-            raise TrialFailed(Outcome.CRASHED, "no such seat")
+        if seat == "right" and (when == "at the start" or configuration != BASELINE):
+            raise DeviceUnavailable("no card", hint="See nvidia-smi.")
         return launch(configuration, seat=seat, **how)
 
-    trials.met.add("left")
     trials.launch = fail_on_the_right
-    with pytest.raises(Exception, match="no such seat"):
-        quick_tune(trials, tmp_path, budget=400.0)
+    recipe, _ = quick_tune(trials, tmp_path, budget=400.0, trials=8, observe=watcher)
+    assert trials.seats == ("left",)
+    assert any("seat right is dropped" in each.text and "no card" in each.text for each in watcher.of(Notice))
+    assert recipe.evidence.verdict is Verdict.FASTER
+
+
+def test_a_run_whose_time_ends_while_neighbours_are_timed_has_its_recipe(tmp_path, monkeypatch):
+    """None of the seats' answers is left for later."""
+
+    def too_late(seat):
+        raise TimeIsUp
+
+    class OneHost(SimulatedTrials):
+        def place(self, seat):
+            return super().place(seat).model_copy(update={"host": "one"})
+
+    monkeypatch.setattr(Seat, "rate", too_late)
+    trials = OneHost(facts=FACTS, seats=("left", "right"), samples_per_second=SPEED, noise=0.02)
+    recipe, _ = quick_tune(trials, tmp_path, budget=400.0, trials=2)
+    assert recipe.evidence.candidates == 2
+
+
+def test_a_seat_that_is_lost_in_another_look_takes_nothing_with_it(tmp_path):
+    """What an earlier process gave stands."""
+    trials = simulated_trials(SPEED, noise=0.02)
+    trials.elastic = True
+    searching = Searching(tmp_path, trials)
+    trial, _ = searching.measure()
+    first, launch = len(trial.pairs), trials.launch
+
+    def lost_after_a_round(*arguments, **how):
+        live = launch(*arguments, **how)
+        measure, slices = live.measure_continuously, []
+
+        def measured(*given):
+            slices.append(given)
+            if len(slices) > 1:
+                raise SeatLost(Outcome.CRASHED, "gone")
+            return measure(*given)
+
+        live.measure_continuously = measured
+        return live
+
+    trials.launch = lost_after_a_round
+    with pytest.raises(SeatLost):
+        searching.measure(trial=trial)
+    record = searching.run.records[trial.number]
+    assert record.outcome is Outcome.OK
+    assert len(record.pairs) == first + 1
+
+
+def test_a_seat_of_a_resumed_run_is_held_against_its_own_baseline(tmp_path):
+    """Not against that of the earlier invocation, which may have had another seat."""
+    trials = SimulatedTrials(facts=FACTS, seats=("simulated", "other"), samples_per_second=SPEED, noise=0.002)
+    searching = Searching(tmp_path, trials)
+    earlier = searching.seat.baseline.trial
+    searching.seat.end_baseline()
+    earlier.slices = [a_slice(8000.0)] * 3
+    searching.seat.start_baseline(600.0, earlier)
+    _, record = searching.measure()
+    assert record.outcome is Outcome.OK
 
 
 class Losing(SimulatedTrials):
@@ -141,8 +216,9 @@ def test_a_run_that_has_lost_every_seat_says_so_and_recommends_what_it_can(tmp_p
         quick_tune(Losing({"left": 9, "right": 9}), tmp_path, budget=400.0, trials=8)
 
 
-def test_a_seat_whose_baseline_becomes_much_slower_is_dropped(tmp_path):
-    """Its baseline is measured again first; what it has measured stays."""
+@pytest.mark.parametrize("all_seats", [False, True])
+def test_a_seat_whose_baseline_becomes_much_slower_is_dropped(tmp_path, all_seats):
+    """Its baseline is measured again first; what it has measured stays. With `all_seats` the seat stays, too."""
     watcher = Watcher()
 
     class Throttled(SimulatedTrials):
@@ -154,10 +230,10 @@ def test_a_seat_whose_baseline_becomes_much_slower_is_dropped(tmp_path):
             return trial
 
     trials = Throttled(facts=FACTS, seats=("left", "right"), samples_per_second=SPEED, noise=0.002)
-    recipe, _ = quick_tune(trials, tmp_path, budget=400.0, trials=12, observe=watcher)
+    recipe, _ = quick_tune(trials, tmp_path, budget=400.0, trials=12, observe=watcher, all_seats=all_seats)
     dropped = [each.text for each in watcher.of(Notice) if "is dropped" in each.text]
-    assert ["its baseline became" in each for each in dropped] == [True]
-    assert trials.seats == ("left",)
+    assert ["its baseline became" in each for each in dropped] == ([] if all_seats else [True])
+    assert trials.seats == (("left", "right") if all_seats else ("left",))
     assert recipe.evidence.verdict is Verdict.FASTER
 
 
@@ -201,13 +277,41 @@ def test_parts_of_a_host_rest_while_a_leader_is_confirmed_on_the_whole(tmp_path)
 
     together = set()
     trials = Parts(facts=FACTS, seats=("left", "right"), samples_per_second=SPEED, noise=0.02)
-    trials.whole = "whole"
-    recipe, directory = quick_tune(trials, tmp_path, budget=400.0, trials=8)
+    trials.whole, watcher = "whole", Watcher()
+    recipe, directory = quick_tune(trials, tmp_path, budget=400.0, trials=8, observe=watcher, train_samples=10**7)
     confirmed = [each for each in directory.trials.values() if each.phase is Phase.CONFIRM]
     assert {each.seat for each in confirmed} == {"whole"}
     assert {each.seat for each in directory.trials.values() if each.phase is Phase.SEARCH} == {"left", "right"}
     assert [each for each in together if "whole" in each] == [frozenset({"whole"})]
+    assert not any("the training would take" in each.text for each in watcher.of(Notice))  # a part tells nothing of it
     assert recipe.evidence.verdict is Verdict.FASTER
+
+
+def test_what_is_lost_on_the_whole_is_its_first_seat(tmp_path):
+    """That one is made anew, before anything is measured there again."""
+    trials = Losing({"whole": 1})
+    trials.whole = "whole"
+    recipe, _ = quick_tune(trials, tmp_path, budget=400.0, trials=4)
+    assert trials.restarted == ["left"]
+    assert recipe.evidence.verdict is Verdict.FASTER
+
+
+def test_a_seat_that_is_lost_while_losses_are_compared_refuses_nothing(tmp_path):
+    """They are compared again."""
+    trials = Losing({})
+    launch, lost = trials.launch, []
+
+    def lost_once(configuration, *, losses=None, **how):
+        if losses is not None and configuration["jit_compile"] and not lost:
+            lost.append(configuration)
+            raise SeatLost(Outcome.CRASHED, "gone")
+        return launch(configuration, losses=losses, **how)
+
+    trials.launch = lost_once
+    recipe, directory = quick_tune(trials, tmp_path, budget=400.0, trials=8)
+    assert lost
+    assert recipe.configuration["jit_compile"] is True
+    assert not [each for each in directory.trials.values() if each.outcome is Outcome.UNSTABLE]
 
 
 def test_neighbours_that_slow_a_seat_down_are_left_idle(tmp_path):

@@ -1,5 +1,7 @@
 """Knobs of a `tf.distribute` strategy: where they exist, what they exclude, and how a training scales."""
 
+import itertools
+
 import pytest
 from simulated_runs import SMALL_SPACE, a_record, an_invocation, on_disk, quick_tune, simulated_trials, tune_simulated
 
@@ -13,11 +15,13 @@ from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import KNOBS, STRATEGY_KNOBS, Device
 from autotune.space.search_space import SearchSpace, find_search_space
 from autotune.stats.deciding import Finding
+from autotune.tuning import spaces
 from autotune.tuning.opening import baseline_of
 from autotune.tuning.progress import silent
-from autotune.tuning.proposals import neighbours
+from autotune.tuning.proposals import Proposals, neighbours
 from autotune.tuning.scaling import scaling_efficiency
 from autotune.tuning.surroundings import script_notes
+from autotune.tuning.tune import tune_with
 from autotune.tuning.verifying import verify_with
 from autotune.workloads.workload import WorkloadFacts
 
@@ -126,6 +130,25 @@ def test_what_is_proposed_under_mirrored_needs_no_refusal():
     assert space.configuration({"replicas": 4, "cross_device": "reduce_to_one"}) == baseline
 
 
+def test_what_is_idle_under_a_strategy_has_the_baselines_value_however_it_is_proposed():
+    """A flag of XLA that helped on one device is no other candidate where nothing is compiled."""
+    baseline = of_strategy(jit_compile=False)
+    space = find_search_space("several_gpus").resolve(
+        baseline=baseline, device=Device.GPU, cores=8, examples=4096, dataset_takes_config=True, devices=2
+    )
+    compiled = baseline.replace(jit_compile=True, xla_gpu_graph_min_graph_size=1)
+    spread = space.configuration({"strategy": "mirrored"})
+    found = neighbours(compiled, {compiled}, space, waits=False)
+    assert spread in [each.replace(batch_size=baseline.batch_size) for each in found]
+    proposals = Proposals(space, None)
+    proposals._begun = {compiled: baseline, spread: baseline}
+    joined = proposals._joined(compiled, {baseline: 0.0, compiled: 0.2, spread: 0.4})
+    assert joined
+    for each in (*found, *joined, *itertools.islice(proposals._drawn(0), 50)):
+        assert not refusal(each)
+        assert space.canonical(each) == each
+
+
 def test_the_shipped_space_for_several_gpus_resolves():
     """It varies the strategy, and all that the space for one GPU varies."""
     space = find_search_space("several_gpus").resolve(
@@ -146,7 +169,7 @@ def test_scaling_is_measured_against_one_device_that_is_otherwise_alike():
     """The fastest such trial counts, whatever its batch size; without one nothing is claimed."""
     baseline = a_record(of_strategy(), trial=0)
     assert scaling_efficiency(spread_over(4, 3.0), [baseline]) == pytest.approx(0.75)
-    faster = spread_over(1, 1.5, trial=2, batch_size=128)
+    faster = spread_over(1, 1.5, trial=2, batch_size=128, prefetch_to_device=2)
     assert scaling_efficiency(spread_over(4, 3.0), [baseline, faster]) == pytest.approx(0.5)
     assert scaling_efficiency(spread_over(4, 3.0, precision="mixed_float16"), [baseline]) is None
     assert scaling_efficiency(faster, [baseline]) is None
@@ -206,3 +229,15 @@ def test_a_loop_is_told_the_lines_that_it_needs_where_there_are_several_devices(
     script = ScriptFacts(trains=Trains.LOOP, baseline={}, not_reached={"strategy": "it needs strategy.run"})
     assert "strategy is not varied: it needs strategy.run" in list(script_notes(script, 1.0, 2))
     assert not any("strategy" in each for each in script_notes(script, 1.0, 1))
+
+
+@pytest.mark.parametrize("thorough", [False, True])
+def test_on_several_devices_strategies_are_searched_thoroughly_or_not(tmp_path, monkeypatch, thorough):
+    """The thorough space adds to what several devices have."""
+    monkeypatch.setattr(spaces, "lacking", lambda names: {})
+    trials = simulated_trials(gpus=("NVIDIA H100", "NVIDIA H100"))
+    with on_disk(tmp_path / "run") as directory:
+        tune_with(an_invocation(trials, directory, budget=60.0, trials=1, thorough=thorough), None)
+        choices = directory.read_run().search_space.choices
+    assert choices["strategy"] == ("none", "mirrored")
+    assert ("remapping" in choices) is thorough

@@ -7,6 +7,7 @@ import platform
 from collections.abc import Sequence
 
 from autotune.devices.gpus import VisibleGpu, visible_gpus
+from autotune.devices.machine import Machine
 from autotune.errors import ArgumentError
 from autotune.record import Place
 
@@ -91,6 +92,15 @@ def of_devices(wanted: str, each: int, visible: Sequence[VisibleGpu] | None = No
         )
         for number, part in enumerate(chosen[start : start + each] for start in range(0, len(chosen), each))
     )
+
+
+def machine_of(places: Sequence[Place] | None, machine: Machine) -> Machine:
+    """The machine with the GPUs of one seat alone, where its GPUs make seats: a recipe speaks of a seat's."""
+    devices = places[0].devices if places else ()
+    if not devices:
+        return machine
+    gpus = zip(machine.gpus, visible_gpus(), strict=False)
+    return machine.model_copy(update={"gpus": tuple(gpu for gpu, seen in gpus if seen.uuid in devices)})
 
 
 def _named(entry: str, gpus: Sequence[VisibleGpu]) -> VisibleGpu:

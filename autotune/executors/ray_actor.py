@@ -104,12 +104,11 @@ class SeatActor:
         )
 
     def open(self, slot: int, of: int) -> WorkloadFacts | Exception:
-        """Import the workload on the slot-th of so many parts of the host's cores; all of them where GPUs are used."""
-        cut = of > 1 and not os.environ.get("CUDA_VISIBLE_DEVICES")
-        places = (cut_cores(of)[slot],) if cut else (Place(seat="cpu0", host=platform.node()),)
-        return self._answer(lambda: self._opened(places))
+        """Import the workload on the slot-th of so many parts of the host's cores."""
+        return self._answer(lambda: self._opened(slot, of))
 
-    def _opened(self, places: tuple[Place, ...]) -> WorkloadFacts:
+    def _opened(self, slot: int, of: int) -> WorkloadFacts:
+        places = (cut_cores(of)[slot],) if of > 1 else (Place(seat="cpu0", host=platform.node()),)
         self._processes = TrialProcesses(
             self._reference,
             logs=self._scratch,

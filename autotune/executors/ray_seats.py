@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -34,6 +35,7 @@ LEASE_SECONDS = 60.0  # without a word of the driver's, an actor ends its trials
 BEAT_SECONDS = 5.0
 RESTART_SECONDS = 120.0  # until an actor that was lost is back
 CLOSING_SECONDS = 20.0
+ANSWER_SECONDS = 10.0  # of the cluster's address
 SAY_AFTER_SECONDS = 10.0  # of waiting for a seat
 
 
@@ -46,6 +48,8 @@ class _Seat:
         self.opening: Any = None
         self.host: Host | None = None
         self.place: Place | None = None
+        self.slot = 0  # its part of the node's cores
+        self.refused = ""  # why it is not used
 
 
 class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
@@ -99,7 +103,7 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
         )
         self._joined: dict[str, _Seat] = {}
         self._coming: list[_Seat] = []
-        self._dropped = 0
+        self._dropped: list[str] = []  # the nodes of seats that are not used; empty where that is not known
         self._names = itertools.count()
         self._numbers = itertools.count()
         self._facts: WorkloadFacts | None = None
@@ -121,6 +125,10 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
         while not self._joined:
             self.refresh()
             waited = time.monotonic() - began
+            if self._dropped and not self._joined and not self._coming:
+                raise NoStableConfigurationError(
+                    "no seat of the cluster can be used", hint="The lines above say what each lacks."
+                )
             if not self._joined and self._left() <= 0:
                 raise NoStableConfigurationError(
                     f"no seat came free within {waited:.0f} s: {self._wanted_in_words()}",
@@ -140,20 +148,25 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
             raise ArgumentError(
                 f"--executor ray needs Ray, which cannot be imported: {error}", hint="pip install 'autotune[ray]'"
             ) from error
-        self._ray = ray
-        how: dict[str, Any] = {"address": self._address} if self._address else {"include_dashboard": False}
+        how: dict[str, Any] = {"address": self._address or "local"}  # without one, Ray joins any that runs here
+        if not self._address:
+            how["include_dashboard"] = False
         if not self._address and self._most is not None:
             how["resources"] = {RESOURCE: self._most}
         if self._upload:
             how["runtime_env"] = {"working_dir": self._settings.directory}
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        host, _, port = (self._address or "").removeprefix("ray://").rpartition(":")
         try:
+            if port.isdecimal():  # Ray itself would try for minutes
+                socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
             ray.init(logging_level=logging.ERROR, log_to_driver=False, namespace="autotune", **how)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, OverflowError) as error:
             raise ArgumentError(
                 f"no Ray cluster answers at {self._address or 'this machine'}: {error}",
                 hint="Start one with `ray start --head`, and give its address to --ray-address.",
             ) from error
+        self._ray = ray  # not before: a call of Ray's would start one
 
     def _per_seat(self) -> tuple[dict[str, Any], int]:
         """What an actor asks of Ray, and how many seats the cluster can hold."""
@@ -181,7 +194,9 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
         """See `executor.Executor`: seats are asked for, and those that have come are taken in."""
         with contextlib.suppress(self._ray.exceptions.RayError):
             asked, possible = self._per_seat()
-            wanted = min(possible - self._dropped, self._most or possible)
+            alive = {"", *(each["NodeID"] for each in self._ray.nodes() if each["Alive"])}
+            unused = sum(each in alive for each in self._dropped)  # a node that is gone is not counted as possible
+            wanted = min(possible - unused, self._most or possible)
             while len(self._joined) + len(self._coming) < wanted:
                 actor = self._ray.remote(SeatActor).options(max_concurrency=8, max_restarts=0, **asked)
                 self._coming.append(_Seat(f"seat{next(self._names)}", actor.remote(self._settings)))
@@ -194,9 +209,10 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
                 self._refuse(seat, f"its actor failed: {_in_a_line(error)}")
 
     def _refuse(self, seat: _Seat, why: str) -> None:
+        seat.refused = why
         if seat in self._coming:
             self._coming.remove(seat)
-        self._dropped += 1
+            self._dropped.append(seat.host.node if seat.host else "")
         self._say(f"a seat{f' on {seat.host.name}' if seat.host else ''} is not used: {why}")
         self._ray.kill(seat.actor)
 
@@ -210,9 +226,10 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
                 self._refuse(seat, differs)
                 return False
             of = self._parts(seat.host.node)
-            taken = [each for each in (*self._joined.values(), *self._coming) if each.host and each is not seat]
-            slot = sum(each.host.node == seat.host.node for each in taken if each.host) % max(1, of)
-            seat.opening = seat.actor.open.remote(slot, of)
+            others = [each for each in (*self._joined.values(), *self._coming) if each.name != seat.name and each.host]
+            taken = {each.slot for each in others if each.host and each.host.node == seat.host.node}
+            seat.slot = min(set(range(of)) - taken, default=0)
+            seat.opening = seat.actor.open.remote(seat.slot, of)
         if seat.opening is None or not self._ray.wait([seat.opening], timeout=0)[0]:
             return False
         facts = self._ray.get(seat.opening)
@@ -273,14 +290,13 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
 
     def restart(self, seat: str) -> None:
         """See `executor.Executor`: another actor takes its place, where the cluster has one."""
-        old, self._joined[seat] = self._joined[seat], self._joined[seat]
-        self._kill(old)
+        self._kill(self._joined[seat])
         asked, _ = self._per_seat()
         actor = self._ray.remote(SeatActor).options(max_concurrency=8, max_restarts=0, **asked)
         new = _Seat(seat, actor.remote(self._settings))
-        ends = time.monotonic() + RESTART_SECONDS
+        began, at_most = time.monotonic(), min(RESTART_SECONDS, self._left())
         try:
-            while time.monotonic() < ends:
+            while time.monotonic() - began < at_most and not new.refused:
                 if self._comes(new):
                     self.seats = tuple(each for each in self.seats if each != seat)
                     self._join(new)
@@ -289,13 +305,14 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
             self._kill(new)
         except self._ray.exceptions.RayError as error:
             raise SeatLost(Outcome.CRASHED, f"its actor failed: {_in_a_line(error)}") from error
-        raise SeatLost(Outcome.CRASHED, f"no actor took its place within {RESTART_SECONDS:.0f} s")
+        why = new.refused or f"no actor took its place within {max(0.0, at_most):.0f} s"
+        raise SeatLost(Outcome.CRASHED, why)
 
     def drop(self, seat: str) -> None:
         """See `executor.Executor`."""
         self.seats = tuple(each for each in self.seats if each != seat)
         if found := self._joined.pop(seat, None):
-            self._dropped += 1
+            self._dropped.append(found.host.node if found.host else "")
             self._kill(found)
 
     def _kill(self, seat: _Seat) -> None:

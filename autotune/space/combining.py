@@ -15,6 +15,7 @@ ONE_STEP = (
     "model.fit with steps_per_execution above 1 fails inside TensorFlow on more than one replica, unless "
     "cross_device is hierarchical_copy or reduce_to_one"
 )
+NOT_ACCUMULATED = "gradients are not accumulated under MirroredStrategy: fit fails inside TensorFlow"
 _XLA = ("jit_compile", "xla_auto_clustering")
 _NO_XLA = "XLA is not combined with MirroredStrategy (keras#18145, keras#17187, keras#21366)"
 
@@ -23,6 +24,8 @@ def refusal(values: Mapping[str, KnobValue]) -> str:
     """Why these values cannot be in force together, in one sentence without its full stop; empty where they can."""
     if values.get("strategy") != MIRRORED:
         return ""
+    if "global_batch" in values:
+        return NOT_ACCUMULATED
     replicas, batch_size = int(values.get("replicas", 1)), int(values["batch_size"])
     if replicas < 2:
         return "strategy=mirrored needs replicas of 2 or more"

@@ -28,7 +28,7 @@ from autotune.errors import ArgumentError, SearchSpaceError
 from autotune.files import read_at_most
 from autotune.printable import short
 from autotune.space.combining import coherent
-from autotune.space.configuration import Configuration, format_value
+from autotune.space.configuration import Configuration, acting, format_value
 from autotune.space.knobs import KNOBS, STRATEGY_KNOBS, Device, KnobValue, nearest
 from autotune.space.variables import REFUSED
 
@@ -92,7 +92,11 @@ class ResolvedSpace:
 
     def configuration(self, varied: Mapping[str, KnobValue]) -> Configuration:
         """The baseline with the varied knobs set, and those that its strategy decides."""
-        return coherent(self.baseline.replace(**varied), self.choices)
+        return self.canonical(self.baseline.replace(**varied))
+
+    def canonical(self, configuration: Configuration) -> Configuration:
+        """The one configuration among those that train alike: without what its strategy excludes and what is idle."""
+        return acting(coherent(configuration, self.choices), self.baseline)
 
     def __contains__(self, configuration: object) -> bool:
         """Whether every knob of `configuration` has a value that this space allows."""

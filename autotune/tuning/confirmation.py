@@ -23,7 +23,7 @@ from autotune.tuning.feasibility import fit_on_card
 from autotune.tuning.run import Run, never_two_alive
 from autotune.tuning.seat import INPUT_WAIT_SECONDS, SLICE_PATIENCE_SECONDS, SLICES_IN_A_TRIAL
 from autotune.tuning.side import Side
-from autotune.tuning.slicing import most_waiting, slice_seconds, taken_seconds, wanted_seconds
+from autotune.tuning.slicing import most_waiting, slice_seconds, taken_seconds, wanted_in_blocks, wanted_seconds
 from autotune.tuning.trial import Trial
 from autotune.tuning.waiting import GENEROUS, Deadline
 
@@ -197,7 +197,8 @@ class FreshPairs:
     def _alone(self, trial: Trial, count: int, confirmation: Confirmation, seat: str) -> list[Slice]:
         with never_two_alive(), contextlib.ExitStack() as stack:
             side = self._start(trial, stack, confirmation, seat)
-            length = slice_seconds(side.warm, most=MOST_SLICES_SECONDS / SLICES_IN_A_TRIAL)
+            wanted = wanted_in_blocks(self._run.objective)
+            length = slice_seconds(side.warm, wanted=wanted, most=MOST_SLICES_SECONDS / SLICES_IN_A_TRIAL)
             slices = [side.slice(length) for _ in range(count)]
             self._close(side)
         return slices
@@ -208,7 +209,8 @@ class FreshPairs:
         """A fresh process of a trial, warm; the stack kills it at its end."""
         run = self._run
         is_baseline = trial.configuration == run.baseline
-        boundary = self._boundaries.get(trial.number, run.boundary if is_baseline else None)
+        known = is_baseline and run.executor.whole is None  # the search has seen a part of the host, which is slower
+        boundary = self._boundaries.get(trial.number, run.boundary if known else None)
         usual = 0.0 if trial.warm is None else trial.warm.ready_seconds
         side = Side.start(
             run,

@@ -153,6 +153,8 @@ class Leaders:
         if standing is Standing.UNSTABLE and confirmation.failure is None:
             refused = {"outcome": Outcome.UNSTABLE, "reason": _broken(self.checks[trial.number])}
         self._write(confirmation, refused=refused)
+        if standing is Standing.CONFIRMED:  # the last one is the champion, whichever was begun first
+            self._view.confirmations[trial.number] = self._view.confirmations.pop(trial.number)
 
     def _judged(self, confirmation: Confirmation) -> Standing:
         """Where a leader stands now."""
@@ -184,6 +186,8 @@ class Leaders:
         champion = self._view.champion()
         if champion is None:
             return True
+        if not confirmation.is_beside(champion.trial.configuration):  # but beside an earlier one, or none
+            return False
         over = self._view.over_champion(confirmation, champion)
         return over is not None and over.low > 0
 
@@ -215,9 +219,9 @@ class Leaders:
 
     def restore(self, earlier: Sequence[Trial]) -> None:
         """Take over the leaders of earlier invocations."""
-        by_number = {each.number: each for each in earlier}
-        for trial in earlier:
-            record = self._run.records[trial.number]
+        by_number, records = {each.number: each for each in earlier}, self._run.records
+        for trial in sorted(earlier, key=lambda each: records[each.number].ended_at_seconds or 0.0):
+            record = records[trial.number]
             if record.outcome is Outcome.UNSTABLE and record.reason.startswith(numerics.NAME):
                 self._view.refused.add(numerics_of(trial.configuration))
                 self._view.compared.add(numerics_of(trial.configuration))
@@ -231,7 +235,7 @@ class Leaders:
                 reference=by_number.get(looks.reference, reference),
                 trial=trial,
                 champion=by_number.get(looks.champion or 0),
-                in_search=self._run.records[looks.candidate],
+                in_search=records[looks.candidate],
                 timing=IN_CONFIRMATION if whole_epochs else costs.BY_STEPS,
             )
             self.checks[trial.number] = record.checks

@@ -148,8 +148,9 @@ class Loop:
         return self._ended(self.state(), EndedBy.BUDGET)
 
     def _ended(self, state: State, by: EndedBy) -> Found:
-        if by is EndedBy.BUDGET and state.open is not None:
-            self._leaders.last_look(self._view.confirmations[state.open.number])
+        if by is EndedBy.BUDGET and state.opened:
+            for each in state.opened:
+                self._leaders.last_look(self._view.confirmations[each.number])
             state = self.state()
         return Found(state=state, ended_by=by, confirmations=self._view.confirmations, checks=self._leaders.checks)
 
@@ -177,7 +178,7 @@ class Loop:
         except TimeIsUp:
             self._time_is_up = True
         except NoStableConfigurationError as error:
-            if self._view.champion() is None:
+            if self._view.champion() is None or self._seats.others:
                 raise
             self._run.observe(Notice(text=f"{error.message}; the search ends here"))
             self._time_is_up = True

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from autotune.executors.executor import DeviceUnavailable, TrialFailed
+from autotune.executors.executor import DeviceUnavailable, SeatLost, TrialFailed
 from autotune.record import Outcome
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Numerics
@@ -123,13 +123,14 @@ def compare_numerics(trainings: Trainings, configuration: Configuration) -> Chec
 
 
 def _compared(trainings: Trainings, configuration: Configuration, plain: Configuration) -> Check:
-    size = configuration.batch_size
+    run, size = trainings.run, configuration.batch_size
     seconds = trainings.seconds_each(len(PARITY_SEEDS), share=0.5)
     if seconds < LEAST_SECONDS:
         return cannot_tell("no time was left for it; a larger --budget has some")
     try:
         float32 = trainings.curves(plain, recorded=size, seeds=PARITY_SEEDS, steps=PARITY_STEPS, seconds=seconds)
     except TrialFailed as failure:
+        _refuse_lost(failure, run)
         return cannot_tell(f"float32 without XLA gave no losses at batch_size={size}: {failure.reason}")
     if not float32 or not float32[0]:
         return cannot_tell("the model reports no loss")
@@ -140,10 +141,17 @@ def _compared(trainings: Trainings, configuration: Configuration, plain: Configu
     except DeviceUnavailable as failure:
         return cannot_tell(failure.reason)
     except TrialFailed as failure:
+        _refuse_lost(failure, run)
         if failure.outcome is Outcome.TIMEOUT:
             return cannot_tell("its losses did not come within the time there was")
         return Check(name=NAME, passed=False, detail=failure.reason)
     return parity(float32, own[0])
+
+
+def _refuse_lost(failure: TrialFailed, run: Run) -> None:
+    """Raise what says nothing of a configuration: one of several seats was lost, and another compares again."""
+    if isinstance(failure, SeatLost) and run.several:
+        raise failure
 
 
 def compare_batch_sizes(trainings: Trainings, configuration: Configuration) -> BatchLosses | None:

@@ -17,14 +17,14 @@ from autotune.run_directory import CREATED, SCRATCH, RunDirectory, RunRecord, Se
 from autotune.scripts.facts import ScriptSettings, Trains
 from autotune.scripts.side_effects import remove_created
 from autotune.space import variables
-from autotune.space.combining import refusal
+from autotune.space.combining import NOT_ACCUMULATED, refusal
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.search_space import ResolvedSpace
 from autotune.stats.gpu_figures import joules_of
 from autotune.tuning.options import Options
 from autotune.tuning.progress import Began, Notice, Observer
-from autotune.tuning.resuming import Earlier, refuse_another_workload
+from autotune.tuning.resuming import Earlier, refuse_another_machine, refuse_another_workload
 from autotune.tuning.rules import Limits
 from autotune.tuning.run import Run
 from autotune.tuning.seat import BASELINE_SECONDS, Seat
@@ -136,7 +136,8 @@ def _refuse_without_energy(options: Options, *, tells: bool) -> None:
     if options.objective == "energy" and not tells:
         raise ArgumentError(
             "the objective is energy, and no GPU here counts its energy for NVML",
-            hint="Leave --objective out. Data-centre cards since Volta count it; MIG instances and processors do not.",
+            hint="Tune for throughput here, without --objective. Data-centre cards since Volta count it; MIG instances "
+            "and processors do not.",
         )
 
 
@@ -159,6 +160,8 @@ def open_run(
     check(facts)
     _tell_isolation(executor, observe)
     machine = executor.machine or invocation.machine
+    if earlier is not None and executor.machine is not None and earlier.run.baseline is not None:
+        refuse_another_machine(earlier, machine)
     device = Device.GPU if machine.gpus else Device.CPU
     run = Run(
         directory=invocation.directory,
@@ -207,6 +210,8 @@ def open_run(
             "seats cuts the cores, and this training uses a GPU, which its seats would share",
             hint="Leave --seats out; --devices gives each seat a GPU of its own.",
         )
+    if warm.started.devices > 1 and "global_batch" in run.baseline and "strategy" not in run.baseline:
+        observe(Notice(text=f"strategy is not varied: {NOT_ACCUMULATED}"))
     notes = () if facts.script is None else script_notes(facts.script, warm.ready_seconds, warm.started.devices)
     own = {} if facts.script is None else facts.script.variables
     set_ = variables.notes({**os.environ, **own}, machine.packages.get("tensorflow", ""))
@@ -241,7 +246,11 @@ def _accumulated(baseline: Configuration, examples: int | None, facts: WorkloadF
             f"--global-batch {examples} is no multiple of the workload's batch size, which is {baseline.batch_size}",
             hint=f"Give --global-batch {-(-examples // baseline.batch_size) * baseline.batch_size}.",
         )
-    return baseline.replace(global_batch=examples)
+    accumulated = baseline.replace(global_batch=examples)
+    own = facts.script is not None and "MirroredStrategy" in facts.script.not_reached.get("strategy", "")
+    if why := NOT_ACCUMULATED if own else refusal(accumulated):
+        raise ArgumentError(f"--global-batch {examples} cannot be kept: {why}", hint="Leave it out, or the strategy.")
+    return accumulated
 
 
 def _tell_isolation(executor: Executor, observe: Observer) -> None:
@@ -296,8 +305,6 @@ def completed(opened: Opened, invocation: Invocation, source: str, space: Resolv
 def _completed_machine(opened: Opened, invocation: Invocation) -> Machine:
     """The fingerprint with what only TensorFlow knows; a notice where it does not see a GPU that is there."""
     machine = opened.machine
-    if invocation.options.devices is not None:  # the recipe speaks of a seat's
-        machine = machine.model_copy(update={"gpus": machine.gpus[: invocation.options.seat_devices]})
     if opened.device is Device.CPU:
         if machine.gpus:
             invocation.observe(

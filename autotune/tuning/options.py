@@ -100,6 +100,8 @@ class Options:
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}", hint=f"It is {' or '.join(words)}.")
         if self.seats is not None and self.devices is not None:
             raise ArgumentError("seats and devices were both given", hint="seats cuts cores, devices names GPUs.")
+        if self.executor == "local" and self.seat_devices > 1 and self.devices is None:
+            raise ArgumentError("seat_devices was given without devices", hint="Name them, too, such as --devices all.")
         if self.executor == "ray" and self.devices is not None:
             raise ArgumentError("devices is for the local executor", hint="Ray gives GPUs out: use seat_devices.")
         if self.executor == "local" and (self.ray_address is not None or self.ray_upload):

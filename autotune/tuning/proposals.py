@@ -14,8 +14,7 @@ from operator import itemgetter
 
 import optuna
 
-from autotune.space.combining import coherent
-from autotune.space.configuration import Configuration, acting
+from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, KnobValue
 from autotune.space.probes import Situation
 from autotune.space.search_space import ResolvedSpace
@@ -85,7 +84,6 @@ class Proposals:
                 return self._sampler.ask_for(configuration), configuration
         for _ in range(MOST_REPEATS):
             asked, configuration = self._sampler.ask()
-            configuration = acting(configuration, self._space.baseline)
             if configuration not in tried and not passes_over(configuration):
                 return asked, configuration
             self._sampler.pass_over(asked)
@@ -113,7 +111,7 @@ class Proposals:
         gains.sort(key=itemgetter(0))
         everything = {name: value for _, changes in gains for name, value in changes.items()}
         some = [changes for _, changes in gains[: -MOST_JOINED - 1 : -1]]
-        return [best.replace(**changes) for changes in (everything, *some)]
+        return [self._space.canonical(best.replace(**changes)) for changes in (everything, *some)]
 
     def _drawn(self, seed: int) -> Iterator[Configuration]:
         """Configurations by chance: the whole space where it is small."""
@@ -141,7 +139,7 @@ def neighbours(
     known = {item for each in (space.baseline, *tried) for item in each.items()}
     found: dict[Configuration, bool] = {}  # and whether each of its changes was tried before
     for changes in _changes(best, space, now):
-        configuration = coherent(acting(best.replace(**changes), space.baseline), space.choices)
+        configuration = space.canonical(best.replace(**changes))
         if configuration not in tried:
             found.setdefault(configuration, changes.items() <= known)
     return sorted(found, key=found.__getitem__)

@@ -7,7 +7,10 @@ from collections.abc import Iterable
 from autotune.record import TrialRecord
 from autotune.space.knobs import STRATEGY_KNOBS, KnobValue
 
-MAY_DIFFER = {*STRATEGY_KNOBS, "batch_size", "steps_per_execution", "jit_compile"}
+MAY_DIFFER = {
+    *STRATEGY_KNOBS,
+    *("batch_size", "steps_per_execution", "jit_compile", "xla_auto_clustering", "prefetch_to_device"),
+}
 """Knobs in which the training on one device may differ: the strategy's own, those that it decides, and the batch."""
 
 

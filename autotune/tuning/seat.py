@@ -20,7 +20,15 @@ from autotune.tuning.feasibility import fit_on_card
 from autotune.tuning.live_baseline import Baseline, baseline_error
 from autotune.tuning.run import Run, never_two_alive
 from autotune.tuning.side import PATIENCE_SECONDS, Interrupted, Side
-from autotune.tuning.slicing import MUCH_WAITING, SLICE_SECONDS, is_busy, slice_seconds, taken_seconds, wanted_seconds
+from autotune.tuning.slicing import (
+    MUCH_WAITING,
+    SLICE_SECONDS,
+    is_busy,
+    slice_seconds,
+    taken_seconds,
+    wanted_in_blocks,
+    wanted_seconds,
+)
 from autotune.tuning.trial import Trial, rate_of
 from autotune.tuning.waiting import GENEROUS, Deadline, TimeIsUp
 
@@ -65,6 +73,7 @@ class Seat:
         self.baseline = Baseline(run, deadline, name)
         self._imported: set[tuple[tuple[str, str], ...]] = set()
         self._wanted = SLICE_SECONDS
+        self._before = 0  # slices of the baseline in earlier invocations, on another seat or another day
 
     # ------------------------------------------------------------------------------------------- baseline
 
@@ -74,6 +83,7 @@ class Seat:
         # `keep_baseline`, because this may turn out to be another training.
         run = self._run
         self.baseline.trial = trial = earlier or run.new_trial(Phase.BASELINE, run.baseline)
+        self._before = len(trial.slices)
         self.is_open = True
         if earlier is not None:
             run.announce(trial)
@@ -138,7 +148,7 @@ class Seat:
         """Measure the baseline again where it was slow beside a trial. Raises Drifted, and what a slice raises."""
         # Ratios of this seat stay good: both sides were slow. What comes after may not be.
         own = self.baseline.trial
-        usual = [rate_of(own, each) for each in own.slices[:BASELINE_SLICES]]
+        usual = [rate_of(own, each) for each in own.slices[self._before :][:BASELINE_SLICES]]
         beside = [rate_of(own, pair.baseline) for pair in trial.pairs if not pair.disturbed]
         if not beside or statistics.median(beside) > (1 - MOST_DRIFT) * statistics.median(usual):
             return
@@ -174,7 +184,7 @@ class Seat:
         """Run a trial beside the baseline in one more process, and keep its record."""
         # Raises Interrupted, TimeIsUp, SameInForce, NoStableConfigurationError; the record is kept in any case.
         # Called again for a trial that ran before, it adds to what was measured.
-        run, before = self._run, len(trial.rated)
+        run, before, known = self._run, len(trial.rated), trial.number in self._run.records
         ended: Exception | None = None
         outcome, reason, log_tail = Outcome.OK, "", ""
         trial.others = others
@@ -190,24 +200,26 @@ class Seat:
             ended, outcome = same, Outcome.PRUNED
             reason = f"the same as a trial before: {run.changes(same.configuration)} is in force"
         except SeatLost as lost:
-            ended, outcome, reason = lost, Outcome.INTERRUPTED, f"{lost.reason}; it is run again on another seat"
+            ended = lost
+            if not known:  # else what an earlier process gave stands
+                outcome, reason = Outcome.INTERRUPTED, f"{lost.reason}; it is run again on another seat"
         except DeviceUnavailable as failure:
             # It says nothing about this configuration, and the next would fare alike.
-            outcome, reason, log_tail = Outcome.INTERRUPTED, failure.whole, failure.log_tail
+            if not known:
+                outcome, reason, log_tail = Outcome.INTERRUPTED, failure.whole, failure.log_tail
             ended = NoStableConfigurationError(
                 f"the device is not available any more: {failure.reason}",
                 hint=f"{failure.hint} Then --resume {run.directory.path} goes on with what was found.",
                 detail=failure.detail,
             )
         except TrialFailed as failure:
-            known_before = run.records.get(trial.number)
-            if failure.outcome is not Outcome.TIMEOUT or not (known_before and known_before.outcome.measured):
+            if failure.outcome is not Outcome.TIMEOUT or not (known and run.records[trial.number].outcome.measured):
                 outcome, reason, log_tail = failure.outcome, failure.whole, failure.log_tail
         except (Interrupted, TimeIsUp) as why:
             ended = why
             if isinstance(why, TimeIsUp) and len(trial.log_ratios) > 1:
                 trial.stopped_by = Stop.TIME
-            elif trial.number not in run.records:  # else what an earlier process gave stands
+            elif not known:
                 outcome = Outcome.INTERRUPTED
                 reason = "stopped by the user" if isinstance(why, Interrupted) else "the time was over"
         record = trial.record(outcome, reason=reason, log_tail=log_tail)
@@ -251,9 +263,7 @@ class Seat:
         self.baseline.beside, side = True, None
         try:
             side = self._start(trial, limits)
-            length = slice_seconds(
-                side.warm, reference.warm, wanted=self._wanted, most=limits.measured / SLICES_IN_A_TRIAL
-            )
+            length = slice_seconds(side.warm, reference.warm, wanted=self._wanted, most=self._most_seconds(limits))
             measuring_since = run.clock()
 
             def goes_on(done: int) -> bool:
@@ -277,9 +287,9 @@ class Seat:
             self.baseline.beside = False
 
     def _bracket(self, trial: Trial, limits: TrialLimits) -> None:
-        trial.pairing = Pairing.BRACKETED
+        run, trial.pairing = self._run, Pairing.BRACKETED
         reference = self.baseline.ensure().warm
-        length = slice_seconds(reference, most=limits.measured / SLICES_IN_A_TRIAL)
+        length = slice_seconds(reference, wanted=wanted_in_blocks(run.objective), most=self._most_seconds(limits))
         seconds = max(limits.measured, 4 * BLOCK_SLICES * SLICE_SECONDS)
         count = max(1, min(BLOCK_SLICES, int(seconds / (4 * length))))
         before = [self.baseline.slice(length) for _ in range(count)]
@@ -293,8 +303,12 @@ class Seat:
             side.kill()
         after = [self.baseline.slice(length) for _ in range(count)]
         set_in_blocks(trial, own, before=before, after=after, reference=self.baseline.trial)
-        self._run.measured(trial)
+        run.measured(trial)
         trial.stopped_by = Stop.TIME
+
+    def _most_seconds(self, limits: TrialLimits) -> float:
+        """Of a slice, so that a trial has several; energy needs long ones all the same."""
+        return math.inf if self._run.objective == "energy" else limits.measured / SLICES_IN_A_TRIAL
 
     def _start(self, trial: Trial, limits: TrialLimits) -> Side:
         """Start a candidate, and take what is in force for its configuration."""

@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
+from autotune.errors import BudgetError, NoStableConfigurationError
 from autotune.executors.executor import SeatLost
 from autotune.printable import first_line
 from autotune.tuning.crowding import AT_LEAST, Crowding, crowding_of
@@ -22,6 +23,10 @@ LOOK_ROUNDS = 3  # in which the first seat of a host is timed alone, and beside 
 
 class NoSeatLeft(Exception):
     """All seats were lost."""
+
+
+class Unusable(Exception):
+    """A seat cannot train, where others can."""
 
 
 class Seats:
@@ -41,6 +46,7 @@ class Seats:
         self._ended: queue.SimpleQueue[tuple[Seat, BaseException | None]] = queue.SimpleQueue()
         self._running: dict[Seat, int] = {}  # the trial that each measures, -1 for a new one
         self._losses: Counter[Seat] = Counter()
+        self._gone: set[Seat] = set()  # lost, and not made anew yet
         self._known = {first.name}
 
     def __enter__(self) -> Seats:
@@ -75,13 +81,21 @@ class Seats:
         """The numbers of the trials that are being measured now; -1 for new ones."""
         return frozenset(self._running.values())
 
+    @property
+    def others(self) -> bool:
+        """Whether a seat works that is not the only one."""
+        return bool(self._running) and len(self._running) + len(self._free) > 1
+
     def do(self, action: Callable[[Seat], None], number: int | None, *, alone: bool = False) -> None:
         """Do something on a free seat; comes back when it has ended or, with several seats, waits for a trial."""
         # `number` is the trial that it measures, busy from now on; None for one that has no number yet.
         # What is done `alone` has ended on return; the caller has seen to it that no other seat works.
         seat = self._free[0]
         if alone or not self._several:
+            # What is done on the whole of a host is the first seat's there.
+            seat = next((each for each in self._free if each.name in self._run.executor.seats[:1]), seat)
             try:
+                self._restart(seat)
                 action(seat)
             except SeatLost as lost:
                 self._free.remove(seat)
@@ -108,15 +122,27 @@ class Seats:
         with self._run.baton:
             self._begun.put(None)
             try:
-                if self._losses[seat] and not seat.is_open:
-                    with self._run.others_work():
-                        self._run.executor.restart(seat.name)
-                if not seat.is_open:
-                    seat.start_baseline(BASELINE_SECONDS)
-                action(seat)
+                self._restart(seat)
+                self._do_on(seat, action)
             except BaseException as raised:  # handed to whoever waits
                 error = raised
         self._ended.put((seat, error))
+
+    def _restart(self, seat: Seat) -> None:
+        if seat in self._gone:
+            with self._run.others_work():
+                self._run.executor.restart(seat.name)
+            self._gone.discard(seat)
+
+    def _do_on(self, seat: Seat, action: Callable[[Seat], None]) -> None:
+        try:
+            if not seat.is_open:
+                seat.start_baseline(BASELINE_SECONDS)
+            action(seat)
+        except (NoStableConfigurationError, BudgetError) as error:
+            if not self.others:
+                raise
+            raise Unusable(error.message) from error
 
     def wait(self) -> None:
         """Wait until an action has ended. Raises what it raised."""
@@ -125,11 +151,11 @@ class Seats:
         del self._running[seat]
         if isinstance(error, SeatLost):
             self._lost(seat, error)
-        elif isinstance(error, Drifted):
+        elif isinstance(error, Unusable) or (isinstance(error, Drifted) and not self._all_at_once):
             self._drop(seat, str(error))
         else:
             self._free.append(seat)
-            if error is not None:
+            if error is not None and not isinstance(error, Drifted):
                 raise error
 
     # ------------------------------------------------------------------------------------- coming and going
@@ -150,6 +176,7 @@ class Seats:
     def _lost(self, seat: Seat, lost: SeatLost) -> None:
         seat.abandon()
         self._losses[seat] += 1
+        self._gone.add(seat)
         if self._losses[seat] >= MOST_LOSSES:
             self._drop(seat, f"it was lost twice: {first_line(lost.reason)}")
             return
@@ -215,5 +242,11 @@ class Seats:
             if seat in self._free:
                 self._free.remove(seat)
                 self._begin(seat, action, -1)
+        errors: list[Exception] = []
         while self._running:
-            self.wait()
+            try:
+                self.wait()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]

@@ -52,6 +52,11 @@ def wanted_seconds(*waiting: float, objective: Objective = "throughput") -> floa
     return LONG_SLICE_SECONDS if max(waiting) > MUCH_WAITING else SLICE_SECONDS
 
 
+def wanted_in_blocks(objective: Objective) -> float:
+    """The same where sides follow each other, each without a pause."""
+    return LONG_SLICE_SECONDS if objective == "energy" else SLICE_SECONDS
+
+
 def is_busy(slices: Sequence[Slice]) -> bool:
     """Whether a trial uses a processor for much of its time, so that it hardly waits for anything from outside."""
     seconds = sum(each.seconds for each in slices)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autotune.devices.gpus import lowest_capability
 from autotune.devices.xla_flags import lacking
 from autotune.space.knobs import Device
@@ -46,6 +48,11 @@ def space_of(written: SearchSpace | None, opened: Opened, options: Options) -> t
     elif options.thorough:
         opened.run.observe(Notice(text=f"there is no thorough search space for a {opened.device}: {name} is searched"))
     written = find_search_space(name)
+    if "strategy" in opened.run.baseline and name != SEVERAL_SPACE:  # the thorough space is of one device
+        several = find_search_space(SEVERAL_SPACE)
+        written = replace(
+            written, source=f"{written.source} with {several.source}", ranges={**several.ranges, **written.ranges}
+        )
     found = resolved(written)
     if len(found.choices) < FEW_KNOBS and opened.device is Device.CPU:
         written = find_search_space(WIDER_SPACE)

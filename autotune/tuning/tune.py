@@ -12,10 +12,11 @@ from typing import Literal
 from autotune.devices.machine import Machine, fingerprint, require_linux
 from autotune.errors import ArgumentError
 from autotune.executors.local import TrialProcesses
-from autotune.executors.places import cut_cores, of_devices
+from autotune.executors.places import cut_cores, machine_of, of_devices
 from autotune.executors.ray_seats import RayTrials
 from autotune.recipe.evidence import Watch
 from autotune.recipe.recipe import Recipe
+from autotune.record import Place
 from autotune.report.page import write_page_or_say
 from autotune.run_directory import RunDirectory, RunRecord, new_run_directory
 from autotune.space.search_space import SearchSpace, find_search_space
@@ -197,11 +198,12 @@ def tune(
     written = None if options.space is None else find_search_space(options.space)
     directory = new_run_directory(Path("results"), _name_of(reference)) if out is None else RunDirectory(Path(out))
     with occupied(directory):
-        machine = fingerprint()
+        places = _places(options)
+        machine = machine_of(places, fingerprint())
         directory.write_run(
             RunRecord(run=directory.name, started_at=now_utc(), machine=machine, arguments=asdict(options))
         )
-        return _run(directory, machine, reference, written, options, began, observe)
+        return _run(directory, machine, places, reference, written, options, began, observe)
 
 
 def _resume(
@@ -229,15 +231,18 @@ def _resume(
         options = replace(options, budget=seconds_of("budget", budget), keeps_budget=True)
     written = None if options.space is None else find_search_space(options.space)
     with directory.reopened():
-        machine = fingerprint()
-        refuse_another_machine(earlier, machine)
+        places = _places(options)
+        machine = machine_of(places, fingerprint())
+        if options.executor == "local":  # else the first seat's host is not known yet
+            refuse_another_machine(earlier, machine)
         note_resumption(directory, earlier)
-        return _run(directory, machine, reference, written, options, began, observe, earlier, spent_before)
+        return _run(directory, machine, places, reference, written, options, began, observe, earlier, spent_before)
 
 
 def _run(
     directory: RunDirectory,
     machine: Machine,
+    places: Sequence[Place] | None,
     reference: WorkloadReference,
     written: SearchSpace | None,
     options: Options,
@@ -263,6 +268,7 @@ def _run(
             reference,
             directory,
             options,
+            places,
             say=lambda text: observe(Notice(text=text)),
             left=lambda: options.budget - (time.monotonic() - began),
         ) as processes,
@@ -285,15 +291,25 @@ def _run(
     return recipe
 
 
+def _places(options: Options) -> Sequence[Place] | None:
+    """This machine's seats; None where it is one, or trials run elsewhere. Raises ArgumentError."""
+    if options.executor == "ray":
+        return None
+    if options.devices is not None:
+        return of_devices(options.devices, options.seat_devices)
+    return None if options.seats is None else cut_cores(options.seats)
+
+
 def _executor(
     reference: WorkloadReference,
     directory: RunDirectory,
     options: Options,
+    places: Sequence[Place] | None,
     *,
     say: Callable[[str], None],
     left: Callable[[], float],
 ) -> TrialProcesses | RayTrials:
-    """What runs the trials. Raises ArgumentError where seats were asked for that there are not."""
+    """What runs the trials."""
     if options.executor == "ray":
         return RayTrials(
             reference,
@@ -306,11 +322,6 @@ def _executor(
             say=say,
             left=left,
         )
-    places = None
-    if options.devices is not None:
-        places = of_devices(options.devices, options.seat_devices)
-    elif options.seats is not None:
-        places = cut_cores(options.seats)
     return TrialProcesses(
         reference, logs=directory.log_directory, isolation=options.isolation, profile=options.profile, places=places
     )
@@ -330,7 +341,7 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
         interruptions.answerable = True
         run, earlier = opened.run, invocation.earlier
         samples = options.train_samples or samples_of(opened.facts.script, opened.warm.started.examples)
-        rate = run.records[0].throughput
+        rate = None if run.executor.whole else run.records[0].throughput  # a part of the host tells nothing of all
         for text in worth_notes(samples, None if rate is None else rate.value, options.budget):
             invocation.observe(Notice(text=text))
         written, space = space_of(written, opened, options)

@@ -8,13 +8,21 @@ import textwrap
 import pytest
 from real_trials import configuration
 from simulated import SimulatedTrials
-from simulated_runs import FACTS, faster_by, flat, quick_tune, simulated_trials
+from simulated_runs import FACTS, Watcher, faster_by, flat, quick_tune, simulated_trials
 
 from autotune.errors import ArgumentError
 from autotune.scripts.facts import ScriptFacts, Trains
 from autotune.space.configuration import Configuration
+from autotune.tuning.progress import Notice
 
 LOOP = FACTS.model_copy(update={"script": ScriptFacts(trains=Trains.LOOP, baseline={"batch_size": 32})})
+
+MIRRORED = FACTS.model_copy(update={"baseline": {"strategy": "mirrored", "replicas": 2}})
+OWN = ScriptFacts(
+    trains=Trains.FIT,
+    baseline={"batch_size": 32},
+    not_reached={"strategy": "the script has a MirroredStrategy of its own, and keeps it"},
+)
 
 TRAINS = """
 import json, sys
@@ -123,6 +131,13 @@ def test_a_trial_counts_the_examples_of_each_batch(launch):
     assert part.examples == part.epochs * 100
 
 
+def test_with_several_devices_it_is_said_that_no_strategy_is_tried(tmp_path):
+    """Gradients cannot be accumulated under one."""
+    watcher, gpus = Watcher(), ("NVIDIA H100", "NVIDIA H100")
+    quick_tune(simulated_trials(gpus=gpus), tmp_path / "run", global_batch=64, budget=60.0, trials=1, observe=watcher)
+    assert any("strategy is not varied: gradients" in each.text for each in watcher.of(Notice))
+
+
 def test_only_whole_parts_of_the_global_batch_are_tried(tmp_path):
     """The recipe keeps the global batch, and says nothing of the learning rate."""
     trials = simulated_trials(faster_by(batch_size=1.5), noise=0.02)
@@ -140,6 +155,8 @@ def test_only_whole_parts_of_the_global_batch_are_tried(tmp_path):
     [
         (48, FACTS, "--global-batch 48 is no multiple of the workload's batch size, which is 32"),
         (16, FACTS, "--global-batch 16 is no multiple"),
+        (64, MIRRORED, "gradients are not accumulated under MirroredStrategy"),
+        (64, FACTS.model_copy(update={"script": OWN}), "gradients are not accumulated under MirroredStrategy"),
         (64, LOOP, "--global-batch does not reach a training loop of the script's own"),
     ],
 )

@@ -1,0 +1,155 @@
+"""Seats of a cluster as the driver counts them, on a Ray that answers at once."""
+
+# It has Ray's own names, and Ray documents them.
+# ruff: noqa: D102
+
+from types import SimpleNamespace
+
+import pytest
+from simulated_runs import FACTS, MACHINE, REFERENCE
+
+from autotune.errors import ArgumentError, NoStableConfigurationError
+from autotune.executors.executor import SeatLost
+from autotune.executors.places import cut_cores, whole_host
+from autotune.executors.ray_actor import Host, SeatActor, SeatSettings
+from autotune.executors.ray_seats import RESOURCE, RayTrials
+
+
+class Actor:
+    """Answers for a seat on the first node that has one left."""
+
+    def __init__(self, ray):
+        free = [name for name, seats in ray.seats.items() for _ in range(seats - ray.taken.count(name))]
+        self.node, self.ray, self.slot = free[0], ray, None
+        ray.taken.append(self.node)
+
+    def __getattr__(self, method):
+        """A method as Ray's actors have it."""
+        return SimpleNamespace(remote=lambda *arguments: getattr(self, f"_{method}")(*arguments))
+
+    def _hello(self):
+        machine = MACHINE.model_copy(update={"cpu": self.ray.processors.get(self.node, "usual")})
+        return Host(name=self.node, node=self.node, machine=machine, devices=(), files_are_there=True)
+
+    def _open(self, slot, of):
+        self.slot = slot
+        self.place = cut_cores(of, range(of))[slot] if of > 1 else whole_host()
+        return FACTS
+
+    def _state(self):
+        return ("template", None, self.place, "whole" if self.place.of_cores else None)
+
+    def _close(self):
+        self.ray.taken.remove(self.node)
+
+    def _beat(self):
+        """Heard."""
+
+
+class FakeRay:
+    """As much of Ray as the driver uses; `seats` by node."""
+
+    exceptions = SimpleNamespace(RayError=KeyError)
+
+    def __init__(self, **seats):
+        self.seats, self.taken, self.processors = seats, [], {}
+
+    def remote(self, kind):
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda settings: Actor(self)))
+
+    def nodes(self):
+        return [
+            {"NodeID": name, "Alive": True, "Resources": {RESOURCE: seats, "CPU": 2.0}}
+            for name, seats in self.seats.items()
+        ]
+
+    def cluster_resources(self):
+        return {RESOURCE: sum(self.seats.values())}
+
+    def wait(self, asked, **_):
+        return asked, []
+
+    def get(self, answer, **_):
+        return answer
+
+    def kill(self, actor):
+        """It is gone."""
+
+    def shutdown(self):
+        """Left."""
+
+
+def opened(ray, **settings):
+    """Trials on it, all of whose seats have come."""
+    trials = RayTrials(REFERENCE, **settings)
+    trials._connect = lambda: setattr(trials, "_ray", ray)
+    trials.open()
+    trials.refresh()
+    return trials
+
+
+def test_a_seat_that_is_made_anew_has_its_own_cores_again():
+    """And not those of its neighbour."""
+    with opened(FakeRay(a=2)) as trials:
+        for seat in ("seat1", "seat0", "seat1"):
+            trials.restart(seat)
+            assert {each: trials._seat(each).actor.slot for each in trials.seats} == {"seat0": 0, "seat1": 1}
+            assert len({trials.place(each).cores for each in trials.seats}) == 2
+
+
+def test_a_host_that_comes_after_one_was_lost_is_used():
+    """What was dropped on a host that is gone takes no other's place."""
+    ray = FakeRay(a=1, b=1)
+    with opened(ray) as trials:
+        del ray.seats["b"]
+        trials.drop("seat1")
+        ray.seats["c"] = 1
+        trials.refresh()
+        assert [trials.place(each).host for each in trials.seats] == ["a", "c"]
+        trials.drop(trials.seats[1])
+        trials.refresh()
+        assert [trials.place(each).host for each in trials.seats] == ["a"]
+
+
+def test_a_cluster_of_which_no_seat_can_be_used_is_not_waited_for():
+    """The reasons were told."""
+    said = []
+    trials = RayTrials(REFERENCE, say=said.append)
+    trials._connect = lambda: setattr(trials, "_ray", FakeRay(a=1))
+    trials._difference = lambda host: "the workload's file is not there"
+    with pytest.raises(NoStableConfigurationError, match="no seat of the cluster can be used"):
+        trials.open()
+    assert said == ["a seat on a is not used: the workload's file is not there"]
+    trials.close()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999"])
+def test_an_address_that_does_not_answer_is_refused_at_once(address):
+    """With what to start; no other Ray is started meanwhile."""
+    ray = pytest.importorskip("ray")
+    with (
+        pytest.raises(ArgumentError, match=f"no Ray cluster answers at {address}"),
+        RayTrials(REFERENCE, address=address) as trials,
+    ):
+        trials.open()
+    assert not ray.is_initialized()
+
+
+def test_no_seat_is_waited_for_beyond_the_budget():
+    """It is lost then."""
+    left = [600.0]
+    with opened(FakeRay(a=1), left=lambda: left[0]) as trials:
+        left[0] = 0.0
+        with pytest.raises(SeatLost, match="within 0 s"):
+            trials.restart("seat0")
+
+
+def test_a_host_with_fewer_cores_than_seats_says_so(monkeypatch):
+    """In the seat's answer, which the driver raises; a variable that hides GPUs changes nothing."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    settings = SeatSettings(REFERENCE, ".", False, "template", "none", 60.0, None)
+    actor = SeatActor(settings)
+    answer = actor.open(0, 4096)
+    actor.close()
+    assert isinstance(answer, ArgumentError)
+    assert "4096 seats were asked for" in str(answer)
