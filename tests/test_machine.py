@@ -310,6 +310,13 @@ def test_the_id_stays_when_only_the_telling_changes(change):
 # --------------------------------------------------------------------------------------------- differences
 
 
+def test_more_cards_of_the_kind_make_no_difference_and_fewer_do():
+    """A seat has a part of a machine's cards."""
+    several = MEASURED_ON.model_copy(update={"gpus": (H200, H200)})
+    assert MEASURED_ON.differences(several) == ()
+    assert several.differences(MEASURED_ON) == ("GPU: measured on 2 × NVIDIA H200, here NVIDIA H200",)
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [
@@ -317,7 +324,6 @@ def test_the_id_stays_when_only_the_telling_changes(change):
         ({"cores": 2}, "cores: measured on 16, here 2"),
         ({"memory_bytes": 7 * GIB}, "memory: measured on 128.00 GiB, here 7.00 GiB"),
         ({"gpus": (), "driver": None, "cuda": None}, "GPU: measured on NVIDIA H200, here none"),
-        ({"gpus": (H200, H200)}, "GPU: measured on NVIDIA H200, here 2 × NVIDIA H200"),
         ({"gpus": (L4, L4, H200), "driver": "1"}, "GPU: measured on NVIDIA H200, here 2 × NVIDIA L4, NVIDIA H200"),
         (
             {"gpus": (H200.model_copy(update={"memory_bytes": 70 * GIB}),)},

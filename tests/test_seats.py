@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -26,6 +27,7 @@ from autotune.executors.executor import DeviceUnavailable, SeatLost
 from autotune.record import Outcome, Phase
 from autotune.stats.deciding import Verdict
 from autotune.tuning.crowding import crowding_of
+from autotune.tuning.loop import Loop
 from autotune.tuning.next_action import Confirm, Wait, next_action
 from autotune.tuning.progress import Notice, TrialBegan
 from autotune.tuning.seat import Seat
@@ -285,6 +287,30 @@ def test_parts_of_a_host_rest_while_a_leader_is_confirmed_on_the_whole(tmp_path)
     assert [each for each in together if "whole" in each] == [frozenset({"whole"})]
     assert not any("the training would take" in each.text for each in watcher.of(Notice))  # a part tells nothing of it
     assert recipe.evidence.verdict is Verdict.FASTER
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_neighbours_on_a_host_rest_while_a_leader_that_waits_for_input_is_confirmed(tmp_path, waits):
+    """They share what feeds it. One that does not wait is confirmed beside them."""
+
+    class OneHost(SimulatedTrials):
+        def place(self, seat):
+            return super().place(seat).model_copy(update={"host": "one"})
+
+        def launch(self, configuration, *, log, **how):
+            if loops and Path(log).parent.name.isdecimal():
+                beside.append((int(Path(log).parent.name), len(loops[0]._seats.busy)))
+            return super().launch(configuration, log=log, **how)
+
+    beside, loops = [], []
+    gain = {"freeze_gain": lambda configuration: 1.5} if waits else {}
+    trials = OneHost(facts=FACTS, seats=("left", "right"), samples_per_second=SPEED, noise=0.02, **gain)
+    with pytest.MonkeyPatch.context() as patch:
+        run = Loop.run
+        patch.setattr(Loop, "run", lambda loop: (loops.append(loop), run(loop))[1])
+        _, directory = quick_tune(trials, tmp_path, budget=400.0, trials=8, all_seats=True)
+    confirmed = {number for number, each in directory.trials.items() if each.phase is Phase.CONFIRM}
+    assert ({busy for number, busy in beside if number in confirmed} == {0}) is waits
 
 
 def test_what_is_lost_on_the_whole_is_its_first_seat(tmp_path):

@@ -58,6 +58,9 @@ class Machine(BaseModel, frozen=True, extra="forbid", strict=True):
     def differences(self, other: Machine) -> tuple[str, ...]:
         """What can make `other` faster or slower, such as `GPU: measured on NVIDIA H200, here none`."""
         gpus = _gpu_names(self.gpus), _gpu_names(other.gpus)
+        counts = [Counter(gpu.name for gpu in each.gpus) for each in (self, other)]
+        if self.gpus and counts[0].keys() == counts[1].keys() and counts[0] <= counts[1]:
+            gpus = gpus[0], gpus[0]  # a seat had a part of cards of one kind
         pairs: list[tuple[str, str | None, str | None]] = [
             ("CPU", self.cpu, other.cpu),
             ("cores", str(self.cores), str(other.cores)),
@@ -65,7 +68,7 @@ class Machine(BaseModel, frozen=True, extra="forbid", strict=True):
             ("GPU", *gpus),
         ]
         if self.gpus and gpus[0] == gpus[1]:
-            sizes = [sum(gpu.memory_bytes for gpu in each.gpus) for each in (self, other)]
+            sizes = [min(gpu.memory_bytes for gpu in each.gpus) for each in (self, other)]
             pairs.append(("GPU memory", *_sizes(*sizes)))
             pairs.append(("NVIDIA driver", self.driver, other.driver))
         for what, package in (("TensorFlow", "tensorflow"), ("Keras", "keras")):

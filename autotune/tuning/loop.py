@@ -129,12 +129,23 @@ class Loop:
                     action = Wait() if state.busy else End(EndedBy.BUDGET)
                 if isinstance(action, End):
                     return self._ended(state, action.by)
-                whole = self._run.executor.whole is not None and isinstance(action, (FreshPair, CompareLosses))
-                if isinstance(action, Wait) or (whole and state.busy):
+                alone = self._alone(action)
+                if isinstance(action, Wait) or (alone and state.busy):
                     self._seats.wait()
                 else:
                     number = getattr(action, "candidate", None) or getattr(action, "leader", None)
-                    self._seats.do(partial(self._do, action), number, alone=whole)
+                    self._seats.do(partial(self._do, action), number, alone=alone)
+
+    def _alone(self, action: Action) -> bool:
+        """Whether no other seat may work meanwhile."""
+        executor = self._run.executor
+        if executor.whole is not None:
+            return isinstance(action, (FreshPair, CompareLosses))
+        hosts = [executor.place(each).host for each in executor.seats]
+        if not isinstance(action, FreshPair) or len(set(hosts)) == len(hosts):
+            return False
+        # Seats of a host share the processor, which feeds a training that waits for its input.
+        return (self._view.confirmations[action.leader].in_search.input_wait_fraction or 0.0) > WAITS
 
     def _without_seats(self) -> Found:
         """The run ends with what it has."""

@@ -30,6 +30,7 @@ from autotune.version import __version__
 NUMERICS_NOT_CHECKED = "numerics parity with float32 without XLA"
 GROWTH_NOT_CHECKED = "whether this configuration leaks memory or the workload does"
 LOSS_NOT_CHECKED = {"finite_loss": "a finite training loss", "loss_falls": "whether the training loss falls"}
+PART_OF_HOST = "the speed of the whole machine (all that was measured ran on a part of its cores)"
 STEADY_NOT_CHECKED = {
     False: "the steady state (the {} was still getting faster when it was measured)",
     None: "the steady state (the {}'s warm-up had too few steps to tell)",
@@ -147,7 +148,7 @@ def _evidence(
         advice=tuple(advice(searched, None if champion is None else chosen, script, _spread(chosen, run))),
         stability=Stability(
             checks=tuple(each for each in checks if each.tells),
-            not_checked=()
+            not_checked=(PART_OF_HOST,) * (run.executor.whole is not None)
             if champion is None
             else _not_checked(chosen, reference, checks, run.baseline, watched, measured=measured),
         ),
