@@ -162,10 +162,10 @@ def test_nodes_come_and_go(cluster, seats, tmp_path):
         each.warm_up(120.0)
     family = below(actor_of(trials))
     cluster.remove_node(first, allow_graceful=False)
-    with pytest.raises(SeatLost, match="is gone"):
-        both[0].measure(0.2, 60.0)
     for pid in family:
         until(lambda pid=pid: is_gone(pid), f"process {pid} to end")
+    with pytest.raises(SeatLost, match="is gone"):
+        both[0].measure(0.2, 60.0)
     assert both[1].measure(0.2, 60.0).steps > 0
     trials.drop(trials.seats[0])
     assert len(trials.seats) == 1
