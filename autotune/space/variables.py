@@ -42,7 +42,7 @@ def flags(variables: Mapping[str, str], variable: str) -> dict[str, str]:
     text = variables.get(variable, "").strip()
     if text and not text.startswith("-"):
         try:
-            text = Path(text).read_text(encoding="utf-8", errors="replace")
+            text = Path(text).read_text(encoding="utf-8", errors="replace") if Path(text).is_file() else ""  # no pipe
         except (OSError, ValueError):
             text = ""
     written = re.findall(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""", text)

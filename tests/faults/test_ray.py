@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -17,12 +18,14 @@ from autotune.executors.executor import Data, SeatLost, TrialFailed
 from autotune.executors.ray_seats import RESOURCE, RayTrials
 from autotune.record import Outcome
 from autotune.report.frame import load_history
+from autotune.workloads.workload import WorkloadReference
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray warns of much
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 
 DATA = Data(examples=128, endless=False)
 LEASE_SECONDS = 8.0
+FAULTY = Path(__file__).with_name("faulty.py")
 ONE_SEAT = {"num_cpus": 1, "resources": {RESOURCE: 1}}
 
 
@@ -55,9 +58,7 @@ def seats(cluster, faulty_reference):
 @pytest.fixture
 def faulty_reference():
     """The workload whose batch sizes choose a fault."""
-    from conftest import REFERENCE
-
-    return REFERENCE
+    return WorkloadReference(file=str(FAULTY), search_path=(str(FAULTY.parent),))
 
 
 def launch(trials, folder, fault="", **how):
