@@ -230,3 +230,9 @@ def test_moving_to_the_same_device_changes_nothing():
     """A configuration that is complete for a device stays as it is there."""
     on_cpu = baseline_configuration(48, {"onednn": False}, Device.CPU, where="train.py")
     assert on_device(on_cpu, Device.CPU) == on_cpu
+
+
+def test_a_baseline_that_names_replicas_without_a_strategy_is_refused():
+    """They would act on nothing."""
+    with pytest.raises(ConfigurationError, match="replicas acts only with strategy"):
+        baseline_configuration(32, {"replicas": 2}, Device.CPU, where="Workload.baseline")

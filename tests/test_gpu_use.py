@@ -13,6 +13,7 @@ from autotune.devices import gpu_use
 from autotune.devices.gpu_use import LIMITED_BY, GpuUse, open_cards
 from autotune.record import Slice
 from autotune.worker import gauges
+from autotune.worker.gpus import used
 
 CARDS = ("nvml_a100.json", "nvml_h100.json", "nvml_h200.json", "nvml_laptop.json", "nvml_mig.json")
 LARGER = "MIG-d1000000-0000-5000-8000-000000000004"
@@ -177,3 +178,16 @@ def test_the_reasons_have_nvmls_bits():
     names = {each: getattr(pynvml, each) for each in dir(pynvml) if each.startswith("nvmlClocksEventReason")}
     known = {bit for name, bit in names.items() if not name.endswith(("All", "None"))}
     assert set(LIMITED_BY) == known
+
+
+@pytest.mark.parametrize(
+    ("devices", "numbers"),
+    [
+        ((), [2]),
+        (("/job:localhost/replica:0/task:0/device:CPU:0",), [2]),
+        (("/job:localhost/replica:0/task:0/device:GPU:1", "/gpu:0"), [3, 2]),
+    ],
+)
+def test_the_cards_that_are_read_are_those_that_train(devices, numbers):
+    """A strategy's, in its order; without one TensorFlow trains on the first."""
+    assert used([2, 3, 5], devices) == numbers

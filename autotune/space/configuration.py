@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
+from autotune.errors import ConfigurationError
 from autotune.space.knobs import KNOBS, STRATEGY_KNOBS, Device, KnobValue, check_value, knobs_on
 
 
@@ -85,6 +86,9 @@ def baseline_configuration(
     batch_size: int, named: Mapping[str, object], device: Device, *, where: str
 ) -> Configuration:
     """What the user would run anyway: `Workload.baseline`, and TensorFlow's defaults for the device's other knobs."""
+    for name in STRATEGY_KNOBS:
+        if name in named and "strategy" not in named:
+            raise ConfigurationError(f"{where}: {name} acts only with strategy", hint="Name strategy, too, or neither.")
     found = Configuration({**_defaults(device), "batch_size": batch_size, **named}, where=where)
     return on_several_devices(found) if "strategy" in named else found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from autotune.devices.gpu_use import Card, open_cards
@@ -15,10 +16,21 @@ def gpu_names() -> tuple[str, ...]:
     return tuple(str(details(gpu).get("device_name", gpu.name)) for gpu in tf.config.list_physical_devices("GPU"))
 
 
-def cards() -> list[Card]:
-    """The GPUs that TensorFlow trains on, for NVML; none without one."""
-    visible = tf.config.get_visible_devices("GPU")
-    return open_cards([int(each.name.rpartition(":")[2]) for each in visible]) if visible else []
+def cards(strategy: tf.distribute.Strategy | None = None) -> list[Card]:
+    """The GPUs that a training uses, for NVML: its strategy's, the first without one; all where that is not known."""
+    visible = [int(each.name.rpartition(":")[2]) for each in tf.config.get_visible_devices("GPU")]
+    if strategy is not None:
+        try:
+            visible = used(visible, strategy.extended.worker_devices)
+        except RuntimeError:  # TensorFlow's own no-op has none
+            visible = used(visible, ())
+    return open_cards(visible) if visible else []
+
+
+def used(visible: Sequence[int], devices: Sequence[str]) -> list[int]:
+    """The numbers of the visible GPUs that devices such as `/device:GPU:1` name; the first where they name none."""
+    named = [int(each.rpartition(":")[2]) for each in devices if "GPU:" in each.upper()]
+    return [visible[each] for each in named if each < len(visible)] or list(visible[:1])
 
 
 def build_versions() -> dict[str, str]:

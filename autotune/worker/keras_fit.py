@@ -122,7 +122,12 @@ def time_fit(
         )
     )
     retracing = Retracing(Path(request.log), xla=bool(model.jit_compile) and not model.run_eagerly)
-    measured = [*gauges.gpus(gpus.cards()), gauges.machine, gauges.device_memory, retracing.gauge]
+    measured = [
+        *gauges.gpus(gpus.cards(model.distribute_strategy)),
+        gauges.machine,
+        gauges.device_memory,
+        retracing.gauge,
+    ]
     known = None if request.timing.boundary is None else take_over(request.timing.boundary, train, training)
     clock = StepClock(
         training,
