@@ -9,10 +9,12 @@ import pytest
 from simulated_runs import FACTS, MACHINE, REFERENCE
 
 from autotune.errors import ArgumentError, NoStableConfigurationError
+from autotune.executors import ray_seats
 from autotune.executors.executor import SeatLost
 from autotune.executors.places import cut_cores, whole_host
 from autotune.executors.ray_actor import Host, SeatActor, SeatSettings
-from autotune.executors.ray_seats import RESOURCE, RayTrials
+from autotune.executors.ray_cluster import RESOURCE
+from autotune.executors.ray_seats import RayTrials
 
 
 class Actor:
@@ -29,7 +31,9 @@ class Actor:
 
     def _hello(self):
         machine = MACHINE.model_copy(update={"cpu": self.ray.processors.get(self.node, "usual")})
-        return Host(name=self.node, node=self.node, machine=machine, devices=(), files_are_there=True)
+        return Host(
+            name=self.node, node=self.node, machine=machine, devices=(), files_are_there=self.ray.files_are_there
+        )
 
     def _open(self, slot, of):
         self.slot = slot
@@ -50,6 +54,7 @@ class FakeRay:
     """As much of Ray as the driver uses; `seats` by node."""
 
     exceptions = SimpleNamespace(RayError=KeyError)
+    files_are_there = True
 
     def __init__(self, **seats):
         self.seats, self.taken, self.processors = seats, [], {}
@@ -82,8 +87,9 @@ class FakeRay:
 def opened(ray, **settings):
     """Trials on it, all of whose seats have come."""
     trials = RayTrials(REFERENCE, **settings)
-    trials._connect = lambda: setattr(trials, "_ray", ray)
-    trials.open()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray_seats, "connect", lambda address, **_: ray)
+        trials.open()
     trials.refresh()
     return trials
 
@@ -114,13 +120,12 @@ def test_a_host_that_comes_after_one_was_lost_is_used():
 def test_a_cluster_of_which_no_seat_can_be_used_is_not_waited_for():
     """The reasons were told."""
     said = []
-    trials = RayTrials(REFERENCE, say=said.append)
-    trials._connect = lambda: setattr(trials, "_ray", FakeRay(a=1))
-    trials._difference = lambda host: "the workload's file is not there"
+    ray = FakeRay(a=1)
+    ray.files_are_there = False
     with pytest.raises(NoStableConfigurationError, match="no seat of the cluster can be used"):
-        trials.open()
-    assert said == ["a seat on a is not used: the workload's file is not there"]
-    trials.close()
+        opened(ray, say=said.append)
+    (line,) = said
+    assert line.startswith("a seat on a is not used: the workload's file is not there")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999"])

@@ -8,38 +8,35 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import os
-import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 from autotune.devices.machine import Machine
-from autotune.errors import ArgumentError, NoStableConfigurationError
-from autotune.executors.executor import IN_SEARCH, Data, SeatLost, TrialTiming, WarmUp
+from autotune.errors import NoStableConfigurationError
+from autotune.executors.executor import IN_SEARCH, Data, SeatLost, TrialTiming
 from autotune.executors.places import WHOLE
 from autotune.executors.process import Profiled
 from autotune.executors.ray_actor import Host, SeatActor, SeatSettings
+from autotune.executors.ray_cluster import connect, end, in_a_line, parts_of, room, wanted_in_words
+from autotune.executors.ray_trial import CLOSING_SECONDS, RayTrial
 from autotune.executors.template_process import IMPORT_SECONDS
 from autotune.recipe.apply import environment
-from autotune.record import Outcome, Place, Slice
+from autotune.record import Outcome, Place
 from autotune.space.configuration import Configuration
 from autotune.worker import messages
 from autotune.workloads.workload import WorkloadFacts, WorkloadReference
 
-RESOURCE = "autotune_seat"
 LEASE_SECONDS = 60.0  # without a word of the driver's, an actor ends its trials; without an answer, a seat is lost
 BEAT_SECONDS = 5.0
 RESTART_SECONDS = 120.0  # until an actor that was lost is back
-CLOSING_SECONDS = 20.0
-ANSWER_SECONDS = 10.0  # of the cluster's address
 SAY_AFTER_SECONDS = 10.0  # of waiting for a seat
 
 
-class _Seat:
+class ActorSeat:
     """An actor, as the driver knows it."""
 
     def __init__(self, name: str, actor: Any) -> None:
@@ -101,8 +98,8 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
             lease_seconds=lease_seconds,
             threads=os.environ.get("OMP_NUM_THREADS"),
         )
-        self._joined: dict[str, _Seat] = {}
-        self._coming: list[_Seat] = []
+        self._joined: dict[str, ActorSeat] = {}
+        self._coming: list[ActorSeat] = []
         self._dropped: list[str] = []  # the nodes of seats that are not used; empty where that is not known
         self._names = itertools.count()
         self._numbers = itertools.count()
@@ -119,8 +116,12 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
 
     def open(self) -> WorkloadFacts:
         """See `executor.Executor`. Waits for the first seat as long as the budget lasts."""
-        self._connect()
-        threading.Thread(target=self._beat, daemon=True).start()
+        self._ray = connect(
+            self._address, seats=self._most, directory=self._settings.directory if self._upload else None
+        )
+        threading.Thread(
+            target=_beat, args=(self._over, lambda: [*self._joined.values(), *self._coming], self._lease), daemon=True
+        ).start()
         began, said = time.monotonic(), False
         while not self._joined:
             self.refresh()
@@ -131,84 +132,35 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
                 )
             if not self._joined and self._left() <= 0:
                 raise NoStableConfigurationError(
-                    f"no seat came free within {waited:.0f} s: {self._wanted_in_words()}",
+                    f"no seat came free within {waited:.0f} s: {wanted_in_words(self._ray, self._seat_devices)}",
                     hint="See `ray status`; give a larger --budget, or add nodes.",
                 )
             if waited > SAY_AFTER_SECONDS and not said and not any(each.host for each in self._coming):
-                self._say(f"waiting for a free seat: {self._wanted_in_words()}")
+                self._say(f"waiting for a free seat: {wanted_in_words(self._ray, self._seat_devices)}")
                 said = True
             time.sleep(0.1)
         assert self._facts is not None
         return self._facts
 
-    def _connect(self) -> None:
-        try:
-            import ray
-        except ImportError as error:
-            raise ArgumentError(
-                f"--executor ray needs Ray, which cannot be imported: {error}", hint="pip install 'autotune[ray]'"
-            ) from error
-        how: dict[str, Any] = {"address": self._address or "local"}  # without one, Ray joins any that runs here
-        if not self._address:
-            how["include_dashboard"] = False
-        if not self._address and self._most is not None:
-            how["resources"] = {RESOURCE: self._most}
-        if self._upload:
-            how["runtime_env"] = {"working_dir": self._settings.directory}
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        host, _, port = (self._address or "").removeprefix("ray://").rpartition(":")
-        try:
-            if port.isdecimal():  # Ray itself would try for minutes
-                socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
-            ray.init(logging_level=logging.ERROR, log_to_driver=False, namespace="autotune", **how)
-        except (OSError, ValueError, RuntimeError, OverflowError) as error:
-            raise ArgumentError(
-                f"no Ray cluster answers at {self._address or 'this machine'}: {error}",
-                hint="Start one with `ray start --head`, and give its address to --ray-address.",
-            ) from error
-        self._ray = ray  # not before: a call of Ray's would start one
-
-    def _per_seat(self) -> tuple[dict[str, Any], int]:
-        """What an actor asks of Ray, and how many seats the cluster can hold."""
-        total = self._ray.cluster_resources()
-        if total.get("GPU"):
-            nodes = [each["Resources"].get("GPU", 0) for each in self._ray.nodes() if each["Alive"]]
-            return {"num_gpus": self._seat_devices, "num_cpus": 0}, sum(
-                int(each // self._seat_devices) for each in nodes
-            )
-        if total.get(RESOURCE):
-            return {"num_cpus": 0, "resources": {RESOURCE: 1}}, int(total[RESOURCE])
-        alive = [each for each in self._ray.nodes() if each["Alive"]]
-        cores = min((int(each["Resources"].get("CPU", 1)) for each in alive), default=1)
-        return {"num_cpus": cores}, len(alive)
-
-    def _wanted_in_words(self) -> str:
-        asked, possible = self._per_seat()
-        what = f"{asked['num_gpus']} GPUs" if "num_gpus" in asked else "a node's cores"
-        free = self._ray.available_resources().get("GPU" if "num_gpus" in asked else "CPU", 0)
-        if not possible:
-            return f"no node of the cluster has {what}"
-        return f"a seat needs {what}, others' jobs leave {free:g} free"
-
     def refresh(self) -> None:
         """See `executor.Executor`: seats are asked for, and those that have come are taken in."""
         with contextlib.suppress(self._ray.exceptions.RayError):
-            asked, possible = self._per_seat()
+            asked, possible = room(self._ray, self._seat_devices)
             alive = {"", *(each["NodeID"] for each in self._ray.nodes() if each["Alive"])}
             unused = sum(each in alive for each in self._dropped)  # a node that is gone is not counted as possible
             wanted = min(possible - unused, self._most or possible)
             while len(self._joined) + len(self._coming) < wanted:
                 actor = self._ray.remote(SeatActor).options(max_concurrency=8, max_restarts=0, **asked)
-                self._coming.append(_Seat(f"seat{next(self._names)}", actor.remote(self._settings)))
+                self._coming.append(ActorSeat(f"seat{next(self._names)}", actor.remote(self._settings)))
         for seat in list(self._coming):
             try:
                 if self._comes(seat):
                     self._coming.remove(seat)
                     self._join(seat)
             except self._ray.exceptions.RayError as error:
-                self._refuse(seat, f"its actor failed: {_in_a_line(error)}")
+                self._refuse(seat, f"its actor failed: {in_a_line(error)}")
 
-    def _refuse(self, seat: _Seat, why: str) -> None:
+    def _refuse(self, seat: ActorSeat, why: str) -> None:
         seat.refused = why
         if seat in self._coming:
             self._coming.remove(seat)
@@ -216,16 +168,18 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
         self._say(f"a seat{f' on {seat.host.name}' if seat.host else ''} is not used: {why}")
         self._ray.kill(seat.actor)
 
-    def _comes(self, seat: _Seat) -> bool:
+    def _comes(self, seat: ActorSeat) -> bool:
         """Whether a seat is ready; one step further otherwise."""
         if seat.host is None:
             if not self._ray.wait([seat.hello], timeout=0)[0]:
                 return False
             seat.host = self._ray.get(seat.hello)
-            if differs := self._difference(seat.host):
+            if self._first is None and seat.host.files_are_there:
+                self._first, self.machine = seat.host, seat.host.machine
+            if differs := _difference(self._first, seat.host):
                 self._refuse(seat, differs)
                 return False
-            of = self._parts(seat.host.node)
+            of = parts_of(self._ray, seat.host.node)
             others = [each for each in (*self._joined.values(), *self._coming) if each.name != seat.name and each.host]
             taken = {each.slot for each in others if each.host and each.host.node == seat.host.node}
             seat.slot = min(set(range(of)) - taken, default=0)
@@ -244,20 +198,7 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
         self._facts = self._facts or facts
         return True
 
-    def _parts(self, node: str) -> int:
-        """Seats that share a node's cores."""
-        own = next(each["Resources"] for each in self._ray.nodes() if each["NodeID"] == node)
-        return 1 if own.get("GPU") else int(own.get(RESOURCE, 1))
-
-    def _difference(self, host: Host) -> str:
-        """What makes a host another kind of device than the first seat's; empty for the same."""
-        if not host.files_are_there:
-            return "the workload's file is not there; share a file system, or use --ray-upload"
-        if self._first is None:
-            self._first, self.machine = host, host.machine
-        return "; ".join(self._first.machine.differences(host.machine))
-
-    def _join(self, seat: _Seat) -> None:
+    def _join(self, seat: ActorSeat) -> None:
         isolation, started, place, whole = self._ray.get(seat.actor.state.remote())
         assert seat.host is not None
         words = " + ".join(seat.host.devices) or place.device
@@ -268,12 +209,6 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
         if whole is not None:
             self.whole = WHOLE
 
-    def _beat(self) -> None:
-        while not self._over.wait(min(BEAT_SECONDS, self._lease / 4)):
-            for seat in [*self._joined.values(), *self._coming]:
-                with contextlib.suppress(Exception):  # what it means, the next answer tells
-                    seat.actor.beat.remote()
-
     def place(self, seat: str) -> Place:
         """See `executor.Executor`."""
         found = self._seat(seat).place
@@ -282,7 +217,7 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
             return found.model_copy(update={"seat": WHOLE, "device": f"all {found.of_cores} cores", "cores": ()})
         return found
 
-    def _seat(self, name: str) -> _Seat:
+    def _seat(self, name: str) -> ActorSeat:
         wanted = self.seats[0] if name in ("", WHOLE) else name
         if wanted not in self._joined:
             raise SeatLost(Outcome.CRASHED, f"seat {name} is gone")
@@ -290,10 +225,10 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
 
     def restart(self, seat: str) -> None:
         """See `executor.Executor`: another actor takes its place, where the cluster has one."""
-        self._kill(self._joined[seat])
-        asked, _ = self._per_seat()
+        end(self._ray, self._joined[seat].actor)
+        asked, _ = room(self._ray, self._seat_devices)
         actor = self._ray.remote(SeatActor).options(max_concurrency=8, max_restarts=0, **asked)
-        new = _Seat(seat, actor.remote(self._settings))
+        new = ActorSeat(seat, actor.remote(self._settings))
         began, at_most = time.monotonic(), min(RESTART_SECONDS, self._left())
         try:
             while time.monotonic() - began < at_most and not new.refused:
@@ -302,9 +237,9 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
                     self._join(new)
                     return
                 time.sleep(0.1)
-            self._kill(new)
+            end(self._ray, new.actor)
         except self._ray.exceptions.RayError as error:
-            raise SeatLost(Outcome.CRASHED, f"its actor failed: {_in_a_line(error)}") from error
+            raise SeatLost(Outcome.CRASHED, f"its actor failed: {in_a_line(error)}") from error
         why = new.refused or f"no actor took its place within {max(0.0, at_most):.0f} s"
         raise SeatLost(Outcome.CRASHED, why)
 
@@ -313,13 +248,7 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
         self.seats = tuple(each for each in self.seats if each != seat)
         if found := self._joined.pop(seat, None):
             self._dropped.append(found.host.node if found.host else "")
-            self._kill(found)
-
-    def _kill(self, seat: _Seat) -> None:
-        with contextlib.suppress(Exception):
-            self._ray.get(seat.actor.close.remote(), timeout=2.0)
-        with contextlib.suppress(Exception):
-            self._ray.kill(seat.actor)
+            end(self._ray, found.actor)
 
     def close(self) -> None:
         """See `executor.Executor`."""
@@ -363,7 +292,7 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
         )
         return RayTrial(self, on, number, Path(log), time.monotonic() - began)
 
-    def answer(self, seat: _Seat, asked: Any, seconds: float) -> Any:
+    def answer(self, seat: ActorSeat, asked: Any, seconds: float) -> Any:
         """An actor's answer. Raises what it says, and SeatLost where none comes within a lease of the limit."""
         try:
             found = self._ray.get(asked, timeout=seconds + self._lease)
@@ -373,7 +302,7 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
             raise
         except self._ray.exceptions.RayError as error:
             host = seat.host.name if seat.host else "its host"
-            raise SeatLost(Outcome.CRASHED, f"{seat.name} on {host} is gone: {_in_a_line(error)}") from error
+            raise SeatLost(Outcome.CRASHED, f"{seat.name} on {host} is gone: {in_a_line(error)}") from error
         if isinstance(found, Exception):
             raise found
         return found
@@ -383,69 +312,16 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
         return self.isolation == "template" and environment(one) != environment(other)
 
 
-class RayTrial:
-    """A trial on another host; see `executor.LiveTrial`."""
-
-    def __init__(self, trials: RayTrials, seat: _Seat, number: int, log: Path, launch_seconds: float) -> None:
-        self._trials, self._seat, self._number, self._log = trials, seat, number, log
-        self._launch_seconds = launch_seconds
-        self._ended = False
-
-    def warm_up(self, timeout_seconds: float) -> WarmUp:
-        """See `executor.LiveTrial`."""
-        answer: WarmUp = self._ask("warm_up", timeout_seconds, timeout_seconds)
-        return answer
-
-    def measure(self, seconds: float, timeout_seconds: float) -> Slice:
-        """See `executor.LiveTrial`."""
-        answer: Slice = self._ask("measure", timeout_seconds, seconds, timeout_seconds)
-        return answer
-
-    def measure_continuously(self, seconds: float, count: int, timeout_seconds: float) -> tuple[Slice, ...]:
-        """See `executor.LiveTrial`."""
-        answer: tuple[Slice, ...] = self._ask("measure_continuously", timeout_seconds, seconds, count, timeout_seconds)
-        return answer
-
-    def finish(self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False) -> messages.Finished:
-        """See `executor.LiveTrial`."""
-        how = {"thorough": thorough}
-        answer: messages.Finished = self._ask("finish", timeout_seconds, input_wait_seconds, timeout_seconds, how=how)
-        self.kill()
-        return answer
-
-    def loss_curves(self, timeout_seconds: float) -> messages.LossCurves:
-        """See `executor.LiveTrial`."""
-        answer: messages.LossCurves = self._ask("loss_curves", timeout_seconds, timeout_seconds)
-        self.kill()
-        return answer
-
-    def kill(self) -> None:
-        """See `executor.LiveTrial`; its log and profile come to the driver."""
-        if self._ended:
-            return
-        self._ended = True
-        with contextlib.suppress(Exception):  # a seat that is lost has no files to give
-            files: dict[str, bytes] = self._trials.answer(
-                self._seat, self._seat.actor.end.remote(self._number), CLOSING_SECONDS
-            )
-            for name, held in files.items():
-                file = self._log if name == self._log.name else self._log.parent / name
-                file.parent.mkdir(parents=True, exist_ok=True)
-                with file.open("ab" if file == self._log else "wb") as output:
-                    output.write(held)
-
-    def _ask(self, method: str, limit: float, *arguments: Any, how: Mapping[str, Any] | None = None) -> Any:
-        asked = self._seat.actor.ask.remote(self._number, method, arguments, how or {})
-        try:
-            return self._trials.answer(self._seat, asked, limit)
-        except SeatLost:
-            self._ended = True
-            raise
-        except BaseException:
-            self.kill()
-            raise
+def _beat(over: threading.Event, reached: Callable[[], list[ActorSeat]], lease_seconds: float) -> None:
+    """Tell all actors that the driver lives, until it is over."""
+    while not over.wait(min(BEAT_SECONDS, lease_seconds / 4)):
+        for seat in reached():
+            with contextlib.suppress(Exception):  # what it means, the next answer tells
+                seat.actor.beat.remote()
 
 
-def _in_a_line(error: Exception) -> str:
-    """Ray's messages have many lines."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def _difference(first: Host | None, host: Host) -> str:
+    """What makes a host another kind of device than the first seat's; empty for the same."""
+    if not host.files_are_there:
+        return "the workload's file is not there; share a file system, or use --ray-upload"
+    return "" if first is None else "; ".join(first.machine.differences(host.machine))

@@ -270,7 +270,7 @@ class Recipe(Part):
         dataset = apply.as_dataset(dataset)
         ending = Configuration(self.configuration).replace(persistent_iterator=False)
         batches = apply.pipeline(dataset, ending, **_batching(self.workload, drop_remainder))
-        self._refuse_other_ranks(batches, dataset)
+        _refuse_other_ranks(self.workload, batches, dataset)
         return batches
 
     def fit_args(
@@ -297,7 +297,7 @@ class Recipe(Part):
         if steps_per_execution is not None:
             configuration = configuration.replace(steps_per_execution=steps_per_execution)
         training = apply.training_pipeline(dataset, configuration, **_batching(self.workload, drop_remainder))
-        self._refuse_other_ranks(training.dataset, dataset)
+        _refuse_other_ranks(self.workload, training.dataset, dataset)
         compiled, divides = configuration["steps_per_execution"], training.in_force["steps_per_execution"]
         if compiled != divides:
             raise ApplyError(
@@ -306,21 +306,6 @@ class Recipe(Part):
                 f"recipe.fit_args(dataset, steps_per_execution={divides}).",
             )
         return training.fit_args
-
-    def _refuse_other_ranks(self, batches: tf.data.Dataset, dataset: tf.data.Dataset) -> None:
-        """Refuse batches of batches, and single examples in place of batches."""
-        pairs = zip(apply.batch_ranks(batches), self.workload.batch_ranks or (), strict=False)
-        excess = {None if a is None or b is None else a - b for a, b in pairs}
-        if excess == {1} and not self.workload.batched and apply.looks_batched(dataset):
-            raise ApplyError(
-                "the recipe was given a dataset that is batched already",
-                hint="Hand over single examples, without .batch(): the recipe batches them.",
-            )
-        if excess == {-1} and self.workload.batched:
-            raise ApplyError(
-                "the recipe was given single examples, and the tuned workload did its own batching",
-                hint="Batch the dataset first, by recipe.dataset_config.batch_size.",
-            )
 
     def _repr_html_(self) -> str:
         """The recipe as notebooks show it."""
@@ -356,3 +341,19 @@ def mismatches(machine: Machine, on_mismatch: str) -> list[str]:
 def _batching(workload: RecipeWorkload, drop_remainder: bool | None) -> dict[str, bool]:
     drop = workload.drop_remainder if drop_remainder is None else drop_remainder
     return {"batched": workload.batched, "drop_remainder": drop}
+
+
+def _refuse_other_ranks(workload: RecipeWorkload, batches: tf.data.Dataset, dataset: tf.data.Dataset) -> None:
+    """Refuse batches of batches, and single examples in place of batches."""
+    pairs = zip(apply.batch_ranks(batches), workload.batch_ranks or (), strict=False)
+    excess = {None if a is None or b is None else a - b for a, b in pairs}
+    if excess == {1} and not workload.batched and apply.looks_batched(dataset):
+        raise ApplyError(
+            "the recipe was given a dataset that is batched already",
+            hint="Hand over single examples, without .batch(): the recipe batches them.",
+        )
+    if excess == {-1} and workload.batched:
+        raise ApplyError(
+            "the recipe was given single examples, and the tuned workload did its own batching",
+            hint="Batch the dataset first, by recipe.dataset_config.batch_size.",
+        )

@@ -1,8 +1,7 @@
 """Every knob there is, in one table. An entry holds all that is known about a knob.
 
-To add a knob, add an entry to `_TABLE` (those of GPUs alone are in `gpu_knobs`), and a range to the search spaces
-that are to vary it. Knobs that are known only at run time join the table by `registered`. This module may not import
-TensorFlow, Keras or Optuna.
+To add a knob, add an entry to `_TABLE` (those of GPUs alone are in `gpu_knobs`), and a range to the search spaces that
+are to vary it. Those known only at run time join by `registered`. No TensorFlow, Keras or Optuna may be imported here.
 """
 
 from __future__ import annotations

@@ -6,19 +6,18 @@ import contextlib
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from autotune.errors import BudgetError, NoStableConfigurationError
 from autotune.executors.executor import SeatLost
 from autotune.printable import first_line
-from autotune.tuning.crowding import AT_LEAST, Crowding, crowding_of
+from autotune.tuning.neighbours import thin_out
 from autotune.tuning.progress import Notice
 from autotune.tuning.run import Run
 from autotune.tuning.seat import BASELINE_SECONDS, Drifted, Seat
-from autotune.tuning.waiting import Deadline, TimeIsUp
+from autotune.tuning.waiting import Deadline
 
 MOST_LOSSES = 2  # of a seat, until it is dropped
-LOOK_ROUNDS = 3  # in which the first seat of a host is timed alone, and beside its neighbours
 
 
 class NoSeatLeft(Exception):
@@ -40,7 +39,7 @@ class Seats:
     ) -> None:
         self._run, self._deadline, self._bracketed, self._first = run, deadline, bracketed, first
         self._all_at_once = all_at_once
-        self._free = [first]
+        self.free = [first]
         self._several = run.several
         self._begun: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[tuple[Seat, BaseException | None]] = queue.SimpleQueue()
@@ -55,7 +54,8 @@ class Seats:
             self._run.baton.acquire()
             try:
                 self._take_in()
-                self._thin_out()
+                if not self._all_at_once:
+                    thin_out(self, self._run)
             except BaseException:
                 self._run.baton.release()
                 raise
@@ -70,7 +70,7 @@ class Seats:
                 while self._running:
                     with contextlib.suppress(Exception):
                         self.wait()
-                for seat in self._free:
+                for seat in self.free:
                     if seat is not self._first:
                         seat.end_baseline()
         finally:
@@ -84,24 +84,24 @@ class Seats:
     @property
     def others(self) -> bool:
         """Whether a seat works that is not the only one."""
-        return bool(self._running) and len(self._running) + len(self._free) > 1
+        return bool(self._running) and len(self._running) + len(self.free) > 1
 
     def do(self, action: Callable[[Seat], None], number: int | None, *, alone: bool = False) -> None:
         """Do something on a free seat; comes back when it has ended or, with several seats, waits for a trial."""
         # `number` is the trial that it measures, busy from now on; None for one that has no number yet.
         # What is done `alone` has ended on return; the caller has seen to it that no other seat works.
-        seat = self._free[0]
+        seat = self.free[0]
         if alone or not self._several:
             # What is done on the whole of a host is the first seat's there.
-            seat = next((each for each in self._free if each.name in self._run.executor.seats[:1]), seat)
+            seat = next((each for each in self.free if each.name in self._run.executor.seats[:1]), seat)
             try:
                 self._restart(seat)
                 action(seat)
             except SeatLost as lost:
-                self._free.remove(seat)
+                self.free.remove(seat)
                 self._lost(seat, lost)
             return
-        self._begin(self._free.pop(0), action, -1 if number is None else number)
+        self._begin(self.free.pop(0), action, -1 if number is None else number)
 
     def _begin(self, seat: Seat, action: Callable[[Seat], None], number: int) -> None:
         self._running[seat] = number
@@ -112,7 +112,7 @@ class Seats:
     def wait_for_free(self) -> None:
         """Wait until a seat is free. Raises what an action raised, and NoSeatLeft."""
         self._take_in()
-        while not self._free:
+        while not self.free:
             if not self._running:
                 raise NoSeatLeft
             self.wait()
@@ -123,7 +123,11 @@ class Seats:
             self._begun.put(None)
             try:
                 self._restart(seat)
-                self._do_on(seat, action)
+                if not seat.is_open:
+                    seat.start_baseline(BASELINE_SECONDS)
+                action(seat)
+            except (NoStableConfigurationError, BudgetError) as raised:
+                error = Unusable(raised.message) if self.others else raised
             except BaseException as raised:  # handed to whoever waits
                 error = raised
         self._ended.put((seat, error))
@@ -133,16 +137,6 @@ class Seats:
             with self._run.others_work():
                 self._run.executor.restart(seat.name)
             self._gone.discard(seat)
-
-    def _do_on(self, seat: Seat, action: Callable[[Seat], None]) -> None:
-        try:
-            if not seat.is_open:
-                seat.start_baseline(BASELINE_SECONDS)
-            action(seat)
-        except (NoStableConfigurationError, BudgetError) as error:
-            if not self.others:
-                raise
-            raise Unusable(error.message) from error
 
     def wait(self) -> None:
         """Wait until an action has ended. Raises what it raised."""
@@ -154,7 +148,7 @@ class Seats:
         elif isinstance(error, Unusable) or (isinstance(error, Drifted) and not self._all_at_once):
             self._drop(seat, str(error))
         else:
-            self._free.append(seat)
+            self.free.append(seat)
             if error is not None and not isinstance(error, Drifted):
                 raise error
 
@@ -169,7 +163,7 @@ class Seats:
         for name in run.executor.seats:
             if name not in self._known:
                 self._known.add(name)
-                self._free.append(Seat(run, self._deadline, name=name, bracketed=self._bracketed))
+                self.free.append(Seat(run, self._deadline, name=name, bracketed=self._bracketed))
                 place = run.executor.place(name)
                 run.observe(Notice(text=f"another seat: {name} ({place.host}, {place.device or 'all of it'})"))
 
@@ -181,66 +175,18 @@ class Seats:
             self._drop(seat, f"it was lost twice: {first_line(lost.reason)}")
             return
         self._run.observe(Notice(text=f"seat {seat.name} was lost and is started again: {first_line(lost.reason)}"))
-        self._free.append(seat)
+        self.free.append(seat)
 
     def _drop(self, seat: Seat, why: str) -> None:
         seat.abandon()
         self._run.executor.drop(seat.name)
         self._run.observe(Notice(text=f"seat {seat.name} is dropped: {why}"))
 
-    # ---------------------------------------------------------------------------------------- neighbours
-
-    def _thin_out(self) -> None:
-        """Have a host run fewer seats at once where its seats slow one another down."""
-        hosts: dict[str, list[Seat]] = {}
-        for seat in self._free:
-            hosts.setdefault(self._run.executor.place(seat.name).host, []).append(seat)
-        for seats in hosts.values():
-            if len(seats) > 1 and not self._all_at_once:
-                self._together(seats, lambda seat: None)  # warms all of them
-                self._thin_out_host([seat for seat in seats if seat in self._free])
-
-    def _thin_out_host(self, seats: list[Seat]) -> None:
-        run = self._run
-        while len(seats) > 1 and not run.interrupted():
-            seen = self._crowding(seats)
-            if seen is None or not seen.too_much:
-                return
-            kept = len(seats) // 2
-            host = run.executor.place(seats[0].name).host
-            text = f"{len(seats)} seats at once {seen.in_words()} on {host}: it runs {kept}; --all-seats keeps all"
-            run.observe(Notice(text=text))
-            for seat in seats[kept:]:
-                self._free.remove(seat)
-                with contextlib.suppress(Exception):
-                    seat.end_baseline()
-                run.executor.drop(seat.name)
-            seats = seats[:kept]
-
-    def _crowding(self, seats: list[Seat]) -> Crowding | None:
-        """What the first seat loses beside its neighbours; None where the time does not hold it."""
-        alone: list[float] = []
-        beside: list[float] = []
-        lock = threading.Lock()
-
-        def add(seat: Seat) -> None:
-            rate = seat.rate()
-            if seat is seats[0]:
-                with lock:
-                    beside.append(rate)
-
-        try:
-            for _ in range(LOOK_ROUNDS):
-                self._together(seats[:1], lambda seat: alone.append(seat.rate()))
-                self._together(seats, add)
-        except TimeIsUp:
-            return None
-        return crowding_of(alone, beside) if min(len(alone), len(beside)) >= AT_LEAST else None
-
-    def _together(self, seats: list[Seat], action: Callable[[Seat], None]) -> None:
+    def together(self, seats: Sequence[Seat], action: Callable[[Seat], None]) -> None:
+        """Do the same on several seats at once, and wait for all. Raises the first thing that an action raised."""
         for seat in seats:
-            if seat in self._free:
-                self._free.remove(seat)
+            if seat in self.free:
+                self.free.remove(seat)
                 self._begin(seat, action, -1)
         errors: list[Exception] = []
         while self._running:

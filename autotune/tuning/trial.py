@@ -77,8 +77,10 @@ class Trial:
         trial.rated = [
             RatedPair(
                 pair=each,
-                baseline=trial._compared(each.baseline, reference.examples_per_epoch, reference.epoch_overhead_seconds),
-                candidate=trial._compared(each.candidate, record.examples_per_epoch, record.epoch_overhead_seconds),
+                baseline=_compared(
+                    trial, each.baseline, reference.examples_per_epoch, reference.epoch_overhead_seconds
+                ),
+                candidate=_compared(trial, each.candidate, record.examples_per_epoch, record.epoch_overhead_seconds),
                 bracketed=bracketed,
             )
             for each in record.pairs
@@ -110,11 +112,11 @@ class Trial:
         )
         rated = RatedPair(
             pair=pair,
-            baseline=self._compared(
-                baseline, reference.started.examples_per_epoch, reference.ready.epoch_overhead_seconds
+            baseline=_compared(
+                self, baseline, reference.started.examples_per_epoch, reference.ready.epoch_overhead_seconds
             ),
-            candidate=self._compared(
-                candidate, self.warm.started.examples_per_epoch, self.warm.ready.epoch_overhead_seconds
+            candidate=_compared(
+                self, candidate, self.warm.started.examples_per_epoch, self.warm.ready.epoch_overhead_seconds
             ),
             bracketed=self.pairing is Pairing.BRACKETED,
         )
@@ -128,14 +130,6 @@ class Trial:
         for each, cause in zip(judged, causes, strict=True):
             marked = each.pair.model_copy(update={"disturbed": cause is not None, "disturbed_by": cause})
             self.rated.append(replace(each, pair=marked))
-
-    def _compared(self, each: Slice, examples: int | None, overhead: float | None) -> float:
-        found = ratios.compared_rate(each, examples, overhead, self.objective)
-        if found is None:
-            failure = TrialFailed(Outcome.ERROR, "the GPU told no energy for a slice (NVML)")
-            failure.trial = self.number
-            raise failure
-        return found
 
     def add_slices(self, slices: Sequence[Slice]) -> None:
         """Keep slices of the present process that are no candidate's."""
@@ -311,3 +305,12 @@ def _total(counts: Iterable[int | None]) -> int | None:
 def _utilisation(own: Sequence[Slice]) -> float | None:
     seconds = sum(each.seconds for each in own)
     return sum(each.cpu_seconds for each in own) / seconds if seconds else None
+
+
+def _compared(trial: Trial, each: Slice, examples: int | None, overhead: float | None) -> float:
+    found = ratios.compared_rate(each, examples, overhead, trial.objective)
+    if found is None:
+        failure = TrialFailed(Outcome.ERROR, "the GPU told no energy for a slice (NVML)")
+        failure.trial = trial.number
+        raise failure
+    return found

@@ -14,23 +14,21 @@ from autotune.errors import ArgumentError
 from autotune.executors.local import TrialProcesses
 from autotune.executors.places import cut_cores, machine_of, of_devices
 from autotune.executors.ray_seats import RayTrials
-from autotune.recipe.evidence import Watch
 from autotune.recipe.recipe import Recipe
 from autotune.record import Place
 from autotune.report.page import write_page_or_say
 from autotune.run_directory import RunDirectory, RunRecord, new_run_directory
 from autotune.space.search_space import SearchSpace, find_search_space
 from autotune.stats.deciding import MIN_GAIN, Objective
-from autotune.stats.numerics import BatchLosses
 from autotune.stats.stability import MEMORY_MARGIN
+from autotune.tuning.ending import batch_losses, watched
 from autotune.tuning.interruptions import interruptions_noted
-from autotune.tuning.loop import CHECK_SHARE, Found, Loop
-from autotune.tuning.losses import Trainings, compare_batch_sizes
+from autotune.tuning.loop import Loop
 from autotune.tuning.occupying import occupied
-from autotune.tuning.opening import Invocation, Opened, completed, limits_of, open_run, prepared, reference_to
+from autotune.tuning.opening import Invocation, completed, limits_of, open_run, prepared, reference_to
 from autotune.tuning.options import Options, seconds_of
 from autotune.tuning.profiles import note_profiles
-from autotune.tuning.progress import Began, Notice, Observer, RunBegan, silent
+from autotune.tuning.progress import Notice, Observer, RunBegan, silent
 from autotune.tuning.recommendation import recommend
 from autotune.tuning.resuming import (
     Earlier,
@@ -39,18 +37,14 @@ from autotune.tuning.resuming import (
     refuse_another_machine,
     refuse_another_question,
 )
-from autotune.tuning.run import Run
 from autotune.tuning.sampler import Sampler
-from autotune.tuning.soak import soak
 from autotune.tuning.spaces import space_of
 from autotune.tuning.surroundings import samples_of, worth_notes
 from autotune.tuning.trial import now_utc
-from autotune.tuning.waiting import CLOSING_SECONDS
 from autotune.workloads.loading import refuse_while_loading
 from autotune.workloads.workload import Workload, WorkloadReference
 
 DEFAULT_BUDGET = "10m"
-LEAST_LOSSES_SECONDS = 12.0  # for comparing training losses at another batch size: with less, it is not begun
 
 
 def tune(
@@ -370,38 +364,11 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
         sampler.catch_up(run.records.values())
         recipe = recommend(
             found=found,
-            watched=_watched(found, opened, invocation),
-            batch_losses=_batch_losses(found, run, options),
+            watched=watched(found, opened, invocation),
+            batch_losses=batch_losses(found, run, options),
             run=run,
             record=record,
             options=options,
         )
         recipe.save(directory.recipe_file)
         return recipe
-
-
-def _watched(found: Found, opened: Opened, invocation: Invocation) -> Watch | None:
-    """A watch over what would be recommended, where one was asked for."""
-    run, champion, seconds = opened.run, found.state.champion, invocation.options.soak
-    if not seconds or champion is None or run.interrupted():
-        return None
-    run.observe(Began(text=f"watching the winner for {seconds:.0f} s"))
-    if not (seat := run.calm_seat):
-        return None
-    return soak(run, run.records[champion.number], seat=seat, seconds=seconds, limits=invocation.limits)
-
-
-def _batch_losses(found: Found, run: Run, options: Options) -> BatchLosses | None:
-    """What the recommended batch size costs in learning, where time is left."""
-    champion = found.state.champion
-    left = options.budget - CLOSING_SECONDS - run.clock()
-    if champion is None or run.interrupted() or left < LEAST_LOSSES_SECONDS or not (seat := run.calm_seat):
-        return None
-    configuration = found.confirmations[champion.number].trial.configuration
-    if configuration.update_size == run.baseline.update_size:
-        return None
-    heading = f"comparing training losses at batch_size={configuration.batch_size}"
-    seconds = min(left, max(LEAST_LOSSES_SECONDS, CHECK_SHARE * options.budget))
-    ends = run.clock() + seconds
-    with Trainings(run, seat=seat, ends=ends, heading=heading) as trainings:
-        return compare_batch_sizes(trainings, configuration)

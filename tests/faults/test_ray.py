@@ -15,7 +15,8 @@ from real_trials import QUICK, REPOSITORY, configuration, is_gone, until
 
 from autotune.errors import NoStableConfigurationError
 from autotune.executors.executor import Data, SeatLost, TrialFailed
-from autotune.executors.ray_seats import RESOURCE, RayTrials
+from autotune.executors.ray_cluster import RESOURCE
+from autotune.executors.ray_seats import RayTrials
 from autotune.record import Outcome
 from autotune.report.frame import load_history
 from autotune.workloads.workload import WorkloadReference

@@ -1,0 +1,94 @@
+"""A Ray cluster: how it is reached, and what it has room for. Ray is imported in a function."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from typing import Any
+
+from autotune.errors import ArgumentError
+
+RESOURCE = "autotune_seat"
+ANSWER_SECONDS = 10.0  # of the cluster's address
+
+
+def connect(address: str | None, *, seats: int | None, directory: str | None) -> Any:
+    """Ray, once it is connected.
+
+    Args:
+        address: The cluster's, or None for a Ray of this machine's own.
+        seats: How many seats a Ray of this machine's own has; what fits when None.
+        directory: What Ray copies to the hosts.
+
+    Raises:
+        ArgumentError: Ray is not installed, or no cluster answers.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise ArgumentError(
+            f"--executor ray needs Ray, which cannot be imported: {error}", hint="pip install 'autotune[ray]'"
+        ) from error
+    how: dict[str, Any] = {"address": address or "local"}  # without one, Ray joins any that runs here
+    if not address:
+        how["include_dashboard"] = False
+    if not address and seats is not None:
+        how["resources"] = {RESOURCE: seats}
+    if directory is not None:
+        how["runtime_env"] = {"working_dir": directory}
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    try:
+        if port.isdecimal():  # Ray itself would try for minutes
+            socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
+        ray.init(logging_level=logging.ERROR, log_to_driver=False, namespace="autotune", **how)
+    except (OSError, ValueError, RuntimeError, OverflowError) as error:
+        raise ArgumentError(
+            f"no Ray cluster answers at {address or 'this machine'}: {error}",
+            hint="Start one with `ray start --head`, and give its address to --ray-address.",
+        ) from error
+    return ray
+
+
+def room(ray: Any, seat_devices: int) -> tuple[dict[str, Any], int]:
+    """What an actor asks of Ray, and how many seats the cluster can hold."""
+    total = ray.cluster_resources()
+    if total.get("GPU"):
+        nodes = [each["Resources"].get("GPU", 0) for each in ray.nodes() if each["Alive"]]
+        return {"num_gpus": seat_devices, "num_cpus": 0}, sum(int(each // seat_devices) for each in nodes)
+    if total.get(RESOURCE):
+        return {"num_cpus": 0, "resources": {RESOURCE: 1}}, int(total[RESOURCE])
+    alive = [each for each in ray.nodes() if each["Alive"]]
+    cores = min((int(each["Resources"].get("CPU", 1)) for each in alive), default=1)
+    return {"num_cpus": cores}, len(alive)
+
+
+def wanted_in_words(ray: Any, seat_devices: int) -> str:
+    """Why no seat is free."""
+    asked, possible = room(ray, seat_devices)
+    what = f"{asked['num_gpus']} GPUs" if "num_gpus" in asked else "a node's cores"
+    free = ray.available_resources().get("GPU" if "num_gpus" in asked else "CPU", 0)
+    if not possible:
+        return f"no node of the cluster has {what}"
+    return f"a seat needs {what}, others' jobs leave {free:g} free"
+
+
+def parts_of(ray: Any, node: str) -> int:
+    """Seats that share a node's cores."""
+    own = next(each["Resources"] for each in ray.nodes() if each["NodeID"] == node)
+    return 1 if own.get("GPU") else int(own.get(RESOURCE, 1))
+
+
+def end(ray: Any, actor: Any) -> None:
+    """End an actor and what it has started."""
+    with contextlib.suppress(Exception):
+        ray.get(actor.close.remote(), timeout=2.0)
+    with contextlib.suppress(Exception):
+        ray.kill(actor)
+
+
+def in_a_line(error: Exception) -> str:
+    """Ray's messages have many lines."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

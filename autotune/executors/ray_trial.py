@@ -1,0 +1,80 @@
+"""A trial on a seat of a Ray cluster, as the driver sees it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.executors.executor import SeatLost, WarmUp
+from autotune.record import Slice
+from autotune.worker import messages
+
+if TYPE_CHECKING:
+    from autotune.executors.ray_seats import ActorSeat, RayTrials
+
+CLOSING_SECONDS = 20.0
+
+
+class RayTrial:
+    """A trial on another host; see `executor.LiveTrial`."""
+
+    def __init__(self, trials: RayTrials, seat: ActorSeat, number: int, log: Path, launch_seconds: float) -> None:
+        self._trials, self._seat, self._number, self._log = trials, seat, number, log
+        self._launch_seconds = launch_seconds
+        self._ended = False
+
+    def warm_up(self, timeout_seconds: float) -> WarmUp:
+        """See `executor.LiveTrial`."""
+        answer: WarmUp = self._ask("warm_up", timeout_seconds, timeout_seconds)
+        return answer
+
+    def measure(self, seconds: float, timeout_seconds: float) -> Slice:
+        """See `executor.LiveTrial`."""
+        answer: Slice = self._ask("measure", timeout_seconds, seconds, timeout_seconds)
+        return answer
+
+    def measure_continuously(self, seconds: float, count: int, timeout_seconds: float) -> tuple[Slice, ...]:
+        """See `executor.LiveTrial`."""
+        answer: tuple[Slice, ...] = self._ask("measure_continuously", timeout_seconds, seconds, count, timeout_seconds)
+        return answer
+
+    def finish(self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False) -> messages.Finished:
+        """See `executor.LiveTrial`."""
+        how = {"thorough": thorough}
+        answer: messages.Finished = self._ask("finish", timeout_seconds, input_wait_seconds, timeout_seconds, how=how)
+        self.kill()
+        return answer
+
+    def loss_curves(self, timeout_seconds: float) -> messages.LossCurves:
+        """See `executor.LiveTrial`."""
+        answer: messages.LossCurves = self._ask("loss_curves", timeout_seconds, timeout_seconds)
+        self.kill()
+        return answer
+
+    def kill(self) -> None:
+        """See `executor.LiveTrial`; its log and profile come to the driver."""
+        if self._ended:
+            return
+        self._ended = True
+        with contextlib.suppress(Exception):  # a seat that is lost has no files to give
+            files: dict[str, bytes] = self._trials.answer(
+                self._seat, self._seat.actor.end.remote(self._number), CLOSING_SECONDS
+            )
+            for name, held in files.items():
+                file = self._log if name == self._log.name else self._log.parent / name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with file.open("ab" if file == self._log else "wb") as output:
+                    output.write(held)
+
+    def _ask(self, method: str, limit: float, *arguments: Any, how: Mapping[str, Any] | None = None) -> Any:
+        asked = self._seat.actor.ask.remote(self._number, method, arguments, how or {})
+        try:
+            return self._trials.answer(self._seat, asked, limit)
+        except SeatLost:
+            self._ended = True
+            raise
+        except BaseException:
+            self.kill()
+            raise
