@@ -25,14 +25,14 @@ from autotune.workloads.users_errors import OnceImported
 
 
 class Hooks:
-    """What is done where a script trains, and in its own loop's steps."""
+    """What is done where a script trains, and in its own loop's steps; nothing, but for what is overridden."""
 
     def imported(self, name: str) -> None:
         """`tensorflow` or `keras` is imported, and wrapped."""
 
     def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
         """In place of `model.fit` with these arguments, at this place."""
-        raise NotImplementedError
+        return usual(model, **arguments)
 
     def stepped(self, examples: int, logs: Any) -> None:
         """A step of a loop's training is over; `logs` are the numbers that it returned."""
