@@ -1,5 +1,8 @@
 """The user's environment: flags in a variable, settings that are refused, variables that nobody reads."""
 
+import os
+import threading
+
 import pytest
 
 from autotune.errors import SearchSpaceError
@@ -79,3 +82,16 @@ def test_caches_of_compilations_are_taken_out_and_said():
     assert without_caches(variables) == {"XLA_FLAGS": "--xla_dump_to=/d", "TF_XLA_FLAGS": ""}
     assert [line.partition(" ")[0] for line in notes(variables, "2.21.0")] == ["XLA_FLAGS", "TF_XLA_FLAGS"]
     assert without_caches({"XLA_FLAGS": "--xla_dump_to=/d"}) == {}
+
+
+def test_a_pipe_that_a_variable_names_is_left_to_xla(tmp_path):
+    """What XLA is to read from it is there once."""
+    pipe = tmp_path / "flags"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("--xla_dump_to=/there",), daemon=True)
+    writer.start()
+    try:
+        assert flags({"XLA_FLAGS": str(pipe)}, "XLA_FLAGS") == {}
+        assert pipe.read_text() == "--xla_dump_to=/there"
+    finally:
+        writer.join(10.0)
