@@ -82,6 +82,13 @@ def test_advice_has_the_figures_and_the_line():
     assert "×2.63" in second
 
 
+def test_a_pipeline_that_is_faster_than_the_steps_is_not_set_against_them():
+    """The figures would contradict that it is waited for, as at the beginnings of epochs."""
+    first, *_ = advice(Trial(INPUT, Ceilings(by_input=600_000.0, by_compute=47_000.0), rate=25_000.0), None, None)
+    assert "waits for input 62% of its time" in first
+    assert "pipeline alone" not in first
+
+
 def test_a_pipeline_that_cannot_help_is_said_so():
     """Where steps hardly wait, no setting of the pipeline is recommended."""
     compute = Bottleneck(name="compute", share=0.9, why="matrix products are 90% of the operations' time")

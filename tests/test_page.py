@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
 
+from autotune.recipe.recipe import Recipe
 from autotune.record import Outcome
 from autotune.report.page import LONGEST_LOG, page_data, write_page
 from autotune.run_directory import RunDirectory
@@ -212,3 +213,10 @@ def test_the_page_holds_the_advice_and_the_ceilings(run):
     assert data["sides"][0]["ceilings"]["by_compute"] == 1080.0
     assert len(data["sides"]) == 2
     assert data["answer"]["verdict"] == "faster"
+
+
+def test_before_and_after_are_of_the_claim(run):
+    """The search's own throughput of the baseline is of another minute, and would give another ratio."""
+    evidence = Recipe.load(run / "recipe.json").evidence
+    shown = [side["throughput"]["value"] for side in page_data(RunDirectory(run))["sides"]]
+    assert shown == [evidence.baseline_throughput.value, evidence.throughput.value]

@@ -124,7 +124,8 @@ def advice(
 def _of_input(record: TrialRecord, script: ScriptFacts | None) -> str:
     """How fast the pipeline and the model are alone, and which of the script's calls run serially."""
     top, said = record.ceilings, "."
-    if top is not None and top.by_input and top.by_compute:
+    # A fast pipeline can be waited for, too: where epochs begin, and for its hand-over to each short step.
+    if top is not None and top.by_input and top.by_compute and top.by_input < top.by_compute:
         said = f"; the pipeline alone makes {top.by_input:,.0f} samples/s, the model could take {top.by_compute:,.0f}."
     sites = script.sites.get("num_parallel_calls", ()) if script is not None else ()
     if record.configuration.get("num_parallel_calls") != 0 or not sites:

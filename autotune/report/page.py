@@ -86,7 +86,10 @@ def page_data(directory: RunDirectory) -> dict[str, Any]:
         "missing": missing,
         "answer": _answer(recipe, run, directory.recipe_file),
         "advice": advice(records[0], chosen, script) if records else [],
-        "sides": [{**each.model_dump(mode="json", include=_OF_SIDE), **each.gpu_figures} for each in sides],
+        "sides": [
+            {**each.model_dump(mode="json", include=_OF_SIDE), **each.gpu_figures, **rate}
+            for each, rate in zip(sides, _rates(recipe), strict=False)
+        ],
         "trials": [_trial(each, baseline) for each in records],
         "effects": [] if effects is None else json.loads(effects.to_json(orient="records")),
         "profiles": [{"trial": each.trial, **each.profile.model_dump()} for each in sides if each.profile is not None],
@@ -101,6 +104,14 @@ def _chosen(recipe: Recipe, records: list[TrialRecord]) -> TrialRecord | None:
     same = [each for each in found if dict(each.configuration) == wanted and recipe.changes]
     claimed = [each for each in same if each.speedup == recipe.evidence.speedup]
     return (claimed or same)[-1] if same else None
+
+
+def _rates(recipe: Recipe | None) -> list[dict[str, Any]]:
+    """The throughputs of baseline and recommendation that the claim is of; the records' own without a claim."""
+    if recipe is None or not recipe.changes:
+        return [{}, {}]
+    both = recipe.evidence.baseline_throughput, recipe.evidence.throughput
+    return [{"throughput": each.model_dump()} for each in both]
 
 
 def _answer(recipe: Recipe | None, run: RunRecord, file: Path) -> dict[str, Any]:
