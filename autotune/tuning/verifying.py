@@ -326,7 +326,7 @@ def _judged(recipe: Recipe, now: LogInterval | None, budget: float) -> tuple[Fin
     claim = evidence.speedup.log
     found = finding(claim, now, min_gain=counts)
     if found is Finding.HOLDS:
-        reason = f"the gain here is the claimed one or more (differences below {100 * counts:g}% do not count)"
+        reason = "both are gains, and they agree within their intervals, or the gain here is larger"
     elif found is Finding.WEAKER:
         reason = "there is a gain over the baseline here, but clearly less than claimed"
     elif found is Finding.GONE:
