@@ -147,7 +147,7 @@ def regret(machine: Machine, in_flight: int, seed: int) -> float:
         if number <= COMPARED_AFTER:
             best = max(measured, key=lambda each: measured[each])
             others = Others(running=[each for _, each in running], ratios=measured) if in_flight > 1 else None
-            proposed = proposals.next(known, best, waits=machine.waits(best), others=others)
+            proposed = proposals.next(known, best, limit=machine.limit(best), others=others)
             if proposed is not None:
                 running.append(proposed)
                 known.add(proposed[1])

@@ -130,7 +130,7 @@ def test_a_step_that_is_compiled_whole_leaves_nothing_to_cluster():
 
 def test_no_neighbour_is_the_same_under_another_name():
     """All that are proposed differ in something that acts."""
-    found = neighbours(BASELINE, {BASELINE}, resolved("gpu_thorough"), waits=False)
+    found = neighbours(BASELINE, {BASELINE}, resolved("gpu_thorough"), limit=None)
     assert BASELINE not in found
     assert all(acting(each, BASELINE) == each for each in found)
     changed = {name for each in found for name in each.differences(BASELINE)}

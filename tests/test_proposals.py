@@ -1,13 +1,17 @@
 """Which configuration is tried next: neighbours of the fastest, the usually best first, then the sampler's."""
 
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from optuna.trial import TrialState
 from simulated_runs import BASELINE, GROWING_SPACE, SMALL_SPACE, a_record, space_of
 
+from autotune.space.probes import Limit
 from autotune.space.search_space import find_search_space
-from autotune.tuning.proposals import Others, Proposals, neighbours
+from autotune.stats.bottleneck import Bottleneck
+from autotune.tuning.proposals import Others, Proposals, limit_of, neighbours
 from autotune.tuning.sampler import Sampler
 
 TINY_SPACE = """
@@ -34,9 +38,9 @@ def proposals_in(space):
     return Proposals(space, sampler), sampler
 
 
-def changes(space, best=BASELINE, tried=(), *, waits=False, **how):
+def changes(space, best=BASELINE, tried=(), *, limit=None, **how):
     """How the neighbours of the best differ from it, in order."""
-    return [each.differences(best) for each in neighbours(best, {BASELINE, *tried}, space, waits=waits, **how)]
+    return [each.differences(best) for each in neighbours(best, {BASELINE, *tried}, space, limit=limit, **how)]
 
 
 def test_a_larger_batch_with_more_steps_per_execution_comes_first():
@@ -51,13 +55,48 @@ def test_a_larger_batch_with_more_steps_per_execution_comes_first():
 def test_input_knobs_come_before_all_other_single_changes_where_it_waits_for_input():
     """Threads and parallel calls together, for calls need threads to run on; where it does not wait, they come late."""
 
-    def place(*, waits):
-        found = changes(shipped("quick"), waits=waits)
+    def place(limit):
+        found = changes(shipped("quick"), limit=limit)
         first = next(index for index, each in enumerate(found) if set(each) & INPUT)
         assert {"num_parallel_calls", "data_threads"} <= set(found[first])
         return first - next(index for index, each in enumerate(found) if "jit_compile" in each)
 
-    assert place(waits=True) < 0 < place(waits=False)
+    assert place("input") < 0 < place(None)
+
+
+def test_what_shortens_the_step_comes_first_where_the_step_limits():
+    """XLA where launches or compute limit, precision where compute does, before what saves time between epochs."""
+
+    def before_the_iterator(limit):
+        alone = [next(iter(each.items())) for each in changes(shipped("quick"), limit=limit) if len(each) == 1]
+        early = set(alone[: alone.index(("persistent_iterator", True))])
+        return early & {("jit_compile", True), ("precision", "mixed_bfloat16")}
+
+    assert before_the_iterator("compute") == {("jit_compile", True), ("precision", "mixed_bfloat16")}
+    assert before_the_iterator("launch") == {("jit_compile", True)}
+    assert not before_the_iterator("input") | before_the_iterator(None)
+
+
+@pytest.mark.parametrize(
+    ("known", "others", "limit"),
+    [
+        ({"input_wait_fraction": 0.5}, {}, "input"),
+        ({"input_wait_fraction": None}, {"input_wait_fraction": 0.5}, "input"),
+        ({"input_wait_fraction": 0.0}, {"input_wait_fraction": 0.5}, "launch"),
+        ({"input_wait_fraction": 0.0, "short": False}, {}, "compute"),
+        ({"input_wait_fraction": 0.0, "short": False, "launch": True}, {}, "launch"),
+    ],
+)
+def test_what_limits_the_fastest_is_told_by_its_figures(known, others, limit):
+    """Its wait for input or its like's first; then launches, by the trial's bottleneck or by short steps."""
+    best = a_record(BASELINE, speedup=1.1).model_copy(
+        update={
+            "input_wait_fraction": known["input_wait_fraction"],
+            "bottleneck": Bottleneck(name="launch", why="") if known.get("launch") else None,
+        }
+    )
+    beside = [a_record(BASELINE, speedup=1.0).model_copy(update=others)] if others else []
+    assert limit_of(best, beside, short_steps=known.get("short", True)) == limit
 
 
 def test_steps_per_execution_are_not_raised_first_where_steps_are_long():
@@ -94,16 +133,16 @@ def test_knobs_that_nothing_is_known_of_are_tried_last():
     assert places == list(range(len(found) - len(places), len(found)))
 
 
-@given(st.data(), st.booleans(), st.booleans(), st.sampled_from(["quick", "cpu"]))
-def test_neighbours_are_new_and_in_the_space(data, waits, short_steps, name):
+@given(st.data(), st.sampled_from([None, *get_args(Limit)]), st.booleans(), st.sampled_from(["quick", "cpu"]))
+def test_neighbours_are_new_and_in_the_space(data, limit, short_steps, name):
     """Whatever is the fastest and whatever was tried: none comes twice, none was tried."""
     space = shipped(name)
     drawn = st.fixed_dictionaries({name: st.sampled_from(choices) for name, choices in space.choices.items()})
     configurations = drawn.map(space.configuration)
     best = data.draw(configurations)
     tried = {BASELINE, best, *data.draw(st.lists(configurations, max_size=5))}
-    tried |= set(list(neighbours(best, tried, space, waits=waits))[: data.draw(st.integers(0, 6))])
-    found = list(neighbours(best, tried, space, waits=waits, short_steps=short_steps))
+    tried |= set(list(neighbours(best, tried, space, limit=limit))[: data.draw(st.integers(0, 6))])
+    found = list(neighbours(best, tried, space, limit=limit, short_steps=short_steps))
     assert len(set(found)) == len(found)
     assert not set(found) & tried
     assert all(each in space for each in found)
@@ -120,7 +159,7 @@ def test_all_of_a_small_space_is_proposed_once_and_then_it_is_exhausted():
     space = space_of(TINY_SPACE)
     proposals, sampler = proposals_in(space)
     tried = {BASELINE}
-    while (proposed := proposals.next(tried, BASELINE, waits=False)) is not None:
+    while (proposed := proposals.next(tried, BASELINE, limit=None)) is not None:
         asked, configuration = proposed
         assert configuration not in tried
         tried.add(configuration)
@@ -135,8 +174,8 @@ def test_after_its_neighbours_the_sampler_proposes():
     """What nobody would have named: three and more knobs changed at once."""
     space = space_of(GROWING_SPACE, examples=1 << 14)
     proposals, sampler = proposals_in(space)
-    tried = {BASELINE, *neighbours(BASELINE, {BASELINE}, space, waits=False)}
-    asked, configuration = proposals.next(tried, BASELINE, waits=False)
+    tried = {BASELINE, *neighbours(BASELINE, {BASELINE}, space, limit=None)}
+    asked, configuration = proposals.next(tried, BASELINE, limit=None)
     assert configuration not in tried
     assert configuration in space
     sampler.tell(asked, a_record(configuration, speedup=1.1))
@@ -149,21 +188,21 @@ def test_what_the_time_does_not_hold_is_passed_over_and_the_space_is_not_exhaust
     proposals, sampler = proposals_in(space)
     needs_import = lambda each: each["jit_compile"]  # noqa: E731  # a word
     tried = {BASELINE}
-    asked, configuration = proposals.next(tried, BASELINE, waits=False, passes_over=needs_import)
+    asked, configuration = proposals.next(tried, BASELINE, limit=None, passes_over=needs_import)
     assert not configuration["jit_compile"]
     sampler.tell(asked, a_record(configuration, speedup=1.1))
     tried.add(configuration)
-    assert proposals.next(tried, BASELINE, waits=False, passes_over=needs_import) is None
+    assert proposals.next(tried, BASELINE, limit=None, passes_over=needs_import) is None
     assert proposals.nothing_fits
     assert not proposals.exhausted
     assert TrialState.RUNNING not in told(sampler)
 
 
 @pytest.mark.parametrize("short", [True, False])
-def test_whether_steps_are_short_is_asked_of_their_time(short):
-    """A tenth of a millisecond, or a second."""
+def test_more_steps_per_execution_are_tried_first_where_steps_are_short(short):
+    """Together with the batch size; where steps are long, that comes alone."""
     proposals, _ = proposals_in(space_of())
-    _, configuration = proposals.next({BASELINE}, BASELINE, waits=False, step_seconds=1e-4 if short else 1.0)
+    _, configuration = proposals.next({BASELINE}, BASELINE, limit=None, short_steps=short)
     assert (configuration["steps_per_execution"] > 1) is short
 
 
@@ -191,12 +230,12 @@ def test_a_sampler_that_repeats_itself_ends_no_space():
         for steps in (1, 8)
     }
     tried, proposals = {BASELINE}, Proposals(space, Repeating())
-    while (found := proposals.next(tried, BASELINE, waits=False)) is not None:
+    while (found := proposals.next(tried, BASELINE, limit=None)) is not None:
         tried.add(found[1])
     assert tried == every
     assert (proposals.exhausted, proposals.nothing_fits) == (True, False)
     other = Proposals(space, Repeating())
-    assert other.next({BASELINE}, BASELINE, waits=False, passes_over=lambda each: True) is None
+    assert other.next({BASELINE}, BASELINE, limit=None, passes_over=lambda each: True) is None
     assert (other.exhausted, other.nothing_fits) == (False, True)
 
 
@@ -206,7 +245,7 @@ def test_changes_that_helped_on_several_seats_are_joined():
     proposals = Proposals(space, Sampler(space, file=None, name="test", seed=0))
     tried, ratios = {space.baseline}, {space.baseline: 0.0}
     for _ in range(4):
-        _, configuration = proposals.next(tried, space.baseline, waits=False)
+        _, configuration = proposals.next(tried, space.baseline, limit=None)
         tried.add(configuration)
         ratios[configuration] = 0.1 if len(configuration.differences(space.baseline)) == 1 else -0.1
     helped = {}
@@ -214,7 +253,7 @@ def test_changes_that_helped_on_several_seats_are_joined():
         if ratios[each] > 0:
             helped |= {name: each[name] for name in each.differences(space.baseline)}
     best = max(ratios, key=ratios.__getitem__)
-    _, joined = proposals.next(tried, best, waits=False, others=Others(running=[], ratios=ratios))
+    _, joined = proposals.next(tried, best, limit=None, others=Others(running=[], ratios=ratios))
     assert joined == space.baseline.replace(**helped)
     assert len(joined.differences(space.baseline)) > 1
 
@@ -225,5 +264,5 @@ def test_what_runs_on_another_seat_is_taken_to_become_the_fastest():
     proposals = Proposals(space, Sampler(space, file=None, name="test", seed=0))
     running = BASELINE.replace(batch_size=128, steps_per_execution=8)
     others = Others(running=[running], ratios={space.baseline: 0.0})
-    _, configuration = proposals.next({space.baseline, running}, space.baseline, waits=False, others=others)
-    assert configuration in neighbours(running, {space.baseline, running}, space, waits=False)
+    _, configuration = proposals.next({space.baseline, running}, space.baseline, limit=None, others=others)
+    assert configuration in neighbours(running, {space.baseline, running}, space, limit=None)

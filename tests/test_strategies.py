@@ -120,7 +120,7 @@ def test_what_is_proposed_under_mirrored_needs_no_refusal():
     baseline = of_strategy(steps_per_execution=4, jit_compile=True)
     space = space_on(4, baseline)
     for best in (baseline, space.configuration({"strategy": "mirrored"})):
-        found = neighbours(best, {best}, space, waits=False)
+        found = neighbours(best, {best}, space, limit=None)
         assert found
         assert not any(map(refusal, found))
         assert all(coherent(each, space.choices) == each for each in found)
@@ -138,7 +138,7 @@ def test_what_is_idle_under_a_strategy_has_the_baselines_value_however_it_is_pro
     )
     compiled = baseline.replace(jit_compile=True, xla_gpu_graph_min_graph_size=1)
     spread = space.configuration({"strategy": "mirrored"})
-    found = neighbours(compiled, {compiled}, space, waits=False)
+    found = neighbours(compiled, {compiled}, space, limit=None)
     assert spread in [each.replace(batch_size=baseline.batch_size) for each in found]
     proposals = Proposals(space, None)
     proposals._begun = {compiled: baseline, spread: baseline}

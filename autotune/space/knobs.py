@@ -128,7 +128,10 @@ _TABLE = (
         memory=lambda policy: int(policy == "float32"),
         numerics=Numerics.ARITHMETIC,
         plain="float32",
-        probes=tuple(probe(60, exactly(each)) for each in ("mixed_bfloat16", "mixed_float16", "float32")),
+        probes=(
+            *(early.for_step(60, exactly(f"mixed_{each}"), "compute", early=6) for each in ("bfloat16", "float16")),
+            probe(60, exactly("float32")),
+        ),
     ),
     Knob(
         name="tensor_float_32",
@@ -151,7 +154,7 @@ _TABLE = (
         stage=Stage.COMPILE,
         numerics=Numerics.ARITHMETIC,
         plain=False,
-        probes=(probe(50, exactly(True)), probe(50, exactly(False))),
+        probes=(early.for_step(50, exactly(True), "launch", "compute", early=5), probe(50, exactly(False))),
     ),
     Knob(
         name="steps_per_execution",

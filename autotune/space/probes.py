@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 Pick = Callable[[Sequence[Any], Any], Any]
 """Picks one of a knob's choices, given its value in the fastest configuration; None where none suits."""
@@ -40,12 +40,16 @@ def _numbers(choices: Sequence[Any]) -> list[int]:
     return [each for each in choices if type(each) is int and each > 0]
 
 
+Limit = Literal["input", "launch", "compute"]
+"""What limits the fastest configuration, as far as the order of probes depends on it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Situation:
     """What decides which probes come first."""
 
     at_first: bool  # the baseline is still the fastest
-    waits: bool  # the fastest waits for its input
+    limit: Limit | None  # what limits the fastest; None: unknown
     short_steps: bool  # more steps per execution are likely to help
 
 
@@ -74,4 +78,9 @@ def batch(factor: int) -> tuple[Probe, ...]:
 
 def for_input(place: int, to: Pick, **together: Pick) -> Probe:
     """What helps a training that waits for its input: early where it does, late where it does not."""
-    return Probe(place=lambda now: place if now.waits else place + 50, to=to, together=together)
+    return Probe(place=lambda now: place if now.limit == "input" else place + 50, to=to, together=together)
+
+
+def for_step(place: int, to: Pick, *limits: Limit, early: int) -> Probe:
+    """What shortens the step: early where one of these limits the training."""
+    return Probe(place=lambda now: early if now.limit in limits else place, to=to)

@@ -40,14 +40,13 @@ from autotune.tuning.next_action import (
 )
 from autotune.tuning.options import Options
 from autotune.tuning.progress import Notice
-from autotune.tuning.proposals import Proposals
+from autotune.tuning.proposals import WAITS, Proposals, has_short_steps, limit_of
 from autotune.tuning.rules import Limits
 from autotune.tuning.run import Run
 from autotune.tuning.sampler import Sampler
 from autotune.tuning.seat import SameInForce, Seat, TrialLimits
 from autotune.tuning.seats import MOST_LOSSES, NoSeatLeft, Seats
 from autotune.tuning.side import Interrupted
-from autotune.tuning.slicing import is_busy
 from autotune.tuning.state import State
 from autotune.tuning.trial import Trial
 from autotune.tuning.view import View
@@ -55,7 +54,6 @@ from autotune.tuning.waiting import CLOSING_SECONDS, Deadline, TimeIsUp
 
 CHECK_SHARE = 0.1  # of the budget: what comparing losses may take, all together
 LATEST_CANDIDATES = 5  # what another candidate takes is the median of so many
-WAITS = 0.15  # share of its time waiting for input from which a pipeline's knobs are tried first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,16 +229,17 @@ class Loop:
 
     def _try_another(self, seat: Seat) -> None:
         run, tried, best = self._run, self._view.tried, self._view.best()
-        slices = run.records[0].slices
         if self._lost:
             configuration = self._lost.pop()
             asked = self._sampler.ask_for(configuration)
         else:
+            records, short = run.records, has_short_steps(run.records[0])
+            searched = [records[each.number] for each in self._view.searched()]
             proposed = self._proposals.next(
                 tried,
                 best.asked,
-                waits=self._waits(best),
-                step_seconds=statistics.median(each.step_seconds.p50 for each in slices) if slices else 0.0,
+                limit=limit_of(records[best.number], searched, short_steps=short),
+                short_steps=short,
                 passes_over=lambda configuration: self._passes_over(configuration, seat),
                 others=self._view.others() if len(run.executor.seats) > 1 else None,
             )
@@ -282,14 +281,6 @@ class Loop:
             return
         reason = f"it took {len(losses)} seats with it: {lost.reason}"
         self._run.keep(trial.record(Outcome.CRASHED, reason=reason, log_tail=lost.log_tail))
-
-    def _waits(self, best: Trial) -> bool:
-        """Whether the fastest waits for its input; by its like, or by how busy it is, while that was not measured."""
-        records = self._run.records
-        own = records[best.number].input_wait_fraction
-        others = [records[each.number].input_wait_fraction for each in self._view.searched()]
-        known = [each for each in (own, *reversed(others)) if each is not None]
-        return known[0] > WAITS if known else not is_busy(records[best.number].slices)
 
     def _measure(self, trial: Trial, seat: Seat, *, again: bool = False) -> None:
         began, view = self._run.clock(), self._view

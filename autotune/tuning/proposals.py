@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import itertools
 import random
+import statistics
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
 import optuna
 
+from autotune.record import TrialRecord
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, KnobValue
-from autotune.space.probes import Situation
+from autotune.space.probes import Limit, Situation
 from autotune.space.search_space import ResolvedSpace
 from autotune.tuning.sampler import Sampler
+from autotune.tuning.slicing import is_busy
 
 MOST_REPEATS = 5  # samples in a row that are known or passed over: then chance proposes
 MOST_DRAWN = 4096  # configurations that chance draws; a space of no more is gone through
 MOST_OF_OTHERS = 2  # values of a knob without probes, before the sampler has its turn
+WAITS = 0.15  # share of its time waiting for input from which a pipeline's knobs are tried first
 SHORT_STEP_SECONDS = 0.01  # a call into TensorFlow takes about 1 ms, which several steps may share
 
 GAIN = 0.03  # from which on a change is taken along; the logarithm of a speed-up, as large as usual errors
@@ -39,6 +43,22 @@ class Others:
     ratios: Mapping[Configuration, float]  # logarithms of the speed-ups that were measured, the baseline's included
 
 
+def has_short_steps(record: TrialRecord) -> bool:
+    """Whether a call into TensorFlow takes much of a step."""
+    steps = [each.step_seconds.p50 for each in record.slices]
+    return not steps or statistics.median(steps) <= SHORT_STEP_SECONDS
+
+
+def limit_of(best: TrialRecord, others: Sequence[TrialRecord], *, short_steps: bool) -> Limit:
+    """What limits the fastest trial; where its wait for input was not measured, by the latest of the others."""
+    known = [each.input_wait_fraction for each in (best, *reversed(others)) if each.input_wait_fraction is not None]
+    if known[0] > WAITS if known else not is_busy(best.slices):
+        return "input"
+    of_launch = best.bottleneck is not None and best.bottleneck.name == "launch"
+    unseen = best.gpu_figures["gpu_utilisation"] is None  # then short steps are the only sign of it
+    return "launch" if of_launch or (short_steps and unseen) else "compute"
+
+
 class Proposals:
     """Proposes configurations that were not tried."""
 
@@ -53,8 +73,8 @@ class Proposals:
         tried: Collection[Configuration],
         best: Configuration,
         *,
-        waits: bool,
-        step_seconds: float = 0.0,
+        limit: Limit | None,
+        short_steps: bool = True,
         passes_over: Callable[[Configuration], bool] = lambda configuration: False,
         others: Others | None = None,
     ) -> tuple[optuna.Trial, Configuration] | None:
@@ -62,9 +82,8 @@ class Proposals:
         if len(tried) >= self._space.size:
             self.exhausted = True
             return None
-        short = step_seconds <= SHORT_STEP_SECONDS
         beginning = others.running[-1] if others and others.running else best  # taken to become the fastest
-        near = neighbours(beginning, tried, self._space, waits=waits, short_steps=short)
+        near = neighbours(beginning, tried, self._space, limit=limit, short_steps=short_steps)
         if others is not None:
             near = [each for each in self._joined(best, others.ratios) if each in self._space] + near
         proposed = self._first(near, tried, passes_over)
@@ -130,12 +149,12 @@ def neighbours(
     tried: Collection[Configuration],
     space: ResolvedSpace,
     *,
-    waits: bool,
+    limit: Limit | None,
     short_steps: bool = True,
 ) -> list[Configuration]:
     """The untried neighbours of the fastest configuration, the most promising first."""
     # A change that was tried anywhere before comes after those that were not.
-    now = Situation(at_first=best == space.baseline, waits=waits, short_steps=short_steps)
+    now = Situation(at_first=best == space.baseline, limit=limit, short_steps=short_steps)
     known = {item for each in (space.baseline, *tried) for item in each.items()}
     found: dict[Configuration, bool] = {}  # and whether each of its changes was tried before
     for changes in _changes(best, space, now):
