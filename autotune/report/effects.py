@@ -81,13 +81,14 @@ def load_ops(*runs: str | Path) -> pd.DataFrame:
     """The operations of profiled trials that took most time; takes and raises what `load_history` does.
 
     Returns:
-        Ten rows a trial at most. `self_seconds` are of all profiled steps, `share` is of all operations' self time.
+        Ten rows a trial at most; with a GPU ten more, its kernels, whose kind is `kernel` or `tensor cores`.
+        `self_seconds` are of all profiled steps, `share` is of all operations' or kernels' self time.
     """
     rows = [
         {"run": directory.name, "trial": record.trial, "operation": each.name, **each.model_dump(exclude={"name"})}
         for directory in find_runs(*runs)
         for record in directory.read_trials()
-        for each in (record.profile.operations if record.profile is not None else ())
+        for each in (() if record.profile is None else (*record.profile.operations, *record.profile.kernels))
     ]
     return table(rows, _OPERATIONS)
 

@@ -6,7 +6,7 @@ import enum
 
 from pydantic import Field, FiniteFloat
 
-from autotune.models import Frozen, Many
+from autotune.models import Count, Frozen, Many
 from autotune.space.knobs import Value
 
 NO_XLA = "XLA under a tf.distribute strategy fails or hangs (keras#18145, #17187, #21366)"
@@ -64,6 +64,7 @@ class ScriptFacts(Frozen):
     variables: dict[str, str] = Field({})  # of the environment, that the script sets before it imports TensorFlow
     batch_given_as: str = ""  # where the batch size comes from, in words
     step_function: Site | None = None  # of a loop: the function that XLA is asked to compile
+    workers: Count = 0  # processes on this host that TF_CONFIG names for a strategy of several; 0 without
     epochs_range: Site | None = None  # of a loop: the `range()` of its epochs, which has no end in trials
 
 

@@ -236,6 +236,18 @@ class LoopTraining(TrialHooks):
         return measured
 
 
+class OtherWorker(LoopTraining):
+    """Trains along with the worker that is timed, until that one ends."""
+
+    def restarted(self) -> bool:
+        """See `TrialHooks`."""
+        self._watch.restarted()
+        return True
+
+    def stepped(self, examples: int, logs: Any) -> None:
+        """See `Hooks`: nothing is timed here."""
+
+
 def _counted(dataset: Any, size: int, configuration: Configuration, seconds: float) -> Data:
     import tensorflow as tf
 

@@ -21,7 +21,7 @@ from autotune.scripts.facts import ScriptFacts, Site
 from autotune.scripts.wrapping import Wrappers, around, owner_of
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Stage
-from autotune.worker.private_api import loop_classes
+from autotune.worker.private_api import loop_classes, workers_of
 
 _READS = "_autotune_reads"
 """What an iterator reads, and what a distributed dataset was made of."""
@@ -60,6 +60,7 @@ class LoopWatch:
         self._first_updating: int | None = None
         self._calls: list[Any] = []  # the functions that are being called, the outermost first
         self._in_strategy = 0
+        self._workers = 1  # that share each batch
         self._updated_in_strategy = False
         self._logs: Any = None
         self._called_with = 0
@@ -161,7 +162,7 @@ class LoopWatch:
             self.place, self.dataset = getattr(iterator, _PLACE), getattr(iterator, _READS)
         if getattr(iterator, _PLACE) != self.place:
             return
-        self._unused.append(_length(last[1]))
+        self._unused.append(self._workers * _length(last[1]))
         if self._updates:  # several elements may make one update, and an evaluation makes none
             logs, self._logs, self._updates = self._logs, None, 0
             lengths, self._unused = self._unused, []
@@ -230,6 +231,7 @@ class LoopWatch:
 
     def _run(self, usual: Callable[..., Any], strategy: Any, *arguments: Any, **named: Any) -> Any:
         self._in_strategy += 1
+        self._workers = workers_of(strategy)
         try:
             result = usual(strategy, *arguments, **named)
         finally:
@@ -249,7 +251,8 @@ class LoopWatch:
         if self._first_updating is None:
             self._first_updating = what
         if what == self._first_updating:
-            self._hooks.stepped(next((n for each in arguments if (n := _length(each))), self._called_with), logs)
+            length = next((n for each in arguments if (n := _length(each))), self._called_with)
+            self._hooks.stepped(self._workers * length, logs)
 
 
 def _as_tuned(wrappers: Wrappers, dataset: Any) -> Any:

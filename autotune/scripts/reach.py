@@ -83,7 +83,7 @@ def facts_of_fit(call: FitCall, number: int, site: Site, around: Around) -> Work
     )
 
 
-def facts_of_loop(watch: LoopWatch, examples: int, around: Around) -> WorkloadFacts:
+def facts_of_loop(watch: LoopWatch, examples: int, around: Around, workers: int = 0) -> WorkloadFacts:
     """What is known of a loop of the script's own. Raises `WorkloadError` where it cannot be tuned."""
     import tensorflow as tf
 
@@ -113,6 +113,7 @@ def facts_of_loop(watch: LoopWatch, examples: int, around: Around) -> WorkloadFa
         reasons,
         batch_size,
         trains=Trains.LOOP,
+        workers=workers,
         step_function=watch.step_function,
         epochs_range=_epochs_range(watch, around.reference),
     )

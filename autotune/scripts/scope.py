@@ -14,7 +14,6 @@ from autotune.worker.private_api import let_mirrored_variables_be_numbers
 REFUSED = {
     "ParameterServerStrategy": "Keras 3 does not support it (keras#18624)",
     "TPUStrategy": "there is no tensorflow-tpu for TensorFlow 2.21",
-    "MultiWorkerMirroredStrategy": "trials are one process, and `fit` of Keras 3 fails under it (keras#20585)",
 }
 """Strategies of which no training can be tuned, and why."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autotune.errors import WorkloadError
-from autotune.scripts import sources
+from autotune.scripts import ranks, sources
 from autotune.scripts.execute import directory_of, file_of, leave, tell, told_by_fork
 from autotune.scripts.facts import Fit, ScriptSettings, Site
 from autotune.scripts.fit_call import FitCall, few_steps
@@ -40,6 +40,8 @@ def survey(reference: WorkloadReference, variables: dict[str, str]) -> WorkloadF
         MemoryError: Memory ran out.
     """
     told = told_by_fork(lambda answer: _Survey(reference, variables, answer).run())
+    if workers := told.get("workers"):
+        told = told_by_fork(lambda answer: _Survey(reference, variables, answer, workers).run())
     if "facts" in told:
         return WorkloadFacts.model_validate(told["facts"])
     if told.get("no_memory"):
@@ -54,8 +56,9 @@ def survey(reference: WorkloadReference, variables: dict[str, str]) -> WorkloadF
 class _Survey(Hooks):
     """One run of a script, up to the end of its trainings or to the only one."""
 
-    def __init__(self, reference: WorkloadReference, variables: dict[str, str], answer: int) -> None:
-        self._reference, self._answer = reference, answer
+    def __init__(self, reference: WorkloadReference, variables: dict[str, str], answer: int, workers: int = 0) -> None:
+        self._reference, self._answer, self._workers = reference, answer, workers
+        self._number = 0  # of this worker
         self._wanted = (reference.script or ScriptSettings()).fit
         directory = directory_of(reference)
         self._only = sources.calls_of(sources.own_files(file_of(reference), Path(directory)), "fit") <= 1
@@ -74,10 +77,16 @@ class _Survey(Hooks):
         import tensorflow as tf
 
         try:
+            if self._workers:
+                self._number = ranks.start_others(self._workers, lambda why: self._fail(WorkloadError(why)))
             self._effects.install(tf, keras)
             self._wrappers.install()
             self._watch.install(tf, keras, layers=True)
             refuse_strategies(tf, keras, self._refuse)
+            if self._workers:
+                ranks.keep_own_config(tf)
+            else:
+                ranks.around_strategy(tf, self._look_for_workers)
             tf.compat.v1.Session.__init__ = self._refuse_session
             run_users(self._reference)
         except BaseException as error:
@@ -91,6 +100,8 @@ class _Survey(Hooks):
         """See `Hooks`."""
         import keras
 
+        if self._workers > 1:
+            self._fail(ranks.FIT_FAILS)
         number, began = len(self._fits) + 1, time.perf_counter()
         if self._around.before_seconds is None:
             self._around.before_seconds = began - self._began
@@ -121,10 +132,10 @@ class _Survey(Hooks):
         self._steps += 1
         if self._around.before_seconds is None:
             self._around.before_seconds = (self._watch.read_at or time.perf_counter()) - self._began
-        if self._steps < LOOP_STEPS or self._wanted is not None:
+        if self._steps < LOOP_STEPS or self._wanted is not None or self._number:
             return
         with self._wrappers.inert():
-            facts = self._found(partial(facts_of_loop, self._watch, examples, self._around))
+            facts = self._found(partial(facts_of_loop, self._watch, examples, self._around, self._workers))
         self._say({"facts": facts.model_dump(mode="json")})
 
     def _found(self, find: Callable[[], WorkloadFacts]) -> WorkloadFacts:
@@ -151,6 +162,11 @@ class _Survey(Hooks):
         assert chosen.script is not None
         script = chosen.script.model_copy(update={"fits": tuple(self._fits), "left_out": tuple(self._effects.left_out)})
         self._say({"facts": chosen.model_copy(update={"script": script}).model_dump(mode="json")})
+
+    def _look_for_workers(self) -> None:
+        """The strategy needs the script's other workers: it is run again with them."""
+        if workers := ranks.workers_asked_for():
+            self._say({"workers": workers})
 
     def _refuse_session(self, *_: Any, **__: Any) -> None:
         self._refuse(

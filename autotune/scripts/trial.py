@@ -7,16 +7,18 @@ import os
 import traceback
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from autotune.errors import WorkloadError
 from autotune.executors.executor import Data
 from autotune.recipe import apply
+from autotune.record import Outcome
+from autotune.scripts import ranks
 from autotune.scripts.chain import drops_remainder
 from autotune.scripts.execute import leave, run_as_main
 from autotune.scripts.facts import ScriptFacts, Site, Trains
 from autotune.scripts.fit_call import FitCall, few_steps
-from autotune.scripts.loop_trial import LoopTraining, TrialHooks
+from autotune.scripts.loop_trial import LoopTraining, OtherWorker, TrialHooks
 from autotune.scripts.scope import open_when_building, refuse_another_scope
 from autotune.scripts.settings import Settings
 from autotune.space.configuration import Configuration
@@ -58,9 +60,13 @@ def run(
         configuration = configuration.replace(**{name: single[name] for name in single if name in configuration})
         keras.utils.set_random_seed(request.losses.seeds[0])  # each such trial builds the same weights
     kind = LoopTraining if loop else _FitTraining
+    if facts.workers and ranks.start_others(facts.workers, partial(_a_worker_died, channel)):
+        kind = OtherWorker
     training = kind(request, channel, configuration, facts, reference)
     training.effects.install(tf, keras)
     training.wrappers.install()
+    if facts.workers:
+        ranks.keep_own_config(tf)
     open_when_building(keras, configuration)
     here = os.getcwd()
     run_users(reference, endless=facts.epochs_range)
@@ -69,6 +75,12 @@ def run(
         os.chdir(here)
         run_users(reference, endless=facts.epochs_range)
     raise never_trains(reference)
+
+
+def _a_worker_died(channel: messages.Channel, why: str) -> NoReturn:
+    """End this process: its own error, or the other's, was told before."""
+    channel.send(messages.Failed(outcome=Outcome.CRASHED, reason=why))
+    leave(1)
 
 
 def repeatable(tf: Any) -> None:

@@ -46,9 +46,12 @@ class Profile(Frozen):
     step_seconds: Amount | None = None  # of a profiled step, which is slower than others
     breakdown: dict[str, Amount] = Field({})  # of a step, in seconds: input, compute, launch, communication, other
     operations: Many[Operation] = ()  # those with most self time, ten at most
-    operation_seconds: Amount | None = None  # self time of all operations of the step, without the input's
+    operation_seconds: Amount | None = None  # self time of a step's operations without the input's; on a GPU, kernels'
     usual_operation_seconds: Amount | None = None  # the same of one operation, on average
     matrix_share: Amount | None = None  # of that time: matrix products, convolutions and the like
+    kernels: Many[Operation] = ()  # of a GPU, those with most time, ten at most
+    tensor_core_share: Amount | None = None  # of all kernels' time, at least: new kernels' names say nothing
+    memory_bound_share: Amount | None = None  # of the operations' time, by XProf's roofline model of the GPU
     peak_bytes: int | None = None  # of the memory that TensorFlow's allocators held
     held_by: Many[str] = ()  # what held it at its peak
     reason: str = ""  # why there is no profile
@@ -62,6 +65,8 @@ UNUSED_HIGH = 0.4
 MOSTLY = 0.5
 MATRIX_WORK = ("MatMul", "Conv", "Einsum", "RNN", "LSTM", "GRU", "FFT", "Cholesky", "Attention", "Gemm", "Fusion")
 """Kinds of operations that compute much on each byte that they read."""
+MATRIX_KERNELS = ("gemm", "conv", "wgrad", "dgrad", "xmma", "cutlass", "nvjet", "attention", "fmha", "lstm", "gru")
+"""The same in the names of CUDA's kernels, in lower case."""
 
 
 class Seen(Frozen):
@@ -84,8 +89,8 @@ def bottleneck_of(seen: Seen) -> Bottleneck:
     | launch | kernels are launched for 15% of a profiled step; or its operations leave 40% of it unused; or calls |
     | | spend 15% of their time outside TensorFlow; or no kernel runs on the GPU for 40% of the time |
     | input | it is moderately input-bound |
-    | compute, memory_bandwidth | half of the operations' time is matrix work, or is not; without a profile, the GPU's |
-    | | memory is read or written for 60% of the time |
+    | compute, memory_bandwidth | what XProf's roofline model says bounds most of the operations' time on a GPU; else, |
+    | | half of their time is matrix work, or is not; without a profile, the GPU's memory is read or written for 60% |
     """
     profile = seen.profile if seen.profile is not None and seen.profile.steps else None
     if seen.waits is None and seen.outside is None and profile is None:
@@ -135,11 +140,18 @@ def _by_profile(profile: Profile) -> Bottleneck | None:
 
 def _of_operations(profile: Profile) -> Bottleneck:
     """Compute or memory bandwidth, by what the operations are."""
-    share = profile.matrix_share
+    share, slow = profile.matrix_share, profile.memory_bound_share
+    if slow is not None and abs(slow - MOSTLY) >= 0.1:
+        limit: Name = "memory_bandwidth" if slow > MOSTLY else "compute"
+        bound, how = (slow, "memory bandwidth") if slow > MOSTLY else (1 - slow, "compute")
+        why = f"{how} bounds {bound:.0%} of the operations' time in the GPU's roofline model"
+        return Bottleneck(name=limit, share=bound, why=why)
     if share is None:
         return Bottleneck(name="unknown", why="the profile holds no operations")
     if share >= MOSTLY + 0.1:
         why = f"matrix products and convolutions are {share:.0%} of the operations' time"
+        if profile.tensor_core_share:
+            why += f", at least {profile.tensor_core_share:.0%} of it on tensor cores"
         return Bottleneck(name="compute", share=share, why=why)
     if share <= MOSTLY - 0.1:
         why = f"element-wise operations, reductions and copies are {1 - share:.0%} of the operations' time"

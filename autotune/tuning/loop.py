@@ -91,9 +91,7 @@ class Loop:
         self._run, self._sampler, self._options = run, sampler, options
         self._import_seconds, self._first_ready = import_seconds, warm.ready_seconds
         self._proposals = Proposals(space, sampler)
-        self._seats = Seats(
-            run, deadline, seat, bracketed=options.pairing == "bracketed", all_at_once=options.all_seats
-        )
+        self._seats = Seats(run, deadline, seat, bracketed=seat.bracketed, all_at_once=options.all_seats)
         self._lost: list[Configuration] = []  # whose seat was lost: they are run again
         self._view = View(run, measured_seconds=measured)
         self._view.tried[space.baseline] = seat.baseline.trial

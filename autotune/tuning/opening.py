@@ -180,7 +180,12 @@ def open_run(
         spent_before=invocation.spent_before,
     )
     deadline = Deadline(clock=clock, at=options.searching - CLOSING_SECONDS + OVERRUN_SHARE * options.budget)
-    seat = Seat(run, deadline, name=executor.seats[0], bracketed=options.pairing == "bracketed")
+    workers = 0 if facts.script is None else facts.script.workers
+    if workers > 1:
+        text = f"TF_CONFIG names {workers} workers: each trial runs all of them here, beside no other trial"
+        observe(Notice(text=text))
+    bracketed = workers > 1 or options.pairing == "bracketed"
+    seat = Seat(run, deadline, name=executor.seats[0], bracketed=bracketed)
     longest = max(BASELINE_SECONDS, BASELINE_SHARE * options.budget)
     known = [] if earlier is None else earlier.trials()[:1]
     try:

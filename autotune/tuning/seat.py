@@ -67,7 +67,7 @@ class Seat:
     """The live baseline of a seat, and candidates beside it."""
 
     def __init__(self, run: Run, deadline: Deadline, *, name: str, bracketed: bool = False) -> None:
-        self._run, self._deadline, self._bracketed = run, deadline, bracketed
+        self._run, self._deadline, self.bracketed = run, deadline, bracketed
         self.name = name
         self.is_open = False
         self.baseline = Baseline(run, deadline, name)
@@ -237,7 +237,7 @@ class Seat:
         # All replicas of MirroredStrategy are threads of one process, so a freeze stops them together. A training of
         # several processes must be set in blocks: a freeze of one rank would hang the others' collectives.
         pairs_before, out_of_memory = len(trial.rated), None
-        alone = self._bracketed or trial.pairing is Pairing.BRACKETED
+        alone = self.bracketed or trial.pairing is Pairing.BRACKETED
         if not alone and fit_on_card(self.baseline.trial.slices, [trial.configuration], self._run.records.values()):
             try:
                 self._alternate(trial, limits, enough)

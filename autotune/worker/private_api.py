@@ -107,6 +107,11 @@ def sums_by_collectives(strategy: tf.distribute.Strategy) -> bool:
     return operations is None or type(operations).__name__ == "CollectiveAllReduce"
 
 
+def workers_of(strategy: tf.distribute.Strategy) -> int:
+    """The processes that a strategy spans; 1 where that cannot be seen."""
+    return int(getattr(strategy.extended, "_num_workers", 1))
+
+
 def let_mirrored_variables_be_numbers() -> None:
     """Have `float()` and `int()` read a variable of a strategy as they read any other, such as a learning rate."""
     try:

@@ -1,5 +1,6 @@
 """Profiles of real trials: five planted limits are rightly named, and what cannot be read ends nothing."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from bottlenecks import CASES, WORKLOAD, judged
 
 from autotune.executors.local import TrialProcesses
+from autotune.stats.bottleneck import Seen, bottleneck_of
 from autotune.tuning.profiles import read_profiles
 from autotune.workloads.workload import WorkloadReference
 
@@ -43,6 +45,46 @@ def test_a_profile_that_cannot_be_read_has_a_reason(tmp_path):
     assert damaged.reason
     assert empty.steps == damaged.steps == 0
     assert read_profiles([]) == []
+
+
+KERNELS = {  # of a step of a millisecond: the operation, and the kernel's microseconds
+    "volta_h884gemm_64x64_nn": ("dense/MatMul:MatMul", 600),
+    "ampere_sgemm_128x64_nn": ("dense_1/MatMul:MatMul", 200),
+    "void tensorflow::BiasNHWCKernel<float>": ("dense/BiasAdd:BiasAdd", 100),
+}
+
+
+def of_a_gpu(steps):
+    """A profile as TensorFlow writes it, of a card on which each step runs `KERNELS`."""
+    from tensorflow.tsl.profiler.protobuf.xplane_pb2 import XSpace
+
+    space = XSpace()
+    card = space.planes.add(id=1, name="/device:GPU:0")
+    card.stat_metadata[1].MergeFrom(type(card.stat_metadata[1])(id=1, name="kernel_details"))
+    card.stat_metadata[2].MergeFrom(type(card.stat_metadata[1])(id=2, name="tf_op"))
+    stream = card.lines.add(id=13, name="Stream #13(Compute)")
+    for number, (kernel, (operation, microseconds)) in enumerate(KERNELS.items(), start=1):
+        card.event_metadata[number].MergeFrom(type(card.event_metadata[number])(id=number, name=kernel))
+        for step in range(steps):
+            at = step * 10**9 + number * 10**8
+            event = stream.events.add(metadata_id=number, offset_ps=at, duration_ps=microseconds * 10**6)
+            event.stats.add(metadata_id=1, str_value="regs:32 static_shared:0 grid:16,1,1 block:256,1,1 occ_pct:50")
+            event.stats.add(metadata_id=2, str_value=operation)
+    return space.SerializeToString()
+
+
+def test_the_kernels_of_a_gpu_are_read(tmp_path):
+    """The time is the kernels', of which matrix work and tensor cores have a share; the limit follows from it."""
+    (tmp_path / "card.xplane.pb").write_bytes(of_a_gpu(20))
+    (tmp_path / "window.json").write_text(json.dumps({"steps": 20, "seconds": 0.02}), encoding="utf-8")
+    (profile,) = read_profiles([tmp_path])
+    assert [each.name for each in profile.kernels] == list(KERNELS)
+    assert [each.kind for each in profile.kernels] == ["tensor cores", "kernel", "kernel"]
+    assert profile.operation_seconds == pytest.approx(9e-4)
+    assert profile.tensor_core_share == pytest.approx(6 / 9)
+    found = bottleneck_of(Seen(waits=0.0, profile=profile))
+    assert (found.name, found.share) == ("compute", pytest.approx(8 / 9))
+    assert "at least 67% of it on tensor cores" in found.why
 
 
 def test_without_the_reader_the_files_stay(tmp_path, monkeypatch):
