@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from autotune.stats.bottleneck import MATRIX_KERNELS, MATRIX_WORK, Operation, Profile
+from autotune.stats.bottleneck import MATRIX_KERNELS, MATRIX_WORK, TENSOR_CORE_KERNELS, Operation, Profile
 
 MOST_OPERATIONS = 10
 TENSOR_CORES = "tensor cores"
@@ -52,7 +52,7 @@ def read(folder: Path) -> Profile:
     total, count = shown, sum(each["occurrences"] for each in own)
     if kernels:  # the host's operations only launch them
         total, count = sum(each.self_seconds for each in kernels), sum(each.count for each in kernels)
-        matrix = sum(each.self_seconds for each in kernels if each.kind == TENSOR_CORES or _is_matrix_work(each))
+        matrix = sum(each.self_seconds for each in kernels if _names(each.name, MATRIX_KERNELS))
     top = sorted(operations, key=lambda each: -each["total_self_time"])
     peak, holders = _memory(planes)
     return Profile(
@@ -90,7 +90,7 @@ def _of_gpu(planes: list[str]) -> tuple[list[Operation], float | None]:
     kernels = [
         Operation(
             name=str(each["kernel_name"])[:200],
-            kind=TENSOR_CORES if each["is_kernel_using_tensor_core"] else "kernel",
+            kind=TENSOR_CORES if _names(each["kernel_name"], TENSOR_CORE_KERNELS) else "kernel",
             on="device",
             count=int(each["occurrences"]),
             self_seconds=each["total_duration_us"] / 1e6,
@@ -108,8 +108,8 @@ def _of_gpu(planes: list[str]) -> tuple[list[Operation], float | None]:
     return kernels, 1 - compute / known if known > unknown else None
 
 
-def _is_matrix_work(kernel: Operation) -> bool:
-    return any(word in kernel.name.lower() for word in MATRIX_KERNELS)
+def _names(kernel: str, words: tuple[str, ...]) -> bool:
+    return any(word in kernel.lower() for word in words)
 
 
 def _table(planes: list[str], tool: str, number: int) -> tuple[list[dict[str, Any]] | None, dict[str, Any]]:

@@ -65,8 +65,13 @@ UNUSED_HIGH = 0.4
 MOSTLY = 0.5
 MATRIX_WORK = ("MatMul", "Conv", "Einsum", "RNN", "LSTM", "GRU", "FFT", "Cholesky", "Attention", "Gemm", "Fusion")
 """Kinds of operations that compute much on each byte that they read."""
-MATRIX_KERNELS = ("gemm", "conv", "wgrad", "dgrad", "xmma", "cutlass", "nvjet", "attention", "fmha", "lstm", "gru")
-"""The same in the names of CUDA's kernels, in lower case."""
+TENSOR_CORE_KERNELS = ("884", "1688", "16816", "tensorop", "hmma", "gmma")
+"""Shapes and words of tensor cores in the names of CUDA's kernels; XProf 2.24 says of none that it uses them."""
+MATRIX_KERNELS = (
+    *TENSOR_CORE_KERNELS,
+    *("gemm", "conv", "wgrad", "dgrad", "xmma", "cutlass", "nvjet", "attention", "fmha", "lstm", "gru"),
+)
+"""Words of such operations in those names, in lower case."""
 
 
 class Seen(Frozen):
