@@ -109,12 +109,12 @@ class Machine:
         """Its true log-speed."""
         return float(self._speeds[self._places(configuration)])
 
-    def limit(self, configuration: Configuration) -> Limit:
+    def limit(self, configuration: Configuration) -> Limit | None:
         """What limits it, as the tuner asks."""
         places = self._places(configuration)
         if self._waiting[places] > WAITS:
             return "input"
-        return "launch" if self._launching[places] > LAUNCH_HIGH else "compute"
+        return None if self._launching[places] > LAUNCH_HIGH else "compute"
 
     def _places(self, configuration: Configuration) -> tuple[int, ...]:
         return tuple(choices.index(configuration[name]) for name, choices in self.space.choices.items())
@@ -156,7 +156,7 @@ def recorded() -> Machine:
 class Searcher(Protocol):
     """Proposes configurations, and is told how fast they are."""
 
-    def ask(self, tried: Speeds, limit: Callable[[Configuration], Limit]) -> Configuration | None:
+    def ask(self, tried: Speeds, limit: Callable[[Configuration], Limit | None]) -> Configuration | None:
         """One that was not tried, given what was measured; None where there is none."""
 
     def tell(self, configuration: Configuration, speed: float) -> None:
@@ -174,7 +174,7 @@ class Ours:
         self._told = 0
         self._sampler.catch_up([record_of(space.baseline, 0, 0.0)])
 
-    def ask(self, tried: Speeds, limit: Callable[[Configuration], Limit]) -> Configuration | None:
+    def ask(self, tried: Speeds, limit: Callable[[Configuration], Limit | None]) -> Configuration | None:
         """See `Searcher`."""
         best = max(tried, key=lambda each: tried[each])
         proposed = self._proposals.next(tried, best, limit=now if (now := limit(best)) in self._steered else None)
@@ -220,7 +220,7 @@ class OfOptuna:
         places = {name: choices.index(space.baseline[name]) for name, choices in space.choices.items()}
         self._study.add_trial(optuna.trial.create_trial(params=places, distributions=self._distributions, value=0.0))
 
-    def ask(self, tried: Speeds, limit: Callable[[Configuration], Limit]) -> Configuration | None:
+    def ask(self, tried: Speeds, limit: Callable[[Configuration], Limit | None]) -> Configuration | None:
         """See `Searcher`. What is known already is told at once, and costs no candidate."""
         if len(tried) >= self._space.size:
             return None

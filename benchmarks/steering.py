@@ -21,7 +21,11 @@ from autotune.tuning.proposals import Proposals
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 NAMES = ("digits_mlp", "digits_cnn", "photos_jpeg", "source_transformer", "tabular_wide_deep")
-WAYS: dict[str, tuple[Limit, ...]] = {"by any limit": get_args(Limit), "by input only": ("input",), "not steered": ()}
+WAYS: dict[str, tuple[Limit, ...]] = {
+    "by input and compute": get_args(Limit),
+    "by input only": ("input",),
+    "not steered": (),
+}
 AFTER = (4, 8, 12)
 BUDGET_SECONDS = 240.0
 NO_GAIN_IS_ENOUGH = 1000.0
@@ -32,7 +36,7 @@ def speeds(name: str, trials: int, steered: tuple[Limit, ...]) -> list[float]:
     """The speed-up of each candidate, in the order of the search; 0 for one that failed."""
     usual = Proposals.next
 
-    def next_(self: Proposals, *given: Any, limit: Limit, **named: Any) -> Any:
+    def next_(self: Proposals, *given: Any, limit: Limit | None, **named: Any) -> Any:
         return usual(self, *given, limit=limit if limit in steered else None, **named)
 
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:

@@ -65,7 +65,7 @@ def test_input_knobs_come_before_all_other_single_changes_where_it_waits_for_inp
 
 
 def test_what_shortens_the_step_comes_first_where_the_step_limits():
-    """XLA where launches or compute limit, precision where compute does, before what saves time between epochs."""
+    """XLA and precision where compute limits, before what saves time between epochs."""
 
     def before_the_iterator(limit):
         alone = [next(iter(each.items())) for each in changes(shipped("quick"), limit=limit) if len(each) == 1]
@@ -73,7 +73,6 @@ def test_what_shortens_the_step_comes_first_where_the_step_limits():
         return early & {("jit_compile", True), ("precision", "mixed_bfloat16")}
 
     assert before_the_iterator("compute") == {("jit_compile", True), ("precision", "mixed_bfloat16")}
-    assert before_the_iterator("launch") == {("jit_compile", True)}
     assert not before_the_iterator("input") | before_the_iterator(None)
 
 
@@ -82,9 +81,9 @@ def test_what_shortens_the_step_comes_first_where_the_step_limits():
     [
         ({"input_wait_fraction": 0.5}, {}, "input"),
         ({"input_wait_fraction": None}, {"input_wait_fraction": 0.5}, "input"),
-        ({"input_wait_fraction": 0.0}, {"input_wait_fraction": 0.5}, "launch"),
+        ({"input_wait_fraction": 0.0}, {"input_wait_fraction": 0.5}, None),
         ({"input_wait_fraction": 0.0, "short": False}, {}, "compute"),
-        ({"input_wait_fraction": 0.0, "short": False, "launch": True}, {}, "launch"),
+        ({"input_wait_fraction": 0.0, "short": False, "launch": True}, {}, None),
     ],
 )
 def test_what_limits_the_fastest_is_told_by_its_figures(known, others, limit):

@@ -626,6 +626,25 @@ def test_a_training_without_an_end_is_timed_by_steps_at_once():
     assert (measured.seconds, measured.steps, measured.examples) == (0.5, 32, 32 * 32)
 
 
+def test_a_slice_goes_on_over_a_training_that_begins_anew():
+    """Sixteen steps are fewer than a slice: all but the first count, which traces, and the time between does not."""
+    simulation = Simulation(Measure(seconds=0.5), **NO_END)
+    train = simulation.clock.wrap(simulation.train)
+
+    def trainings():
+        for _ in range(100):
+            iterator = SimpleNamespace(left=16)
+            while iterator.left:
+                train(iterator)
+            simulation.now += 5.0
+            simulation.clock.restarted(simulation.now)
+
+    with pytest.raises(TrainingEnded):
+        trainings()
+    (measured,) = [each.slice for each in simulation.sent if isinstance(each, SliceDone)]
+    assert (measured.steps, measured.seconds) == (32, 0.5)
+
+
 # ------------------------------------------------------------------------------------------------- by steps
 
 

@@ -151,14 +151,16 @@ class LoopTraining(TrialHooks):
         calls = batch_calls(dataset)[0] if is_dataset else []
         size = calls[0].used if calls else examples or self.configuration.batch_size
         began = time.monotonic()
-        data = request.data or _counted(dataset, size, self.configuration, request.count_seconds)
+        # Epochs are not seen where each step reads its batch itself.
+        endless = Data(examples=None, endless=True) if self._watch.by_call else None
+        data = request.data or endless or _counted(dataset, size, self.configuration, request.count_seconds)
         counting_seconds = time.monotonic() - began
         training = Training(
             steps_per_call=1,
             batch_size=size,
             examples=data.examples,
             drop_remainder=is_dataset and drops_remainder(dataset),
-            synchronise=tf.test.experimental.sync_devices,
+            synchronise=self._read_weights if self.facts.workers > 1 else tf.test.experimental.sync_devices,
         )
         weights = [getattr(each, "value", each) for each in self._weights().weights]
         self.channel.send(
@@ -195,6 +197,11 @@ class LoopTraining(TrialHooks):
         optimizers = self._watch.optimizers.values()
         variables = [each for one in optimizers for each in getattr(one, "_trainable_variables", ())]
         return SimpleNamespace(weights=variables, trainable_weights=variables)
+
+    def _read_weights(self) -> None:
+        """Wait for what was updated last: `sync_devices` fails where other workers have devices, too."""
+        for each in self._weights().weights[-1:]:
+            each.numpy()
 
     def _end(self, finish: messages.Finish) -> None:
         """Send the closing figures, and end; where a profile is wanted, some steps later."""

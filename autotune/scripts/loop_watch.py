@@ -21,7 +21,7 @@ from autotune.scripts.facts import ScriptFacts, Site
 from autotune.scripts.wrapping import Wrappers, around, owner_of
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Stage
-from autotune.worker.private_api import loop_classes, workers_of
+from autotune.worker.private_api import loop_classes, name_of_strategy, workers_of
 
 _READS = "_autotune_reads"
 """What an iterator reads, and what a distributed dataset was made of."""
@@ -52,13 +52,16 @@ class LoopWatch:
         """When an element was read last."""
         self.place: tuple[str, int] | None = None
         """Where the training's dataset is read from its beginning: a file and a line."""
-        self._by_call = False  # a step is a call that updates weights
+        self.by_call = False
+        """Whether a step is a call that updates weights: which may read a dataset's iterator that it is given."""
         self._last_read: Any = None  # the iterator that was read last, while its element is not yet done with
         self._updates = 0
         self._unused: list[int] = []  # examples of elements that were read and have updated nothing yet
         self._updating: set[int] = set()  # functions in whose trace an optimizer updates weights
         self._first_updating: int | None = None
         self._calls: list[Any] = []  # the functions that are being called, the outermost first
+        self.strategy = ""
+        """The name of the `tf.distribute` strategy by which it runs; empty without one."""
         self._in_strategy = 0
         self._workers = 1  # that share each batch
         self._updated_in_strategy = False
@@ -95,7 +98,7 @@ class LoopWatch:
 
     def explicit(self, dataset: Any) -> Iterator[Any]:
         """The elements of a dataset, each of which is a step because the script says so: see `autotune.steps`."""
-        self.dataset, self.place, self._by_call = dataset, ("autotune.steps", 0), False
+        self.dataset, self.place, self.by_call = dataset, ("autotune.steps", 0), False
         self._hooks.epoch_began()
         with self._wrappers.inert():
             iterator = iter(_as_tuned(self._wrappers, dataset))
@@ -111,8 +114,11 @@ class LoopWatch:
         self._hooks.epoch_ended()
 
     def restarted(self) -> None:
-        """The script begins anew."""
+        """The script begins anew, and makes its functions and optimizers anew."""
         self._last_read, self._updates, self._calls = None, 0, []
+        self._first_updating = None
+        self._updating.clear()
+        self.optimizers.clear()
 
     # ------------------------------------------------------------------------------------------ what is read
 
@@ -158,7 +164,7 @@ class LoopWatch:
         last, self._last_read = self._last_read, None
         if last is None or last[0] is not iterator:
             return
-        if self.place is None and self._updates and not self._by_call:
+        if self.place is None and self._updates and not self.by_call:
             self.place, self.dataset = getattr(iterator, _PLACE), getattr(iterator, _READS)
         if getattr(iterator, _PLACE) != self.place:
             return
@@ -231,7 +237,7 @@ class LoopWatch:
 
     def _run(self, usual: Callable[..., Any], strategy: Any, *arguments: Any, **named: Any) -> Any:
         self._in_strategy += 1
-        self._workers = workers_of(strategy)
+        self._workers, self.strategy = workers_of(strategy), name_of_strategy(strategy)
         try:
             result = usual(strategy, *arguments, **named)
         finally:
@@ -247,9 +253,10 @@ class LoopWatch:
         self._logs = logs if logs is not None else self._logs
         if self._last_read is not None or self.place is not None:
             return
-        self._by_call = True
+        self.by_call = True
         if self._first_updating is None:
             self._first_updating = what
+            self.dataset = next((getattr(each, _READS) for each in arguments if hasattr(each, _READS)), None)
         if what == self._first_updating:
             length = next((n for each in arguments if (n := _length(each))), self._called_with)
             self._hooks.stepped(self._workers * length, logs)

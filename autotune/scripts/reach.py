@@ -23,13 +23,14 @@ from autotune.scripts.wrapping import Wrappers
 from autotune.space.combining import ONE_STEP
 from autotune.space.knobs import AS_WRITTEN, KNOBS, STRATEGY_KNOBS, Device, KnobValue, Stage
 from autotune.worker.datasets import batch_length
-from autotune.worker.private_api import inputs_of, sums_by_collectives
+from autotune.worker.private_api import inputs_of, name_of_strategy, sums_by_collectives
 from autotune.workloads.workload import WorkloadFacts, WorkloadReference
 
 ON_CHAIN = ("num_parallel_calls", "prefetch")
 """Knobs that are arguments of `tf.data` calls of the script's."""
 UNLOCK = "autotune.tuned(batch_size=N) in the script gives it to code that computes with it"
 _XLA = [name for name in KNOBS if name == "jit_compile" or name.startswith("xla_")]
+KEPT = "the script has a {} of its own, and keeps it"
 OWN_SCOPE = (
     "a loop of its own needs these lines for several devices: `with strategy.scope():` around model and optimizer, "
     "strategy.experimental_distribute_dataset(dataset), and strategy.run(step, args=(batch,))"
@@ -47,6 +48,7 @@ class Around:
     effects: SideEffects
     environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))  # before the script runs
     before_seconds: float | None = None
+    workers: int = 0  # that `TF_CONFIG` names for its strategy
 
 
 def facts_of_fit(call: FitCall, number: int, site: Site, around: Around) -> WorkloadFacts:
@@ -83,7 +85,7 @@ def facts_of_fit(call: FitCall, number: int, site: Site, around: Around) -> Work
     )
 
 
-def facts_of_loop(watch: LoopWatch, examples: int, around: Around, workers: int = 0) -> WorkloadFacts:
+def facts_of_loop(watch: LoopWatch, examples: int, around: Around) -> WorkloadFacts:
     """What is known of a loop of the script's own. Raises `WorkloadError` where it cannot be tuned."""
     import tensorflow as tf
 
@@ -93,13 +95,16 @@ def facts_of_loop(watch: LoopWatch, examples: int, around: Around, workers: int 
     reasons |= dict.fromkeys(
         ("persistent_iterator", "prefetch_to_device"), "a loop of its own makes its iterators itself"
     )
-    reasons |= dict.fromkeys(STRATEGY_KNOBS, OWN_SCOPE)
+    reasons |= dict.fromkeys(STRATEGY_KNOBS, KEPT.format(watch.strategy) if watch.strategy else OWN_SCOPE)
     if watch.step_function is None:
         reasons |= dict.fromkeys(_XLA, "no tf.function without a dataset or a strategy updates the weights")
     if why:
         reasons["batch_size"] = f"{why}; {UNLOCK}"
     if dataset is None:
         reasons |= dict.fromkeys(("prefetch", *_OPTIONS), "the training reads no tf.data.Dataset")
+    elif watch.by_call:
+        inside = "the step reads its batches itself, from the iterator that it is given"
+        reasons |= dict.fromkeys(("prefetch", *_OPTIONS), inside)
     batch_size = calls[0].given if calls else examples
     if not batch_size:
         raise WorkloadError(
@@ -113,7 +118,6 @@ def facts_of_loop(watch: LoopWatch, examples: int, around: Around, workers: int 
         reasons,
         batch_size,
         trains=Trains.LOOP,
-        workers=workers,
         step_function=watch.step_function,
         epochs_range=_epochs_range(watch, around.reference),
     )
@@ -165,6 +169,7 @@ def _facts(
         left_out=tuple(around.effects.left_out),
         before_seconds=around.before_seconds or 0.0,
         variables=around.variables,
+        workers=around.workers,
         batch_given_as=str(sites["batch_size"][0]) if "batch_size" in sites else "",
         **more,
     )
@@ -237,7 +242,7 @@ def _not_reached(call: FitCall, dataset: Any) -> dict[str, str]:
     if strategy is not tf.distribute.get_strategy() or tf.distribute.has_strategy():
         reasons |= dict.fromkeys(_XLA, NO_XLA)
         reasons["prefetch_to_device"] = "a tf.distribute strategy copies the batches itself"
-        reasons |= dict.fromkeys(STRATEGY_KNOBS, f"the script has a {type(strategy).__name__} of its own, and keeps it")
+        reasons |= dict.fromkeys(STRATEGY_KNOBS, KEPT.format(name_of_strategy(strategy)))
         if strategy.num_replicas_in_sync > 1 and sums_by_collectives(strategy):
             reasons["steps_per_execution"] = ONE_STEP
     elif call.kind != "dataset":

@@ -67,7 +67,9 @@ class _Survey(Hooks):
         self._effects = SideEffects(reference, self._refuse)
         self._wrappers = Wrappers(Settings(), self, directory, self._effects.scratch)
         self._watch = LoopWatch(self._wrappers)
-        self._around = Around(reference=reference, variables=variables, wrappers=self._wrappers, effects=self._effects)
+        self._around = Around(
+            reference=reference, variables=variables, wrappers=self._wrappers, effects=self._effects, workers=workers
+        )
         self._began = time.perf_counter()
         self._steps = 0
 
@@ -135,7 +137,7 @@ class _Survey(Hooks):
         if self._steps < LOOP_STEPS or self._wanted is not None or self._number:
             return
         with self._wrappers.inert():
-            facts = self._found(partial(facts_of_loop, self._watch, examples, self._around, self._workers))
+            facts = self._found(partial(facts_of_loop, self._watch, examples, self._around))
         self._say({"facts": facts.model_dump(mode="json")})
 
     def _found(self, find: Callable[[], WorkloadFacts]) -> WorkloadFacts:

@@ -40,7 +40,7 @@ def _numbers(choices: Sequence[Any]) -> list[int]:
     return [each for each in choices if type(each) is int and each > 0]
 
 
-Limit = Literal["input", "launch", "compute"]
+Limit = Literal["input", "compute"]
 """What limits the fastest configuration, as far as the order of probes depends on it."""
 
 
@@ -49,7 +49,7 @@ class Situation:
     """What decides which probes come first."""
 
     at_first: bool  # the baseline is still the fastest
-    limit: Limit | None  # what limits the fastest; None: unknown
+    limit: Limit | None  # what limits the fastest; None: launches, or it is unknown
     short_steps: bool  # more steps per execution are likely to help
 
 
@@ -81,6 +81,6 @@ def for_input(place: int, to: Pick, **together: Pick) -> Probe:
     return Probe(place=lambda now: place if now.limit == "input" else place + 50, to=to, together=together)
 
 
-def for_step(place: int, to: Pick, *limits: Limit, early: int) -> Probe:
-    """What shortens the step: early where one of these limits the training."""
-    return Probe(place=lambda now: early if now.limit in limits else place, to=to)
+def for_compute(place: int, to: Pick) -> Probe:
+    """What makes a step compute less or faster: early where that limits the training."""
+    return Probe(place=lambda now: place - 45 if now.limit == "compute" else place, to=to)

@@ -49,14 +49,14 @@ def has_short_steps(record: TrialRecord) -> bool:
     return not steps or statistics.median(steps) <= SHORT_STEP_SECONDS
 
 
-def limit_of(best: TrialRecord, others: Sequence[TrialRecord], *, short_steps: bool) -> Limit:
+def limit_of(best: TrialRecord, others: Sequence[TrialRecord], *, short_steps: bool) -> Limit | None:
     """What limits the fastest trial; where its wait for input was not measured, by the latest of the others."""
     known = [each.input_wait_fraction for each in (best, *reversed(others)) if each.input_wait_fraction is not None]
     if known[0] > WAITS if known else not is_busy(best.slices):
         return "input"
     of_launch = best.bottleneck is not None and best.bottleneck.name == "launch"
     unseen = best.gpu_figures["gpu_utilisation"] is None  # then short steps are the only sign of it
-    return "launch" if of_launch or (short_steps and unseen) else "compute"
+    return None if of_launch or (short_steps and unseen) else "compute"
 
 
 class Proposals:

@@ -136,6 +136,8 @@ def oddities(facts: WorkloadFacts, warm: WarmUp, device: Device) -> Iterator[str
             "support, run_eagerly, or op determinism), so the baseline is without it"
         )
     for text in started.not_knobs:
+        if facts.script is not None and text.startswith("tf."):
+            continue  # the script's own
         yield f"{text} is in force in all trials, the baseline's too: set it in your training as well"
     for name, value in started.set_by_dataset.items():
         yield (

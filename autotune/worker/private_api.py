@@ -112,6 +112,12 @@ def workers_of(strategy: tf.distribute.Strategy) -> int:
     return int(getattr(strategy.extended, "_num_workers", 1))
 
 
+def name_of_strategy(strategy: tf.distribute.Strategy) -> str:
+    """The name by which users make it."""
+    own = type(strategy).__name__
+    return "MultiWorkerMirroredStrategy" if own.startswith(("CollectiveAllReduce", "_CollectiveAllReduce")) else own
+
+
 def let_mirrored_variables_be_numbers() -> None:
     """Have `float()` and `int()` read a variable of a strategy as they read any other, such as a learning rate."""
     try:

@@ -126,7 +126,9 @@ class StepClock:
         self.epoch_logs = self.logs
 
     def restarted(self, began_at: float) -> None:
-        """The whole training has begun anew, at this time of the clock: what was going on is not counted."""
+        """The whole training has begun anew, at this time of the clock: the epoch that was going on is not counted."""
+        if isinstance(self._timing, _BySteps):
+            self._timing.broken_off(self._last_call_at)
         epochs = self.progress.ended_epochs - self._epochs_before_restart
         self._epochs_before_restart = self.progress.ended_epochs
         self.progress.epoch_began()
@@ -323,6 +325,13 @@ class _BySteps:
             if full:
                 self._slices.end(self._clock.logs)
                 self._begin_slice()
+
+    def broken_off(self, last_call_at: float) -> None:
+        """After this moment come no more calls: those up to it are counted."""
+        current, calls = self._slices.open, self._progress.calls - self._calls_before
+        if current is not None and calls > 0 and self._progress.calls < self._counted_calls:
+            steps = calls * self._training.steps_per_call
+            current.count(last_call_at - self._began_at, steps, steps * self._training.batch_size)
 
     def _begin_slice(self) -> None:
         self._slices.begin()

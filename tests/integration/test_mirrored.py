@@ -232,7 +232,7 @@ print("loop trains", optimizer.iterations.numpy())
 
 
 def test_fit_of_keras_3_fails_with_several_workers(tmp_path):
-    """Two workers over loopback (keras#20585): a loop of one's own trains, `fit` does not. So scripts are refused."""
+    """Two workers over loopback (keras#20585): a loop of one's own trains, `fit` does not. So that is refused."""
     ports = []
     for _ in range(2):
         with socket.socket() as free:

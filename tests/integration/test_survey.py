@@ -151,7 +151,6 @@ for epoch in range(4):
 """,
     "parameter_server": "import tensorflow as tf\ntf.distribute.ParameterServerStrategy(None)\n",
     "tpu": "import tensorflow as tf\ntf.distribute.cluster_resolver.TPUClusterResolver(tpu='local')\n",
-    "workers": "import tensorflow as tf\ntf.distribute.MultiWorkerMirroredStrategy()\n",
     "of_keras": "import keras\nkeras.distribution.DataParallel(devices=['cpu:0'])\n",
     "mirrored": """
 import tensorflow as tf
@@ -401,7 +400,6 @@ def test_what_tensorflow_writes_itself_is_seen_too(told, folder):
         ("session", "train.py, line 3: opens a tf.compat.v1.Session", "tf.GradientTape"),
         ("parameter_server", "makes a ParameterServerStrategy: Keras 3 does not support it (keras#18624)", "fit"),
         ("tpu", "makes a TPUStrategy: there is no tensorflow-tpu for TensorFlow 2.21", "MirroredStrategy"),
-        ("workers", "makes a MultiWorkerMirroredStrategy: trials are one process", "MirroredStrategy"),
         ("of_keras", "keras.distribution.DataParallel: keras.distribution acts on the JAX", "MirroredStrategy"),
         ("never_trains", "ended without a training", "after `--`"),
         ("dies", "train.py ended the process before it trained", "python train.py"),

@@ -1,0 +1,214 @@
+"""Scripts under MultiWorkerMirroredStrategy: a trial runs all of the training's workers, on this host."""
+
+import json
+import os
+
+import psutil
+import pytest
+from real_trials import PATIENCE_SECONDS, QUICK, is_gone, until
+
+from autotune.errors import WorkloadError
+from autotune.executors.executor import TrialFailed
+from autotune.executors.local import TrialProcesses
+from autotune.record import Outcome
+from autotune.scripts.facts import ScriptSettings
+from autotune.space.knobs import Device
+from autotune.tuning.opening import baseline_of
+from autotune.workloads.workload import WorkloadReference
+
+pytestmark = pytest.mark.slow
+PARTS = """
+import json
+import os
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+index = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index", 0)
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+batch = 8 * strategy.num_replicas_in_sync
+x = np.random.default_rng(0).normal(size=(96, 4)).astype("float32")
+data = tf.data.Dataset.from_tensor_slices((x, x[:, :1]))
+with strategy.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.SGD(0.01)
+    optimizer.build(model.trainable_variables)
+
+
+def one(inputs):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum((model(inputs[0], training=True) - inputs[1]) ** 2) / batch
+    optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+    return loss
+"""
+BY_ELEMENT = (
+    PARTS
+    + """
+@tf.function
+def step(inputs):
+    return strategy.reduce("SUM", strategy.run(one, args=(inputs,)), axis=None)
+
+
+for epoch in range(2):
+    for inputs in strategy.experimental_distribute_dataset(data.batch(batch)):
+        if index == 1 and os.environ.get("FAULT"):
+            raise RuntimeError(os.environ["FAULT"])
+        if index == 1 and "HANGS" in os.environ and optimizer.iterations.numpy() == 5:
+            time.sleep(3600)
+        step(inputs)
+"""
+)
+BY_ITERATOR = (
+    PARTS
+    + """
+@tf.function
+def step(iterator):
+    return strategy.reduce("SUM", strategy.run(one, args=(next(iterator),)), axis=None)
+
+
+epoch = tf.Variable(0)
+while epoch.numpy() < 2:
+    iterator = iter(strategy.experimental_distribute_dataset(data.repeat().batch(batch)))
+    for _ in range(5):
+        step(iterator)
+    epoch.assign_add(1)
+"""
+)
+BY_FIT = PARTS + "\nwith strategy.scope():\n    model.compile('sgd', 'mse')\nmodel.fit(data.batch(batch), verbose=0)\n"
+BY_RESOLVER = """
+import tensorflow as tf
+
+cluster = tf.train.ClusterSpec({"worker": ["localhost:1"]})
+resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, task_type="worker", task_id=0)
+tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+"""
+
+
+def config(*addresses):
+    """`TF_CONFIG` of the first of these workers."""
+    return json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": 0}})
+
+
+@pytest.fixture
+def opened(tmp_path, monkeypatch):
+    """Trials of a script, whose `TF_CONFIG` names these workers; with what its survey has found."""
+    made = []
+
+    def start(source, *workers):
+        if workers:
+            monkeypatch.setenv("TF_CONFIG", config(*workers))
+        (tmp_path / "train.py").write_text(source, encoding="utf-8")
+        settings = ScriptSettings(created=str(tmp_path / "created.txt"))
+        reference = WorkloadReference(file=str(tmp_path / "train.py"), search_path=(str(tmp_path),), script=settings)
+        made.append(TrialProcesses(reference, logs=tmp_path))
+        return made[-1], made[-1].open()
+
+    yield start
+    for each in made:
+        each.close()
+
+
+def launched(processes, facts, tmp_path, **changes):
+    """A trial of the script as it is, with some changes."""
+    baseline = baseline_of(facts, "train.py", Device.CPU, lambda event: None)
+    return processes.launch(baseline.replace(**changes), log=str(tmp_path / "trial.log"), data=None, timing=QUICK)
+
+
+def others(trial):
+    """The processes of a trial's other workers."""
+    return [each for each in psutil.Process(trial.pid).children() if os.getpgid(each.pid) == trial.pid]
+
+
+@pytest.mark.parametrize("source", [BY_ELEMENT, BY_ITERATOR])
+def test_both_workers_train_and_global_examples_are_counted(opened, tmp_path, source):
+    """Also where the script ends and begins anew, and with another batch size; afterwards both are gone."""
+    processes, facts = opened(source, "localhost:12345", "localhost:23456")
+    assert facts.script.workers == 2
+    assert facts.script.baseline["batch_size"] == 16
+    assert "MultiWorkerMirroredStrategy of its own" in facts.script.not_reached["strategy"]
+    for batch_size in (16, 32):
+        trial = launched(processes, facts, tmp_path, batch_size=batch_size)
+        trial.warm_up(PATIENCE_SECONDS)
+        pids = [trial.pid, *(each.pid for each in others(trial))]
+        assert len(pids) == 2
+        for part in (trial.measure(0.5, PATIENCE_SECONDS), trial.measure(0.5, PATIENCE_SECONDS)):
+            assert part.examples == pytest.approx(part.steps * batch_size)
+        assert trial.finish(0.1, PATIENCE_SECONDS).peak_host_bytes
+        trial.kill()
+        until(lambda pids=pids: all(map(is_gone, pids)), "both workers to end")
+
+
+def test_a_worker_that_is_killed_ends_the_trial(opened, tmp_path):
+    """The first worker would wait for ever in a collective: the trial crashes, and nothing is left."""
+    processes, facts = opened(BY_ELEMENT, "localhost:12345", "localhost:23456")
+    trial = launched(processes, facts, tmp_path)
+    trial.warm_up(PATIENCE_SECONDS)
+    (other,) = others(trial)
+    other.kill()
+    with pytest.raises(TrialFailed) as caught:
+        trial.measure(1.0, PATIENCE_SECONDS)
+    assert (caught.value.outcome, caught.value.reason) == (
+        Outcome.CRASHED,
+        "worker 1 of the training was killed by SIGKILL",
+    )
+    until(lambda: is_gone(trial.pid), "the trial to end")
+
+
+def test_a_worker_that_hangs_times_the_trial_out(opened, tmp_path, monkeypatch):
+    """It is killed with the trial."""
+    monkeypatch.setenv("HANGS", "1")
+    processes, facts = opened(BY_ELEMENT, "localhost:12345", "localhost:23456")
+    trial = launched(processes, facts, tmp_path)
+    (other,) = until(lambda: others(trial), "the other worker to start")
+    with pytest.raises(TrialFailed) as caught:
+        trial.warm_up(20.0)
+    assert caught.value.outcome is Outcome.TIMEOUT
+    until(lambda: is_gone(trial.pid) and is_gone(other.pid), "both workers to end")
+
+
+def test_an_exception_in_another_worker_is_told(opened, monkeypatch):
+    """With its text, as of the first one."""
+    monkeypatch.setenv("FAULT", "no such column")
+    with pytest.raises(WorkloadError, match="raised RuntimeError: no such column"):
+        opened(BY_ELEMENT, "localhost:12345", "localhost:23456")
+
+
+@pytest.mark.parametrize("source", [BY_ELEMENT, BY_FIT])
+@pytest.mark.parametrize("workers", [(), ("localhost:12345",)])
+def test_one_worker_trains_by_itself(opened, tmp_path, source, workers):
+    """Without `TF_CONFIG`, and where that names one worker, whose port two trials at once cannot share."""
+    processes, facts = opened(source, *workers)
+    assert facts.script.workers == len(workers)
+    trials = [launched(processes, facts, tmp_path) for _ in range(2)]
+    for each in trials:
+        each.warm_up(PATIENCE_SECONDS)
+    for each in trials:
+        assert each.measure(0.2, PATIENCE_SECONDS).steps > 0
+        each.kill()
+
+
+@pytest.mark.parametrize(
+    ("source", "workers", "message", "hint"),
+    [
+        (
+            BY_FIT,
+            ("localhost:1", "localhost:2"),
+            "fit of Keras 3 fails .* of several workers .keras#20585",
+            "strategy.run",
+        ),
+        (
+            BY_ELEMENT,
+            ("localhost:1", "far.away:2"),
+            "TF_CONFIG names far.away:2, a worker on another host",
+            "localhost",
+        ),
+        (BY_RESOLVER, (), "names its workers by a SimpleClusterResolver", "TFConfigClusterResolver"),
+    ],
+)
+def test_what_trials_cannot_run_is_refused_in_a_sentence(opened, source, workers, message, hint):
+    """With the next step."""
+    with pytest.raises(WorkloadError, match=message) as caught:
+        opened(source, *workers)
+    assert hint in caught.value.hint
