@@ -56,6 +56,16 @@ def test_a_training_that_is_much_slower_than_claimed_is_warned_of_once(share, wa
         assert f"{share:.0%} of what the recipe claims" in training.said[0]
 
 
+def test_a_training_whose_batches_are_not_seen_is_not_judged():
+    """No examples are no standstill: there is no warning, and no figure at the end."""
+    training = Training(recipe())
+    for _ in range(10_000):
+        training.now += 0.01
+        training.guard.called(0)
+    training.guard.ended()
+    assert training.said == []
+
+
 def test_its_last_line_says_the_factor_over_the_baseline():
     """The training's own throughput, over the baseline's when it was tuned, beside the claim."""
     training = Training(recipe())

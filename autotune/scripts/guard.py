@@ -86,7 +86,7 @@ class Guard:
         """A call is over, which has trained on so many examples; on as many as the one before where that is 0."""
         self._examples_per_call = examples or self._examples_per_call
         self._calls += 1
-        if self._calls >= self._next_check:
+        if self._examples_per_call and self._calls >= self._next_check:
             self._look()
 
     def _look(self) -> None:

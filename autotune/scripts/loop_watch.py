@@ -17,6 +17,7 @@ from typing import Any
 from autotune.recipe import apply
 from autotune.scripts import tuned
 from autotune.scripts.call_sites import shown, users_frame
+from autotune.scripts.chain import batch_calls
 from autotune.scripts.facts import ScriptFacts, Site
 from autotune.scripts.wrapping import Wrappers, around, owner_of
 from autotune.space.configuration import Configuration
@@ -67,6 +68,7 @@ class LoopWatch:
         self._updated_in_strategy = False
         self._logs: Any = None
         self._called_with = 0
+        self._read_inside = 0  # examples that a step reads from the iterator that it is given
 
     def install(self, tf: ModuleType, keras: ModuleType, *, layers: bool = False) -> None:
         """Watch iterators, functions, optimizers and `train_on_batch`.
@@ -257,9 +259,11 @@ class LoopWatch:
         if self._first_updating is None:
             self._first_updating = what
             self.dataset = next((getattr(each, _READS) for each in arguments if hasattr(each, _READS)), None)
+            calls, _ = batch_calls(self.dataset) if hasattr(self.dataset, "element_spec") else ([], "")
+            self._read_inside = calls[0].used if calls else 0
         if what == self._first_updating:
             length = next((n for each in arguments if (n := _length(each))), self._called_with)
-            self._hooks.stepped(self._workers * length, logs)
+            self._hooks.stepped(self._read_inside or self._workers * length, logs)
 
 
 def _as_tuned(wrappers: Wrappers, dataset: Any) -> Any:

@@ -163,6 +163,16 @@ with tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]).scope():
     + "\nmodel.fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(8))\n",
     "session": "import tensorflow as tf\nwith tf.Graph().as_default():\n    tf.compat.v1.Session()\n",
     "on_batch": COMPILED + "for i in range(50):\n    model.train_on_batch(x[:24], y[:24])\n",
+    "by_iterator": TAPE
+    + """
+@tf.function
+def read_and_step(iterator):
+    step(*next(iterator))
+
+iterator = iter(batches.repeat())
+for i in range(50):
+    read_and_step(iterator)
+""",
     "numpy_slices": TAPE + "for i in range(50):\n    step(x[:12], y[:12])\n",
     "tuned": "import autotune\nsize = autotune.tuned(batch_size=8).batch_size\n"
     + COMPILED
@@ -435,6 +445,7 @@ def test_a_script_has_its_own_arguments_and_may_print(told):
         ("explicit", 12, None),
         ("on_batch", 24, None),
         ("numpy_slices", 12, None),
+        ("by_iterator", 16, None),
     ],
 )
 def test_a_loop_of_its_own_is_seen_by_its_steps(told, name, batch_size, function):
