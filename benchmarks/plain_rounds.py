@@ -69,7 +69,7 @@ class Rounds:
             cores=available_cores(),
             examples=self.examples,
             dataset_takes_config=self._facts["takes_config"],
-            set_by_dataset=self._facts["set_by_dataset"],
+            kept=dict.fromkeys(self._facts["set_by_dataset"], "the workload's dataset() sets it itself"),
         )
 
     def speeds(self, candidate: Configuration, seconds: float) -> tuple[float, float]:

@@ -7,8 +7,9 @@ import pytest
 
 from autotune import cli
 from autotune.devices import looking, machine
-from autotune.devices.doctor import NOT_READ, Card, Level, Seen, examined, first_thing
+from autotune.devices.doctor import Card, Level, Seen, examined, first_thing
 from autotune.devices.looking import look
+from autotune.space.variables import NOT_READ
 
 H100 = Card(name="NVIDIA H100", memory_bytes=80 << 30, capability=(9, 0), power_limit=700.0, power_default=700.0)
 LIBRARIES = ("libcublas.so.12", "libcudart.so.12", "libcudnn.so.9")

@@ -119,14 +119,15 @@ def _compared(run: RunSummary) -> list[Text]:
 def show_findings(findings: Sequence[Finding], *, as_json: bool, console: RichConsole | None = None) -> None:
     """What a doctor found, a line each with its fix, and the one thing to do first."""
     console = console or terminal()
+    first = first_thing(findings)
     if as_json:
-        told = {"findings": [each.model_dump(mode="json") for each in findings], "first": first_thing(list(findings))}
+        told = {"findings": [each._asdict() for each in findings], "first": first}
         console.print(Text(json.dumps(told, indent=2)), soft_wrap=True)
         return
     styles = {Level.STOPS: "bold red", Level.SLOWS: "yellow", Level.FACT: ""}
     for each in findings:
         fix = f" → {each.fix}" if each.fix else ""
         say(f"{each.level.value:<6} {each.what}{fix}", console, style=styles[each.level])
-    if first := first_thing(list(findings)):
+    if first:
         console.print()
         say(f"First: {first}", console, style="bold")

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from pydantic import Field
 
 from autotune.models import Frozen, Many
+from autotune.space.variables import NOT_READ
 
 OLDEST_DRIVERS = {"11": 450, "12": 525, "13": 580}
 """Major version of the CUDA toolkit, and of the oldest driver on Linux that runs it (NVIDIA's compatibility guide)."""
-NOT_READ = (
-    "TF_ENABLE_CUBLAS_TENSOR_OP_MATH_FP32",
-    "TF_ENABLE_CUDNN_TENSOR_OP_MATH_FP32",
-    "TF_ENABLE_CUDNN_RNN_TENSOR_OP_MATH_FP32",
-    "TF_DISABLE_CUDNN_TENSOR_OP_MATH",
-)
-"""Variables whose names TensorFlow 2.21's libraries do not hold any more."""
 SMALL_SHM, SLOW_DISK, RESTLESS = 256 << 20, 100e6, 0.05
 """Bytes of /dev/shm, bytes per second, and the relative spread of equal stretches of work."""
 
@@ -70,7 +65,7 @@ class Seen(Frozen):
     environment: dict[str, str] = Field({})
 
 
-class Finding(Frozen):
+class Finding(NamedTuple):
     """One thing, and what to do about it."""
 
     level: Level
@@ -87,33 +82,29 @@ def examined(seen: Seen) -> list[Finding]:
     )
 
 
-def first_thing(findings: list[Finding]) -> str:
+def first_thing(findings: Iterable[Finding]) -> str:
     """The one thing to do first; empty where nothing is in the way."""
     return next((each.fix for each in findings if each.level is not Level.FACT and each.fix), "")
 
 
 def _software(seen: Seen) -> Iterator[Finding]:
     if seen.tensorflow is None:
-        yield Finding(
-            level=Level.STOPS,
-            what="TensorFlow is not installed",
-            fix="pip install 'tensorflow[and-cuda]', or your build",
-        )
+        yield Finding(Level.STOPS, "TensorFlow is not installed", "pip install 'tensorflow[and-cuda]', or your build")
         return
     if seen.import_error:
         yield Finding(
-            level=Level.STOPS,
-            what=f"TensorFlow {seen.tensorflow} cannot be imported: {seen.import_error}",
-            fix="Install it anew in a fresh virtual environment.",
+            Level.STOPS,
+            f"TensorFlow {seen.tensorflow} cannot be imported: {seen.import_error}",
+            "Install it anew in a fresh virtual environment.",
         )
         return
     if seen.built_with is None:
         level = Level.STOPS if seen.pci_nvidia or seen.cards else Level.FACT
         fix = "pip uninstall tensorflow-cpu && pip install 'tensorflow[and-cuda]'" if level is Level.STOPS else ""
-        yield Finding(level=level, what=f"TensorFlow {seen.tensorflow} is built without CUDA", fix=fix)
+        yield Finding(level, f"TensorFlow {seen.tensorflow} is built without CUDA", fix)
         return
     cuda, cudnn = seen.built_with.get("cuda_version", ""), seen.built_with.get("cudnn_version", "")
-    yield Finding(level=Level.FACT, what=f"TensorFlow {seen.tensorflow} wants CUDA {cuda} and cuDNN {cudnn}")
+    yield Finding(Level.FACT, f"TensorFlow {seen.tensorflow} wants CUDA {cuda} and cuDNN {cudnn}")
     if not (seen.pci_nvidia or seen.cards):
         return
     wanted = [f"libcudart.so.{cuda.partition('.')[0]}", f"libcudnn.so.{cudnn.partition('.')[0]}"]
@@ -125,9 +116,9 @@ def _software(seen: Seen) -> Iterator[Finding]:
         others = sorted(each for each in seen.libraries if each.startswith(f"{stem}."))
         found = f"; there is {others[0]}, of another version" if others else ""
         yield Finding(
-            level=Level.STOPS,
-            what=f"the loader does not find {name}{found}",
-            fix="pip install 'tensorflow[and-cuda]' brings the libraries that fit.",
+            Level.STOPS,
+            f"the loader does not find {name}{found}",
+            "pip install 'tensorflow[and-cuda]' brings the libraries that fit.",
         )
 
 
@@ -135,27 +126,27 @@ def _driver(seen: Seen) -> Iterator[Finding]:
     if seen.driver is None:
         if seen.pci_nvidia:
             yield Finding(
-                level=Level.STOPS,
-                what="an NVIDIA device is on the bus, and its driver does not answer",
-                fix="Install NVIDIA's driver, or start the container with GPUs (docker run --gpus all).",
+                Level.STOPS,
+                "an NVIDIA device is on the bus, and its driver does not answer",
+                "Install NVIDIA's driver, or start the container with GPUs (docker run --gpus all).",
             )
         elif seen.built_with is not None:
-            yield Finding(level=Level.FACT, what="no NVIDIA device: TensorFlow runs on the processor")
+            yield Finding(Level.FACT, "no NVIDIA device: TensorFlow runs on the processor")
         return
     cuda = (seen.built_with or {}).get("cuda_version", "").partition(".")[0]
     oldest, major = OLDEST_DRIVERS.get(cuda), int(seen.driver.partition(".")[0] or 0)
     if oldest is not None and major < oldest:
         yield Finding(
-            level=Level.STOPS,
-            what=f"driver {seen.driver} is too old for CUDA {cuda}, which needs {oldest} or later",
-            fix=f"Install a driver of version {oldest} or later.",
+            Level.STOPS,
+            f"driver {seen.driver} is too old for CUDA {cuda}, which needs {oldest} or later",
+            f"Install a driver of version {oldest} or later.",
         )
     if not seen.cards:
         hidden = seen.visible is not None
         yield Finding(
-            level=Level.STOPS,
-            what=f"CUDA_VISIBLE_DEVICES={seen.visible!r} hides every GPU" if hidden else "the driver shows no GPU",
-            fix="Unset CUDA_VISIBLE_DEVICES, or name a GPU of `nvidia-smi -L` in it."
+            Level.STOPS,
+            f"CUDA_VISIBLE_DEVICES={seen.visible!r} hides every GPU" if hidden else "the driver shows no GPU",
+            "Unset CUDA_VISIBLE_DEVICES, or name a GPU of `nvidia-smi -L` in it."
             if hidden
             else "See what nvidia-smi says; a card that has fallen off the bus needs a restart.",
         )
@@ -165,37 +156,37 @@ def _cards(seen: Seen) -> Iterator[Finding]:
     for card in seen.cards:
         can = _can(card.capability)
         version = "" if card.capability is None else f", compute capability {card.capability[0]}.{card.capability[1]}"
-        yield Finding(level=Level.FACT, what=f"{card.name}: {card.memory_bytes / 2**30:.0f} GiB{version}{can}")
+        yield Finding(Level.FACT, f"{card.name}: {card.memory_bytes / 2**30:.0f} GiB{version}{can}")
         if card.mig and not card.instances:
             yield Finding(
-                level=Level.STOPS,
-                what=f"{card.name} is in MIG mode without an instance",
-                fix="Make one: nvidia-smi mig -cgi 0 -C; or leave MIG mode: nvidia-smi -mig 0.",
+                Level.STOPS,
+                f"{card.name} is in MIG mode without an instance",
+                "Make one: nvidia-smi mig -cgi 0 -C; or leave MIG mode: nvidia-smi -mig 0.",
             )
         if card.mode == "prohibited" or (card.mode == "exclusive" and card.others):
             yield Finding(
-                level=Level.STOPS,
-                what=f"{card.name} is in {card.mode} mode"
+                Level.STOPS,
+                f"{card.name} is in {card.mode} mode"
                 + (f", and {card.others} other process has it" if card.others else ""),
-                fix="Wait for the other process, or allow several: nvidia-smi -c DEFAULT.",
+                "Wait for the other process, or allow several: nvidia-smi -c DEFAULT.",
             )
         elif card.others:
             yield Finding(
-                level=Level.SLOWS,
-                what=f"{card.others} other process{'' if card.others == 1 else 'es'} on {card.name}",
-                fix="Tune while nobody else uses the card.",
+                Level.SLOWS,
+                f"{card.others} other process{'' if card.others == 1 else 'es'} on {card.name}",
+                "Tune while nobody else uses the card.",
             )
         if card.ecc_errors:
             yield Finding(
-                level=Level.SLOWS,
-                what=f"{card.name} has {card.ecc_errors} memory errors that could not be corrected",
-                fix="Reset the card, and replace it where they come back.",
+                Level.SLOWS,
+                f"{card.name} has {card.ecc_errors} memory errors that could not be corrected",
+                "Reset the card, and replace it where they come back.",
             )
         if card.power_limit and card.power_default and card.power_limit < 0.9 * card.power_default:
             yield Finding(
-                level=Level.SLOWS,
-                what=f"{card.name} is limited to {card.power_limit:.0f} of its usual {card.power_default:.0f} W",
-                fix=f"nvidia-smi -pl {card.power_default:.0f}, where that is allowed.",
+                Level.SLOWS,
+                f"{card.name} is limited to {card.power_limit:.0f} of its usual {card.power_default:.0f} W",
+                f"nvidia-smi -pl {card.power_default:.0f}, where that is allowed.",
             )
 
 
@@ -216,53 +207,51 @@ def _host(seen: Seen) -> Iterator[Finding]:
     )
     if seen.machine == "x86_64" and best in (None, "avx"):
         yield Finding(
-            level=Level.SLOWS,
-            what="the processor has no AVX2: oneDNN's fast kernels are not used",
-            fix="Use a newer processor, or a virtual machine that shows its instructions.",
+            Level.SLOWS,
+            "the processor has no AVX2: oneDNN's fast kernels are not used",
+            "Use a newer processor, or a virtual machine that shows its instructions.",
         )
     elif best is not None:
         half = "computes in bfloat16" if "bf16" in best else "has no units for bfloat16"
-        yield Finding(
-            level=Level.FACT, what=f"processor: {best.replace('_', '-').upper()}, {half}; {seen.numa_nodes} NUMA"
-        )
+        yield Finding(Level.FACT, f"processor: {best.replace('_', '-').upper()}, {half}; {seen.numa_nodes} NUMA")
     if seen.usable_cores < seen.cores:
         yield Finding(
-            level=Level.SLOWS if seen.usable_cores < 0.75 * seen.cores else Level.FACT,
-            what=f"{seen.usable_cores:g} of the machine's {seen.cores} cores may be used here",
-            fix="Give the container more (docker run --cpus), or this process (taskset).",
+            Level.SLOWS if seen.usable_cores < 0.75 * seen.cores else Level.FACT,
+            f"{seen.usable_cores:g} of the machine's {seen.cores} cores may be used here",
+            "Give the container more (docker run --cpus), or this process (taskset).",
         )
     if 0 < seen.usable_memory_bytes < seen.memory_bytes:
         yield Finding(
-            level=Level.FACT,
-            what=f"{seen.usable_memory_bytes / 2**30:.1f} of {seen.memory_bytes / 2**30:.1f} GiB of memory are usable",
+            Level.FACT,
+            f"{seen.usable_memory_bytes / 2**30:.1f} of {seen.memory_bytes / 2**30:.1f} GiB of memory are usable",
         )
     if seen.shm_bytes is not None and seen.shm_bytes < SMALL_SHM:
         yield Finding(
-            level=Level.SLOWS,
-            what=f"/dev/shm has {seen.shm_bytes / 2**20:.0f} MiB: NCCL and PyDataset's processes need more",
-            fix="Start the container with --shm-size=2g.",
+            Level.SLOWS,
+            f"/dev/shm has {seen.shm_bytes / 2**20:.0f} MiB: NCCL and PyDataset's processes need more",
+            "Start the container with --shm-size=2g.",
         )
     if seen.disk_bytes_per_second is not None and seen.disk_bytes_per_second < SLOW_DISK:
         yield Finding(
-            level=Level.SLOWS,
-            what=f"this directory is read at {seen.disk_bytes_per_second / 1e6:.0f} MB/s",
-            fix="Keep training data on a local disk.",
+            Level.SLOWS,
+            f"this directory is read at {seen.disk_bytes_per_second / 1e6:.0f} MB/s",
+            "Keep training data on a local disk.",
         )
 
 
 def _surroundings(seen: Seen) -> Iterator[Finding]:
     for name in NOT_READ:
         if name in seen.environment:
-            yield Finding(level=Level.FACT, what=f"{name} is set, but TensorFlow does not read it any more", fix="")
+            yield Finding(Level.FACT, f"{name} is set, but TensorFlow does not read it any more")
     if seen.jitter is None:
         return
     budget = 3 if seen.jitter < RESTLESS else min(30, math.ceil(3 * (seen.jitter / RESTLESS)))
     spread = f"equal stretches of work differ by {seen.jitter:.0%}"
     if seen.jitter >= RESTLESS:
         yield Finding(
-            level=Level.SLOWS,
-            what=f"this machine is restless: {spread}; expect wide intervals",
-            fix=f"Tune with --budget {budget}m, and while little else runs.",
+            Level.SLOWS,
+            f"this machine is restless: {spread}; expect wide intervals",
+            f"Tune with --budget {budget}m, and while little else runs.",
         )
     else:
-        yield Finding(level=Level.FACT, what=f"this machine is calm: {spread}; a budget of {budget} minutes will do")
+        yield Finding(Level.FACT, f"this machine is calm: {spread}; a budget of {budget} minutes will do")

@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel, Field
+from autotune.models import Count, Frozen
 
 T = TypeVar("T")
 
 
-class Gpu(BaseModel, frozen=True, extra="forbid", strict=True):
+class Gpu(Frozen, strict=True):
     """One NVIDIA GPU, or one MIG instance of it."""
 
     name: str  # as the driver calls it, such as `NVIDIA H200`
-    memory_bytes: Annotated[int, Field(ge=0, le=(1 << 63) - 1)]  # all of it, whoever uses it now
+    memory_bytes: Count  # all of it, whoever uses it now
     compute_capability: str | None = None  # such as `9.0`
     # Modes, which may be switched: another one makes no other machine. None where the card has no such mode.
     ecc: bool | None = None
@@ -61,22 +61,22 @@ def read_gpus() -> GpuReading:
     Indices in `CUDA_VISIBLE_DEVICES` count in PCI order. With unlike GPUs CUDA does so only under
     `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
     """
-    return _with_devices(_reading, GpuReading())
+    return with_nvml(_reading, GpuReading())
 
 
 def visible_gpus() -> list[VisibleGpu]:
     """The same by their UUIDs."""
-    return _with_devices(
-        lambda nvml, handles, devices: [
+    return with_nvml(
+        lambda nvml: [
             VisibleGpu(str(nvml.nvmlDeviceGetUUID(each.handle)), str(nvml.nvmlDeviceGetName(each.handle)))
-            for each in devices
+            for each in shown_devices(nvml)[1]
         ],
         [],
     )
 
 
-def _with_devices(use: Callable[[Any, list[Any], list[Device]], T], otherwise: T) -> T:
-    """What `use` makes of NVML, the handles of all GPUs and what CUDA would show."""
+def with_nvml(use: Callable[[Any], T], otherwise: T) -> T:
+    """What `use` makes of NVML, or `otherwise` without a driver and where NVML fails."""
     import pynvml as nvml  # a large module, which trial processes do not need
 
     try:
@@ -84,7 +84,7 @@ def _with_devices(use: Callable[[Any, list[Any], list[Device]], T], otherwise: T
     except nvml.NVMLError:
         return otherwise
     try:
-        return use(nvml, *shown_devices(nvml))
+        return use(nvml)
     except nvml.NVMLError:
         return otherwise
     finally:
@@ -111,7 +111,8 @@ def asked(nvml: Any, name: str, *arguments: Any) -> Any:
         return None
 
 
-def _reading(nvml: Any, handles: list[Any], devices: list[Device]) -> GpuReading:
+def _reading(nvml: Any) -> GpuReading:
+    handles, devices = shown_devices(nvml)
     driver, cuda = nvml.nvmlSystemGetDriverVersion(), nvml.nvmlSystemGetCudaDriverVersion_v2()
     gpus = []
     for device in devices:

@@ -15,19 +15,20 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from autotune.devices.doctor import Card, Seen
-from autotune.devices.gpus import asked
-from autotune.devices.machine import core_quota, memory_limit_bytes
+from autotune.devices.gpus import asked, with_nvml
+from autotune.devices.machine import core_quota, installed_version, memory_limit_bytes, text_of
 
 JITTER_SECONDS, STRETCH_SECONDS = 5.0, 0.1
 DISK_BYTES = 64 << 20
 ASK_SECONDS = 120
+Cards = tuple[str | None, tuple[Card, ...]]
+_NO_CARDS: Cards = (None, ())
 _ASK = """
 import json, tensorflow as tf
 info = tf.sysconfig.get_build_info()
@@ -40,7 +41,7 @@ def look(
     root: Path = Path("/"),
     *,
     ask_build: Callable[[], tuple[dict[str, str] | None, str]] | None = None,
-    ask_cards: Callable[[], tuple[str | None, tuple[Card, ...]]] | None = None,
+    ask_cards: Callable[[], Cards] | None = None,
     loader_cache: Callable[[], str] | None = None,
     measure: bool = True,
 ) -> Seen:
@@ -53,12 +54,12 @@ def look(
         loader_cache: What `ldconfig -p` prints.
         measure: Time the disk and five seconds of equal work.
     """
-    version = _version()
+    version = installed_version("tensorflow")
     built, problem = (ask_build or _build)() if version else (None, "")
-    driver, cards = (ask_cards or _cards)()
-    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", _text(root / "proc/cpuinfo"), re.MULTILINE)
+    driver, cards = (ask_cards or partial(with_nvml, _cards, _NO_CARDS))()
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", text_of(root / "proc/cpuinfo"), re.MULTILINE)
     nodes = list((root / "sys/devices/system/node").glob("node[0-9]*"))
-    vendors = (_text(each).strip() for each in (root / "sys/bus/pci/devices").glob("*/vendor"))
+    vendors = (text_of(each).strip() for each in (root / "sys/bus/pci/devices").glob("*/vendor"))
     shm = root / "dev/shm"
     return Seen(
         tensorflow=version,
@@ -83,19 +84,6 @@ def look(
     )
 
 
-def _text(file: Path) -> str:
-    with contextlib.suppress(OSError):
-        return file.read_text(encoding="utf-8", errors="replace")
-    return ""
-
-
-def _version() -> str | None:
-    for name in ("tensorflow", "tensorflow-cpu", "tf-nightly"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            return metadata.version(name)
-    return None
-
-
 def _build() -> tuple[dict[str, str] | None, str]:
     """In a process of its own: this one never imports TensorFlow."""
     try:
@@ -112,38 +100,20 @@ def _build() -> tuple[dict[str, str] | None, str]:
     return None, lines[-1] if lines else f"exit status {ended.returncode}"
 
 
-def _cards() -> tuple[str | None, tuple[Card, ...]]:
-    import pynvml as nvml
-
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return None, ()
-    try:
-        driver = str(nvml.nvmlSystemGetDriverVersion())
-        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-        count = 0 if hidden else nvml.nvmlDeviceGetCount()
-        return driver, tuple(_card(nvml, nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(count))
-    except nvml.NVMLError:
-        return None, ()
-    finally:
-        with contextlib.suppress(nvml.NVMLError):
-            nvml.nvmlShutdown()
+def _cards(nvml: Any) -> Cards:
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    handles = map(nvml.nvmlDeviceGetHandleByIndex, range(0 if hidden else nvml.nvmlDeviceGetCount()))
+    return str(nvml.nvmlSystemGetDriverVersion()), tuple(_card(partial(asked, nvml), nvml, each) for each in handles)
 
 
-def _card(nvml: Any, handle: Any) -> Card:
-    ask = partial(asked, nvml)
-
+def _card(ask: Callable[..., Any], nvml: Any, handle: Any) -> Card:
     mig = ask("nvmlDeviceGetMigMode", handle)
     divided = bool(mig and mig[0])
     instances = 0
     for number in range(ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0 if divided else 0):
         instances += ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, number) is not None
     modes = {nvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited", nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive"}
-    limit, usual = (
-        ask("nvmlDeviceGetPowerManagementLimit", handle),
-        ask("nvmlDeviceGetPowerManagementDefaultLimit", handle),
-    )
+    limit, usual = (ask(f"nvmlDeviceGetPowerManagement{each}", handle) for each in ("Limit", "DefaultLimit"))
     errors = ask("nvmlDeviceGetTotalEccErrors", handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
     memory, capability = ask("nvmlDeviceGetMemoryInfo", handle), ask("nvmlDeviceGetCudaComputeCapability", handle)
     return Card(

@@ -16,29 +16,29 @@ from pathlib import Path
 from typing import Annotated
 
 import psutil
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from autotune.devices.gpus import GPU_MODES, Gpu, read_gpus
 from autotune.errors import InputError
+from autotune.models import Count, Frozen, Many
 
 PACKAGES = ("autotune", "tensorflow", "keras", "numpy", "optuna")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 PROC_ROOT = Path("/proc")
 MEMORY_TOLERANCE = 0.1  # the share by which memory of the same size may differ
 _GIB = 1 << 30
-_LARGEST_INTEGER = (1 << 63) - 1
 
 
-class Machine(BaseModel, frozen=True, extra="forbid", strict=True):
+class Machine(Frozen, strict=True):
     """What a speed was measured on: what this process may use, and versions."""
 
     cpu: str  # the model's name
-    cores: Annotated[int, Field(ge=1, le=_LARGEST_INTEGER)]
-    memory_bytes: Annotated[int, Field(ge=0, le=_LARGEST_INTEGER)]  # of the host
+    cores: Annotated[Count, Field(ge=1)]
+    memory_bytes: Count  # of the host
     platform: str  # kernel and architecture, such as `Linux x86_64`
     python: str
     packages: dict[str, str]  # installed versions by name
-    gpus: Annotated[tuple[Gpu, ...], Field(fail_fast=True)]  # in the driver's order
+    gpus: Many[Gpu]  # in the driver's order
     driver: str | None  # NVIDIA's
     cuda: str | None  # the newest version that the driver can run, such as `12.8`
     cudnn: str | None  # as TensorFlow reports it; None until it was asked
@@ -57,7 +57,7 @@ class Machine(BaseModel, frozen=True, extra="forbid", strict=True):
 
     def differences(self, other: Machine) -> tuple[str, ...]:
         """What can make `other` faster or slower, such as `GPU: measured on NVIDIA H200, here none`."""
-        gpus = _gpu_names(self.gpus), _gpu_names(other.gpus)
+        gpus = gpu_names(self.gpus), gpu_names(other.gpus)
         counts = [Counter(gpu.name for gpu in each.gpus) for each in (self, other)]
         if self.gpus and counts[0].keys() == counts[1].keys() and counts[0] <= counts[1]:
             gpus = gpus[0], gpus[0]  # a seat had a part of cards of one kind
@@ -82,7 +82,7 @@ class Machine(BaseModel, frozen=True, extra="forbid", strict=True):
         )
 
 
-def _gpu_names(gpus: tuple[Gpu, ...]) -> str:
+def gpu_names(gpus: tuple[Gpu, ...]) -> str:
     """`2 × NVIDIA H200, NVIDIA L4`; empty for none."""
     counts = Counter(gpu.name for gpu in gpus)
     return ", ".join(f"{count} × {name}" if count > 1 else name for name, count in counts.items())
@@ -106,14 +106,14 @@ def require_linux() -> None:
 def fingerprint() -> Machine:
     """This machine, as this process may use it. Takes milliseconds, and wakes no GPU."""
     gpus, driver, cuda = read_gpus()
-    model = re.search(r"^model name[ \t]*:(.*\S)", _read(PROC_ROOT / "cpuinfo"), re.MULTILINE)
+    model = re.search(r"^model name[ \t]*:(.*\S)", text_of(PROC_ROOT / "cpuinfo"), re.MULTILINE)
     return Machine(
         cpu=" ".join(model[1].split()) if model else platform.machine(),  # ARM's kernels name no model
         cores=available_cores(),
         memory_bytes=memory_limit_bytes(),
         platform=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
-        packages={name: version for name in PACKAGES if (version := _version(name))},
+        packages={name: version for name in PACKAGES if (version := installed_version(name))},
         gpus=gpus,
         driver=driver,
         cuda=cuda,
@@ -121,7 +121,7 @@ def fingerprint() -> Machine:
     )
 
 
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
     """The installed version; None without one. Builds such as `tensorflow-cpu` hold the package under another name."""
     with contextlib.suppress(metadata.PackageNotFoundError, KeyError):  # KeyError: left by a broken uninstall
         return metadata.version(package)
@@ -140,8 +140,8 @@ def core_quota() -> float:
     quotas = [math.inf]
     for group in _control_groups():
         # Version 2 keeps "quota period" in one file, version 1 in two; both in microseconds.
-        text = _read(group / "cpu.max") or " ".join(
-            _read(group / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        text = text_of(group / "cpu.max") or " ".join(
+            text_of(group / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         )
         match [_number(word) for word in text.split()]:
             case [float(quota), float(period)]:
@@ -151,7 +151,7 @@ def core_quota() -> float:
 
 def memory_limit_bytes() -> int:
     """Host memory this process may use: the smaller of the host's and the tightest limit of its control groups."""
-    texts = [_read(group / name) for group in _control_groups() for name in ("memory.max", "memory.limit_in_bytes")]
+    texts = [text_of(group / name) for group in _control_groups() for name in ("memory.max", "memory.limit_in_bytes")]
     limits = [limit for text in texts if (limit := _number(text)) is not None]
     return int(min([psutil.virtual_memory().total, *limits]))
 
@@ -160,7 +160,7 @@ def _control_groups() -> set[Path]:
     """The directories in which a limit on this process may stand; not all of them exist."""
     # In a container the mount's root may be the group that /proc names as the host sees it: roots always count.
     found = {CGROUP_ROOT, CGROUP_ROOT / "cpu", CGROUP_ROOT / "memory"}
-    for line in _read(PROC_ROOT / "self" / "cgroup").split("\n"):
+    for line in text_of(PROC_ROOT / "self" / "cgroup").split("\n"):
         # hierarchy:controllers:path; version 2 has no controllers, version 1 is mounted once per set of them
         controllers, _, path = line.partition(":")[2].partition(":")
         names = [name for name in path.split("/") if name not in ("", ".", "..")]
@@ -169,7 +169,7 @@ def _control_groups() -> set[Path]:
     return found
 
 
-def _read(file: Path) -> str:
+def text_of(file: Path) -> str:
     """A file's text; empty when it cannot be read."""
     try:
         return file.read_text(encoding="utf-8", errors="replace")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.devices.machine import Machine
+from autotune.devices.machine import Machine, gpu_names
 from autotune.recipe.recipe import Recipe
 from autotune.record import Outcome, Phase
 from autotune.report.runs import baseline_of, find_runs, parse_utc, trial_configuration
@@ -150,6 +149,4 @@ def _differs(first: RunRecord, other: RunRecord) -> str:
 def describe_machine(machine: Machine) -> str:
     """`Intel Xeon × 8 cores, 2 × NVIDIA H200`: processor, cores and GPUs in words."""
     cores = f"{machine.cores} core{'' if machine.cores == 1 else 's'}"
-    counts = Counter(gpu.name for gpu in machine.gpus)
-    gpus = (f"{count} × {name}" if count > 1 else name for name, count in counts.items())
-    return ", ".join([f"{machine.cpu} × {cores}", *gpus])
+    return ", ".join(filter(None, [f"{machine.cpu} × {cores}", gpu_names(machine.gpus)]))

@@ -9,16 +9,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from autotune.space import probes as early
-from autotune.space.knob import Device, Domain, Knob, KnobValue, Numerics, Stage
+from autotune.space.knob import Device, Domain, Knob, KnobValue, Numerics, Stage, alike
 from autotune.space.probes import exactly, probe
-from autotune.space.variables import TF_XLA, XLA, own_flag, own_variable
+from autotune.space.variables import TF_XLA, XLA, own_variable
 
 ON_GPU = frozenset({Device.GPU})
 _SWITCH = {False: "false", True: "true"}
-
-
-def _alike(value: KnobValue) -> int:
-    return 0
 
 
 def _with_xla(configuration: Mapping[str, KnobValue]) -> bool:
@@ -36,7 +32,7 @@ def _xla_flag(name: str, summary: str, default: KnobValue, most: int = 0, **more
         devices=ON_GPU,
         acts=_with_xla,
         flag=True,
-        **own_flag(XLA, name, default, texts),
+        **own_variable(XLA, texts, default, flag=name),
         **more,
     )
 
@@ -74,7 +70,7 @@ GPU_KNOBS = (
         devices=ON_GPU,
         acts=lambda configuration: not configuration.get("jit_compile"),
         probes=(early.Probe(place=lambda now: 52, to=exactly(True), together={"jit_compile": exactly(False)}),),
-        **own_flag(TF_XLA, "tf_xla_auto_jit", False, {False: "0", True: "2"}),
+        **own_variable(TF_XLA, {False: "0", True: "2"}, False, flag="tf_xla_auto_jit"),
         **_ARITHMETIC,
     ),
     Knob(  # tensorflow/core/common_runtime/gpu/gpu_device.cc
@@ -83,7 +79,7 @@ GPU_KNOBS = (
         domain=Domain(words=("global", "gpu_private", "gpu_shared")),
         stage=Stage.START,
         devices=ON_GPU,
-        memory=_alike,
+        memory=alike,
         probes=(probe(62, exactly("gpu_private")),),
         **own_variable(
             "TF_GPU_THREAD_MODE", {each: each for each in ("global", "gpu_private", "gpu_shared")}, "global"
@@ -95,7 +91,7 @@ GPU_KNOBS = (
         domain=Domain(integers=(1, 64)),
         stage=Stage.START,
         devices=ON_GPU,
-        memory=_alike,
+        memory=alike,
         acts=lambda configuration: configuration.get("gpu_thread_mode") != "global",
         **own_variable("TF_GPU_THREAD_COUNT", {number: str(number) for number in range(1, 65)}, 2),
     ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Any
 
@@ -17,8 +17,9 @@ from autotune.errors import ConfigurationError
 from autotune.printable import short
 from autotune.space import probes as early
 from autotune.space.gpu_knobs import GPU_KNOBS, ON_GPU
-from autotune.space.knob import AS_WRITTEN, Device, Domain, Knob, KnobValue, Numerics, Stage, Value
+from autotune.space.knob import AS_WRITTEN, Device, Domain, Knob, KnobValue, Numerics, Stage, Value, alike
 from autotune.space.probes import Probe, exactly, near, probe
+from autotune.space.variables import own_variable
 
 __all__ = [
     "AS_WRITTEN",
@@ -38,20 +39,8 @@ __all__ = [
 ]
 
 
-def _alike(value: KnobValue) -> int:
-    return 0
-
-
 def _by_number(value: KnobValue) -> int | None:
     return value if type(value) is int else None
-
-
-def _set_onednn(variables: MutableMapping[str, str], on: bool) -> None:
-    variables["TF_ENABLE_ONEDNN_OPTS"] = "1" if on else "0"
-
-
-def _read_onednn(variables: MutableMapping[str, str]) -> bool:
-    return variables.get("TF_ENABLE_ONEDNN_OPTS", "1").lower() not in ("0", "false")
 
 
 def _set_precision(tf: Any, policy: str) -> None:
@@ -66,15 +55,31 @@ def _read_precision(tf: Any) -> str:
     return str(keras.config.dtype_policy().name)
 
 
-def _set_threads(tf: Any, of: str, variable: str, threads: int) -> None:
-    os.environ.pop(variable, None)  # or it would act where 0 is wanted, which is TensorFlow's choice
-    getattr(tf.config.threading, f"set_{of}_op_parallelism_threads")(threads)
+def _op_threads(of: str, summary: str) -> Knob:
+    """The number of threads of one of TensorFlow's two pools; 0 is TensorFlow's choice."""
+    variable = f"TF_NUM_{of.upper()}OP_THREADS"
 
+    def write(tf: Any, threads: int) -> None:
+        os.environ.pop(variable, None)  # or it would act where 0 is wanted
+        getattr(tf.config.threading, f"set_{of}_op_parallelism_threads")(threads)
 
-def _read_threads(tf: Any, of: str, variable: str) -> int:
-    set_ = int(getattr(tf.config.threading, f"get_{of}_op_parallelism_threads")())
-    text = os.environ.get(variable, "")
-    return set_ or (int(text) if text.isdecimal() else 0)
+    def read(tf: Any) -> int:
+        text = os.environ.get(variable, "")
+        set_ = int(getattr(tf.config.threading, f"get_{of}_op_parallelism_threads")())
+        return set_ or (int(text) if text.isdecimal() else 0)
+
+    return Knob(
+        name=f"{of}_op_threads",
+        summary=f"{summary}; 0 is TensorFlow's choice",
+        domain=Domain(integers=(0, 4096)),
+        default=0,
+        stage=Stage.RUNTIME,
+        set=write,
+        read=read,
+        variable=variable,
+        memory=alike,
+        per_core=True,
+    )
 
 
 def _prefetch(batches: Any, depth: int | str) -> Any:
@@ -95,6 +100,9 @@ def _option(path: str) -> Callable[[Any, Any], None]:
     parent, _, last = path.rpartition(".")
     return lambda options, value: setattr(attrgetter(parent)(options) if parent else options, last, value)
 
+
+_OF_SCRIPT: dict[str, Any] = {"default": None, "stage": Stage.PIPELINE, "structural": True, "of_workload": True}
+_OF_STRATEGY: dict[str, Any] = {"stage": Stage.SCOPE, "of_workload": True}
 
 _TABLE = (
     Knob(
@@ -143,7 +151,7 @@ _TABLE = (
         read=lambda tf: tf.config.experimental.tensor_float_32_execution_enabled(),
         devices=ON_GPU,
         capability={True: 8.0, False: 8.0},
-        memory=_alike,
+        memory=alike,
         numerics=Numerics.ARITHMETIC,
     ),
     Knob(
@@ -214,7 +222,7 @@ _TABLE = (
         stage=Stage.OPTIONS,
         set=_option("deterministic"),
         read=attrgetter("deterministic"),
-        memory=_alike,
+        memory=alike,
         numerics=Numerics.EXAMPLES,
     ),
     Knob(
@@ -241,78 +249,42 @@ _TABLE = (
         name="cache",
         summary="keep in memory what a script's last map without chance has made (--allow-cache)",
         domain=Domain(booleans=True),
-        default=None,
-        stage=Stage.PIPELINE,
         memory=lambda on: int(bool(on)),
-        structural=True,
         probes=(early.for_input(39, exactly(True)),),
-        of_workload=True,
+        **_OF_SCRIPT,
     ),
     Knob(
         name="workers",
         summary="threads or processes that make the batches of a script's PyDataset",
         domain=Domain(integers=(1, 4096)),
-        default=None,
-        stage=Stage.PIPELINE,
         memory=_by_number,
-        structural=True,
         probes=(early.for_input(40, near(16)),),
-        of_workload=True,
+        **_OF_SCRIPT,
     ),
     Knob(
         name="use_multiprocessing",
         summary="processes, not threads, make the batches of a script's PyDataset",
         domain=Domain(booleans=True),
-        default=None,
-        stage=Stage.PIPELINE,
-        structural=True,
         probes=(early.for_input(44, exactly(True)),),
-        of_workload=True,
+        **_OF_SCRIPT,
     ),
     Knob(
         name="max_queue_size",
         summary="batches that wait in the queue of a script's PyDataset",
         domain=Domain(integers=(1, 4096)),
-        default=None,
-        stage=Stage.PIPELINE,
         memory=_by_number,
-        structural=True,
-        of_workload=True,
+        **_OF_SCRIPT,
     ),
-    Knob(
-        name="intra_op_threads",
-        summary="threads inside one operation; 0 is TensorFlow's choice",
-        domain=Domain(integers=(0, 4096)),
-        default=0,
-        stage=Stage.RUNTIME,
-        set=lambda tf, threads: _set_threads(tf, "intra", "TF_NUM_INTRAOP_THREADS", threads),
-        read=lambda tf: _read_threads(tf, "intra", "TF_NUM_INTRAOP_THREADS"),
-        variable="TF_NUM_INTRAOP_THREADS",
-        memory=_alike,
-        per_core=True,
-    ),
-    Knob(
-        name="inter_op_threads",
-        summary="operations run at the same time; 0 is TensorFlow's choice",
-        domain=Domain(integers=(0, 4096)),
-        default=0,
-        stage=Stage.RUNTIME,
-        set=lambda tf, threads: _set_threads(tf, "inter", "TF_NUM_INTEROP_THREADS", threads),
-        read=lambda tf: _read_threads(tf, "inter", "TF_NUM_INTEROP_THREADS"),
-        variable="TF_NUM_INTEROP_THREADS",
-        memory=_alike,
-        per_core=True,
-    ),
+    _op_threads("intra", "threads inside one operation"),
+    _op_threads("inter", "operations run at the same time"),
     Knob(
         name="onednn",
         summary="oneDNN kernels on the CPU (TF_ENABLE_ONEDNN_OPTS)",
         domain=Domain(booleans=True),
-        default=True,
         stage=Stage.IMPORT,
-        set=_set_onednn,
-        read=_read_onednn,
         devices=frozenset({Device.CPU}),
         numerics=Numerics.ARITHMETIC,
+        **own_variable("TF_ENABLE_ONEDNN_OPTS", {False: "0", True: "1"}, True),
     ),
     *GPU_KNOBS,
     Knob(
@@ -320,27 +292,24 @@ _TABLE = (
         summary="tf.distribute strategy; the batch size is global: each replica takes its part of a batch",
         domain=Domain(words=("none", "one_device", "mirrored")),
         default="none",
-        stage=Stage.SCOPE,
         numerics=Numerics.ARITHMETIC,
         plain="none",
         probes=(probe(5, exactly("mirrored"), batch_size=early.times(2)), probe(6, exactly("mirrored"))),
-        of_workload=True,
+        **_OF_STRATEGY,
     ),
     Knob(
         name="replicas",
         summary="devices that strategy=mirrored trains on; they must divide the batch size",
         domain=Domain(integers=(1, 64)),
         default=1,
-        stage=Stage.SCOPE,
-        of_workload=True,
+        **_OF_STRATEGY,
     ),
     Knob(
         name="cross_device",
         summary="how strategy=mirrored sums gradients; auto is TensorFlow's choice, nccl needs GPUs",
         domain=Domain(words=("auto", "nccl", "hierarchical_copy", "reduce_to_one")),
         default="auto",
-        stage=Stage.SCOPE,
-        of_workload=True,
+        **_OF_STRATEGY,
     ),
     Knob(
         name="auto_shard_policy",
@@ -356,9 +325,8 @@ _TABLE = (
         summary="batches that wait on each device of strategy=mirrored",
         domain=Domain(integers=(1, 64)),
         default=1,
-        stage=Stage.SCOPE,
         memory=_by_number,
-        of_workload=True,
+        **_OF_STRATEGY,
     ),
 )
 

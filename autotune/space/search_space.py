@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -149,15 +149,13 @@ class SearchSpace:
         examples: int | None,
         dataset_takes_config: bool,
         largest_batch: int | None = None,
-        fixed_batch: bool = False,
         devices: int = 1,
-        set_by_dataset: Container[str] = (),
-        not_reached: Mapping[str, str] = MappingProxyType({}),
+        kept: Mapping[str, str] = MappingProxyType({}),
         capability: str | None = None,
     ) -> ResolvedSpace:
         """The choices of every knob, the baseline's value always among them.
 
-        `examples` are of one epoch, `devices` those of a seat.
+        `examples` are of one epoch, `devices` those of a seat. `kept` are knobs that do not vary, with the reason.
 
         `capability` is the lowest compute capability of the GPUs, such as `8.0`; None where it is not known.
 
@@ -168,63 +166,53 @@ class SearchSpace:
                 f"--max-batch {largest_batch} is below the workload's own batch size, which is {baseline.batch_size}",
                 hint=f"Give --max-batch {baseline.batch_size} or more, or the workload another batch_size.",
             )
-        accumulated = "global_batch" in baseline  # a batch is a whole part of what the weights are updated for
-        choices: dict[str, tuple[KnobValue, ...]] = {}
-        left_out: dict[str, str] = {}
         ranges = dict(self.ranges)
         if devices > 1 and "strategy" in ranges:
             ranges.setdefault("replicas", Range(choices=(devices,)))
+        choices: dict[str, tuple[KnobValue, ...]] = {}
+        left_out: dict[str, str] = {}
         for name, each in ranges.items():
-            if device not in KNOBS[name].devices:
+            knob = KNOBS[name]
+            if device not in knob.devices:
                 left_out[name] = f"does not exist on a {device}"
-            elif name in not_reached:
-                left_out[name] = not_reached[name]
+            elif name in kept:
+                left_out[name] = kept[name]
             elif name not in baseline:
                 left_out[name] = "the seat has one device" if name in STRATEGY_KNOBS else "only some scripts have it"
-            elif KNOBS[name].needs_dataset_config and not dataset_takes_config:
+            elif knob.needs_dataset_config and not dataset_takes_config:
                 left_out[name] = "the workload's dataset() takes no config"
-            elif name in set_by_dataset:
-                left_out[name] = "the workload's dataset() sets it itself"
-            elif name == "batch_size" and fixed_batch:
-                left_out[name] = "kept by --fixed-batch"
             else:
                 values = self._values(name, each, cores, examples)
-                if name == "batch_size" and largest_batch is not None:
-                    values = [value for value in values if value <= largest_batch]
                 if name == "batch_size":
-                    values = [value for value in values if baseline.update_size % value == 0 or not accumulated]
+                    values = [value for value in values if _batch_fits(value, baseline, largest_batch)]
                 if name == "replicas":
                     values = [*(value for value in values if value < devices), devices]
-                for value, needed in KNOBS[name].capability.items():
-                    if device is Device.GPU and capability is not None and float(capability) < needed:
-                        values = [each for each in values if each != value]
-                        left_out[f"{name}={format_value(value)}"] = (
-                            f"needs compute capability {needed}, not {capability}"
-                        )
-                choices[name] = _with_baseline(values, baseline[name])
-                if len(choices[name]) < 2:
+                if device is Device.GPU and capability is not None:
+                    slow = {value: least for value, least in knob.capability.items() if float(capability) < least}
+                    values = [value for value in values if value not in slow]
+                    for value, least in slow.items():
+                        lacks = f"needs compute capability {least}, not {capability}"
+                        left_out[f"{name}={format_value(value)}"] = lacks
+                found = _with_baseline(values, baseline[name])
+                if len(found) > 1:
+                    choices[name] = found
+                else:
                     left_out[name] = f"only the baseline's value, {format_value(baseline[name])}, is left"
-        if not choices.keys() - left_out.keys():
+        if not choices:
             raise SearchSpaceError(
                 f"{self.source}: nothing is left to vary here",
                 hint="; ".join(f"{name}: {why}" for name, why in left_out.items()) + ".",
             )
-        return ResolvedSpace(
-            baseline=baseline,
-            choices={name: choices[name] for name in KNOBS if name in choices and name not in left_out},
-            left_out=left_out,
-        )
+        choices = {name: choices[name] for name in KNOBS if name in choices}
+        return ResolvedSpace(baseline=baseline, choices=choices, left_out=left_out)
 
     def _values(self, name: str, written: Range, cores: int, examples: int | None) -> Sequence[Any]:
         if written.choices:
             return written.choices
         where, domain = f"{self.source}: [knobs.{name}]", KNOBS[name].domain
-        low = bound(written.low, cores=cores, examples=examples, where=where)
-        if written.high == UNTIL_OUT_OF_MEMORY:
-            quarter = examples // 4 if examples else LARGEST_DOUBLED_BATCH
-            high: int | None = min(LARGEST_DOUBLED_BATCH, quarter)
-        else:
-            high = bound(written.high, cores=cores, examples=examples, where=where)
+        until_memory = f"min({LARGEST_DOUBLED_BATCH}, examples/4)"
+        ends = (written.low, until_memory if written.high == UNTIL_OUT_OF_MEMORY else written.high)
+        low, high = (bound(each, cores=cores, examples=examples, where=where) for each in ends)
         if low is None or high is None:
             raise SearchSpaceError(
                 f"{where} has a bound on the number of examples, which is not known here",
@@ -241,6 +229,12 @@ class SearchSpace:
         for value in values:
             _require(value in domain, f"{where} reaches {value} here", f"{name} takes {domain.describe()}.")
         return values
+
+
+def _batch_fits(value: int, baseline: Configuration, largest: int | None) -> bool:
+    """Whether a batch size is allowed; where gradients are accumulated, it is a whole part of an update's examples."""
+    whole = "global_batch" not in baseline or baseline.update_size % value == 0
+    return whole and (largest is None or value <= largest)
 
 
 def _with_baseline(values: Sequence[KnobValue], baseline: KnobValue) -> tuple[KnobValue, ...]:
@@ -319,9 +313,8 @@ def find_search_space(name_or_path: str | Path) -> SearchSpace:
             hint=f"{nearest(source, shipped_names())}Shipped: {', '.join(shipped_names())}.",
         ) from error
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        if isinstance(error, UnicodeDecodeError):
-            reason = "not UTF-8 text"
+        undecoded = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+        reason = error.strerror if isinstance(error, OSError) else undecoded
         raise SearchSpaceError(
             f"cannot read the search space {source}: {reason}",
             hint=f"Give the path of a TOML file, or one of {', '.join(shipped_names())}.",

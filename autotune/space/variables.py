@@ -88,29 +88,25 @@ def notes(variables: Mapping[str, str], tensorflow: str) -> Iterator[str]:
         yield f"{variable} names a cache of compilations: trials run without it, so that each process tunes for itself"
 
 
-def own_variable(variable: str, texts: Mapping[Any, str], default: Any) -> dict[str, Any]:
-    """The fields of a knob that is a variable by itself: its text for each value, and what it is when not set."""
+def own_variable(variable: str, texts: Mapping[Any, str], default: Any, *, flag: str = "") -> dict[str, Any]:
+    """The fields of a knob that is a variable by itself, or one flag in it.
+
+    Args:
+        variable: Its name.
+        texts: What stands there for each value.
+        default: Its value where nothing stands there.
+        flag: The flag's name.
+    """
 
     def read(variables: Mapping[str, str]) -> Any:
-        text = variables.get(variable, "").lower()
-        text = {"true": "1", "false": "0"}.get(text, text)
-        return next((value for value, each in texts.items() if each == text), default)
+        text = flag_value(variables, variable, flag) if flag else variables.get(variable, "").lower()
+        known = (text, {"1": "true", "0": "false", "true": "1", "false": "0"}.get(text or ""))
+        return next((value for value, each in texts.items() if each in known), default)
 
     def write(variables: MutableMapping[str, str], value: Any) -> None:
-        variables[variable] = texts[value]
-
-    return {"variable": variable, "set": write, "read": read, "default": default}
-
-
-def own_flag(variable: str, flag: str, default: Any, texts: Mapping[Any, str]) -> dict[str, Any]:
-    """The same of a knob that is one flag in a variable."""
-
-    def read(variables: Mapping[str, str]) -> Any:
-        text = flag_value(variables, variable, flag)
-        text = {"1": "true", "0": "false"}.get(text or "", text) if "true" in texts.values() else text
-        return next((value for value, each in texts.items() if each == text), default)
-
-    def write(variables: MutableMapping[str, str], value: Any) -> None:
-        set_flag(variables, variable, flag, texts[value])
+        if flag:
+            set_flag(variables, variable, flag, texts[value])
+        else:
+            variables[variable] = texts[value]
 
     return {"variable": variable, "set": write, "read": read, "default": default}

@@ -20,12 +20,16 @@ WIDER_SPACE, FEW_KNOBS = "cpu", 4  # where the usual space has fewer knobs that 
 
 def space_of(written: SearchSpace | None, opened: Opened, options: Options) -> tuple[SearchSpace, ResolvedSpace]:
     """The search space that was asked for; or the device's usual one, or a wider one where that reaches little."""
-    not_reached = {} if opened.facts.script is None else dict(opened.facts.script.not_reached)
+    kept = dict.fromkeys(opened.warm.started.set_by_dataset, "the workload's dataset() sets it itself")
+    if options.fixed_batch:
+        kept["batch_size"] = "kept by --fixed-batch"
+    if opened.facts.script is not None:
+        kept |= opened.facts.script.not_reached
 
     def resolved(space: SearchSpace) -> ResolvedSpace:
-        if opened.device is Device.GPU and (missing := lacking(space.ranges.keys() - not_reached.keys())):
+        if opened.device is Device.GPU and (missing := lacking(space.ranges.keys() - kept.keys())):
             opened.run.observe(Notice(text=f"not varied: {', '.join(sorted(missing))}: {min(missing.values())}"))
-            not_reached.update(missing)
+            kept.update(missing)
         return space.resolve(
             baseline=opened.run.baseline,
             device=opened.device,
@@ -33,10 +37,8 @@ def space_of(written: SearchSpace | None, opened: Opened, options: Options) -> t
             examples=opened.warm.started.examples,
             dataset_takes_config=opened.facts.dataset_takes_config,
             largest_batch=options.max_batch,
-            fixed_batch=options.fixed_batch,
             devices=opened.warm.started.devices,
-            set_by_dataset=opened.warm.started.set_by_dataset,
-            not_reached=not_reached,
+            kept=kept,
             capability=lowest_capability(opened.machine.gpus),
         )
 

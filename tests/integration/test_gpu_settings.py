@@ -13,7 +13,7 @@ from autotune.devices.xla_flags import lacking
 from autotune.space.gpu_knobs import GPU_KNOBS
 from autotune.space.knob import Domain, Knob, Stage
 from autotune.space.knobs import registered
-from autotune.space.variables import NOT_READ, REFUSED, own_flag
+from autotune.space.variables import NOT_READ, REFUSED, own_variable
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,7 @@ def test_the_installed_binary_is_asked_for_its_flags():
         domain=Domain(booleans=True),
         stage=Stage.START,
         flag=True,
-        **own_flag("XLA_FLAGS", "xla_gpu_of_another_version", False, {False: "false", True: "true"}),
+        **own_variable("XLA_FLAGS", {False: "false", True: "true"}, False, flag="xla_gpu_of_another_version"),
     )
     names = [each.name for each in GPU_KNOBS if each.flag]
     with registered(unknown):
