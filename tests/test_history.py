@@ -529,22 +529,6 @@ def test_a_path_with_a_null_character_is_an_error(call):
     assert message_of(call, "a\0b") == r"a\x00b is not a run directory: embedded null byte"
 
 
-def test_a_tree_as_deep_as_paths_can_be_is_searched(run, tmp_path):
-    """Directories a thousand and more deep do not end the search for runs beside them."""
-    deep = tmp_path / "deep"
-    deep.mkdir()
-    folder = os.open(deep, os.O_RDONLY)
-    for _ in range(1500):
-        os.mkdir("d", dir_fd=folder)
-        below = os.open("d", os.O_RDONLY, dir_fd=folder)
-        os.close(folder)
-        folder = below
-    os.close(folder)
-    assert message_of(compare_runs, deep).endswith("there is no run.json in it or below it")
-    assert len(compare_runs(tmp_path)) == 1
-    subprocess.run(["rm", "-rf", str(deep)], check=True)  # deeper than shutil goes
-
-
 def test_links_are_not_followed_into_directories_below(run, tmp_path):
     """A link that leads back up does not make the search endless; one that leads nowhere does not end it."""
     for name, place in (("up", ".."), ("loop", "loop"), ("nowhere", "missing")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -154,8 +155,5 @@ class Executor(Protocol):
         """End everything."""
 
 
-class Clock(Protocol):
-    """Seconds that only go forward; simulated trials bring their own."""
-
-    def __call__(self) -> float:
-        """Now."""
+Clock = Callable[[], float]
+"""Seconds that only go forward; simulated trials bring their own."""

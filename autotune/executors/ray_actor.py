@@ -105,18 +105,18 @@ class SeatActor:
 
     def open(self, slot: int, of: int) -> WorkloadFacts | Exception:
         """Import the workload on the slot-th of so many parts of the host's cores."""
-        return self._answer(lambda: self._opened(slot, of))
 
-    def _opened(self, slot: int, of: int) -> WorkloadFacts:
-        places = (cut_cores(of)[slot],) if of > 1 else (Place(seat="cpu0", host=platform.node()),)
-        self._processes = TrialProcesses(
-            self._reference,
-            logs=self._scratch,
-            isolation=self._settings.isolation,
-            profile=self._settings.profile,
-            places=places,
-        )
-        return self._processes.open()
+        def opened() -> WorkloadFacts:
+            self._processes = TrialProcesses(
+                self._reference,
+                logs=self._scratch,
+                isolation=self._settings.isolation,
+                profile=self._settings.profile,
+                places=(cut_cores(of)[slot] if of > 1 else Place(seat="cpu0", host=platform.node()),),
+            )
+            return self._processes.open()
+
+        return self._answer(opened)
 
     def state(self) -> tuple[str, messages.StartedByImport | None, Place, str | None]:
         """Isolation, what importing started, where trials run, and the name of the seat with all cores."""
@@ -126,10 +126,10 @@ class SeatActor:
 
     def launch(
         self, number: int, configuration: Mapping[str, Any], *, whole: bool, how: Mapping[str, Any]
-    ) -> float | Exception:
+    ) -> Exception | None:
         """Start a trial; the driver's number of it is used once."""
 
-        def start() -> float:
+        def start() -> None:
             processes = self._processes
             assert processes is not None
             self._folders[number] = folder = self._scratch / str(number)
@@ -138,7 +138,6 @@ class SeatActor:
             self._trials[number] = processes.launch(
                 Configuration(configuration), seat=seat, log=str(folder / "log.txt"), **how
             )
-            return 0.0
 
         return self._answer(start)
 

@@ -11,7 +11,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,9 +39,10 @@ SAY_AFTER_SECONDS = 10.0  # of waiting for a seat
 class ActorSeat:
     """An actor, as the driver knows it."""
 
-    def __init__(self, name: str, actor: Any) -> None:
-        self.name, self.actor = name, actor
-        self.hello: Any = actor.hello.remote()
+    def __init__(self, name: str, ray: Any, settings: SeatSettings, asked: Mapping[str, Any]) -> None:
+        self.name = name
+        self.actor = ray.remote(SeatActor).options(max_concurrency=8, max_restarts=0, **asked).remote(settings)
+        self.hello: Any = self.actor.hello.remote()
         self.opening: Any = None
         self.host: Host | None = None
         self.place: Place | None = None
@@ -119,9 +120,8 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
         self._ray = connect(
             self._address, seats=self._most, directory=self._settings.directory if self._upload else None
         )
-        threading.Thread(
-            target=_beat, args=(self._over, lambda: [*self._joined.values(), *self._coming], self._lease), daemon=True
-        ).start()
+        beaten = (self._over, lambda: [*self._joined.values(), *self._coming], self._lease)
+        threading.Thread(target=_beat, args=beaten, daemon=True).start()
         began, said = time.monotonic(), False
         while not self._joined:
             self.refresh()
@@ -150,8 +150,7 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
             unused = sum(each in alive for each in self._dropped)  # a node that is gone is not counted as possible
             wanted = min(possible - unused, self._most or possible)
             while len(self._joined) + len(self._coming) < wanted:
-                actor = self._ray.remote(SeatActor).options(max_concurrency=8, max_restarts=0, **asked)
-                self._coming.append(ActorSeat(f"seat{next(self._names)}", actor.remote(self._settings)))
+                self._coming.append(ActorSeat(f"seat{next(self._names)}", self._ray, self._settings, asked))
         for seat in list(self._coming):
             try:
                 if self._comes(seat):
@@ -180,7 +179,7 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
                 self._refuse(seat, differs)
                 return False
             of = parts_of(self._ray, seat.host.node)
-            others = [each for each in (*self._joined.values(), *self._coming) if each.name != seat.name and each.host]
+            others = [each for each in (*self._joined.values(), *self._coming) if each.name != seat.name]
             taken = {each.slot for each in others if each.host and each.host.node == seat.host.node}
             seat.slot = min(set(range(of)) - taken, default=0)
             seat.opening = seat.actor.open.remote(seat.slot, of)
@@ -227,8 +226,7 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
         """See `executor.Executor`: another actor takes its place, where the cluster has one."""
         end(self._ray, self._joined[seat].actor)
         asked, _ = room(self._ray, self._seat_devices)
-        actor = self._ray.remote(SeatActor).options(max_concurrency=8, max_restarts=0, **asked)
-        new = ActorSeat(seat, actor.remote(self._settings))
+        new = ActorSeat(seat, self._ray, self._settings, asked)
         began, at_most = time.monotonic(), min(RESTART_SECONDS, self._left())
         try:
             while time.monotonic() - began < at_most and not new.refused:
@@ -255,14 +253,10 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
         self._over.set()
         if self._ray is None:
             return
-        seats = [*self._joined.values(), *self._coming]
         with contextlib.suppress(Exception):
-            self._ray.wait(
-                [each.actor.close.remote() for each in self._joined.values()],
-                num_returns=len(self._joined),
-                timeout=CLOSING_SECONDS,
-            )
-        for each in seats:
+            closing = [each.actor.close.remote() for each in self._joined.values()]
+            self._ray.wait(closing, num_returns=len(closing), timeout=CLOSING_SECONDS)
+        for each in (*self._joined.values(), *self._coming):
             with contextlib.suppress(Exception):
                 self._ray.kill(each.actor)
         self._joined.clear()
@@ -286,11 +280,9 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
         """See `executor.Executor`."""
         number, on = next(self._numbers), self._seat(seat)
         how = {"data": data, "timing": timing, "losses": losses}
-        began = time.monotonic()
-        self.answer(
-            on, on.actor.launch.remote(number, dict(configuration), whole=seat == WHOLE, how=how), IMPORT_SECONDS
-        )
-        return RayTrial(self, on, number, Path(log), time.monotonic() - began)
+        asked = on.actor.launch.remote(number, dict(configuration), whole=seat == WHOLE, how=how)
+        self.answer(on, asked, IMPORT_SECONDS)
+        return RayTrial(self, on, number, Path(log))
 
     def answer(self, seat: ActorSeat, asked: Any, seconds: float) -> Any:
         """An actor's answer. Raises what it says, and SeatLost where none comes within a lease of the limit."""

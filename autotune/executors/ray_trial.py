@@ -20,9 +20,8 @@ CLOSING_SECONDS = 20.0
 class RayTrial:
     """A trial on another host; see `executor.LiveTrial`."""
 
-    def __init__(self, trials: RayTrials, seat: ActorSeat, number: int, log: Path, launch_seconds: float) -> None:
+    def __init__(self, trials: RayTrials, seat: ActorSeat, number: int, log: Path) -> None:
         self._trials, self._seat, self._number, self._log = trials, seat, number, log
-        self._launch_seconds = launch_seconds
         self._ended = False
 
     def warm_up(self, timeout_seconds: float) -> WarmUp:

@@ -41,7 +41,7 @@ from autotune.worker.failures import is_out_of_memory
 from autotune.worker.retracing import ask_runtime_to_tell
 from autotune.workloads.loading import facts_of, load, require_tensorflow
 from autotune.workloads.users_errors import cause_of
-from autotune.workloads.workload import Workload, WorkloadReference
+from autotune.workloads.workload import Workload, WorkloadFacts, WorkloadReference
 
 
 def main(arguments: list[str]) -> int:
@@ -56,10 +56,8 @@ def main(arguments: list[str]) -> int:
     ask_runtime_to_tell()
     workload, ready = None, messages.TemplateReady(workload=None)
     try:
-        if mode != "later" and reference.script is not None:
-            ready = _imported_for_script(reference, known=mode == "known")
-        elif mode != "later":
-            workload, ready = _imported(reference)
+        if mode != "later":
+            workload, ready = _imported(reference, known=mode == "known")
     except WorkloadError as error:
         detail = printable(error.detail)[-20000:]
         control.send(messages.TemplateFailed(message=error.message, hint=error.hint, detail=detail))
@@ -86,41 +84,37 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _imported(reference: WorkloadReference) -> tuple[Workload, messages.TemplateReady]:
-    workload = load(reference)  # first: it may set what TensorFlow reads while it is imported
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it ignores this signal, the ends of trials are lost
+def _imported(reference: WorkloadReference, *, known: bool) -> tuple[Workload | None, messages.TemplateReady]:
+    """Import the workload; for a script what it does not bring itself: its own modules are imported in the trials."""
+    workload = None
+    variables: dict[str, str] = {}
+    packages: list[str] = []
+    if reference.script is None:
+        workload = load(reference)  # first: it may set what TensorFlow reads while it is imported
+    else:
+        variables, packages = discover(reference)
+        os.environ.update(variables)
+        refuse_broken(file_of(reference))
+        require_tensorflow()
     _require_backend(os.environ.get("KERAS_BACKEND") or "tensorflow")  # before what that would need
-    import keras  # so that no trial has to
-    import tensorflow as tf  # noqa: F401
-
-    _require_backend(keras.backend.backend())  # a file of settings may name another
-    started, in_force = survey()
-    apply.note_layers()
-    facts = facts_of(workload, reference, in_force)
-    return workload, messages.TemplateReady(workload=facts, started=started)
-
-
-def _imported_for_script(reference: WorkloadReference, *, known: bool) -> messages.TemplateReady:
-    """Import what a script does not bring itself; its own modules are imported in the trials."""
-    variables, packages = discover(reference)
-    os.environ.update(variables)
-    refuse_broken(file_of(reference))
-    require_tensorflow()
-    _require_backend(os.environ.get("KERAS_BACKEND") or "tensorflow")
-    if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
+    if reference.script is not None and os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
         raise WorkloadError(
             f"{reference.shown} runs with TF_USE_LEGACY_KERAS, which is Keras 2",
             hint="Leave the variable out, so that tf.keras is Keras 3: Keras 2 cannot be tuned.",
         )
-    import keras
+    import keras  # so that no trial has to
     import tensorflow as tf  # noqa: F401
 
-    _require_backend(keras.backend.backend())
+    _require_backend(keras.backend.backend())  # a file of settings may name another
     import_packages(packages)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    started, _ = survey()
-    facts = None if known else survey_script(reference, variables)
-    return messages.TemplateReady(workload=facts, started=started)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the file ignores this signal, the ends of trials are lost
+    started, in_force = survey()
+    if workload is not None:
+        apply.note_layers()
+        facts: WorkloadFacts | None = facts_of(workload, reference, in_force)
+    else:
+        facts = None if known else survey_script(reference, variables)
+    return workload, messages.TemplateReady(workload=facts, started=started)
 
 
 def _require_backend(name: str) -> None:

@@ -29,34 +29,22 @@ def find_runs(*paths: str | Path) -> tuple[RunDirectory, ...]:
 
 
 def _directories_at(path: Path) -> list[Path]:
-    found = []
-    problem = ""
-    pending = [path]
-    while pending:  # os.walk calls itself for each level, and a tree may be thousands deep
-        folder = pending.pop()
-        try:
-            with os.scandir(folder) as listed:
-                entries = {entry.name: entry for entry in listed}
-        except (OSError, ValueError) as error:  # ValueError: a null character in the path
-            problem = problem or getattr(error, "strerror", "") or str(error)
-            continue
-        if "run.json" in entries and not _is_directory(entries["run.json"]):
-            found.append(folder)  # a run holds no runs, and its trials may be thousands
-        else:
-            pending += [folder / each.name for each in entries.values() if _is_directory(each, links=False)]
+    found: list[Path] = []
+    problems: list[str] = []
+    try:
+        for folder, below, files in os.walk(path, onerror=lambda error: problems.append(str(error.strerror))):
+            if "run.json" in files:
+                found.append(Path(folder))
+                below.clear()  # a run holds no runs, and its trials may be thousands
+    except ValueError as error:  # a null character in the path
+        problems.append(str(error))
     if not found:
+        problem = problems[0] if problems else "there is no run.json in it or below it"
         raise RunDirectoryError(
-            f"{path} is not a run directory: {problem or 'there is no run.json in it or below it'}",
+            f"{path} is not a run directory: {problem}",
             hint="Give the directory that `autotune tune` printed, or one that holds some of these.",
         )
     return sorted(found)
-
-
-def _is_directory(entry: os.DirEntry[str], *, links: bool = True) -> bool:
-    try:
-        return entry.is_dir(follow_symlinks=links)
-    except OSError:
-        return False  # a link that leads to itself
 
 
 def check_configuration(values: Mapping[str, object], file: Path, key: str) -> Configuration:
