@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar
 
 from autotune.printable import LONGEST_MESSAGE, one_line
-
-E = TypeVar("E", bound=Exception)
 
 
 class AutotuneError(Exception):
@@ -26,20 +24,9 @@ class AutotuneError(Exception):
         super().__init__(self.message)
         self.detail = detail
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """For other processes."""
-        return revived, (type(self), self.args, self.__dict__)
-
     def __str__(self) -> str:
         """The message, the hint and the detail, each on a line of its own."""
         return "\n".join(part for part in (self.message, self.hint, self.detail) if part)
-
-
-def revived(kind: type[E], args: tuple[Any, ...], state: dict[str, Any]) -> E:
-    """An exception that was pickled, whatever its class's constructor takes."""
-    made = kind.__new__(kind, *args)
-    made.__dict__.update(state)
-    return made
 
 
 class InputError(AutotuneError):

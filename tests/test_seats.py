@@ -100,7 +100,7 @@ def test_a_seat_that_cannot_train_is_dropped_and_the_others_go_on(tmp_path, when
 
     def fail_on_the_right(configuration, *, seat="", **how):
         if seat == "right" and (when == "at the start" or configuration != BASELINE):
-            raise DeviceUnavailable("no card", hint="See nvidia-smi.")
+            raise DeviceUnavailable(Outcome.ERROR, "no card", hint="See nvidia-smi.")
         return launch(configuration, seat=seat, **how)
 
     trials.launch = fail_on_the_right

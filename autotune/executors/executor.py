@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from autotune.devices.machine import Machine
-from autotune.errors import revived
 from autotune.record import Outcome, Place, Slice
 from autotune.space.configuration import Configuration
 from autotune.worker.messages import Data as Data
@@ -29,7 +28,7 @@ class TrialFailed(Exception):
         log_tail: str = "",
         input_error: bool = False,  # the workload itself is at fault, whatever the configuration
     ) -> None:
-        super().__init__(f"{outcome}: {reason}")
+        super().__init__(outcome, reason)  # what an exception that was pickled is made of again
         self.outcome = outcome
         self.reason = reason
         self.hint = hint
@@ -38,9 +37,9 @@ class TrialFailed(Exception):
         self.input_error = input_error
         self.trial: int | None = None  # its number, once the tuning loop has noted it
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """For other hosts."""
-        return revived, (type(self), self.args, self.__dict__)
+    def __str__(self) -> str:
+        """How it ended, and why."""
+        return f"{self.outcome}: {self.reason}"
 
     @property
     def whole(self) -> str:
@@ -50,9 +49,6 @@ class TrialFailed(Exception):
 
 class DeviceUnavailable(TrialFailed):
     """The device is lost, or a process of another run has it. That says nothing of the configuration."""
-
-    def __init__(self, reason: str, *, hint: str, detail: str = "", log_tail: str = "") -> None:
-        super().__init__(Outcome.ERROR, reason, hint=hint, detail=detail, log_tail=log_tail)
 
 
 class SeatLost(TrialFailed):

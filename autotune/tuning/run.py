@@ -104,6 +104,7 @@ class Run:
         if self.gpus is not None and tuple(seen) != self.gpus:
             sees, saw = (", ".join(each) or "no GPU" for each in (seen, self.gpus))
             raise DeviceUnavailable(
+                Outcome.ERROR,
                 f"TensorFlow sees {sees}, where the baseline saw {saw}",
                 hint="Has the card or the container lost its driver meanwhile? See what nvidia-smi says.",
             )
@@ -138,6 +139,7 @@ def never_two_alive() -> Iterator[None]:
     except TrialFailed as failure:
         if failure.outcome is Outcome.OOM and says_taken(failure.reason):
             taken = DeviceUnavailable(
+                Outcome.ERROR,
                 failure.reason,
                 hint="Alone, too: a process that is not of this run has the card, as nvidia-smi shows.",
                 detail=failure.detail,
