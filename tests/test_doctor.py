@@ -129,18 +129,20 @@ def faked(root: Path, **files: str) -> Path:
     return root
 
 
-def seen_below(root):
+@pytest.fixture
+def seen_below(monkeypatch):
     """What is read below a root, without a build, cards or measuring."""
-    return look(
-        root,
-        ask_build=lambda: ({"cuda_version": "12.5", "cudnn_version": "9"}, ""),
-        ask_cards=lambda: ("580.65", (H100,)),
-        loader_cache=lambda: "\tlibcudart.so.12 (libc6,x86-64) => /usr/lib/libcudart.so.12\n\tlibm.so.6 => /x\n",
-        measure=False,
-    )
+    loaded = "\tlibcudart.so.12 (libc6,x86-64) => /usr/lib/libcudart.so.12\n\tlibm.so.6 => /x\n"
+    monkeypatch.setattr(looking, "_build", lambda: ({"cuda_version": "12.5", "cudnn_version": "9"}, ""))
+    monkeypatch.setattr(looking, "_cards", lambda nvml: ("580.65", (H100,)))
+    monkeypatch.setattr(looking, "with_nvml", lambda use, otherwise: use(None))
+    monkeypatch.setattr(looking, "_ldconfig", lambda: loaded)
+    monkeypatch.setattr(looking, "_disk", lambda: None)
+    monkeypatch.setattr(looking, "_jitter", lambda: None)
+    return look
 
 
-def test_what_is_read_below_a_root(tmp_path):
+def test_what_is_read_below_a_root(tmp_path, seen_below):
     """Processor flags, the bus, NUMA nodes and the loader's cache."""
     root = faked(
         tmp_path,
@@ -164,7 +166,7 @@ def test_what_is_read_below_a_root(tmp_path):
     [{"cpu.max": "150000 100000"}, {"cpu__cpu.cfs_quota_us": "150000", "cpu__cpu.cfs_period_us": "100000"}],
     ids=["version 2", "version 1"],
 )
-def test_a_containers_quota_is_seen_in_both_versions_of_control_groups(tmp_path, monkeypatch, files):
+def test_a_containers_quota_is_seen_in_both_versions_of_control_groups(tmp_path, monkeypatch, seen_below, files):
     """One and a half cores, whatever the machine has."""
     monkeypatch.setattr(machine, "CGROUP_ROOT", faked(tmp_path / "groups", **files))
     monkeypatch.setattr(machine, "PROC_ROOT", faked(tmp_path / "proc", self__cgroup="0::/\n"))

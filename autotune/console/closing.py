@@ -188,20 +188,19 @@ def resume_command(tuned: str, directory: Path, *, seconds: float | None = None)
     return one_line(command if seconds is None else f"{command} --budget {seconds:.0f}s")
 
 
-def show_diff(diff: str, rest: Sequence[str], console: RichConsole | None = None) -> None:
+def show_diff(diff: str, rest: Sequence[str]) -> None:
     """An edit of a script, as `patch` reads it; and what only `autotune run` does."""
-    console = console or terminal()
     for line in diff.splitlines():
-        console.print(Text(line), soft_wrap=True)
+        terminal().print(Text(line), soft_wrap=True)
     if not diff:
-        say("Nothing in the script itself is to be changed.", console)
+        say("Nothing in the script itself is to be changed.")
     if rest:
         note(f"not in this edit, as it takes more than a constant: {', '.join(rest)}; autotune run sets it")
 
 
-def show_verification(verification: Verification, console: RichConsole | None = None) -> None:
+def show_verification(verification: Verification) -> None:
     """The finding, the claim, and what was measured."""
-    console = console or terminal()
+    console = terminal()
     found = verification.finding
     console.print()
     if verification.claimed is not None:

@@ -61,7 +61,7 @@ def _cell(name: str, value: object) -> str:
     return one_line(value)[:80]
 
 
-def show_knobs(console: RichConsole | None = None) -> None:
+def show_knobs() -> None:
     """All knobs."""
     rows = [
         (
@@ -76,18 +76,17 @@ def show_knobs(console: RichConsole | None = None) -> None:
         for knob in KNOBS.values()
     ]
     headings = ("knob", "what", "values", "default", "stage", "numerics", "where")
-    (console or terminal()).print(table(headings, rows))
+    terminal().print(table(headings, rows))
 
 
-def show_space(source: str, space: ResolvedSpace, console: RichConsole | None = None) -> None:
+def show_space(source: str, space: ResolvedSpace) -> None:
     """A search space as it resolves here, and the file or name it comes from."""
-    console = console or terminal()
     rows: list[tuple[str, str | Text]] = [
         *((name, " ".join(map(format_value, choices))) for name, choices in space.choices.items()),
         *((name, Text(f"left out: {one_line(why)}", style="dim")) for name, why in space.left_out.items()),
     ]
-    console.print(table(("knob", "choices here"), rows))
-    say(f"{source}: {space.size:,} configurations", console)
+    terminal().print(table(("knob", "choices here"), rows))
+    say(f"{source}: {space.size:,} configurations")
 
 
 def show_comparison(summaries: Sequence[RunSummary], console: RichConsole | None = None) -> None:
@@ -116,9 +115,9 @@ def _compared(run: RunSummary) -> list[Text]:
     return [Text(one_line(each)) for each in cells]
 
 
-def show_findings(findings: Sequence[Finding], *, as_json: bool, console: RichConsole | None = None) -> None:
+def show_findings(findings: Sequence[Finding], *, as_json: bool) -> None:
     """What a doctor found, a line each with its fix, and the one thing to do first."""
-    console = console or terminal()
+    console = terminal()
     first = first_thing(findings)
     if as_json:
         told = {"findings": [each._asdict() for each in findings], "first": first}

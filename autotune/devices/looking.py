@@ -37,26 +37,11 @@ print("BUILD" + json.dumps({name: str(info.get(name, "")) for name in names}))
 """
 
 
-def look(
-    root: Path = Path("/"),
-    *,
-    ask_build: Callable[[], tuple[dict[str, str] | None, str]] | None = None,
-    ask_cards: Callable[[], Cards] | None = None,
-    loader_cache: Callable[[], str] | None = None,
-    measure: bool = True,
-) -> Seen:
-    """Read the machine.
-
-    Args:
-        root: What stands for `/` in paths of `/proc`, `/sys` and `/dev`.
-        ask_build: TensorFlow's build information, or why it cannot be imported.
-        ask_cards: The driver's version and the cards.
-        loader_cache: What `ldconfig -p` prints.
-        measure: Time the disk and five seconds of equal work.
-    """
+def look(root: Path = Path("/")) -> Seen:
+    """Read the machine; `root` stands for `/` in paths of `/proc`, `/sys` and `/dev`."""
     version = installed_version("tensorflow")
-    built, problem = (ask_build or _build)() if version else (None, "")
-    driver, cards = (ask_cards or partial(with_nvml, _cards, _NO_CARDS))()
+    built, problem = _build() if version else (None, "")
+    driver, cards = with_nvml(_cards, _NO_CARDS)
     flags = re.search(r"^(?:flags|Features)\s*:(.*)$", text_of(root / "proc/cpuinfo"), re.MULTILINE)
     nodes = list((root / "sys/devices/system/node").glob("node[0-9]*"))
     vendors = (text_of(each).strip() for each in (root / "sys/bus/pci/devices").glob("*/vendor"))
@@ -65,7 +50,7 @@ def look(
         tensorflow=version,
         built_with=built,
         import_error=problem,
-        libraries=tuple(sorted({*_of_cache((loader_cache or _ldconfig)()), *_of_wheels()})),
+        libraries=tuple(sorted({*_of_cache(_ldconfig()), *_of_wheels()})),
         pci_nvidia="0x10de" in vendors,
         driver=driver,
         cards=cards,
@@ -78,14 +63,14 @@ def look(
         memory_bytes=psutil.virtual_memory().total,
         usable_memory_bytes=memory_limit_bytes(),
         shm_bytes=psutil.disk_usage(str(shm)).total if shm.is_dir() else None,
-        disk_bytes_per_second=_disk() if measure else None,
-        jitter=_jitter() if measure else None,
+        disk_bytes_per_second=_disk(),
+        jitter=_jitter(),
         environment=dict(os.environ),
     )
 
 
 def _build() -> tuple[dict[str, str] | None, str]:
-    """In a process of its own: this one never imports TensorFlow."""
+    """TensorFlow's build information, or why it cannot be imported; this process never imports it."""
     try:
         ended = subprocess.run(
             [sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=ASK_SECONDS, check=False

@@ -87,9 +87,8 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
         self.started_by_import: messages.StartedByImport | None = None
         self.isolation = isolation
         self._address = address or os.environ.get("RAY_ADDRESS")
-        self._seat_devices, self._most, self._upload = seat_devices, seats, upload
+        self._seat_devices, self._most = seat_devices, seats
         self._say, self._left = say, left
-        self._lease = lease_seconds
         self._settings = SeatSettings(
             reference=reference,
             directory=os.getcwd(),
@@ -118,9 +117,9 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
     def open(self) -> WorkloadFacts:
         """See `executor.Executor`. Waits for the first seat as long as the budget lasts."""
         self._ray = connect(
-            self._address, seats=self._most, directory=self._settings.directory if self._upload else None
+            self._address, seats=self._most, directory=self._settings.directory if self._settings.uploaded else None
         )
-        beaten = (self._over, lambda: [*self._joined.values(), *self._coming], self._lease)
+        beaten = (self._over, lambda: [*self._joined.values(), *self._coming], self._settings.lease_seconds)
         threading.Thread(target=_beat, args=beaten, daemon=True).start()
         began, said = time.monotonic(), False
         while not self._joined:
@@ -287,7 +286,7 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
     def answer(self, seat: ActorSeat, asked: Any, seconds: float) -> Any:
         """An actor's answer. Raises what it says, and SeatLost where none comes within a lease of the limit."""
         try:
-            found = self._ray.get(asked, timeout=seconds + self._lease)
+            found = self._ray.get(asked, timeout=seconds + self._settings.lease_seconds)
         except self._ray.exceptions.GetTimeoutError as error:
             raise SeatLost(Outcome.CRASHED, f"{seat.name} did not answer within its lease") from error
         except self._ray.exceptions.RayTaskError:

@@ -73,20 +73,14 @@ def compare(*runs: str | Path) -> pd.DataFrame:
     from autotune.report.frame import BOOLEAN, FLOAT, STRING, TIME, table, typed
 
     summaries = compare_runs(*runs)
-    best: dict[tuple[str | None, str], tuple[float, str]] = {}
-    for each in summaries:
-        if each.throughput is not None:
-            rated = (each.throughput, each.run)
-            best[each.workload, each.machine_id] = max(best.get((each.workload, each.machine_id), rated), rated)
+    rated = sorted(summaries, key=lambda each: (each.throughput or 0.0, each.run))
+    fastest = {(each.workload, each.machine_id): each.run for each in rated if each.throughput is not None}
     rows = [
         {
             **vars(each),
-            **(
-                {"claim": each.claimed.value, "low": each.claimed.low, "high": each.claimed.high}
-                if each.claimed
-                else {}
-            ),
-            "use": best.get((each.workload, each.machine_id), (0, ""))[1] == each.run,
+            **(each.claimed.model_dump() if each.claimed else {}),
+            "claim": each.claimed.value if each.claimed else None,
+            "use": fastest.get((each.workload, each.machine_id)) == each.run,
         }
         for each in summaries
     ]

@@ -17,26 +17,17 @@ from autotune.errors import ConfigurationError
 from autotune.printable import short
 from autotune.space import probes as early
 from autotune.space.gpu_knobs import GPU_KNOBS, ON_GPU
-from autotune.space.knob import AS_WRITTEN, Device, Domain, Knob, KnobValue, Numerics, Stage, Value, alike
+from autotune.space.knob import AS_WRITTEN as AS_WRITTEN
+from autotune.space.knob import Device as Device
+from autotune.space.knob import Domain as Domain
+from autotune.space.knob import Knob as Knob
+from autotune.space.knob import KnobValue as KnobValue
+from autotune.space.knob import Numerics as Numerics
+from autotune.space.knob import Stage as Stage
+from autotune.space.knob import Value as Value
+from autotune.space.knob import alike
 from autotune.space.probes import Probe, exactly, near, probe
 from autotune.space.variables import own_variable
-
-__all__ = [
-    "AS_WRITTEN",
-    "KNOBS",
-    "STRATEGY_KNOBS",
-    "Device",
-    "Domain",
-    "Knob",
-    "KnobValue",
-    "Numerics",
-    "Stage",
-    "Value",
-    "check_value",
-    "knobs_on",
-    "nearest",
-    "registered",
-]
 
 
 def _by_number(value: KnobValue) -> int | None:
