@@ -31,7 +31,7 @@ def _ask(text: str) -> tuple[int, str]:
 
 def lacking(names: Iterable[str], ask: Ask = _ask) -> dict[str, str]:
     """Of these knobs those that cannot be set here, with the reason: one process is asked for all of them."""
-    wanted = [name for name in names if name in KNOBS and KNOBS[name].flag]
+    wanted = [name for name in names if name in KNOBS and KNOBS[name].variable == XLA]
     if not wanted:
         return {}
     variables: dict[str, str] = {}

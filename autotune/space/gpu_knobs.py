@@ -21,20 +21,23 @@ def _with_xla(configuration: Mapping[str, KnobValue]) -> bool:
     return bool(configuration.get("jit_compile") or configuration.get("xla_auto_clustering"))
 
 
+def _variable(
+    name: str, summary: str, variable: str, texts: dict[Any, str], default: KnobValue, *, flag: str = "", **more: Any
+) -> Knob:
+    """A variable of the environment, or a flag in one; `texts` has what stands there for each value."""
+    domain = Domain(words=tuple(texts))
+    if isinstance(default, bool):
+        domain = Domain(booleans=True)
+    elif isinstance(default, int):
+        domain = Domain(integers=(min(texts), max(texts)))
+    own = own_variable(variable, texts, default, flag=flag)
+    return Knob(name=name, summary=summary, domain=domain, stage=Stage.START, devices=ON_GPU, **own, **more)
+
+
 def _xla_flag(name: str, summary: str, default: KnobValue, most: int = 0, **more: Any) -> Knob:
     """A flag in XLA_FLAGS that is true or false, or a number from 0 to `most`."""
     texts = {number: str(number) for number in range(most + 1)} if most else _SWITCH
-    return Knob(
-        name=name,
-        summary=summary,
-        domain=Domain(integers=(0, most)) if most else Domain(booleans=True),
-        stage=Stage.START,
-        devices=ON_GPU,
-        acts=_with_xla,
-        flag=True,
-        **own_variable(XLA, texts, default, flag=name),
-        **more,
-    )
+    return _variable(name, summary, XLA, texts, default, flag=name, acts=_with_xla, **more)
 
 
 def _grappler(key: str, summary: str) -> Knob:
@@ -62,47 +65,42 @@ _beside_jit: dict[str, Callable[..., Any]] = {"jit_compile": exactly(True)}
 _ARITHMETIC: dict[str, Any] = {"numerics": Numerics.ARITHMETIC, "plain": False}
 
 GPU_KNOBS = (
-    Knob(  # tensorflow/compiler/jit/flags.cc; a step that is compiled as a whole leaves nothing to cluster
-        name="xla_auto_clustering",
-        summary="XLA compiles the clusters of operations that it finds (TF_XLA_FLAGS, tf_xla_auto_jit)",
-        domain=Domain(booleans=True),
-        stage=Stage.START,
-        devices=ON_GPU,
+    _variable(  # tensorflow/compiler/jit/flags.cc; a step that is compiled as a whole leaves nothing to cluster
+        "xla_auto_clustering",
+        "XLA compiles the clusters of operations that it finds (TF_XLA_FLAGS, tf_xla_auto_jit)",
+        TF_XLA,
+        {False: "0", True: "2"},
+        False,
+        flag="tf_xla_auto_jit",
         acts=lambda configuration: not configuration.get("jit_compile"),
         probes=(early.Probe(place=lambda now: 52, to=exactly(True), together={"jit_compile": exactly(False)}),),
-        **own_variable(TF_XLA, {False: "0", True: "2"}, False, flag="tf_xla_auto_jit"),
         **_ARITHMETIC,
     ),
-    Knob(  # tensorflow/core/common_runtime/gpu/gpu_device.cc
-        name="gpu_thread_mode",
-        summary="threads that launch kernels: the CPU's, one GPU's own, or all GPUs' (TF_GPU_THREAD_MODE)",
-        domain=Domain(words=("global", "gpu_private", "gpu_shared")),
-        stage=Stage.START,
-        devices=ON_GPU,
+    _variable(  # tensorflow/core/common_runtime/gpu/gpu_device.cc
+        "gpu_thread_mode",
+        "threads that launch kernels: the CPU's, one GPU's own, or all GPUs' (TF_GPU_THREAD_MODE)",
+        "TF_GPU_THREAD_MODE",
+        {each: each for each in ("global", "gpu_private", "gpu_shared")},
+        "global",
         memory=alike,
         probes=(probe(62, exactly("gpu_private")),),
-        **own_variable(
-            "TF_GPU_THREAD_MODE", {each: each for each in ("global", "gpu_private", "gpu_shared")}, "global"
-        ),
     ),
-    Knob(  # the same file
-        name="gpu_thread_count",
-        summary="how many of those threads, where they are not the CPU's (TF_GPU_THREAD_COUNT)",
-        domain=Domain(integers=(1, 64)),
-        stage=Stage.START,
-        devices=ON_GPU,
+    _variable(  # the same file
+        "gpu_thread_count",
+        "how many of those threads, where they are not the CPU's (TF_GPU_THREAD_COUNT)",
+        "TF_GPU_THREAD_COUNT",
+        {number: str(number) for number in range(1, 65)},
+        2,
         memory=alike,
         acts=lambda configuration: configuration.get("gpu_thread_mode") != "global",
-        **own_variable("TF_GPU_THREAD_COUNT", {number: str(number) for number in range(1, 65)}, 2),
     ),
-    Knob(  # tensorflow/core/kernels/matmul_op_impl.h, tensorflow/core/grappler/optimizers/remapper.cc
-        name="cublaslt",
-        summary="matrix products by cuBLASLt, with bias and activation fused (TF_USE_CUBLASLT)",
-        domain=Domain(booleans=True),
-        stage=Stage.START,
-        devices=ON_GPU,
+    _variable(  # tensorflow/core/kernels/matmul_op_impl.h, tensorflow/core/grappler/optimizers/remapper.cc
+        "cublaslt",
+        "matrix products by cuBLASLt, with bias and activation fused (TF_USE_CUBLASLT)",
+        "TF_USE_CUBLASLT",
+        {False: "0", True: "1"},
+        False,
         probes=(probe(64, exactly(True)),),
-        **own_variable("TF_USE_CUBLASLT", {False: "0", True: "1"}, False),
         **_ARITHMETIC,
     ),
     _xla_flag(  # xla/debug_options_flags.cc, as for all flags of XLA
@@ -142,13 +140,12 @@ GPU_KNOBS = (
     _xla_flag("xla_gpu_exhaustive_tiling_search", "XLA tries all tilings of its matrix products", False, **_ARITHMETIC),
     _grappler("layout_optimizer", "Grappler chooses the layout of images in memory"),
     _grappler("remapping", "Grappler fuses operations into one kernel"),
-    Knob(  # tensorflow/core/common_runtime/gpu/gpu_process_state.cc; an empty text is TensorFlow's default
-        name="gpu_allocator",
-        summary="who hands out the GPU's memory: TensorFlow (bfc) or CUDA (TF_GPU_ALLOCATOR)",
-        domain=Domain(words=("bfc", "cuda_malloc_async")),
-        stage=Stage.START,
-        devices=ON_GPU,
-        **own_variable("TF_GPU_ALLOCATOR", {"bfc": "", "cuda_malloc_async": "cuda_malloc_async"}, "bfc"),
+    _variable(  # tensorflow/core/common_runtime/gpu/gpu_process_state.cc; an empty text is TensorFlow's default
+        "gpu_allocator",
+        "who hands out the GPU's memory: TensorFlow (bfc) or CUDA (TF_GPU_ALLOCATOR)",
+        "TF_GPU_ALLOCATOR",
+        {"bfc": "", "cuda_malloc_async": "cuda_malloc_async"},
+        "bfc",
     ),
 )
 """In the order in which tables show them."""

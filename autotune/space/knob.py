@@ -98,7 +98,6 @@ class Knob:
     set: Callable[[Any, Any], Any] = lambda target, value: target  # makes a value act on the stage's target
     read: Callable[[Any], KnobValue | None] = lambda target: None  # the value in force; None where nothing tells
     variable: str | None = None  # of the shell, that acts where nothing else is set
-    flag: bool = False  # of XLA's, which TensorFlow's binary may lack: an unknown one ends the process
     devices: frozenset[Device] = frozenset(Device)
     capability: Mapping[KnobValue, float] = field(default_factory=dict)  # lowest of a GPU that has a value's fast path
     acts: Callable[[Mapping[str, KnobValue]], bool] = lambda configuration: True  # whether it does anything in it

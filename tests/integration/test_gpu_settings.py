@@ -43,10 +43,9 @@ def test_the_installed_binary_is_asked_for_its_flags():
         summary="none",
         domain=Domain(booleans=True),
         stage=Stage.START,
-        flag=True,
         **own_variable("XLA_FLAGS", {False: "false", True: "true"}, False, flag="xla_gpu_of_another_version"),
     )
-    names = [each.name for each in GPU_KNOBS if each.flag]
+    names = [each.name for each in GPU_KNOBS if each.variable == "XLA_FLAGS"]
     with registered(unknown):
         assert list(lacking([*names, unknown.name])) == [unknown.name]
 
