@@ -162,13 +162,6 @@ def options_of(command):
     return [each for each in parameters if each.kind is each.KEYWORD_ONLY and each.name != "args"]
 
 
-def test_without_docstrings_the_help_is_the_same():
-    """`python -OO` drops them; the help is made of them."""
-    for arguments in ("--help", "tune --help", "history --help"):
-        optimised = shell(f"{shlex.quote(sys.executable)} -OO -m autotune {arguments}")
-        assert optimised.stdout == shell(f"{COMMAND} {arguments}").stdout
-
-
 def test_show_prints_the_trials_and_the_claim_of_a_run(capsys, finished):
     """`show RUN` lists each trial; the recipe's speed-up and its interval stand below."""
     code, out, _ = run(capsys, "show", finished)

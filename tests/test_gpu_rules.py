@@ -7,9 +7,8 @@ import pytest
 
 from autotune.devices.gpus import Gpu, GpuReading, VisibleGpu
 from autotune.errors import ApplyError
-from autotune.executors import card_faults, template
-from autotune.executors.card_faults import card_fault
-from autotune.executors.no_memory import says_no_memory, says_taken
+from autotune.executors import signs, template
+from autotune.executors.signs import card_fault, says_no_memory, says_taken
 from autotune.executors.template import device_is_open, is_gpu_file
 from autotune.recipe.apply import apply_before_build
 from autotune.worker import gpus, keras_fit
@@ -66,7 +65,7 @@ def test_other_errors_are_not(text):
 )
 def test_a_card_that_fails_is_named_with_what_to_do(monkeypatch, text, step):
     """Memory that cannot be corrected, and kernels that reach where they may not."""
-    monkeypatch.setattr(card_faults, "visible_gpus", lambda: [VisibleGpu("GPU-3f8a", "NVIDIA H200")])
+    monkeypatch.setattr(signs, "visible_gpus", lambda: [VisibleGpu("GPU-3f8a", "NVIDIA H200")])
     hint = card_fault(f"Graph execution error:\n\n{text.upper()}")
     assert "NVIDIA H200 (GPU-3f8a)" in hint
     assert step in hint
@@ -75,7 +74,7 @@ def test_a_card_that_fails_is_named_with_what_to_do(monkeypatch, text, step):
 
 def test_a_card_that_nvml_does_not_name_is_the_card(monkeypatch):
     """As where NVML has died with it."""
-    monkeypatch.setattr(card_faults, "visible_gpus", list)
+    monkeypatch.setattr(signs, "visible_gpus", list)
     assert "The memory of the card has failed" in card_fault("uncorrectable ECC error encountered")
 
 

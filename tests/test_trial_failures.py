@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.errors import AutotuneError, WorkloadError
-from autotune.executors.no_memory import says_no_memory
+from autotune.executors.signs import says_no_memory
 from autotune.record import Outcome
 from autotune.worker import main as worker
 from autotune.worker.failures import TrainingFailed, call_user

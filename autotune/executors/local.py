@@ -12,7 +12,7 @@ from autotune.errors import NoStableConfigurationError, WorkloadError
 from autotune.executors.executor import IN_SEARCH, Data, TrialFailed, TrialTiming
 from autotune.executors.places import CORES_VARIABLE, WHOLE, whole_host
 from autotune.executors.process import Profiled, TrialProcess
-from autotune.executors.template_process import Template, TemplateDied
+from autotune.executors.template_process import Mode, Template, TemplateDied
 from autotune.recipe.apply import environment
 from autotune.record import Place
 from autotune.scripts.execute import fingerprint_of_script
@@ -177,11 +177,10 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
             found.close()
         self._count += 1
         log = self._logs / f"template-{self._count}.log"
-        preload = self.isolation == "template"
-        script = self._script
-        if script is not None:
-            variables = {**script.variables, **variables}
-        known = script is not None
-        made = Template(self._reference, preload=preload, known=known, variables=variables, log=log)
-        self._templates[key] = made
-        return made
+        mode: Mode = "new"
+        if self._script is not None:
+            mode, variables = "known", {**self._script.variables, **variables}
+        if self.isolation == "spawn":
+            mode = "later"
+        self._templates[key] = Template(self._reference, mode, variables=variables, log=log)
+        return self._templates[key]

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from autotune.executors.card_faults import card_fault
 from autotune.executors.executor import SeatLost, TrialFailed, WarmUp
 from autotune.executors.log import cap, fatal_line, tail
-from autotune.executors.no_memory import kernel_oom_kills, says_no_memory
+from autotune.executors.signs import card_fault, kernel_oom_kills, says_no_memory
 from autotune.executors.standstill import LOOK_SECONDS, AwakeClock
 from autotune.executors.template_process import EXIT_SECONDS, Template, status_in_words
 from autotune.record import Outcome, Slice

@@ -14,13 +14,14 @@ import sysconfig
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from autotune.devices.machine import memory_limit_bytes
 from autotune.errors import TrialProcessError, WorkloadError
 from autotune.executors import lifeline
 from autotune.executors.executor import TrialFailed
 from autotune.executors.log import cap, tail
-from autotune.executors.no_memory import kernel_oom_kills, says_no_memory
+from autotune.executors.signs import kernel_oom_kills, says_no_memory
 from autotune.record import Outcome
 from autotune.worker import messages
 from autotune.worker.messages import Channel, ChannelClosed, ProtocolError
@@ -32,29 +33,24 @@ EXIT_SECONDS = 5.0
 LOOK_SECONDS = 0.2  # how often the log is looked at while the template imports
 
 
+Mode = Literal["new", "known", "later"]
+"""What it imports, see `template`."""
+
+
 class TemplateDied(TrialProcessError):
     """A template ended without saying why."""
 
 
 class Template:
-    """A template process below its keeper (see `lifeline`), and the pipe to it; without `preload`, trials import."""
+    """A template process below its keeper (see `lifeline`), and the pipe to it."""
 
-    def __init__(
-        self,
-        reference: WorkloadReference,
-        *,
-        preload: bool,
-        known: bool = False,  # a script has been run before
-        variables: Mapping[str, str],
-        log: Path,
-    ) -> None:
+    def __init__(self, reference: WorkloadReference, mode: Mode, *, variables: Mapping[str, str], log: Path) -> None:
         ours, theirs = socket.socketpair()
         self._log = log
         self._family = secrets.token_hex(16)
         self._kernel_kills = kernel_oom_kills()
         # With -P, the current directory shadows no module of ours or Python's.
         command = [sys.executable, "-P", "-m", "autotune.executors.template", str(theirs.fileno())]
-        mode = ("known" if known else "new") if preload else "later"
         command += [str(os.getpid()), mode, reference.model_dump_json()]
         with theirs, log.open("ab") as output:
             self._process = subprocess.Popen(

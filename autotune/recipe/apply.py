@@ -209,14 +209,12 @@ def accumulate(optimizer: Any, configuration: Mapping[str, KnobValue]) -> None:
     optimizer.gradient_accumulation_steps = wanted
 
 
-def pipeline(
-    dataset: tf.data.Dataset, configuration: Configuration, *, batched: bool = False, drop_remainder: bool = False
-) -> tf.data.Dataset:
+def pipeline(dataset: tf.data.Dataset, configuration: Configuration, *, batched: bool = False) -> tf.data.Dataset:
     """Batches, prefetched as the configuration says, that end where `dataset` ends. `batched`: it holds batches."""
     import tensorflow as tf
 
     if not batched:
-        dataset = dataset.batch(configuration.batch_size, drop_remainder=drop_remainder)
+        dataset = dataset.batch(configuration.batch_size)
     own, options = set_by_dataset(dataset), None
     for knob, value in _acting(configuration, Stage.OPTIONS):
         if value not in (knob.default, own.get(knob.name)):

@@ -266,12 +266,8 @@ class Recipe(Part):
         Raises:
             ApplyError: The dataset is batched and the workload's was not, or the other way round. Or as `compile_args`.
         """
-        apply.refuse_overridden(self.configuration)
-        dataset = apply.as_dataset(dataset)
         ending = Configuration(self.configuration).replace(persistent_iterator=False)
-        batches = apply.pipeline(dataset, ending, **_batching(self.workload, drop_remainder))
-        _refuse_other_ranks(self.workload, batches, dataset)
-        return batches
+        return _training_pipeline(self, dataset, ending, drop_remainder).dataset
 
     def fit_args(
         self, dataset: tf.data.Dataset, *, drop_remainder: bool | None = None, steps_per_execution: int | None = None
@@ -291,13 +287,10 @@ class Recipe(Part):
             ApplyError: `steps_per_execution` does not divide the steps of an epoch, so an epoch would run past its
                 end. Or the dataset is batched and the workload's was not, or the other way round. Or as `compile_args`.
         """
-        apply.refuse_overridden(self.configuration)
-        dataset = apply.as_dataset(dataset)
         configuration = Configuration(self.configuration)
         if steps_per_execution is not None:
             configuration = configuration.replace(steps_per_execution=steps_per_execution)
-        training = apply.training_pipeline(dataset, configuration, **_batching(self.workload, drop_remainder))
-        _refuse_other_ranks(self.workload, training.dataset, dataset)
+        training = _training_pipeline(self, dataset, configuration, drop_remainder)
         compiled, divides = configuration["steps_per_execution"], training.in_force["steps_per_execution"]
         if compiled != divides:
             raise ApplyError(
@@ -338,14 +331,15 @@ def mismatches(machine: Machine, on_mismatch: str) -> list[str]:
     return [f"{what}. {hint}"]
 
 
-def _batching(workload: RecipeWorkload, drop_remainder: bool | None) -> dict[str, bool]:
+def _training_pipeline(
+    recipe: Recipe, dataset: tf.data.Dataset, configuration: Configuration, drop_remainder: bool | None
+) -> apply.TrainingPipeline:
+    """The batches of a dataset. Refuses batches of batches, and single examples in place of batches."""
+    apply.refuse_overridden(recipe.configuration)
+    workload, dataset = recipe.workload, apply.as_dataset(dataset)
     drop = workload.drop_remainder if drop_remainder is None else drop_remainder
-    return {"batched": workload.batched, "drop_remainder": drop}
-
-
-def _refuse_other_ranks(workload: RecipeWorkload, batches: tf.data.Dataset, dataset: tf.data.Dataset) -> None:
-    """Refuse batches of batches, and single examples in place of batches."""
-    pairs = zip(apply.batch_ranks(batches), workload.batch_ranks or (), strict=False)
+    made = apply.training_pipeline(dataset, configuration, batched=workload.batched, drop_remainder=drop)
+    pairs = zip(apply.batch_ranks(made.dataset), workload.batch_ranks or (), strict=False)
     excess = {None if a is None or b is None else a - b for a, b in pairs}
     if excess == {1} and not workload.batched and apply.looks_batched(dataset):
         raise ApplyError(
@@ -357,3 +351,4 @@ def _refuse_other_ranks(workload: RecipeWorkload, batches: tf.data.Dataset, data
             "the recipe was given single examples, and the tuned workload did its own batching",
             hint="Batch the dataset first, by recipe.dataset_config.batch_size.",
         )
+    return made

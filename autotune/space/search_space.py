@@ -190,9 +190,8 @@ class SearchSpace:
                 if device is Device.GPU and capability is not None:
                     slow = {value: least for value, least in knob.capability.items() if float(capability) < least}
                     values = [value for value in values if value not in slow]
-                    for value, least in slow.items():
-                        lacks = f"needs compute capability {least}, not {capability}"
-                        left_out[f"{name}={format_value(value)}"] = lacks
+                    told = {f"{name}={format_value(value)}": least for value, least in slow.items()}
+                    left_out |= {each: f"needs compute capability {told[each]}, not {capability}" for each in told}
                 found = _with_baseline(values, baseline[name])
                 if len(found) > 1:
                     choices[name] = found

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autotune.executors.executor import Clock, Data, DeviceUnavailable, Executor, TrialFailed
-from autotune.executors.no_memory import says_taken
+from autotune.executors.signs import says_taken
 from autotune.record import Boundary, Outcome, Phase, TrialRecord
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration

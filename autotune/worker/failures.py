@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from autotune.errors import ApplyError, AutotuneError, WorkloadError
-from autotune.executors.card_faults import card_fault
 from autotune.executors.log import printable
-from autotune.executors.no_memory import says_no_memory
+from autotune.executors.signs import card_fault, says_no_memory
 from autotune.record import Outcome
 from autotune.worker.messages import Failed
 from autotune.workloads.loading import ARGS_HINT

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from autotune.errors import ArgumentError, WorkloadError
-from autotune.executors.no_memory import says_no_memory
+from autotune.executors.signs import says_no_memory
 from autotune.files import is_utf8, read_at_most
 from autotune.scripts.facts import ScriptSettings
 from autotune.scripts.sources import binds_workload

@@ -1,8 +1,10 @@
-"""By what one knows that memory ran out: words in errors and logs, and the kernel's count of those it killed."""
+"""By what one knows that memory ran out or a card failed: words in errors and logs, and the kernel's count of kills."""
 
 from __future__ import annotations
 
 import contextlib
+
+from autotune.devices.gpus import visible_gpus
 
 # Of CUDA's libraries, when a card is full, and of Python, C++ and the kernel, within an error of TensorFlow's.
 _FULL = (
@@ -29,6 +31,20 @@ _TAKEN = (
     "cuda_error_device_unavailable",
 )
 
+_FAULTS = {  # the CUDA driver's names of errors (`cuda.h`), and its words for them
+    ("cuda_error_ecc_uncorrectable", "uncorrectable ecc error"): (
+        "The memory of {} has failed. Reset the card (nvidia-smi --gpu-reset), and replace it where that comes back."
+    ),
+    (
+        *("cuda_error_illegal_address", "illegal memory access", "cuda_error_misaligned_address"),
+        *("cuda_error_illegal_instruction", "cuda_error_launch_failed", "unspecified launch failure"),
+        *("cuda_error_hardware_stack_error", "cuda_error_assert", "nvrm: xid"),
+    ): (
+        "A kernel of this configuration has failed on {}. dmesg names the Xid. Where other configurations fail alike, "
+        "the card or its driver is at fault."
+    ),
+}
+
 
 def says_no_memory(text: str) -> bool:
     """Whether a text says that memory ran out, on the host or on a card, or that another process has the card."""
@@ -48,3 +64,13 @@ def kernel_oom_kills() -> int:
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return 0
+
+
+def card_fault(text: str) -> str:
+    """The next step where a text says that a card or a kernel on it failed, with the card's name; else empty."""
+    told = text.lower()
+    for signs, step in _FAULTS.items():
+        if any(sign in told for sign in signs):
+            cards = [f"{each.name} ({each.uuid})" for each in visible_gpus()]
+            return step.format(" or ".join(cards) or "the card")
+    return ""
