@@ -2,6 +2,7 @@
 
 import sys
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from simulated_runs import SMALL_SPACE, faster_by, on_disk, simulated_trials, tune_simulated
@@ -12,12 +13,17 @@ from autotune.errors import ApplyError, ConfigurationError, RecipeError
 from autotune.recipe.apply import apply_before_build, compile_arguments, environment, set_by_dataset
 from autotune.recipe.recipe import Recipe
 from autotune.space.configuration import Configuration, baseline_configuration
-from autotune.space.knobs import Device, Domain, Knob, Numerics, Stage, knobs_on, registered
+from autotune.space.knobs import KNOBS, Device, Domain, Knob, Numerics, Stage, knobs_on
 from autotune.space.probes import exactly, probe
 from autotune.space.search_space import SearchSpace
 from autotune.tuning.feasibility import known_to_fail
 from autotune.tuning.losses import numerics_of, plain_numerics
 from autotune.tuning.proposals import neighbours
+
+
+def registered(knob):
+    """The table with one more entry, in a `with` statement."""
+    return mock.patch.dict(KNOBS, {knob.name: knob})
 
 
 def set_layout(tf, optimizer_on):

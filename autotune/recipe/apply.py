@@ -240,10 +240,9 @@ class TrainingPipeline:
     @property
     def fit_args(self) -> dict[str, Any]:
         """The keyword arguments of `model.fit` for the training data."""
-        arguments = {knob.name: value for knob, value in _acting(self.in_force, Stage.FIT)}
         steps = {} if self.steps_per_epoch is None else {"steps_per_epoch": self.steps_per_epoch}
         x = distributed(self.dataset, self.in_force) if self.source is None else self.source
-        return {"x": x, **arguments, **steps}
+        return {"x": x, **steps}
 
     @property
     def one_epoch(self) -> tf.data.Dataset:

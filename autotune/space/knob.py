@@ -42,7 +42,6 @@ class Stage(enum.StrEnum):
     SCOPE = "scope"  # the model is built and compiled: it decides in the scope of which `tf.distribute` strategy
     COMPILE = "compile"  # the knob is an argument of `model.compile`, without a setter
     OPTIMIZER = "optimizer"  # the model is compiled, see `apply.accumulate`
-    FIT = "fit"  # the knob is an argument of `model.fit`, without a setter
 
 
 class Device(enum.StrEnum):

@@ -1,15 +1,14 @@
 """Every knob there is, in one table. An entry holds all that is known about a knob.
 
 To add a knob, add an entry to `_TABLE` (those of GPUs alone are in `gpu_knobs`), and a range to the search spaces that
-are to vary it. Those known only at run time join by `registered`. No TensorFlow, Keras or Optuna may be imported here.
+are to vary it. No TensorFlow, Keras or Optuna may be imported here.
 """
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
@@ -325,17 +324,6 @@ STRATEGY_KNOBS = ("strategy", "replicas", "cross_device", "auto_shard_policy", "
 """They exist where a seat has several devices, in none but such searches and their recipes."""
 KNOBS: dict[str, Knob] = {each.name: each for each in _TABLE}
 """Every knob by name, in the order in which tables show them."""
-
-
-@contextlib.contextmanager
-def registered(*knobs: Knob) -> Iterator[None]:
-    """Add knobs that are known only at run time, such as those of a user's script, for its duration."""
-    KNOBS.update((each.name, each) for each in knobs)
-    try:
-        yield
-    finally:
-        for each in knobs:
-            del KNOBS[each.name]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -6,13 +6,14 @@ import sys
 import textwrap
 from importlib.util import find_spec
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from autotune.devices.xla_flags import lacking
 from autotune.space.gpu_knobs import GPU_KNOBS
 from autotune.space.knob import Domain, Knob, Stage
-from autotune.space.knobs import registered
+from autotune.space.knobs import KNOBS
 from autotune.space.variables import NOT_READ, REFUSED, own_variable
 
 pytestmark = pytest.mark.slow
@@ -46,7 +47,7 @@ def test_the_installed_binary_is_asked_for_its_flags():
         **own_variable("XLA_FLAGS", {False: "false", True: "true"}, False, flag="xla_gpu_of_another_version"),
     )
     names = [each.name for each in GPU_KNOBS if each.variable == "XLA_FLAGS"]
-    with registered(unknown):
+    with mock.patch.dict(KNOBS, {unknown.name: unknown}):
         assert list(lacking([*names, unknown.name])) == [unknown.name]
 
 
