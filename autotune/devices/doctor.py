@@ -107,13 +107,11 @@ def _software(seen: Seen) -> Iterator[Finding]:
     yield Finding(Level.FACT, f"TensorFlow {seen.tensorflow} wants CUDA {cuda} and cuDNN {cudnn}")
     if not (seen.pci_nvidia or seen.cards):
         return
-    wanted = [f"libcudart.so.{cuda.partition('.')[0]}", f"libcudnn.so.{cudnn.partition('.')[0]}"]
-    wanted += [f"libcublas.so.{cuda.partition('.')[0]}"]
-    for name in wanted:
-        if name in seen.libraries or name.endswith("."):
+    for library, version in (("libcudart", cuda), ("libcudnn", cudnn), ("libcublas", cuda)):
+        name = f"{library}.so.{version.partition('.')[0]}"
+        if name in seen.libraries or not version:
             continue
-        stem = name.rpartition(".")[0]
-        others = sorted(each for each in seen.libraries if each.startswith(f"{stem}."))
+        others = sorted(each for each in seen.libraries if each.startswith(f"{library}.so."))
         found = f"; there is {others[0]}, of another version" if others else ""
         yield Finding(
             Level.STOPS,
@@ -193,12 +191,8 @@ def _cards(seen: Seen) -> Iterator[Finding]:
 def _can(capability: tuple[int, int] | None) -> str:
     if capability is None:
         return ""
-    able = [
-        name
-        for name, least in (("tensor cores", (7, 0)), ("bfloat16 and TF32", (8, 0)), ("fp8", (8, 9)))
-        if capability >= least
-    ]
-    return f"; has {', '.join(able)}" if able else "; has no tensor cores"
+    units = {"tensor cores": (7, 0), "bfloat16 and TF32": (8, 0), "fp8": (8, 9)}
+    return f"; has {', '.join(name for name, least in units.items() if capability >= least) or 'no tensor cores'}"
 
 
 def _host(seen: Seen) -> Iterator[Finding]:

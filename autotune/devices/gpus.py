@@ -95,7 +95,7 @@ def with_nvml(use: Callable[[Any], T], otherwise: T) -> T:
 def shown_devices(nvml: Any) -> tuple[list[Any], list[Device]]:
     """The handles of all GPUs, and what CUDA would show to this process. Raises `NVMLError`."""
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    devices = [each for index, handle in enumerate(handles) for each in _divided(nvml, index, handle)]
+    devices = [each for index, handle in enumerate(handles) for each in parts_of(nvml, index, handle)]
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is not None:
         devices = list(_picked(nvml, wanted, devices, handles))
@@ -134,14 +134,11 @@ def _reading(nvml: Any) -> GpuReading:
     return GpuReading(tuple(gpus), driver, f"{cuda // 1000}.{cuda % 1000 // 10}")
 
 
-def _divided(nvml: Any, index: int, handle: Any) -> list[Device]:
+def parts_of(nvml: Any, index: int, handle: Any) -> list[Device]:
     """A GPU, or its MIG instances where it is divided."""
-    try:
-        divided, _ = nvml.nvmlDeviceGetMigMode(handle)
-        most = nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if divided else 0
-    except nvml.NVMLError:  # the GPU knows no MIG, or cannot be asked
-        divided = most = 0
-    if not divided:
+    modes = asked(nvml, "nvmlDeviceGetMigMode", handle)  # the present and the pending one; None: it knows no MIG
+    most = asked(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) if modes and modes[0] else None
+    if most is None:
         return [Device(handle, index)]
     found = []
     for number in range(most):

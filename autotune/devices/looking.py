@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from autotune.devices.doctor import Card, Seen
-from autotune.devices.gpus import asked, with_nvml
+from autotune.devices.gpus import asked, parts_of, with_nvml
 from autotune.devices.machine import core_quota, installed_version, memory_limit_bytes, text_of
 
 JITTER_SECONDS, STRETCH_SECONDS = 5.0, 0.1
@@ -93,10 +93,6 @@ def _cards(nvml: Any) -> Cards:
 
 def _card(ask: Callable[..., Any], nvml: Any, handle: Any) -> Card:
     mig = ask("nvmlDeviceGetMigMode", handle)
-    divided = bool(mig and mig[0])
-    instances = 0
-    for number in range(ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0 if divided else 0):
-        instances += ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, number) is not None
     modes = {nvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited", nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive"}
     limit, usual = (ask(f"nvmlDeviceGetPowerManagement{each}", handle) for each in ("Limit", "DefaultLimit"))
     errors = ask("nvmlDeviceGetTotalEccErrors", handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
@@ -105,8 +101,8 @@ def _card(ask: Callable[..., Any], nvml: Any, handle: Any) -> Card:
         name=str(ask("nvmlDeviceGetName", handle) or "a GPU"),
         memory_bytes=int(memory.total) if memory else 0,
         capability=tuple(capability) if capability else None,
-        mig=divided,
-        instances=instances,
+        mig=bool(mig and mig[0]),
+        instances=sum(each.instance is not None for each in parts_of(nvml, 0, handle)),
         mode=modes.get(ask("nvmlDeviceGetComputeMode", handle), "default"),
         others=len(ask("nvmlDeviceGetComputeRunningProcesses", handle) or ()),
         ecc_errors=errors,
