@@ -44,17 +44,14 @@ def write_atomically(
     A link is followed. What is no regular file, such as a pipe or a device, is written to and stays what it is.
     """
     data = content.encode() if isinstance(content, str) else content
+    target = Path(os.path.realpath(path))
+    # `tempfile` would ignore the umask, and leave the file behind when an interrupt comes just after it was made.
+    temporary = target.parent / f".{target.name}.{secrets.token_hex(8)}"
     try:
         if _is_open_or_special(path):
             with contextlib.suppress(BrokenPipeError), path.open("ab") as stream:
                 stream.write(data)  # a reader that has gone has what it wanted
             return
-    except OSError as error:
-        raise RunDirectoryError(f"cannot write {path}: {error.strerror}", hint=hint) from error
-    target = Path(os.path.realpath(path))
-    # `tempfile` would ignore the umask, and leave the file behind when an interrupt comes just after it was made.
-    temporary = target.parent / f".{target.name}.{secrets.token_hex(8)}"
-    try:
         with temporary.open("xb") as stream:
             stream.write(data)
             stream.flush()

@@ -176,6 +176,7 @@ def verify(
         isolation: As for `autotune tune`.
         memory_margin: As for `autotune tune`: the share of memory that must stay free.
     """
+    given = dict(locals())
     from autotune.console.closing import show_verification
     from autotune.console.progress import Progress
     from autotune.stats.deciding import Finding
@@ -183,15 +184,6 @@ def verify(
     from autotune.tuning.verifying import verify as run
 
     with Progress(budget=seconds_of("budget", budget)) as progress:
-        verification = run(
-            recipe,
-            workload,
-            args=args,
-            budget=budget,
-            seed=seed,
-            isolation=isolation,
-            memory_margin=memory_margin,
-            observe=progress,
-        )
+        verification = run(**given, observe=progress)
     show_verification(verification)
     return 0 if verification.finding is Finding.HOLDS else 1
