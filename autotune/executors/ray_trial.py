@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +40,8 @@ class RayTrial:
 
     def finish(self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False) -> messages.Finished:
         """See `executor.LiveTrial`."""
-        how = {"thorough": thorough}
-        answer: messages.Finished = self._ask("finish", timeout_seconds, input_wait_seconds, timeout_seconds, how=how)
+        asked = input_wait_seconds, timeout_seconds
+        answer: messages.Finished = self._ask("finish", timeout_seconds, *asked, thorough=thorough)
         self.kill()
         return answer
 
@@ -58,17 +57,16 @@ class RayTrial:
             return
         self._ended = True
         with contextlib.suppress(Exception):  # a seat that is lost has no files to give
-            files: dict[str, bytes] = self._trials.answer(
-                self._seat, self._seat.actor.end.remote(self._number), CLOSING_SECONDS
-            )
+            ended = self._seat.actor.end.remote(self._number)
+            files: dict[str, bytes] = self._trials.answer(self._seat, ended, CLOSING_SECONDS)
             for name, held in files.items():
                 file = self._log if name == self._log.name else self._log.parent / name
                 file.parent.mkdir(parents=True, exist_ok=True)
                 with file.open("ab" if file == self._log else "wb") as output:
                     output.write(held)
 
-    def _ask(self, method: str, limit: float, *arguments: Any, how: Mapping[str, Any] | None = None) -> Any:
-        asked = self._seat.actor.ask.remote(self._number, method, arguments, how or {})
+    def _ask(self, method: str, limit: float, *arguments: Any, **how: Any) -> Any:
+        asked = self._seat.actor.ask.remote(self._number, method, arguments, how)
         try:
             return self._trials.answer(self._seat, asked, limit)
         except SeatLost:
