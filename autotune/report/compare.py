@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.devices.machine import Machine, gpu_names
 from autotune.recipe.recipe import Recipe
-from autotune.record import Outcome, Phase
+from autotune.record import Outcome, Phase, TrialRecord
 from autotune.report.runs import baseline_of, find_runs, parse_utc, trial_configuration
 from autotune.run_directory import RunDirectory, RunRecord
 from autotune.space.configuration import Configuration
@@ -97,13 +98,13 @@ def _summary(directory: RunDirectory, run: RunRecord, *, first: RunRecord) -> Ru
     recipe = Recipe.load(directory.recipe_file) if os.path.exists(directory.recipe_file) else None
     of_recipe: dict[str, Any] = {}
     if recipe is not None:
-        leaders = [each.bottleneck for each in trials if each.phase is Phase.CONFIRM and each.pairs and each.bottleneck]
+        chosen = chosen_trial(recipe, trials)
         of_recipe = {
             "verdict": recipe.evidence.verdict,
             "claimed": recipe.evidence.speedup,
             "throughput": recipe.evidence.throughput.value,
             "recommended": Configuration(recipe.configuration).describe(Configuration(recipe.baseline)),
-            "then_by": leaders[-1].name if leaders and recipe.changes else None,
+            "then_by": chosen.bottleneck.name if chosen and chosen.bottleneck else None,
         }
     return RunSummary(
         run=run.run,
@@ -144,3 +145,11 @@ def describe_machine(machine: Machine) -> str:
     """`Intel Xeon × 8 cores, 2 × NVIDIA H200`: processor, cores and GPUs in words."""
     cores = f"{machine.cores} core{'' if machine.cores == 1 else 's'}"
     return ", ".join(filter(None, [f"{machine.cpu} × {cores}", gpu_names(machine.gpus)]))
+
+
+def chosen_trial(recipe: Recipe, records: Sequence[TrialRecord]) -> TrialRecord | None:
+    """The trial that the recipe's claim is from; None where it is the baseline."""
+    wanted = recipe.configuration if recipe.changes else None
+    same = [each for each in records if each.phase is Phase.CONFIRM and each.pairs and each.configuration == wanted]
+    claimed = [each for each in same if each.speedup == recipe.evidence.speedup]
+    return (claimed or same)[-1] if same else None

@@ -15,9 +15,9 @@ from autotune.errors import AutotuneError, RunDirectoryError
 from autotune.files import write_atomically
 from autotune.printable import one_line
 from autotune.recipe.recipe import Recipe
-from autotune.record import Phase, TrialRecord
+from autotune.record import TrialRecord
 from autotune.report.advice import advice, usage, verdict_in_words
-from autotune.report.compare import describe_machine
+from autotune.report.compare import chosen_trial, describe_machine
 from autotune.report.runs import baseline_of
 from autotune.run_directory import RunDirectory, RunRecord
 from autotune.space.configuration import Configuration, format_value
@@ -75,7 +75,7 @@ def page_data(directory: RunDirectory) -> dict[str, Any]:
         missing.append("recipe: the run has not ended, or was cut off")
     baseline = read("baseline", lambda: baseline_of(directory, run, records), None)
     effects = read("effects of knobs", lambda: knob_effects(directory.path).drop(columns="run"), None)
-    chosen = None if recipe is None else _chosen(recipe, records)
+    chosen = None if recipe is None else chosen_trial(recipe, records)
     sides = [each for each in (*records[:1], chosen) if each is not None]
     script = run.workload.script if run.workload is not None else None
     return {
@@ -95,15 +95,6 @@ def page_data(directory: RunDirectory) -> dict[str, Any]:
         "profiles": [{"trial": each.trial, **each.profile.model_dump()} for each in sides if each.profile is not None],
         "machine": _machine(run),
     }
-
-
-def _chosen(recipe: Recipe, records: list[TrialRecord]) -> TrialRecord | None:
-    """The trial that the recipe's claim is from; None where it is the baseline."""
-    wanted = dict(Configuration(recipe.configuration))
-    found = [each for each in records if each.phase is Phase.CONFIRM and each.pairs]
-    same = [each for each in found if dict(each.configuration) == wanted and recipe.changes]
-    claimed = [each for each in same if each.speedup == recipe.evidence.speedup]
-    return (claimed or same)[-1] if same else None
 
 
 def _rates(recipe: Recipe | None) -> list[dict[str, Any]]:
