@@ -239,13 +239,13 @@ def _surroundings(seen: Seen) -> Iterator[Finding]:
             yield Finding(Level.FACT, f"{name} is set, but TensorFlow does not read it any more")
     if seen.jitter is None:
         return
-    budget = 3 if seen.jitter < RESTLESS else min(30, math.ceil(3 * (seen.jitter / RESTLESS)))
     spread = f"equal stretches of work differ by {seen.jitter:.0%}"
     if seen.jitter >= RESTLESS:
+        budget = min(30, math.ceil(3 * (seen.jitter / RESTLESS)))
         yield Finding(
             Level.SLOWS,
             f"this machine is restless: {spread}; expect wide intervals",
             f"Tune with --budget {budget}m, and while little else runs.",
         )
     else:
-        yield Finding(Level.FACT, f"this machine is calm: {spread}; a budget of {budget} minutes will do")
+        yield Finding(Level.FACT, f"this machine is calm: {spread}; a budget of 3 minutes will do")

@@ -45,13 +45,9 @@ def knob_effects(*runs: str | Path) -> pd.DataFrame:
         for (knob, before, after), ratios in _ratios(_measured(directory)).items():
             weights = [1 / max(error, 1e-3) ** 2 for _, error in ratios]
             mean, error = statistics.fmean([each for each, _ in ratios], weights), _WIDTH / math.sqrt(sum(weights))
-            values: dict[str, Any] = {
-                "effect": math.exp(mean),
-                "low": math.exp(mean - error),
-                "high": math.exp(mean + error),
-            }
-            values |= {"pairs": len(ratios), "importance": importances.get(knob)}
-            rows.append({"run": directory.name, "knob": knob, "before": before, "after": after, **values})
+            changed = {"run": directory.name, "knob": knob, "before": before, "after": after}
+            effect = {"effect": math.exp(mean), "low": math.exp(mean - error), "high": math.exp(mean + error)}
+            rows.append({**changed, **effect, "pairs": len(ratios), "importance": importances.get(knob)})
     rows.sort(key=lambda row: (row["run"], -abs(math.log(row["effect"]))))
     return table(rows, _EFFECTS)
 
