@@ -176,7 +176,8 @@ def verify(
         isolation: As for `autotune tune`.
         memory_margin: As for `autotune tune`: the share of memory that must stay free.
     """
-    given = dict(locals())
+    how = dict(locals())
+    del how["recipe"], how["workload"]
     from autotune.console.closing import show_verification
     from autotune.console.progress import Progress
     from autotune.stats.deciding import Finding
@@ -184,6 +185,6 @@ def verify(
     from autotune.tuning.verifying import verify as run
 
     with Progress(budget=seconds_of("budget", budget)) as progress:
-        verification = run(**given, observe=progress)
+        verification = run(recipe, workload, **how, observe=progress)
     show_verification(verification)
     return 0 if verification.finding is Finding.HOLDS else 1
