@@ -56,32 +56,22 @@ def reference_to(workload: object, args: Sequence[str] | None = None) -> Workloa
 
 
 @contextlib.contextmanager
-def prepared(
-    reference: WorkloadReference,
-    directory: RunDirectory,
-    *,
-    fit: int | None,
-    loss: str | None = None,
-    allow_writes: bool = False,
-    allow_cache: bool = False,
-) -> Iterator[WorkloadReference]:
+def prepared(reference: WorkloadReference, directory: RunDirectory, options: Options) -> Iterator[WorkloadReference]:
     """The reference with what the user says about a script. What its trials have made is removed at the end.
 
     Raises ArgumentError where that is said about a `Workload`.
     """
+    said = {name: getattr(options, name) for name in ("fit", "loss", "allow_writes", "allow_cache")}
     if reference.script is None:
-        said = {"--fit": fit, "--loss": loss, "--allow-writes": allow_writes, "--allow-cache": allow_cache}
         for name, given in said.items():
             if given:
-                raise ArgumentError(f"{name} is for scripts, and {reference} is a Workload", hint="Leave it out.")
+                option = name.replace("_", "-")
+                raise ArgumentError(f"--{option} is for scripts, and {reference} is a Workload", hint="Leave it out.")
         yield reference
         return
     created = directory.path.resolve() / CREATED
-    script = ScriptSettings(
-        fit=fit, loss=loss, allow_writes=allow_writes, allow_cache=allow_cache, created=str(created)
-    )
     try:
-        yield reference.model_copy(update={"script": script})
+        yield reference.model_copy(update={"script": ScriptSettings(**said, created=str(created))})
     finally:
         remove_created(created, [os.getcwd(), *reference.search_path])
         shutil.rmtree(created.with_name(SCRATCH), ignore_errors=True)

@@ -5,23 +5,32 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from types import NoneType
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from autotune.errors import ArgumentError
 from autotune.stats.deciding import MIN_GAIN, Objective
 from autotune.stats.stability import MEMORY_MARGIN
 from autotune.workloads.loading import checked_args
 
-MAY_CHANGE = (
-    "trials",
-    "soak",
-    "train_samples",
-    "executor",
-    "seats",
-    "devices",
-    "all_seats",
-    "ray_address",
-)  # options that a resumed run may be given anew
+MAY_CHANGE = ("trials", "soak", "train_samples", "executor", "seats", "devices", "all_seats", "ray_address")
+"""Options that a resumed run may be given anew."""
+BOUNDS = {
+    "budget": (1.0, 1e7),
+    "trials": (1, 10**9),
+    "trial_timeout": (1.0, 1e7),
+    "min_gain": (0.0, 1e3),
+    "seed": (0, 2**32 - 1),
+    "max_batch": (1, 1 << 20),
+    "global_batch": (1, 1 << 24),
+    "memory_margin": (0.0, 0.9),
+    "soak": (0.0, 1e6),
+    "fit": (1, 1000),
+    "train_samples": (1, 10**15),
+    "seats": (1, 4096),
+    "seat_devices": (1, 64),
+}
+"""The least and the largest value of each number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,38 +75,24 @@ class Options:
 
     def __post_init__(self) -> None:
         """Check every one. Raises ArgumentError."""
-        for name, kinds, least, most in (
-            ("budget", (int, float), 1.0, 1e7),
-            ("trials", (int,), 1, 10**9),
-            ("trial_timeout", (int, float), 1.0, 1e7),
-            ("min_gain", (int, float), 0.0, 1e3),
-            ("seed", (int,), 0, 2**32 - 1),
-            ("max_batch", (int,), 1, 1 << 20),
-            ("global_batch", (int,), 1, 1 << 24),
-            ("memory_margin", (int, float), 0.0, 0.9),
-            ("soak", (int, float), 0.0, 1e6),
-            ("fit", (int,), 1, 1000),
-            ("train_samples", (int,), 1, 10**15),
-            ("seats", (int,), 1, 4096),
-            ("seat_devices", (int,), 1, 64),
-        ):
-            value = getattr(self, name)
-            if value is None and getattr(Options, name, 0) is None:
+        for name, hint in get_type_hints(Options).items():
+            value, kinds = getattr(self, name), get_args(hint) or (hint,)
+            if value is None and NoneType in kinds:
                 continue
-            if type(value) not in kinds or not least <= value <= most:
-                wanted = "a whole number" if kinds == (int,) else "a number"
-                raise ArgumentError(f"{name} is {value!r}", hint=f"It must be {wanted} from {least:g} to {most:g}.")
-        if self.space is not None and not isinstance(self.space, str):
-            raise ArgumentError(f"space is {self.space!r}", hint="It must be the path or name of a search space.")
-        for name, words in (
-            ("isolation", ("template", "spawn")),
-            ("pairing", ("auto", "bracketed")),
-            ("profile", ("all", "finalists", "none")),
-            ("executor", ("local", "ray")),
-            ("objective", ("throughput", "energy")),
-        ):
-            if getattr(self, name) not in words:
-                raise ArgumentError(f"{name} is {getattr(self, name)!r}", hint=f"It is {' or '.join(words)}.")
+            fits, wanted = True, ""
+            if get_origin(hint) is Literal:
+                fits, wanted = value in kinds, f"is {' or '.join(kinds)}"
+            elif bool in kinds:
+                fits, wanted = isinstance(value, bool), "is True or False"
+            elif str in kinds and name != "args":
+                fits, wanted = isinstance(value, str), "must be text"
+            elif name in BOUNDS:
+                least, most = BOUNDS[name]
+                numbers = (int, float) if float in kinds else (int,)
+                fits = type(value) in numbers and least <= value <= most
+                wanted = f"must be {'a' if float in kinds else 'a whole'} number from {least:g} to {most:g}"
+            if not fits:
+                raise ArgumentError(f"{name} is {value!r}", hint=f"It {wanted}.")
         if self.seats is not None and self.devices is not None:
             raise ArgumentError("seats and devices were both given", hint="seats cuts cores, devices names GPUs.")
         if self.executor == "local" and self.seat_devices > 1 and self.devices is None:
@@ -109,17 +104,6 @@ class Options:
         checked_args(self.args)
         if self.thorough and self.space is not None:
             raise ArgumentError("thorough and space were both given", hint="--space gpu_thorough is the same.")
-        for name in (
-            "fixed_batch",
-            "thorough",
-            "keeps_budget",
-            "allow_writes",
-            "allow_cache",
-            "all_seats",
-            "ray_upload",
-        ):
-            if not isinstance(getattr(self, name), bool):
-                raise ArgumentError(f"{name} is {getattr(self, name)!r}", hint="It is True or False.")
 
     def resumed_with(self, given: Mapping[str, object]) -> Options:
         """How a run goes on that had these options. Raises ArgumentError."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from autotune.devices.machine import Machine, fingerprint, require_linux
+from autotune.devices.machine import fingerprint, require_linux
 from autotune.errors import ArgumentError
 from autotune.executors.local import TrialProcesses
 from autotune.executors.places import cut_cores, machine_of, of_devices
@@ -45,6 +45,8 @@ from autotune.workloads.loading import refuse_while_loading
 from autotune.workloads.workload import Workload, WorkloadReference
 
 DEFAULT_BUDGET = "10m"
+OWN_OPTIONS = sorted({each.name for each in fields(Options)} - {"budget", "keeps_budget"})
+"""What `tune` takes as it stands in `Options`."""
 
 
 def tune(
@@ -143,145 +145,96 @@ def tune(
         NoStableConfigurationError: The baseline itself fails.
         TuningInterruptedError: Interrupted before anything was measured.
     """
-    began = time.monotonic()
+    said, began = locals(), time.monotonic()
     refuse_while_loading()
     require_linux()
     for name, path in (("out", out), ("resume", resume)):
         if path == "":
             raise ArgumentError(f"{name} is empty", hint="Give the run directory, or leave it out.")
     reference = reference_to(workload, args)
-    given = {
-        "args": () if args is None else reference.args,
-        "space": None if space is None else str(space),
-        "thorough": thorough,
-        "trials": trials,
-        "seed": seed,
-        "min_gain": min_gain,
-        "trial_timeout": None if trial_timeout is None else seconds_of("trial_timeout", trial_timeout),
-        "isolation": isolation,
-        "pairing": pairing,
-        "max_batch": max_batch,
-        "fixed_batch": fixed_batch,
-        "global_batch": global_batch,
-        "memory_margin": memory_margin,
-        "soak": None if soak is None else seconds_of("soak", soak, may_be_none=True),
-        "objective": objective,
-        "profile": profile,
-        "fit": fit,
-        "loss": loss,
-        "allow_writes": allow_writes,
-        "allow_cache": allow_cache,
-        "train_samples": train_samples,
-        "executor": executor,
-        "seats": seats,
-        "devices": devices,
-        "seat_devices": seat_devices,
-        "all_seats": all_seats,
-        "ray_address": ray_address,
-        "ray_upload": ray_upload,
-    }
-    if resume is not None:
-        if out is not None:
-            raise ArgumentError("out and resume were both given", hint="A resumed run stays where it is.")
-        return _resume(RunDirectory(Path(resume)), reference, given, budget, began, observe)
-    options = Options(
-        budget=seconds_of("budget", DEFAULT_BUDGET if budget is None else budget),
-        keeps_budget=budget is not None,
-        **{**given, "args": reference.args},  # type: ignore[arg-type]  # Options checks each
-    )
-    written = None if options.space is None else find_search_space(options.space)
-    directory = new_run_directory(Path("results"), _name_of(reference)) if out is None else RunDirectory(Path(out))
-    with occupied(directory):
-        places = _places(options)
-        machine = machine_of(places, fingerprint())
-        directory.write_run(
-            RunRecord(run=directory.name, started_at=now_utc(), machine=machine, arguments=asdict(options))
-        )
-        return _run(directory, machine, places, reference, written, options, began, observe)
-
-
-def _resume(
-    directory: RunDirectory,
-    reference: WorkloadReference,
-    given: Mapping[str, object],
-    budget: float | str | None,
-    began: float,
-    observe: Observer,
-) -> Recipe:
-    """Go on with a run, whether it has ended or was stopped."""
+    given: dict[str, Any] = {name: said[name] for name in OWN_OPTIONS}
+    given["args"] = () if args is None else reference.args
+    given["space"] = None if space is None else str(space)
+    given["trial_timeout"] = None if trial_timeout is None else seconds_of("trial_timeout", trial_timeout)
+    given["soak"] = None if soak is None else seconds_of("soak", soak, may_be_none=True)
+    if resume is None:
+        seconds = seconds_of("budget", DEFAULT_BUDGET if budget is None else budget)
+        options = Options(budget=seconds, keeps_budget=budget is not None, **{**given, "args": reference.args})
+        directory = new_run_directory(Path("results"), _name_of(reference)) if out is None else RunDirectory(Path(out))
+        return _run(directory, reference, options, observe, began=began)
+    if out is not None:
+        raise ArgumentError("out and resume were both given", hint="A resumed run stays where it is.")
+    directory = RunDirectory(Path(resume))
     earlier = read_earlier(directory)
-    options = earlier.options.resumed_with(given)
+    options, spent_before = earlier.options.resumed_with(given), 0.0
     reference = reference.model_copy(update={"args": options.args})
-    spent_before = 0.0
-    if budget is None:
-        began -= earlier.spent_seconds
-        if time.monotonic() - began >= options.budget:
-            raise ArgumentError(
-                f"{directory.path} has used its budget of {options.budget:.0f} s",
-                hint="Give it more time: --resume RUN --budget 2m.",
-            )
-    else:
+    if budget is not None:
         spent_before = earlier.spent_seconds
         options = replace(options, budget=seconds_of("budget", budget), keeps_budget=True)
-    written = None if options.space is None else find_search_space(options.space)
-    with directory.reopened():
-        places = _places(options)
-        machine = machine_of(places, fingerprint())
-        if options.executor == "local":  # else the first seat's host is not known yet
-            refuse_another_machine(earlier, machine)
-        note_resumption(directory, earlier)
-        return _run(directory, machine, places, reference, written, options, began, observe, earlier, spent_before)
+    elif earlier.spent_seconds >= options.budget:
+        raise ArgumentError(
+            f"{directory.path} has used its budget of {options.budget:.0f} s",
+            hint="Give it more time: --resume RUN --budget 2m.",
+        )
+    else:
+        began -= earlier.spent_seconds
+    return _run(directory, reference, options, observe, began=began, earlier=earlier, spent_before=spent_before)
 
 
 def _run(
     directory: RunDirectory,
-    machine: Machine,
-    places: Sequence[Place] | None,
     reference: WorkloadReference,
-    written: SearchSpace | None,
     options: Options,
-    began: float,
     observe: Observer,
+    *,
+    began: float,
     earlier: Earlier | None = None,
     spent_before: float = 0.0,
 ) -> Recipe:
-    spent = time.monotonic() - began
-    observe(RunBegan(directory=directory.path, workload=_name_of(reference), budget=options.budget, spent=spent))
-    if earlier is not None:
-        observe(Notice(text=f"resumed: {len(earlier.records)} trials were finished before"))
-    with (
-        prepared(
-            reference,
-            directory,
-            fit=options.fit,
-            loss=options.loss,
-            allow_writes=options.allow_writes,
-            allow_cache=options.allow_cache,
-        ) as reference,
-        _executor(
-            reference,
-            directory,
-            options,
-            places,
-            say=lambda text: observe(Notice(text=text)),
-            left=lambda: options.budget - (time.monotonic() - began),
-        ) as processes,
-    ):
-        invocation = Invocation(
-            executor=processes,
-            directory=directory,
-            machine=machine,
-            limits=limits_of(machine, options.memory_margin),
-            reference=reference,
-            options=options,
-            clock=lambda: time.monotonic() - began,
-            observe=observe,
-            earlier=earlier,
-            spent_before=spent_before,
-        )
-        recipe = tune_with(invocation, written)
-    if problem := write_page_or_say(directory.path):
-        observe(Notice(text=problem))
+    def clock() -> float:
+        return time.monotonic() - began
+
+    written = None if options.space is None else find_search_space(options.space)
+    with occupied(directory) if earlier is None else directory.reopened():
+        places = _places(options)
+        machine = machine_of(places, fingerprint())
+        if earlier is None:
+            directory.write_run(
+                RunRecord(run=directory.name, started_at=now_utc(), machine=machine, arguments=asdict(options))
+            )
+        else:
+            if options.executor == "local":  # else the first seat's host is not known yet
+                refuse_another_machine(earlier, machine)
+            note_resumption(directory, earlier)
+        observe(RunBegan(directory=directory.path, workload=_name_of(reference), budget=options.budget, spent=clock()))
+        if earlier is not None:
+            observe(Notice(text=f"resumed: {len(earlier.records)} trials were finished before"))
+        with (
+            prepared(reference, directory, options) as reference,
+            _executor(
+                reference,
+                directory,
+                options,
+                places,
+                say=lambda text: observe(Notice(text=text)),
+                left=lambda: options.budget - clock(),
+            ) as processes,
+        ):
+            invocation = Invocation(
+                executor=processes,
+                directory=directory,
+                machine=machine,
+                limits=limits_of(machine, options.memory_margin),
+                reference=reference,
+                options=options,
+                clock=clock,
+                observe=observe,
+                earlier=earlier,
+                spent_before=spent_before,
+            )
+            recipe = tune_with(invocation, written)
+        if problem := write_page_or_say(directory.path):
+            observe(Notice(text=problem))
     return recipe
 
 

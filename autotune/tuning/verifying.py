@@ -100,6 +100,7 @@ def verify(
     refuse_while_loading()
     require_linux()
     loaded = recipe if isinstance(recipe, Recipe) else Recipe.load(Path(recipe))
+    script = loaded.workload.script
     options = Options(
         budget=seconds_of("budget", budget),
         seed=seed,
@@ -107,6 +108,7 @@ def verify(
         memory_margin=memory_margin,
         objective=loaded.evidence.objective,
         global_batch=loaded.baseline.get("global_batch"),  # type: ignore[arg-type]  # checked there
+        fit=script.fit if script is not None and script.trains is Trains.FIT else None,
     )
     reference = reference_to(workload, loaded.workload.args if args is None else args)
     machine = fingerprint()
@@ -114,14 +116,8 @@ def verify(
     directory, told = RunDirectory(folder), ""
     try:
         directory.create()
-        script = loaded.workload.script
         with (
-            prepared(
-                reference,
-                directory,
-                fit=script.fit if script is not None and script.trains is Trains.FIT else None,
-                allow_writes=False,
-            ) as reference,
+            prepared(reference, directory, options) as reference,
             TrialProcesses(reference, logs=directory.log_directory, isolation=isolation) as processes,
         ):
             invocation = Invocation(
