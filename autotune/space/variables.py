@@ -104,9 +104,10 @@ def own_variable(variable: str, texts: Mapping[Any, str], default: Any, *, flag:
         return next((value for value, each in texts.items() if each in known), default)
 
     def write(variables: MutableMapping[str, str], value: Any) -> None:
-        if flag:
-            set_flag(variables, variable, flag, texts[value])
-        else:
-            variables[variable] = texts[value]
+        text = texts.get(value)
+        if flag and text is not None:
+            set_flag(variables, variable, flag, text)
+        elif text is not None:  # any other value stays out of the environment
+            variables[variable] = text
 
     return {"variable": variable, "set": write, "read": read, "default": default}
