@@ -56,6 +56,8 @@ class LoopWatch:
         """Where the training's dataset is read from its beginning: a file and a line."""
         self.by_call = False
         """Whether a step is a call that updates weights: which may read a dataset's iterator that it is given."""
+        self.distributed = False
+        """Whether a strategy of the script's has taken a dataset, whose options are set by then."""
         self._last_read: Any = None  # the iterator that was read last, while its element is not yet done with
         self._updates = 0
         self._unused: list[int] = []  # examples of elements that were read and have updated nothing yet
@@ -181,6 +183,7 @@ class LoopWatch:
         with self._wrappers.inert():
             made = usual(strategy, dataset, *more, **named)
         if made is not dataset:
+            self.distributed = True
             setattr(made, _READS, dataset)
         return made
 

@@ -202,6 +202,7 @@ def test_both_workers_train_and_global_examples_are_counted(opened, tmp_path, so
     assert facts.script.workers == 2
     assert facts.script.baseline["batch_size"] == 16
     assert "MultiWorkerMirroredStrategy of its own" in facts.script.not_reached["strategy"]
+    assert {"prefetch", "data_threads"} <= facts.script.not_reached.keys()
     for batch_size in (16, 32):
         trial = launched(processes, facts, tmp_path, batch_size=batch_size)
         trial.warm_up(PATIENCE_SECONDS)
