@@ -156,7 +156,7 @@ class LoopTraining(TrialHooks):
         data = request.data or endless or _counted(dataset, size, self.configuration, request.count_seconds)
         counting_seconds = time.monotonic() - began
         training = Training(
-            steps_per_call=1,
+            steps_per_call=max(1, examples // size) if self._watch.by_call else 1,
             batch_size=size,
             examples=data.examples,
             drop_remainder=is_dataset and drops_remainder(dataset),

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType, ModuleType
 from typing import Any
+from weakref import WeakSet, WeakValueDictionary
 
 from autotune.recipe import apply
 from autotune.scripts import tuned
@@ -22,7 +23,7 @@ from autotune.scripts.facts import ScriptFacts, Site
 from autotune.scripts.wrapping import Wrappers, around, owner_of
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Stage
-from autotune.worker.private_api import loop_classes, name_of_strategy, workers_of
+from autotune.worker.private_api import loop_classes, name_of_strategy, updates_of, workers_of
 
 _READS = "_autotune_reads"
 """What an iterator reads, and what a distributed dataset was made of."""
@@ -47,7 +48,7 @@ class LoopWatch:
         """The largest `tf.function` that updates weights and could be compiled by XLA."""
         self.jit_compile = False
         """Whether the script compiles it."""
-        self.optimizers: dict[int, Any] = {}
+        self.optimizers: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self.wait_seconds = 0.0
         self.read_at: float | None = None
         """When an element was read last."""
@@ -55,10 +56,12 @@ class LoopWatch:
         """Where the training's dataset is read from its beginning: a file and a line."""
         self.by_call = False
         """Whether a step is a call that updates weights: which may read a dataset's iterator that it is given."""
+        self.distributed = False
+        """Whether a strategy of the script's has taken a dataset, whose options are set by then."""
         self._last_read: Any = None  # the iterator that was read last, while its element is not yet done with
         self._updates = 0
         self._unused: list[int] = []  # examples of elements that were read and have updated nothing yet
-        self._updating: set[int] = set()  # functions in whose trace an optimizer updates weights
+        self._updating: WeakSet[Any] = WeakSet()  # functions in whose trace an optimizer updates weights
         self._first_updating: int | None = None
         self._calls: list[Any] = []  # the functions that are being called, the outermost first
         self.strategy = ""
@@ -68,7 +71,8 @@ class LoopWatch:
         self._updated_in_strategy = False
         self._logs: Any = None
         self._called_with = 0
-        self._read_inside = 0  # examples that a step reads from the iterator that it is given
+        self._read_inside = 0  # examples that a call reads from the iterator that it is given
+        self._counter: tuple[Any, int] | None = None  # an optimizer, and its updates before the first call
 
     def install(self, tf: ModuleType, keras: ModuleType, *, layers: bool = False) -> None:
         """Watch iterators, functions, optimizers and `train_on_batch`.
@@ -100,7 +104,7 @@ class LoopWatch:
 
     def explicit(self, dataset: Any) -> Iterator[Any]:
         """The elements of a dataset, each of which is a step because the script says so: see `autotune.steps`."""
-        self.dataset, self.place, self.by_call = dataset, ("autotune.steps", 0), False
+        self.dataset, self.place, self.by_call = getattr(dataset, _READS, dataset), ("autotune.steps", 0), False
         self._hooks.epoch_began()
         with self._wrappers.inert():
             iterator = iter(_as_tuned(self._wrappers, dataset))
@@ -112,15 +116,13 @@ class LoopWatch:
                 break
             yield element
             logs, self._logs = self._logs, None
-            self._hooks.stepped(_length(element), logs)
+            self._hooks.stepped(self._workers * _length(element), logs)
         self._hooks.epoch_ended()
 
     def restarted(self) -> None:
-        """The script begins anew, and makes its functions and optimizers anew."""
+        """The script begins anew, and makes its functions anew: all but those of modules that it imports."""
         self._last_read, self._updates, self._calls = None, 0, []
         self._first_updating = None
-        self._updating.clear()
-        self.optimizers.clear()
 
     # ------------------------------------------------------------------------------------------ what is read
 
@@ -181,6 +183,7 @@ class LoopWatch:
         with self._wrappers.inert():
             made = usual(strategy, dataset, *more, **named)
         if made is not dataset:
+            self.distributed = True
             setattr(made, _READS, dataset)
         return made
 
@@ -199,7 +202,7 @@ class LoopWatch:
             result = usual(function, *arguments, **named)
         finally:
             self._calls.pop()
-        if outermost and id(function) in self._updating:
+        if outermost and function in self._updating:
             self._updated(id(function), arguments, _scalars(result))
         return result
 
@@ -208,16 +211,18 @@ class LoopWatch:
         if self._wrappers.active:
             self.optimizers[id(optimizer)] = optimizer
             if self._calls:
-                self._traced()
+                self._traced(optimizer)
             elif self._in_strategy:
                 self._updated_in_strategy = True
             else:
                 self._updated(id(optimizer), (), None)
         return result
 
-    def _traced(self) -> None:
+    def _traced(self, optimizer: Any) -> None:
         """An optimizer updates weights in the functions that are being traced."""
-        self._updating |= {id(function) for function, _ in self._calls}
+        self._updating.update(function for function, _ in self._calls)
+        if self._counter is None:
+            self._counter = optimizer, updates_of(optimizer)
         if self.step_function is not None or self._in_strategy:
             return
         for function, arguments in self._calls:
@@ -260,7 +265,9 @@ class LoopWatch:
             self._first_updating = what
             self.dataset = next((getattr(each, _READS) for each in arguments if hasattr(each, _READS)), None)
             calls, _ = batch_calls(self.dataset) if hasattr(self.dataset, "element_spec") else ([], "")
-            self._read_inside = calls[0].used if calls else 0
+            if calls and not self._read_inside:
+                optimizer, before = self._counter or (None, 0)
+                self._read_inside = calls[0].used * max(1, updates_of(optimizer) - before)
         if what == self._first_updating:
             length = next((n for each in arguments if (n := _length(each))), self._called_with)
             self._hooks.stepped(self._read_inside or self._workers * length, logs)

@@ -34,8 +34,7 @@ _OF_THIS_HOST = ("localhost", "127.0.0.1", "[::1]")
 def workers_asked_for() -> int:
     """How many workers `TF_CONFIG` names; 0 without any. Raises `WorkloadError` where one is on another host."""
     try:
-        cluster = json.loads(os.environ.get(VARIABLE) or "{}").get("cluster", {})
-        named = [str(each) for job in ("chief", "worker") for each in cluster.get(job, ())]
+        named = [str(each) for job in ("chief", "worker") for each in _cluster().get(job, ())]
     except (ValueError, AttributeError, TypeError):
         return 0  # TensorFlow says what is wrong with it
     here = (*_OF_THIS_HOST, socket.gethostname(), socket.getfqdn())
@@ -46,6 +45,12 @@ def workers_asked_for() -> int:
             hint=f"Name as many workers of localhost in {VARIABLE} as one host has, or leave it out.",
         )
     return len(named)
+
+
+def _cluster() -> dict[str, Any]:
+    """The addresses that `TF_CONFIG` names, by their job."""
+    found: dict[str, Any] = json.loads(os.environ.get(VARIABLE) or "{}").get("cluster", {})
+    return found
 
 
 def start_others(workers: int, died: Callable[[str], object]) -> int:
@@ -80,8 +85,12 @@ def start_others(workers: int, died: Callable[[str], object]) -> int:
             number = each
             break
         others[os.pidfd_open(pid)] = each, pid
-    cluster = {"worker": [f"localhost:{port}" for port in ports]}
-    os.environ[VARIABLE] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": number}})
+    chiefs = len(_cluster().get("chief", ()))
+    addresses = [f"localhost:{port}" for port in ports]
+    cluster = {"chief": addresses[:chiefs], "worker": addresses[chiefs:]}
+    task = {"type": "worker", "index": number - chiefs} if number >= chiefs else {"type": "chief", "index": number}
+    jobs = {job: named for job, named in cluster.items() if named}
+    os.environ[VARIABLE] = json.dumps({"cluster": jobs, "task": task})
     if cards:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(cards[number::workers])
     if number == 0 and others:

@@ -102,9 +102,11 @@ def facts_of_loop(watch: LoopWatch, examples: int, around: Around) -> WorkloadFa
         reasons["batch_size"] = f"{why}; {UNLOCK}"
     if dataset is None:
         reasons |= dict.fromkeys(("prefetch", *_OPTIONS), "the training reads no tf.data.Dataset")
-    elif watch.by_call:
+    elif watch.by_call or watch.distributed:
         inside = "the step reads its batches itself, from the iterator that it is given"
-        reasons |= dict.fromkeys(("prefetch", *_OPTIONS), inside)
+        handed = "the script hands its dataset to its tf.distribute strategy"
+        ours = _OPTIONS if calls_for(dataset, "prefetch") else ("prefetch", *_OPTIONS)
+        reasons |= dict.fromkeys(ours, inside if watch.by_call else handed)
     batch_size = calls[0].given if calls else examples
     if not batch_size:
         raise WorkloadError(

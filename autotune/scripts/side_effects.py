@@ -140,6 +140,8 @@ class SideEffects:
             usual(made, name, mode, *arguments, **named)
 
         def said(event: str, usual: Callable[..., Any], path: Any, *arguments: Any, **named: Any) -> Any:
+            if event in ("os.remove", "shutil.rmtree") and not tf.io.gfile.exists(path):
+                return None  # a save would have made it
             self._writes(event, path)
             return usual(path, *arguments, **named)
 
@@ -175,15 +177,20 @@ class SideEffects:
 
     def _look(self, event: str, full: str) -> None:
         """Note what is made, and refuse what is not the trials' own to change."""
-        if full.startswith(self._temporary) and event in _CHANGING and _is_older(full, self._began):
-            self._refuse_change(event, full)
+        if full in self._created:
+            return
+        if full.startswith(self._temporary):
+            if event in _CHANGING and _is_older(full, self._began):
+                self._refuse_change(event, full)
+            if event == "os.mkdir" and not os.path.exists(full):  # another trial may remove it
+                self._note(iter([full]))
         if full.startswith(self._others) or f"{os.sep}__pycache__{os.sep}" in full:
             return
         if not os.path.exists(full):
             if event in _MAKING:  # one call may make its parents as well
                 self._note(each for each in (full, *map(str, Path(full).parents)) if not os.path.exists(each))
             return
-        if full in self._created or (event in _MAKING and (event == "os.mkdir" or not os.path.isfile(full))):
+        if event in _MAKING and (event == "os.mkdir" or not os.path.isfile(full)):
             return
         if event in _CHANGING and (below := list(_files_below(full))) and self._created.issuperset(below):
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 import traceback
 from collections import defaultdict
@@ -94,6 +95,8 @@ class _Survey(Hooks):
         except BaseException as error:
             if not self._facts or self._wanted is not None:
                 self._fail(error)
+        if self._number:  # worker 0 answers
+            signal.pause()
         if not self._facts:
             self._fail(never_trains(self._reference))
         self._end()

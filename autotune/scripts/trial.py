@@ -25,6 +25,7 @@ from autotune.space.configuration import Configuration
 from autotune.worker import failures, gpus, keras_fit, messages
 from autotune.worker.loss_curves import loss_curves_as_built
 from autotune.worker.models import refuse_precision_that_does_not_act, set_compiled
+from autotune.worker.private_api import keep_collectives
 from autotune.workloads.loading import ARGS_HINT
 from autotune.workloads.users_errors import cause_of, exit_error, users_line, users_traceback
 from autotune.workloads.workload import WorkloadReference
@@ -72,6 +73,8 @@ def run(
     run_users(reference, endless=facts.epochs_range)
     while training.restarted():
         repeatable(tf)
+        if facts.workers:
+            keep_collectives()
         os.chdir(here)
         run_users(reference, endless=facts.epochs_range)
     raise never_trains(reference)

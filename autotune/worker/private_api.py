@@ -112,10 +112,32 @@ def workers_of(strategy: tf.distribute.Strategy) -> int:
     return int(getattr(strategy.extended, "_num_workers", 1))
 
 
+def keep_collectives() -> None:
+    """Have the next strategy of several workers use the server that runs: to start one anew aborts others' calls."""
+    try:
+        from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceStrategy
+        from tensorflow.python.eager.context import context
+
+        CollectiveAllReduceStrategy._collective_key_base += 1_000  # no keys of the last one
+        context().enable_collective_ops = lambda _: None
+    except (ImportError, AttributeError):
+        _say_missing("CollectiveAllReduceStrategy._collective_key_base", "a training that begins anew may fail")
+
+
 def name_of_strategy(strategy: tf.distribute.Strategy) -> str:
     """The name by which users make it."""
     own = type(strategy).__name__
     return "MultiWorkerMirroredStrategy" if own.startswith(("CollectiveAllReduce", "_CollectiveAllReduce")) else own
+
+
+def updates_of(optimizer: Any) -> int:
+    """How often an optimizer of Keras has updated weights so far, also while a function is traced."""
+    counted = getattr(optimizer, "_iterations", None)
+    if counted is None:
+        _say_missing("Optimizer._iterations", "a call that is given an iterator is taken for one step")
+        return 0
+    with tf.init_scope():
+        return int(counted.value.numpy())
 
 
 def let_mirrored_variables_be_numbers() -> None:

@@ -76,6 +76,80 @@ while epoch.numpy() < 2:
     epoch.assign_add(1)
 """
 )
+BY_STEPS = (
+    PARTS.replace("import json", "import json\n\nimport autotune")
+    + """
+@tf.function
+def step(inputs):
+    strategy.run(one, args=(inputs,))
+
+
+for inputs in autotune.steps(strategy.experimental_distribute_dataset(data.batch(batch).repeat(50))):
+    step(inputs)
+"""
+)
+BY_EPOCH = (
+    PARTS
+    + """
+@tf.function
+def train(iterator):
+    for _ in tf.range(96 // batch):
+        strategy.run(one, args=(next(iterator),))
+
+
+for epoch in range(3):
+    train(iter(strategy.experimental_distribute_dataset(data.repeat().batch(batch))))
+"""
+)
+WITH_CHECKPOINTS = (
+    PARTS
+    + """
+own = strategy.cluster_resolver
+if sorted(json.loads(os.environ["TF_CONFIG"])["cluster"]) != ["chief", "worker"]:
+    raise RuntimeError("no chief")
+directory = os.environ["CHECKPOINTS"] if own.task_type == "chief" else os.environ["CHECKPOINTS"] + "_temporary"
+tf.io.gfile.makedirs(directory)
+manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), directory, max_to_keep=1)
+
+
+@tf.function
+def step(inputs):
+    strategy.run(one, args=(inputs,))
+
+
+for epoch in range(2):
+    for inputs in strategy.experimental_distribute_dataset(data.batch(batch)):
+        step(inputs)
+    manager.save()
+    if own.task_type != "chief":
+        tf.io.gfile.rmtree(directory)
+"""
+)
+BY_MODULE = """
+import numpy as np
+import tensorflow as tf
+from network import step
+
+epoch = 0
+while epoch < 2:
+    for x in tf.data.Dataset.from_tensor_slices(np.ones((96, 4), "float32")).batch(16):
+        step(x)
+    epoch += 1
+"""
+NETWORK = """
+import keras
+import tensorflow as tf
+
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+optimizer = keras.optimizers.SGD(0.01)
+
+
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(x) ** 2)
+    optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+"""
 BY_FIT = PARTS + "\nwith strategy.scope():\n    model.compile('sgd', 'mse')\nmodel.fit(data.batch(batch), verbose=0)\n"
 BY_RESOLVER = """
 import tensorflow as tf
@@ -121,13 +195,14 @@ def others(trial):
     return [each for each in psutil.Process(trial.pid).children() if os.getpgid(each.pid) == trial.pid]
 
 
-@pytest.mark.parametrize("source", [BY_ELEMENT, BY_ITERATOR])
+@pytest.mark.parametrize("source", [BY_ELEMENT, BY_ITERATOR, BY_STEPS])
 def test_both_workers_train_and_global_examples_are_counted(opened, tmp_path, source):
     """Also where the script ends and begins anew, and with another batch size; afterwards both are gone."""
     processes, facts = opened(source, "localhost:12345", "localhost:23456")
     assert facts.script.workers == 2
     assert facts.script.baseline["batch_size"] == 16
     assert "MultiWorkerMirroredStrategy of its own" in facts.script.not_reached["strategy"]
+    assert {"prefetch", "data_threads"} <= facts.script.not_reached.keys()
     for batch_size in (16, 32):
         trial = launched(processes, facts, tmp_path, batch_size=batch_size)
         trial.warm_up(PATIENCE_SECONDS)
@@ -138,6 +213,54 @@ def test_both_workers_train_and_global_examples_are_counted(opened, tmp_path, so
         assert trial.finish(0.1, PATIENCE_SECONDS).peak_host_bytes
         trial.kill()
         until(lambda pids=pids: all(map(is_gone, pids)), "both workers to end")
+
+
+@pytest.mark.parametrize("workers", [(), ("localhost:12345", "localhost:23456")])
+def test_all_steps_of_a_call_are_counted(opened, tmp_path, workers):
+    """Each call trains as many steps as the script's batches of 96 examples are, also of a script of three calls."""
+    processes, facts = opened(BY_EPOCH, *workers)
+    steps = 96 // facts.batch_size
+    for batch_size in (facts.batch_size, 2 * facts.batch_size):
+        trial = launched(processes, facts, tmp_path, batch_size=batch_size)
+        trial.warm_up(PATIENCE_SECONDS)
+        for part in (trial.measure(0.2, PATIENCE_SECONDS), trial.measure(0.2, PATIENCE_SECONDS)):
+            assert part.steps % steps == 0
+            assert part.examples == part.steps * batch_size
+        trial.kill()
+
+
+def test_a_chief_and_a_worker_train_where_they_would_save(opened, tmp_path, monkeypatch):
+    """The worker's directory for what it saves is its own to remove, after each epoch and in each trial."""
+    monkeypatch.setenv("CHECKPOINTS", str(tmp_path / "checkpoints"))
+    cluster = {"chief": ["localhost:12345"], "worker": ["localhost:23456"], "evaluator": ["localhost:34567"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
+    processes, facts = opened(WITH_CHECKPOINTS)
+    assert facts.script.workers == 2
+    for _ in range(2):
+        trial = launched(processes, facts, tmp_path)
+        trial.warm_up(PATIENCE_SECONDS)
+        assert trial.measure(1.0, PATIENCE_SECONDS).steps > 0
+        trial.kill()
+
+
+def test_a_step_in_a_module_of_the_users_is_seen_again(opened, tmp_path):
+    """A script that ends and begins anew does not import it again."""
+    (tmp_path / "network.py").write_text(NETWORK, encoding="utf-8")
+    processes, facts = opened(BY_MODULE)
+    trial = launched(processes, facts, tmp_path)
+    trial.warm_up(PATIENCE_SECONDS)
+    assert trial.measure(0.2, PATIENCE_SECONDS).steps > 0
+    trial.kill()
+
+
+def test_a_first_worker_that_begins_anew_last_trains_on(opened, tmp_path):
+    """The other one waits for it, also in the script's second run."""
+    late = BY_ITERATOR.replace("strategy = ", "time.sleep(index == 0)\nstrategy = ", 1).replace("range(5)", "[0] * 5")
+    processes, facts = opened(late, "localhost:12345", "localhost:23456")
+    trial = launched(processes, facts, tmp_path)
+    trial.warm_up(PATIENCE_SECONDS)
+    assert trial.measure(0.5, PATIENCE_SECONDS).steps > 0
+    trial.kill()
 
 
 def test_a_worker_that_is_killed_ends_the_trial(opened, tmp_path):
