@@ -149,10 +149,11 @@ class LoopTraining(TrialHooks):
         dataset, request = self._watch.dataset, self.request
         is_dataset = isinstance(dataset, tf.data.Dataset)
         calls = batch_calls(dataset)[0] if is_dataset else []
-        size = calls[0].used if calls else examples or self.configuration.batch_size
+        size = self._watch.parts * calls[0].used if calls else examples or self.configuration.batch_size
         began = time.monotonic()
-        # Epochs are not seen where each step reads its batch itself.
-        endless = Data(examples=None, endless=True) if self._watch.by_call else None
+        # Epochs are not seen where each step reads its batch itself, and not known where several replicas read.
+        unknown = self._watch.by_call or self._watch.parts > 1
+        endless = Data(examples=None, endless=True) if unknown else None
         data = request.data or endless or _counted(dataset, size, self.configuration, request.count_seconds)
         counting_seconds = time.monotonic() - began
         training = Training(

@@ -28,6 +28,8 @@ from autotune.worker.private_api import loop_classes, name_of_strategy, updates_
 _READS = "_autotune_reads"
 """What an iterator reads, and what a distributed dataset was made of."""
 _PLACE = "_autotune_place"
+_PARTS = "_autotune_parts"
+"""Of a distributed dataset and its iterators: how many batches of what it was made of a step reads."""
 
 
 class LoopWatch:
@@ -56,6 +58,8 @@ class LoopWatch:
         """Where the training's dataset is read from its beginning: a file and a line."""
         self.by_call = False
         """Whether a step is a call that updates weights: which may read a dataset's iterator that it is given."""
+        self.parts = 1
+        """How many batches of the dataset a step reads: one for each replica, where a function makes the dataset."""
         self.distributed = False
         """Whether a strategy of the script's has taken a dataset, whose options are set by then."""
         self._last_read: Any = None  # the iterator that was read last, while its element is not yet done with
@@ -92,6 +96,7 @@ class LoopWatch:
         around(owner_of(keras.Model, "train_on_batch"), "train_on_batch", self._trained_on_batch)
         around(classes.strategy, "run", self._run)
         around(classes.strategy, "experimental_distribute_dataset", self._distributed)
+        around(classes.strategy, "distribute_datasets_from_function", self._distributed_by_function)
         tuned.use(watch=self)
 
         def called(usual: Callable[..., Any], layer: Any, *arguments: Any, **named: Any) -> Any:
@@ -137,6 +142,7 @@ class LoopWatch:
         iterator = usual(_as_tuned(self._wrappers, dataset) if trains else dataset)
         setattr(iterator, _READS, getattr(dataset, _READS, dataset))
         setattr(iterator, _PLACE, place)
+        setattr(iterator, _PARTS, getattr(dataset, _PARTS, 1))
         self._unused = []
         if trains:
             self._hooks.epoch_began()
@@ -169,7 +175,8 @@ class LoopWatch:
         if last is None or last[0] is not iterator:
             return
         if self.place is None and self._updates and not self.by_call:
-            self.place, self.dataset = getattr(iterator, _PLACE), getattr(iterator, _READS)
+            self.place = getattr(iterator, _PLACE)
+            self.dataset, self.parts = getattr(iterator, _READS), getattr(iterator, _PARTS)
         if getattr(iterator, _PLACE) != self.place:
             return
         self._unused.append(self._workers * _length(last[1]))
@@ -185,6 +192,22 @@ class LoopWatch:
         if made is not dataset:
             self.distributed = True
             setattr(made, _READS, dataset)
+        return made
+
+    def _distributed_by_function(
+        self, usual: Callable[..., Any], strategy: Any, make: Callable[..., Any], *more: Any, **named: Any
+    ) -> Any:
+        found: list[Any] = []
+
+        def noted(context: Any) -> Any:
+            found.append(make(context))
+            return found[-1]
+
+        made = usual(strategy, noted, *more, **named)
+        if found:
+            self.distributed = True
+            setattr(made, _READS, found[0])
+            setattr(made, _PARTS, strategy.num_replicas_in_sync)
         return made
 
     # ------------------------------------------------------------------------------------------ what updates
@@ -263,11 +286,12 @@ class LoopWatch:
         self.by_call = True
         if self._first_updating is None:
             self._first_updating = what
-            self.dataset = next((getattr(each, _READS) for each in arguments if hasattr(each, _READS)), None)
+            iterator = next((each for each in arguments if hasattr(each, _READS)), None)
+            self.dataset, self.parts = getattr(iterator, _READS, None), getattr(iterator, _PARTS, 1)
             calls, _ = batch_calls(self.dataset) if hasattr(self.dataset, "element_spec") else ([], "")
             if calls and not self._read_inside:
                 optimizer, before = self._counter or (None, 0)
-                self._read_inside = calls[0].used * max(1, updates_of(optimizer) - before)
+                self._read_inside = self.parts * calls[0].used * max(1, updates_of(optimizer) - before)
         if what == self._first_updating:
             length = next((n for each in arguments if (n := _length(each))), self._called_with)
             self._hooks.stepped(self._read_inside or self._workers * length, logs)

@@ -157,7 +157,7 @@ def loop_classes(tf: Any) -> SimpleNamespace:
     from tensorflow.python.distribute import distribute_lib, input_lib
 
     return SimpleNamespace(
-        datasets=(tf.data.Dataset, input_lib.DistributedDataset),
+        datasets=(tf.data.Dataset, input_lib.DistributedDataset, input_lib.DistributedDatasetsFromFunction),
         iterators=(iterator_ops.OwnedIterator, input_lib.DistributedIteratorBase),
         function=type(tf.function(lambda: None)),
         strategy=distribute_lib.StrategyBase,

@@ -150,6 +150,32 @@ def step(x):
         loss = tf.reduce_mean(model(x) ** 2)
     optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
 """
+BY_FUNCTION = (  # the style of TensorFlow's tutorial
+    PARTS
+    + """
+@tf.function
+def step(iterator):
+    return strategy.reduce("SUM", strategy.run(one, args=(next(iterator),)), axis=None)
+
+
+def make(context):
+    part = data.shard(context.num_input_pipelines, context.input_pipeline_id)
+    return part.repeat().batch(context.get_per_replica_batch_size(batch))
+
+
+epoch = tf.Variable(0)
+while epoch.numpy() < 2:
+    iterator = iter(strategy.distribute_datasets_from_function(make))
+    for _ in range(5):
+        step(iterator)
+    epoch.assign_add(1)
+"""
+)
+BY_FUNCTIONS_ELEMENT = (
+    BY_FUNCTION.replace("step(iterator)", "step(next(iterator))", 2)
+    .replace("def step(next(iterator))", "def step(inputs)")
+    .replace("(next(iterator),)", "(inputs,)")
+)
 BY_FIT = PARTS + "\nwith strategy.scope():\n    model.compile('sgd', 'mse')\nmodel.fit(data.batch(batch), verbose=0)\n"
 BY_RESOLVER = """
 import tensorflow as tf
@@ -195,21 +221,22 @@ def others(trial):
     return [each for each in psutil.Process(trial.pid).children() if os.getpgid(each.pid) == trial.pid]
 
 
-@pytest.mark.parametrize("source", [BY_ELEMENT, BY_ITERATOR, BY_STEPS])
+@pytest.mark.parametrize("source", [BY_ELEMENT, BY_ITERATOR, BY_STEPS, BY_FUNCTION, BY_FUNCTIONS_ELEMENT])
 def test_both_workers_train_and_global_examples_are_counted(opened, tmp_path, source):
     """Also where the script ends and begins anew, and with another batch size; afterwards both are gone."""
     processes, facts = opened(source, "localhost:12345", "localhost:23456")
     assert facts.script.workers == 2
-    assert facts.script.baseline["batch_size"] == 16
+    parts = 2 if source in (BY_FUNCTION, BY_FUNCTIONS_ELEMENT) else 1  # each worker makes batches of its own
+    assert facts.script.baseline["batch_size"] == 16 / parts
     assert "MultiWorkerMirroredStrategy of its own" in facts.script.not_reached["strategy"]
     assert {"prefetch", "data_threads"} <= facts.script.not_reached.keys()
-    for batch_size in (16, 32):
+    for batch_size in (16 // parts, 32 // parts):
         trial = launched(processes, facts, tmp_path, batch_size=batch_size)
         trial.warm_up(PATIENCE_SECONDS)
         pids = [trial.pid, *(each.pid for each in others(trial))]
         assert len(pids) == 2
         for part in (trial.measure(0.5, PATIENCE_SECONDS), trial.measure(0.5, PATIENCE_SECONDS)):
-            assert part.examples == pytest.approx(part.steps * batch_size)
+            assert part.examples == pytest.approx(part.steps * batch_size * parts)
         assert trial.finish(0.1, PATIENCE_SECONDS).peak_host_bytes
         trial.kill()
         until(lambda pids=pids: all(map(is_gone, pids)), "both workers to end")
