@@ -72,7 +72,16 @@ model.fit(data.shuffle(9).batch(8))
 model.fit(x, y, callbacks=[keras.callbacks.ModelCheckpoint("a.keras"), keras.callbacks.EarlyStopping("loss")])
 """,
     "saves_before": COMPILED + "model.save('first.keras')\nmodel.fit(x, y)\n",
-    "overwrites": "open('kept.txt', 'w').write('new')\n" + COMPILED + "model.fit(x, y)\n",
+    "overwrites": """
+import logging
+import pathlib
+pathlib.Path("kept.txt").write_text("16")
+logging.basicConfig(filename="train.log", level="INFO")
+logging.info("begins")
+"""
+    + COMPILED
+    + "model.fit(x, y, batch_size=int(open('kept.txt').read()))\n",
+    "changes_in_place": "open('kept.txt', 'r+').write('new')\n" + COMPILED + "model.fit(x, y)\n",
     "removes": "import shutil\nshutil.rmtree('out')\n" + COMPILED + "model.fit(x, y)\n",
     "makes_its_data": "import os\nos.makedirs('made', exist_ok=True)\nopen('made/a.txt', 'w').write('1')\n"
     + COMPILED
@@ -217,7 +226,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "cached": {"allow_cache": True},
 }
 FILES = {
-    "overwrites": {"kept.txt": "old"},
+    "overwrites": {"kept.txt": "old", "train.log": "old"},
+    "changes_in_place": {"kept.txt": "old"},
     "overwrites_by_tensorflow": {"kept.txt": "old"},
     "replaces": {"kept.txt": "old"},
     "removes_by_tensorflow": {"out/model.txt": "weights"},
@@ -350,10 +360,10 @@ def test_what_writes_is_left_out(told, folder):
     assert not (folder / "callbacks" / "a.keras").exists()
 
 
-def test_a_file_that_exists_is_not_written_over(told, folder):
-    """The run ends with the script's line before anything is lost; new files are noted, so that they can go."""
-    assert "train.py, line 1: writes to" in told["overwrites"]["message"]
-    assert "--allow-writes" in told["overwrites"]["hint"]
+def test_what_is_written_to_a_file_that_exists_goes_to_another(told, folder):
+    """A log that goes on does not end the run, and nothing is lost; the script reads what it has written."""
+    assert facts(told, "overwrites")["batch_size"] == 16
+    assert script(told, "overwrites")["left_out"] == ["what it writes to files that exist"]
     assert (folder / "overwrites" / "kept.txt").read_text(encoding="utf-8") == "old"
     assert "train.py, line 2: changes" in told["removes"]["message"]
     assert (folder / "removes" / "out" / "model.txt").exists()
@@ -379,6 +389,14 @@ def test_ordinary_code_of_other_shapes_is_surveyed(told):
 
 
 def test_the_executions_of_one_fit_count_together(told):
+    assert (folder / "overwrites" / "train.log").read_text(encoding="utf-8") == "old"
+
+
+def test_a_file_that_exists_is_not_changed_in_place(told, folder):
+    """The run ends with the script's line before anything is lost; new files are noted, so that they can go."""
+    assert "train.py, line 1: writes to" in told["changes_in_place"]["message"]
+    assert "--allow-writes" in told["changes_in_place"]["hint"]
+    assert (folder / "changes_in_place" / "kept.txt").read_text(encoding="utf-8") == "old"
     """Four folds of two epochs are more than one training of three; all stand at one place."""
     found = script(told, "folds")
     assert found["fit"] == 1
