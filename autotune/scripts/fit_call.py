@@ -68,7 +68,9 @@ class FitCall:
         if kind == "arrays":
             return int(self.arguments["batch_size"] or DEFAULT_BATCH)
         if kind == "py_dataset":
-            return _attribute(x)
+            size = _attribute(x)
+            set_here = size is not None and size == self.settings.changes.get("batch_size")
+            return int(self.settings.own["batch_size"]) if set_here else size
         calls = batch_calls(x)[0] if kind == "dataset" else []
         return calls[0].given if calls else None
 
