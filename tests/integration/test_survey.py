@@ -198,7 +198,7 @@ class Batches(keras.utils.PyDataset):
         part = slice(index * self.batch_size, (index + 1) * self.batch_size)
         return x[part], y[part]
 
-model.fit(Batches(8, workers=2, max_queue_size=5))
+model.fit(Batches(10, workers=2, max_queue_size=5))
 """,
     "sequence_of_fixed_size": COMPILED
     + """
@@ -483,7 +483,7 @@ def test_a_value_that_is_asked_for_by_name_is_reached(told):
 
 
 def test_a_sequence_is_tuned_as_far_as_it_listens(told):
-    """Its workers are knobs; its batch size is one where another value gives other batches."""
+    """Its workers are knobs; its batch size is one where another value gives other batches, whole ones alone or not."""
     listening, deaf = script(told, "sequence"), script(told, "sequence_of_fixed_size")
     assert listening["baseline"]["workers"] == 2
     assert listening["baseline"]["max_queue_size"] == 5
