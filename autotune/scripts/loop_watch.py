@@ -91,8 +91,9 @@ class LoopWatch:
         tuned.use(watch=self)
 
         def called(usual: Callable[..., Any], layer: Any, *arguments: Any, **named: Any) -> Any:
-            if self._wrappers.active and not self._calls and arguments:
-                self._called_with = _length(arguments[0]) or self._called_with
+            if self._wrappers.active and arguments:
+                length = _length(arguments[0])  # in a trace, where it is known
+                self._called_with = max(length, self._called_with) if self._calls else length or self._called_with
             return usual(layer, *arguments, **named)
 
         if layers:
@@ -217,6 +218,13 @@ class LoopWatch:
 
     def _traced(self) -> None:
         """An optimizer updates weights in the functions that are being traced."""
+        import tensorflow as tf
+
+        graph = tf.compat.v1.get_default_graph()
+        while graph is not None:
+            if str(getattr(graph, "name", "")).startswith("Dataset_"):  # of a loop over a dataset in a tf.function
+                self._hooks.loops_inside(_site(self._calls[0][0], self._wrappers.directory))
+            graph = getattr(graph, "outer_graph", None)
         self._updating |= {id(function) for function, _ in self._calls}
         if self.step_function is not None or self._in_strategy:
             return

@@ -37,6 +37,9 @@ class Hooks:
     def stepped(self, examples: int, logs: Any) -> None:
         """A step of a loop's training is over; `logs` are the numbers that it returned."""
 
+    def loops_inside(self, function: Site) -> None:
+        """This `tf.function` trains on a whole dataset by one call, whose steps cannot be seen."""
+
     def epoch_began(self) -> None:
         """The dataset of a loop's training is read from its beginning."""
 

@@ -182,6 +182,30 @@ iterator = iter(batches.repeat())
 for i in range(50):
     read_and_step(iterator)
 """,
+    "no_arguments": TAPE
+    + """
+fixed = tf.constant(x[:40])
+
+@tf.function
+def train():
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(fixed) ** 2)
+    optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+    return loss
+
+for i in range(50):
+    train()
+""",
+    "epoch_inside": TAPE
+    + """
+@tf.function
+def train_epoch(data):
+    for a, b in data:
+        step(a, b)
+
+for epoch in range(4):
+    train_epoch(batches)
+""",
     "numpy_slices": TAPE + "for i in range(50):\n    step(x[:12], y[:12])\n",
     "tuned": "import autotune\nsize = autotune.tuned(batch_size=8).batch_size\n"
     + COMPILED
@@ -365,6 +389,14 @@ def test_what_is_written_to_a_file_that_exists_goes_to_another(told, folder):
     assert facts(told, "overwrites")["batch_size"] == 16
     assert script(told, "overwrites")["left_out"] == ["what it writes to files that exist"]
     assert (folder / "overwrites" / "kept.txt").read_text(encoding="utf-8") == "old"
+    assert (folder / "overwrites" / "train.log").read_text(encoding="utf-8") == "old"
+
+
+def test_a_file_that_exists_is_not_changed_in_place(told, folder):
+    """The run ends with the script's line before anything is lost; new files are noted, so that they can go."""
+    assert "train.py, line 1: writes to" in told["changes_in_place"]["message"]
+    assert "--allow-writes" in told["changes_in_place"]["hint"]
+    assert (folder / "changes_in_place" / "kept.txt").read_text(encoding="utf-8") == "old"
     assert "train.py, line 2: changes" in told["removes"]["message"]
     assert (folder / "removes" / "out" / "model.txt").exists()
     assert facts(told, "makes_its_data")
@@ -389,14 +421,6 @@ def test_ordinary_code_of_other_shapes_is_surveyed(told):
 
 
 def test_the_executions_of_one_fit_count_together(told):
-    assert (folder / "overwrites" / "train.log").read_text(encoding="utf-8") == "old"
-
-
-def test_a_file_that_exists_is_not_changed_in_place(told, folder):
-    """The run ends with the script's line before anything is lost; new files are noted, so that they can go."""
-    assert "train.py, line 1: writes to" in told["changes_in_place"]["message"]
-    assert "--allow-writes" in told["changes_in_place"]["hint"]
-    assert (folder / "changes_in_place" / "kept.txt").read_text(encoding="utf-8") == "old"
     """Four folds of two epochs are more than one training of three; all stand at one place."""
     found = script(told, "folds")
     assert found["fit"] == 1
@@ -429,6 +453,7 @@ def test_what_tensorflow_writes_itself_is_seen_too(told, folder):
         ("parameter_server", "makes a ParameterServerStrategy: Keras 3 does not support it (keras#18624)", "fit"),
         ("tpu", "makes a TPUStrategy: there is no tensorflow-tpu for TensorFlow 2.21", "MirroredStrategy"),
         ("of_keras", "keras.distribution.DataParallel: keras.distribution acts on the JAX", "MirroredStrategy"),
+        ("epoch_inside", "line 19: train_epoch loops over a dataset inside a tf.function", "on one batch"),
         ("never_trains", "ended without a training", "after `--`"),
         ("dies", "train.py ended the process before it trained", "python train.py"),
     ],
@@ -464,6 +489,7 @@ def test_a_script_has_its_own_arguments_and_may_print(told):
         ("on_batch", 24, None),
         ("numpy_slices", 12, None),
         ("by_iterator", 16, None),
+        ("no_arguments", 40, "train"),
     ],
 )
 def test_a_loop_of_its_own_is_seen_by_its_steps(told, name, batch_size, function):
@@ -473,7 +499,7 @@ def test_a_loop_of_its_own_is_seen_by_its_steps(told, name, batch_size, function
     assert found["baseline"]["batch_size"] == batch_size
     assert (found["step_function"] or {}).get("function") == function
     assert ("jit_compile" in found["not_reached"]) == (function is None)
-    assert ("batch_size" in found["not_reached"]) == (name in ("on_batch", "numpy_slices"))
+    assert ("batch_size" in found["not_reached"]) == (name in ("on_batch", "numpy_slices", "no_arguments"))
 
 
 def test_a_value_that_is_asked_for_by_name_is_reached(told):
