@@ -144,6 +144,8 @@ class FitCall:
         import keras
 
         used, steps = self.batch_used, self._steps_per_epoch()
+        if used is None and steps is not None:  # a generator's batches are as long as its first
+            used = int(self.settings.own.get("batch_size", 0)) or None
         if used is None or self.kind == "distributed":
             return None
         if steps is not None:

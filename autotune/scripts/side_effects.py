@@ -167,7 +167,7 @@ class SideEffects:
         if isinstance(file, str | bytes | os.PathLike) and not self._inside:
             full = os.path.abspath(os.fsdecode(file))
             if mode.lstrip("bt")[:1] in ("w", "a") and full not in self._instead and self._keeps(full):
-                self._leave_out("what it writes to files that exist")
+                self._leave_out("open() of files that exist")
                 self.scratch.mkdir(exist_ok=True)
                 own = self.scratch / f"written-{os.getpid()}-{len(self._instead)}"
                 if "a" in mode:

@@ -387,7 +387,7 @@ def test_what_writes_is_left_out(told, folder):
 def test_what_is_written_to_a_file_that_exists_goes_to_another(told, folder):
     """A log that goes on does not end the run, and nothing is lost; the script reads what it has written."""
     assert facts(told, "overwrites")["batch_size"] == 16
-    assert script(told, "overwrites")["left_out"] == ["what it writes to files that exist"]
+    assert script(told, "overwrites")["left_out"] == ["open() of files that exist"]
     assert (folder / "overwrites" / "kept.txt").read_text(encoding="utf-8") == "old"
     assert (folder / "overwrites" / "train.log").read_text(encoding="utf-8") == "old"
 
