@@ -59,6 +59,7 @@ class LoopWatch:
         self._updates = 0
         self._unused: list[int] = []  # examples of elements that were read and have updated nothing yet
         self._updating: set[int] = set()  # functions in whose trace an optimizer updates weights
+        self._iterating: set[int] = set()  # functions in whose trace a distributed dataset is looped over
         self._first_updating: int | None = None
         self._calls: list[Any] = []  # the functions that are being called, the outermost first
         self.strategy = ""
@@ -126,6 +127,8 @@ class LoopWatch:
     # ------------------------------------------------------------------------------------------ what is read
 
     def _iterated(self, usual: Callable[..., Any], dataset: Any) -> Any:
+        if self._calls:
+            self._iterating.add(id(self._calls[-1][0]))
         frame: FrameType | None = users_frame() if self._wrappers.active and not self._calls else None
         while frame is not None and "site-packages" in frame.f_code.co_filename:  # a progress bar's
             frame = frame.f_back
@@ -220,11 +223,12 @@ class LoopWatch:
         """An optimizer updates weights in the functions that are being traced."""
         import tensorflow as tf
 
-        graph = tf.compat.v1.get_default_graph()
-        while graph is not None:
-            if str(getattr(graph, "name", "")).startswith("Dataset_"):  # of a loop over a dataset in a tf.function
-                self._hooks.loops_inside(_site(self._calls[0][0], self._wrappers.directory))
+        graph, inside = tf.compat.v1.get_default_graph(), any(id(each) in self._iterating for each, _ in self._calls)
+        while graph is not None and not inside:
+            inside = str(getattr(graph, "name", "")).startswith("Dataset_")  # of a loop over a dataset
             graph = getattr(graph, "outer_graph", None)
+        if inside:
+            self._hooks.loops_inside(_site(self._calls[0][0], self._wrappers.directory))
         self._updating |= {id(function) for function, _ in self._calls}
         if self.step_function is not None or self._in_strategy:
             return

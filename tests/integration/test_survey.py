@@ -206,6 +206,24 @@ def train_epoch(data):
 for epoch in range(4):
     train_epoch(batches)
 """,
+    "distributed_epoch_inside": """
+import tensorflow as tf
+
+strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+with strategy.scope():
+"""
+    + TAPE.replace("\n", "\n    ")
+    + """
+data = strategy.experimental_distribute_dataset(batches)
+
+@tf.function
+def train_epoch():
+    for element in data:
+        strategy.run(step, args=element)
+
+for epoch in range(4):
+    train_epoch()
+""",
     "numpy_slices": TAPE + "for i in range(50):\n    step(x[:12], y[:12])\n",
     "tuned": "import autotune\nsize = autotune.tuned(batch_size=8).batch_size\n"
     + COMPILED
@@ -454,6 +472,7 @@ def test_what_tensorflow_writes_itself_is_seen_too(told, folder):
         ("tpu", "makes a TPUStrategy: there is no tensorflow-tpu for TensorFlow 2.21", "MirroredStrategy"),
         ("of_keras", "keras.distribution.DataParallel: keras.distribution acts on the JAX", "MirroredStrategy"),
         ("epoch_inside", "line 19: train_epoch loops over a dataset inside a tf.function", "on one batch"),
+        ("distributed_epoch_inside", "train_epoch loops over a dataset inside a tf.function", "on one batch"),
         ("never_trains", "ended without a training", "after `--`"),
         ("dies", "train.py ended the process before it trained", "python train.py"),
     ],
