@@ -19,7 +19,7 @@ from autotune.errors import WorkloadError
 from autotune.recipe.apply import environment
 from autotune.space.knobs import Device
 from autotune.tuning.progress import Notice
-from autotune.tuning.surroundings import as_imported, instabilities, oddities, refuse_knobs_that_cannot_act
+from autotune.tuning.surroundings import as_imported, instabilities, oddities, refuse_knobs_that_cannot_act, worth_notes
 
 DEFAULTS = {
     "onednn": True,
@@ -240,3 +240,11 @@ def test_a_run_tells_of_a_baseline_that_retraces(tmp_path):
     assert recipe.configuration["batch_size"] != BASELINE.batch_size
     (check,) = (each for each in recipe.evidence.stability.checks if each.name == "retracing")
     assert "not to blame" in check.detail
+
+
+def test_what_the_note_on_the_budget_is_of_is_said():
+    """A script may call `fit` once a fold or an epoch: what one call takes is not called the whole training."""
+    (short,) = worth_notes("one call of fit", samples=1000, rate=100.0, budget=60.0)
+    assert short.startswith("one call of fit would take 10 s as it is, less than the budget")
+    (long,) = worth_notes("the training", samples=36_000_000, rate=100.0, budget=100_000.0)
+    assert long.startswith("the training would take 100.0 hours as it is: a budget of ")

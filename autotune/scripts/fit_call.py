@@ -68,7 +68,9 @@ class FitCall:
         if kind == "arrays":
             return int(self.arguments["batch_size"] or DEFAULT_BATCH)
         if kind == "py_dataset":
-            return _attribute(x)
+            size = _attribute(x)
+            set_here = size is not None and size == self.settings.changes.get("batch_size")
+            return int(self.settings.own["batch_size"]) if set_here else size
         calls = batch_calls(x)[0] if kind == "dataset" else []
         return calls[0].given if calls else None
 
@@ -142,6 +144,8 @@ class FitCall:
         import keras
 
         used, steps = self.batch_used, self._steps_per_epoch()
+        if used is None and steps is not None:  # a generator's batches are as long as its first
+            used = int(self.settings.own.get("batch_size", 0)) or None
         if used is None or self.kind == "distributed":
             return None
         if steps is not None:
@@ -193,7 +197,7 @@ def honours_batch_size(x: Any) -> bool:
     try:
         x.batch_size = 2 * size
         first = keras.tree.flatten(x[0])[0]
-        return len(first) == 2 * size and len(x) == math.ceil(batches / 2)
+        return len(first) == 2 * size and len(x) in (batches // 2, math.ceil(batches / 2))
     except Exception:  # whatever the user's class raises for another size
         return False
     finally:

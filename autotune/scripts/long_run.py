@@ -24,7 +24,7 @@ from autotune.scripts.side_effects import listed_callbacks
 from autotune.scripts.wrapping import Hooks, Wrappers
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Stage
-from autotune.worker.models import set_compiled
+from autotune.worker.models import set_compiled, set_steps
 from autotune.workloads.loading import checked_args, parse_reference
 from autotune.workloads.workload import WorkloadReference
 
@@ -82,6 +82,7 @@ class LongRun(Hooks):
         log = path.resolve().parent / LOG
         self._guard = Guard(recipe, log=log if os.access(log.parent, os.W_OK) else None)
         self._looked_for_missing = False
+        self._scaled: list[Any] = []  # optimizers whose learning rate was scaled: `fit` may be called for each epoch
 
     def install(self) -> None:
         """Set what acts before TensorFlow is imported, and wrap it, now or once it is."""
@@ -141,10 +142,10 @@ class LongRun(Hooks):
         acting = {name for name in changes if KNOBS[name].stage is Stage.OPTIONS or name in _OF_DATASET}
         if call.kind != "dataset" or "prefetch" not in self._facts.sites:
             acting |= changes.keys() & {"prefetch"}
-        if call.kind == "arrays" and not acting:
+        of_data = {*acting, "batch_size", "workers", "use_multiprocessing", "max_queue_size"}
+        if (call.kind == "arrays" and not acting) or not changes.keys() & of_data:
+            set_steps(call.model, int(self._settings.value("steps_per_execution", call.model.steps_per_execution)))
             return {"batch_size": changes["batch_size"]} if "batch_size" in changes else {}
-        if not changes.keys() & {*acting, "batch_size", "workers", "use_multiprocessing", "max_queue_size"}:
-            return {}
         dataset, source = call.training_dataset()
         train = call.pipeline(dataset, source, self._configuration)
         set_compiled(call.model, train.in_force)
@@ -158,8 +159,9 @@ class LongRun(Hooks):
     def _scale_learning_rate(self, model: Any, call: FitCall) -> None:
         own = "global_batch" in self._configuration
         before, after = call.batch_size, self._configuration.update_size if own else call.batch_used
-        if self._scale is None or not before or not after or before == after:
+        if self._scale is None or not before or not after or before == after or model.optimizer in self._scaled:
             return
+        self._scaled.append(model.optimizer)
         factor = math.sqrt(after / before) if self._scale == "sqrt" else after / before
         optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
         try:

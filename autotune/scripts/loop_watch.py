@@ -66,6 +66,7 @@ class LoopWatch:
         self._updates = 0
         self._unused: list[int] = []  # examples of elements that were read and have updated nothing yet
         self._updating: WeakSet[Any] = WeakSet()  # functions in whose trace an optimizer updates weights
+        self._iterating: WeakSet[Any] = WeakSet()  # functions in whose trace a distributed dataset is looped over
         self._first_updating: int | None = None
         self._calls: list[Any] = []  # the functions that are being called, the outermost first
         self.strategy = ""
@@ -100,8 +101,9 @@ class LoopWatch:
         tuned.use(watch=self)
 
         def called(usual: Callable[..., Any], layer: Any, *arguments: Any, **named: Any) -> Any:
-            if self._wrappers.active and not self._calls and arguments:
-                self._called_with = _length(arguments[0]) or self._called_with
+            if self._wrappers.active and arguments:
+                length = _length(arguments[0])  # in a trace, where it is known
+                self._called_with = max(length, self._called_with) if self._calls else length or self._called_with
             return usual(layer, *arguments, **named)
 
         if layers:
@@ -132,6 +134,8 @@ class LoopWatch:
     # ------------------------------------------------------------------------------------------ what is read
 
     def _iterated(self, usual: Callable[..., Any], dataset: Any) -> Any:
+        if self._calls:
+            self._iterating.add(self._calls[-1][0])
         frame: FrameType | None = users_frame() if self._wrappers.active and not self._calls else None
         while frame is not None and "site-packages" in frame.f_code.co_filename:  # a progress bar's
             frame = frame.f_back
@@ -243,6 +247,14 @@ class LoopWatch:
 
     def _traced(self, optimizer: Any) -> None:
         """An optimizer updates weights in the functions that are being traced."""
+        import tensorflow as tf
+
+        graph, inside = tf.compat.v1.get_default_graph(), any(each in self._iterating for each, _ in self._calls)
+        while graph is not None and not inside:
+            inside = str(getattr(graph, "name", "")).startswith("Dataset_")  # of a loop over a dataset
+            graph = getattr(graph, "outer_graph", None)
+        if inside:
+            self._hooks.loops_inside(_site(self._calls[0][0], self._wrappers.directory))
         self._updating.update(function for function, _ in self._calls)
         if self._counter is None:
             self._counter = optimizer, updates_of(optimizer)

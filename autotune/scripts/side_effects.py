@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import io
 import os
 import shutil
 import sys
@@ -70,6 +72,7 @@ class SideEffects:
         here = os.getcwd()
         self._others = tuple(os.path.join(each, "") for each in prefixes if not here.startswith(each))
         self._inside = False
+        self._instead: dict[str, str] = {}  # files of this process's own, for those that exist
         self._temporary = os.path.join(temporary, "")
         self._began = time.time()
 
@@ -96,6 +99,8 @@ class SideEffects:
     def watch_writes(self) -> None:
         """Refuse writes to files that exist, and note what is made, from now on."""
         if not self._allow_writes:
+            around(builtins, "open", self._opened)
+            io.open = builtins.open  # pathlib's
             sys.addaudithook(self._audit)
 
     def kept(self, callbacks: Any) -> list[Any]:
@@ -159,6 +164,24 @@ class SideEffects:
         ):
             around(tf.io.gfile, name, partial(said, event))
 
+    def _opened(self, usual: Callable[..., Any], file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
+        """A file that exists is kept: what is written to it goes to one of this process's own, and is read there."""
+        if isinstance(file, str | bytes | os.PathLike) and not self._inside:
+            full = os.path.abspath(os.fsdecode(file))
+            if mode.lstrip("bt")[:1] in ("w", "a") and full not in self._instead and self._keeps(full):
+                self._leave_out("open() of files that exist")
+                self.scratch.mkdir(exist_ok=True)
+                own = self.scratch / f"written-{os.getpid()}-{len(self._instead)}"
+                if "a" in mode:
+                    shutil.copyfile(full, own)
+                self._instead[full] = str(own)
+            file = self._instead.get(full, file)
+        return usual(file, mode, *arguments, **named)
+
+    def _keeps(self, full: str) -> bool:
+        """Whether a file exists that is not the trials' own to change."""
+        return os.path.isfile(full) and full not in self._created and not full.startswith(self._others)
+
     def _writes(self, event: str, path: Any) -> None:
         if isinstance(path, str | os.PathLike) and "://" not in str(path):
             self._look(event, os.path.abspath(os.fspath(path)))
@@ -212,7 +235,7 @@ class SideEffects:
         where = f"{frame[0].filename}, line {frame[0].lineno}" if frame else "a package"
         verb = "writes to" if event == "open" else "changes"
         self._inside = True
-        self._refuse(WorkloadError(f"{where}: {verb} {full}, which exists, before it trains", hint=ALLOW))
+        self._refuse(WorkloadError(f"{where}: {verb} {full}, which exists", hint=ALLOW))
 
 
 def _is_older(path: str, than: float) -> bool:

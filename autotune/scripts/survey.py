@@ -8,6 +8,7 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -119,7 +120,7 @@ class _Survey(Hooks):
         ends: list[float] = []
         clock = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter()))
         history = few_steps(model, usual, arguments, [*callbacks, clock])
-        step_seconds = ends[-1] - ends[-2] if len(ends) > 1 else 0.0
+        step_seconds = min((after - before for before, after in pairwise(ends)), default=0.0)
         dataset, _ = call.training_dataset()
         examples = call.examples(dataset)
         steps = examples // facts.batch_size if examples else int(dataset.cardinality())
@@ -142,6 +143,17 @@ class _Survey(Hooks):
         with self._wrappers.inert():
             facts = self._found(partial(facts_of_loop, self._watch, examples, self._around))
         self._say({"facts": facts.model_dump(mode="json")})
+
+    def loops_inside(self, function: Site) -> None:
+        """See `Hooks`."""
+        if self._wanted is None:
+            self._refuse(
+                WorkloadError(
+                    f"{function.file}, line {function.line}: {function.function} loops over a dataset inside "
+                    "a tf.function, so its steps cannot be seen",
+                    hint="Loop over the dataset in Python, and let the tf.function train on one batch.",
+                )
+            )
 
     def _found(self, find: Callable[[], WorkloadFacts]) -> WorkloadFacts:
         try:

@@ -37,6 +37,9 @@ class Hooks:
     def stepped(self, examples: int, logs: Any) -> None:
         """A step of a loop's training is over; `logs` are the numbers that it returned."""
 
+    def loops_inside(self, function: Site) -> None:
+        """This `tf.function` trains on a whole dataset by one call, whose steps cannot be seen."""
+
     def epoch_began(self) -> None:
         """The dataset of a loop's training is read from its beginning."""
 
@@ -175,9 +178,8 @@ class Wrappers:
         bound.apply_defaults()
         self.compiled_at = site
         self.jit_compile = bound.arguments.get("jit_compile", self.jit_compile)
-        for knob in ("jit_compile", "steps_per_execution"):
-            if knob in bound.arguments:
-                bound.arguments[knob] = self.settings.value(knob, bound.arguments[knob])
+        if "jit_compile" in bound.arguments:
+            bound.arguments["jit_compile"] = self.settings.value("jit_compile", self.jit_compile)
         return usual(*bound.args, **bound.kwargs)
 
     def _fit(self, usual: Callable[..., Any], site: Site, bound: inspect.BoundArguments) -> Any:

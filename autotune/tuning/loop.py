@@ -258,7 +258,8 @@ class Loop:
             raise
         except SameInForce as same:
             number = tried[same.configuration].number
-            run.observe(Notice(text=f"trial {trial.number} is trial {number} in force"))
+            text = f"trial {trial.number} trains as trial {number} does: what it changes does not act here"
+            run.observe(Notice(text=text))
         finally:
             ended = run.records.get(trial.number)
             if ended is not None:

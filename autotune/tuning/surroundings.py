@@ -101,11 +101,12 @@ def samples_of(script: ScriptFacts | None, examples: int | None) -> int | None:
     return script.epochs * examples if script is not None and script.epochs and examples else None
 
 
-def worth_notes(samples: int | None, rate: float | None, budget: float) -> Iterator[str]:
+def worth_notes(what: str, samples: int | None, rate: float | None, budget: float) -> Iterator[str]:
     """Whether a budget is in proportion to the training.
 
     Args:
-        samples: Of the long training; None where that is not known.
+        what: The training, or one call of `fit`, of which a script may make many.
+        samples: Of it; None where that is not known.
         rate: Of the baseline, samples per second.
         budget: Seconds.
     """
@@ -114,13 +115,13 @@ def worth_notes(samples: int | None, rate: float | None, budget: float) -> Itera
     whole = samples / rate
     if budget > whole:
         yield (
-            f"the training would take {whole:,.0f} s as it is, less than the budget: tuning pays for longer trainings, "
-            "or for many of them"
+            f"{what} would take {whole:,.0f} s as it is, less than the budget: tuning pays for longer "
+            "trainings, or for many of them"
         )
     elif budget > WORTH_SHARE * whole:
         yield (
-            f"the training would take {whole / 3600:,.1f} hours as it is: a budget of {WORTH_SHARE * whole:,.0f} s "
-            f"would be {WORTH_SHARE:.0%} of that"
+            f"{what} would take {whole / 3600:,.1f} hours as it is: a budget of "
+            f"{WORTH_SHARE * whole:,.0f} s would be {WORTH_SHARE:.0%} of that"
         )
 
 

@@ -289,7 +289,8 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
         run, earlier = opened.run, invocation.earlier
         samples = options.train_samples or samples_of(opened.facts.script, opened.warm.started.examples)
         rate = None if run.executor.whole else run.records[0].throughput  # a part of the host tells nothing of all
-        for text in worth_notes(samples, None if rate is None else rate.value, options.budget):
+        what = "the training" if options.train_samples else "one call of fit"
+        for text in worth_notes(what, samples, None if rate is None else rate.value, options.budget):
             invocation.observe(Notice(text=text))
         written, space = space_of(written, opened, options)
         if earlier is not None:

@@ -96,11 +96,17 @@ def _compile(model: keras.Model, function: Callable[[], Any], configuration: Con
 def set_compiled(model: keras.Model, configuration: Configuration) -> None:
     """Set what `compile` was not told, or a model's own `compile` has not passed on."""
     apply.accumulate(model.optimizer, configuration)
-    if model.steps_per_execution != configuration["steps_per_execution"]:
-        model.steps_per_execution = configuration["steps_per_execution"]
+    set_steps(model, int(configuration["steps_per_execution"]))
     wanted = configuration["jit_compile"]
     if wanted != "auto" and model.jit_compile != wanted and not (wanted and model.run_eagerly):
         model.jit_compile = wanted  # Keras turns it off where a layer cannot be compiled
+
+
+def set_steps(model: keras.Model, steps: int) -> None:
+    """Set the steps per execution; functions that an earlier `fit` has made would keep theirs."""
+    if model.steps_per_execution != steps:
+        model.steps_per_execution = steps
+        model.train_function = model.test_function = model.predict_function = None
 
 
 def refuse_batches(workload: Workload, configuration: Configuration, dataset: tf.data.Dataset) -> None:

@@ -86,9 +86,41 @@ for epoch in range(3):
 print("held out", [int(a.shape[0]) for a, _ in held_out])
 """,
 )
+AFTER_ANOTHER = TRAIN.replace(
+    "history = model.fit(batches(), epochs=3, verbose=0)",
+    """
+calls = []
+count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: calls.append(batch))
+model.fit(batches(), epochs=1, callbacks=[count], verbose=0)
+calls.append("tuned")
+history = model.fit(batches(), epochs=9, callbacks=[count], verbose=0)
+print("calls", calls[: calls.index("tuned") + 3])
+""",
+)
+SEQUENCE = TRAIN.replace(
+    "history = model.fit(batches(), epochs=3, verbose=0)",
+    """
+class Batches(keras.utils.PyDataset):
+    batch_size = 16
+    def __len__(self):
+        return 96 // self.batch_size
+    def __getitem__(self, index):
+        return tuple(each[index * self.batch_size : (index + 1) * self.batch_size] for each in (x, y))
+
+history = model.fit(Batches(), steps_per_epoch=6, epochs=1, verbose=0)
+print("asked for", history.params["steps"])
+""",
+)
 CACHED = TRAIN.replace(".batch(size)", ".batch(size).cache('kept')")
 SCRIPTS = {"train": TRAIN, "arrays": ARRAYS}
-ALL = {**SCRIPTS, "loop": LOOP, "each_epoch": EACH_EPOCH, "cached": CACHED}
+ALL = {
+    **SCRIPTS,
+    "loop": LOOP,
+    "each_epoch": EACH_EPOCH,
+    "cached": CACHED,
+    "after_another": AFTER_ANOTHER,
+    "sequence": SEQUENCE,
+}
 
 
 @pytest.fixture(scope="module")
@@ -297,10 +329,30 @@ def test_a_loop_of_its_own_runs_by_its_recipe(surveyed, tmp_path):
 def test_the_recipe_acts_at_each_execution_of_the_tuned_fit_and_nowhere_else(surveyed, tmp_path):
     """One `fit` an epoch trains all epochs by the recipe; another pipeline of the same helper keeps its own batches."""
     (tmp_path / "train.py").write_text(EACH_EPOCH, encoding="utf-8")
-    ended = by_recipe(tmp_path, recipe_of(surveyed["each_epoch"], tmp_path, batch_size=48))
+    recipe = recipe_of(surveyed["each_epoch"], tmp_path, batch_size=48)
+    ended = by_recipe(tmp_path, recipe, "--scale-learning-rate", "linear")
     assert ended.returncode == 0, ended.stderr
-    assert said(ended, "steps").startswith("steps 6 ")
+    assert re.fullmatch(r"steps 6 rate 0\.0(30*|29999).*", said(ended, "steps")), "it is scaled once"
     assert said(ended, "held out") == "held out [1, 1, 1, 1, 1]"
+
+
+def test_a_sequences_steps_and_learning_rate_follow_its_batch_size(surveyed, tmp_path):
+    """Batches of 48 in place of 16 are two steps an epoch, with three times the learning rate on request."""
+    (tmp_path / "train.py").write_text(SEQUENCE, encoding="utf-8")
+    recipe = recipe_of(surveyed["sequence"], tmp_path, batch_size=48)
+    ended = by_recipe(tmp_path, recipe, "--scale-learning-rate", "linear")
+    assert said(ended, "asked for") == "asked for 2", ended.stderr
+    assert re.fullmatch(r"steps 2 rate 0\.0(30*|29999).*", said(ended, "steps"))
+
+
+@pytest.mark.parametrize("changes", [{}, {"data_autotune": False}], ids=["steps", "dataset"])
+def test_another_fit_keeps_its_steps_per_execution(surveyed, tmp_path, changes):
+    """A learning-rate finder sees each of its batches, and the tuned `fit` of the same model runs three by one call."""
+    (tmp_path / "train.py").write_text(AFTER_ANOTHER, encoding="utf-8")
+    recipe = recipe_of(surveyed["after_another"], tmp_path, steps_per_execution=3, **changes)
+    ended = by_recipe(tmp_path, recipe)
+    assert ended.returncode == 0, ended.stderr
+    assert said(ended, "calls") == "calls [0, 1, 2, 3, 4, 5, 'tuned', 2, 5]"
 
 
 def test_a_cache_in_a_file_does_not_mix_batch_sizes(surveyed, tmp_path):

@@ -127,3 +127,30 @@ def test_a_module_is_tuned_resumed_verified_and_run(tmp_path):
     assert run.returncode == 0, run.stderr
     steps = 3 * -(-512 // int(recipe.configuration["batch_size"]))
     assert f"trained 3 {steps}" in run.stdout
+
+
+GENERATOR = """
+import keras
+import numpy as np
+
+from autotune.scripts.fit_call import FitCall
+from autotune.scripts.settings import Settings
+
+
+def batches():
+    while True:
+        yield np.zeros((20, 4), "float32"), np.zeros((20, 1), "float32")
+
+
+given = dict.fromkeys(("y", "sample_weight", "validation_split", "validation_data", "class_weight"))
+given |= {"x": batches(), "shuffle": True, "steps_per_epoch": 7}
+call = FitCall(model=None, arguments=given, settings=Settings(own={"batch_size": 20}))
+dataset, _ = call.training_dataset()
+print(call.examples(dataset))
+"""
+
+
+def test_a_generators_epoch_is_as_long_as_its_steps_say():
+    """Nobody has to count it, and its ends belong to what is timed: seven steps of 20 are 140 examples."""
+    told = subprocess.run([sys.executable, "-c", GENERATOR], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["140"]

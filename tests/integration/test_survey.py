@@ -72,7 +72,16 @@ model.fit(data.shuffle(9).batch(8))
 model.fit(x, y, callbacks=[keras.callbacks.ModelCheckpoint("a.keras"), keras.callbacks.EarlyStopping("loss")])
 """,
     "saves_before": COMPILED + "model.save('first.keras')\nmodel.fit(x, y)\n",
-    "overwrites": "open('kept.txt', 'w').write('new')\n" + COMPILED + "model.fit(x, y)\n",
+    "overwrites": """
+import logging
+import pathlib
+pathlib.Path("kept.txt").write_text("16")
+logging.basicConfig(filename="train.log", level="INFO")
+logging.info("begins")
+"""
+    + COMPILED
+    + "model.fit(x, y, batch_size=int(open('kept.txt').read()))\n",
+    "changes_in_place": "open('kept.txt', 'r+').write('new')\n" + COMPILED + "model.fit(x, y)\n",
     "removes": "import shutil\nshutil.rmtree('out')\n" + COMPILED + "model.fit(x, y)\n",
     "makes_its_data": "import os\nos.makedirs('made', exist_ok=True)\nopen('made/a.txt', 'w').write('1')\n"
     + COMPILED
@@ -173,6 +182,48 @@ iterator = iter(batches.repeat())
 for i in range(50):
     read_and_step(iterator)
 """,
+    "no_arguments": TAPE
+    + """
+fixed = tf.constant(x[:40])
+
+@tf.function
+def train():
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(fixed) ** 2)
+    optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+    return loss
+
+for i in range(50):
+    train()
+""",
+    "epoch_inside": TAPE
+    + """
+@tf.function
+def train_epoch(data):
+    for a, b in data:
+        step(a, b)
+
+for epoch in range(4):
+    train_epoch(batches)
+""",
+    "distributed_epoch_inside": """
+import tensorflow as tf
+
+strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+with strategy.scope():
+"""
+    + TAPE.replace("\n", "\n    ")
+    + """
+data = strategy.experimental_distribute_dataset(batches)
+
+@tf.function
+def train_epoch():
+    for element in data:
+        strategy.run(step, args=element)
+
+for epoch in range(4):
+    train_epoch()
+""",
     "numpy_slices": TAPE + "for i in range(50):\n    step(x[:12], y[:12])\n",
     "tuned": "import autotune\nsize = autotune.tuned(batch_size=8).batch_size\n"
     + COMPILED
@@ -189,7 +240,7 @@ class Batches(keras.utils.PyDataset):
         part = slice(index * self.batch_size, (index + 1) * self.batch_size)
         return x[part], y[part]
 
-model.fit(Batches(8, workers=2, max_queue_size=5))
+model.fit(Batches(10, workers=2, max_queue_size=5))
 """,
     "sequence_of_fixed_size": COMPILED
     + """
@@ -217,7 +268,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "cached": {"allow_cache": True},
 }
 FILES = {
-    "overwrites": {"kept.txt": "old"},
+    "overwrites": {"kept.txt": "old", "train.log": "old"},
+    "changes_in_place": {"kept.txt": "old"},
     "overwrites_by_tensorflow": {"kept.txt": "old"},
     "replaces": {"kept.txt": "old"},
     "removes_by_tensorflow": {"out/model.txt": "weights"},
@@ -350,11 +402,19 @@ def test_what_writes_is_left_out(told, folder):
     assert not (folder / "callbacks" / "a.keras").exists()
 
 
-def test_a_file_that_exists_is_not_written_over(told, folder):
-    """The run ends with the script's line before anything is lost; new files are noted, so that they can go."""
-    assert "train.py, line 1: writes to" in told["overwrites"]["message"]
-    assert "--allow-writes" in told["overwrites"]["hint"]
+def test_what_is_written_to_a_file_that_exists_goes_to_another(told, folder):
+    """A log that goes on does not end the run, and nothing is lost; the script reads what it has written."""
+    assert facts(told, "overwrites")["batch_size"] == 16
+    assert script(told, "overwrites")["left_out"] == ["open() of files that exist"]
     assert (folder / "overwrites" / "kept.txt").read_text(encoding="utf-8") == "old"
+    assert (folder / "overwrites" / "train.log").read_text(encoding="utf-8") == "old"
+
+
+def test_a_file_that_exists_is_not_changed_in_place(told, folder):
+    """The run ends with the script's line before anything is lost; new files are noted, so that they can go."""
+    assert "train.py, line 1: writes to" in told["changes_in_place"]["message"]
+    assert "--allow-writes" in told["changes_in_place"]["hint"]
+    assert (folder / "changes_in_place" / "kept.txt").read_text(encoding="utf-8") == "old"
     assert "train.py, line 2: changes" in told["removes"]["message"]
     assert (folder / "removes" / "out" / "model.txt").exists()
     assert facts(told, "makes_its_data")
@@ -411,6 +471,8 @@ def test_what_tensorflow_writes_itself_is_seen_too(told, folder):
         ("parameter_server", "makes a ParameterServerStrategy: Keras 3 does not support it (keras#18624)", "fit"),
         ("tpu", "makes a TPUStrategy: there is no tensorflow-tpu for TensorFlow 2.21", "MirroredStrategy"),
         ("of_keras", "keras.distribution.DataParallel: keras.distribution acts on the JAX", "MirroredStrategy"),
+        ("epoch_inside", "line 19: train_epoch loops over a dataset inside a tf.function", "on one batch"),
+        ("distributed_epoch_inside", "train_epoch loops over a dataset inside a tf.function", "on one batch"),
         ("never_trains", "ended without a training", "after `--`"),
         ("dies", "train.py ended the process before it trained", "python train.py"),
     ],
@@ -446,6 +508,7 @@ def test_a_script_has_its_own_arguments_and_may_print(told):
         ("on_batch", 24, None),
         ("numpy_slices", 12, None),
         ("by_iterator", 16, None),
+        ("no_arguments", 40, "train"),
     ],
 )
 def test_a_loop_of_its_own_is_seen_by_its_steps(told, name, batch_size, function):
@@ -455,7 +518,7 @@ def test_a_loop_of_its_own_is_seen_by_its_steps(told, name, batch_size, function
     assert found["baseline"]["batch_size"] == batch_size
     assert (found["step_function"] or {}).get("function") == function
     assert ("jit_compile" in found["not_reached"]) == (function is None)
-    assert ("batch_size" in found["not_reached"]) == (name in ("on_batch", "numpy_slices"))
+    assert ("batch_size" in found["not_reached"]) == (name in ("on_batch", "numpy_slices", "no_arguments"))
 
 
 def test_a_value_that_is_asked_for_by_name_is_reached(told):
@@ -465,7 +528,7 @@ def test_a_value_that_is_asked_for_by_name_is_reached(told):
 
 
 def test_a_sequence_is_tuned_as_far_as_it_listens(told):
-    """Its workers are knobs; its batch size is one where another value gives other batches."""
+    """Its workers are knobs; its batch size is one where another value gives other batches, whole ones alone or not."""
     listening, deaf = script(told, "sequence"), script(told, "sequence_of_fixed_size")
     assert listening["baseline"]["workers"] == 2
     assert listening["baseline"]["max_queue_size"] == 5
