@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from simulated_runs import a_record
 
 from autotune.console.tables import show_history
 from autotune.devices.gpus import Gpu
@@ -20,9 +21,10 @@ from autotune.devices.machine import Machine
 from autotune.errors import RecipeError, RunDirectoryError
 from autotune.recipe.evidence import Confirmation, Evidence, PeakMemory, Stability
 from autotune.recipe.recipe import CreatedBy, Recipe, RecipeWorkload
-from autotune.record import Outcome, Pair, Phase, Slice, StepSeconds, TrialRecord
+from autotune.record import Looks, Outcome, Pair, Phase, Slice, StepSeconds, TrialRecord
 from autotune.report.compare import RunSummary, compare_runs, describe_machine
 from autotune.report.frame import columns, load_history, write_csv, write_parquet
+from autotune.report.runs import reference_of
 from autotune.run_directory import LARGEST_FILE_BYTES, RunDirectory, RunRecord, WorkloadRecord
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.stats.intervals import Interval
@@ -962,3 +964,18 @@ def test_comparing_does_without_the_large_packages(package):
     """Whoever compares runs does not wait for pandas or TensorFlow to be imported."""
     code = f"import sys, autotune.report.compare; sys.exit({package!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_leaders_that_are_confirmed_at_once_have_each_its_own_baseline():
+    """By what their looks name, whichever began first."""
+    confirming = {"phase": Phase.CONFIRM}
+    references = [a_record(trial=number, slices=(a_slice(0.5),), **confirming) for number in (3, 4)]
+    leaders = [
+        a_record(
+            trial=number, looks=(Looks(leader=number, candidate=1, error=0.02, after=(2,), reference=of),), **confirming
+        )
+        for number, of in ((5, 4), (6, 3))
+    ]
+    records = [a_record(trial=0, phase=Phase.BASELINE), *references, *leaders]
+    assert [reference_of(each, records).trial for each in leaders] == [4, 3]
+    assert [reference_of(each, records).trial for each in references] == [3, 4]

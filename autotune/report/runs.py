@@ -71,10 +71,13 @@ def baseline_of(directory: RunDirectory, run: RunRecord, trials: Sequence[TrialR
 
 def reference_of(record: TrialRecord, records: Sequence[TrialRecord]) -> TrialRecord:
     """The record of the baseline that a trial stood beside; a confirmation has its own."""
-    if record.phase is Phase.CONFIRM:
-        for each in reversed(records):
-            if each.phase is Phase.CONFIRM and each.slices and each.trial <= record.trial:
-                return each
+    if record.phase is not Phase.CONFIRM:
+        return records[0]
+    told = [looks.reference for each in records for looks in each.looks if record.trial in (each.trial, looks.champion)]
+    for each in reversed(records):
+        own = not told and each.phase is Phase.CONFIRM and each.slices and each.trial <= record.trial
+        if own or each.trial in told[-1:]:
+            return each
     return records[0]
 
 

@@ -24,7 +24,7 @@ def watched(found: Found, opened: Opened, invocation: Invocation) -> Watch | Non
     run.observe(Began(text=f"watching the winner for {seconds:.0f} s"))
     if not (seat := run.calm_seat):
         return None
-    return soak(run, run.records[champion.number], seat=seat, seconds=seconds, limits=invocation.limits)
+    return soak(run, run.records[champion.number], seat=seat, seconds=seconds, limits=opened.limits)
 
 
 def batch_losses(found: Found, run: Run, options: Options) -> BatchLosses | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from autotune.errors import NoStableConfigurationError
@@ -96,8 +96,6 @@ class Loop:
         self._view = View(run, measured_seconds=measured)
         self._view.tried[space.baseline] = seat.baseline.trial
         self._trial_limits = TrialLimits(timeout=timeout, measured=measured, known=self._view.tried.__contains__)
-        # The process knows better than NVML what it may take: a part of a card, or what the workload allows itself.
-        limits = replace(limits, device_bytes=run.device_limit_bytes or limits.device_bytes)
         pairs = FreshPairs(run, deadline, timeout=timeout)
         self._leaders = Leaders(run, self._view, pairs, limits=limits, min_gain=options.min_gain)
         self._check_seconds = CHECK_SHARE * options.budget

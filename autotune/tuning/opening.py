@@ -8,7 +8,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.devices.machine import Machine, memory_limit_bytes
 from autotune.errors import ArgumentError, NoStableConfigurationError, WorkloadError
@@ -114,6 +114,7 @@ class Opened:
     warm: WarmUp
     deadline: Deadline
     machine: Machine  # that the first seat runs on
+    limits: Limits  # of a process's memory
     import_seconds: float  # of a fresh template; 0 where each trial imports for itself
 
     @property
@@ -191,6 +192,8 @@ def open_run(
                 hint=f"Once it is back, --resume {invocation.directory.path} goes on.",
             ) from again
     _refuse_without_energy(options, tells=all(map(joules_of, seat.baseline.trial.slices)))
+    # The process knows better than NVML what it may take: a part of a card, or what the workload allows itself.
+    limits = replace(invocation.limits, device_bytes=run.device_limit_bytes or invocation.limits.device_bytes)
     opened = Opened(
         run=run,
         facts=facts,
@@ -198,6 +201,7 @@ def open_run(
         warm=warm,
         deadline=deadline,
         machine=machine,
+        limits=limits,
         import_seconds=import_seconds if invocation.isolation == "template" else 0.0,
     )
     if opened.device is Device.GPU and any(executor.place(each).of_cores for each in executor.seats):

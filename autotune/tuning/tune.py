@@ -307,7 +307,7 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
                 space, file=directory.study_file, name=opened.facts.name, seed=options.seed, several=run.several
             ),
             options=options,
-            limits=invocation.limits,
+            limits=opened.limits,
             import_seconds=opened.import_seconds,
             earlier=[] if earlier is None else earlier.trials()[1:],
         ).run()

@@ -33,7 +33,7 @@ from autotune.tuning.interruptions import interruptions_noted
 from autotune.tuning.opening import Invocation, Opened, limits_of, open_run, prepared, reference_to
 from autotune.tuning.options import Options, seconds_of
 from autotune.tuning.progress import Notice, Observer, silent
-from autotune.tuning.rules import checks_of
+from autotune.tuning.rules import Limits, checks_of
 from autotune.tuning.side import Interrupted
 from autotune.tuning.trial import now_utc
 from autotune.tuning.waiting import CLOSING_SECONDS, TimeIsUp
@@ -173,7 +173,7 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
                 "interrupted before the claim was judged", hint="The same command begins anew."
             )
         now = _claim(confirmation, opened)
-        failed = _failed(confirmation, invocation)
+        failed = _failed(confirmation, opened.limits)
         if failed is not None:
             place = run.directory.trial_directory(confirmation.trial.number)
             found, reason = Finding.UNSTABLE, f"{failed} (see {place})"
@@ -299,7 +299,7 @@ def _claim(confirmation: Confirmation, opened: Opened) -> LogInterval | None:
     return instance_interval(confirmation.instances, apart=apart)
 
 
-def _failed(confirmation: Confirmation, invocation: Invocation) -> str | None:
+def _failed(confirmation: Confirmation, limits: Limits) -> str | None:
     """What failed, or which rule it broke; None where the speed-up decides."""
     failure = confirmation.failure
     if failure is not None:
@@ -307,7 +307,7 @@ def _failed(confirmation: Confirmation, invocation: Invocation) -> str | None:
         return f"it failed ({failure.outcome})" + (f": {why}" if why else "")
     if len(confirmation.measured) < 2:
         return None
-    checks = checks_of(confirmation.record(), confirmation.reference.record(Outcome.OK), invocation.limits)
+    checks = checks_of(confirmation.record(), confirmation.reference.record(Outcome.OK), limits)
     broken = [f"{each.name}: {each.detail}" for each in checks if not each.passed]
     return f"it broke a rule: {'; '.join(broken)}" if broken else None
 
