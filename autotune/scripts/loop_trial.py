@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -156,12 +157,13 @@ class LoopTraining(TrialHooks):
         endless = Data(examples=None, endless=True) if unknown else None
         data = request.data or endless or _counted(dataset, size, self.configuration, request.count_seconds)
         counting_seconds = time.monotonic() - began
+        synchronise = partial(_wait_for, self._weights) if self.facts.workers > 1 else tf.test.experimental.sync_devices
         training = Training(
             steps_per_call=max(1, examples // size) if self._watch.by_call else 1,
             batch_size=size,
             examples=data.examples,
             drop_remainder=is_dataset and drops_remainder(dataset),
-            synchronise=self._read_weights if self.facts.workers > 1 else tf.test.experimental.sync_devices,
+            synchronise=synchronise,
         )
         weights = [getattr(each, "value", each) for each in self._weights().weights]
         self.channel.send(
@@ -198,11 +200,6 @@ class LoopTraining(TrialHooks):
         optimizers = self._watch.optimizers.values()
         variables = [each for one in optimizers for each in getattr(one, "_trainable_variables", ())]
         return SimpleNamespace(weights=variables, trainable_weights=variables)
-
-    def _read_weights(self) -> None:
-        """Wait for what was updated last: `sync_devices` fails where other workers have devices, too."""
-        for each in self._weights().weights[-1:]:
-            each.numpy()
 
     def _end(self, finish: messages.Finish) -> None:
         """Send the closing figures, and end; where a profile is wanted, some steps later."""
@@ -254,6 +251,12 @@ class OtherWorker(LoopTraining):
 
     def stepped(self, examples: int, logs: Any) -> None:
         """See `Hooks`: nothing is timed here."""
+
+
+def _wait_for(weights: Callable[[], Any]) -> None:
+    """Wait for what was updated last: `sync_devices` fails where other workers have devices, too."""
+    for each in weights().weights[-1:]:
+        each.numpy()
 
 
 def _counted(dataset: Any, size: int, configuration: Configuration, seconds: float) -> Data:

@@ -7,6 +7,7 @@ of a `tf.function`, or of the optimizer itself.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import time
@@ -96,8 +97,8 @@ class LoopWatch:
         around(owner_of(keras.optimizers.Optimizer, "apply"), "apply", self._applied)
         around(owner_of(keras.Model, "train_on_batch"), "train_on_batch", self._trained_on_batch)
         around(classes.strategy, "run", self._run)
-        around(classes.strategy, "experimental_distribute_dataset", self._distributed)
-        around(classes.strategy, "distribute_datasets_from_function", self._distributed_by_function)
+        for name in ("experimental_distribute_dataset", "distribute_datasets_from_function"):
+            around(classes.strategy, name, self._distributed)
         tuned.use(watch=self)
 
         def called(usual: Callable[..., Any], layer: Any, *arguments: Any, **named: Any) -> Any:
@@ -190,28 +191,22 @@ class LoopWatch:
             for length in lengths:
                 self._hooks.stepped(length, logs)
 
-    def _distributed(self, usual: Callable[..., Any], strategy: Any, dataset: Any, *more: Any, **named: Any) -> Any:
-        with self._wrappers.inert():
-            made = usual(strategy, dataset, *more, **named)
-        if made is not dataset:
-            self.distributed = True
-            setattr(made, _READS, dataset)
-        return made
-
-    def _distributed_by_function(
-        self, usual: Callable[..., Any], strategy: Any, make: Callable[..., Any], *more: Any, **named: Any
-    ) -> Any:
-        found: list[Any] = []
+    def _distributed(self, usual: Callable[..., Any], strategy: Any, data: Any, *more: Any, **named: Any) -> Any:
+        """A strategy takes a dataset, or a function that makes one for each worker: its own calls are the script's."""
+        found, by_function = [], not hasattr(data, "element_spec")
 
         def noted(context: Any) -> Any:
-            found.append(make(context))
+            found.append(data(context))
             return found[-1]
 
-        made = usual(strategy, noted, *more, **named)
+        with contextlib.nullcontext() if by_function else self._wrappers.inert():
+            made = usual(strategy, noted if by_function else data, *more, **named)
+        if not by_function and made is not data:
+            found.append(data)
         if found:
             self.distributed = True
             setattr(made, _READS, found[0])
-            setattr(made, _PARTS, strategy.num_replicas_in_sync)
+            setattr(made, _PARTS, strategy.num_replicas_in_sync if by_function else 1)
         return made
 
     # ------------------------------------------------------------------------------------------ what updates
