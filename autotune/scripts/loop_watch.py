@@ -24,6 +24,7 @@ from autotune.scripts.facts import ScriptFacts, Site
 from autotune.scripts.wrapping import Wrappers, around, owner_of
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Stage
+from autotune.worker.datasets import batch_length
 from autotune.worker.private_api import loop_classes, name_of_strategy, updates_of, workers_of
 
 _READS = "_autotune_reads"
@@ -295,10 +296,12 @@ class LoopWatch:
             self._first_updating = what
             iterator = next((each for each in arguments if hasattr(each, _READS)), None)
             self.dataset, self.parts = getattr(iterator, _READS, None), getattr(iterator, _PARTS, 1)
-            calls, _ = batch_calls(self.dataset) if hasattr(self.dataset, "element_spec") else ([], "")
-            if calls and not self._read_inside:
+            if hasattr(self.dataset, "element_spec") and not self._read_inside:
+                calls, _ = batch_calls(self.dataset)
+                with self._wrappers.inert():
+                    batch = calls[0].used if calls else batch_length(self.dataset)
                 optimizer, before = self._counter or (None, 0)
-                self._read_inside = self.parts * calls[0].used * max(1, updates_of(optimizer) - before)
+                self._read_inside = self.parts * batch * max(1, updates_of(optimizer) - before)
         if what == self._first_updating:
             length = next((n for each in arguments if (n := _length(each))), self._called_with)
             self._hooks.stepped(self._read_inside or self._workers * length, logs)

@@ -224,6 +224,16 @@ def train_epoch():
 for epoch in range(4):
     train_epoch()
 """,
+    "by_iterator_of_few": TAPE
+    + """
+@tf.function
+def read_and_step(iterator):
+    step(*next(iterator))
+
+iterator = iter(batches.take(4).repeat())
+for i in range(50):
+    read_and_step(iterator)
+""",
     "numpy_slices": TAPE + "for i in range(50):\n    step(x[:12], y[:12])\n",
     "tuned": "import autotune\nsize = autotune.tuned(batch_size=8).batch_size\n"
     + COMPILED
@@ -498,6 +508,10 @@ def test_a_script_has_its_own_arguments_and_may_print(told):
     assert facts(told, "prints_much")["batch_size"] == 32
 
 
+NO_CALL = ("on_batch", "numpy_slices", "no_arguments", "by_iterator_of_few")
+"""Loops in which no call of `batch()` can be given another size."""
+
+
 @pytest.mark.parametrize(
     ("name", "batch_size", "function"),
     [
@@ -508,6 +522,7 @@ def test_a_script_has_its_own_arguments_and_may_print(told):
         ("on_batch", 24, None),
         ("numpy_slices", 12, None),
         ("by_iterator", 16, None),
+        ("by_iterator_of_few", 16, None),
         ("no_arguments", 40, "train"),
     ],
 )
@@ -518,7 +533,7 @@ def test_a_loop_of_its_own_is_seen_by_its_steps(told, name, batch_size, function
     assert found["baseline"]["batch_size"] == batch_size
     assert (found["step_function"] or {}).get("function") == function
     assert ("jit_compile" in found["not_reached"]) == (function is None)
-    assert ("batch_size" in found["not_reached"]) == (name in ("on_batch", "numpy_slices", "no_arguments"))
+    assert ("batch_size" in found["not_reached"]) == (name in NO_CALL)
 
 
 def test_a_value_that_is_asked_for_by_name_is_reached(told):
