@@ -211,7 +211,8 @@ class LoopTraining(TrialHooks):
         self.channel.send(figures)
         if finish.input_wait_seconds <= 0:
             leave(0)
-        waited = min(1.0, self._waited / self._measured) if self._measured else None
+        seen = self._measured and not self._watch.by_call  # a call's own reading is not
+        waited = min(1.0, self._waited / self._measured) if seen else None
         self._figures = figures.model_copy(update={"input_wait_fraction": waited})
         folder = Path(self.request.log).parent / FOLDER
         if not finish.profile or folder.exists():

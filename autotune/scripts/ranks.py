@@ -23,9 +23,8 @@ from autotune.executors.lifeline import die_with_parent
 from autotune.scripts.wrapping import around
 
 VARIABLE = "TF_CONFIG"
-STRATEGY = "MultiWorkerMirroredStrategy"
 FIT_FAILS = WorkloadError(
-    f"fit of Keras 3 fails under a {STRATEGY} of several workers (keras#20585)",
+    "fit of Keras 3 fails under a MultiWorkerMirroredStrategy of several workers (keras#20585)",
     hint="Train by a loop with strategy.run, which does work, or tune one worker: leave TF_CONFIG out.",
 )
 _OF_THIS_HOST = ("localhost", "127.0.0.1", "[::1]")
