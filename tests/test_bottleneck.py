@@ -2,6 +2,7 @@
 
 import pytest
 
+from autotune.report import xprof_reader
 from autotune.report.advice import advice
 from autotune.scripts.facts import ScriptFacts, Site, Trains
 from autotune.stats.bottleneck import Bottleneck, Ceilings, Profile, Seen, bottleneck_of
@@ -114,3 +115,22 @@ def test_without_figures_there_is_no_advice():
     unknown = Bottleneck(name="unknown", why="nothing was measured")
     assert advice(Trial(unknown), None, None) == []
     assert advice(Trial(), Trial(), SCRIPT) == []
+
+
+@pytest.mark.parametrize(
+    ("bounds", "share"),
+    [
+        ({"HBM": 6.0, "Compute": 2.0}, 0.75),
+        ({"Compute": 2.0, "Unknown": 1.0}, 0.0),
+        ({"HBM": 1.0, "Unknown": 9.0}, None),
+    ],
+)
+def test_the_roofline_of_a_gpu_is_read_where_most_operations_are_known(monkeypatch, bounds, share):
+    """Of XProf's rows those that are of all steps, of one operation, and without the transfers of data."""
+    columns = ["step", "category", "bound_by", "total_self_time", "include_infeed_outfeed"]
+    rows = [("Total", "Program", "HBM", 100.0, False), ("3", "MatMul", "HBM", 100.0, False)]
+    rows += [("Total", "MatMul", bound, seconds, False) for bound, seconds in bounds.items()]
+    rows += [("Total", "MatMul", "HBM", 100.0, True)]
+    table = {"cols": [{"id": each} for each in columns], "rows": [{"c": [{"v": v} for v in row]} for row in rows]}
+    monkeypatch.setattr(xprof_reader, "_asked", lambda planes, tool: [table] if tool == "roofline_model" else None)
+    assert xprof_reader._of_gpu([]) == ([], share)
