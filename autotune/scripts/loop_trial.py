@@ -217,7 +217,10 @@ class LoopTraining(TrialHooks):
         folder = Path(self.request.log).parent / FOLDER
         if not finish.profile or folder.exists():
             self._last_words()
-        self._profiler = profiled_steps(folder)
+        training = self._clock.progress.training
+        self._profiler = profiled_steps(
+            folder, steps_per_call=training.steps_per_call, synchronise=training.synchronise
+        )
         next(self._profiler)
 
     def _last_words(self, no_profile: str = "") -> NoReturn:

@@ -94,7 +94,7 @@ def _seconds_each(call: Callable[[], Any], seconds: float) -> float | None:
     return (time.perf_counter() - began) / calls
 
 
-def profiled_steps(folder: Path, *, steps_per_call: int = 1) -> Iterator[int]:
+def profiled_steps(folder: Path, *, steps_per_call: int, synchronise: Callable[[], object]) -> Iterator[int]:
     """Profile what is done at each item, one call of so many steps, into a folder that TensorBoard and XProf open."""
     tf.profiler.experimental.start(str(folder))
     began, calls = time.perf_counter(), 0
@@ -102,7 +102,7 @@ def profiled_steps(folder: Path, *, steps_per_call: int = 1) -> Iterator[int]:
         with tf.profiler.experimental.Trace("train", step_num=calls, _r=1):
             yield calls
         calls += 1
-    tf.test.experimental.sync_devices()
+    synchronise()
     seconds = time.perf_counter() - began
     tf.profiler.experimental.stop()
     (folder / WINDOW).write_text(json.dumps({"steps": calls * steps_per_call, "seconds": seconds}), encoding="utf-8")
@@ -111,7 +111,8 @@ def profiled_steps(folder: Path, *, steps_per_call: int = 1) -> Iterator[int]:
 def _profile_fit(model: keras.Model, iterator: Any, dataset: tf.data.Dataset, folder: Path) -> str:
     """Profile steps of a model's train function; why that could not be done, or an empty string."""
     try:
-        for _ in profiled_steps(folder, steps_per_call=int(model.steps_per_execution)):
+        steps, synchronise = int(model.steps_per_execution), tf.test.experimental.sync_devices
+        for _ in profiled_steps(folder, steps_per_call=steps, synchronise=synchronise):
             try:
                 model.train_function(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):

@@ -202,7 +202,7 @@ def opened(tmp_path, monkeypatch):
         (tmp_path / "train.py").write_text(source, encoding="utf-8")
         settings = ScriptSettings(created=str(tmp_path / "created.txt"))
         reference = WorkloadReference(file=str(tmp_path / "train.py"), search_path=(str(tmp_path),), script=settings)
-        made.append(TrialProcesses(reference, logs=tmp_path))
+        made.append(TrialProcesses(reference, logs=tmp_path, profile="finalists"))
         return made[-1], made[-1].open()
 
     yield start
@@ -237,8 +237,9 @@ def test_both_workers_train_and_global_examples_are_counted(opened, tmp_path, so
         assert len(pids) == 2
         for part in (trial.measure(0.5, PATIENCE_SECONDS), trial.measure(0.5, PATIENCE_SECONDS)):
             assert part.examples == pytest.approx(part.steps * batch_size * parts)
-        finished = trial.finish(0.1, PATIENCE_SECONDS)
+        finished = trial.finish(0.1, PATIENCE_SECONDS, thorough=True)
         assert finished.peak_host_bytes
+        assert finished.no_profile in ("", "the training ended while it was profiled")  # a script of ten steps
         by_call = source in (BY_ITERATOR, BY_FUNCTION)  # which read inside a function, where no wait is seen
         assert (finished.input_wait_fraction is None) == by_call
         trial.kill()
