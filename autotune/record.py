@@ -7,6 +7,7 @@ Version history of the format: 1, the first.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat, SerializerFunctionWrapHandler, model_serializer
@@ -144,20 +145,25 @@ class Boundary(Frozen):
 class Standing(enum.StrEnum):
     """How a leader's confirmation stands."""
 
-    OPEN = "open"  # there are looks to come
-    OUT_OF_TIME = "out_of_time"  # the run ended before all planned looks, and a last one did not decide
+    OPEN = "open"  # more pairs are to come
+    OUT_OF_TIME = "out_of_time"  # the run ended before it was decided
     CONFIRMED = "confirmed"
-    NOT_SHOWN = "not_shown"  # all looks were taken, and none showed that it is faster
+    NOT_SHOWN = "not_shown"  # its error is spent, or it is surely slower than what counts
     UNSTABLE = "unstable"  # it failed, or broke a rule
 
 
+LOOK_SHARE = 0.2
+"""Share of a leader's error at each look. Twelve looks at growing data err together about five times as often as one:
+Pocock's constant boundary (Pocock 1977; Jennison and Turnbull 2000, table 2.1). `benchmarks/looks.py` checks it."""
+
+
 class Looks(Frozen):
-    """When a leader's confirmation is looked at. Each look is a chance to err, so all planned ones share one error."""
+    """The error that a leader's confirmation may spend; the interval is looked at after every pair of processes."""
 
     leader: Number  # which leader of the run this is; one that is planned anew counts again
     candidate: Number  # the leader's trial in the search
     error: Annotated[FiniteFloat, Field(gt=0, lt=1)]  # the chance to err that all these looks share
-    after: Annotated[Many[Number], Field(min_length=1)]  # processes a side at each look, ascending
+    most: Number  # processes a side after which the error is spent
     standing: Standing = Standing.OPEN
     reference: Number  # the trial of the baseline's processes beside it
     champion: Number | None = None  # the trial of the leader confirmed before, which it must beat
@@ -165,7 +171,7 @@ class Looks(Frozen):
     @property
     def confidence(self) -> float:
         """Of the interval at each look."""
-        return 1 - self.error / len(self.after)
+        return 1 - LOOK_SHARE * self.error
 
 
 class TrialRecord(Frozen):
@@ -235,3 +241,14 @@ class TrialRecord(Frozen):
     def gpu_figures(self) -> dict[str, float | None]:
         """What its cards did meanwhile, such as `joules_per_sample`; see `stats.gpu_figures`."""
         return gpu_figures(self.own_slices, self.throughput.value if self.throughput else None)
+
+
+def examined_baseline(records: Iterable[TrialRecord]) -> TrialRecord:
+    """Return the baseline's record that knows its ceilings: the search's own, or that of a confirmation.
+
+    Args:
+        records: Of one run, by number; the first one is the search's baseline.
+    """
+    searched, *others = records
+    alike = (record for record in others if record.configuration == searched.configuration)
+    return next((record for record in (searched, *alike) if record.ceilings is not None), searched)

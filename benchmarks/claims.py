@@ -252,7 +252,7 @@ def claim_of(recipe: Recipe) -> tuple[Recipe, Comparison]:
         claimed = recipe.evidence.speedup
         claim = claimed.log
         return recipe, Comparison(claim=claim, processes=processes_of(recipe))
-    best = recipe.evidence.best_candidate
+    best = recipe.candidate
     if best is None or best.speedup is None:
         return recipe, Comparison(remark="no gain claimed, nothing confirmed", counts=False)
     candidate = recipe.model_copy(update={"configuration": best.configuration})

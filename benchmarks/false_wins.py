@@ -2,12 +2,13 @@
 
     python benchmarks/false_wins.py [--quick] [--json FILE] [--replays N]
 
-Prints one table. Whole runs of the loop are replayed on recorded slices of equal sides, of a quiet machine and of one
-on which another process burned a core on and off: with switches of the leader, looks, and runs that go on.
+Prints one table. Whole runs of the loop are replayed on recorded slices of equal sides: of a quiet machine, of one on
+which another process burned a core on and off, of one with heavy tails, and with candidates that are more restless than
+the baseline. Leaders change, claims are looked at after every pair, and some runs go on.
 """
 
 from figures import Figure, parser, report, share
-from recorded import DEFAULT, Recording, replay
+from recorded import CONDITIONS, DEFAULT, Recording, replay
 
 from autotune.stats.deciding import Verdict
 
@@ -20,10 +21,10 @@ REPLAYS, REPLAYS_QUICK = 200, 10
 def figures(recording: Recording, replays: int) -> dict[str, Figure]:
     """All figures of the table, by name."""
     found: dict[str, Figure] = {}
-    for condition in recording.pools:
+    for condition, machine in CONDITIONS.items():
         for budget in BUDGETS:
-            runs = [replay(recording, condition, gain=0.0, budget=budget, seed=seed) for seed in range(replays)]
-            verdicts = [each.evidence.verdict for each in runs]
+            runs = [replay(recording, machine, gain=0.0, budget=budget, seed=seed) for seed in range(replays)]
+            verdicts = [recipe.evidence.verdict for recipe in runs]
             name = f"{condition}, {budget:.0f} s"
             found[f"{name}: claims a gain"] = share(verdicts.count(Verdict.FASTER), replays, {"max": MOST_FALSE})
             found[f"{name}: excludes gains"] = share(verdicts.count(Verdict.NO_SIGNIFICANT_GAIN), replays)

@@ -65,6 +65,45 @@ class Recording:
         return cls(**json.loads(file.read_text(encoding="utf-8")))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """A machine to replay on.
+
+    Args:
+        pool: Whose recorded instances are played.
+        shock: Scale of a Student t with three degrees of freedom, as a logarithm, by which each process differs.
+        restless: By how much more than the baseline's the candidate's slices vary.
+    """
+
+    pool: str
+    shock: float = 0.0
+    restless: float = 1.0
+
+    def drawn_shock(self, rng: random.Random) -> float:
+        """Draw by how much a process is faster, for all its life."""
+        if not self.shock:
+            return 0.0
+        return self.shock * rng.gauss(0.0, 1.0) / math.sqrt(rng.gammavariate(1.5, 2.0) / 3.0)
+
+    def lost(self, recording: Recording) -> float:
+        """Return the logarithm of the throughput that a restless candidate loses: a training pays for slow slices."""
+        if self.restless == 1.0:
+            return 0.0
+        pairs = [pair for instance in recording.pools[self.pool] for pair in instance]
+        rates = [[math.log(timed[0] / timed[1]) for timed in pair] for pair in pairs]
+        own = [sign * (one - other) / math.sqrt(2) for one, other in rates for sign in (1.0, -1.0)]
+        usual, more = (statistics.fmean(math.exp(scale * value) for value in own) for scale in (1.0, self.restless))
+        return math.log(more / usual)
+
+
+CONDITIONS = {
+    "quiet": Condition(pool="quiet"),
+    "disturbed": Condition(pool="disturbed"),
+    "heavy-tailed": Condition(pool="quiet", shock=0.03),
+    "restless candidate": Condition(pool="quiet", restless=2.0),
+}
+
+
 class Stretch:
     """A recorded instance, played from a random pair on and round again, its sides as they were or swapped.
 
@@ -118,6 +157,8 @@ class RecordedTrial(SimulatedTrial):
         machine: The stretch of the baseline beside it, or its own.
         first: The place in that at which it begins.
         own: Its own stretch.
+        shock: By how much this process is faster for all its life, as a logarithm.
+        restless: By how much more its slices vary than recorded ones.
         usual: The mean logarithm of recorded rates.
         played: How many slices it has had.
     """
@@ -125,12 +166,15 @@ class RecordedTrial(SimulatedTrial):
     machine: Stretch
     first: int
     own: Stretch
+    shock: float
+    restless: float
     usual: float
     played = 0
 
     def _noise(self) -> float:
         place, self.played = self.played, self.played + 1
-        return self.machine.machine(self.first + place) - self.usual + self.own.own(place)
+        own = self.shock + self.restless * self.own.own(place)
+        return self.machine.machine(self.first + place) - self.usual + own
 
 
 class RecordedTrials(SimulatedTrials):
@@ -138,13 +182,18 @@ class RecordedTrials(SimulatedTrials):
 
     Args:
         recording: What was recorded.
-        condition: Of which pool.
+        condition: How the machine is.
         samples_per_second: The true speed of each configuration.
         seed: Of what is drawn.
     """
 
     def __init__(
-        self, recording: Recording, condition: str, samples_per_second: Callable[[Configuration], float], *, seed: int
+        self,
+        recording: Recording,
+        condition: Condition,
+        samples_per_second: Callable[[Configuration], float],
+        *,
+        seed: int,
     ) -> None:
         super().__init__(
             facts=FACTS,
@@ -154,7 +203,7 @@ class RecordedTrials(SimulatedTrials):
             seed=seed,
             examples=None,
         )
-        self._pool = recording.pools[condition]
+        self._pool, self._condition = recording.pools[condition.pool], condition
         self._usual = statistics.fmean(
             math.log(timed[0] / timed[1]) for each in self._pool for pair in each for timed in pair
         )
@@ -165,7 +214,10 @@ class RecordedTrials(SimulatedTrials):
         """See `SimulatedTrials`."""
         trial = RecordedTrial(self, configuration, luck=luck, timing=timing, losses=losses)
         trial.own, trial.usual = Stretch(self._pool, self.random), self._usual
-        beside = None if configuration == BASELINE else self._baseline()
+        is_baseline = configuration == BASELINE
+        trial.shock = self._condition.drawn_shock(self.random)
+        trial.restless = 1.0 if is_baseline else self._condition.restless
+        beside = None if is_baseline else self._baseline()
         trial.machine = trial.own if beside is None else beside.machine
         trial.first = 0 if beside is None else beside.first + beside.played
         return trial
@@ -188,7 +240,7 @@ def planted(gain: float) -> Callable[[Configuration], float]:
     return samples_per_second
 
 
-def replay(recording: Recording, condition: str, *, gain: float, budget: float, seed: int) -> Recipe:
+def replay(recording: Recording, condition: Condition, *, gain: float, budget: float, seed: int) -> Recipe:
     """One whole run; some of those that are undecided go on with as much time again."""
 
     def trials(which: int) -> RecordedTrials:
@@ -203,7 +255,8 @@ def replay(recording: Recording, condition: str, *, gain: float, budget: float, 
         return recipe
 
 
-def true_speedup(recipe: Recipe, gain: float) -> float:
-    """The true speed-up of what is recommended."""
+def true_speedup(recipe: Recipe, recording: Recording, condition: Condition, gain: float) -> float:
+    """Return the true speed-up of what is recommended."""
     speed = planted(gain)
-    return speed(Configuration(recipe.configuration)) / speed(Configuration(recipe.baseline))
+    ratio = speed(Configuration(recipe.configuration)) / speed(Configuration(recipe.baseline))
+    return ratio * math.exp(-condition.lost(recording) if recipe.changes else 0.0)

@@ -1,7 +1,7 @@
 """An NVML that answers from a file of `tests/data`."""
 
 # The recorded NVML answers under NVML's own names, and NVML documents them.
-# ruff: noqa: D102, N802
+# ruff: noqa: N802
 
 import json
 import os

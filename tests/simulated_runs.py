@@ -17,7 +17,7 @@ from autotune.run_directory import RunDirectory, RunRecord
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.search_space import SearchSpace
-from autotune.stats.intervals import Interval, LogInterval, Spread, instance_interval
+from autotune.stats.intervals import Interval, LogInterval, Spread, claim_interval
 from autotune.stats.throughput import overall_log_ratios
 from autotune.tuning import costs
 from autotune.tuning.confirmation import Confirmation, FreshPairs
@@ -28,7 +28,7 @@ from autotune.tuning.resuming import read_earlier
 from autotune.tuning.rules import Limits
 from autotune.tuning.run import Run
 from autotune.tuning.seat import Seat, TrialLimits
-from autotune.tuning.state import Candidate, Leader, State
+from autotune.tuning.state import USUAL_PRIOR, Candidate, Leader, State
 from autotune.tuning.tune import tune_with
 from autotune.tuning.waiting import Deadline
 from autotune.worker.messages import Ready, Started
@@ -314,19 +314,19 @@ class Fresh:
         """The processes of the confirmation."""
         return self.trials.launched[self.before :]
 
-    def measure(self, count=1, *, rounds=None, **limits):
-        """So many more pairs, of as many rounds as are given or usual; returns the log-ratios of all."""
-        if rounds is None:
-            rounds = costs.rounds(self.records, self.confirmation.timing)
-        elif not limits:
-            limits = {"most_seconds": 1000.0}
+    def measure(self, count=1, *, rounds=None, seconds=None):
+        """Measure so many more pairs, of as many rounds as are given or usual; returns the log-ratios of all."""
+        if seconds is None:
+            seconds = costs.slices_seconds(self.records) if rounds is None else 1000.0
         for _ in range(count):
-            self.pairs.measure(self.confirmation, rounds, seat="simulated", **limits)
+            self.pairs.measure(
+                self.confirmation, seat="simulated", seconds=seconds, most_rounds=rounds or costs.MOST_ROUNDS
+            )
         return self.confirmation.instances
 
     def interval(self):
         """What they show, as a logarithm."""
-        return instance_interval(self.confirmation.instances)
+        return claim_interval(self.confirmation.instances, prior=USUAL_PRIOR)
 
 
 def lose(live):
@@ -344,14 +344,14 @@ def a_candidate(number, gain=0.0, *, pairs=8, **fields):
     return Candidate(number=number, ratio=math.log1p(gain), pairs=pairs, **fields)
 
 
-def a_leader(candidate, *, low=None, high=None, after=(4, 8, 12), standing=Standing.OPEN, number=90, **fields):
+def a_leader(candidate, *, low=None, high=None, most=12, standing=Standing.OPEN, number=90, **fields):
     """A leader; with bounds, its claim lies in the middle of them."""
     ratio = None
     if low is not None:
         bounds = math.log1p(low), math.log1p(high)
         ratio = LogInterval(value=sum(bounds) / 2, low=bounds[0], high=bounds[1], count=4)
-    looks = Looks(leader=1, candidate=candidate, error=0.025, after=after, reference=number + 1, standing=standing)
-    fields = {"processes": 0, "pair_seconds": 10.0, **fields}
+    looks = Looks(leader=1, candidate=candidate, error=0.025, most=most, reference=number + 1, standing=standing)
+    fields = {"processes": 0, "pair_seconds": 10.0, "least_pair_seconds": 8.0, **fields}
     return Leader(number=number, candidate=candidate, looks=looks, ratio=ratio, **fields)
 
 

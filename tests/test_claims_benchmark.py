@@ -108,7 +108,7 @@ def test_what_came_closest_is_tested_where_the_recipe_is_the_baseline(recipe):
     )
     kept = recipe.model_copy(update={"configuration": recipe.baseline})
     for evidence, counts in ((best, True), (best.model_copy(update={"speedup": None}), False), (None, False)):
-        nothing = kept.model_copy(update={"evidence": recipe.evidence.model_copy(update={"best_candidate": evidence})})
+        nothing = kept.model_copy(update={"candidate": evidence})
         tested, comparison = claims.claim_of(nothing)
         assert comparison.counts is counts
         assert (tested.configuration == recipe.configuration) is counts

@@ -9,8 +9,9 @@ from simulated_runs import BASELINE, FAST, Fresh, faster_by, lose, simulated_tri
 
 from autotune.executors.executor import DeviceUnavailable, TrialFailed
 from autotune.record import Outcome, Pairing
-from autotune.stats.intervals import instance_interval
+from autotune.stats.intervals import claim_interval
 from autotune.tuning.side import Interrupted
+from autotune.tuning.state import USUAL_PRIOR
 from autotune.tuning.waiting import TimeIsUp
 
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2)
@@ -80,47 +81,39 @@ def test_a_champion_takes_turns_in_the_same_rounds(tmp_path):
         SPEED(each) * (math.exp(trials.random.gauss(0.0, 0.3)) if each == BASELINE else 1.0)
     )
     fresh.measure(4, rounds=6)
-    over = instance_interval(fresh.confirmation.over_champion)
+    over = claim_interval(fresh.confirmation.over_champion, prior=USUAL_PRIOR)
     assert over.value == pytest.approx(math.log(1.5 / 1.2), abs=0.001)
-    assert over.half_width < 0.2 * fresh.interval().half_width
+    assert over.half_width < 0.5 * fresh.interval().half_width
     assert len(fresh.launched) == 12
     assert fresh.confirmation.champion.record(Outcome.OK).throughput.value == pytest.approx(4800, rel=0.02)
 
 
-def test_short_epochs_are_timed_whole_and_longer_ones_too(tmp_path):
-    """Epochs of two seconds, which the search times by steps: their ends are in the claim."""
-    fresh = Fresh(tmp_path, simulated_trials(SPEED, examples=8_000))
-    fresh.measure(2)
-    assert {each.timed_by for each in fresh.records} == {"steps"}
-    assert fresh.record.timed_by == "epochs"
-    slices = [each for pair in fresh.record.pairs for each in (pair.baseline, pair.candidate)]
-    assert {each.epochs for each in slices} == {1, 2}
+@pytest.mark.parametrize(("boundary_seconds", "own"), [(0.5, [True, False, False]), (0.001, [False, False, False])])
+def test_the_boundary_of_long_epochs_is_measured_once_and_only_where_it_matters(tmp_path, boundary_seconds, own):
+    """Of the leader by its first process, unless the baseline's is under a hundredth of the leader's epoch."""
+    fresh = Fresh(tmp_path, simulated_trials(SPEED, examples=40_000))
+    fresh.run.boundary = fresh.run.boundary.model_copy(update={"seconds": boundary_seconds})
+    fresh.measure(3)
+    taken = [live.timing.boundary for live in fresh.launched if live.configuration == FAST]
+    assert [boundary is None for boundary in taken] == own
+    assert {live.timing.boundary for live in fresh.launched if live.configuration == BASELINE} == {fresh.run.boundary}
 
 
-def test_the_boundary_of_long_epochs_is_measured_once_and_then_taken_over(tmp_path):
-    """Of the leader by its first process; of the baseline the run knows it already."""
-    fresh = Fresh(tmp_path, simulated_trials(SPEED, examples=1_000_000))
-    fresh.measure(4)
-    own = [each.timing.boundary for each in fresh.launched if each.configuration == FAST]
-    assert [each is None for each in own] == [True, False, False, False]
-    assert len({each.timing.boundary for each in fresh.launched if each.configuration == BASELINE}) == 1
+@pytest.mark.parametrize("decides", [[False, True, True], [False, False, False]])
+def test_only_the_pair_that_decides_is_asked_for_what_the_claim_does_not_need(tmp_path, monkeypatch, decides):
+    asked, finish, answers = [], SimulatedTrial.finish, iter(decides)
 
+    def noting(trial, seconds, timeout, *, thorough):
+        asked.append((trial.configuration, thorough))
+        return finish(trial, seconds, timeout)
 
-def test_how_long_it_waits_for_input_is_asked_of_few(tmp_path, monkeypatch):
-    """Of one process of a side, of a second one where that did not tell, and of no third."""
-    for silent, times in ((False, 1), (True, 2)):
-        asked, finish = [], SimulatedTrial.finish
-
-        def noting(trial, seconds, timeout, *, thorough, silent=silent, asked=asked, finish=finish):
-            asked.append((trial.configuration, seconds > 0))
-            return finish(trial, 0.0 if silent else seconds, timeout)
-
-        fresh = Fresh(tmp_path / str(silent), simulated_trials(SPEED))
-        with monkeypatch.context() as patch:
-            patch.setattr(SimulatedTrial, "finish", noting)
-            fresh.measure(4)
-        assert asked.count((FAST, True)) == asked.count((BASELINE, True)) == times
-        assert (fresh.record.input_wait_fraction is None) is silent
+    fresh = Fresh(tmp_path, simulated_trials(SPEED))
+    monkeypatch.setattr(SimulatedTrial, "finish", noting)
+    for _ in decides:
+        fresh.pairs.measure(fresh.confirmation, seat="simulated", seconds=3.0, concludes=lambda: next(answers))
+    once = int(any(decides))
+    assert asked.count((FAST, True)) == asked.count((BASELINE, True)) == once
+    assert (fresh.record.input_wait_fraction is None) is not any(decides)
 
 
 @pytest.mark.parametrize("waiting", [None, BASELINE, FAST])
@@ -128,7 +121,7 @@ def test_slices_are_long_where_either_side_waits_for_something_from_outside(tmp_
     """A pause of half a second is a gain for it, which a long training has not."""
     gain = lambda each: 1.6 if each == waiting else 1.0  # noqa: E731  # a formula
     fresh = Fresh(tmp_path, simulated_trials(SPEED, examples=None, freeze_gain=gain))
-    fresh.measure(3)
+    fresh.measure(3, seconds=12.0)
     later = [pair.baseline.seconds for pair in fresh.record.pairs if pair.instance]
     assert min(later) > 1.0 if waiting else max(later) < 0.6
 
@@ -140,7 +133,7 @@ def test_slices_take_no_longer_than_the_time_that_was_planned_for_them(tmp_path)
     for most_seconds in (3.0, 12.0, 1000.0):
         trials = simulated_trials(SPEED, examples=None, **gain)
         fresh = Fresh(tmp_path / str(most_seconds), trials)
-        fresh.measure(2, rounds=8, most_seconds=most_seconds)
+        fresh.measure(2, rounds=8, seconds=most_seconds)
         pairs = [pair for pair in fresh.record.pairs if pair.instance]
         taken.append(sum(pair.baseline.seconds + pair.candidate.seconds for pair in pairs))
         assert len(pairs) > 2
@@ -235,7 +228,7 @@ def test_what_was_bracketed_in_the_search_is_bracketed_again(tmp_path, champion)
     assert order.count(FAST) == order.count(champion) or champion is None
     assert math.exp(fresh.interval().value) == pytest.approx(1.5, rel=0.03)
     if champion is not None:
-        over = instance_interval(fresh.confirmation.over_champion)
+        over = claim_interval(fresh.confirmation.over_champion, prior=USUAL_PRIOR)
         assert math.exp(over.value) == pytest.approx(1.25, rel=0.03)
 
 
@@ -257,7 +250,7 @@ def test_where_memory_does_not_hold_three_they_follow_each_other(tmp_path):
     fresh = Fresh(tmp_path, simulated_trials(SPEED, fits_together=lambda each: len(each) <= 2), champion=LARGE)
     fresh.measure(4)
     assert fresh.record.pairing is Pairing.BRACKETED
-    over = instance_interval(fresh.confirmation.over_champion)
+    over = claim_interval(fresh.confirmation.over_champion, prior=USUAL_PRIOR)
     assert math.exp(over.value) == pytest.approx(1.25, rel=0.01)
 
 
@@ -398,6 +391,5 @@ def test_the_cost_between_epochs_is_measured_on_the_whole_for_both_sides(tmp_pat
     assert fresh.run.boundary is not None
     trials.whole = whole
     fresh.measure()
-    timings = {each.configuration: each.timing.boundary for each in fresh.launched}
-    assert timings[FAST] is None
-    assert (timings[fresh.run.baseline] is None) == (whole is not None)
+    timings = {live.configuration: live.timing.boundary for live in fresh.launched}
+    assert (timings[FAST] is None) == (timings[fresh.run.baseline] is None) == (whole is not None)

@@ -1,6 +1,7 @@
 """What is printed: plain lines away from a terminal, nothing of a user's that could drive one."""
 
 import io
+import math
 import re
 import shlex
 from pathlib import Path
@@ -107,7 +108,7 @@ def test_a_vague_speed_up_is_marked(low, high, uncertain):
 )
 def test_a_leaders_line_says_how_its_confirmation_stands(standing, told):
     """After how many fresh processes a side, whatever came of it."""
-    looks = Looks(leader=1, candidate=1, error=0.025, after=(4, 8), standing=standing, reference=2)
+    looks = Looks(leader=1, candidate=1, error=0.025, most=12, standing=standing, reference=2)
     pairs = tuple(a_pair(2.5, instance=instance) for instance in (0, 0, 1, 2))
     leader = record(phase=Phase.CONFIRM, looks=(looks,), pairs=pairs)
     assert f"({told})" in trial_line(leader, "batch_size=128", stamp="0:05").plain
@@ -280,16 +281,28 @@ def test_no_gain_says_what_is_excluded_and_to_keep_what_there_is(recipes):
 def test_undecided_ends_with_the_very_command_that_goes_on(recipes, ended_by, why, name):
     """What came closest, and a command to paste into a shell, whatever the directory is called."""
     recipe = recipes[Verdict.UNDECIDED]
+    spent = recipe.created_by.model_copy(update={"spent_seconds": recipe.created_by.budget_seconds})
+    recipe = recipe.model_copy(update={"created_by": spent})
     text = shown(recipe, Path("results") / name / "recipe.json", tuned="my train.py:it", ended_by=ended_by)
     assert f"Undecided: {why} before the answer was settled (1 candidate tried)." in text
-    looked = recipe.evidence.best_candidate.search_speedup
+    least = math.ceil(100 * recipe.evidence.smallest_gain_shown)
+    assert f"Gains from {least}% could have been shown in this time." in text
+    looked = recipe.candidate.search_speedup
     assert f"Best candidate: batch_size=128: ×{looked:.2f} (search only); the run ended before" in text
-    assert "Recipe.load" not in text
-    words = shlex.split(text.splitlines()[-1])
+    *_, going_on, _, training = text.splitlines()
+    assert training.endswith(".with_candidate()")
+    words = shlex.split(going_on)
     assert words[:3] == ["autotune", "tune", "my train.py:it"]
     assert words[3:6] == ["--resume", f"results/{name}", "--budget"]
     assert words[6] == f"{recipe.evidence.go_on_seconds:.0f}s"
     cli.app.parse_args(words[1:])
+
+
+def test_a_run_with_time_left_does_not_say_that_the_budget_ended(recipes):
+    recipe = recipes[Verdict.UNDECIDED]
+    times = recipe.created_by.model_copy(update={"budget_seconds": 120.0, "spent_seconds": 83.0})
+    text = shown(recipe.model_copy(update={"created_by": times}), ended_by=EndedBy.BUDGET)
+    assert "Undecided: the 37 s that were left held no further trial" in text
 
 
 def test_unstable_names_the_rule(recipes):

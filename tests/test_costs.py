@@ -5,8 +5,6 @@ import itertools
 import pytest
 from simulated_runs import BASELINE, Fresh, a_record, a_slice, faster_by, simulated_trials
 
-from autotune.executors.executor import IN_CONFIRMATION, IN_SEARCH
-from autotune.stats.intervals import Interval
 from autotune.tuning import costs
 
 SHAPES = {
@@ -23,7 +21,7 @@ SHAPES = {
 def test_a_fresh_pair_takes_about_what_is_expected(tmp_path, shape):
     """From what the search has seen of both sides: hardly more, so that the time holds it, and not much less."""
     fresh = Fresh(tmp_path, simulated_trials(**{"samples_per_second": faster_by(), **SHAPES[shape]}))
-    expected = costs.pair_seconds(fresh.records, fresh.confirmation.timing)
+    expected = costs.pair_seconds(fresh.records)
     fresh.measure(3)
     assert 0.5 * expected <= fresh.confirmation.seconds[-1] <= 1.1 * expected
 
@@ -52,37 +50,16 @@ def test_rounds_are_few_and_not_too_few():
         a_record(first_step_seconds=start, warmup_seconds=1.0, slices=(a_slice(),) * 3, timed_by="steps")
         for start in (0.5, 20.0, 2000.0)
     ]
-    rounds = [costs.rounds([each, each], IN_SEARCH) for each in records]
+    rounds = [costs.rounds([each, each]) for each in records]
     assert rounds == sorted(rounds)
     assert 2 < rounds[0] < rounds[1]
     slow = a_record(first_step_seconds=1.0, warmup_seconds=1.0, slices=(a_slice(seconds=60.0),))
-    assert costs.rounds([slow, slow], IN_SEARCH) <= rounds[0]
-
-
-@pytest.mark.parametrize(("seconds", "whole"), [(1000.0, True), (40.0, False)])
-def test_a_confirmation_times_longer_epochs_whole_where_there_is_time(tmp_path, seconds, whole):
-    """Epochs of two seconds, which the search times by steps: enough processes come first."""
-    fresh = Fresh(tmp_path, simulated_trials(examples=8_000))
-    timing = costs.confirmation_timing(fresh.records, seconds=seconds, pairs=4)
-    assert (timing.epoch_seconds == IN_CONFIRMATION.epoch_seconds) is whole
-    assert whole or 4 * costs.pair_seconds(fresh.records, timing) <= seconds + 20.0
-
-
-@pytest.mark.parametrize(("epoch", "whole"), [(2.0, True), (4.9, False), (60.0, False)])
-def test_only_epochs_that_are_clearly_short_are_timed_whole(epoch, whole):
-    """A process takes seconds to find out about one that is about as long as may be."""
-    rate = Interval(value=1000.0, low=1000.0, high=1000.0)
-    records = [
-        a_record(examples_per_epoch=round(1000 * each), throughput=rate, timed_by="steps") for each in (1.5, epoch)
-    ]
-    timing = costs.confirmation_timing(records, seconds=1e6, pairs=4)
-    assert (timing.epoch_seconds == IN_CONFIRMATION.epoch_seconds) is whole
+    assert costs.rounds([slow, slow]) <= rounds[0]
 
 
 def test_an_epoch_of_unknown_length_is_no_short_one():
     """An endless dataset, or a trial that was not timed."""
-    assert costs.epoch_seconds(a_record()) == float("inf")
     shapes = itertools.product((None, 100.0), (1.0, None))
     for first, warm in shapes:
         record = a_record(BASELINE, first_step_seconds=first, warmup_seconds=warm)
-        assert costs.pair_seconds([record, record], IN_SEARCH) > 0
+        assert costs.pair_seconds([record, record]) > 0

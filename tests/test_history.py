@@ -255,7 +255,7 @@ def a_recipe(verdict=Verdict.FASTER, speedup=(1.84, 1.79, 1.90), configuration=N
             input_wait_fraction=None,
             stability=Stability(checks=(), not_checked=()),
             confirmation=Confirmation(
-                processes=4, pairs=16, leaders=1, looks=(4, 8, 12), confidence=0.99, pairing="alternating", trials=(4,)
+                processes=4, pairs=16, leaders=1, confidence=0.99, pairing="alternating", trials=(4,)
             ),
         ),
         learning_rate=None,
@@ -972,7 +972,7 @@ def test_leaders_that_are_confirmed_at_once_have_each_its_own_baseline():
     references = [a_record(trial=number, slices=(a_slice(0.5),), **confirming) for number in (3, 4)]
     leaders = [
         a_record(
-            trial=number, looks=(Looks(leader=number, candidate=1, error=0.02, after=(2,), reference=of),), **confirming
+            trial=number, looks=(Looks(leader=number, candidate=1, error=0.02, most=12, reference=of),), **confirming
         )
         for number, of in ((5, 4), (6, 3))
     ]

@@ -2,19 +2,23 @@
 
 import math
 import random
-import statistics
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.stats.intervals import (
+    RECORDED_MACHINES,
+    TEMPLATE_DEGREES,
+    TEMPLATE_DEVIATION,
     Interval,
     LogInterval,
+    ProcessPrior,
     Spread,
-    instance_interval,
+    claim_interval,
     mean_interval,
     pooled_spread,
+    process_prior,
     t_quantile,
 )
 
@@ -58,7 +62,7 @@ def test_the_mean_interval_is_students():
 
 def test_one_value_bounds_nothing():
     """From a single pair, or a single instance, there is an estimate but no interval."""
-    for found in (mean_interval([0.5]), instance_interval([[0.4, 0.6]])):
+    for found in (mean_interval([0.5]), claim_interval([[0.4, 0.6]], prior=ProcessPrior(deviation=0.1, degrees=8))):
         assert (found.value, found.low, found.high) == (0.5, -math.inf, math.inf)
 
 
@@ -66,8 +70,6 @@ def test_more_confidence_is_wider():
     """The interval of 99% holds the one of 95%."""
     values = [0.1, 0.25, 0.2, 0.4]
     assert mean_interval(values, confidence=0.99).half_width > mean_interval(values).half_width
-    groups = [values, values[::-1], [0.3, 0.5]]
-    assert instance_interval(groups, confidence=0.99).half_width > instance_interval(groups).half_width
 
 
 def test_the_mean_interval_covers_as_it_says():
@@ -77,85 +79,112 @@ def test_the_mean_interval_covers_as_it_says():
     assert 0.94 <= share_covered(intervals) <= 0.96
 
 
-@pytest.mark.parametrize("between", [0.0, 0.02, 0.1], ids=lambda each: f"instances-differ-by-{each}")
-@pytest.mark.parametrize("pairs", [3, 8])
-def test_four_instances_cover_at_least_as_they_say(between, pairs):
-    """Whether processes differ or not, at least 93% of the intervals over four instances hold the truth."""
+def prior_of(rng, *, processes_differ=0.0, trials=6, pairs=6):
+    """What a run's other trials tell: each has two processes."""
+    others = [measured(rng, instances=2, pairs=pairs, between=processes_differ, truth=0.0) for _ in range(trials)]
+    return process_prior(others, rounds=pairs)
+
+
+@pytest.mark.parametrize("between", [0.0, 0.02, 0.1], ids="processes-differ-by-{}".format)
+@pytest.mark.parametrize("count", [2, 3, 6])
+def test_claims_cover_whether_processes_differ_or_not(between, count):
     rng = random.Random(2)
-    intervals = [instance_interval(measured(rng, instances=4, pairs=pairs, between=between)) for _ in range(WORLDS)]
-    assert share_covered(intervals) >= 0.93
+    found = [
+        claim_interval(
+            measured(rng, instances=count, pairs=6, between=between), prior=prior_of(rng, processes_differ=between)
+        )
+        for _ in range(WORLDS // 4)
+    ]
+    assert share_covered(found) >= 0.93
 
 
-def test_slices_of_few_processes_do_not_make_up_for_more_processes():
-    """Two processes that differ by 0.2 leave a wide interval, however many slices each of them gave."""
-    few = instance_interval([[0.2, 0.2001] * 500, [0.4, 0.4001] * 500])
-    many = instance_interval([[0.2, 0.2001], [0.4, 0.4001]] * 4)
-    assert few.half_width == pytest.approx(12.706 * 0.1, rel=1e-3)
-    assert many.half_width < few.half_width / 10
+def test_claims_cover_a_candidate_that_is_more_restless_than_the_trials_that_the_prior_is_from():
+    rng = random.Random(2)
+    found = []
+    for _ in range(WORLDS // 4):
+        restless = [[0.3 + 2 * rng.gauss(0.0, NOISE) for _ in range(6)] for _ in range(2)]
+        found.append(claim_interval(restless, prior=prior_of(rng)))
+    assert share_covered(found) >= 0.93
 
 
-def test_where_instances_differ_their_spread_is_the_error():
-    """Means of 0.1, 0.2 and 0.3 from sharp slices: Student's interval of the three means, nothing else."""
-    found = instance_interval([[0.0999, 0.1001], [0.1999, 0.2001], [0.2999, 0.3001]])
+def test_the_variance_is_weighed_by_degrees_of_freedom():
+    """Means of 0.1 and 0.3 have a variance of 0.02 with one degree; the prior has 0.01 with four."""
+    found = claim_interval([[0.1, 0.1], [0.3, 0.3]], prior=ProcessPrior(deviation=0.1, degrees=4))
+    variance = (4 * 0.01 + 1 * 0.02) / 5
     assert found.value == pytest.approx(0.2)
-    assert found.half_width == pytest.approx(4.303 * 0.1 / math.sqrt(3), rel=1e-3)
+    assert found.half_width == pytest.approx(t_quantile(0.95, 5) * math.sqrt(variance / 2))
 
 
-def test_where_instances_agree_the_slices_are_the_error():
-    """Equal means from slices with a variance of 0.02: the interval is that of the slices, and the usual deviation."""
-    instances = [[-0.1, 0.1], [0.1, -0.1], [-0.1, 0.1], [0.1, -0.1]]
-    found = instance_interval(instances).half_width / t_quantile(0.95, 4)
-    assert found == pytest.approx(math.sqrt(4 * 0.02 / 2 / 16 + 0.01**2 / 4))
+def test_pairs_that_contradict_the_prior_stand_alone():
+    found = claim_interval([[0.0], [0.6]], prior=ProcessPrior(deviation=0.05, degrees=8))
+    assert found.half_width == pytest.approx(t_quantile(0.95, 1) * 0.3)
 
 
-def test_single_slices_that_agree_by_chance_do_not_narrow_the_interval_to_nothing():
-    """Where each instance has one pair there is no spread within: the usual deviation is allowed for all the same."""
-    found = instance_interval([[0.03], [0.0301]])
-    assert found.half_width > 0.06
-    assert instance_interval([[0.1]] * 3).low < 0.1
+def test_two_processes_that_agree_by_chance_get_no_narrower_interval_than_other_trials_have_shown():
+    prior = ProcessPrior(deviation=0.02, degrees=8, least=0.05, least_degrees=6)
+    found = claim_interval([[0.3], [0.3]], prior=prior)
+    assert found.half_width == pytest.approx(t_quantile(0.95, 7) * 0.05 / math.sqrt(2))
 
 
-def test_an_instance_of_one_pair_has_the_spread_of_the_others():
-    """Its own is not known, and it is the noisiest of all: it counts as one slice of those, not as an exact value."""
-    noisy = [-0.2, 0.2, -0.2, 0.2, 0.0]
-    found = instance_interval([noisy, noisy, noisy, [0.0]])
-    within = statistics.variance(noisy) * (3 / 5 + 1) / 4**2
-    error = math.sqrt(within + 0.01**2 / 4)
-    assert found.half_width == pytest.approx(t_quantile(0.95, 12) * error)
+def test_slices_that_vary_widen_the_interval_of_processes_that_agree():
+    noisy = [[0.0, 0.4], [0.4, 0.0]]
+    found = claim_interval(noisy, prior=ProcessPrior(deviation=0.01, degrees=8))
+    assert found.half_width == pytest.approx(t_quantile(0.95, 9) * math.sqrt(0.08 / 2 / 2))
 
 
 def test_templates_of_either_side_widen_an_interval():
-    """By what their luck may be, in quadrature; with more confidence by more, and nothing is known of one process."""
+    """By what their luck may be, in quadrature; with more confidence by more."""
     steady = [[0.1, 0.1]] * 8
-    narrow = instance_interval(steady)
-    found, surer = (instance_interval(steady, confidence=each, apart=True) for each in (0.95, 0.99))
-    assert 0.03 < math.sqrt(found.half_width**2 - narrow.half_width**2) < 0.1
+    prior = ProcessPrior(deviation=0.01, degrees=8)
+    narrow = claim_interval(steady, prior=prior)
+    found, surer = (claim_interval(steady, prior=prior, confidence=level, apart=True) for level in (0.95, 0.99))
+    luck = t_quantile(0.95, TEMPLATE_DEGREES) * TEMPLATE_DEVIATION * math.sqrt(2)
+    assert math.sqrt(found.half_width**2 - narrow.half_width**2) == pytest.approx(luck)
     assert surer.half_width > found.half_width
-    assert found.value == narrow.value
-    unknown = instance_interval([[0.1]], apart=True)
+    unknown = claim_interval([[0.1]], prior=prior, apart=True)
     assert (unknown.value, unknown.low, unknown.high) == (0.1, -math.inf, math.inf)
 
 
-def test_instances_that_agree_by_chance_do_not_narrow_the_interval_to_nothing():
-    """Equal means of noisy instances are luck: what the slices say keeps the interval open."""
-    found = instance_interval([[0.0, 0.2], [-0.1, 0.3], [0.3, -0.1]])
-    assert found.value == pytest.approx(0.1)
-    assert found.half_width > 0.1
-
-
-def test_every_instance_counts_alike():
-    """An instance with many pairs weighs no more than one with few."""
-    assert instance_interval([[0.0] * 50, [1.0]]).value == pytest.approx(0.5)
+def test_every_process_counts_alike():
+    found = claim_interval([[0.0] * 50, [1.0]], prior=ProcessPrior(deviation=0.1, degrees=8))
+    assert found.value == pytest.approx(0.5)
 
 
 @given(st.lists(st.lists(st.floats(-3, 3), min_size=1, max_size=6), min_size=2, max_size=6))
-def test_an_interval_holds_its_estimate(instances):
+def test_an_interval_holds_its_estimate(processes):
     """Whatever was measured: `low <= value <= high`, and the mirror image for the inverse ratios."""
-    found = instance_interval(instances)
-    inverse = instance_interval([[-value for value in each] for each in instances])
+    prior = ProcessPrior(deviation=0.05, degrees=8)
+    found = claim_interval(processes, prior=prior)
+    inverse = claim_interval([[-value for value in values] for values in processes], prior=prior)
     assert found.low <= found.value <= found.high
     assert inverse.low == pytest.approx(-found.high)
-    assert found.count == len(instances)
+    assert found.count == len(processes)
+
+
+# ---------------------------------------------------------------------------------------------- the prior
+
+
+def test_slices_tell_how_much_processes_should_vary():
+    rng = random.Random(1)
+    trials = [measured(rng, instances=1, pairs=200, between=0.0)]
+    few, many = (process_prior(trials, rounds=rounds) for rounds in (4, 16))
+    assert few.deviation == pytest.approx(NOISE / 2, rel=0.15)
+    assert many.deviation == pytest.approx(NOISE / 4, rel=0.15)
+    assert (few.degrees, few.least) == (8, 0.0), "slices are no degrees of freedom for the spread between processes"
+
+
+def test_other_trials_processes_add_what_slices_do_not_explain():
+    rng = random.Random(1)
+    alike, different = (prior_of(rng, processes_differ=differ, trials=40) for differ in (0.0, 0.2))
+    assert different.least == pytest.approx(math.hypot(NOISE / math.sqrt(6), 0.2), rel=0.15)
+    assert different.deviation > 2 * alike.deviation
+    assert different.degrees == alike.degrees == 16
+
+
+def test_where_nothing_was_measured_the_most_restless_recorded_machine_counts():
+    found = process_prior([], rounds=4)
+    assert found.deviation > max(row.excess * row.slice_deviation for row in RECORDED_MACHINES) / 2
+    assert found.degrees > 0
 
 
 def test_the_pooled_deviation_is_that_of_all_trials_about_their_own_means():
@@ -208,11 +237,3 @@ def test_what_is_written_is_the_ratio_of_what_is_computed(value, below, above):
         assert written.log.ratio.model_dump() == pytest.approx(written.model_dump())
     for wide in (math.inf, 400.0):
         assert LogInterval(value=0.0, low=-wide, high=wide, count=2).ratio is None
-
-
-@pytest.mark.parametrize(("instances", "pairs", "between"), [(2, 12, 0.1), (3, 6, 0.06)])
-def test_few_instances_cover_as_they_say(instances, pairs, between):
-    """Two or three instances that differ: at least 93% of the intervals hold the truth."""
-    rng = random.Random(2)
-    found = [instance_interval(measured(rng, instances=instances, pairs=pairs, between=between)) for _ in range(WORLDS)]
-    assert share_covered(found) >= 0.93

@@ -23,9 +23,7 @@ def begun(path):
     leaders = Leaders(run, view, None, limits=LIMITS, min_gain=0.02)
     for number, configuration in ((11, FAST), (21, LARGE)):
         trial = Trial(number, Phase.CONFIRM, configuration)
-        trial.looks = (
-            Looks(leader=number // 10, candidate=number - 10, error=0.025, after=(4,), reference=number + 1),
-        )
+        trial.looks = (Looks(leader=number // 10, candidate=number - 10, error=0.025, most=12, reference=number + 1),)
         run.records[number - 10] = a_record(configuration, trial=number - 10)
         view.confirmations[number] = Confirmation(
             reference=Trial(number + 1, Phase.CONFIRM, BASELINE),

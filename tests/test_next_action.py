@@ -12,26 +12,28 @@ from autotune.record import Looks, Standing
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.stats.intervals import LogInterval, Spread
 from autotune.tuning.next_action import (
+    MOST_PROCESSES,
     CompareLosses,
     Confirm,
     End,
     FreshPair,
+    GiveUp,
     LookAgain,
     TryAnother,
     confirmation_seconds,
     error_of,
     excluded_above,
     next_action,
-    plan_looks,
     processes_wanted,
     seconds_to_settle,
     verdict,
 )
+from autotune.tuning.state import USUAL_PRIOR
 
 SLOWER = tuple(a_candidate(number, -0.5) for number in range(1, 8))
 """Tried candidates of which a gain is excluded."""
 FAST = a_candidate(9, 0.5, processes=2)
-CONFIRMED = a_leader(9, standing=Standing.CONFIRMED, low=0.3, high=0.6, processes=4)
+CONFIRMED = a_leader(9, standing=Standing.CONFIRMED, low=0.4, high=0.55, processes=4)
 NOT_SHOWN = Standing.NOT_SHOWN
 
 
@@ -46,7 +48,7 @@ def confirms(action):
 def test_a_run_begins_with_a_candidate_and_one_that_holds_none_ends():
     """Nothing is known yet: another candidate is tried where the time holds one."""
     assert next_action(a_state()) == TryAnother()
-    assert next_action(a_state(left=5.0)) == End(EndedBy.BUDGET)
+    assert next_action(a_state(left=4.0)) == End(EndedBy.BUDGET)
 
 
 def test_a_leader_is_confirmed_when_what_is_left_is_what_that_needs():
@@ -60,10 +62,26 @@ def test_a_leader_is_confirmed_when_what_is_left_is_what_that_needs():
 def test_half_of_the_time_goes_by_before_the_first_claim_at_most():
     """Then the leader is confirmed, however much time is left after that; a second one may wait."""
     much = {"left": 490.0, "budget": 1000.0}
-    assert next_action(a_state(*SLOWER[:2], FAST, left=510.0, budget=1000.0)) == TryAnother()
-    assert confirms(next_action(a_state(*SLOWER[:2], FAST, **much))) == FAST.number
+    small = a_candidate(9, 0.1, processes=2, pairs=40)
+    assert next_action(a_state(*SLOWER[:2], small, left=510.0, budget=1000.0)) == TryAnother()
+    assert confirms(next_action(a_state(*SLOWER[:2], small, **much))) == small.number
     faster = a_candidate(10, 3.0, processes=2)
     assert next_action(a_state(FAST, faster, leaders=(CONFIRMED,), **much)) == TryAnother()
+
+
+def test_a_large_gain_is_claimed_after_a_third_of_the_time():
+    """A little earlier where candidates after it were no faster, so that the claim comes by then."""
+    assert next_action(a_state(*SLOWER[:2], FAST, left=80.0, budget=100.0)) == TryAnother()
+    assert confirms(next_action(a_state(FAST, *SLOWER[:2], left=80.0, budget=100.0))) == FAST.number
+    assert next_action(a_state(FAST, *SLOWER[:2], left=95.0, budget=100.0)) == TryAnother()
+    assert confirms(next_action(a_state(*SLOWER[:2], FAST, left=65.0, budget=100.0))) == FAST.number
+
+
+def test_a_gain_that_is_large_by_chance_is_not_claimed_early():
+    """Of two slices: less a standard error, it would need many processes."""
+    lucky = a_candidate(9, 0.3, pairs=1)
+    spread = Spread(deviation=0.15, degrees=30)
+    assert next_action(a_state(*SLOWER[:2], lucky, left=65.0, budget=100.0, spread=spread)) == TryAnother()
 
 
 def test_what_was_confirmed_is_what_the_next_must_beat():
@@ -107,8 +125,8 @@ def test_time_to_choose_between_two_is_kept_with_that_of_the_confirmation():
     close = (a_candidate(8, 0.5, processes=1), a_candidate(9, 0.49, processes=1))
     needed = confirmation_seconds(a_state(*close), close[0])
     assert isinstance(next_action(a_state(*close, left=needed + 9.0)), LookAgain)
-    assert next_action(a_state(*close, left=needed + 30.0, budget=100.0)) == TryAnother()
-    assert next_action(a_state(FAST, left=needed + 9.0, budget=100.0)) == TryAnother()
+    assert next_action(a_state(*close, left=needed + 30.0, budget=60.0)) == TryAnother()
+    assert next_action(a_state(FAST, left=needed + 9.0, budget=40.0)) == TryAnother()
 
 
 def test_losses_are_compared_before_the_confirmation_of_what_computes_otherwise():
@@ -136,10 +154,36 @@ def test_an_open_leader_is_measured_on():
 @pytest.mark.parametrize("leaders", [(), (a_leader(9),)])
 def test_time_that_holds_no_fresh_pair_is_used_by_the_search(leaders):
     """For another candidate, or another look at the leader, until neither fits."""
-    state = a_state(*SLOWER, FAST, leaders=leaders, left=9.0, looks_since=50)
+    state = a_state(*SLOWER, FAST, leaders=leaders, left=7.0, looks_since=50)
     assert next_action(state) == TryAnother()
-    assert next_action(dataclasses.replace(state, left=6.0)) == LookAgain(FAST.number)
+    assert next_action(dataclasses.replace(state, more_candidates=False)) == LookAgain(FAST.number)
     assert next_action(dataclasses.replace(state, left=4.0)) == End(EndedBy.BUDGET)
+
+
+def test_a_leader_that_the_time_will_hardly_show_makes_way_for_what_it_holds_else():
+    """Its second pair brought next to nothing. Where nothing else is to be tried, it is measured on."""
+    doubtful = a_leader(9, low=-0.15, high=0.16, processes=2)
+    state = a_state(*SLOWER, FAST, leaders=(doubtful,), left=100.0)
+    assert next_action(state) == GiveUp(90)
+    assert next_action(dataclasses.replace(state, more_candidates=False)) == FreshPair(90)
+    promising = a_leader(9, low=0.0, high=0.4, processes=2)
+    assert next_action(dataclasses.replace(state, leaders=(promising,))) == FreshPair(90)
+
+
+def test_time_that_is_left_narrows_a_wide_claim():
+    """Once nothing else is to be done; a narrow one, or one whose error is spent, is left as it is."""
+    wide = a_leader(9, standing=Standing.CONFIRMED, low=0.2, high=0.9, processes=2)
+    state = a_state(FAST, *SLOWER, leaders=(wide,), more_candidates=False)
+    assert next_action(state) == FreshPair(90)
+    assert next_action(dataclasses.replace(state, leaders=(CONFIRMED,))) == End(EndedBy.EXHAUSTED)
+    spent = dataclasses.replace(wide, processes=12)
+    assert next_action(dataclasses.replace(state, leaders=(spent,))) == End(EndedBy.EXHAUSTED)
+
+
+def test_an_open_leader_gets_a_short_pair_where_the_time_holds_no_usual_one():
+    """A wider interval may still decide."""
+    leader = a_leader(9, pair_seconds=20.0, least_pair_seconds=8.0)
+    assert next_action(a_state(FAST, leaders=(leader,), left=9.0)) == FreshPair(90)
 
 
 @pytest.mark.parametrize("leaders", [(), (a_leader(9),), (CONFIRMED,)])
@@ -192,22 +236,11 @@ def test_a_leader_whose_looks_decided_nothing_is_measured_further():
     state = a_state(*SLOWER, FAST, leaders=(open_question,), more_candidates=False)
     action = next_action(state)
     assert confirms(action) == 9
-    assert min(action.after) > 12
     answered = a_leader(9, standing=NOT_SHOWN, low=-0.02, high=0.04, processes=12)
     assert next_action(dataclasses.replace(state, leaders=(answered,))) == End(EndedBy.EXHAUSTED)
 
 
 # -------------------------------------------------------------------------------------- looks and errors
-
-
-@pytest.mark.parametrize("affordable", range(40))
-def test_looks_are_few_and_fit(affordable):
-    """Ascending, at most three, within what the time holds but for the three processes that a claim needs."""
-    looks = plan_looks(affordable)
-    assert list(looks) == sorted(set(looks))
-    assert 1 <= len(looks) <= 3
-    assert 3 <= looks[-1] <= max(3, affordable)
-    assert looks[-1] >= min(affordable - 1, 12), "time that is there is used"
 
 
 def test_the_errors_of_any_number_of_leaders_are_five_percent_together():
@@ -217,11 +250,11 @@ def test_the_errors_of_any_number_of_leaders_are_five_percent_together():
     assert errors == sorted(errors, reverse=True)
 
 
-def test_small_gains_want_more_processes():
-    """A gain of half needs the fewest, and one within the noise of processes the most."""
-    wanted = [processes_wanted(math.log1p(gain), 0.03) for gain in (0.5, 0.06, 0.001)]
+def test_large_gains_need_two_processes_and_small_ones_as_many_as_the_error_allows():
+    wanted = [processes_wanted(math.log(ratio), USUAL_PRIOR, error=0.025) for ratio in (2.0, 1.3, 1.1, 1.001)]
     assert wanted == sorted(wanted)
-    assert wanted[0] < wanted[-1] == processes_wanted(-1.0, 0.03)
+    assert wanted[0] == 2
+    assert wanted[1] < wanted[2] < wanted[3] == processes_wanted(-1.0, USUAL_PRIOR, error=0.025)
 
 
 # ---------------------------------------------------------------------------------------------- verdicts
@@ -328,14 +361,14 @@ def cost(state, action):
             return state.candidate(number).look_seconds
         case CompareLosses():
             return state.check_seconds
-        case FreshPair():
-            return state.open.pair_seconds
+        case FreshPair(leader=number):
+            return min(leader.least_pair_seconds for leader in state.leaders if leader.number == number)
         case Confirm(candidate=number):
             return min(
                 [state.candidate(number).pair_seconds]
-                + [each.pair_seconds for each in state.leaders if each.candidate == number]
+                + [leader.least_pair_seconds for leader in state.leaders if leader.candidate == number]
             )
-        case End():
+        case End() | GiveUp():
             return 0.0
 
 
@@ -350,7 +383,6 @@ def test_no_action_is_begun_that_does_not_fit(state):
         assert not state.candidate(action.candidate).unstable
         before = state.standing.get(action.candidate)
         assert before is None or before.standing in (Standing.OUT_OF_TIME, NOT_SHOWN)
-        assert action.after[0] > (0 if before is None else before.processes)
 
 
 @settings(max_examples=200)
@@ -387,19 +419,25 @@ def after(state, action, draw):
             fails = draw(st.booleans())
             checked = dataclasses.replace(state.candidate(number), unchecked=False, unstable=fails)
             return dataclasses.replace(with_candidate(state, checked), check_seconds=0.0)
-        case Confirm(candidate=number, after=looks):
+        case Confirm(candidate=number):
             k = sum(each.looks.leader > 0 for each in state.leaders) + 1
             known = state.standing.get(number)
             leader = known or a_leader(number, number=100 + number)
-            looks = Looks(leader=k, candidate=number, error=error_of(k), after=looks, reference=200 + number)
+            most = leader.processes + MOST_PROCESSES
+            looks = Looks(leader=k, candidate=number, error=error_of(k), most=most, reference=200 + number)
             others = tuple(each for each in state.leaders if each is not known)
             return dataclasses.replace(state, leaders=(*others, dataclasses.replace(leader, looks=looks)))
-        case FreshPair():
-            leader = state.open
+        case GiveUp(leader=number):
+            leader = next(leader for leader in state.leaders if leader.number == number)
+            looks = leader.looks.model_copy(update={"standing": NOT_SHOWN})
+            others = tuple(known for known in state.leaders if known.number != number)
+            return dataclasses.replace(state, leaders=(*others, dataclasses.replace(leader, looks=looks)))
+        case FreshPair(leader=number):
+            leader = next(leader for leader in state.leaders if leader.number == number)
             leader = dataclasses.replace(leader, processes=leader.processes + 1)
-            if leader.processes in leader.looks.after:
-                last = leader.processes == leader.looks.after[-1]
-                standings = [each for each in Standing if each is not Standing.OPEN or not last]
+            if leader.processes > 1:
+                last = leader.processes == leader.looks.most
+                standings = [standing for standing in Standing if standing is not Standing.OPEN or not last]
                 standing = draw(st.sampled_from(standings))
                 looks = leader.looks.model_copy(update={"standing": standing})
                 middle, half = draw(st.floats(-0.5, 1.0)), draw(st.floats(0.001, 0.5))

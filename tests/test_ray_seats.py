@@ -1,7 +1,6 @@
 """Seats of a cluster as the driver counts them, on a Ray that answers at once."""
 
 # It has Ray's own names, and Ray documents them.
-# ruff: noqa: D102
 
 from types import SimpleNamespace
 

@@ -7,12 +7,12 @@ import random
 import statistics
 
 import pytest
-from estimators import WAYS, autocorrelated
-from figures import share
-from recorded import RecordedTrials, Recording, Stretch, planted, replay, true_speedup
+from looks import RULES, confirmed, spending
+from recorded import CONDITIONS, DEFAULT, RecordedTrials, Recording, Stretch, planted, replay, true_speedup
 from simulated_runs import BASELINE
 
 from autotune.stats.deciding import Verdict
+from autotune.stats.intervals import ProcessPrior
 
 
 def an_instance(rng, *, noise, pairs=5, ratio=1.0):
@@ -68,7 +68,7 @@ def test_all_instances_and_both_sides_are_drawn():
 
 def ratios_in_replay(recording, pairs=2000):
     """Log-ratios of neighbouring slices of replayed processes, each two of which have five."""
-    trials = RecordedTrials(recording, "quiet", planted(0.0), seed=1)
+    trials = RecordedTrials(recording, CONDITIONS["quiet"], planted(0.0), seed=1)
     found = []
     while len(found) < pairs:
         sides = [trials.launch(each, log="", data=None) for each in (BASELINE, BASELINE.replace(jit_compile=True))]
@@ -103,49 +103,38 @@ def test_what_the_machine_does_to_both_sides_cancels_out():
 
 def test_no_gain_is_rarely_claimed():
     """Of ten runs whose configurations are all as fast, at most one claims a gain."""
-    runs = [replay(a_recording(), "quiet", gain=0.0, budget=120.0, seed=seed) for seed in range(10)]
+    runs = [replay(a_recording(), CONDITIONS["quiet"], gain=0.0, budget=120.0, seed=seed) for seed in range(10)]
     assert sum(each.evidence.verdict is Verdict.FASTER for each in runs) <= 1
 
 
 def test_a_large_planted_gain_is_found_and_its_interval_holds_it():
     """Half as fast again, on slices that differ by three percent."""
-    runs = [replay(a_recording(), "quiet", gain=0.5, budget=120.0, seed=seed) for seed in range(5)]
+    runs = [replay(a_recording(), CONDITIONS["quiet"], gain=0.5, budget=120.0, seed=seed) for seed in range(5)]
     assert {each.evidence.verdict for each in runs} == {Verdict.FASTER}
     for each in runs:
         low, high = each.evidence.speedup.low, each.evidence.speedup.high
-        assert low <= true_speedup(each, 0.5) <= high
+        assert low <= true_speedup(each, a_recording(), CONDITIONS["quiet"], 0.5) <= high
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_an_interval_moves_with_what_it_is_of(way):
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_an_interval_moves_with_what_it_is_of(rule):
     """All ratios larger by a factor: so are the bounds; mirrored ratios have mirrored bounds."""
     rng = random.Random(1)
-    instances = [[rng.gauss(0.0, 0.1) for _ in range(5)] for _ in range(8)]
-    low, high = way(instances)
-    moved = way([[value + 0.3 for value in each] for each in instances])
-    mirrored = way([[-value for value in each] for each in instances])
-    assert low < high
-    assert moved == pytest.approx((low + 0.3, high + 0.3))
-    assert mirrored == pytest.approx((-high, -low))
+    prior = ProcessPrior(deviation=0.05, degrees=8)
+    processes = [[rng.gauss(0.0, 0.1) for _ in range(5)] for _ in range(8)]
+    found = rule(processes, prior)
+    moved = rule([[value + 0.3 for value in values] for values in processes], prior)
+    mirrored = rule([[-value for value in values] for values in processes], prior)
+    assert found.low < found.high
+    assert (moved.low, moved.high) == pytest.approx((found.low + 0.3, found.high + 0.3))
+    assert (mirrored.low, mirrored.high) == pytest.approx((-found.high, -found.low))
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_every_way_covers_independent_values(way):
-    """On what all of them assume, each holds the truth in about 95% of cases."""
-    rng = random.Random(2)
-    worlds = [[[rng.gauss(0.0, 0.1) for _ in range(5)] for _ in range(11)] for _ in range(400)]
-    covered = [low <= 0 <= high for low, high in map(way, worlds)]
-    assert share(sum(covered), 400)["ci95"][1] >= 0.93
-
-
-def test_neighbours_of_the_synthetic_instances_resemble_one_another():
-    """The correlation of neighbouring values is the one that is written above it."""
-    rng = random.Random(0)
-    values = [autocorrelated(rng, 2) for _ in range(4000)]
-    mean = [sum(column) / 4000 for column in zip(*values, strict=True)]
-    products = sum((first - mean[0]) * (second - mean[1]) for first, second in values)
-    squares = [
-        sum((value - each) ** 2 for value in column)
-        for each, column in zip(mean, zip(*values, strict=True), strict=True)
-    ]
-    assert products / math.sqrt(squares[0] * squares[1]) == pytest.approx(0.6, abs=0.05)
+@pytest.mark.parametrize("condition", CONDITIONS.values(), ids=CONDITIONS)
+def test_a_large_gain_is_confirmed_by_two_processes_and_none_by_chance(condition):
+    recording = Recording.load(DEFAULT)
+    clear = [confirmed(recording, condition, spending, 1.0, seed) for seed in range(20)]
+    assert statistics.median(count for count, _ in clear) == 2
+    assert sum(holds for _, holds in clear) >= 19
+    absent = [confirmed(recording, condition, spending, 0.0, seed) for seed in range(20)]
+    assert sum(count > 0 for count, _ in absent) <= 2

@@ -180,8 +180,7 @@ def test_what_the_dataset_sets_itself_is_found_again(tmp_path):
 # ------------------------------------------------------------------------------------------- leaders and their errors
 
 
-@pytest.mark.parametrize("measured", [1, 2, 3])
-def test_a_confirmation_that_was_stopped_goes_on_with_the_looks_that_were_planned(tmp_path, measured):
+def test_a_confirmation_that_was_stopped_goes_on(tmp_path):
     """Its processes count, none is run again, and no error is spent twice."""
     path, seen = tmp_path / "run", []
 
@@ -190,19 +189,19 @@ def test_a_confirmation_that_was_stopped_goes_on_with_the_looks_that_were_planne
             seen.append(event.trial)
         enough = isinstance(event, TrialMeasured) and event.trial in seen
         when.count += enough
-        return when.count == measured
+        return when.count == 1
 
     when.count = 0
-    stop_at(path, None, when=when, on=trials(speed=faster_by(jit_compile=1.5)), space=ONE_KNOB)
+    stop_at(path, None, when=when, on=trials(speed=faster_by(jit_compile=1.2)), space=ONE_KNOB)
     (before,) = leaders(path)
     assert before.looks[-1].standing is Standing.OPEN
-    recipe = go_on(trials(1, speed=faster_by(jit_compile=1.5)), path, space=ONE_KNOB)
+    recipe = go_on(trials(1, speed=faster_by(jit_compile=1.2)), path, space=ONE_KNOB)
     (after,) = leaders(path)
     assert [each.model_copy(update={"standing": Standing.OPEN}) for each in after.looks] == list(before.looks)
     assert after.pairs[: len(before.pairs)] == before.pairs
     assert recipe.evidence.verdict is Verdict.FASTER
     processes = {pair.instance for pair in after.pairs}
-    assert len(processes) == recipe.evidence.confirmation.processes == after.looks[0].after[0]
+    assert len(processes) == recipe.evidence.confirmation.processes > len({pair.instance for pair in before.pairs})
 
 
 def test_a_leader_that_the_time_cut_off_gets_further_looks_at_an_error_of_their_own(tmp_path):
@@ -227,15 +226,15 @@ def test_a_leader_that_the_time_cut_off_gets_further_looks_at_an_error_of_their_
     assert [each.leader for each in after.looks] == list(range(1, len(errors) + 1))
     assert len(errors) > 1
     assert sum(errors) <= 0.05
-    assert after.looks[1].after[0] > before.instances
+    assert after.looks[1].most > before.looks[0].most
 
 
 def test_an_undecided_run_is_decided_with_the_time_that_it_names(tmp_path):
     """Gone on with a few times, it comes to the answer."""
     path = tmp_path / "run"
-    recipe = ended(path, trials(), budget=40.0)
+    recipe = ended(path, trials(), budget=22.0)
     assert recipe.evidence.verdict is Verdict.UNDECIDED
-    spent = 40.0
+    spent = 22.0
     for seed in range(1, 8):
         budget = recipe.evidence.go_on_seconds
         recipe = go_on(trials(seed), path, budget=budget)

@@ -149,7 +149,7 @@ def test_a_winner_that_fails_while_it_is_watched_is_not_recommended(tmp_path):
     assert limit
     assert recipe.evidence.verdict is Verdict.UNSTABLE
     assert recipe.configuration == recipe.baseline
-    assert recipe.evidence.best_candidate.configuration == dict(FAST)
+    assert recipe.candidate.configuration == dict(FAST)
     assert recipe.evidence.watch is not None
 
 

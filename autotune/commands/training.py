@@ -125,6 +125,7 @@ def run(
     skip_missing: bool = False,
     scale_learning_rate: Literal["sqrt", "linear"] | None = None,
     on_mismatch: Literal["warn", "error", "ignore"] = "warn",
+    candidate: bool = False,
 ) -> Callable[[], int]:
     """Run a script with a recipe's values in the places where it was tuned.
 
@@ -137,11 +138,18 @@ def run(
         skip_missing: Go on without a knob whose place in the script is gone.
         scale_learning_rate: Multiply the learning rate by the ratio of the batch sizes (linear), or by its root (sqrt).
         on_mismatch: What to do where this machine differs from the recipe's.
+        candidate: Train with the best candidate of an undecided run, which is not confirmed to be faster.
     """
     from autotune.scripts.long_run import prepare_run
 
     return prepare_run(
-        recipe, script, args or [], skip_missing=skip_missing, scale=scale_learning_rate, on_mismatch=on_mismatch
+        recipe,
+        script,
+        args or [],
+        skip_missing=skip_missing,
+        scale=scale_learning_rate,
+        on_mismatch=on_mismatch,
+        candidate=candidate,
     )
 
 

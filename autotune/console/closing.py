@@ -30,9 +30,9 @@ def show_recipe(recipe: Recipe, path: Path, console: RichConsole | None = None) 
     evidence = recipe.evidence
     faster = evidence.verdict is Verdict.FASTER
     console.print()
-    say(verdict_in_words(evidence), console, style="bold green" if faster else "bold")
-    if evidence.best_candidate is not None and not faster:
-        say(_best_in_words(evidence.best_candidate, Configuration(recipe.baseline)), console)
+    say(verdict_in_words(recipe), console, style="bold green" if faster else "bold")
+    if recipe.candidate is not None and not faster:
+        say(_best_in_words(recipe.candidate, Configuration(recipe.baseline)), console)
     say(f"Baseline: {_baseline_in_words(recipe)}.", console)
     headings = ("", "baseline", "recommended") if recipe.changes else ("", "baseline")
     rows = [row[: len(headings)] for row in _rows(recipe)]
@@ -167,7 +167,15 @@ def show_usage(recipe: Recipe, path: Path, *, tuned: str, console: RichConsole |
     script, seconds = recipe.workload.script, recipe.evidence.go_on_seconds
     as_it_is = not recipe.changes and "global_batch" not in recipe.baseline
     if seconds is not None:
-        lines = ["To go on with what was measured:", f"    {resume_command(tuned, path.parent, seconds=seconds)}"]
+        command = resume_command(tuned, path.parent, seconds=seconds)
+        lines = [f"To decide it, about {duration(seconds)} more, with all that was measured:", f"    {command}"]
+        if recipe.candidate is not None:
+            command = usage(recipe, path, tuned)[0]
+            if script is not None:
+                command = command.replace("autotune run", "autotune run --candidate", 1)
+            else:
+                command = f"{command}.with_candidate()"
+            lines += ["To train with the best candidate, unconfirmed as it is:", f"    {command}"]
     elif as_it_is and script is not None:
         lines = ["The recipe is the baseline: run the script as it is."]
     elif as_it_is:

@@ -1,11 +1,12 @@
 """What a run prints while it goes on.
 
-On a terminal a status block stands below the lines of the finished trials; elsewhere there are the lines alone. Nothing
-is redrawn while a slice is measured: drawing would take processor time from it.
+On a terminal a status block stands below the lines of the finished trials; elsewhere there are the lines alone. Events
+draw between slices, so that drawing takes no processor time from them. After 15 s of silence one more line is drawn.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -21,7 +22,10 @@ from autotune.console.text import duration, ratio, speed, terminal
 from autotune.printable import first_line, one_line
 from autotune.record import Outcome, Phase, Standing, TrialRecord
 from autotune.stats.disturbance import CAUSES
-from autotune.tuning.progress import Began, Event, Notice, RunBegan, TrialBegan, TrialEnded, TrialMeasured
+from autotune.tuning.progress import Began, Event, Notice, PairMeasured, RunBegan, TrialBegan, TrialEnded, TrialMeasured
+
+LONGEST_SILENCE_SECONDS = 15.0
+TICK_SECONDS = 1.0  # how often the silence is measured
 
 
 class Progress:
@@ -40,19 +44,51 @@ class Progress:
         self._measured: dict[int, tuple[float, str]] = {}  # speed-ups and changes by trial
         self._failures: Counter[str] = Counter()
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._drawing = threading.RLock()
+        self._ended = threading.Event()
+        self._drawn_at = self._current_since = self._began
 
     def __enter__(self) -> Progress:
         """Begin drawing."""
         if self._console.is_terminal:
             self._live.start()
+        threading.Thread(target=self._watch_silence, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Take the status block away."""
-        self._live.stop()
+        self._ended.set()
+        with self._drawing:
+            self._live.stop()
 
     def __call__(self, event: Event) -> None:
         """Draw one event."""
+        with self._drawing:
+            before = self._current
+            self._draw(event)
+            if self._current != before:
+                self._current_since = self._clock()
+            if self._live.is_started:
+                self._live.update(self._status(), refresh=True)
+
+    def _watch_silence(self) -> None:
+        while not self._ended.wait(TICK_SECONDS):
+            self.break_silence()
+
+    def break_silence(self) -> None:
+        """Say what goes on if nothing was said for 15 s."""
+        with self._drawing:
+            now = self._clock()
+            if self._ended.is_set() or now - self._drawn_at < LONGEST_SILENCE_SECONDS:
+                return
+            doing = self._current or "deciding what comes next"
+            since = f"for {now - self._current_since:.0f} s"
+            said = ", ".join(filter(None, (doing, self._estimate, since)))
+            self._line(Text(f"{self._stamp()}  … {said}", style="dim"))
+            if self._live.is_started:
+                self._live.update(self._status(), refresh=True)
+
+    def _draw(self, event: Event) -> None:
         if isinstance(event, RunBegan):
             self.directory = event.directory
             self._budget = event.budget
@@ -66,12 +102,13 @@ class Progress:
             self._current, self._estimate = f"trial {event.trial}: {one_line(event.changes)}", "starting"
         elif isinstance(event, TrialMeasured):
             self._estimate = f"{ratio(event.speedup)} after {event.pairs} pairs"
+        elif isinstance(event, PairMeasured):
+            self._estimate = _pairs_in_words(event)
+            self._line(Text(f"{self._stamp()}  confirm  {event.trial:>3}  {self._estimate}"))
         elif isinstance(event, TrialEnded):
             self._trial_ended(event)
         elif isinstance(event, Notice):
             self._line(Text(f"{self._stamp()}  note: {one_line(event.text)}", style="yellow"))
-        if self._live.is_started:
-            self._live.update(self._status(), refresh=True)
 
     def _trial_ended(self, event: TrialEnded) -> None:
         record = event.record
@@ -90,6 +127,7 @@ class Progress:
         return f"{duration(self._clock() - self._began):>5}"
 
     def _line(self, text: Text) -> None:
+        self._drawn_at = self._clock()
         self._console.print(text, soft_wrap=True)
 
     def _status(self) -> Table:
@@ -107,6 +145,13 @@ class Progress:
         done = min(spent, self._budget)
         grid.add_row("", ProgressBar(total=max(self._budget, 1.0), completed=done, width=40))
         return grid
+
+
+def _pairs_in_words(event: PairMeasured) -> str:
+    """Return `2 processes a side: ×2.33 (2.10 to 2.60)`."""
+    if event.speedup is None:
+        return "1 process a side"
+    return f"{event.processes} processes a side: {ratio(event.speedup)}"
 
 
 def trial_line(record: TrialRecord, changes: str, *, stamp: str) -> Text:

@@ -93,7 +93,6 @@ class LiveTrial(Protocol):
 
 
 IN_SEARCH = TrialTiming(epoch_seconds=1.0, warmup_seconds=1.5)
-IN_CONFIRMATION = TrialTiming(epoch_seconds=5.0, warmup_seconds=2.0)
 
 
 class Executor(Protocol):

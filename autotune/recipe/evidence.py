@@ -58,8 +58,9 @@ class Confirmation(Part):
     processes: Count = Field(description="Fresh processes a side.")
     pairs: Count = Field(description="Pairs of neighbouring slices.")
     leaders: Count = Field(description="Candidates that were confirmed. The interval allows for all of them.")
-    looks: Many[Count] = Field(description="Processes a side at each planned look. The interval allows for all looks.")
-    confidence: FiniteFloat | None = Field(gt=0, lt=1, description="Of the interval: all looks err in at most 5%.")
+    confidence: FiniteFloat | None = Field(
+        gt=0, lt=1, description="Of the interval, which is looked at after each process: all looks err in at most 5%."
+    )
     pairing: Literal["alternating", "bracketed"] | None
     trials: Many[int] = Field(description="Numbers in the run's history: the baseline's trial, the leader's.")
 
@@ -71,6 +72,12 @@ class BestCandidate(Part):
     speedup: Interval | None = Field(description="As confirmed so far; null where too little was measured.")
     reason: str = Field(description="Why it is not recommended, with the figure.")
     search_speedup: Amount | None = Field(None, description="As the search has it: a hint, never a claim.")
+
+    @property
+    def estimate(self) -> Interval:
+        """The best guess at its speed-up; without an interval where no confirmation began."""
+        guess = self.search_speedup or 1.0
+        return self.speedup or Interval(value=guess, low=guess, high=guess)
 
 
 class Watch(Part):
@@ -105,6 +112,8 @@ class Evidence(Part):
     advice: Many[str] = Field((), description="What limits the training: three sentences at most.")
     stability: Stability
     confirmation: Confirmation
-    best_candidate: BestCandidate | None = Field(None, description="What came closest, when nothing is recommended.")
+    smallest_gain_shown: Amount | None = Field(
+        None, description="The smallest gain, as a share, that an undecided run could have shown; else null."
+    )
     go_on_seconds: Amount | None = Field(None, description="A budget that may settle an undecided run; else null.")
     watch: Watch | None = None

@@ -20,11 +20,13 @@ from autotune.files import read_at_most, write_atomically
 from autotune.models import Amount, Count, Many, Positive, first_mistake
 from autotune.printable import one_line
 from autotune.recipe import apply
-from autotune.recipe.evidence import Evidence, Knobs, Part
+from autotune.recipe.evidence import BestCandidate, Evidence, Knobs, Part
 from autotune.recipe.strategy import strategy_of
 from autotune.scripts.facts import ScriptFacts
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KnobValue
+from autotune.stats.deciding import Verdict
+from autotune.stats.intervals import Interval
 from autotune.stats.numerics import BatchLosses
 from autotune.workloads.workload import DatasetConfig
 
@@ -107,6 +109,7 @@ class Recipe(Part):
     configuration: Knobs
     baseline: Knobs
     evidence: Evidence
+    candidate: BestCandidate | None = Field(None, description="What came closest, when nothing is recommended.")
     learning_rate: LearningRate | None
     machine: Machine
     workload: RecipeWorkload
@@ -309,6 +312,36 @@ class Recipe(Part):
         return (
             f"<b>{html.escape(self.workload.name)}: {verdict}, {said}</b>"
             f"<table><tr><th>knob</th><th>baseline</th><th>recommended</th></tr>{rows}</table>"
+        )
+
+    def with_candidate(self) -> Self:
+        """Return the recipe of the best candidate of an undecided run, which no confirmation has shown to be faster.
+
+        Raises:
+            RecipeError: The run was decided, or measured no candidate.
+        """
+        candidate, evidence = self.candidate, self.evidence
+        if evidence.verdict is not Verdict.UNDECIDED:
+            verdict = evidence.verdict.value.replace("_", " ")
+            raise RecipeError(
+                f"no candidate waits for confirmation: the recipe's run ended with {verdict!r}",
+                hint="Run the recipe without --candidate.",
+            )
+        if candidate is None:
+            raise RecipeError(
+                "the recipe's run measured no candidate", hint="Tune for longer: autotune tune … --resume RUN."
+            )
+        faster, rate = candidate.estimate, evidence.baseline_throughput
+        throughput = Interval(
+            value=rate.value * faster.value, low=rate.value * faster.low, high=rate.value * faster.high
+        )
+        sizes = (Configuration(candidate.configuration).update_size, Configuration(self.baseline).update_size)
+        return self.model_copy(
+            update={
+                "configuration": candidate.configuration,
+                "learning_rate": LearningRate.between(*sizes),
+                "evidence": evidence.model_copy(update={"throughput": throughput, "speedup": faster}),
+            }
         )
 
     @property

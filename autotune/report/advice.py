@@ -14,9 +14,9 @@ from autotune.scripts.facts import ScriptFacts
 from autotune.stats.deciding import EndedBy, Verdict
 
 if TYPE_CHECKING:
-    from autotune.recipe.evidence import Evidence
     from autotune.recipe.recipe import Recipe
 
+UNUSED_SHARE, CLOSING_SECONDS = 0.05, 2.0  # of a budget that has ended all the same
 WORTH_SAYING = 1.05
 """A smaller gain that something could have at most is not told."""
 GOOD_SCALING = 0.7
@@ -31,8 +31,9 @@ _HELPS = {
 }
 
 
-def verdict_in_words(evidence: Evidence) -> str:
-    """The verdict in a sentence, with the figure that it rests on."""
+def verdict_in_words(recipe: Recipe) -> str:
+    """Return the verdict in a sentence, with the figure that it rests on."""
+    evidence = recipe.evidence
     if evidence.verdict is Verdict.FASTER:
         processes = f"{evidence.confirmation.processes} fresh processes a side"
         if evidence.objective == "energy":
@@ -52,8 +53,20 @@ def verdict_in_words(evidence: Evidence) -> str:
     if evidence.verdict is Verdict.UNSTABLE:
         better = "more economical" if evidence.objective == "energy" else "faster"
         return f"Unstable: every {better} candidate failed or broke a stability rule ({tried}). Keep what you have."
-    why = "the run was stopped" if evidence.ended_by is EndedBy.INTERRUPTED else "the budget ended"
-    return f"Undecided: {why} before the answer was settled ({tried})."
+    said = f"Undecided: {_ended_because(recipe)} before the answer was settled ({tried})."
+    if evidence.smallest_gain_shown is not None:
+        said += f" Gains from {math.ceil(100 * evidence.smallest_gain_shown)}% could have been shown in this time."
+    return said
+
+
+def _ended_because(recipe: Recipe) -> str:
+    """Return why a run ended that settled nothing."""
+    if recipe.evidence.ended_by is EndedBy.INTERRUPTED:
+        return "the run was stopped"
+    budget, spent = recipe.created_by.budget_seconds, recipe.created_by.spent_seconds
+    if budget - spent <= max(UNUSED_SHARE * budget, CLOSING_SECONDS):
+        return "the budget ended"
+    return f"the {budget - spent:.0f} s that were left held no further trial"
 
 
 def usage(recipe: Recipe, path: Path, tuned: str) -> list[str]:

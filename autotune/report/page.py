@@ -15,7 +15,7 @@ from autotune.errors import AutotuneError, RunDirectoryError
 from autotune.files import write_atomically
 from autotune.printable import one_line
 from autotune.recipe.recipe import Recipe
-from autotune.record import TrialRecord
+from autotune.record import TrialRecord, examined_baseline
 from autotune.report.advice import advice, usage, verdict_in_words
 from autotune.report.compare import chosen_trial, describe_machine
 from autotune.report.runs import baseline_of
@@ -76,7 +76,8 @@ def page_data(directory: RunDirectory) -> dict[str, Any]:
     baseline = read("baseline", lambda: baseline_of(directory, run, records), None)
     effects = read("effects of knobs", lambda: knob_effects(directory.path).drop(columns="run"), None)
     chosen = None if recipe is None else chosen_trial(recipe, records)
-    sides = [each for each in (*records[:1], chosen) if each is not None]
+    examined = examined_baseline(records) if records else None
+    sides = [record for record in (examined, chosen) if record is not None]
     script = run.workload.script if run.workload is not None else None
     return {
         "title": one_line(run.workload.name if run.workload else run.run),
@@ -85,7 +86,7 @@ def page_data(directory: RunDirectory) -> dict[str, Any]:
         "ratio": "samples per joule" if run.arguments.get("objective") == "energy" else "speed-up",
         "missing": missing,
         "answer": _answer(recipe, run, directory.recipe_file),
-        "advice": advice(records[0], chosen, script) if records else [],
+        "advice": [] if examined is None else advice(examined, chosen, script),
         "sides": [
             {**each.model_dump(mode="json", include=_OF_SIDE), **each.gpu_figures, **rate}
             for each, rate in zip(sides, _rates(recipe), strict=False)
@@ -115,7 +116,7 @@ def _answer(recipe: Recipe | None, run: RunRecord, file: Path) -> dict[str, Any]
         use.append(f"autotune show {shlex.quote(str(file))} --diff {shlex.quote(name)}")
     return {
         "verdict": recipe.evidence.verdict.value,
-        "headline": verdict_in_words(recipe.evidence),
+        "headline": verdict_in_words(recipe),
         "changes": [
             (knob, format_value(recipe.baseline[knob]), format_value(value)) for knob, value in recipe.changes.items()
         ],

@@ -183,17 +183,24 @@ def prepare_run(
     skip_missing: bool = False,
     scale: Rule | None = None,
     on_mismatch: Literal["warn", "error", "ignore"] = "warn",
+    candidate: bool = False,
 ) -> Callable[[], int]:
     """Check that a recipe and a script belong together; what is returned runs the script, and returns its exit code.
 
+    With `candidate` it trains with what came closest in an undecided run.
+
     Raises:
-        RecipeError: The recipe cannot be read, or is of another script.
+        RecipeError: The recipe cannot be read, is of another script, or has no candidate.
         WorkloadError: There is no such script.
         MachineMismatchError: With `on_mismatch="error"`.
     """
     from autotune.recipe.recipe import Recipe, mismatches
 
     recipe = Recipe.load(recipe_path)
+    if candidate:
+        recipe = recipe.with_candidate()
+        changes = Configuration(recipe.configuration).describe(relative_to=Configuration(recipe.baseline))
+        say(f"training with the candidate {changes}, {recipe.evidence.speedup.shown()}, which is not confirmed")
     reference = parse_reference(script).model_copy(update={"args": checked_args(args)})
     facts_in(recipe, file_of(reference), script)
     run = LongRun(recipe, recipe_path, directory_of(reference), skip_missing=skip_missing, scale=scale)

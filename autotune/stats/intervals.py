@@ -18,7 +18,9 @@ from autotune.models import Frozen
 
 CONFIDENCE = 0.95
 BORROWED_DEGREES = 8  # most that a trial borrows from the others: one that is noisier shows it
-FEW_INSTANCES = 4  # fewer that agree are no evidence that instances agree
+LEAST_DEVIATION = 0.01  # log deviation between processes that is allowed for even where slices show none
+CONTRADICTION = 0.025  # how rarely pairs that the prior describes vary so much that they are taken to contradict it
+MOST_PRIOR_DEGREES = 8  # that recordings, and a run's other processes, may each lend to a claim
 TEMPLATE_DEVIATION, TEMPLATE_DEGREES = 0.02, 14  # log deviation between forks of two templates that import the same
 
 
@@ -77,12 +79,36 @@ class Spread:
     degrees: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecordedMachine:
+    """How well slices predicted the spread between processes on a machine that was recorded."""
+
+    slice_deviation: float  # log deviation of single slice pairs within a process
+    excess: float  # deviation between processes over what the slices within them predict
+    degrees: int  # of the scaled inverse chi-square that this ratio follows
+
+
+RECORDED_MACHINES = (  # fitted by benchmarks/looks.py --fit from benchmarks/data/recorded_slices.json
+    RecordedMachine(slice_deviation=0.131, excess=0.99, degrees=37),
+    RecordedMachine(slice_deviation=0.179, excess=0.98, degrees=18),
+)
+"""A quiet and a disturbed machine, in this order: from the least to the most restless."""
+
+
 @functools.lru_cache(maxsize=512)
 def t_quantile(confidence: float, degrees: float) -> float:
     """Two-sided Student-t quantile: 1.96 for 0.95 and many degrees of freedom, 4.30 for two."""
     from scipy import special  # takes 0.2 s to import; scipy.stats takes 1 s
 
     return float(special.stdtrit(degrees, 0.5 + confidence / 2))
+
+
+@functools.lru_cache(maxsize=512)
+def f_quantile(confidence: float, degrees: float, other_degrees: float) -> float:
+    """Return the quantile of the F distribution: of a ratio of two variances with these degrees of freedom."""
+    from scipy import special
+
+    return float(special.fdtri(degrees, other_degrees, confidence))
 
 
 def _around(mean: float, margin: float, count: int) -> LogInterval:
@@ -105,28 +131,84 @@ def mean_interval(
     return _around(mean, t_quantile(confidence, own + borrowed) * error, len(values))
 
 
-def instance_interval(
-    instances: Sequence[Sequence[float]], *, confidence: float = CONFIDENCE, apart: bool = False
+@dataclass(frozen=True, kw_only=True)
+class ProcessPrior:
+    """How far the means of fresh pairs of processes should lie from their mean, from anything but these pairs."""
+
+    deviation: float
+    degrees: int
+    least: float = 0.0  # deviation that the processes of other trials have shown: no claim takes less
+    least_degrees: int = 0  # of that
+
+    def half_width(self, count: int, confidence: float) -> float:
+        """Return the half-width that an interval should have after so many pairs."""
+        return t_quantile(confidence, self.degrees + count - 1) * self.deviation / math.sqrt(count)
+
+
+def claim_interval(
+    processes: Sequence[Sequence[float]], *, prior: ProcessPrior, confidence: float = CONFIDENCE, apart: bool = False
 ) -> LogInterval:
-    """Mean over instances, with an interval that allows for differences between them."""
-    # The larger of two: by the spread between the instances, and by what the slices within them predict.
-    means = [statistics.fmean(each) for each in instances]
+    """Return the mean over fresh pairs of processes, with a moderated Student-t interval.
+
+    Args:
+        processes: The log-ratios of the slices of each pair of processes.
+        prior: How much such pairs should vary.
+        confidence: Of the interval at this look.
+        apart: Whether both sides are forks of different templates, whose luck does not cancel.
+
+    The variance between pairs is `(d0 * s0**2 + d * s**2) / (d0 + d)`, with `d0 + d` degrees of freedom (empirical
+    Bayes: Smyth 2004, doi:10.2202/1544-6115.1027). Pairs that contradict the prior stand alone (Phipson et al. 2016,
+    doi:10.1214/16-AOAS920). The variance is never smaller than what other trials of the run have shown, nor than the
+    slices within the pairs predict: a restless candidate must not profit from calm ones.
+    """
+    means = [statistics.fmean(values) for values in processes]
     mean, count = statistics.fmean(means), len(means)
     if count < 2:
         return _around(mean, math.inf, count)
-    allowed = 0.01 if count >= FEW_INSTANCES else 0.02  # between instances, even where slices show no difference
-    between = statistics.variance(means) / count
-    pooled = pooled_spread(instances)
-    variances = [statistics.variance(each) if len(each) > 1 else pooled.deviation**2 for each in instances]
-    within = sum(one / len(each) for one, each in zip(variances, instances, strict=True)) / count**2
-    degrees = pooled.degrees or count - 1
-    margin = t_quantile(confidence, degrees) * math.sqrt(within + allowed**2 / count)
-    if between >= within or count < FEW_INSTANCES:
-        margin = max(margin, t_quantile(confidence, count - 1) * math.sqrt(between))
-    if apart:  # forks of two templates: what a template gives to its forks does not cancel
+    own, degrees = statistics.variance(means), prior.degrees + count - 1
+    predicted = max(_predicted_variance(processes), LEAST_DEVIATION**2)
+    expected = max(prior.deviation**2, predicted)
+    variance = max(predicted, (prior.degrees * expected + (count - 1) * own) / degrees)
+    if own > f_quantile(1 - CONTRADICTION, count - 1, prior.degrees) * expected:
+        variance, degrees = own, count - 1
+    margin = t_quantile(confidence, degrees) * math.sqrt(variance / count)
+    if prior.least:
+        margin = max(margin, t_quantile(confidence, prior.least_degrees + count - 1) * prior.least / math.sqrt(count))
+    if apart:
         luck = t_quantile(confidence, TEMPLATE_DEGREES) * TEMPLATE_DEVIATION * math.sqrt(2)
         margin = math.hypot(margin, luck)
     return _around(mean, margin, count)
+
+
+def _predicted_variance(processes: Sequence[Sequence[float]]) -> float:
+    """Return the variance of one process's mean that the spread of the slices within processes predicts."""
+    pooled = pooled_spread(processes).deviation ** 2
+    return statistics.fmean(pooled / len(values) for values in processes)
+
+
+def process_prior(trials: Sequence[Sequence[Sequence[float]]], *, rounds: int) -> ProcessPrior:
+    """Return how much fresh pairs of processes should vary, before any was measured.
+
+    Args:
+        trials: The log-ratios of the slices of each process of other trials of the run.
+        rounds: Slice pairs of one pair of processes.
+
+    The slices tell how restless this machine is. The recorded machine that is next more restless tells how well slices
+    predict processes. Where other trials had several processes, these add what slices do not explain.
+    """
+    slices = pooled_spread([values for processes in trials for values in processes])
+    more_restless = [row for row in RECORDED_MACHINES if row.slice_deviation >= slices.deviation]
+    recorded = more_restless[0] if more_restless and slices.degrees else RECORDED_MACHINES[-1]
+    deviation = slices.deviation if slices.degrees else recorded.slice_deviation
+    expected = (recorded.excess * deviation) ** 2 / rounds + LEAST_DEVIATION**2
+    repeated = [processes for processes in trials if len(processes) > 1]
+    seen = pooled_spread([[statistics.fmean(values) for values in processes] for processes in repeated])
+    explained = [deviation**2 / len(values) for processes in repeated for values in processes]
+    unexplained = max(0.0, seen.deviation**2 - statistics.fmean(explained)) if seen.degrees else 0.0
+    own, lent = min(MOST_PRIOR_DEGREES, recorded.degrees), min(MOST_PRIOR_DEGREES, seen.degrees)
+    pooled = expected + unexplained * lent / (own + lent)
+    least = math.sqrt(expected + unexplained) if seen.degrees else 0.0
+    return ProcessPrior(deviation=math.sqrt(pooled), degrees=own + lent, least=least, least_degrees=lent)
 
 
 def pooled_spread(groups: Sequence[Sequence[float]]) -> Spread:

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from autotune.executors.executor import IN_CONFIRMATION, DeviceUnavailable, SeatLost, TrialFailed, TrialTiming
+from autotune.executors.executor import IN_SEARCH, DeviceUnavailable, SeatLost, TrialFailed
 from autotune.record import Boundary, Looks, Outcome, Pairing, Slice, TrialRecord
 from autotune.space.configuration import Configuration
 from autotune.tuning import costs
 from autotune.tuning.comparison import set_in_blocks, take_turns
-from autotune.tuning.costs import LEAST_ROUNDS, MOST_SLICES_SECONDS
+from autotune.tuning.costs import LEAST_ROUNDS, MOST_ROUNDS, MOST_SLICES_SECONDS
 from autotune.tuning.feasibility import fit_on_card
 from autotune.tuning.run import Run, never_two_alive
 from autotune.tuning.seat import INPUT_WAIT_SECONDS, SLICE_PATIENCE_SECONDS, SLICES_IN_A_TRIAL
@@ -28,8 +27,8 @@ from autotune.tuning.trial import Trial
 from autotune.tuning.waiting import GENEROUS, Deadline
 
 BLOCK_ROUNDS = 3  # slices of the baseline before and after a leader that runs alone, which has twice as many
-MOST_ASKED = 2
-"""Processes of a side that are asked how long they wait for input: the second where the first did not tell."""
+NEGLIGIBLE = 0.01
+"""Share of an epoch below which the leader takes over what the baseline's boundary between epochs takes."""
 BASELINE_FAILURES = 2  # in a row, of the baseline beside a leader: then the confirmation ends
 
 
@@ -41,7 +40,6 @@ class Confirmation:
     trial: Trial  # of the leader's
     champion: Trial | None  # of those of the leader confirmed before
     in_search: TrialRecord
-    timing: TrialTiming = IN_CONFIRMATION
     measured: list[int] = field(init=False)  # the leader's processes that gave pairs
     failure: TrialFailed | None = None  # why it cannot be recommended at all
     seconds: list[float] = field(default_factory=list)  # what each instance took
@@ -73,7 +71,7 @@ class Confirmation:
     def start_seconds(self, records: list[TrialRecord]) -> float:
         """What an instance takes beyond its slices: by what the last ones took, or by the search's records."""
         if not self.seconds:
-            return sum(costs.start_seconds(each, self.timing) for each in records)
+            return sum(map(costs.start_seconds, records))
         slices = sum(each.baseline.seconds + each.candidate.seconds for each in self.trial.pairs)
         beside = [] if self.champion is None else self.champion.pairs
         slices += sum(each.candidate.seconds for each in beside)
@@ -102,13 +100,22 @@ class FreshPairs:
         self._run = run
         self._deadline = deadline
         self._timeout = timeout
-        self._times_asked: Counter[int] = Counter()
-        self._boundaries: dict[int, Boundary] = {}
+        self._boundaries: dict[Configuration, Boundary] = {}
 
     def measure(
-        self, confirmation: Confirmation, rounds: int, *, seat: str, most_seconds: float = MOST_SLICES_SECONDS
+        self,
+        confirmation: Confirmation,
+        *,
+        seat: str,
+        seconds: float,
+        most_rounds: int = MOST_ROUNDS,
+        concludes: Callable[[], bool] = lambda: True,
     ) -> None:
-        """One more instance: a fresh process of each side, measured against one another."""
+        """Measure one more instance: a fresh process of each side, against one another, in slices of so many seconds.
+
+        `concludes` says whether the pair that was just measured decides. Only then are its processes asked for figures
+        that the claim does not need: the wait for input, ceilings, a profile.
+        """
         # Raises TrialFailed of the baseline, DeviceUnavailable, Interrupted, TimeIsUp; measured pairs count.
         # A failure of the leader is kept with the confirmation. Where memory ran out beside the baseline, the
         # next instances are in blocks.
@@ -118,13 +125,15 @@ class FreshPairs:
         if 0 in records and not fit_on_card(records[0].slices, beside, records.values()):
             trial.pairing = Pairing.BRACKETED
         if trial.pairing is Pairing.BRACKETED:
-            self._bracket(confirmation, rounds, seat)
+            self._bracket(confirmation, seconds, seat, most_rounds)
         else:
-            self._alternate(confirmation, rounds, seat, most_seconds)
+            self._alternate(confirmation, seconds, seat, most_rounds, concludes)
         confirmation.seconds.append(self._run.clock() - began)
         self._run.measured(trial)
 
-    def _alternate(self, confirmation: Confirmation, rounds: int, seat: str, most_seconds: float) -> None:
+    def _alternate(
+        self, confirmation: Confirmation, seconds: float, seat: str, most_rounds: int, concludes: Callable[[], bool]
+    ) -> None:
         trial, sides = confirmation.trial, []
         with contextlib.ExitStack() as stack:
             try:
@@ -133,24 +142,25 @@ class FreshPairs:
                 sides.append(self._start(trial, stack, confirmation, seat))
                 if confirmation.champion is not None:
                     sides.append(self._start(confirmation.champion, stack, confirmation, seat))
-                self._take_turns(confirmation, sides, rounds, most_seconds)
+                self._take_turns(confirmation, sides, seconds, most_rounds)
             except TrialFailed as failure:
                 if sides and failure.outcome is Outcome.OOM:
                     trial.pairing = Pairing.BRACKETED  # memory does not hold all that were alive
                     return
                 confirmation.take(failure)
+            examine = concludes()
             for each in sides:
                 if confirmation.failure is None or each.trial is not trial:
                     try:
-                        self._close(each)
+                        _close(each, examine=examine)
                     except TrialFailed as failure:
                         confirmation.take(failure)
 
-    def _take_turns(self, confirmation: Confirmation, sides: Sequence[Side], rounds: int, most_seconds: float) -> None:
+    def _take_turns(self, confirmation: Confirmation, sides: Sequence[Side], seconds: float, most_rounds: int) -> None:
         trial = confirmation.trial
-        length = self._length(confirmation, sides, most=most_seconds / (LEAST_ROUNDS * len(sides)))
+        length = self._length(confirmation, sides, most=seconds / (LEAST_ROUNDS * len(sides)))
         one_round = sum(taken_seconds(length, each.warm) for each in sides)
-        rounds = min(rounds, max(LEAST_ROUNDS, round(most_seconds / one_round)))
+        rounds = max(LEAST_ROUNDS, min(most_rounds, round(seconds / one_round)))
         try:
             take_turns(self._run, sides[0], sides[1:], length, lambda done: done < rounds + trial.repeats())
         finally:
@@ -164,8 +174,10 @@ class FreshPairs:
         seen = [(confirmation.reference, self._run.records[0]), (confirmation.trial, confirmation.in_search)]
         waiting = [
             most_waiting(
-                [*record.slices, *(pair.candidate for pair in record.pairs)],
-                record.input_wait_fraction if trial.finished is None else trial.finished.input_wait_fraction,
+                record.own_slices,
+                record.input_wait_fraction
+                if trial.finished is None or trial.finished.input_wait_fraction is None
+                else trial.finished.input_wait_fraction,
             )
             for trial, record in seen
         ]
@@ -173,10 +185,11 @@ class FreshPairs:
             *(each.warm for each in sides), wanted=wanted_seconds(*waiting, objective=self._run.objective), most=most
         )
 
-    def _bracket(self, confirmation: Confirmation, rounds: int, seat: str) -> None:
+    def _bracket(self, confirmation: Confirmation, seconds: float, seat: str, most_rounds: int) -> None:
         """Baseline, leader and champion, baseline again, each in a process of its own, never two alive."""
         reference, trial = confirmation.reference, confirmation.trial
-        rounds = max(1, min(BLOCK_ROUNDS, rounds // 2))
+        in_block = seconds / (4 * costs.slice_seconds(confirmation.in_search))
+        rounds = max(1, min(BLOCK_ROUNDS, most_rounds // 2, round(in_block)))
         before = self._alone(reference, rounds, confirmation, seat)
         inside = [trial] if confirmation.champion is None else [trial, confirmation.champion]
         taken: list[tuple[Trial, list[Slice]]] = []
@@ -200,7 +213,7 @@ class FreshPairs:
             wanted = wanted_in_blocks(self._run.objective)
             length = slice_seconds(side.warm, wanted=wanted, most=MOST_SLICES_SECONDS / SLICES_IN_A_TRIAL)
             slices = [side.slice(length) for _ in range(count)]
-            self._close(side)
+            _close(side, examine=trial.instances > 1)  # nobody knows yet whether this pair decides
         return slices
 
     # ---------------------------------------------------------------------------------------------- processes
@@ -208,9 +221,9 @@ class FreshPairs:
     def _start(self, trial: Trial, stack: contextlib.ExitStack, confirmation: Confirmation, seat: str) -> Side:
         """A fresh process of a trial, warm; the stack kills it at its end."""
         run = self._run
-        is_baseline = trial.configuration == run.baseline
-        known = is_baseline and run.executor.whole is None  # the search has seen a part of the host, which is slower
-        boundary = self._boundaries.get(trial.number, run.boundary if known else None)
+        boundary = self._boundaries.get(trial.configuration)
+        if boundary is None and run.executor.whole is None:  # the search has seen a part of the host, which is slower
+            boundary = self._known_boundary(trial, confirmation)
         usual = 0.0 if trial.warm is None else trial.warm.ready_seconds
         side = Side.start(
             run,
@@ -219,17 +232,29 @@ class FreshPairs:
             seat=seat,
             usual=usual,
             at_most=max(self._timeout, GENEROUS * usual) + SLICE_PATIENCE_SECONDS,
-            timing=replace(confirmation.timing, boundary=boundary),
+            timing=replace(IN_SEARCH, boundary=boundary),
         )
         stack.callback(side.kill)
         if side.warm.ready.boundary is not None:
-            self._boundaries[trial.number] = side.warm.ready.boundary
+            self._boundaries[trial.configuration] = side.warm.ready.boundary
         return side
 
-    def _close(self, side: Side) -> None:
-        """Take the closing figures; few processes are asked how long they wait for input."""
-        trial = side.trial
-        known = trial.finished is not None and trial.finished.input_wait_fraction is not None
-        ask = not known and self._times_asked[trial.number] < MOST_ASKED
-        self._times_asked[trial.number] += ask
-        side.close(INPUT_WAIT_SECONDS if ask else 0.0, thorough=ask)
+    def _known_boundary(self, trial: Trial, confirmation: Confirmation) -> Boundary | None:
+        """Return what is known of a side's boundary between epochs; None where its process should measure it."""
+        of_baseline, searched = self._run.boundary, confirmation.in_search
+        if trial.configuration == self._run.baseline:
+            return of_baseline
+        if trial is not confirmation.trial or of_baseline is None or searched.throughput is None:
+            return None
+        if searched.boundary is not None or not searched.examples_per_epoch:
+            return searched.boundary
+        epoch_seconds = searched.examples_per_epoch / searched.throughput.value
+        cost = of_baseline.seconds_at(1 / searched.throughput.value)
+        return of_baseline if cost < NEGLIGIBLE * epoch_seconds else None
+
+
+def _close(side: Side, *, examine: bool) -> None:
+    """Take the closing figures; with `examine` those that take time, unless the side has them already."""
+    finished = side.trial.finished
+    examine = examine and (finished is None or finished.input_wait_fraction is None)
+    side.close(INPUT_WAIT_SECONDS if examine else 0.0, thorough=examine)

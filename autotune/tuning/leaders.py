@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 
-from autotune.executors.executor import IN_CONFIRMATION, DeviceUnavailable, SeatLost, TrialFailed
+from autotune.executors.executor import DeviceUnavailable, SeatLost, TrialFailed
 from autotune.printable import first_line
 from autotune.record import Looks, Outcome, Phase, Standing
 from autotune.space.configuration import Configuration
@@ -16,15 +15,15 @@ from autotune.stats.stability import Check
 from autotune.tuning import costs
 from autotune.tuning.confirmation import BASELINE_FAILURES, Confirmation, FreshPairs
 from autotune.tuning.losses import numerics_of
-from autotune.tuning.next_action import FEWEST_PROCESSES, error_of, processes_wanted
-from autotune.tuning.progress import Began, Notice
+from autotune.tuning.next_action import FEWEST_PROCESSES, MOST_PROCESSES
+from autotune.tuning.progress import Began, Notice, PairMeasured
 from autotune.tuning.rules import Limits, checks_of
 from autotune.tuning.run import Run
-from autotune.tuning.state import EXCLUDED_GAIN, State
+from autotune.tuning.state import EXCLUDED_GAIN
 from autotune.tuning.trial import Trial
 from autotune.tuning.view import View
 
-RULES_ASKED_AFTER = 4  # processes of a leader: of fewer one odd process would decide its rules
+RULES_ASKED_AFTER = 4  # processes of a leader: with fewer, one odd process does not refuse it
 
 
 class Leaders:
@@ -38,15 +37,16 @@ class Leaders:
         """The stability rules of each leader, by the number of its trial."""
         self.parity: dict[Configuration, Check] = {}  # what comparing losses has shown, by configuration
 
-    def begin(self, candidate: Trial, after: tuple[int, ...], state: State) -> None:
-        """Plan a leader's looks, and pay for them; nothing is measured yet."""
+    def begin(self, candidate: Trial, *, error: float) -> None:
+        """Begin a leader's confirmation, which may spend so much error; nothing is measured yet."""
         run, view = self._run, self._view
         run.observe(Began(text=f"confirming in fresh processes: {run.changes(candidate.configuration)}"))
-        k = max((each.looks.leader for each in view.confirmations.values()), default=0) + 1
-        in_search, champion = run.records[candidate.number], view.champion()
+        number = 1 + max((known.looks.leader for known in view.confirmations.values()), default=0)
+        champion = view.champion()
         for known in view.confirmations.values():
             if known.looks.candidate == candidate.number:
-                update = {"leader": k, "error": error_of(k), "after": after, "standing": Standing.OPEN}
+                most = len(known.measured) + MOST_PROCESSES
+                update = {"leader": number, "error": error, "most": most, "standing": Standing.OPEN}
                 if champion is not None and not known.is_beside(champion.trial.configuration):
                     known.champion = run.new_trial(Phase.CONFIRM, champion.trial.configuration)
                     update["champion"] = known.champion.number
@@ -57,38 +57,31 @@ class Leaders:
         beside = None if champion is None else run.new_trial(Phase.CONFIRM, champion.trial.configuration)
         trial.looks = (
             Looks(
-                leader=k,
+                leader=number,
                 candidate=candidate.number,
-                error=error_of(k),
-                after=after,
+                error=error,
+                most=MOST_PROCESSES,
                 reference=reference.number,
                 champion=None if beside is None else beside.number,
             ),
         )
-        wanted = processes_wanted(statistics.fmean(candidate.log_ratios), state.pair_deviation())
-        timing = costs.confirmation_timing(
-            [run.records[0], in_search, *view.champion_records()], seconds=state.left, pairs=min(wanted, after[-1])
-        )
         view.confirmations[trial.number] = Confirmation(
-            reference=reference, trial=trial, champion=beside, in_search=in_search, timing=timing
+            reference=reference, trial=trial, champion=beside, in_search=run.records[candidate.number]
         )
 
     def measure_pair(self, confirmation: Confirmation, *, seat: str, left: float) -> None:
-        """Measure a fresh pair of processes, and take a look where one is due; `left` is in seconds."""
+        """Measure a fresh pair of processes, and look at the claim; `left` is in seconds."""
         # Raises Interrupted, TimeIsUp.
-        run, timing = self._run, confirmation.timing
+        run, before = self._run, len(confirmation.measured)
         records = self._view.beside_leader(confirmation)
-        # So that the pairs up to the next look fit, slices take a part each of what is left for them.
-        done = len(confirmation.measured)
-        planned = next((each for each in confirmation.looks.after if each > done), done + 1) - done
-        most = left / planned - confirmation.start_seconds(records)
+        most = left - confirmation.start_seconds(records)
         run.announce(confirmation.trial)
         try:
             self._pairs.measure(
                 confirmation,
-                costs.rounds(records, timing),
                 seat=seat,
-                most_seconds=min(costs.MOST_SLICES_SECONDS, max(costs.LEAST_SLICES_SECONDS, most)),
+                seconds=min(costs.slices_seconds(records), max(0.0, most)),
+                concludes=lambda: self._shows_a_gain(confirmation),
             )
             self._failures = 0
         except SeatLost:
@@ -105,10 +98,24 @@ class Leaders:
             run.observe(Notice(text=text))
         finally:
             self._keep(confirmation)
-            due = len(confirmation.measured) in confirmation.looks.after
-            if due or confirmation.failure is not None or self._failures >= BASELINE_FAILURES:
-                self._conclude(confirmation, self._judged(confirmation))
+            standing = self._judged(confirmation)
+            if standing is not Standing.OPEN:
+                self._conclude(confirmation, standing)
                 self._failures = 0
+            elif len(confirmation.measured) > before:
+                claim = self._view.claim(confirmation)
+                run.observe(
+                    PairMeasured(
+                        trial=confirmation.trial.number,
+                        processes=len(confirmation.measured),
+                        speedup=None if claim is None else claim.ratio,
+                    )
+                )
+
+    def _shows_a_gain(self, confirmation: Confirmation) -> bool:
+        """Return whether the pairs so far show a gain, stable or not."""
+        claim = self._view.claim(confirmation)
+        return claim is not None and is_faster(claim, min_gain=self._min_gain)
 
     def _champion_failed(self, confirmation: Confirmation, failure: TrialFailed) -> None:
         """What was confirmed and fails twice in a row is not stable; the leader need not beat it then."""
@@ -136,8 +143,12 @@ class Leaders:
         }
         self._run.keep(confirmation.record().model_copy(update=update), announce=announce)
 
+    def give_up(self, confirmation: Confirmation) -> None:
+        """Leave a leader that the time will hardly show to be faster."""
+        self._conclude(confirmation, Standing.NOT_SHOWN)
+
     def last_look(self, confirmation: Confirmation) -> None:
-        """The time is over: the last of the looks is taken now."""
+        """Conclude what the time has not sufficed for."""
         standing = self._judged(confirmation)
         if standing in (Standing.OPEN, Standing.NOT_SHOWN):
             standing = Standing.OUT_OF_TIME
@@ -160,31 +171,31 @@ class Leaders:
         """Where a leader stands now."""
         if confirmation.failure is not None:
             return Standing.UNSTABLE
-        count, looks = len(confirmation.measured), confirmation.looks
-        claim = self._view.claim(confirmation)
+        count, claim = len(confirmation.measured), self._view.claim(confirmation)
+        is_spent = count >= confirmation.looks.most or self._failures >= BASELINE_FAILURES
         if claim is None or claim.count < FEWEST_PROCESSES:
-            return Standing.NOT_SHOWN
-        last = count >= looks.after[-1] or self._failures >= BASELINE_FAILURES
+            return Standing.NOT_SHOWN if is_spent else Standing.OPEN
         self.checks[confirmation.trial.number] = checks = self._rules(confirmation)
-        if _broken(checks) and (count >= RULES_ASKED_AFTER or last):
+        broken = _broken(checks)
+        if broken and (count >= RULES_ASKED_AFTER or is_spent):
             return Standing.UNSTABLE
-        if is_faster(claim, min_gain=self._min_gain):
+        if is_faster(claim, min_gain=self._min_gain) and not broken:
             if self._beats_champion(confirmation):
                 return Standing.CONFIRMED
             champion = self._view.champion()
-            if champion is not None and not last and not confirmation.is_beside(champion.trial.configuration):
+            if champion is not None and not is_spent and not confirmation.is_beside(champion.trial.configuration):
                 # It was confirmed meanwhile, on another seat: from now on it stands beside.
                 confirmation.champion = self._run.new_trial(Phase.CONFIRM, champion.trial.configuration)
                 return Standing.OPEN
         gain = math.log1p(self._min_gain)
         bound = math.log1p(max(self._min_gain, EXCLUDED_GAIN))
-        hopeless = claim.high < gain or (claim.value < gain and claim.high < bound)
-        return Standing.NOT_SHOWN if hopeless or last else Standing.OPEN
+        is_hopeless = claim.high < gain or (claim.value < gain and claim.high < bound)
+        return Standing.NOT_SHOWN if is_hopeless or is_spent else Standing.OPEN
 
     def _beats_champion(self, confirmation: Confirmation) -> bool:
         """Whether it is surely faster than the leader confirmed before, in rounds that both were in."""
         champion = self._view.champion()
-        if champion is None:
+        if champion is None or champion is confirmation:
             return True
         if not confirmation.is_beside(champion.trial.configuration):  # but beside an earlier one, or none
             return False
@@ -230,13 +241,11 @@ class Leaders:
             looks = trial.looks[-1]
             # A side that failed before its first slice has left no record.
             reference = Trial(looks.reference, Phase.CONFIRM, self._run.baseline)
-            whole_epochs = record.timed_by != "steps"
             self._view.confirmations[trial.number] = Confirmation(
                 reference=by_number.get(looks.reference, reference),
                 trial=trial,
                 champion=by_number.get(looks.champion or 0),
                 in_search=records[looks.candidate],
-                timing=IN_CONFIRMATION if whole_epochs else costs.BY_STEPS,
             )
             self.checks[trial.number] = record.checks
             for each in record.checks:

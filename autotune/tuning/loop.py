@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from autotune.errors import NoStableConfigurationError
-from autotune.executors.executor import IN_SEARCH, SeatLost
+from autotune.executors.executor import SeatLost
 from autotune.record import Outcome, Pairing, Phase
 from autotune.space.combining import refusal
 from autotune.space.configuration import Configuration
@@ -33,9 +33,11 @@ from autotune.tuning.next_action import (
     Confirm,
     End,
     FreshPair,
+    GiveUp,
     LookAgain,
     TryAnother,
     Wait,
+    error_of,
     next_action,
 )
 from autotune.tuning.options import Options
@@ -170,14 +172,16 @@ class Loop:
                     self._measure(self._view.trial(number), seat, again=True)
                 case CompareLosses(candidate=number):
                     self._compare_losses(self._view.trial(number), seat)
-                case Confirm(candidate=number, after=after):
-                    seat.end_baseline()
-                    self._leaders.begin(self._view.trial(number), after, self.state())
+                case Confirm(candidate=number):
+                    seat.end_baseline(examine=False)
+                    self._leaders.begin(self._view.trial(number), error=error_of(self.state().next_leader))
                 case FreshPair(leader=number):
-                    seat.end_baseline()
+                    seat.end_baseline(examine=False)
                     confirmation = self._view.confirmations[number]
                     name = self._run.executor.whole or seat.name
                     self._leaders.measure_pair(confirmation, seat=name, left=self.state().left)
+                case GiveUp(leader=number):
+                    self._leaders.give_up(self._view.confirmations[number])
         except Interrupted:
             pass  # the state says so
         except TimeIsUp:
@@ -208,12 +212,12 @@ class Loop:
             leaders=tuple(map(view.leader, view.confirmations.values())),
             spread=view.spread(),
             candidate_seconds=candidate_seconds,
-            first_pair_seconds=costs.pair_seconds([baseline, baseline], IN_SEARCH),
+            first_pair_seconds=costs.pair_seconds([baseline, baseline]),
             more_candidates=bool(self._lost)
             or not (self._proposals.exhausted or self._proposals.nothing_fits or limit),
             exhausted=self._proposals.exhausted,
             check_seconds=self._check_seconds,
-            rounds_in_pair=costs.rounds([baseline, baseline], IN_SEARCH),
+            prior=view.process_prior(),
             looks_since=self._looks_since,
             busy=self._seats.busy,
             min_gain=options.min_gain,
@@ -307,7 +311,7 @@ class Loop:
     def _compare_losses(self, trial: Trial, seat: Seat) -> None:
         """See whether a leader learns as float32 without XLA does."""
         run, began = self._run, self._run.clock()
-        seat.end_baseline()
+        seat.end_baseline(examine=False)
         heading = f"comparing losses with float32 without XLA: {run.changes(trial.configuration)}"
         ends = min(began + self._check_seconds, self._options.searching - CLOSING_SECONDS)
         with Trainings(run, seat=run.executor.whole or seat.name, ends=ends, heading=heading) as trainings:

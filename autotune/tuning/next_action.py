@@ -1,7 +1,7 @@
-"""What a run does next. Pure: `next_action` weighs another candidate against more evidence for the leader.
+"""Decide what a run does next. Pure: `next_action` weighs another candidate against more evidence for the leader.
 
-A leader's looks are fixed when its confirmation begins, and paid for from one error account: the k-th leader gets
-0.05 / (k (k + 1)), which is 0.05 for all of them together, split over its looks (Bonferroni).
+The claim is looked at after every fresh pair of processes. Leaders share one error account: the k-th one gets
+0.05 / (k (k + 1)), which is 0.05 for all of them together.
 """
 
 from __future__ import annotations
@@ -9,20 +9,24 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from autotune.record import Standing
+from autotune.record import LOOK_SHARE, Standing
 from autotune.stats.deciding import EndedBy, Verdict
-from autotune.stats.intervals import t_quantile
-from autotune.tuning.state import Candidate, State
+from autotune.stats.intervals import ProcessPrior, t_quantile
+from autotune.tuning.state import Candidate, Leader, State
 
 ERROR = 0.05  # the chance that a run claims a gain that is not there
-LOOKS_AFTER = (4, 8, 12)  # fresh processes a side after which a confirmation is looked at
-FEWEST_PROCESSES = 3  # a side, that a claim rests on: two may agree by chance
+FEWEST_PROCESSES, MOST_PROCESSES = 2, 12  # a side, that a claim rests on; after the most its error is spent
+NARROW = 0.1  # half-width of a claim, as a logarithm, above which time that is left narrows it
 SAFELY = 0.7  # share of a leader's gain that the half-width of its interval should not exceed
 MOST_CONFIRMATION_SHARE = 0.4  # of the budget, where more than the fewest processes are wanted
+LARGE_GAIN_PROCESSES = 3  # that a large gain needs at most: it is confirmed early, and improved on afterwards
+EARLY_CLAIM_SHARE = 1 / 3  # of the budget: a large gain is claimed by then
+CALM = 2  # candidates in a row that were no faster than a large gain: then it is confirmed
 FIRST_CLAIM_SHARE = 0.5  # of the budget: with so little left, a leader is confirmed
 STAGNANT = 8  # candidates in a row that were no faster than the best: then it is confirmed
 MOST_LOOKS_AGAIN = 3  # at candidates that may be the best, before the leader is chosen
 ENOUGH_CANDIDATES = 6  # the usually best ones: then time is kept for excluding gains of all that was tried
+RESERVED_PROCESSES = 4  # a side: time for so many is kept while nothing looks faster than what there is
 CLEARLY = 3.0  # standard errors above what counts: a leader is confirmed without another look
 SAFELY_LONGER = 1.1  # a confirmation may take so many times as long as expected
 SLOWER = 1.3  # another candidate may take so many times as long as the last ones
@@ -51,15 +55,21 @@ class CompareLosses:
 
 @dataclass(frozen=True)
 class Confirm:
-    """Begin a leader's confirmation, with the looks that are planned for it."""
+    """Begin a leader's confirmation."""
 
     candidate: int
-    after: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class FreshPair:
     """Measure fresh processes of the open leader and the baseline."""
+
+    leader: int
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """Leave an open leader that the time will hardly show to be faster."""
 
     leader: int
 
@@ -76,7 +86,7 @@ class End:
     by: EndedBy
 
 
-Action = TryAnother | LookAgain | CompareLosses | Confirm | FreshPair | Wait | End
+Action = TryAnother | LookAgain | CompareLosses | Confirm | FreshPair | GiveUp | Wait | End
 
 
 def next_action(state: State) -> Action:
@@ -90,28 +100,57 @@ def _next_action(state: State) -> Action:
         return End(EndedBy.INTERRUPTED)
     if state.open is not None:
         if state.open.number in state.busy:
-            for each in state.contenders if len(state.opened) < state.confirms_at_once else ():
-                if state.left >= LOOKS_AFTER[0] * each.pair_seconds and not each.unchecked:
-                    return _confirm(state, each)
-            return TryAnother() if _holds_another(state, reserve=0.0) else Wait()
-        fits = state.left >= state.open.pair_seconds
-        return FreshPair(state.open.number) if fits else _in_the_rest(state, state.open.candidate)
+            for candidate in state.contenders if len(state.opened) < state.confirms_at_once else ():
+                if state.left >= confirmation_seconds(state, candidate) and not candidate.unchecked:
+                    return Confirm(candidate.number)
+            return TryAnother() if _holds_another(state) else Wait()
+        if _is_hopeless(state, state.open):
+            return GiveUp(state.open.number)
+        fits = state.left >= state.open.least_pair_seconds
+        return FreshPair(state.open.number) if fits else _use_the_rest(state, state.open.candidate)
     if is_settled(state):
-        return End(EndedBy.SETTLED if state.more_candidates else EndedBy.EXHAUSTED)
+        return _narrow(state) or End(EndedBy.SETTLED if state.more_candidates else EndedBy.EXHAUSTED)
     if state.contenders:
         return _for_leader(state, state.contenders[0])
     if _holds_another(state, reserve=_reserve(state)):
         return TryAnother()
     if state.champion is None:
-        for each in state.unclear:
-            if state.left >= each.look_seconds:
-                return LookAgain(each.number)
-        if _holds_another(state, reserve=0.0):
+        for candidate in state.unclear:
+            if state.left >= candidate.look_seconds:
+                return LookAgain(candidate.number)
+        if _holds_another(state):
             return TryAnother()
         for leader in state.inconclusive:
-            if state.left >= 2 * leader.pair_seconds:
-                return _confirm(state, state.candidate(leader.candidate))
-    return End(EndedBy.BUDGET)
+            if state.left >= leader.least_pair_seconds:
+                return Confirm(leader.candidate)
+    return _narrow(state) or End(EndedBy.BUDGET)
+
+
+def _narrow(state: State) -> FreshPair | None:
+    """Return another pair for a champion whose claim is wide, where the time holds one."""
+    champion = state.champion
+    if champion is None or champion.ratio is None or champion.number in state.busy:
+        return None
+    is_wide = champion.ratio.half_width > NARROW and champion.processes < champion.looks.most
+    return FreshPair(champion.number) if is_wide and state.left >= champion.least_pair_seconds else None
+
+
+def _is_hopeless(state: State, leader: Leader) -> bool:
+    """Return whether an open leader will hardly be shown, and the time holds something else.
+
+    That is so if all pairs that fit would not show a gain that is one standard error above its estimate.
+    """
+    if (
+        leader.ratio is None
+        or leader.processes < FEWEST_PROCESSES
+        or not _holds_another(state, reserve=_reserve(state))
+    ):
+        return False
+    confidence = leader.looks.confidence
+    fits = leader.processes + int(state.left / leader.pair_seconds)
+    needed = state.prior.half_width(min(fits, leader.looks.most), confidence)
+    error = leader.ratio.half_width / t_quantile(confidence, state.prior.degrees + leader.processes - 1)
+    return leader.ratio.value + error < needed
 
 
 def is_settled(state: State) -> bool:
@@ -128,9 +167,11 @@ def is_settled(state: State) -> bool:
 def _for_leader(state: State, leader: Candidate) -> Action:
     """Search on, or confirm: when what is left is what the confirmation needs, it is confirmed."""
     needed = confirmation_seconds(state, leader)
-    early = state.since_best >= STAGNANT and state.left >= 2 * needed
-    early = early or (state.champion is None and state.left < FIRST_CLAIM_SHARE * state.budget)
-    rival = _rival(state, leader)
+    is_large = state.champion is None and _is_large(state, leader, needed)
+    early = is_large or (state.since_best >= STAGNANT and state.left >= 2 * needed)
+    is_late = state.left < FIRST_CLAIM_SHARE * state.budget
+    early = early or (state.champion is None and is_late)
+    rival = None if is_large and not is_late else _rival(state, leader)
     looks = min(MOST_LOOKS_AGAIN, len(state.contenders))
     choosing = 0.0 if rival is None else looks * rival.look_seconds
     if not early and _holds_another(state, reserve=needed + choosing):
@@ -139,30 +180,30 @@ def _for_leader(state: State, leader: Candidate) -> Action:
         return LookAgain(rival.number)
     if leader.unchecked and 0 < state.check_seconds <= state.left - leader.pair_seconds:
         return CompareLosses(leader.number)
-    able = [each for each in state.contenders if each.pair_seconds <= state.left]
-    if not able:
-        return _in_the_rest(state, leader.number)
-    return _confirm(state, able[0])
+    able = [candidate for candidate in state.contenders if candidate.pair_seconds <= state.left]
+    return Confirm(able[0].number) if able else _use_the_rest(state, leader.number)
 
 
-def _in_the_rest(state: State, leader: int) -> Action:
-    """In time that holds no fresh pair of the leader: another candidate, or another look at the leader."""
-    if _holds_another(state, reserve=0.0):
+def _is_large(state: State, leader: Candidate, needed: float) -> bool:
+    """Return whether a leader's gain is so large that it is confirmed now, long before the time is over."""
+    if processes_needed(state, leader, surely=True) > LARGE_GAIN_PROCESSES:
+        return False
+    spent, due = state.budget - state.left, EARLY_CLAIM_SHARE * state.budget
+    return spent >= due or (spent + needed >= due and state.since_best >= CALM)
+
+
+def _use_the_rest(state: State, leader: int) -> Action:
+    """Return what fits in time that holds no fresh pair of the leader."""
+    if _holds_another(state):
         return TryAnother()
     fits = state.left >= state.candidate(leader).look_seconds
     return LookAgain(leader) if fits else End(EndedBy.BUDGET)
 
 
-def _confirm(state: State, candidate: Candidate) -> Confirm:
-    """Plan looks; of a leader that has some already, further ones, paid for as those of another leader."""
-    known = state.standing.get(candidate.number)
-    seconds = candidate.pair_seconds if known is None else known.pair_seconds
-    before = 0 if known is None else known.processes
-    return Confirm(candidate.number, tuple(before + each for each in plan_looks(int(state.left / seconds))))
-
-
-def _holds_another(state: State, *, reserve: float) -> bool:
-    return state.more_candidates and state.left >= SLOWER * state.candidate_seconds + reserve
+def _holds_another(state: State, *, reserve: float = 0.0) -> bool:
+    """Return whether the time holds another candidate, and what is kept for later."""
+    seconds = SLOWER * state.candidate_seconds + reserve if reserve else state.candidate_seconds
+    return state.more_candidates and state.left >= seconds
 
 
 def _reserve(state: State) -> float:
@@ -170,8 +211,8 @@ def _reserve(state: State) -> float:
     # For looks at what is unclear, so that it can be excluded; with a champion, for the confirmation of a
     # faster one, which stands beside both.
     if state.champion is not None:
-        return LOOKS_AFTER[0] * 1.5 * state.champion.pair_seconds
-    first = LOOKS_AFTER[0] * state.first_pair_seconds
+        return RESERVED_PROCESSES * 1.5 * state.champion.pair_seconds
+    first = RESERVED_PROCESSES * state.first_pair_seconds
     if len(state.candidates) < ENOUGH_CANDIDATES:
         return first if state.left > first + 2 * state.candidate_seconds else 0.0
     looks = [state.looks_to_exclude(each) * each.look_seconds for each in state.unclear]
@@ -200,29 +241,29 @@ def _rival(state: State, leader: Candidate) -> Candidate | None:
 
 
 def confirmation_seconds(state: State, leader: Candidate) -> float:
-    """What a leader's confirmation should be kept time for, its comparison of losses included."""
-    wanted = processes_wanted(leader.ratio, state.pair_deviation())
+    """Return what a leader's confirmation should be kept time for, its comparison of losses included."""
     most = int(MOST_CONFIRMATION_SHARE * state.budget / leader.pair_seconds)
-    count = min(wanted, max(LOOKS_AFTER[0], most))
+    count = min(processes_needed(state, leader), max(LARGE_GAIN_PROCESSES, most))
     return SAFELY_LONGER * count * leader.pair_seconds + (state.check_seconds if leader.unchecked else 0.0)
 
 
-def processes_wanted(gain: float, deviation: float) -> int:
-    """Fresh processes a side that should show a gain."""
-    level = 1 - ERROR / 2 / len(LOOKS_AFTER)
-    for count in LOOKS_AFTER[:-1]:
-        if t_quantile(level, count - 1) * deviation / math.sqrt(count) <= SAFELY * gain:
+def processes_needed(state: State, leader: Candidate, *, surely: bool = False) -> int:
+    """Return how many fresh processes a side should show that a leader is faster than what there is.
+
+    With `surely` its gain is taken to be smaller by a standard error: the best of many owes part of it to luck.
+    """
+    champion = state.champion
+    shown = 0.0 if champion is None or champion.ratio is None else champion.ratio.value
+    gain = leader.ratio - shown - (leader.error(state.spread) if surely else 0.0)
+    return processes_wanted(gain, state.prior, error=error_of(state.next_leader))
+
+
+def processes_wanted(gain: float, prior: ProcessPrior, *, error: float, most: int = MOST_PROCESSES) -> int:
+    """Return how many fresh processes a side should show a gain, a logarithm; `most` where that is not to be had."""
+    for count in range(FEWEST_PROCESSES, most):
+        if prior.half_width(count, 1 - LOOK_SHARE * error) <= SAFELY * gain:
             return count
-    return LOOKS_AFTER[-1]
-
-
-def plan_looks(affordable: int) -> tuple[int, ...]:
-    """After how many processes a side a confirmation is looked at."""
-    most = min(max(FEWEST_PROCESSES, affordable), LOOKS_AFTER[-1])
-    whole = [each for each in LOOKS_AFTER if each <= most]
-    if not whole:
-        return (most,)
-    return tuple(whole) if most - whole[-1] < 2 else (*whole, most)
+    return most
 
 
 def error_of(leader: int) -> float:
@@ -262,13 +303,30 @@ def excluded_above(state: State) -> float:
 
 
 def seconds_to_settle(state: State) -> float:
-    """What the run would need to go on with, by what is known: for the command that is printed."""
-    if state.open is not None:
-        return (state.open.looks.after[-1] - state.open.processes) * state.open.pair_seconds
+    """Return what the run would need to go on with, by what is known: for the command that is printed."""
+    leader: Leader | None = state.open or (None if state.contenders else next(iter(state.inconclusive), None))
+    if leader is not None:
+        gain = 0.0 if leader.ratio is None else leader.ratio.value
+        return max(1, _pairs_to_show(state, gain, leader) - leader.processes) * leader.pair_seconds
     if state.contenders:
-        leader = state.contenders[0]
-        return processes_wanted(leader.ratio, state.pair_deviation()) * leader.pair_seconds
-    if state.inconclusive:
-        return LOOKS_AFTER[-1] * state.inconclusive[0].pair_seconds
-    wanted = max(FEWEST_CANDIDATES - sum(each.measured for each in state.candidates), 1)
-    return wanted * state.candidate_seconds + 2 * sum(each.look_seconds for each in state.unclear)
+        return processes_needed(state, state.contenders[0]) * state.contenders[0].pair_seconds
+    wanted = max(FEWEST_CANDIDATES - sum(candidate.measured for candidate in state.candidates), 1)
+    looks = sum(candidate.look_seconds for candidate in state.unclear)
+    return wanted * state.candidate_seconds + 2 * looks
+
+
+def _pairs_to_show(state: State, gain: float, leader: Leader) -> int:
+    """Return how many processes a side should show a leader's gain; many more than were planned where it is small."""
+    return processes_wanted(gain, state.prior, error=leader.looks.error, most=4 * MOST_PROCESSES)
+
+
+def smallest_gain_shown(state: State) -> float:
+    """Return the smallest gain, a logarithm, that the run's time could have shown of one candidate."""
+    leader = state.open or state.champion or next(iter(state.inconclusive), None)
+    if leader is not None and leader.ratio is not None:
+        width = leader.ratio.half_width
+    else:
+        pairs = int(FIRST_CLAIM_SHARE * state.budget / state.first_pair_seconds)
+        count = max(FEWEST_PROCESSES, min(pairs, MOST_PROCESSES))
+        width = state.prior.half_width(count, 1 - LOOK_SHARE * error_of(state.next_leader))
+    return max(width, math.log1p(state.min_gain))

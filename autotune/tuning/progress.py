@@ -48,6 +48,21 @@ class TrialMeasured:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PairMeasured:
+    """A fresh pair of processes of a leader was measured, which did not decide its confirmation.
+
+    Args:
+        trial: The leader's number.
+        processes: Fresh processes a side so far.
+        speedup: What they show; None before the second pair.
+    """
+
+    trial: int
+    processes: int
+    speedup: Interval | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrialEnded:
     """A trial ended, or a leader was looked at; its record is on disk."""
 
@@ -62,7 +77,7 @@ class Notice:
     text: str
 
 
-Event = RunBegan | Began | TrialBegan | TrialMeasured | TrialEnded | Notice
+Event = RunBegan | Began | TrialBegan | TrialMeasured | PairMeasured | TrialEnded | Notice
 Observer = Callable[[Event], None]
 
 

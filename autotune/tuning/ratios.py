@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,9 +11,10 @@ from autotune.record import Pair, Slice, TrialRecord
 from autotune.stats.deciding import Objective
 from autotune.stats.disturbance import kept
 from autotune.stats.gpu_figures import joules_of
-from autotune.stats.intervals import FEW_INSTANCES, Interval, instance_interval, mean_interval
+from autotune.stats.intervals import Interval, mean_interval
 from autotune.stats.throughput import long_run_rate, overall_log_ratios, overall_rate
 
+FEW_PROCESSES = 4  # with fewer, slices tell more of a throughput than processes
 _Side = tuple[float, int, bool]  # a slice: its rate, examples, and whether it is of whole epochs
 
 
@@ -105,15 +107,15 @@ def _ratios(sides: Sequence[tuple[_Side, _Side]], *, overall: bool) -> list[floa
 def throughput_interval(
     rates: Sequence[float], examples: Sequence[int] | None = None, instances: Sequence[int] | None = None
 ) -> Interval:
-    """Samples per second with an interval over processes, or over slices of fewer than `FEW_INSTANCES` processes."""
+    """Return samples per second, with an interval over processes, or over slices of fewer than `FEW_PROCESSES`."""
     # All examples over all the time: a training pays for slow stretches. The bounds of a single slice are its value.
     value = overall_rate(list(zip(rates, examples or [1] * len(rates), strict=True)))
     groups: dict[int, list[float]] = {}
     for instance, each in zip(instances or [0] * len(rates), rates, strict=True):
         groups.setdefault(instance, []).append(math.log(each))
-    if len(groups) >= FEW_INSTANCES:
-        width = instance_interval(list(groups.values())).half_width
-    else:
-        width = mean_interval([math.log(each) for each in rates]).half_width
+    values = [math.log(value) for value in rates]
+    if len(groups) >= FEW_PROCESSES:
+        values = [statistics.fmean(of_process) for of_process in groups.values()]
+    width = mean_interval(values).half_width
     factor = math.exp(width) if math.isfinite(width) else 1.0
     return Interval(value=value, low=value / factor, high=value * factor)

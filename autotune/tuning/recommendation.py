@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from autotune.printable import first_line
 from autotune.recipe.evidence import BestCandidate, Confirmation, Evidence, PeakMemory, Stability, Watch
 from autotune.recipe.recipe import CreatedBy, LearningRate, Recipe, RecipeWorkload
-from autotune.record import Standing, TrialRecord
+from autotune.record import Standing, TrialRecord, examined_baseline
 from autotune.report.advice import advice
 from autotune.run_directory import RunRecord
 from autotune.scripts.facts import ScriptFacts
@@ -61,6 +61,7 @@ def recommend(
         configuration=dict(configuration),
         baseline=dict(run.baseline),
         evidence=_evidence(found, champion, watched, run, workload.script, measured=batch_losses is not None),
+        candidate=None if champion is not None else _best_candidate(found, watched, run, options.min_gain),
         learning_rate=LearningRate.between(configuration.update_size, run.baseline.update_size, losses=batch_losses),
         machine=record.machine,
         workload=RecipeWorkload(
@@ -118,6 +119,7 @@ def _evidence(
         speedup = chosen.speedup or speedup
     else:
         verdict = Verdict.UNSTABLE if state.champion is not None else next_action.verdict(state)
+    is_undecided = verdict is Verdict.UNDECIDED
     base_rate = reference.throughput or searched.throughput
     assert base_rate is not None
     rate = chosen.throughput or base_rate
@@ -145,7 +147,14 @@ def _evidence(
         joules_per_sample=chosen.gpu_figures["joules_per_sample"],
         baseline_joules_per_sample=reference.gpu_figures["joules_per_sample"],
         input_wait_fraction=chosen.input_wait_fraction,
-        advice=tuple(advice(searched, None if champion is None else chosen, script, _spread(chosen, run))),
+        advice=tuple(
+            advice(
+                examined_baseline(run.records[number] for number in sorted(run.records)),
+                None if champion is None else chosen,
+                script,
+                _spread(chosen, run),
+            )
+        ),
         stability=Stability(
             checks=tuple(each for each in checks if each.tells),
             not_checked=(PART_OF_HOST,) * (run.executor.whole is not None)
@@ -153,8 +162,8 @@ def _evidence(
             else _not_checked(chosen, reference, checks, run.baseline, watched, measured=measured),
         ),
         confirmation=_confirmation(found, champion or _closest_leader(found), run),
-        best_candidate=None if champion is not None else _best_candidate(found, watched, run),
-        go_on_seconds=_go_on_seconds(found) if verdict is Verdict.UNDECIDED else None,
+        smallest_gain_shown=math.expm1(next_action.smallest_gain_shown(state)) if is_undecided else None,
+        go_on_seconds=_go_on_seconds(found) if is_undecided else None,
         watch=watched,
     )
 
@@ -173,45 +182,52 @@ def _closest_leader(found: Found) -> Leader | None:
     return max(leaders, key=lambda each: each.ratio.value if each.ratio else 0.0, default=None)
 
 
-def _best_candidate(found: Found, watched: Watch | None, run: Run) -> BestCandidate | None:
-    """What came closest, and why it is not recommended."""
+def _best_candidate(found: Found, watched: Watch | None, run: Run, min_gain: float) -> BestCandidate | None:
+    """Return what came closest, and why it is not recommended."""
     state = found.state
     leader = state.champion or state.open
-    tried = [each for each in state.candidates if each.measured]
+    tried = [candidate for candidate in state.candidates if candidate.measured]
     if leader is not None:
         best = state.candidate(leader.candidate)
     elif state.contenders or tried:
-        best = state.contenders[0] if state.contenders else max(tried, key=lambda each: each.ratio)
+        best = state.contenders[0] if state.contenders else max(tried, key=lambda candidate: candidate.ratio)
         leader = state.standing.get(best.number)
     else:
         return None
     return BestCandidate(
         configuration=dict(best.configuration),
         speedup=None if leader is None or leader.ratio is None else leader.ratio.ratio,
-        reason=_why_not(best, leader, found, watched, run),
+        reason=_why_not(best, leader, found, watched, run, min_gain),
         search_speedup=math.exp(best.ratio) if best.measured else None,
     )
 
 
-def _why_not(best: Candidate, leader: Leader | None, found: Found, watched: Watch | None, run: Run) -> str:
+def _why_not(
+    best: Candidate, leader: Leader | None, found: Found, watched: Watch | None, run: Run, min_gain: float
+) -> str:
     state = found.state
     if state.champion is not None and watched is not None:
-        failed = watched.failure or "; ".join(each.detail for each in watched.checks if not each.passed)
+        failed = watched.failure or "; ".join(check.detail for check in watched.checks if not check.passed)
         return f"it failed while it was watched: {failed}"
-    if state.open is not None or state.contenders:
-        if leader is None:
-            return "the run ended before it was measured in fresh processes"
-        planned = f"{leader.processes} of {leader.looks.after[-1]} fresh processes a side were measured"
-        return f"the run ended before it was decided: {planned}"
     if leader is not None and leader.standing is Standing.UNSTABLE:
         return f"it broke a rule: {first_line(run.records[leader.number].reason)}"
     if best.unstable:
         return f"it broke a rule: {first_line(run.records[best.number].reason)}"
+    if state.open is not None or state.contenders:
+        if leader is None or not leader.processes:
+            return "the run ended before it was measured in fresh processes"
+        return f"{_processes(leader)} did not decide it before the run ended"
+    if best.ratio <= math.log1p(min_gain):
+        return f"that is less than the gain of {min_gain:.0%} that was asked for (--min-gain)"
     if leader is None:
         return "the search showed no gain beyond chance"
     if leader.ratio is None:
         return "it was not measured in two fresh processes a side"
-    return f"{leader.processes} fresh processes a side do not show a gain"
+    return f"{_processes(leader)} do not show a gain"
+
+
+def _processes(leader: Leader) -> str:
+    return f"{leader.processes} fresh process{'' if leader.processes == 1 else 'es'} a side"
 
 
 # ------------------------------------------------------------------------------------------------ the parts
@@ -294,13 +310,12 @@ def _peak(record: TrialRecord, fallback: TrialRecord) -> PeakMemory:
 def _confirmation(found: Found, leader: Leader | None, run: Run) -> Confirmation:
     leaders = len(found.state.leaders)
     if leader is None:
-        return Confirmation(processes=0, pairs=0, leaders=leaders, looks=(), confidence=None, pairing=None, trials=())
+        return Confirmation(processes=0, pairs=0, leaders=leaders, confidence=None, pairing=None, trials=())
     record = run.records[leader.number]
     return Confirmation(
         processes=leader.processes,
         pairs=len(record.pairs),
         leaders=leaders,
-        looks=leader.looks.after,
         confidence=leader.looks.confidence,
         pairing=None if record.pairing is None else record.pairing.value,
         trials=(leader.looks.reference, leader.number),

@@ -159,14 +159,16 @@ class Seat:
         if slower > MOST_DRIFT and (bounds is None or now < bounds.low):
             raise Drifted(f"its baseline became {slower:.0%} slower since the start")
 
-    def end_baseline(self) -> None:
-        """Take the baseline's closing figures, and end it. Raises NoStableConfigurationError."""
+    def end_baseline(self, *, examine: bool = True) -> None:
+        """Take the baseline's closing figures, and end it; with `examine` also those that take time."""
+        # Raises NoStableConfigurationError.
         side = self.baseline.side
         if side is None:
             return
         self.baseline.side, trial = None, self.baseline.trial
+        examine = examine and (trial.finished is None or trial.finished.ceilings is None)
         try:
-            side.close(INPUT_WAIT_SECONDS if trial.finished is None else 0.0, thorough=trial.finished is None)
+            side.close(INPUT_WAIT_SECONDS if examine else QUICK_INPUT_WAIT_SECONDS, thorough=examine)
         except TrialFailed as failure:
             raise baseline_error(self._run, trial, failure) from failure
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from autotune.executors.executor import IN_CONFIRMATION, DeviceUnavailable, TrialFailed
+from autotune.executors.executor import IN_SEARCH, DeviceUnavailable, TrialFailed
 from autotune.recipe.evidence import Watch
 from autotune.record import Outcome, Phase, Slice, TrialRecord
 from autotune.space.configuration import Configuration
@@ -51,7 +51,7 @@ def _train(run: Run, trial: Trial, seat: str, seconds: float) -> None:
         seat=seat,
         usual=0.0,
         at_most=max(BASELINE_SECONDS, seconds),
-        timing=IN_CONFIRMATION,
+        timing=IN_SEARCH,
     )
     ends = run.clock() + seconds
     try:

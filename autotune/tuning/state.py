@@ -12,7 +12,7 @@ from functools import cached_property
 from autotune.record import Looks, Standing
 from autotune.space.configuration import Configuration
 from autotune.stats.deciding import MIN_GAIN
-from autotune.stats.intervals import LogInterval, Spread, t_quantile
+from autotune.stats.intervals import LogInterval, ProcessPrior, Spread, t_quantile
 
 PROCESS_DEVIATION = 0.02  # log deviation between processes that is allowed for where few were measured
 EXCLUDED_GAIN = 0.10  # excluded for `no_significant_gain`, or `min_gain` where that is larger
@@ -20,6 +20,7 @@ BY_ERRORS = 1.5  # standard errors above what counts: the best of many looks fas
 CLEARLY_FASTER = 0.03  # how much faster than the champion, as a logarithm, a candidate must look
 MOST_LOOKS = 8  # at one candidate, that are kept time for
 NO_SPREAD = Spread(deviation=0.0, degrees=0)
+USUAL_PRIOR = ProcessPrior(deviation=0.04, degrees=8)
 UNDECIDED = (Standing.NOT_SHOWN, Standing.OUT_OF_TIME)  # of leaders that were looked at, and may have a gain
 SURE = 0.05  # the chance to err in saying that no candidate gains more than a bound
 
@@ -55,10 +56,11 @@ class Leader:
 
     number: int  # its trial in the confirmation
     candidate: int  # its trial in the search
-    looks: Looks  # when it is looked at
+    looks: Looks  # the error that its confirmation may spend
     processes: int  # fresh processes a side so far
     ratio: LogInterval | None  # the claim so far, at the level of its looks; None before the second process
     pair_seconds: float = 1.0  # what the next fresh pair takes
+    least_pair_seconds: float = 1.0  # what one takes that has few slices, because the time is short
 
     @property
     def standing(self) -> Standing:
@@ -81,7 +83,7 @@ class State:
     more_candidates: bool = True  # whether there is another one to try, and it is allowed
     exhausted: bool = False  # whether the search space has no other one
     check_seconds: float = 0.0  # what is left of the time for comparing losses
-    rounds_in_pair: int = 6  # pairs of slices in a fresh pair of processes
+    prior: ProcessPrior = USUAL_PRIOR  # how far a fresh pair of processes may lie from its mean
     looks_since: int = 0  # looks again since the last new candidate
     busy: frozenset[int] = frozenset()  # trials that are being measured on other seats
     confirms_at_once: int = 1  # leaders that may be confirmed at the same time, on different seats
@@ -196,6 +198,7 @@ class State:
         best = max(sound, key=lambda each: each.ratio - each.error(self.spread))
         return len(self.candidates) - 1 - self.candidates.index(best)
 
-    def pair_deviation(self) -> float:
-        """Log deviation of what one fresh pair of processes shows."""
-        return math.sqrt(PROCESS_DEVIATION**2 + self.spread.deviation**2 / self.rounds_in_pair)
+    @property
+    def next_leader(self) -> int:
+        """The number of the leader that is confirmed next: each one gets a smaller error."""
+        return 1 + max((known.looks.leader for known in self.leaders), default=0)

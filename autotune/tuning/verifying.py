@@ -25,7 +25,7 @@ from autotune.scripts.facts import Trains
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import STRATEGY_KNOBS
 from autotune.stats.deciding import MIN_GAIN, Finding, finding
-from autotune.stats.intervals import Interval, LogInterval, instance_interval
+from autotune.stats.intervals import Interval, LogInterval, claim_interval, process_prior
 from autotune.stats.stability import MEMORY_MARGIN
 from autotune.tuning import costs
 from autotune.tuning.confirmation import BASELINE_FAILURES, Confirmation, FreshPairs
@@ -195,20 +195,17 @@ def _measured(recipe: Recipe, opened: Opened, budget: float) -> tuple[Confirmati
     """As many fresh pairs as the time holds, whatever they show; and how the baseline kept failing, if it did."""
     run, in_search = opened.run, _as_if_searched(recipe, opened)
     records = [run.records[0], in_search]
-    left = budget - CLOSING_SECONDS - run.clock()
-    timing = costs.confirmation_timing(records, seconds=left, pairs=FEWEST_PROCESSES)
     confirmation = Confirmation(
         reference=run.new_trial(Phase.CONFIRM, run.baseline),
         trial=run.new_trial(Phase.CONFIRM, Configuration(recipe.configuration)),
         champion=None,
         in_search=in_search,
-        timing=timing,
     )
     timeout = costs.trial_timeout(
         budget, first_step=in_search.first_step_seconds or 1.0, ready=opened.warm.ready_seconds
     )
     pairs, failures, why = FreshPairs(run, opened.deadline, timeout=timeout), 0, ""
-    expected = costs.pair_seconds(records, timing)
+    expected = costs.pair_seconds(records)
     while (
         len(confirmation.measured) < MOST_PROCESSES
         and confirmation.failure is None
@@ -216,7 +213,7 @@ def _measured(recipe: Recipe, opened: Opened, budget: float) -> tuple[Confirmati
         and budget - CLOSING_SECONDS - run.clock() >= expected
     ):
         try:
-            pairs.measure(confirmation, costs.rounds(records, timing), seat=opened.seat.name)
+            pairs.measure(confirmation, seat=opened.seat.name, seconds=costs.slices_seconds(records))
             failures = 0
         except TrialFailed as failure:
             failures += 1
@@ -296,7 +293,9 @@ def _claim(confirmation: Confirmation, opened: Opened) -> LogInterval | None:
     if len(confirmation.instances) < 2:
         return None
     apart = opened.run.executor.apart(confirmation.trial.configuration, opened.run.baseline)
-    return instance_interval(confirmation.instances, apart=apart)
+    processes = confirmation.instances
+    prior = process_prior([[values] for values in processes], rounds=min(map(len, processes)))
+    return claim_interval(processes, prior=prior, apart=apart)
 
 
 def _failed(confirmation: Confirmation, limits: Limits) -> str | None:

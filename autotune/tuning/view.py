@@ -6,10 +6,9 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from autotune.executors.executor import IN_SEARCH
 from autotune.record import Outcome, Pairing, Standing, TrialRecord
 from autotune.space.configuration import Configuration
-from autotune.stats.intervals import LogInterval, Spread, instance_interval, pooled_spread
+from autotune.stats.intervals import LogInterval, ProcessPrior, Spread, claim_interval, pooled_spread, process_prior
 from autotune.tuning import costs
 from autotune.tuning.confirmation import Confirmation
 from autotune.tuning.losses import numerics_of
@@ -17,6 +16,8 @@ from autotune.tuning.proposals import Others
 from autotune.tuning.run import Run
 from autotune.tuning.state import Candidate, Leader
 from autotune.tuning.trial import Trial
+
+FEW_DEGREES = 8  # of the slices of other trials, that tell how restless the machine is
 
 
 class View:
@@ -40,13 +41,44 @@ class View:
         records = self._run.records
         return [
             each
-            for each in dict.fromkeys(self.tried.values())
-            if each.number in records and each.number and records[each.number].outcome is not Outcome.INTERRUPTED
+            for each in self._searched_trials()
+            if each.number in records and records[each.number].outcome is not Outcome.INTERRUPTED
         ]
 
     def spread(self) -> Spread:
         """How much pairs vary, pooled over all trials."""
         return pooled_spread([each.log_ratios for each in self.tried.values() if each.number])
+
+    def process_prior(self, *, without: int = 0) -> ProcessPrior:
+        """Return how much fresh pairs of processes should vary, by all trials but one candidate's.
+
+        That candidate's slices in the search count where the others have too few: they tell how restless the machine
+        is, and nothing of its processes.
+        """
+        baseline = self._run.records[0]
+        leaders = [known for known in self.confirmations.values() if known.looks.candidate != without]
+        trials = [
+            *(
+                [*trial.log_ratios_by_instance().values()]
+                for trial in self._searched_trials()
+                if trial.number != without
+            ),
+            *(known.instances for known in leaders),
+        ]
+        if without and pooled_spread([values for processes in trials for values in processes]).degrees < FEW_DEGREES:
+            trials += [[values] for values in self.trial(without).log_ratios_by_instance().values()]
+        own = [
+            len(values)
+            for known in self.confirmations.values()
+            if known.looks.candidate == without
+            for values in known.instances
+        ]
+        rounds = round(statistics.fmean(own)) if own else costs.rounds([baseline, baseline])
+        return process_prior(trials, rounds=max(1, rounds))
+
+    def _searched_trials(self) -> list[Trial]:
+        """Return every trial of the search once, measured or not, without the baseline."""
+        return [trial for trial in dict.fromkeys(self.tried.values()) if trial.number]
 
     def candidate(self, trial: Trial) -> Candidate:
         """A trial of the search as it is weighed."""
@@ -61,10 +93,10 @@ class View:
             processes=max(1, trial.instances),
             pruned=record.outcome is Outcome.PRUNED,
             unstable=record.outcome is Outcome.UNSTABLE or own in self.refused,
-            look_seconds=costs.start_seconds(record, IN_SEARCH)
-            + (costs.start_seconds(records[0], IN_SEARCH) if record.pairing is Pairing.BRACKETED else 0.0)
+            look_seconds=costs.start_seconds(record)
+            + (costs.start_seconds(records[0]) if record.pairing is Pairing.BRACKETED else 0.0)
             + self._measured_seconds,
-            pair_seconds=costs.pair_seconds([records[0], record, *self.champion_records()], IN_SEARCH),
+            pair_seconds=costs.pair_seconds([records[0], record, *self.champion_records()]),
             unchecked=own != numerics_of(self._run.baseline) and own not in self.compared,
         )
 
@@ -77,8 +109,10 @@ class View:
 
     def leader(self, confirmation: Confirmation) -> Leader:
         """A leader as it is weighed."""
-        expected = costs.pair_seconds(self.beside_leader(confirmation), confirmation.timing)
+        records = self.beside_leader(confirmation)
+        expected, least = costs.pair_seconds(records), costs.pair_seconds(records, least=True)
         if confirmation.seconds:
+            least *= statistics.fmean(confirmation.seconds) / expected
             expected = statistics.fmean(confirmation.seconds)
         return Leader(
             number=confirmation.trial.number,
@@ -87,6 +121,7 @@ class View:
             processes=len(confirmation.measured),
             ratio=self.claim(confirmation),
             pair_seconds=expected,
+            least_pair_seconds=least,
         )
 
     def beside_leader(self, confirmation: Confirmation) -> list[TrialRecord]:
@@ -118,7 +153,9 @@ class View:
         if len(instances) < 2:
             return None
         apart = self._run.executor.apart(confirmation.trial.configuration, other)
-        return instance_interval(instances, confidence=confirmation.looks.confidence, apart=apart)
+        looks = confirmation.looks
+        prior = self.process_prior(without=looks.candidate)
+        return claim_interval(instances, prior=prior, confidence=looks.confidence, apart=apart)
 
     def best(self) -> Trial:
         """The fastest so far by its estimate less its error; the baseline where nothing is faster."""
