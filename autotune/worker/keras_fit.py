@@ -51,6 +51,7 @@ class Parts:
     fit_args: Mapping[str, Any] = field(default_factory=dict)  # more of `fit`'s; its `callbacks` precede the trial's
     validation_share: float = 1.0  # validations for each epoch
     uneven: bool = False  # batches may have any length
+    refit_seconds: float = 0.0  # an epoch's share of what a further call of `fit` costs beyond its epochs
 
 
 def run(
@@ -101,6 +102,7 @@ def time_fit(
         examples=data.examples,
         drop_remainder=parts.drop_remainder,
         synchronise=tf.test.experimental.sync_devices,
+        charged_per_epoch_seconds=parts.refit_seconds,
     )
     channel.send(
         messages.Started(

@@ -1,0 +1,85 @@
+"""Measures what a further call of `fit` costs beyond its epochs, where a script calls it in a loop.
+
+A trial trains by one endless `fit`. What lies between two calls is not part of that: the start of `fit`, a new data
+adapter and iterator, and the script's own lines, such as `evaluate`, `predict`, or a new model that compiles. So the
+first calls are run as the long run makes them, with two epochs that are cut short after a few steps.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+ENOUGH_GAPS, ENOUGH_SECONDS = 3, 10.0
+"""So many gaps between two calls are measured, and no further one after so long; the first gap may compile."""
+CALLS_PER_EPOCH = 2
+"""Calls of the train function in an epoch that is cut short."""
+
+
+class Refits:
+    """The first calls of a `fit` that a script calls again and again.
+
+    Args:
+        calls: How often the script calls it, as far as that is known.
+        synchronise: Waits until the devices have done what they were given.
+    """
+
+    def __init__(self, calls: int, synchronise: Callable[[], None]) -> None:
+        self._calls_left, self._synchronise = calls, synchronise
+        self._gaps: list[float] = []  # from an epoch's last call to the first one of the next `fit`
+        self._boundaries: list[float] = []  # the same between two epochs of one `fit`
+        self._last_call_at: float | None = None
+        self._began = time.perf_counter()
+
+    @property
+    def are_measured(self) -> bool:
+        """Return whether no further call is to be cut short."""
+        late = bool(self._gaps) and time.perf_counter() - self._began > ENOUGH_SECONDS
+        return self._calls_left <= 0 or len(self._gaps) >= ENOUGH_GAPS or late
+
+    @property
+    def seconds(self) -> float:
+        """Return what a call costs beyond the boundary of an epoch."""
+        if not self._gaps or not self._boundaries:
+            return 0.0
+        usual = statistics.median(self._boundaries[1:] or self._boundaries)
+        return max(0.0, statistics.median_low(self._gaps[1:] or self._gaps) - usual)
+
+    def run(self, model: Any, usual: Callable[..., Any], arguments: Mapping[str, Any], callbacks: list[Any]) -> Any:
+        """Call `fit` for two short epochs, and return its history."""
+        import keras
+
+        self._calls_left -= 1
+        gaps, calls = self._gaps, 0
+        first_epoch = int(arguments["initial_epoch"])
+
+        def timed(iterator: Any) -> Any:
+            nonlocal calls
+            logs = train(iterator)
+            self._synchronise()
+            now = time.perf_counter()
+            if calls == 0 and self._last_call_at is not None:
+                gaps.append(now - self._last_call_at)
+            calls, self._last_call_at = calls + 1, now
+            if calls >= CALLS_PER_EPOCH:
+                model.stop_training = True
+            return logs
+
+        def epoch_began(epoch: int, _: Any = None) -> None:
+            nonlocal gaps, calls
+            calls = 0
+            if epoch > first_epoch:
+                gaps = self._boundaries
+
+        def epoch_ended(epoch: int, _: Any = None) -> None:
+            model.stop_training = epoch > first_epoch
+
+        edges = keras.callbacks.LambdaCallback(on_epoch_begin=epoch_began, on_epoch_end=epoch_ended)
+        model.make_train_function()
+        train, model.train_function = model.train_function, timed
+        try:
+            return usual(model, **{**arguments, "epochs": first_epoch + 2, "callbacks": [*callbacks, edges]})
+        finally:
+            model.train_function = train
