@@ -144,7 +144,10 @@ class _FitTraining(TrialHooks):
     def restarted(self) -> bool:
         """See `TrialHooks`: a loop over `fit` may be shorter than the survey's."""
         self._count = 0
-        return self._refits is not None
+        if self._refits is None:
+            return False
+        self._refits.end()
+        return True
 
     def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
         """See `Hooks`."""
