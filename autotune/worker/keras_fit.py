@@ -154,6 +154,7 @@ def time_fit(
             call_seconds=clock.warm_up.usual_call_seconds,
             iterator=clock.iterator,
             validation_batches=_validation_batches(validation, data),
+            fit_args=parts.fit_args,
         )
         validating = between.boundary.validation_seconds * parts.validation_share
         return replace(between, boundary=between.boundary.model_copy(update={"validation_seconds": validating}))
@@ -226,7 +227,8 @@ def fit(
         model.train_function = usual
         clock.time_by_steps(between_epochs())
         model.train_function = timed
-        model.fit(**data, **arguments)
+        few = None if parts.validation is None else parts.validation.take(clock.progress.training.steps_per_call)
+        model.fit(**data, validation_data=few, **arguments)  # callbacks read what a validation reports
         raise early
     except TrainingEnded as ended:
         return ended.finish

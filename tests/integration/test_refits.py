@@ -71,11 +71,16 @@ def opened(tmp_path):
         processes.close()
 
 
-def slice_of(processes, facts, tmp_path, **changes):
-    """A slice of a trial of the script, with some changes."""
+def launched(processes, facts, tmp_path, **changes):
+    """A trial of the script, with some changes."""
     baseline = baseline_of(facts, "train.py", Device.CPU, lambda event: None)
     log = str(tmp_path / "trial.log")
-    trial = processes.launch(baseline.replace(**changes), log=log, data=None, timing=QUICK)
+    return processes.launch(baseline.replace(**changes), log=log, data=None, timing=QUICK)
+
+
+def slice_of(processes, facts, tmp_path, **changes):
+    """A slice of such a trial."""
+    trial = launched(processes, facts, tmp_path, **changes)
     trial.warm_up(PATIENCE_SECONDS)
     return trial.measure(0.1, PATIENCE_SECONDS)
 
@@ -98,3 +103,34 @@ def test_a_single_call_of_fit_is_charged_nothing(opened, tmp_path):
     processes, facts = opened("model.fit(x, y, epochs=50, verbose=0)\nraise SystemExit('the survey went on')\n")
     assert facts.script.fit_calls == 1
     assert slice_of(processes, facts, tmp_path).charged_seconds == 0.0
+
+
+LONG_EPOCHS = """
+def slow(element):
+    time.sleep(0.01)
+    return element
+
+
+class Judge(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs):
+        assert logs["val_loss"] >= 0
+        time.sleep(0.25)
+
+
+data = tf.data.Dataset.from_tensor_slices((x, y)).map(
+    lambda a, b: (tf.numpy_function(slow, [a], tf.float32, stateful=True), b)
+)
+data = data.map(lambda a, b: (tf.ensure_shape(a, (8,)), b)).batch(2)
+model.fit(data, epochs=20, validation_data=(x, y), callbacks=[Judge()], verbose=2)
+"""
+
+
+@pytest.mark.slow
+def test_a_callback_at_the_end_of_a_long_epoch_is_charged(opened, tmp_path):
+    """It sees what a validation reports, also where epochs are timed by steps and the trial passes their ends."""
+    processes, facts = opened("import tensorflow as tf\n" + LONG_EPOCHS)
+    trial = launched(processes, facts, tmp_path)
+    ready = trial.warm_up(PATIENCE_SECONDS).ready
+    assert ready.timed_by == "steps"
+    assert ready.epoch_overhead_seconds >= BETWEEN_SECONDS
+    assert trial.measure(8.0, PATIENCE_SECONDS).epochs == 0
