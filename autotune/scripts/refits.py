@@ -1,4 +1,4 @@
-"""Measures what a further call of `fit` costs beyond its epochs, where a script calls it in a loop.
+"""Measures what lies between two calls of `fit`, or two long epochs of a loop, by cutting some of them short.
 
 A trial trains by one endless `fit`. What lies between two calls is not part of that: the start of `fit`, a new data
 adapter and iterator, and the script's own lines, such as `evaluate`, `predict`, or a new model that compiles. So the
@@ -18,6 +18,29 @@ CALLS_PER_EPOCH = 2
 """Calls of the train function in an epoch that is cut short."""
 
 
+class Gaps:
+    """What lies between two trainings, or two epochs, measured several times."""
+
+    def __init__(self) -> None:
+        self._seconds: list[float] = []
+        self._began = time.perf_counter()
+
+    def add(self, seconds: float) -> None:
+        """Note a gap."""
+        self._seconds.append(seconds)
+
+    @property
+    def are_enough(self) -> bool:
+        """Return whether no further one is to be measured."""
+        late = bool(self._seconds) and time.perf_counter() - self._began > ENOUGH_SECONDS
+        return late or len(self._seconds) >= ENOUGH_GAPS
+
+    @property
+    def usual_seconds(self) -> float:
+        """Return the usual gap; 0 without any."""
+        return statistics.median_low(self._seconds[1:] or self._seconds or [0.0])
+
+
 class Refits:
     """The first calls of a `fit` that a script calls again and again.
 
@@ -28,24 +51,21 @@ class Refits:
 
     def __init__(self, calls: int, synchronise: Callable[[], None]) -> None:
         self._calls_left, self._synchronise = calls, synchronise
-        self._gaps: list[float] = []  # from an epoch's last call to the first one of the next `fit`
-        self._boundaries: list[float] = []  # the same between two epochs of one `fit`
+        self._gaps = Gaps()  # from an epoch's last call to the first one of the next `fit`
+        self._boundaries = Gaps()  # the same between two epochs of one `fit`
         self._last_call_at: float | None = None
-        self._began = time.perf_counter()
+        self.first_call_seconds: float | None = None
+        """Of the train function, which it compiles in."""
 
     @property
     def are_measured(self) -> bool:
         """Return whether no further call is to be cut short."""
-        late = bool(self._gaps) and time.perf_counter() - self._began > ENOUGH_SECONDS
-        return self._calls_left <= 0 or len(self._gaps) >= ENOUGH_GAPS or late
+        return self._calls_left <= 0 or self._gaps.are_enough
 
     @property
     def seconds(self) -> float:
         """Return what a call costs beyond the boundary of an epoch."""
-        if not self._gaps or not self._boundaries:
-            return 0.0
-        usual = statistics.median(self._boundaries[1:] or self._boundaries)
-        return max(0.0, statistics.median_low(self._gaps[1:] or self._gaps) - usual)
+        return max(0.0, self._gaps.usual_seconds - self._boundaries.usual_seconds)
 
     def end(self) -> None:
         """Cut no further call short: the script has ended, and begins anew."""
@@ -61,11 +81,14 @@ class Refits:
 
         def timed(iterator: Any) -> Any:
             nonlocal calls
+            began = time.perf_counter()
             logs = train(iterator)
             self._synchronise()
             now = time.perf_counter()
+            if self.first_call_seconds is None:
+                self.first_call_seconds = now - began
             if calls == 0 and self._last_call_at is not None:
-                gaps.append(now - self._last_call_at)
+                gaps.add(now - self._last_call_at)
             calls, self._last_call_at = calls + 1, now
             if calls >= CALLS_PER_EPOCH:
                 model.stop_training = True

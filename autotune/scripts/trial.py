@@ -212,6 +212,7 @@ class _FitTraining(TrialHooks):
             validation_share=1.0 / frequency if isinstance(frequency, int) and frequency > 0 else 1.0,
             uneven=True,
             refit_seconds=0.0 if self._refits is None else self._refits.seconds / max(1, call.epochs),
+            compiling_seconds=None if self._refits is None else self._refits.first_call_seconds,
         )
         keras_fit.time_fit(request, self.channel, configuration, parts)
 

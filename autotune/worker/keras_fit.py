@@ -52,6 +52,7 @@ class Parts:
     validation_share: float = 1.0  # validations for each epoch
     uneven: bool = False  # batches may have any length
     refit_seconds: float = 0.0  # an epoch's share of what a further call of `fit` costs beyond its epochs
+    compiling_seconds: float | None = None  # of the call that has compiled already
 
 
 def run(
@@ -139,6 +140,8 @@ def time_fit(
         between_epochs=known if validation is None else None,  # a `fit` that validates is left
         gauges=measured,
     )
+    if parts.compiling_seconds is not None:
+        clock.warm_up.compiling_seconds.append(parts.compiling_seconds)
     measured.append(gauges.ruined_weights(model, clock.progress))
     if (finite := finite_steps(getattr(model, "optimizer", None))) is not None:
         measured.append(gauges.skipped_steps(clock.progress, finite))

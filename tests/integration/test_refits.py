@@ -134,3 +134,44 @@ def test_a_callback_at_the_end_of_a_long_epoch_is_charged(opened, tmp_path):
     assert ready.timed_by == "steps"
     assert ready.epoch_overhead_seconds >= BETWEEN_SECONDS
     assert trial.measure(8.0, PATIENCE_SECONDS).epochs == 0
+
+
+LOOP = """
+import tensorflow as tf
+
+optimizer = keras.optimizers.SGD(0.01)
+
+
+@tf.function
+def step(a, b):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(a, training=True) - b) ** 2)
+    optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+    return loss
+
+
+def slow(a, b):
+    time.sleep(0.01)
+    return a, b
+
+
+held_out = tf.data.Dataset.from_tensor_slices((x, y)).batch(64)
+data = tf.data.Dataset.from_tensor_slices((x, y)).map(lambda a, b: tf.numpy_function(slow, [a, b], [tf.float32] * 2))
+data = data.map(lambda a, b: (tf.ensure_shape(a, (8,)), tf.ensure_shape(b, (1,)))).batch(2)
+for epoch in range(20):
+"""
+LOOPS = {
+    "for": "    for index, (a, b) in enumerate(data):\n        loss = step(a, b)\n    judge(model)\n",
+    "next": "    batches = iter(data)\n    for i in range(256):\n        step(*next(batches))\n    judge(model)\n",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reads_by", LOOPS)
+def test_what_a_loop_does_between_long_epochs_is_charged(opened, tmp_path, reads_by):
+    """Some epochs end early; not where the script reads by `next`, which would raise."""
+    processes, facts = opened(LOOP + LOOPS[reads_by])
+    ready = launched(processes, facts, tmp_path).warm_up(PATIENCE_SECONDS).ready
+    assert ready.timed_by == "steps"
+    charged = ready.epoch_overhead_seconds
+    assert charged >= BETWEEN_SECONDS if reads_by == "for" else charged == 0.0
