@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-ENOUGH_GAPS, ENOUGH_SECONDS = 3, 10.0
-"""So many gaps between two calls are measured, and no further one after so long; the first gap may compile."""
+ENOUGH = ((5, 0.0), (2, 3.0), (1, 10.0))
+"""Gaps between two calls, and seconds since the first call, that end the measuring; the first gap may compile."""
 CALLS_PER_EPOCH = 2
 """Calls of the train function in an epoch that is cut short."""
 
@@ -32,13 +32,13 @@ class Gaps:
     @property
     def are_enough(self) -> bool:
         """Return whether no further one is to be measured."""
-        late = bool(self._seconds) and time.perf_counter() - self._began > ENOUGH_SECONDS
-        return late or len(self._seconds) >= ENOUGH_GAPS
+        taken = time.perf_counter() - self._began
+        return any(len(self._seconds) >= gaps and taken >= seconds for gaps, seconds in ENOUGH)
 
     @property
     def usual_seconds(self) -> float:
         """Return the usual gap; 0 without any."""
-        return statistics.median_low(self._seconds[1:] or self._seconds or [0.0])
+        return statistics.median(self._seconds[1:] or self._seconds or [0.0])
 
 
 class Refits:

@@ -145,7 +145,8 @@ def oddities(facts: WorkloadFacts, warm: WarmUp, device: Device) -> Iterator[str
             f"the workload's dataset() sets {name}={format_value(value)} itself, so the baseline has it too, and it "
             "is not varied; take that line out to have it tuned"
         )
-    if facts.script is None or "persistent_iterator" not in facts.script.not_reached:
+    script = facts.script
+    if script is None or (script.fit_calls == 1 and "persistent_iterator" not in script.not_reached):
         yield from _slow_ends(facts, warm)
     if started.endless:
         if facts.validates:
