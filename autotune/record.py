@@ -69,7 +69,7 @@ class Pairing(enum.StrEnum):
     BRACKETED = "bracketed"  # baseline, candidate, baseline again: both did not fit in memory together
 
 
-WRITTEN_IF_ANY = ("gpus", "disturbed_by")
+WRITTEN_IF_ANY = ("gpus", "disturbed_by", "charged_seconds")
 
 
 class Lean(Frozen):
@@ -106,6 +106,7 @@ class Slice(Lean):
     loss: FiniteFloat | None = None  # the running training loss at its end; None where the model reports none
     host_bytes: Count | None = None  # memory of the trial's processes at its end, without pages of files
     device_bytes: Count | None = None  # what TensorFlow holds at its end on the GPU where it holds most
+    charged_seconds: Amount = 0.0  # not in `seconds`: what further calls of `fit` cost for its examples
     at: FiniteFloat | None = None  # when it ended, in seconds of the run
     cores: Number | None = None  # that the process could use; `foreign_cpu_seconds` is counted over them
     foreign_cpu_seconds: Amount | None = None  # processor time of others, the kernel's for all included

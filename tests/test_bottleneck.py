@@ -2,11 +2,13 @@
 
 import pytest
 
+from autotune.record import Outcome, Phase, Slice, StepSeconds, TrialRecord
 from autotune.report import xprof_reader
 from autotune.report.advice import advice
 from autotune.scripts.facts import ScriptFacts, Site, Trains
-from autotune.stats.bottleneck import Bottleneck, Ceilings, Profile, Seen, bottleneck_of
+from autotune.stats.bottleneck import NOT_INSTALLED, Bottleneck, Ceilings, Profile, Seen, bottleneck_of
 from autotune.stats.intervals import Interval
+from autotune.tuning.trial import limit_of
 
 
 def profile(**changes):
@@ -26,7 +28,17 @@ def profile(**changes):
     [
         (Seen(waits=0.25), "input", 0.25),
         (Seen(waits=0.25, profile=profile(operation_seconds=1e-4)), "input", 0.25),
-        (Seen(waits=0.06), "input", 0.06),
+        (Seen(waits=0.25, waits_error=0.1), "input", 0.25),
+        (Seen(waits=0.25, waits_error=0.22), "balanced", 0.25),
+        (Seen(waits=0.16, waits_error=0.08), "balanced", 0.16),
+        (Seen(waits=0.02, waits_error=0.04), "compute_or_memory", 0.98),
+        (Seen(waits=0.06, waits_error=0.04), "compute_or_memory", 0.94),
+        (Seen(waits=0.0, waits_error=0.25), "balanced", 0.0),
+        (Seen(waits=0.3, ceilings=Ceilings(by_input=23_528.0, by_compute=9_212.0)), "compute_or_memory", 0.7),
+        (Seen(waits=0.3, ceilings=Ceilings(by_input=23_528.0, by_compute=None)), "input", 0.3),
+        (Seen(waits=0.3, ceilings=Ceilings(by_input=9_212.0, by_compute=12_500.0)), "input", 0.3),
+        (Seen(waits=0.3, outside=0.2, ceilings=Ceilings(by_input=23_528.0, by_compute=9_212.0)), "launch", 0.2),
+        (Seen(waits=0.06), "balanced", 0.06),
         (Seen(waits=0.06, outside=0.2), "launch", 0.2),
         (Seen(waits=0.06, profile=profile(operation_seconds=3e-4)), "launch", 0.7),
         (Seen(waits=0.01, profile=profile(breakdown={"launch": 2e-4})), "launch", 0.2),
@@ -43,7 +55,7 @@ def profile(**changes):
         (Seen(waits=0.01), "compute_or_memory", 0.99),
         (Seen(waits=0.01, gpu=0.5), "launch", 0.5),
         (Seen(waits=0.01, gpu=0.5, profile=profile()), "balanced", 0.5),
-        (Seen(waits=0.06, gpu=0.5), "input", 0.06),
+        (Seen(waits=0.06, gpu=0.5), "balanced", 0.06),
         (Seen(waits=0.01, gpu=0.97, gpu_memory=0.7), "memory_bandwidth", 0.7),
         (Seen(waits=0.01, gpu=0.97, gpu_memory=0.3), "compute_or_memory", 0.99),
         (Seen(waits=0.01, profile=Profile(reason="xprof is not installed")), "compute_or_memory", 0.99),
@@ -59,11 +71,38 @@ def test_the_rules_name_what_limits_a_trial(seen, name, figure):
     assert found.why
 
 
+@pytest.mark.parametrize(
+    ("paces", "name"),
+    [
+        ((1.0, 1.01, 0.99, 1.0), "input"),  # steady: 24% are 24%
+        ((1.0, 1.3, 0.8, 1.1), "balanced"),  # restless: another trial of it may say 0%
+        ((1.0,), "input"),  # a single slice has no spread
+    ],
+)
+def test_the_input_wait_is_known_as_well_as_the_slices_agree(paces, name):
+    """Trials of one configuration must not say opposite things."""
+    steps = StepSeconds(p50=0.1, p90=0.1, p99=0.1, max=0.1)
+    slices = [
+        Slice(seconds=pace, steps=10, examples=320, epochs=0, cpu_seconds=pace, step_seconds=steps) for pace in paces
+    ]
+    record = TrialRecord(
+        trial=1,
+        phase=Phase.SEARCH,
+        configuration={},
+        outcome=Outcome.OK,
+        started_at="2026-11-20T19:10:01.250+00:00",
+        seconds=3.5,
+        slices=tuple(slices),
+        input_wait_fraction=0.24,
+    )
+    assert limit_of(record).name == name
+
+
 class Trial:
     """What advice reads of a trial's record."""
 
-    def __init__(self, bottleneck=None, ceilings=None, rate=1000.0, **configuration):
-        self.bottleneck, self.ceilings = bottleneck, ceilings
+    def __init__(self, bottleneck=None, ceilings=None, rate=1000.0, profile=None, **configuration):
+        self.bottleneck, self.ceilings, self.profile = bottleneck, ceilings, profile
         self.throughput = Interval(value=rate, low=rate, high=rate)
         self.configuration = {"num_parallel_calls": 0, **configuration}
 
@@ -108,6 +147,16 @@ def test_a_balanced_training_is_not_limited_by_anything():
     first, second = advice(Trial(balanced), Trial(balanced), None)
     assert first.startswith("The baseline is balanced: ")
     assert second.startswith("With the recipe nothing stands out: ")
+
+
+def test_a_profile_that_could_not_be_read_is_told_once():
+    """For the baseline and the recommendation together, with the command."""
+    limited = Bottleneck(name="compute_or_memory", share=0.9, why="the step waits for input 10% of its time")
+    unread = Trial(limited, Ceilings(by_input=9e9, by_compute=2000.0), profile=Profile(reason=NOT_INSTALLED))
+    said = advice(unread, unread, None)
+    assert [text for text in said if "pip install xprof" in text] == said[-1:]
+    assert len(said) == 4
+    assert "profile" not in "".join(said[:-1])
 
 
 def test_without_figures_there_is_no_advice():

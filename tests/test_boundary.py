@@ -83,15 +83,21 @@ class Model:
         self.wait(0.0 if self.compiled else 1.0)
         self.compiled = True
 
-    def fit(self, x, *, callbacks, epochs, **_):
+    def fit(self, x, *, callbacks, epochs, validation_data=None, **_):
         """Calls back as Keras does; the old iterator goes before an epoch's first call."""
-        (edges,), self.stop_training = callbacks, False
+        (*own, edges), self.stop_training = callbacks, False
         edges.set_model(self)
         for epoch in range(epochs):
             edges.on_epoch_begin(epoch)
             self.wait(0.005 + (next(x.stalls) if epoch else 0.0))
             for step in range(x.steps):
                 self.train_function(0.0 if step else x.start_seconds)
+                for callback in own:
+                    callback.on_train_batch_end(step)
+            if validation_data is not None:
+                self.evaluate(validation_data, 0)
+            for callback in own:
+                callback.on_epoch_end(epoch)
             edges.on_epoch_end(epoch)
             self.epochs += 1
             if self.stop_training:
@@ -106,7 +112,7 @@ def model(monkeypatch):
     return Model(now)
 
 
-def measured(model, pipeline, there=None, *, validation=None, batches=None):
+def measured(model, pipeline, there=None, *, validation=None, batches=None, callbacks=()):
     """What is measured between two epochs of a hundred steps."""
     return boundary.measure_between_epochs(
         model,
@@ -116,6 +122,7 @@ def measured(model, pipeline, there=None, *, validation=None, batches=None):
         call_seconds=model.call_seconds,
         iterator=None,
         validation_batches=batches,
+        fit_args={"callbacks": callbacks},
     )
 
 
@@ -127,6 +134,34 @@ def test_what_every_epoch_takes_beyond_its_steps_is_charged(model, start_seconds
     assert found.boundary.seconds == pytest.approx(0.005 + start_seconds + stall)
     assert found.boundary.validation_seconds == 0.0
     assert not found.taken_over
+
+
+class Slow:
+    """A callback that takes its time in each batch and at each epoch's end, and would end the training."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def on_train_batch_end(self, step):
+        """A progress bar, say."""
+        self.model.wait(0.002)
+
+    def on_epoch_end(self, epoch):
+        """A prediction, say."""
+        self.model.wait(0.75)
+        self.model.stop_training = True
+
+
+@pytest.mark.parametrize("validation", [None, Dataset(80)])
+def test_what_callbacks_do_at_an_epochs_end_is_charged(model, validation):
+    """What they do in each batch belongs to its step, and the validation that they read is charged once."""
+    model.validation_begins_in, model.compiled = 0.05, True
+    found = measured(model, Pipeline(), validation=validation, batches=80, callbacks=[Slow(model)])
+    last_batch = 0.002  # no step follows it
+    assert found.boundary.seconds == pytest.approx(0.005 + 0.75 + last_batch)
+    assert found.boundary.seconds_per_example == pytest.approx(0.01 / 32)
+    assert found.boundary.validation_seconds == pytest.approx(0.05 + 80 * 0.0125 if validation else 0.0)
+    assert model.epochs == 3, "two, and one more within two seconds"
 
 
 def test_one_epoch_that_stalls_is_not_charged_to_all(model):

@@ -158,6 +158,9 @@ def test_the_energy_between_epochs_counts_at_the_slices_power():
     assert compared_rate(each, None, None, "energy") == pytest.approx(10.0)
     assert compared_rate(each, 1000, 0.25, "energy") == pytest.approx(5.0)
     assert compared_rate(each, 1000, 0.25, "throughput") == pytest.approx(2000.0)
+    charged = each.model_copy(update={"charged_seconds": each.seconds})
+    assert compared_rate(charged, None, None, "throughput") == compared_rate(each, None, None, "throughput") / 2
+    assert compared_rate(charged, None, None, "energy") == pytest.approx(5.0)
     assert compared_rate(in_use(GpuUse()), None, None, "energy") is None
 
 

@@ -12,7 +12,14 @@ from autotune.scripts.call_sites import site_of
 from autotune.scripts.facts import ScriptFacts, Site, Trains
 from autotune.scripts.settings import Settings
 from autotune.scripts.side_effects import remove_created
-from autotune.scripts.sources import binds_workload, calls_of, fingerprint, installed_packages, own_files
+from autotune.scripts.sources import (
+    binds_workload,
+    calls_of,
+    fingerprint,
+    installed_packages,
+    is_called_in_loop,
+    own_files,
+)
 from autotune.workloads.loading import parse_reference
 
 
@@ -58,6 +65,26 @@ def test_a_script_is_told_from_a_workload_by_its_source(tmp_path, monkeypatch):
     assert parse_reference("train.py:other").script is None
     assert parse_reference("job.py").script is None
     assert parse_reference("jobs.train").script is not None
+
+
+@pytest.mark.parametrize(
+    ("source", "loops"),
+    [
+        ("for epoch in range(9):\n    model.fit(x)\n", True),
+        ("while loss > 1:\n    with scope:\n        model.fit(x)\n", True),
+        ("losses = [model.fit(x) for x in folds]\n", True),
+        ("def train():\n    model.fit(x)\nwhile True:\n    train()\n", True),
+        ("class A:\n    def run(self):\n        self.model.fit(x)\nfor a in runs:\n    a.run()\n", True),
+        ("def inner():\n    model.fit(x)\ndef outer():\n    inner()\nfor fold in folds:\n    outer()\n", True),
+        ("model.fit(x, epochs=9)\nfor x in data:\n    model.predict(x)\n", False),
+        ("def main():\n    model.fit(x)\nif __name__ == '__main__':\n    main()\n", False),
+        ("for part in parts:\n    def train():\n        model.fit(x)\ntrain()\n", False),
+        ("def again():\n    model.fit(x)\n    again()\nagain()\n", False),
+    ],
+)
+def test_a_call_in_a_loop_is_found_through_the_functions_that_lead_to_it(tmp_path, source, loops):
+    """A function that is only defined in a loop is not called there."""
+    assert is_called_in_loop([written(tmp_path, "train.py", source)], "fit") is loops
 
 
 def test_a_scripts_own_files_are_those_it_imports_from_its_directory(tmp_path):

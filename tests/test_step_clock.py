@@ -53,6 +53,7 @@ class Simulation:
         skips: Whether a loss scale skips the step of this number, from 0; None without one.
         metrics: What a call reports beside the loss, a function of its number.
         boundary: What lies between two epochs, where the clock is told before it begins.
+        charged_seconds: An epoch's share of what a further call of `fit` costs.
         more_gauges: Besides those of the machine and the loss scale.
     """
 
@@ -76,6 +77,7 @@ class Simulation:
         skips=None,
         metrics=lambda call: {"accuracy": 0.9},
         boundary=None,
+        charged_seconds=0.0,
         warmup_seconds=60.0,
         epoch_seconds=1.5,
         more_gauges=(),
@@ -108,6 +110,7 @@ class Simulation:
                 examples=told or examples,
                 drop_remainder=drop_remainder,
                 synchronise=self.synchronise,
+                charged_per_epoch_seconds=charged_seconds,
             ),
             self,
             warmup_seconds=warmup_seconds,
@@ -229,6 +232,15 @@ def test_a_slice_that_an_epoch_fills_exactly_ends_with_it():
     """No epoch more than asked for."""
     (measured,) = Simulation(Measure(seconds=2 * EPOCH_SECONDS)).run()
     assert measured.epochs == 2
+
+
+@pytest.mark.parametrize("length", [{}, LONG, NO_END])
+def test_a_slice_is_charged_its_share_of_a_further_call_of_fit(length):
+    """By epochs and by steps alike, in proportion to its examples; without an end there is no further call."""
+    (measured,) = Simulation(Measure(seconds=2.0), charged_seconds=0.25, **length).run()
+    examples = {"examples": 1437, **length}["examples"]
+    assert measured.charged_seconds == (0.25 * measured.examples / examples if examples else 0.0)
+    assert measured.seconds >= 2.0
 
 
 @pytest.mark.parametrize(

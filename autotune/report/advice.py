@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from autotune.recipe.apply import environment
 from autotune.record import TrialRecord
 from autotune.scripts.facts import ScriptFacts
+from autotune.stats.bottleneck import NOT_INSTALLED
 from autotune.stats.deciding import EndedBy, Verdict
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def advice(
         spread: The trial on several devices that scales best, or the recommended one; None without any.
 
     Returns:
-        Three sentences with figures at most.
+        Three sentences with figures at most, and one on a profile that could not be read.
     """
     said = []
     limit, now = baseline.bottleneck, recommended.bottleneck if recommended is not None else None
@@ -131,6 +132,9 @@ def advice(
     elif now is not None and now.name != "unknown":
         helps = f"it is limited by {now.name.replace('_', ' ')}: {now.why}; {_HELPS[now.name]} could help further"
         said.append(f"With the recipe {helps}.")
+    profiles = [record.profile for record in (baseline, recommended) if record is not None]
+    if any(profile is not None and profile.reason == NOT_INSTALLED for profile in profiles):
+        return [*said[:3], "`pip install xprof` before the next run would tell more of what limits the training."]
     return said[:3]
 
 

@@ -52,6 +52,7 @@ class ScriptFacts(Frozen):
     trains: Trains
     fit: int = 1  # which `fit` is tuned, from 1
     fit_site: Site | None = None  # where it stands: the recipe acts at each execution of it
+    fit_calls: Count = 1  # how often the survey saw it called there; more than once where a loop calls it
     compile_site: Site | None = None  # where its model was compiled
     fits: Many[Fit] = ()
     baseline: dict[str, Value]  # the knobs as the script leaves them

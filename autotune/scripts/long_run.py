@@ -127,7 +127,7 @@ class LongRun(Hooks):
         self._refuse_missing()
         refuse_another_scope(model, self._configuration)
         call = FitCall(model=model, arguments=arguments, settings=self._settings)
-        changed = self._changed(call)
+        changed = changed_arguments(call, self._configuration, self._facts)
         apply.accumulate(model.optimizer, self._configuration)
         if self._settings.changes.get("jit_compile") is True and not model.jit_compile:
             say("jit_compile=true is not in force: Keras turns XLA off for this model")
@@ -135,26 +135,6 @@ class LongRun(Hooks):
         watch = guard_callback(self._guard, call.batch_used or self._configuration.batch_size)
         callbacks = [*listed_callbacks(arguments["callbacks"]), watch]
         return usual(model, **(arguments | changed | {"callbacks": callbacks}))
-
-    def _changed(self, call: FitCall) -> dict[str, Any]:
-        """The arguments of `fit` that the recipe changes; none where it is the script's own configuration."""
-        changes = self._settings.changes
-        acting = {name for name in changes if KNOBS[name].stage is Stage.OPTIONS or name in _OF_DATASET}
-        if call.kind != "dataset" or "prefetch" not in self._facts.sites:
-            acting |= changes.keys() & {"prefetch"}
-        of_data = {*acting, "batch_size", "workers", "use_multiprocessing", "max_queue_size"}
-        if (call.kind == "arrays" and not acting) or not changes.keys() & of_data:
-            set_steps(call.model, int(self._settings.value("steps_per_execution", call.model.steps_per_execution)))
-            return {"batch_size": changes["batch_size"]} if "batch_size" in changes else {}
-        dataset, source = call.training_dataset()
-        train = call.pipeline(dataset, source, self._configuration)
-        set_compiled(call.model, train.in_force)
-        changed: dict[str, Any] = {**train.fit_args}
-        if call.kind == "arrays":
-            changed |= {"y": None, "sample_weight": None, "class_weight": None, "batch_size": None, "shuffle": False}
-            changed |= {"validation_split": 0.0, "validation_data": call.with_arrays()[1]}
-            changed["validation_batch_size"] = call.arguments["validation_batch_size"] or call.batch_used
-        return changed
 
     def _scale_learning_rate(self, model: Any, call: FitCall) -> None:
         own = "global_batch" in self._configuration
@@ -173,6 +153,27 @@ class LongRun(Hooks):
                 hint="Leave --scale-learning-rate out, and scale the schedule in the script.",
             ) from error
         say(f"learning rate {now:g} → {now * factor:g}, for batches of {after} in place of {before} ({self._scale})")
+
+
+def changed_arguments(call: FitCall, configuration: Configuration, facts: ScriptFacts) -> dict[str, Any]:
+    """Return the arguments of `fit` that a configuration changes; none where it is the script's own."""
+    changes = call.settings.changes
+    acting = {name for name in changes if KNOBS[name].stage is Stage.OPTIONS or name in _OF_DATASET}
+    if call.kind != "dataset" or "prefetch" not in facts.sites:
+        acting |= changes.keys() & {"prefetch"}
+    of_data = {*acting, "batch_size", "workers", "use_multiprocessing", "max_queue_size"}
+    if (call.kind == "arrays" and not acting) or not changes.keys() & of_data:
+        set_steps(call.model, int(call.settings.value("steps_per_execution", call.model.steps_per_execution)))
+        return {"batch_size": changes["batch_size"]} if "batch_size" in changes else {}
+    dataset, source = call.training_dataset()
+    train = call.pipeline(dataset, source, configuration)
+    set_compiled(call.model, train.in_force)
+    changed: dict[str, Any] = {**train.fit_args}
+    if call.kind == "arrays":
+        changed |= {"y": None, "sample_weight": None, "class_weight": None, "batch_size": None, "shuffle": False}
+        changed |= {"validation_split": 0.0, "validation_data": call.with_arrays()[1]}
+        changed["validation_batch_size"] = call.arguments["validation_batch_size"] or call.batch_used
+    return changed
 
 
 def prepare_run(

@@ -21,6 +21,7 @@ from autotune.scripts.execute import directory_of, leave
 from autotune.scripts.facts import ScriptFacts, ScriptSettings, Site
 from autotune.scripts.fit_call import few_steps
 from autotune.scripts.loop_watch import LoopWatch
+from autotune.scripts.refits import CALLS_PER_EPOCH, Gaps
 from autotune.scripts.settings import Settings
 from autotune.scripts.side_effects import SideEffects
 from autotune.scripts.wrapping import Hooks, Wrappers
@@ -29,7 +30,7 @@ from autotune.worker import datasets, failures, gauges, gpus, messages
 from autotune.worker.boundary import BetweenEpochs
 from autotune.worker.closing import FOLDER, profiled_steps
 from autotune.worker.slices import TrainingEnded
-from autotune.worker.step_clock import StepClock
+from autotune.worker.step_clock import LongEpoch, StepClock
 from autotune.worker.training import Training
 from autotune.workloads.workload import WorkloadReference
 
@@ -78,6 +79,8 @@ class LoopTraining(TrialHooks):
         self._clock: StepClock | None = None
         self._restarted = False
         self._waited = self._measured = 0.0  # seconds that slices waited for input, and all of theirs
+        self._gaps: Gaps | None = None  # between two long epochs, while they are measured
+        self._last_step_at: float | None = None
         self._figures: messages.Finished | None = None
         self._profiler: Iterator[int] | None = None
         self._watch = LoopWatch(self.wrappers, self.facts)
@@ -95,14 +98,42 @@ class LoopTraining(TrialHooks):
         """See `TrialHooks`."""
         self._restarted = True
         self._watch.restarted()
+        self._time_by_steps()
         if self._profiler is not None:
             self._last_words("the training ended while it was profiled")
         return self._clock is not None
 
     def epoch_began(self) -> None:
         """See `Hooks`."""
-        if self._clock is not None and self._clock.progress.training.examples is not None:
-            self._clock.epoch_began()
+        if self._clock is None or self._clock.progress.training.examples is None:
+            return
+        if self._gaps is not None and self._last_step_at is not None:
+            self._gaps.add(time.perf_counter() - self._last_step_at)
+            if self._gaps.are_enough:
+                self._time_by_steps()
+        self._clock.epoch_began()
+
+    def cuts_epoch(self, can_be_cut: Callable[[], bool]) -> bool:
+        """See `Hooks`."""
+        if self._gaps is None or self._clock is None or self._clock.progress.calls < CALLS_PER_EPOCH:
+            return False
+        if can_be_cut():
+            return True
+        self._time_by_steps()  # without what lies between
+        return False
+
+    def _time_by_steps(self) -> None:
+        """Go on by steps, now that it is known what the script does between two long epochs."""
+        if self._gaps is None or self._clock is None:
+            return
+        training, call_seconds = self._clock.progress.training, self._clock.warm_up.usual_call_seconds
+        boundary = Boundary(
+            seconds=0.0,
+            validation_seconds=self._gaps.usual_seconds,
+            seconds_per_example=call_seconds / (training.steps_per_call * training.batch_size),
+        )
+        self._gaps = None
+        self._clock.time_by_steps(BetweenEpochs(boundary=boundary))
 
     def epoch_ended(self) -> None:
         """See `Hooks`."""
@@ -141,7 +172,16 @@ class LoopTraining(TrialHooks):
         loss = (self.reference.script or ScriptSettings()).loss
         if logs and loss in logs:
             logs = {**logs, "loss": logs[loss]}
-        self._clock.called(logs)
+        try:
+            if self._gaps is None:
+                self._clock.called(logs)
+            else:
+                self._clock.progress.calls += 1
+        except LongEpoch:
+            self._gaps = Gaps()
+        if self._gaps is not None:
+            self._clock.progress.training.synchronise()
+            self._last_step_at = time.perf_counter()
 
     def _begin(self, examples: int) -> StepClock:
         """Report what is trained, after its first step."""
@@ -182,14 +222,15 @@ class LoopTraining(TrialHooks):
             )
         )
         measured = [*gauges.gpus(gpus.cards()), gauges.machine, gauges.device_memory, self._waiting]
-        # It is not known which of the script's lines lie between two long epochs: nothing counts there.
-        nothing = Boundary(seconds=0.0, validation_seconds=0.0, seconds_per_example=1.0, tail_excluded=False)
+        known = request.timing.boundary
+        if self.facts.workers > 1:  # to end an epoch early, they would have to do so together: nothing counts there
+            known = Boundary(seconds=0.0, seconds_per_example=1.0)
         clock = StepClock(
             training,
             self.channel,
             warmup_seconds=request.timing.warmup_seconds,
             epoch_seconds=request.timing.epoch_seconds,
-            between_epochs=BetweenEpochs(boundary=nothing, taken_over=True),
+            between_epochs=None if known is None else BetweenEpochs(boundary=known, taken_over=True),
             gauges=measured,
         )
         measured.append(gauges.ruined_weights(self._weights(), clock.progress))

@@ -8,6 +8,7 @@ of a `tf.function`, or of the optimizer itself.
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import inspect
 import time
@@ -118,6 +119,8 @@ class LoopWatch:
         with self._wrappers.inert():
             iterator = iter(_as_tuned(self._wrappers, dataset))
         while True:
+            if self._hooks.cuts_epoch(lambda: True):
+                return
             try:
                 with self._wrappers.inert():
                     element = self._read(next, iterator)
@@ -159,6 +162,8 @@ class LoopWatch:
         if place is None or not self._wrappers.active or self._calls:
             return usual(iterator)
         self._about_to_read(iterator)
+        if place == self.place and self._hooks.cuts_epoch(_is_read_by_for):
+            raise StopIteration
         try:
             element = self._read(usual, iterator)
         except StopIteration:
@@ -328,6 +333,12 @@ def _site(function: Any, directory: str) -> Site:
     code = called.__code__ if hasattr(called, "__code__") else type(called).__call__.__code__
     file, line = shown(code.co_filename, directory), code.co_firstlineno
     return Site(file=file, function=code.co_qualname, call="tf.function", order=0, line=line)
+
+
+def _is_read_by_for() -> bool:
+    """Return whether the script reads by a `for`, which ends where `next()` would raise."""
+    frame = users_frame()
+    return frame is not None and dis.opname[frame.f_code.co_code[frame.f_lasti]] == "FOR_ITER"
 
 
 def _length(element: Any) -> int:

@@ -82,6 +82,36 @@ def calls_of(files: list[Path], method: str) -> int:
     return sum(isinstance(each, ast.Attribute) and each.attr == method for each in calls)
 
 
+def is_called_in_loop(files: list[Path], method: str) -> bool:
+    """Return whether a call of that name, or of a function that leads to one, stands in a loop in these files."""
+    found: dict[str, list[tuple[str, bool]]] = {}  # by name: the function of each call, and whether a loop is around it
+    for file in files:
+        _note_calls(parsed(file), "", False, found)
+    names, waiting = set(), [method]
+    while waiting:
+        name = waiting.pop()
+        if name in names:
+            continue
+        names.add(name)
+        for function, in_loop in found.get(name, ()):
+            if in_loop:
+                return True
+            waiting.append(function)
+    return False
+
+
+def _note_calls(node: ast.AST, function: str, in_loop: bool, found: dict[str, list[tuple[str, bool]]]) -> None:
+    """Note the calls below a node, by the name that is called."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+        found.setdefault(name, []).append((function, in_loop))
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        function, in_loop = node.name, False
+    loops = isinstance(node, ast.For | ast.While | ast.ListComp | ast.DictComp | ast.SetComp | ast.GeneratorExp)
+    for child in ast.iter_child_nodes(node):
+        _note_calls(child, function, in_loop or loops, found)
+
+
 def fingerprint(files: list[Path]) -> str:
     """A hash of a script's own files. Raises `OSError` if one cannot be read."""
     digest = hashlib.sha256()

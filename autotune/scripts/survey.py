@@ -32,6 +32,8 @@ LOOP_STEPS = 3
 """Of a loop of the script's own, after which enough is known of it."""
 MOST_FITS, LONGEST_SECONDS = 10, 60.0
 """Of several `fit` calls so many are looked at, and none after so long."""
+NEGLIGIBLE = 0.01
+"""Share of a call of `fit` that lies between it and the next one and need not be measured."""
 
 
 def survey(reference: WorkloadReference, variables: dict[str, str]) -> WorkloadFacts:
@@ -63,7 +65,9 @@ class _Survey(Hooks):
         self._number = 0  # of this worker
         self._wanted = (reference.script or ScriptSettings()).fit
         directory = directory_of(reference)
-        self._only = sources.calls_of(sources.own_files(file_of(reference), Path(directory)), "fit") <= 1
+        own = sources.own_files(file_of(reference), Path(directory))
+        self._repeats = sources.is_called_in_loop(own, "fit")
+        self._only = sources.calls_of(own, "fit") <= 1
         self._fits: list[Fit] = []
         self._facts: list[WorkloadFacts] = []
         self._effects = SideEffects(reference, self._refuse)
@@ -73,6 +77,7 @@ class _Survey(Hooks):
             reference=reference, variables=variables, wrappers=self._wrappers, effects=self._effects, workers=workers
         )
         self._began = time.perf_counter()
+        self._fits_ended_at: list[float] = []
         self._steps = 0
 
     def run(self) -> NoReturn:
@@ -94,7 +99,7 @@ class _Survey(Hooks):
             tf.compat.v1.Session.__init__ = self._refuse_session
             run_users(self._reference)
         except BaseException as error:
-            if not self._facts or self._wanted is not None:
+            if not self._has_wanted_fit:
                 self._fail(error)
         if self._number:  # worker 0 answers
             signal.pause()
@@ -114,7 +119,7 @@ class _Survey(Hooks):
         callbacks = self._effects.kept(arguments["callbacks"])
         call = FitCall(model=model, arguments=arguments, settings=self._wrappers.settings)
         facts = self._found(partial(facts_of_fit, call, number, site, self._around))
-        if self._wanted == number or (self._wanted is None and self._only):
+        if not self._repeats and (self._wanted == number or (self._wanted is None and self._only)):
             self._note(site, facts, 0.0)
             self._end()
         ends: list[float] = []
@@ -125,6 +130,7 @@ class _Survey(Hooks):
         examples = call.examples(dataset)
         steps = examples // facts.batch_size if examples else int(dataset.cardinality())
         self._note(site, facts, max(1, call.epochs) * max(1, steps) * step_seconds)
+        self._fits_ended_at.append(time.perf_counter())
         if number >= MOST_FITS or time.perf_counter() - self._began > LONGEST_SECONDS:
             self._end()
         return history
@@ -155,6 +161,11 @@ class _Survey(Hooks):
                 )
             )
 
+    @property
+    def _has_wanted_fit(self) -> bool:
+        """Return whether the script has called the `fit` that is to be tuned."""
+        return len(self._fits) >= (self._wanted or 1)
+
     def _found(self, find: Callable[[], WorkloadFacts]) -> WorkloadFacts:
         try:
             return find()
@@ -177,8 +188,24 @@ class _Survey(Hooks):
             )
         chosen = self._facts[number - 1]
         assert chosen.script is not None
-        script = chosen.script.model_copy(update={"fits": tuple(self._fits), "left_out": tuple(self._effects.left_out)})
+        script = chosen.script.model_copy(
+            update={
+                "fits": tuple(self._fits),
+                "fit_calls": self._calls_worth_timing(number - 1),
+                "left_out": tuple(self._effects.left_out),
+            }
+        )
         self._say({"facts": chosen.model_copy(update={"script": script}).model_dump(mode="json")})
+
+    def _calls_worth_timing(self, chosen: int) -> int:
+        """Return how often the chosen `fit` was called; 1 where what lies between two calls is negligible."""
+        sites = [fit.site and fit.site.key for fit in self._fits]
+        same = [index for index, site in enumerate(sites) if site == sites[chosen]]
+        if len(same) < 2 or len(self._fits_ended_at) <= same[1]:
+            return len(same)
+        # These calls trained a few steps, so this is what lies between two of them at most.
+        between = min(self._fits_ended_at[after] - self._fits_ended_at[before] for before, after in pairwise(same))
+        return 1 if between < NEGLIGIBLE * self._fits[chosen].planned_seconds else len(same)
 
     def _look_for_workers(self) -> None:
         """The strategy needs the script's other workers: it is run again with them."""
@@ -194,7 +221,7 @@ class _Survey(Hooks):
         )
 
     def _refuse(self, error: WorkloadError) -> NoReturn:
-        if self._facts and self._wanted is None:
+        if self._has_wanted_fit:
             self._end()
         self._fail(error)
 

@@ -18,7 +18,9 @@ from autotune.scripts.chain import drops_remainder
 from autotune.scripts.execute import leave, run_as_main
 from autotune.scripts.facts import ScriptFacts, Site, Trains
 from autotune.scripts.fit_call import FitCall, few_steps
+from autotune.scripts.long_run import changed_arguments
 from autotune.scripts.loop_trial import LoopTraining, OtherWorker, TrialHooks
+from autotune.scripts.refits import Refits
 from autotune.scripts.scope import open_when_building, refuse_another_scope
 from autotune.scripts.settings import Settings
 from autotune.space.configuration import Configuration
@@ -137,16 +139,46 @@ class _FitTraining(TrialHooks):
     """Times the tuned `fit` of a trial, which never comes back from it."""
 
     _count = 0
+    _refits: Refits | None = None
+
+    def restarted(self) -> bool:
+        """See `TrialHooks`: a loop over `fit` may be shorter than the survey's."""
+        self._count = 0
+        if self._refits is None:
+            return False
+        self._refits.end()
+        return True
 
     def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
         """See `Hooks`."""
         self._count += 1
         callbacks = self.effects.kept(arguments["callbacks"])
-        if self._count < self.facts.fit:
+        tuned = self.facts.fit_site
+        if self._count < self.facts.fit or (self._refits and tuned and site.key != tuned.key):
             return few_steps(model, usual, arguments, callbacks)
         call = FitCall(model=model, arguments=arguments, settings=self.wrappers.settings)
+        for each in callbacks:
+            _repeat_epochs(each, int(arguments["initial_epoch"]), max(1, call.epochs))
+        history = self._refit(call, usual, callbacks)
+        if self._refits is not None and not self._refits.are_measured:
+            return history
         self._obeying(partial(self._train, call, callbacks))
         return leave(0)
+
+    def _refit(self, call: FitCall, usual: Callable[..., Any], callbacks: list[Any]) -> Any:
+        """Run a `fit` that the script calls again and again as it is, but shorter."""
+        import tensorflow as tf
+
+        if self.facts.fit_calls < 2 or self.request.losses is not None:
+            return None
+        self._refits = self._refits or Refits(self.facts.fit_calls, tf.test.experimental.sync_devices)
+        if self._refits.are_measured:
+            return None
+        try:
+            arguments = {**call.arguments, **changed_arguments(call, self.configuration, self.facts)}
+            return self._refits.run(call.model, usual, arguments, callbacks)
+        except BaseException as error:
+            self._failed(error)
 
     def _train(self, call: FitCall, callbacks: list[Any]) -> None:
         request, configuration, model, given = self.request, self.configuration, call.model, call.arguments
@@ -162,8 +194,6 @@ class _FitTraining(TrialHooks):
             curves = loss_curves_as_built(model, train.one_epoch, configuration, request.losses, examples)
             self.channel.send(messages.LossCurves(curves=curves, gpus=gpus.gpu_names()))
             return
-        for each in callbacks:
-            _repeat_epochs(each, int(given["initial_epoch"]), max(1, call.epochs))
         kept = {name: given[name] for name in ("verbose", "validation_freq")}
         if call.kind != "arrays":
             kept["class_weight"] = given["class_weight"]
@@ -181,6 +211,8 @@ class _FitTraining(TrialHooks):
             fit_args={**kept, "callbacks": callbacks},
             validation_share=1.0 / frequency if isinstance(frequency, int) and frequency > 0 else 1.0,
             uneven=True,
+            refit_seconds=0.0 if self._refits is None else self._refits.seconds / max(1, call.epochs),
+            compiling_seconds=None if self._refits is None else self._refits.first_call_seconds,
         )
         keras_fit.time_fit(request, self.channel, configuration, parts)
 

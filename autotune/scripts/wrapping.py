@@ -46,6 +46,10 @@ class Hooks:
     def epoch_ended(self) -> None:
         """The dataset of a loop's training was read to its end."""
 
+    def cuts_epoch(self, can_be_cut: Callable[[], bool]) -> bool:
+        """Return whether the epoch of a loop is to end before its dataset does, where the script can bear that."""
+        return False
+
 
 class Wrappers:
     """The wrappers of one process.

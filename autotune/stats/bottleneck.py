@@ -57,8 +57,13 @@ class Profile(Frozen):
     reason: str = ""  # why there is no profile
 
 
+NOT_INSTALLED = "xprof is not installed: `pip install xprof` reads the files that are kept"
+"""Why a profile that was taken is not read."""
 # As shares of a step, those of XProf's own `input_pipeline_analyzer`; the last is of launch and of communication.
 INPUT_MODERATE, INPUT_HIGH = 0.05, 0.20
+SHOWN_ERROR = 0.005
+CLEARLY_FASTER = 1.25
+"""So many times as fast as the step, a pipeline alone does not limit the training; they may still share cores."""
 LAUNCH_HIGH = 0.15
 UNUSED_HIGH = 0.4
 """Share of a profiled step that no operation uses: large ones leave up to a quarter unused, tiny ones half and more."""
@@ -78,6 +83,8 @@ class Seen(Frozen):
     """What is known of a trial's steps; None where it was not measured."""
 
     waits: float | None = None  # share of a step that waits for input
+    waits_error: float = 0.0  # half of the width of its interval
+    ceilings: Ceilings | None = None
     outside: float | None = None  # share of a call's time outside of TensorFlow: in Keras, callbacks and the script
     profile: Profile | None = None
     gpu: float | None = None  # share of the time in which a kernel ran on the GPU
@@ -89,11 +96,11 @@ def bottleneck_of(seen: Seen) -> Bottleneck:
 
     | limit | rule |
     |---|---|
-    | input | it is highly input-bound |
+    | input | it is highly input-bound, the interval of its wait is above 5%, and its ceilings do not contradict |
     | communication | collectives take 15% of a profiled step |
     | launch | kernels are launched for 15% of a profiled step; or its operations leave 40% of it unused; or calls |
     | | spend 15% of their time outside TensorFlow; or no kernel runs on the GPU for 40% of the time |
-    | input | it is moderately input-bound |
+    | balanced | it is moderately input-bound, or the interval of its wait leaves open whether it is highly so |
     | compute, memory_bandwidth | what XProf's roofline model says bounds most of the operations' time on a GPU; else, |
     | | half of their time is matrix work, or is not; without a profile, the GPU's memory is read or written for 60% |
     """
@@ -101,19 +108,22 @@ def bottleneck_of(seen: Seen) -> Bottleneck:
     if seen.waits is None and seen.outside is None and profile is None:
         return Bottleneck(name="unknown", why="neither its input wait nor its calls were measured")
     whole = 0.0 if profile is None else sum(profile.breakdown.values())
-    waits, outside = seen.waits or 0.0, seen.outside or 0.0
+    waits, error, outside = seen.waits or 0.0, seen.waits_error, seen.outside or 0.0
     if profile is not None and whole > 0:  # a profile tells it step by step
-        waits = profile.breakdown.get("input", 0.0) / whole
-    by_input = Bottleneck(name="input", share=waits, why=f"the step waits for input {waits:.0%} of its time")
-    if waits >= INPUT_HIGH:
-        return by_input
+        waits, error = profile.breakdown.get("input", 0.0) / whole, 0.0
+    waiting = f"the step waits for input {waits:.0%} of its time"
+    if error >= SHOWN_ERROR:
+        waiting += f" (±{error:.0%})"
+    may_be_input = not _pipeline_is_faster(seen.ceilings)
+    if may_be_input and waits >= INPUT_HIGH and waits - error >= INPUT_MODERATE:
+        return Bottleneck(name="input", share=waits, why=waiting)
     if profile is not None and (found := _by_profile(profile)) is not None:
         return found
     if outside >= LAUNCH_HIGH:
         why = f"{outside:.0%} of a call passes outside of TensorFlow, in Keras, callbacks and Python"
         return Bottleneck(name="launch", share=outside, why=why)
-    if waits >= INPUT_MODERATE:
-        return by_input
+    if may_be_input and (waits - error >= INPUT_MODERATE or waits + error >= INPUT_HIGH):
+        return Bottleneck(name="balanced", share=waits, why=waiting)
     if profile is None and seen.gpu is not None and 1 - seen.gpu >= UNUSED_HIGH:
         why = f"the GPU runs a kernel for {seen.gpu:.0%} of the time, and the step waits for input {waits:.0%} of it"
         return Bottleneck(name="launch", share=1 - seen.gpu, why=why)
@@ -121,9 +131,15 @@ def bottleneck_of(seen: Seen) -> Bottleneck:
         why = f"the GPU's memory is read or written for {seen.gpu_memory:.0%} of the time"
         return Bottleneck(name="memory_bandwidth", share=seen.gpu_memory, why=why)
     if profile is None:
-        why = f"it waits for input {waits:.0%} of its time; without a profile compute and memory are not told apart"
-        return Bottleneck(name="compute_or_memory", share=1 - waits, why=why)
+        return Bottleneck(name="compute_or_memory", share=1 - waits, why=waiting)
     return _of_operations(profile)
+
+
+def _pipeline_is_faster(ceilings: Ceilings | None) -> bool:
+    """Return whether the input pipeline alone is clearly faster than the step alone."""
+    if ceilings is None or not ceilings.by_input or not ceilings.by_compute:
+        return False
+    return ceilings.by_input >= CLEARLY_FASTER * ceilings.by_compute
 
 
 def _by_profile(profile: Profile) -> Bottleneck | None:

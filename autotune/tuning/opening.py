@@ -32,6 +32,7 @@ from autotune.tuning.surroundings import (
     as_imported,
     instabilities,
     oddities,
+    refit_notes,
     refuse_knobs_that_cannot_act,
     script_notes,
 )
@@ -214,7 +215,9 @@ def open_run(
     notes = () if facts.script is None else script_notes(facts.script, warm.ready_seconds, warm.started.devices)
     own = {} if facts.script is None else facts.script.variables
     set_ = variables.notes({**os.environ, **own}, machine.packages.get("tensorflow", ""))
-    for text in (*set_, *notes, *oddities(facts, warm, opened.device), *instabilities(seat.baseline.trial.slices)):
+    slices = seat.baseline.trial.slices
+    seen = (*oddities(facts, warm, opened.device), *refit_notes(facts.script, slices), *instabilities(slices))
+    for text in (*set_, *notes, *seen):
         observe(Notice(text=text))
     return opened
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.record import Outcome, TrialRecord
-from autotune.stats.bottleneck import Profile, Seen, bottleneck_of
+from autotune.stats.bottleneck import NOT_INSTALLED, Profile
 from autotune.tuning.run import Run
+from autotune.tuning.trial import limit_of
 
 READ_SECONDS = 60.0
 FOLDER = "profile"  # of a trial's directory
-NOT_INSTALLED = "xprof is not installed: pip install 'autotune[profile]' reads the files that are kept"
 
 
 def note_profiles(run: Run) -> None:
@@ -25,12 +25,10 @@ def note_profiles(run: Run) -> None:
     read = read_profiles([folders[number] for number in profiled])
     for number, profile in zip(profiled, read, strict=True):
         record = run.records[number]
-        changes: dict[str, object] = {"profile": profile}
+        record = record.model_copy(update={"profile": profile})
         if record.outcome is Outcome.OK:
-            changes["bottleneck"] = bottleneck_of(
-                Seen(waits=record.input_wait_fraction, outside=record.outside_fraction, profile=profile)
-            )
-        run.records[number] = record.model_copy(update=changes)
+            record = record.model_copy(update={"bottleneck": limit_of(record)})
+        run.records[number] = record
         run.directory.write_trial(run.records[number])
 
 

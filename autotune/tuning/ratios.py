@@ -41,7 +41,10 @@ def rate(each: Slice, examples_per_epoch: int | None, epoch_overhead_seconds: fl
     """Samples per second of a long training at a slice's pace; slices of whole epochs hold their overhead."""
     overhead = None if each.epochs else epoch_overhead_seconds
     return long_run_rate(
-        each.examples, each.seconds, examples_per_epoch=examples_per_epoch, epoch_overhead_seconds=overhead
+        each.examples,
+        each.seconds + each.charged_seconds,
+        examples_per_epoch=examples_per_epoch,
+        epoch_overhead_seconds=overhead,
     )
 
 

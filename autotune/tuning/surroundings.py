@@ -74,7 +74,7 @@ def script_notes(script: ScriptFacts, ready_seconds: float, devices: int = 1) ->
         ready_seconds: From the request of the baseline's trial until it was warm.
         devices: Over which its training could be spread.
     """
-    if len(script.fits) > 1:
+    if len({fit.site and fit.site.key for fit in script.fits}) > 1:
         chosen = script.fits[script.fit - 1]
         yield (
             f"of the script's {len(script.fits)} calls of fit, the one in {chosen.line} is tuned; those before it run "
@@ -145,7 +145,8 @@ def oddities(facts: WorkloadFacts, warm: WarmUp, device: Device) -> Iterator[str
             f"the workload's dataset() sets {name}={format_value(value)} itself, so the baseline has it too, and it "
             "is not varied; take that line out to have it tuned"
         )
-    if facts.script is None or "persistent_iterator" not in facts.script.not_reached:
+    script = facts.script
+    if script is None or (script.fit_calls == 1 and "persistent_iterator" not in script.not_reached):
         yield from _slow_ends(facts, warm)
     if started.endless:
         if facts.validates:
@@ -181,6 +182,17 @@ def _slow_ends(facts: WorkloadFacts, warm: WarmUp) -> Iterator[str]:
         yield (
             f"the baseline spends {min(1.0, spent / epoch):.0%} of its time between epochs, where Keras makes a new "
             "iterator; persistent_iterator avoids that"
+        )
+
+
+def refit_notes(script: ScriptFacts | None, slices: Sequence[Slice]) -> Iterator[str]:
+    """A notice where much of the baseline's time passes between calls of `fit`."""
+    charged = sum(measured.charged_seconds for measured in slices)
+    share = charged / max(1e-9, charged + sum(measured.seconds for measured in slices))
+    if script is not None and script.fit_site is not None and share > NOTABLE_ENDS:
+        yield (
+            f"{script.fit_site} is called in a loop, and {share:.0%} of the baseline's time passes between its calls, "
+            "which is charged; a single call with more epochs would avoid what fit itself takes of that"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 from autotune.executors.executor import TrialFailed, WarmUp
 from autotune.record import Looks, Outcome, Pair, Pairing, Phase, Place, Slice, TrialRecord
 from autotune.space.configuration import Configuration
-from autotune.stats.bottleneck import Profile, Seen, bottleneck_of
+from autotune.stats.bottleneck import Bottleneck, Profile, Seen, bottleneck_of
 from autotune.stats.deciding import Objective
 from autotune.stats.disturbance import disturbances
 from autotune.stats.intervals import Interval, Spread, mean_interval
@@ -19,6 +20,7 @@ from autotune.tuning import ratios
 from autotune.tuning.ratios import RatedPair, by_instance, rate
 from autotune.worker.messages import Finished
 
+UNKNOWN_WAIT_ERROR = 0.1  # of the input wait, where a single slice has no spread
 MOST_PAIRS_AGAIN = 4  # of an instance, for those that were disturbed
 
 
@@ -215,14 +217,7 @@ class Trial:
             skipped_steps=_total(each.skipped_steps for each in own),
         )
         if outcome is Outcome.OK:
-            used = record.gpu_figures
-            seen = Seen(
-                waits=record.input_wait_fraction,
-                outside=record.outside_fraction,
-                gpu=used["gpu_utilisation"],
-                gpu_memory=used["gpu_memory_utilisation"],
-            )
-            record = record.model_copy(update={"bottleneck": bottleneck_of(seen)})
+            record = record.model_copy(update={"bottleneck": limit_of(record)})
         if warm is not None:
             return record.model_copy(update=self._when_warm(warm, own))
         return record.model_copy(
@@ -268,6 +263,30 @@ class Trial:
             if own
             else None,
         }
+
+
+def limit_of(record: TrialRecord) -> Bottleneck:
+    """Return what limits a trial, by its record.
+
+    The input wait compares calls on a kept batch with those in the slices, which ran at other moments. So the spread
+    of the slices tells how well it is known.
+    """
+    paces = [math.log(measured.seconds / measured.examples) for measured in record.own_slices]
+    error = UNKNOWN_WAIT_ERROR
+    if len(paces) > 1:
+        error = 2 * statistics.stdev(paces) * math.sqrt(1 + 1 / len(paces))
+    used = record.gpu_figures
+    return bottleneck_of(
+        Seen(
+            waits=record.input_wait_fraction,
+            waits_error=min(1.0, error * (1 - (record.input_wait_fraction or 0.0))),
+            outside=record.outside_fraction,
+            ceilings=record.ceilings,
+            profile=record.profile,
+            gpu=used["gpu_utilisation"],
+            gpu_memory=used["gpu_memory_utilisation"],
+        )
+    )
 
 
 def speedup_of(trial: Trial) -> Interval | None:

@@ -6,6 +6,7 @@ import itertools
 import math
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,8 +53,9 @@ def measure_between_epochs(
     call_seconds: float,
     iterator: Any,
     validation_batches: int | None,
+    fit_args: Mapping[str, Any] | None = None,
 ) -> BetweenEpochs:
-    """Measure what an epoch costs beyond its steps: a new iterator, a refilled shuffle buffer, validation.
+    """Measure what an epoch costs beyond its steps: a new iterator, a refilled shuffle buffer, callbacks, validation.
 
     Trains a few short epochs of the same pipeline and subtracts the time of their steps. They never reach the end of a
     long one, where steps take what the shuffle buffer holds and need not wait for new examples. So the refill costs a
@@ -67,17 +69,23 @@ def measure_between_epochs(
         call_seconds: What a call of the train function usually takes.
         iterator: Of the training so far, which no training goes on with.
         validation_batches: How many are validated; None where that is unknown.
+        fit_args: Further arguments of `fit`: its callbacks and its progress bar belong to an epoch.
     """
-    seconds, call = _short_epochs(model, train, training, call_seconds)
+    fit_args = dict(fit_args or {})
+    if validation is not None and fit_args.get("callbacks"):  # which read what it reports
+        fit_args["validation_data"] = validation.take(training.steps_per_call)
+    seconds, call = _short_epochs(model, train, training, call_seconds, fit_args)
     steps, per_call = training.steps_per_epoch, training.steps_per_call
     assert steps is not None
     excluded = seconds >= WORTH_MENDING * call * steps / per_call and _counted_calls(train, training) is not None
     if excluded and (kept := kept_call_seconds(model, iterator, KEPT_SECONDS)) is not None:
         buffered = _steps_in_shuffle_buffer(train.dataset, training.batch_size) or 0.0
         seconds = max(0.0, seconds - max(0.0, call - kept) * buffered / per_call)
-    validating = 0.0 if validation is None else _validation_seconds(model, validation, per_call, validation_batches)
+    first, validating = 0.0, 0.0
+    if validation is not None:
+        first, validating = _validation_seconds(model, validation, per_call, validation_batches)
     boundary = Boundary(
-        seconds=seconds,
+        seconds=max(0.0, seconds - first) if "validation_data" in fit_args else seconds,
         validation_seconds=validating,
         seconds_per_example=max(call, 1e-9) / (per_call * training.batch_size),
         tail_excluded=excluded,
@@ -86,45 +94,62 @@ def measure_between_epochs(
 
 
 def _short_epochs(
-    model: keras.Model, train: TrainingPipeline, training: Training, call_seconds: float
+    model: keras.Model, train: TrainingPipeline, training: Training, call_seconds: float, fit_args: Mapping[str, Any]
 ) -> tuple[float, float]:
-    """What short epochs take beyond their calls, and what a call within one takes, in seconds: the medians."""
+    """What short epochs take beyond their calls, and what a call within one takes, in seconds: the medians.
+
+    What passes between two calls of an epoch, as in callbacks of each batch, belongs to the steps.
+    """
     fewest, most = SHORT_EPOCH_CALLS
     calls_each = int(min(most, max(fewest, SHORT_EPOCH_SECONDS / max(call_seconds, 1e-9))))
     calls: list[list[float]] = []
+    pauses: list[float] = []  # of each epoch, between its calls
     ends: list[float] = []
+    call_ended_at = math.inf
+
+    def epoch_began(*_: Any) -> None:
+        nonlocal call_ended_at
+        calls.append([])
+        pauses.append(0.0)
+        call_ended_at = math.inf
 
     def epoch_ended(*_: Any) -> None:
         ends.append(time.perf_counter())
-        if len(ends) > 1 and ends[-1] - began > SHORT_EPOCHS_SECONDS:
-            model.stop_training = True
+        # Whatever a callback of the script's has decided.
+        model.stop_training = len(ends) > 1 and ends[-1] - began > SHORT_EPOCHS_SECONDS
 
     def timed(batches: Any) -> Any:
+        nonlocal call_ended_at
         call_began = time.perf_counter()
+        pauses[-1] += max(0.0, call_began - call_ended_at)
         logs = usual(batches)
         training.synchronise()
-        calls[-1].append(time.perf_counter() - call_began)
+        call_ended_at = time.perf_counter()
+        calls[-1].append(call_ended_at - call_began)
         return logs
 
     few = train.shorter(calls_each * training.steps_per_call)
-    edges = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: calls.append([]), on_epoch_end=epoch_ended)
+    edges = keras.callbacks.LambdaCallback(on_epoch_begin=epoch_began, on_epoch_end=epoch_ended)
+    callbacks = [*fit_args.get("callbacks", ()), edges]
+    arguments = {"verbose": 0, "shuffle": False, **fit_args, "epochs": SHORT_EPOCHS, "callbacks": callbacks}
     usual, model.train_function = model.train_function, timed
     began = time.perf_counter()
     try:
-        model.fit(**few.fit_args, epochs=SHORT_EPOCHS, verbose=0, shuffle=False, callbacks=[edges])
+        model.fit(**few.fit_args, **arguments)
     finally:
         model.train_function = usual
     later = [seconds for epoch in calls for seconds in epoch[1:]]
     call = statistics.median(later or [epoch[0] for epoch in calls if epoch] or [call_seconds])
     lengths = (end - before for before, end in itertools.pairwise(ends))
-    starts = [length - sum(epoch[1:]) - call for length, epoch in zip(lengths, calls[1:], strict=True)]
+    later_epochs = zip(lengths, calls[1:], pauses[1:], strict=True)
+    starts = [length - pause - sum(epoch[1:]) - call for length, epoch, pause in later_epochs]
     return max(0.0, statistics.median(starts)), call
 
 
 def _validation_seconds(
     model: keras.Model, validation: tf.data.Dataset, steps_per_call: int, batches: int | None
-) -> float:
-    """What a whole validation of so many batches takes, by parts of it, each twice as long as the one before.
+) -> tuple[float, float]:
+    """What the first call of a validation takes, and all of its batches, by parts of it, each twice as long as before.
 
     What each further call takes is the difference between the last two parts.
     """
@@ -138,12 +163,13 @@ def _validation_seconds(
         return seconds
 
     whole = UNKNOWN_VALIDATION_CALLS if batches is None else math.ceil(batches / steps_per_call)
-    calls, seconds, per_call = 1, part_seconds(1), 0.0
+    first = part_seconds(1)
+    calls, seconds, per_call = 1, first, 0.0
     while calls < whole and (calls == 1 or seconds < VALIDATION_SECONDS):
         before, fewer, calls = seconds, calls, min(2 * calls, whole)
         seconds = part_seconds(calls)
         per_call = max(0.0, seconds - before) / (calls - fewer)
-    return seconds + max(0, whole - calls) * per_call
+    return first, seconds + max(0, whole - calls) * per_call
 
 
 def _counted_calls(train: TrainingPipeline, training: Training) -> int | None:

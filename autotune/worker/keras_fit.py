@@ -51,6 +51,8 @@ class Parts:
     fit_args: Mapping[str, Any] = field(default_factory=dict)  # more of `fit`'s; its `callbacks` precede the trial's
     validation_share: float = 1.0  # validations for each epoch
     uneven: bool = False  # batches may have any length
+    refit_seconds: float = 0.0  # an epoch's share of what a further call of `fit` costs beyond its epochs
+    compiling_seconds: float | None = None  # of the call that has compiled already
 
 
 def run(
@@ -101,6 +103,7 @@ def time_fit(
         examples=data.examples,
         drop_remainder=parts.drop_remainder,
         synchronise=tf.test.experimental.sync_devices,
+        charged_per_epoch_seconds=parts.refit_seconds,
     )
     channel.send(
         messages.Started(
@@ -137,6 +140,8 @@ def time_fit(
         between_epochs=known if validation is None else None,  # a `fit` that validates is left
         gauges=measured,
     )
+    if parts.compiling_seconds is not None:
+        clock.warm_up.compiling_seconds.append(parts.compiling_seconds)
     measured.append(gauges.ruined_weights(model, clock.progress))
     if (finite := finite_steps(getattr(model, "optimizer", None))) is not None:
         measured.append(gauges.skipped_steps(clock.progress, finite))
@@ -152,6 +157,7 @@ def time_fit(
             call_seconds=clock.warm_up.usual_call_seconds,
             iterator=clock.iterator,
             validation_batches=_validation_batches(validation, data),
+            fit_args=parts.fit_args,
         )
         validating = between.boundary.validation_seconds * parts.validation_share
         return replace(between, boundary=between.boundary.model_copy(update={"validation_seconds": validating}))
@@ -224,7 +230,8 @@ def fit(
         model.train_function = usual
         clock.time_by_steps(between_epochs())
         model.train_function = timed
-        model.fit(**data, **arguments)
+        few = None if parts.validation is None else parts.validation.take(clock.progress.training.steps_per_call)
+        model.fit(**data, validation_data=few, **arguments)  # callbacks read what a validation reports
         raise early
     except TrainingEnded as ended:
         return ended.finish

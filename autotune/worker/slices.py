@@ -132,6 +132,7 @@ class Slices:
             figures |= measured(current.seconds)
         told = Slice(
             seconds=current.seconds,
+            charged_seconds=self._progress.training.charged_seconds(current.examples),
             steps=current.steps,
             examples=current.examples,
             epochs=current.epochs,

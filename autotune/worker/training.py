@@ -18,6 +18,7 @@ class Training:
     examples: int | None  # per epoch; None where the training has no end
     drop_remainder: bool  # a smaller last batch is dropped
     synchronise: Callable[[], None]  # waits until the devices have done what they were given
+    charged_per_epoch_seconds: float = 0.0  # an epoch's share of what a further call of `fit` costs
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -53,6 +54,11 @@ class Training:
         """Examples that a whole epoch trains on, None without an end."""
         steps = self.steps_per_epoch
         return None if steps is None else self.examples_in_epoch(steps)
+
+    def charged_seconds(self, examples: int) -> float:
+        """Return what further calls of `fit` cost for so many examples."""
+        whole = self.examples_per_epoch
+        return self.charged_per_epoch_seconds * examples / whole if whole else 0.0
 
 
 @dataclass

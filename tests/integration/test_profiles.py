@@ -93,4 +93,4 @@ def test_without_the_reader_the_files_stay(tmp_path, monkeypatch):
     folder = tmp_path / "profile"
     folder.mkdir()
     (profile,) = read_profiles([Path(folder)])
-    assert "pip install 'autotune[profile]'" in profile.reason
+    assert "pip install xprof" in profile.reason
