@@ -66,7 +66,14 @@ def parse_reference(text: str) -> WorkloadReference:
             if found.is_file():
                 raise _hidden(needed, found if found.name != "__init__.py" else found.parent)
     script = ScriptSettings() if sources and not separator and not binds_workload(sources[0], name) else None
-    return WorkloadReference(file=file, module=module, name=name, search_path=(str(directory),), script=script)
+    return WorkloadReference(
+        file=file,
+        module=module,
+        name=name,
+        search_path=(str(directory),),
+        script=script,
+        called_as=location if script is not None and file is not None else "",
+    )
 
 
 def _readable(location: str) -> Path:

@@ -141,6 +141,7 @@ class WorkloadReference(BaseModel, frozen=True, extra="forbid"):
     search_path: tuple[str, ...] = ()  # put in front of `sys.path`
     args: tuple[str, ...] = ()  # `sys.argv[1:]` of the user's file
     script: ScriptSettings | None = None  # it is a script as it is, and no `Workload`
+    called_as: str = ""  # a script's path as the user wrote it: it may be a link to `file`
 
     def __str__(self) -> str:
         """As the user writes it: `path/to/file.py:name`; without a name for a script."""
@@ -148,7 +149,9 @@ class WorkloadReference(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def shown(self) -> str:
-        """The file, from the current directory where it is below; or the module."""
+        """The file as the user wrote it, or from the current directory where it is below; or the module."""
+        if self.called_as:
+            return self.called_as
         return str(self.module) if self.file is None else self.file.removeprefix(os.path.join(os.getcwd(), ""))
 
 
