@@ -190,7 +190,7 @@ def _facts(
 
 def _epochs_range(watch: LoopWatch, reference: WorkloadReference) -> Site | None:
     """The `range()` that the loop over epochs runs by, where the script's own file has one."""
-    file, place, stack = sys.modules["__main__"].__file__, watch.place, traceback.walk_stack(sys._getframe())
+    file, place, stack = str(sys.modules["__main__"].__file__), watch.place, traceback.walk_stack(sys._getframe())
     lines = [line for frame, line in stack if frame.f_code.co_filename == file]
     if place is not None and place[0] == file and lines:
         lines[0] = place[1]  # where the data is read from its beginning
