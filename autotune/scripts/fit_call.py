@@ -108,7 +108,7 @@ class FitCall:
             for knob in ("batch_size", "workers", "use_multiprocessing", "max_queue_size"):
                 if knob in self.settings.changes:
                     setattr(x, knob, self.settings.changes[knob])
-        dataset = _batches(
+        dataset = keras_batches(
             (x, y, weights),
             counted=kind != "arrays",
             batch_size=self.batch_used,
@@ -127,7 +127,7 @@ class FitCall:
         if not isinstance(held_out, tf.data.Dataset):
             parts = held_out if isinstance(held_out, tuple | list) else (held_out,)
             size = self.arguments["validation_batch_size"] or self.batch_used or DEFAULT_BATCH
-            held_out = _batches((*parts, None, None)[:3], batch_size=size, shuffle=False, class_weight=None)
+            held_out = keras_batches((*parts, None, None)[:3], batch_size=size, shuffle=False, class_weight=None)
         steps = self.arguments["validation_steps"]
         return held_out.take(int(steps)) if steps else held_out
 
@@ -204,8 +204,8 @@ def honours_batch_size(x: Any) -> bool:
         x.batch_size = size
 
 
-def _batches(parts: tuple[Any, Any, Any], *, counted: bool = True, **arguments: Any) -> tf.data.Dataset:
-    """What Keras makes of data that is no dataset. `counted`: it says how many batches it has."""
+def keras_batches(parts: tuple[Any, Any, Any], *, counted: bool = True, **arguments: Any) -> tf.data.Dataset:
+    """Return the batches that Keras makes of data that is no dataset. `counted`: they know their number."""
     import tensorflow as tf
 
     adapter = data_adapter(*parts, steps_per_epoch=None, **arguments)

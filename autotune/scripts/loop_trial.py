@@ -173,6 +173,7 @@ class LoopTraining(TrialHooks):
                 jit_compile=bool(self.wrappers.settings.value("jit_compile", self._watch.jit_compile)),
                 examples_per_epoch=training.examples_per_epoch,
                 element=str(getattr(dataset, "element_spec", "batches that the script makes"))[:2000],
+                batch_ranks=apply.batch_ranks(dataset) if is_dataset else (),
                 parameters=sum(int(each.shape.num_elements() or 0) for each in weights),
                 gpus=gpus.gpu_names(),
                 devices=len(devices()),
