@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from autotune.errors import WorkloadError
+from autotune.scripts import children
 from autotune.scripts.call_sites import calls_in
 from autotune.scripts.facts import Site
 from autotune.scripts.side_effects import SideEffects
@@ -107,8 +108,13 @@ class _Found(BaseException):
 
 
 class _StopAtFramework(importlib.abc.MetaPathFinder):
+    def __init__(self, answer: Callable[[], object]) -> None:
+        self._answer = answer
+
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name.partition(".")[0] in _FRAMEWORKS:
+            if children.is_child():  # whose parent may wait for its result
+                self._answer()
             raise _Found
         return None
 
@@ -120,16 +126,21 @@ def discover(reference: WorkloadReference) -> tuple[dict[str, str], list[str]]:
     """
 
     def run(answer: int) -> None:
+        children.watch_children(answer, imports=True)
         before = dict(os.environ)
+
+        def changed() -> dict[str, str]:
+            return {name: text for name, text in os.environ.items() if before.get(name) != text}
+
         SideEffects(reference, lambda _: os._exit(0)).watch_writes()  # the survey says it again
-        sys.meta_path.insert(0, _StopAtFramework())
+        sys.meta_path.insert(0, _StopAtFramework(lambda: children.answer_for_parent(changed())))
         with contextlib.suppress(BaseException):  # where it fails, the survey says so
             run_as_main(reference)
-        tell(answer, {name: text for name, text in os.environ.items() if before.get(name) != text})
+        tell(answer, changed())
 
-    changed = told_by_fork(run)
+    variables = told_by_fork(run)
     files = own_files(file_of(reference), Path(directory_of(reference)))
-    return changed, [each for each in installed_packages(files) if each not in _FRAMEWORKS]
+    return variables, [each for each in installed_packages(files) if each not in _FRAMEWORKS]
 
 
 def tell(answer: int, told: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autotune.errors import WorkloadError
-from autotune.scripts import ranks, sources
+from autotune.scripts import children, ranks, sources
 from autotune.scripts.execute import directory_of, file_of, leave, tell, told_by_fork
 from autotune.scripts.facts import Fit, ScriptSettings, Site
 from autotune.scripts.fit_call import FitCall, few_steps
@@ -80,6 +80,7 @@ class _Survey(Hooks):
         import keras
         import tensorflow as tf
 
+        children.watch_children(self._answer)
         try:
             if self._workers:
                 self._number = ranks.start_others(self._workers, lambda why: self._fail(WorkloadError(why)))
@@ -108,6 +109,8 @@ class _Survey(Hooks):
 
         if self._workers > 1:
             self._fail(ranks.FIT_FAILS)
+        if children.is_child():
+            children.refuse_training()
         number, began = len(self._fits) + 1, time.perf_counter()
         if self._around.before_seconds is None:
             self._around.before_seconds = began - self._began
@@ -135,6 +138,8 @@ class _Survey(Hooks):
 
     def stepped(self, examples: int, logs: Any) -> None:
         """See `Hooks`: after a few steps enough is known."""
+        if children.is_child() and not self._number:
+            children.refuse_training()
         self._steps += 1
         if self._around.before_seconds is None:
             self._around.before_seconds = (self._watch.read_at or time.perf_counter()) - self._began
@@ -203,5 +208,7 @@ class _Survey(Hooks):
         self._say({"message": told.reason, "hint": told.hint, "detail": told.detail, "no_memory": no_memory})
 
     def _say(self, told: dict[str, Any]) -> NoReturn:
+        if children.is_child() and not self._number:
+            children.answer_for_parent(told)
         tell(self._answer, told)
         leave(0)

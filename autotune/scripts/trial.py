@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -101,9 +102,13 @@ def run_users(reference: WorkloadReference, *, endless: Site | None = None) -> N
     Raises:
         WorkloadError: It has raised an exception. What `failures.is_nobodys` says passes through.
     """
-    name = reference.shown
+    name, own = reference.shown, os.getpid()
     try:
-        run_as_main(reference, endless=endless)
+        try:
+            run_as_main(reference, endless=endless)
+        finally:
+            if os.getpid() != own:  # a fork by the script's `os.fork` is over, and answers for nobody
+                leave(sys.exc_info()[0] is not None)
     except SystemExit as error:
         if error.code not in (None, 0):
             raise exit_error(name, error, ARGS_HINT) from error

@@ -270,7 +270,12 @@ def _executor(
             left=left,
         )
     return TrialProcesses(
-        reference, logs=directory.log_directory, isolation=options.isolation, profile=options.profile, places=places
+        reference,
+        logs=directory.log_directory,
+        isolation=options.isolation,
+        profile=options.profile,
+        places=places,
+        import_seconds=left(),
     )
 
 

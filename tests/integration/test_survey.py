@@ -263,6 +263,33 @@ class Batches(keras.utils.PyDataset):
 model.fit(Batches())
 """,
 }
+IN_CHILD = """
+import multiprocessing
+import keras
+import numpy as np
+
+def train(queue):
+    x = np.zeros((96, 4), "float32")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(x, x[:, :1])
+    queue.put("trained")
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("{method}")
+    queue = context.SimpleQueue()
+    context.Process(target=train, args=(queue,)).start()
+    print(queue.get())
+    open("{method}.txt", "w")
+"""
+SCRIPTS["trains_in_fork"] = IN_CHILD.format(method="fork")
+SCRIPTS["trains_in_spawned"] = IN_CHILD.format(method="spawn")
+SCRIPTS["trains_in_subprocess"] = (
+    "import subprocess, sys\nsubprocess.run([sys.executable, '../numpy_slices/train.py'])\nopen('run.txt', 'w')\n"
+)
+SCRIPTS["forks_itself"] = (
+    "import os\nif os.fork() == 0:\n    raise SystemExit(0)\nos.wait()\n" + COMPILED + "model.fit(x, y)\n"
+)
 SCRIPTS["sets_variables"] = (
     'import os\nos.environ["TF_GPU_THREAD_MODE"] = "gpu_private"\n'
     + COMPILED
@@ -469,6 +496,26 @@ def test_what_tensorflow_writes_itself_is_seen_too(told, folder):
     assert not (folder / "makes_its_data_by_tensorflow" / "made").exists()
     assert "train.py, line 9: writes to" in told["overwrites_by_tensorflow"]["message"]
     assert (folder / "overwrites_by_tensorflow" / "kept.txt").read_text(encoding="utf-8") == "old"
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("trains_in_fork", "trains_in_fork/train.py, line 10"),
+        ("trains_in_spawned", "trains_in_spawned/train.py, line 10"),
+        ("trains_in_subprocess", "numpy_slices/train.py, line 14"),
+    ],
+)
+def test_a_training_in_a_child_is_stopped_and_named(told, folder, name, where):
+    """It would train for as long as it takes, and a parent that waits for its result would wait for ever."""
+    assert f"{where}: trains in a process that the script starts" in told[name]["message"]
+    assert "tune the file that trains" in told[name]["hint"]
+    assert not list((folder / name).glob("*.txt")), "the script goes on"
+
+
+def test_a_fork_that_ends_does_not_answer_for_the_script(told):
+    """What a script does in a fork of its own is no training, and its end is not the script's."""
+    assert facts(told, "forks_itself")["batch_size"] == 32
 
 
 @pytest.mark.parametrize(
