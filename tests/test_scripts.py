@@ -261,6 +261,8 @@ def test_tuned_gives_the_scripts_values_and_those_of_a_trial(monkeypatch):
     assert tuned.tuned(batch_size=32).batch_size == 32
     monkeypatch.setattr(tuned, "_settings", Settings(changes={"batch_size": 128}))
     assert tuned.tuned(batch_size=32, prefetch=1).batch_size == 128
+    assert tuned.tuned(batch_size=32).batch_size == 128
+    assert tuned.tuned(batch_size=16).batch_size == 16, "the script has tried again with less"
     with pytest.raises(ConfigurationError, match="batch_sise"):
         tuned.tuned(batch_sise=32)
 

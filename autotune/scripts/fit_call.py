@@ -69,8 +69,8 @@ class FitCall:
             return int(self.arguments["batch_size"] or DEFAULT_BATCH)
         if kind == "py_dataset":
             size = _attribute(x)
-            set_here = size is not None and size == self.settings.changes.get("batch_size")
-            return int(self.settings.own["batch_size"]) if set_here else size
+            set_here = "batch_size" in self.settings.first and size == self.settings.changes.get("batch_size")
+            return int(self.settings.first["batch_size"]) if set_here else size
         calls = batch_calls(x)[0] if kind == "dataset" else []
         return calls[0].given if calls else None
 
@@ -82,7 +82,7 @@ class FitCall:
             return None
         if self.kind == "dataset":
             return int(batch_calls(self.arguments["x"])[0][0].used)
-        return int(self.settings.value("batch_size", given))
+        return int(self.settings.value_once("batch_size", given))
 
     @property
     def epochs(self) -> int:
@@ -105,7 +105,9 @@ class FitCall:
         if kind == "dataset":
             return x, x
         if kind == "py_dataset":
-            for knob in ("batch_size", "workers", "use_multiprocessing", "max_queue_size"):
+            if "batch_size" in self.settings.changes and self.batch_used is not None:
+                x.batch_size = self.batch_used
+            for knob in ("workers", "use_multiprocessing", "max_queue_size"):
                 if knob in self.settings.changes:
                     setattr(x, knob, self.settings.changes[knob])
         dataset = keras_batches(

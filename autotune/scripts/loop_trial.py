@@ -15,7 +15,7 @@ from autotune.devices.telemetry import peak_host_bytes
 from autotune.executors.executor import Data
 from autotune.recipe import apply
 from autotune.recipe.strategy import devices
-from autotune.record import Boundary
+from autotune.record import Boundary, Outcome
 from autotune.scripts.chain import batch_calls, drops_remainder, examples_of
 from autotune.scripts.execute import directory_of, leave
 from autotune.scripts.facts import ScriptFacts, ScriptSettings, Site
@@ -150,6 +150,12 @@ class LoopTraining(TrialHooks):
         dataset, request = self._watch.dataset, self.request
         is_dataset = isinstance(dataset, tf.data.Dataset)
         calls = batch_calls(dataset)[0] if is_dataset else []
+        if calls and "batch_size" in self.facts.sites and calls[0].used != self.configuration.batch_size:
+            raise failures.TrainingFailed(
+                Outcome.ERROR,
+                f"the script trains in batches of {calls[0].used} in place of {self.configuration.batch_size}: "
+                "it tries again with another size by itself",
+            )
         size = self._watch.parts * calls[0].used if calls else examples or self.configuration.batch_size
         began = time.monotonic()
         # Epochs are not seen where each step reads its batch itself, and not known where several replicas read.
