@@ -22,6 +22,16 @@ def short(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
+def with_article(noun: str) -> str:
+    """Return `an int` for `int`, and `a list` for `list`."""
+    return f"{'an' if noun[:1].lower() in tuple('aeiou') else 'a'} {noun}"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return `1 trial` or `2 trials`, with separators from a thousand on."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def first_line(text: str) -> str:
     """The first line of a text; empty where there is none."""
     return next(iter(text.splitlines()), "")

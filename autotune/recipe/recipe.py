@@ -18,7 +18,7 @@ from autotune.devices.machine import Machine, fingerprint
 from autotune.errors import ApplyError, ArgumentError, MachineMismatchError, RecipeError
 from autotune.files import read_at_most, write_atomically
 from autotune.models import Amount, Count, Many, Positive, first_mistake
-from autotune.printable import one_line
+from autotune.printable import one_line, with_article
 from autotune.recipe import apply
 from autotune.recipe.evidence import Evidence, Knobs, Part
 from autotune.recipe.strategy import strategy_of
@@ -350,7 +350,7 @@ def _training_pipeline(
     dataset = apply.as_dataset(given)
     if not hasattr(dataset, "element_spec"):
         raise ApplyError(
-            f"the recipe was given a {type(given).__name__}, expected a tf.data.Dataset or arrays",
+            f"the recipe was given {with_article(type(given).__name__)}, expected a tf.data.Dataset or arrays",
             hint="Set its batch size by recipe.batch_size, and its other knobs by recipe.configuration.",
         )
     batched, drop = workload.batched, workload.drop_remainder if drop_remainder is None else drop_remainder

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autotune.errors import WorkloadError
+from autotune.printable import plural
 from autotune.scripts import children, ranks, sources
 from autotune.scripts.execute import directory_of, file_of, leave, tell, told_by_fork
 from autotune.scripts.facts import Fit, ScriptSettings, Site
@@ -176,7 +177,7 @@ class _Survey(Hooks):
         if number > len(self._fits):
             self._fail(
                 WorkloadError(
-                    f"--fit {number}: {self._reference.shown} calls fit {len(self._fits)} times",
+                    f"--fit {number}: {self._reference.shown} has {plural(len(self._fits), 'call')} of fit",
                     hint=f"Give a number from 1 to {len(self._fits)}, or leave --fit out to tune the longest.",
                 )
             )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from autotune.devices.machine import Machine, memory_limit_bytes
 from autotune.errors import ArgumentError, NoStableConfigurationError, WorkloadError
 from autotune.executors.executor import Clock, Executor, SeatLost, WarmUp
+from autotune.printable import with_article
 from autotune.run_directory import CREATED, SCRATCH, RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
 from autotune.scripts.facts import ScriptSettings, Trains
 from autotune.scripts.side_effects import remove_created
@@ -50,7 +51,7 @@ def reference_to(workload: object, args: Sequence[str] | None = None) -> Workloa
     if isinstance(workload, (str, os.PathLike)):
         return parse_reference(os.fspath(workload)).model_copy(update=given)
     raise ArgumentError(
-        f"the workload is a {type(workload).__name__}, expected an autotune.Workload, or where one is",
+        f"the workload is {with_article(type(workload).__name__)}, expected an autotune.Workload, or where one is",
         hint='Hand over the Workload itself, or text such as "path/to/file.py:name".',
     )
 
@@ -211,7 +212,11 @@ def open_run(
         )
     if warm.started.devices > 1 and "global_batch" in run.baseline and "strategy" not in run.baseline:
         observe(Notice(text=f"strategy is not varied: {NOT_ACCUMULATED}"))
-    notes = () if facts.script is None else script_notes(facts.script, warm.ready_seconds, warm.started.devices)
+    notes = (
+        ()
+        if facts.script is None
+        else script_notes(facts.script, warm.ready_seconds, warm.started.devices, opened.device)
+    )
     own = {} if facts.script is None else facts.script.variables
     set_ = variables.notes({**os.environ, **own}, machine.packages.get("tensorflow", ""))
     for text in (*set_, *notes, *oddities(facts, warm, opened.device), *instabilities(seat.baseline.trial.slices)):

@@ -10,8 +10,7 @@ from autotune.recipe.evidence import BestCandidate, Confirmation, Evidence, Peak
 from autotune.recipe.recipe import CreatedBy, LearningRate, Recipe, RecipeWorkload
 from autotune.record import Standing, TrialRecord
 from autotune.report.advice import advice
-from autotune.run_directory import RunRecord
-from autotune.scripts.facts import ScriptFacts
+from autotune.run_directory import RunRecord, WorkloadRecord
 from autotune.space.configuration import Configuration
 from autotune.stats import growth, numerics
 from autotune.stats.deciding import Verdict
@@ -60,7 +59,7 @@ def recommend(
     return Recipe(
         configuration=dict(configuration),
         baseline=dict(run.baseline),
-        evidence=_evidence(found, champion, watched, run, workload.script, measured=batch_losses is not None),
+        evidence=_evidence(found, champion, watched, run, workload, measured=batch_losses is not None),
         learning_rate=LearningRate.between(configuration.update_size, run.baseline.update_size, losses=batch_losses),
         machine=record.machine,
         workload=RecipeWorkload(
@@ -97,15 +96,10 @@ def _spread(chosen: TrialRecord, run: Run) -> TrialRecord | None:
 
 
 def _evidence(
-    found: Found,
-    champion: Leader | None,
-    watched: Watch | None,
-    run: Run,
-    script: ScriptFacts | None,
-    *,
-    measured: bool,
+    found: Found, champion: Leader | None, watched: Watch | None, run: Run, workload: WorkloadRecord, *, measured: bool
 ) -> Evidence:
-    state = found.state
+    state, script = found.state, workload.script
+    unreached = {*run.not_reached, *(() if workload.takes_config else ("num_parallel_calls",))}
     searched = run.records[0]
     reference = chosen = searched
     checks: tuple[Check, ...] = ()
@@ -145,7 +139,7 @@ def _evidence(
         joules_per_sample=chosen.gpu_figures["joules_per_sample"],
         baseline_joules_per_sample=reference.gpu_figures["joules_per_sample"],
         input_wait_fraction=chosen.input_wait_fraction,
-        advice=tuple(advice(searched, None if champion is None else chosen, script, _spread(chosen, run))),
+        advice=tuple(advice(searched, None if champion is None else chosen, script, _spread(chosen, run), unreached)),
         stability=Stability(
             checks=tuple(each for each in checks if each.tells),
             not_checked=(PART_OF_HOST,) * (run.executor.whole is not None)

@@ -14,7 +14,7 @@ from autotune.executors.executor import WarmUp
 from autotune.record import Slice
 from autotune.scripts.facts import NO_XLA, ScriptFacts, Trains
 from autotune.space.configuration import Configuration, format_value
-from autotune.space.knobs import KNOBS, Device, Stage
+from autotune.space.knobs import KNOBS, STRATEGY_KNOBS, Device, Stage
 from autotune.stats.stability import MOST_RETRACES, MOST_SKIPPED, RETRACING_ADVICE
 from autotune.workloads.workload import WorkloadFacts
 
@@ -66,13 +66,16 @@ def refuse_knobs_that_cannot_act(facts: WorkloadFacts, *, where: str) -> None:
             )
 
 
-def script_notes(script: ScriptFacts, ready_seconds: float, devices: int = 1) -> Iterator[str]:
+def script_notes(
+    script: ScriptFacts, ready_seconds: float, devices: int = 1, device: Device = Device.CPU
+) -> Iterator[str]:
     """What to know of how a script is tuned.
 
     Args:
         script: What is known of it.
         ready_seconds: From the request of the baseline's trial until it was warm.
         devices: Over which its training could be spread.
+        device: What it trains on.
     """
     if len(script.fits) > 1:
         chosen = script.fits[script.fit - 1]
@@ -82,9 +85,12 @@ def script_notes(script: ScriptFacts, ready_seconds: float, devices: int = 1) ->
         )
     if script.left_out:
         yield f"trials leave out what writes: {', '.join(script.left_out)}"
+    by_reason: dict[str, list[str]] = {}
     for name, why in script.not_reached.items():
-        if name in ("batch_size", "jit_compile", "precision") or (name == "strategy" and devices > 1):
-            yield f"{name} is not varied: {why}"
+        if device in KNOBS[name].devices and (devices > 1 or name not in STRATEGY_KNOBS):
+            by_reason.setdefault(why, []).append(name)
+    for why, names in by_reason.items():
+        yield f"not varied: {', '.join(names)}: {why}"
     if script.baseline.get("jit_compile") is True and script.not_reached.get("jit_compile") == NO_XLA:
         yield f"the script compiles with jit_compile=True. {NO_XLA}: take it out"
     if script.before_seconds > LONG_BEFORE_SHARE * ready_seconds:

@@ -360,7 +360,10 @@ def test_arrays_have_the_batch_size_of_fit_or_keras_own(told):
     assert facts(told, "arrays")["batch_size"] == 16
     assert facts(told, "arrays")["validates"] is True
     assert script(told, "arrays")["epochs"] == 3
-    assert "batch_size" not in script(told, "arrays")["not_reached"]
+    reasons = script(told, "arrays")["not_reached"]
+    assert "batch_size" not in reasons
+    assert reasons["prefetch"] == reasons["num_parallel_calls"]
+    assert "a arrays" not in str(reasons)
     assert facts(told, "arrays_by_default")["batch_size"] == 32
 
 
@@ -400,8 +403,11 @@ def test_what_a_script_sets_itself_is_its_baseline(told):
 def test_a_variable_that_a_script_sets_itself_is_not_varied(told):
     """Its line runs in each trial, before or after the import, and would undo what the trial sets."""
     found = script(told, "sets_variables")["not_reached"]
-    assert found["gpu_thread_mode"] == "the script sets TF_GPU_THREAD_MODE itself"
-    assert found["xla_gpu_graph_min_graph_size"] == "the script sets XLA_FLAGS itself"
+    assert found["gpu_thread_mode"] == "the script sets TF_GPU_THREAD_MODE itself; take that line out to have it varied"
+    assert (
+        found["xla_gpu_graph_min_graph_size"]
+        == "the script sets XLA_FLAGS itself; take that line out to have it varied"
+    )
     assert "cublaslt" not in found
 
 
@@ -419,7 +425,7 @@ def test_the_longest_of_several_fits_is_tuned(told):
     """Each returns after a few steps, and the one with most epochs is chosen; a number that is too high is refused."""
     assert script(told, "two_fits")["fit"] == 2
     assert len(script(told, "two_fits")["fits"]) == 3
-    assert told["wrong_fit"]["message"] == "--fit 3: train.py calls fit 2 times"
+    assert told["wrong_fit"]["message"] == "--fit 3: train.py has 2 calls of fit"
 
 
 def test_what_is_the_same_in_each_epoch_may_be_cached(told):
