@@ -35,7 +35,7 @@ OWN_SCOPE = (
     "a loop of its own needs these lines for several devices: `with strategy.scope():` around model and optimizer, "
     "strategy.experimental_distribute_dataset(dataset), and strategy.run(step, args=(batch,))"
 )
-MAKE_DATASET = "a tf.data.Dataset of the same examples would have it varied"
+MAKE_DATASET = "hand fit a tf.data.Dataset to have this varied"
 ARRAYS = f"Keras makes the batches of arrays, and prefetches them; {MAKE_DATASET}"
 NO_MAP = "no map() or interleave() of the script's feeds the training"
 NO_DATASET = "the training reads no tf.data.Dataset"
@@ -115,7 +115,10 @@ def facts_of_loop(watch: LoopWatch, examples: int, around: Around) -> WorkloadFa
     if why:
         reasons["batch_size"] = f"{why}; {UNLOCK}"
     if dataset is None:
-        reasons |= dict.fromkeys(("prefetch", "num_parallel_calls", *_OPTIONS), f"{NO_DATASET}; {MAKE_DATASET}")
+        reasons |= dict.fromkeys(
+            ("prefetch", "num_parallel_calls", *_OPTIONS),
+            f"{NO_DATASET}; read its batches from one to have this varied",
+        )
     elif watch.by_call or watch.distributed:
         inside = "the step reads its batches itself, from the iterator that it is given"
         handed = "the script hands its dataset to its tf.distribute strategy"

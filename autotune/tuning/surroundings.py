@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from autotune.errors import WorkloadError
 from autotune.executors.executor import WarmUp
+from autotune.printable import time_in_words
 from autotune.record import Slice
 from autotune.scripts.facts import NO_XLA, ScriptFacts, Trains
 from autotune.space.configuration import Configuration, format_value
@@ -121,13 +122,13 @@ def worth_notes(what: str, samples: int | None, rate: float | None, budget: floa
     whole = samples / rate
     if budget > whole:
         yield (
-            f"{what} would take {whole:,.0f} s as it is, less than the budget: tuning pays for longer "
+            f"{what} would take {time_in_words(whole)} as it is, less than the budget: tuning pays for longer "
             "trainings, or for many of them"
         )
     elif budget > WORTH_SHARE * whole:
         yield (
-            f"{what} would take {whole / 3600:,.1f} hours as it is: a budget of "
-            f"{WORTH_SHARE * whole:,.0f} s would be {WORTH_SHARE:.0%} of that"
+            f"{what} would take {time_in_words(whole)} as it is: the budget of {time_in_words(budget)} is "
+            f"{budget / whole:.0%} of that"
         )
 
 

@@ -215,6 +215,7 @@ def test_a_recipes_values_act_in_the_scripts_own_places(surveyed, tmp_path, name
     assert float(said(ended, "steps").split()[-1]) == pytest.approx(0.03)
     assert said(ended, "policy") == "policy mixed_bfloat16 calls of 2"
     assert "learning rate 0.01 → 0.03" in ended.stderr
+    assert ("`shuffle=True` was passed" in ended.stderr) == (name == "train"), "Keras warns as it does by itself"
     kept = by_recipe(tmp_path, recipe)
     assert float(said(kept, "steps").split()[-1]) == pytest.approx(0.01)
 
