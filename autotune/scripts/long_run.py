@@ -114,7 +114,8 @@ class LongRun(Hooks):
         if not self._looked_for_missing:
             self._looked_for_missing = True
             self._refuse_missing()
-        self._guard.called(examples)
+        if not self._facts.work_varies:  # whose speed changes with what was learned
+            self._guard.called(examples)
 
     def _refuse_missing(self) -> None:
         for knob in self._settings.refuse_missing(self._facts, skip=self._skip_missing):

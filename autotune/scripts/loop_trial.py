@@ -157,6 +157,7 @@ class LoopTraining(TrialHooks):
                 "it tries again with another size by itself",
             )
         size = self._watch.parts * calls[0].used if calls else examples or self.configuration.batch_size
+        size = 1 if self.facts.work_varies else size
         began = time.monotonic()
         # Epochs are not seen where each step reads its batch itself, and not known where several replicas read.
         unknown = self._watch.by_call or self._watch.parts > 1

@@ -78,6 +78,9 @@ class LoopWatch:
         self._updated_in_strategy = False
         self._logs: Any = None
         self._called_with = 0
+        self._forward_calls = 0
+        self.work: list[int] = []
+        """How often layers and functions were called for each update, where no dataset is read."""
         self._read_inside = 0  # examples that a call reads from the iterator that it is given
         self._counter: tuple[Any, int] | None = None  # an optimizer, and its updates before the first call
 
@@ -103,6 +106,7 @@ class LoopWatch:
         tuned.use(watch=self)
 
         def called(usual: Callable[..., Any], layer: Any, *arguments: Any, **named: Any) -> Any:
+            self._forward_calls += self._wrappers.active and not self._calls
             if self._wrappers.active and arguments:
                 length = _length(arguments[0])  # in a trace, where it is known
                 self._called_with = max(length, self._called_with) if self._calls else length or self._called_with
@@ -132,6 +136,11 @@ class LoopWatch:
         """The script begins anew, and makes its functions anew: all but those of modules that it imports."""
         self._last_read, self._updates, self._calls = None, 0, []
         self._first_updating = None
+
+    @property
+    def work_varies(self) -> bool:
+        """Whether updates take different numbers of calls. The first may build the model as well."""
+        return self.by_call and self.dataset is None and len(set(self.work[1:])) > 1
 
     # ------------------------------------------------------------------------------------------ what is read
 
@@ -220,6 +229,7 @@ class LoopWatch:
             if _site(function, self._wrappers.directory).key == self._compiled.key:
                 function._jit_compile = bool(self._jit_compile)
         outermost = not self._calls
+        self._forward_calls += outermost
         self._calls.append((function, arguments))
         try:
             result = usual(function, *arguments, **named)
@@ -303,6 +313,8 @@ class LoopWatch:
                 optimizer, before = self._counter or (None, 0)
                 self._read_inside = self.parts * batch * max(1, updates_of(optimizer) - before)
         if what == self._first_updating:
+            self.work.append(self._forward_calls)
+            self._forward_calls = 0
             length = next((n for each in arguments if (n := _length(each))), self._called_with)
             self._hooks.stepped(self._read_inside or self._workers * length, logs)
 

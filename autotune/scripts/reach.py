@@ -124,7 +124,7 @@ def facts_of_loop(watch: LoopWatch, examples: int, around: Around) -> WorkloadFa
         handed = "the script hands its dataset to its tf.distribute strategy"
         ours = _OPTIONS if calls_for(dataset, "prefetch") else ("prefetch", *_OPTIONS)
         reasons |= dict.fromkeys(ours, inside if watch.by_call else handed)
-    batch_size = calls[0].given if calls else examples
+    batch_size = calls[0].given if calls else 1 if watch.work_varies else examples
     if not batch_size:
         raise WorkloadError(
             f"{around.reference.shown}: how many examples a step takes could not be seen",
@@ -138,6 +138,7 @@ def facts_of_loop(watch: LoopWatch, examples: int, around: Around) -> WorkloadFa
         batch_size,
         trains=Trains.LOOP,
         step_function=watch.step_function,
+        work_varies=watch.work_varies,
         epochs_range=_epochs_range(watch, around.reference),
     )
 

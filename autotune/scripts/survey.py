@@ -29,8 +29,9 @@ from autotune.worker import failures
 from autotune.workloads.users_errors import users_line
 from autotune.workloads.workload import WorkloadFacts, WorkloadReference
 
-LOOP_STEPS = 3
-"""Of a loop of the script's own, after which enough is known of it."""
+LOOP_STEPS, UPDATES = 3, 5
+"""Of a loop of the script's own, after which enough is known of it; of one that reads no dataset, whose work may vary.
+"""
 MOST_FITS, LONGEST_SECONDS = 10, 60.0
 """Of several `fit` calls so many are looked at, and none after so long."""
 
@@ -144,7 +145,8 @@ class _Survey(Hooks):
         self._steps += 1
         if self._around.before_seconds is None:
             self._around.before_seconds = (self._watch.read_at or time.perf_counter()) - self._began
-        if self._steps < LOOP_STEPS or self._wanted is not None or self._number:
+        few = LOOP_STEPS if self._watch.dataset is not None else UPDATES
+        if self._steps < few or self._wanted is not None or self._number:
             return
         with self._wrappers.inert():
             facts = self._found(partial(facts_of_loop, self._watch, examples, self._around))

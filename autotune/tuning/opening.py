@@ -164,6 +164,7 @@ def open_run(
         rng=random.Random(options.seed),
         not_reached={} if facts.script is None else facts.script.not_reached,
         objective=options.objective,
+        unit="samples" if facts.script is None else facts.script.unit,
         baseline=_accumulated(
             baseline_of(facts, str(invocation.reference), device, observe), options.global_batch, facts
         ),
@@ -194,7 +195,11 @@ def open_run(
             ) from again
     _refuse_without_energy(options, tells=all(map(joules_of, seat.baseline.trial.slices)))
     # The process knows better than NVML what it may take: a part of a card, or what the workload allows itself.
-    limits = replace(invocation.limits, device_bytes=run.device_limit_bytes or invocation.limits.device_bytes)
+    limits = replace(
+        invocation.limits,
+        device_bytes=run.device_limit_bytes or invocation.limits.device_bytes,
+        work_varies=facts.script is not None and facts.script.work_varies,
+    )
     opened = Opened(
         run=run,
         facts=facts,

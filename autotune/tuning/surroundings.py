@@ -99,6 +99,11 @@ def script_notes(
             f"what the script does before it trains takes {script.before_seconds:.0f} s in each trial: keep prepared "
             "data in a file, and have the script read that"
         )
+    if script.work_varies:
+        yield (
+            "an update of the weights is no constant work here: the number of calls of the model before it varies. "
+            "Speeds are updates/s, and a gain below what they vary by themselves is not claimed"
+        )
     if script.trains is Trains.LOOP:
         yield "the script trains by a loop of its own: its losses are not compared, and its weights are looked at once"
 

@@ -287,6 +287,16 @@ SCRIPTS["trains_in_spawned"] = IN_CHILD.format(method="spawn")
 SCRIPTS["trains_in_subprocess"] = (
     "import subprocess, sys\nsubprocess.run([sys.executable, '../numpy_slices/train.py'])\nopen('run.txt', 'w')\n"
 )
+SCRIPTS["episodes"] = (
+    MODEL
+    + """
+optimizer = keras.optimizers.SGD(0.01)
+for episode in range(100):
+    with tf.GradientTape() as tape:
+        loss = tf.add_n([tf.reduce_sum(model(x[:2]) ** 2) for t in range(3 + episode)])
+    optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+"""
+)
 SCRIPTS["forks_itself"] = (
     "import os\nif os.fork() == 0:\n    raise SystemExit(0)\nos.wait()\n" + COMPILED + "model.fit(x, y)\n"
 )
@@ -517,6 +527,13 @@ def test_a_training_in_a_child_is_stopped_and_named(told, folder, name, where):
     assert f"{where}: trains in a process that the script starts" in told[name]["message"]
     assert "tune the file that trains" in told[name]["hint"]
     assert not list((folder / name).glob("*.txt")), "the script goes on"
+
+
+def test_updates_of_varying_work_are_counted_as_updates(told):
+    """Episodes that grow are no examples; other loops that read no dataset have constant steps."""
+    assert script(told, "episodes")["work_varies"]
+    assert facts(told, "episodes")["batch_size"] == 1
+    assert not any(script(told, name)["work_varies"] for name in NO_CALL)
 
 
 def test_a_fork_that_ends_does_not_answer_for_the_script(told):
