@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from simulated_runs import LIMITS, a_slice, faster_by, quick_tune, simulated_trials
 
-from autotune.record import StepSeconds
+from autotune.record import Phase, StepSeconds
 from autotune.stats.stability import (
     DEVICE_MEMORY,
     HOST_MEMORY,
@@ -255,8 +255,7 @@ def test_a_gain_below_what_the_baseline_varies_by_itself_is_not_claimed():
 def test_only_where_updates_are_no_constant_work_is_the_gain_held_against_their_variation(tmp_path):
     """Elsewhere the interval over processes has all that varies."""
     _, directory = quick_tune(simulated_trials(faster_by(batch_size=1.5), noise=0.02), tmp_path)
-    records = directory.read_trials()
-    leader = next(each for each in records if each.looks and each.pairs)
+    leader = next(each for each in directory.trials.values() if each.phase is Phase.CONFIRM and each.pairs)
     varying = replace(LIMITS, work_varies=True)
-    usual, more = ({check.name for check in checks_of(leader, records[0], each)} for each in (LIMITS, varying))
+    usual, more = ({check.name for check in checks_of(leader, directory.trials[0], each)} for each in (LIMITS, varying))
     assert more - usual == {"constant_work"}
