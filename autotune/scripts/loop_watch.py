@@ -112,8 +112,14 @@ class LoopWatch:
                 self._called_with = max(length, self._called_with) if self._calls else length or self._called_with
             return usual(layer, *arguments, **named)
 
+        def predicted(usual: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+            self._forward_calls += self._wrappers.active
+            return usual(*arguments, **named)
+
         if layers:
             around(keras.layers.Layer, "__call__", called)
+            for name in ("predict", "predict_on_batch"):
+                around(owner_of(keras.Model, name), name, predicted)
 
     def explicit(self, dataset: Any) -> Iterator[Any]:
         """The elements of a dataset, each of which is a step because the script says so: see `autotune.steps`."""

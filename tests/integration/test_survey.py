@@ -297,6 +297,27 @@ for episode in range(100):
     optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
 """
 )
+SCRIPTS["episodes_by_predict"] = (
+    COMPILED
+    + """
+for episode in range(100):
+    for t in range(3 + episode):
+        model.predict(x[:2], verbose=0)
+    model.train_on_batch(x[:8], y[:8])
+"""
+)
+SCRIPTS["draws"] = (
+    "import sys\nsys.modules['pydot'] = None\n"
+    + COMPILED
+    + "keras.utils.plot_model(model, 'model.png')\nmodel.fit(x, y)\n"
+)
+SCRIPTS["misses_a_package"] = (
+    COMPILED.replace(
+        "keras.Sequential([",
+        "type('Own', (keras.Sequential,), {'train_step': lambda *_: __import__('no_such_package')})([",
+    )
+    + "model.fit(x, y)\nmodel.fit(x, y)\n"
+)
 SCRIPTS["forks_itself"] = (
     "import os\nif os.fork() == 0:\n    raise SystemExit(0)\nos.wait()\n" + COMPILED + "model.fit(x, y)\n"
 )
@@ -531,8 +552,9 @@ def test_a_training_in_a_child_is_stopped_and_named(told, folder, name, where):
 
 def test_updates_of_varying_work_are_counted_as_updates(told):
     """Episodes that grow are no examples; other loops that read no dataset have constant steps."""
-    assert script(told, "episodes")["work_varies"]
-    assert facts(told, "episodes")["batch_size"] == 1
+    for name in ("episodes", "episodes_by_predict"):
+        assert script(told, name)["work_varies"]
+        assert facts(told, name)["batch_size"] == 1
     assert not any(script(told, name)["work_varies"] for name in NO_CALL)
 
 
@@ -553,6 +575,8 @@ def test_a_fork_that_ends_does_not_answer_for_the_script(told):
         ("of_keras", "keras.distribution.DataParallel: keras.distribution acts on the JAX", "MirroredStrategy"),
         ("epoch_inside", "line 19: train_epoch loops over a dataset inside a tf.function", "on one batch"),
         ("distributed_epoch_inside", "train_epoch loops over a dataset inside a tf.function", "on one batch"),
+        ("misses_a_package", "raised ModuleNotFoundError: No module named 'no_such_package'", "python train.py"),
+        ("draws", "pydot", "python train.py"),
         ("never_trains", "ended without a training", "after `--`"),
         ("dies", "train.py ended the process before it trained", "python train.py"),
     ],
