@@ -22,6 +22,23 @@ def short(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
+def with_article(noun: str) -> str:
+    """Return `an int` for `int`, and `a list` for `list`."""
+    return f"{'an' if noun[:1].lower() in tuple('aeiou') else 'a'} {noun}"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return `1 trial` or `2 trials`, with separators from a thousand on."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def time_in_words(seconds: float) -> str:
+    """Return a length of time in a unit that suits it: `0.3 s`, `45 s`, `12 min`, `3.4 hours`."""
+    if seconds < 119.5:
+        return f"{seconds:.1g} s" if 0 < seconds < 0.95 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7170 else f"{seconds / 3600:,.1f} hours"
+
+
 def first_line(text: str) -> str:
     """The first line of a text; empty where there is none."""
     return next(iter(text.splitlines()), "")

@@ -141,6 +141,16 @@ def test_a_pipeline_that_cannot_help_is_said_so():
     assert "another precision" in said[2]
 
 
+def test_advice_names_no_knob_that_cannot_act():
+    """What does not reach the workload cannot help; where nothing is left, nothing is named."""
+    unreached = ("prefetch", "num_parallel_calls", "batch_size")
+    assert advice(Trial(), Trial(INPUT), None, unreached=unreached)[-1].endswith(
+        "62% of its time; data_threads or persistent_iterator could help further."
+    )
+    communication = Bottleneck(name="communication", share=0.4, why="sums over devices take 40% of a step")
+    assert advice(Trial(), Trial(communication), None, unreached=unreached)[-1].endswith("take 40% of a step.")
+
+
 def test_a_balanced_training_is_not_limited_by_anything():
     """The sentence says so."""
     balanced = Bottleneck(name="balanced", share=0.5, why="matrix work and element-wise operations share the time")

@@ -391,3 +391,9 @@ def test_bounds_that_are_the_figure_itself_are_not_shown():
     """An interval of no width would look like certainty."""
     assert ratio(Interval(value=1.5, low=1.5, high=1.5)) == "×1.50"
     assert ratio(Interval(value=1.5, low=1.4, high=1.6)) == "×1.50 (1.40 to 1.60)"
+
+
+def test_a_speed_is_in_the_unit_of_what_is_counted():
+    """Updates that are no examples are not called samples, and a slow training keeps its digits."""
+    baseline = record(phase=Phase.BASELINE, speedup=None, throughput=Interval(value=2.4, low=2.0, high=3.0))
+    assert "2.4 updates/s" in drawn([TrialEnded(record=baseline, changes="baseline", unit="updates")], terminal=False)

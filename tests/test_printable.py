@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import RecipeError
-from autotune.printable import LONGEST_MESSAGE, first_line, one_line, short
+from autotune.printable import LONGEST_MESSAGE, first_line, one_line, plural, short, with_article
 
 
 @pytest.mark.parametrize(
@@ -75,3 +75,9 @@ def test_the_message_of_an_error_is_one_line_whatever_stands_in_it():
 def test_the_first_line_of_no_text_is_empty(text, first):
     """Whoever failed without a word has a first line too."""
     assert first_line(text) == first
+
+
+def test_nouns_have_their_article_and_number():
+    """As a sentence about a type, or about a number of things, needs them."""
+    assert [with_article(each) for each in ("int", "EagerTensor", "list")] == ["an int", "an EagerTensor", "a list"]
+    assert [plural(each, "trial") for each in (0, 1, 2, 1000)] == ["0 trials", "1 trial", "2 trials", "1,000 trials"]

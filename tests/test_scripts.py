@@ -1,5 +1,6 @@
 """Scripts as they are, without TensorFlow: which file is one, where its calls are, what is changed, and the edit."""
 
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from autotune.errors import ApplyError, ConfigurationError
 from autotune.scripts import tuned
-from autotune.scripts.call_sites import site_of
+from autotune.scripts.call_sites import shown, site_of
 from autotune.scripts.facts import ScriptFacts, Site, Trains
 from autotune.scripts.settings import Settings
 from autotune.scripts.side_effects import remove_created
@@ -85,6 +86,55 @@ def test_a_script_is_told_from_a_workload_by_its_source(tmp_path, monkeypatch):
 def test_a_call_in_a_loop_is_found_through_the_functions_that_lead_to_it(tmp_path, source, loops):
     """A function that is only defined in a loop is not called there."""
     assert is_called_in_loop([written(tmp_path, "train.py", source)], "fit") is loops
+
+
+SEES = """
+import inspect, json, multiprocessing, os, sys
+
+
+def child(queue):
+    queue.put([__name__, __file__])
+
+
+if __name__ == "__main__":
+    os.chdir("/")
+    assert open(os.path.join(os.path.dirname(__file__), "beside.txt")).read() == "x"
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=child, args=(queue,))
+    process.start()
+    spawned = queue.get(timeout=60)
+    process.join()
+    frame = inspect.getfile(inspect.currentframe())
+    sources = [inspect.getsource(child), inspect.getsource(sys.modules["__main__"])]
+    spec = __spec__ and __spec__.name
+    print(json.dumps([sys.argv, __file__, sys.path[0], frame, spec, __package__, spawned, sources]))
+"""
+
+
+@pytest.mark.parametrize(
+    "called",
+    ["train.py", "./link.py", "link.py", "folder/train.py", "../work/link.py", "{cwd}/link.py", "-m real.train"],
+)
+def test_a_script_sees_itself_as_under_python(tmp_path, called):
+    """Its name, its file, its search path, its source and the processes that it spawns are those of plain Python."""
+    for name in ("work/train.py", "work/real/train.py"):
+        written(tmp_path, name, SEES)
+    for folder in ("work", "work/real"):
+        written(tmp_path, f"{folder}/beside.txt", "x")
+    work = tmp_path / "work"
+    (work / "link.py").symlink_to("real/train.py")
+    (work / "folder").symlink_to("real")
+    words = called.format(cwd=work).split()
+    run = (
+        "import sys; from autotune.scripts.execute import run_as_main; from autotune.workloads.loading import *; "
+        "run_as_main(parse_reference(sys.argv[1]).model_copy(update={'args': ('--size', '4')}))"
+    )
+    seen = [
+        subprocess.run([sys.executable, *command], cwd=work, capture_output=True, text=True, check=True).stdout
+        for command in ([*words, "--size", "4"], ["-c", run, words[-1]])
+    ]
+    assert seen[0] == seen[1]
 
 
 def test_a_scripts_own_files_are_those_it_imports_from_its_directory(tmp_path):
@@ -176,6 +226,13 @@ def test_a_call_is_known_by_its_function_and_order(tmp_path):
     assert {each.file for each in sites.values()} == {"train.py"}
 
 
+def test_a_call_in_a_linked_script_is_the_same_call(tmp_path):
+    """A recipe that was tuned by a link's name acts where the script is run by its own, and the other way round."""
+    file = written(tmp_path, "real/train.py", "")
+    (tmp_path / "link.py").symlink_to(file)
+    assert shown(str(tmp_path / "link.py"), str(file.parent)) == shown(str(file), str(file.parent)) == "train.py"
+
+
 def test_a_call_that_moved_to_another_line_is_the_same_call(tmp_path):
     """Lines may be added and removed: the key stays."""
     from autotune.scripts.call_sites import calls_in
@@ -231,6 +288,8 @@ def test_tuned_gives_the_scripts_values_and_those_of_a_trial(monkeypatch):
     assert tuned.tuned(batch_size=32).batch_size == 32
     monkeypatch.setattr(tuned, "_settings", Settings(changes={"batch_size": 128}))
     assert tuned.tuned(batch_size=32, prefetch=1).batch_size == 128
+    assert tuned.tuned(batch_size=32).batch_size == 128
+    assert tuned.tuned(batch_size=16).batch_size == 16, "the script has tried again with less"
     with pytest.raises(ConfigurationError, match="batch_sise"):
         tuned.tuned(batch_sise=32)
 

@@ -1,15 +1,18 @@
 """The rules a configuration must pass before it may be recommended."""
 
-import pytest
-from simulated_runs import a_slice
+from dataclasses import replace
 
-from autotune.record import StepSeconds
+import pytest
+from simulated_runs import LIMITS, a_slice, faster_by, quick_tune, simulated_trials
+
+from autotune.record import Phase, StepSeconds
 from autotune.stats.stability import (
     DEVICE_MEMORY,
     HOST_MEMORY,
     LOSS_RISE,
     MOST_HANGS,
     CallSeconds,
+    gain_exceeds_variation,
     hangs,
     loss_does_not_rise,
     loss_is_finite,
@@ -19,7 +22,7 @@ from autotune.stats.stability import (
     peak_memory,
     tail,
 )
-from autotune.tuning.rules import call_seconds
+from autotune.tuning.rules import call_seconds, checks_of
 
 LIMIT = 10 << 30
 
@@ -241,3 +244,18 @@ def test_a_winner_that_heats_the_card_more_than_the_baseline_is_refused(own, bas
     assert (check.passed, check.tells) == (passed, True)
     assert said in check.detail
     assert ("cool the card" in check.detail) == any(own)
+
+
+def test_a_gain_below_what_the_baseline_varies_by_itself_is_not_claimed():
+    """Episodes that grow slow both sides down: a gain of 1.5 says nothing where the baseline varies by 2."""
+    assert gain_exceeds_variation([30.0, 16.0], [20.0, 10.0]).passed is False
+    assert gain_exceeds_variation([45.0, 48.0], [20.0, 18.0]).passed is True
+
+
+def test_only_where_updates_are_no_constant_work_is_the_gain_held_against_their_variation(tmp_path):
+    """Elsewhere the interval over processes has all that varies."""
+    _, directory = quick_tune(simulated_trials(faster_by(batch_size=1.5), noise=0.02), tmp_path)
+    leader = next(each for each in directory.trials.values() if each.phase is Phase.CONFIRM and each.pairs)
+    varying = replace(LIMITS, work_varies=True)
+    usual, more = ({check.name for check in checks_of(leader, directory.trials[0], each)} for each in (LIMITS, varying))
+    assert more - usual == {"constant_work"}

@@ -227,8 +227,21 @@ def test_a_recipe_is_verified_where_a_trial_has_as_many_devices(tmp_path):
 def test_a_loop_is_told_the_lines_that_it_needs_where_there_are_several_devices():
     """On one device there is nothing to say."""
     script = ScriptFacts(trains=Trains.LOOP, baseline={}, not_reached={"strategy": "it needs strategy.run"})
-    assert "strategy is not varied: it needs strategy.run" in list(script_notes(script, 1.0, 2))
+    assert "not varied: strategy: it needs strategy.run" in list(script_notes(script, 1.0, 2))
     assert not any("strategy" in each for each in script_notes(script, 1.0, 1))
+
+
+def test_each_knob_that_does_not_reach_a_script_is_named_once_with_its_reason():
+    """Knobs with one reason share a line; those of another device are left out."""
+    reasons = {
+        "prefetch": "it is so",
+        "data_threads": "it is so",
+        "batch_size": "another",
+        "gpu_thread_mode": "it is so",
+    }
+    script = ScriptFacts(trains=Trains.FIT, baseline={}, not_reached=reasons)
+    said = [each for each in script_notes(script, 1.0) if "varied" in each]
+    assert said == ["not varied: prefetch, data_threads: it is so", "not varied: batch_size: another"]
 
 
 @pytest.mark.parametrize("thorough", [False, True])

@@ -247,4 +247,8 @@ def test_what_the_note_on_the_budget_is_of_is_said():
     (short,) = worth_notes("one call of fit", samples=1000, rate=100.0, budget=60.0)
     assert short.startswith("one call of fit would take 10 s as it is, less than the budget")
     (long,) = worth_notes("the training", samples=36_000_000, rate=100.0, budget=100_000.0)
-    assert long.startswith("the training would take 100.0 hours as it is: a budget of ")
+    assert long == "the training would take 100.0 hours as it is: the budget of 27.8 hours is 28% of that"
+    (minutes,) = worth_notes("one call of fit", samples=36_000, rate=100.0, budget=60.0)
+    assert minutes == "one call of fit would take 6 min as it is: the budget of 60 s is 17% of that"
+    (instant,) = worth_notes("one call of fit", samples=30, rate=100.0, budget=60.0)
+    assert instant.startswith("one call of fit would take 0.3 s as it is")

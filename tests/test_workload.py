@@ -112,9 +112,9 @@ def test_the_batch_size_is_not_a_baseline_knob():
     [
         ("baseline", ["prefetch"], "Workload(baseline=…) is a list, expected a dict of knobs"),
         ("baseline", None, "Workload(baseline=…) is a NoneType, expected a dict of knobs"),
-        ("batched", 1, "Workload(batched=…) is a int, expected True or False"),
+        ("batched", 1, "Workload(batched=…) is an int, expected True or False"),
         ("drop_remainder", "yes", "Workload(drop_remainder=…) is a str, expected True or False"),
-        ("name", 7, "Workload(name=…) is a int, expected a string"),
+        ("name", 7, "Workload(name=…) is an int, expected a string"),
     ],
 )
 def test_arguments_of_another_type_are_refused(part, value, message):

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from autotune.commands.app import app
 from autotune.errors import ArgumentError, RunDirectoryError
+from autotune.printable import plural
 
 
 @app.command
@@ -74,7 +75,7 @@ def history(
     for file, write in ((csv, write_csv), (parquet, write_parquet)):
         if file is not None:
             write(frame, file)
-            note(f"{len(frame)} trials written to {file}")
+            note(f"{plural(len(frame), 'trial')} written to {file}")
     if csv is None and parquet is None:
         show_history(frame)
 

@@ -42,7 +42,7 @@ def show_recipe(recipe: Recipe, path: Path, console: RichConsole | None = None) 
     if evidence.break_even_samples:
         say(f"The longer compile time is earned back after {evidence.break_even_samples:,} samples.", console)
     if evidence.watch is not None:
-        say(_watched(evidence.watch), console)
+        say(_watched(evidence.watch, _unit(recipe)), console)
     for check in evidence.stability.checks:
         if not check.passed:
             say(f"Failed: {check.name}: {check.detail}", console, style="red")
@@ -73,7 +73,8 @@ def _baseline_in_words(recipe: Recipe) -> str:
     dropping = ", drop_remainder=True" if workload.drop_remainder else ""
     if workload.script is not None:
         whole = f", {recipe.baseline['global_batch']} per update" if "global_batch" in recipe.baseline else ""
-        return f"{workload.name} as it is, in batches of {size}{whole}"
+        batches = "" if workload.script.work_varies else f", in batches of {size}{whole}"
+        return f"{workload.name} as it is{batches}"
     data = f"dataset(config), batches of {size}," if workload.batched else f"dataset().batch({size}{dropping})"
     named = [
         f"{name}={format_value(value)}"
@@ -97,12 +98,16 @@ def _rows(recipe: Recipe) -> list[tuple[str, ...]]:
     )
     return [
         *((name, format_value(now[name]), format_value(value)) for name, value in recipe.changes.items()),
-        ("samples/s", *rates),
+        (f"{_unit(recipe)}/s", *rates),
         *([("energy/sample", *map(_energy, used))] if any(used) else []),
         ("peak host memory", size(before.host), size(after.host)),
         *([("peak device memory", size(before.device), size(after.device))] if after.device is not None else []),
         ("compile time", *compiling),
     ]
+
+
+def _unit(recipe: Recipe) -> str:
+    return "samples" if recipe.workload.script is None else recipe.workload.script.unit
 
 
 def _energy(joules: float | None) -> str:
@@ -136,10 +141,10 @@ def _show_learning_rate(note: LearningRate, recipe: Recipe, console: RichConsole
     console.print("", table(headings, rows, show_edge=False), "", sep="\n")
 
 
-def _watched(watch: Watch) -> str:
+def _watched(watch: Watch, unit: str) -> str:
     if watch.failure:
         return f"It failed while it trained without a pause (`--soak`): {watch.failure}."
-    rate = "" if watch.throughput is None else f" at {watch.throughput.value:,.0f} samples/s"
+    rate = "" if watch.throughput is None else f" at {watch.throughput.value:,.0f} {unit}/s"
     failed = [each.detail for each in watch.checks if not each.passed]
     told = all(each.tells for each in watch.checks)
     sound = "no memory leak and no hang" if told else "no hang; too little was seen to tell whether memory grows"

@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from autotune.console.text import duration, ratio, speed, terminal
+from autotune.console.text import duration, rate, ratio, speed, terminal
 from autotune.printable import first_line, one_line
 from autotune.record import Outcome, Phase, Standing, TrialRecord
 from autotune.stats.disturbance import CAUSES
@@ -120,7 +120,7 @@ class Progress:
                 self._measured[record.trial] = record.speedup.value, one_line(event.changes)
         if record.phase is Phase.BASELINE and not record.outcome.measured:  # the error that follows says why
             record = record.model_copy(update={"reason": ""})
-        self._line(trial_line(record, event.changes, stamp=self._stamp()))
+        self._line(trial_line(record, event.changes, stamp=self._stamp(), unit=event.unit))
         self._current = self._estimate = ""
 
     def _stamp(self) -> str:
@@ -154,13 +154,13 @@ def _pairs_in_words(event: PairMeasured) -> str:
     return f"{event.processes} processes a side: {ratio(event.speedup)}"
 
 
-def trial_line(record: TrialRecord, changes: str, *, stamp: str) -> Text:
+def trial_line(record: TrialRecord, changes: str, *, stamp: str, unit: str = "samples") -> Text:
     """One finished trial: when, which, how fast, what."""
     text = Text(f"{stamp}  {record.phase:<8} {record.trial:>3}  ")
     if record.outcome is Outcome.OK:
         shown = speed(record.speedup)
         if record.speedup is None and not record.pairs and record.throughput is not None:
-            shown = f"{record.throughput.value:,.0f} samples/s"
+            shown = f"{rate(record.throughput.value)} {unit}/s"
         text.append(f"{shown:<18}", style="green" if record.speedup and record.speedup.low > 1 else "")
     elif record.outcome is Outcome.PRUNED:
         text.append(f"{speed(record.speedup):<18}", style="dim")

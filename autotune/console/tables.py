@@ -13,7 +13,7 @@ from rich.text import Text
 from autotune.console.progress import trial_line
 from autotune.console.text import duration, ratio, say, size, table, terminal
 from autotune.devices.doctor import Finding, Level, first_thing
-from autotune.printable import one_line
+from autotune.printable import one_line, plural
 from autotune.record import TrialRecord
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS, Numerics
@@ -50,7 +50,10 @@ def show_history(frame: pandas.DataFrame, console: RichConsole | None = None) ->
     known = frame.notna()
     for index, row in frame.iterrows():
         say("  ".join(_cell(name, row[name]) if known.at[index, name] else "–" for name in columns), console)
-    say(f"{len(frame)} trials; each speed-up is over the baseline_throughput that was measured beside it", console)
+    say(
+        f"{plural(len(frame), 'trial')}; each speed-up is over the baseline_throughput that was measured beside it",
+        console,
+    )
 
 
 def _cell(name: str, value: object) -> str:

@@ -41,6 +41,11 @@ def duration(seconds: float) -> str:
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
 
 
+def rate(value: float) -> str:
+    """Return a number of something per second: `12,345`, or `2.4` where it is small."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
 def table(headings: Iterable[str], rows: Iterable[Sequence[str | Text]], *, show_edge: bool = True) -> Table:
     """A table whose cells are folded where they do not fit, but for a run's name."""
     columns = (Column(each, overflow="fold", no_wrap=each == "run") for each in headings)

@@ -12,7 +12,7 @@ from autotune.errors import NoStableConfigurationError, WorkloadError
 from autotune.executors.executor import IN_SEARCH, Data, TrialFailed, TrialTiming
 from autotune.executors.places import CORES_VARIABLE, WHOLE, whole_host
 from autotune.executors.process import Profiled, TrialProcess
-from autotune.executors.template_process import Mode, Template, TemplateDied
+from autotune.executors.template_process import IMPORT_SECONDS, Mode, Template, TemplateDied
 from autotune.recipe.apply import environment
 from autotune.record import Place
 from autotune.scripts.execute import fingerprint_of_script
@@ -50,6 +50,7 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
         isolation: Literal["template", "spawn"] = "template",  # forks, or fresh interpreters
         profile: Profiled = "none",  # which trials are profiled at their end
         places: Sequence[Place] | None = None,  # its seats; one that is the whole host when None
+        import_seconds: float = IMPORT_SECONDS,  # that importing the workload may take
     ) -> None:
         places = [whole_host()] if places is None else places
         self._places = {each.seat: each for each in places}
@@ -63,7 +64,7 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
         self.started_by_import: messages.StartedByImport | None = None
         self._reference = reference
         self._logs = logs
-        self._wanted = isolation
+        self._wanted, self._import_seconds = isolation, min(import_seconds, IMPORT_SECONDS)
         self._profile: Profiled = profile
         self._templates: dict[frozenset[tuple[str, str]], Template] = {}  # by their environment, of the seat and knobs
         self._count = 0
@@ -77,7 +78,9 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
     def open(self) -> WorkloadFacts:
         """See `executor.Executor`. Raises `WorkloadError`, or `NoStableConfigurationError` for want of memory."""
         try:
-            ready = self._with_template(self._variables_of(self.seats[0]), Template.wait_ready)
+            ready = self._with_template(
+                self._variables_of(self.seats[0]), lambda template: template.wait_ready(self._import_seconds)
+            )
         except TrialFailed as failure:
             raise NoStableConfigurationError(failure.reason, hint=failure.hint, detail=failure.log_tail) from failure
         assert ready.workload is not None

@@ -84,6 +84,8 @@ class SeatActor:
             update["search_path"] = tuple(map(moved, reference.search_path))
             if reference.file is not None:
                 update["file"] = moved(reference.file)
+            if os.path.isabs(reference.called_as):
+                update["called_as"] = moved(reference.called_as)
         if reference.script is not None:
             created = {"created": str(self._scratch / "created.txt")}
             update["script"] = reference.script.model_copy(update=created)

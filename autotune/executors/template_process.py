@@ -46,7 +46,7 @@ class Template:
 
     def __init__(self, reference: WorkloadReference, mode: Mode, *, variables: Mapping[str, str], log: Path) -> None:
         ours, theirs = socket.socketpair()
-        self._log = log
+        self._reference, self._log = reference, log
         self._family = secrets.token_hex(16)
         self._kernel_kills = kernel_oom_kills()
         # With -P, the current directory shadows no module of ours or Python's.
@@ -67,23 +67,20 @@ class Template:
         self._ready: messages.TemplateReady | None = None
         self._exits: dict[int, int] = {}
 
-    def wait_ready(self) -> messages.TemplateReady:
-        """What the template found by importing.
+    def wait_ready(self, longest_seconds: float = IMPORT_SECONDS) -> messages.TemplateReady:
+        """Return what the template found by importing.
 
         Raises `WorkloadError`, `TemplateDied`, `TrialFailed` for want of memory, or `TrialProcessError` if TensorFlow
         cannot be imported.
         """
-        deadline = time.monotonic() + IMPORT_SECONDS
+        deadline = time.monotonic() + longest_seconds
         while self._ready is None:
             cap(self._log)
             try:
                 answer = self._channel.receive(LOOK_SECONDS)
             except TimeoutError as error:
                 if time.monotonic() > deadline:
-                    raise WorkloadError(
-                        f"importing the workload took longer than {IMPORT_SECONDS:.0f} s",
-                        hint="Move slow work out of the top level of the file, into model() or dataset().",
-                    ) from error
+                    raise self._too_slow(longest_seconds) from error
                 continue
             except (ChannelClosed, ProtocolError) as error:
                 raise self._died("the process that imports the workload died") from error
@@ -95,6 +92,18 @@ class Template:
             assert isinstance(answer, messages.TemplateReady)
             self._ready = answer
         return self._ready
+
+    def _too_slow(self, seconds: float) -> WorkloadError:
+        if self._reference.script is None:
+            return WorkloadError(
+                f"importing the workload took longer than {seconds:.0f} s",
+                hint="Move slow work out of the top level of the file, into model() or dataset().",
+            )
+        return WorkloadError(
+            f"{self._reference} did not begin to train within {seconds:.0f} s",
+            hint="Give a larger --budget. Or check by itself what it does before it trains: does it wait for another "
+            "process?",
+        )
 
     def fork(self, request: messages.TrialRequest) -> tuple[int, Channel]:
         """Start a trial: its process id, and the driver's end of its pipe. Raises `TemplateDied`, `TrialFailed`."""

@@ -18,7 +18,7 @@ from autotune.devices.machine import Machine, fingerprint
 from autotune.errors import ApplyError, ArgumentError, MachineMismatchError, RecipeError
 from autotune.files import read_at_most, write_atomically
 from autotune.models import Amount, Count, Many, Positive, first_mistake
-from autotune.printable import one_line
+from autotune.printable import one_line, with_article
 from autotune.recipe import apply
 from autotune.recipe.evidence import BestCandidate, Evidence, Knobs, Part
 from autotune.recipe.strategy import strategy_of
@@ -256,7 +256,8 @@ class Recipe(Part):
     def batch(self, dataset: tf.data.Dataset, *, drop_remainder: bool | None = None) -> tf.data.Dataset:
         """Batch and prefetch a dataset of single examples as in the trials.
 
-        A workload that does its own batching (`batched=True`) hands in batches of `dataset_config.batch_size`.
+        A workload that does its own batching (`batched=True`) hands in batches of `dataset_config.batch_size`. With
+        the recipe of a script, both are taken.
         The batches never repeat, so validation data ends. `fit_args` prepares training data.
 
         Args:
@@ -282,7 +283,8 @@ class Recipe(Part):
         `batch` if you give `fit` a `steps_per_epoch` of your own.
 
         Args:
-            dataset: Single examples, or batches with `batched=True`. Arrays are examples.
+            dataset: Single examples, or batches with `batched=True`. Arrays are examples; with the recipe of a script
+                they are shuffled in each epoch, as `fit` does.
             drop_remainder: Whether a smaller last batch is dropped; as in the workload when None.
             steps_per_execution: What the model is compiled with; as in `compile_args()` when None.
 
@@ -293,7 +295,7 @@ class Recipe(Part):
         configuration = Configuration(self.configuration)
         if steps_per_execution is not None:
             configuration = configuration.replace(steps_per_execution=steps_per_execution)
-        training = _training_pipeline(self, dataset, configuration, drop_remainder)
+        training = _training_pipeline(self, dataset, configuration, drop_remainder, shuffle=True)
         compiled, divides = configuration["steps_per_execution"], training.in_force["steps_per_execution"]
         if compiled != divides:
             raise ApplyError(
@@ -365,23 +367,56 @@ def mismatches(machine: Machine, on_mismatch: str) -> list[str]:
 
 
 def _training_pipeline(
-    recipe: Recipe, dataset: tf.data.Dataset, configuration: Configuration, drop_remainder: bool | None
+    recipe: Recipe,
+    dataset: tf.data.Dataset,
+    configuration: Configuration,
+    drop_remainder: bool | None,
+    *,
+    shuffle: bool = False,
 ) -> apply.TrainingPipeline:
-    """The batches of a dataset. Refuses batches of batches, and single examples in place of batches."""
+    """Return the batches of a dataset. Refuse batches of batches, and single examples in place of batches.
+
+    `shuffle` acts on arrays with the recipe of a script.
+    """
     apply.refuse_overridden(recipe.configuration)
-    workload, dataset = recipe.workload, apply.as_dataset(dataset)
-    drop = workload.drop_remainder if drop_remainder is None else drop_remainder
-    made = apply.training_pipeline(dataset, configuration, batched=workload.batched, drop_remainder=drop)
-    pairs = zip(apply.batch_ranks(made.dataset), workload.batch_ranks or (), strict=False)
-    excess = {None if a is None or b is None else a - b for a, b in pairs}
+    workload, given = recipe.workload, dataset
+    dataset = apply.as_dataset(given)
+    if not hasattr(dataset, "element_spec"):
+        raise ApplyError(
+            f"the recipe was given {with_article(type(given).__name__)}, expected a tf.data.Dataset or arrays",
+            hint="Set its batch size by recipe.batch_size, and its other knobs by recipe.configuration.",
+        )
+    batched, drop = workload.batched, workload.drop_remainder if drop_remainder is None else drop_remainder
+    if workload.script is not None:  # its batches were measured, and code may hand over single examples as well
+        batched = _extra_axes(dataset, workload)[:1] == [0]
+        if shuffle and dataset is not given:
+            dataset, batched = _shuffled_batches(given, configuration.batch_size, drop=drop), True
+    made = apply.training_pipeline(dataset, configuration, batched=batched, drop_remainder=drop)
+    excess = set(_extra_axes(made.dataset, workload))
     if excess == {1} and not workload.batched and apply.looks_batched(dataset):
         raise ApplyError(
             "the recipe was given a dataset that is batched already",
             hint="Hand over single examples, without .batch(): the recipe batches them.",
         )
-    if excess == {-1} and workload.batched:
+    if excess == {-1} and batched:
         raise ApplyError(
             "the recipe was given single examples, and the tuned workload did its own batching",
             hint="Batch the dataset first, by recipe.dataset_config.batch_size.",
         )
     return made
+
+
+def _extra_axes(dataset: tf.data.Dataset, workload: RecipeWorkload) -> list[int | None]:
+    """Return how many axes each tensor of an element has beyond those of the workload's batches; None: unknown."""
+    pairs = zip(apply.batch_ranks(dataset), workload.batch_ranks or (), strict=False)
+    return [None if found is None or known is None else found - known for found, known in pairs]
+
+
+def _shuffled_batches(arrays: Any, batch_size: int, *, drop: bool) -> tf.data.Dataset:
+    """Return the batches that `fit` makes of arrays: it shuffles them anew in each epoch."""
+    from autotune.scripts.fit_call import keras_batches
+
+    x, y, weights = (*(arrays if isinstance(arrays, tuple) else (arrays,)), None, None)[:3]
+    batches = keras_batches((x, y, weights), counted=False, batch_size=batch_size, shuffle=True, class_weight=None)
+    full = len(apply.as_dataset(arrays)) // batch_size
+    return batches.take(full) if drop else batches

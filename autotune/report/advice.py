@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,12 +23,20 @@ WORTH_SAYING = 1.05
 GOOD_SCALING = 0.7
 """A training that reaches less of its devices' speed is told so."""
 _HELPS = {
-    "input": "more num_parallel_calls, prefetch, data_threads or persistent_iterator",
-    "launch": "more steps_per_execution, XLA or a larger batch",
-    "compute": "another precision, XLA or a larger batch",
-    "memory_bandwidth": "XLA, which fuses such operations, or another precision",
-    "communication": "fewer or larger exchanges between devices: a larger batch",
-    "compute_or_memory": "another precision, XLA or a larger batch",
+    "input": ("num_parallel_calls", "prefetch", "data_threads", "persistent_iterator"),
+    "launch": ("steps_per_execution", "jit_compile", "batch_size"),
+    "compute": ("precision", "jit_compile", "batch_size"),
+    "memory_bandwidth": ("jit_compile", "precision"),
+    "communication": ("batch_size",),
+    "compute_or_memory": ("precision", "jit_compile", "batch_size"),
+}
+"""Knobs that could help against a limit."""
+_IN_WORDS = {
+    "num_parallel_calls": "more num_parallel_calls",
+    "steps_per_execution": "more steps_per_execution",
+    "jit_compile": "XLA",
+    "batch_size": "a larger batch",
+    "precision": "another precision",
 }
 
 
@@ -101,6 +109,7 @@ def advice(
     recommended: TrialRecord | None,
     script: ScriptFacts | None,
     spread: TrialRecord | None = None,
+    unreached: Collection[str] = (),
 ) -> list[str]:
     """What limits the baseline, what could be gained at most, and what limits the recommendation.
 
@@ -109,6 +118,7 @@ def advice(
         recommended: The trial that the recipe is of; None where that is the baseline.
         script: Where a script's own calls are.
         spread: The trial on several devices that scales best, or the recommended one; None without any.
+        unreached: Knobs that cannot act on this workload.
 
     Returns:
         Three sentences with figures at most, and one on a profile that could not be read.
@@ -130,8 +140,9 @@ def advice(
     if now is not None and now.name == "balanced":
         said.append(f"With the recipe nothing stands out: {now.why}.")
     elif now is not None and now.name != "unknown":
-        helps = f"it is limited by {now.name.replace('_', ' ')}: {now.why}; {_HELPS[now.name]} could help further"
-        said.append(f"With the recipe {helps}.")
+        words = [_IN_WORDS.get(name, name) for name in _HELPS[now.name] if name not in unreached]
+        helps = f"; {_listed(words, 'or')} could help further" if words else ""
+        said.append(f"With the recipe it is limited by {now.name.replace('_', ' ')}: {now.why}{helps}.")
     profiles = [record.profile for record in (baseline, recommended) if record is not None]
     if any(profile is not None and profile.reason == NOT_INSTALLED for profile in profiles):
         return [*said[:3], "`pip install xprof` before the next run would tell more of what limits the training."]
@@ -150,8 +161,8 @@ def _of_input(record: TrialRecord, script: ScriptFacts | None) -> str:
     return f"{said} {_listed([str(each) for each in sites])} run{'s' if len(sites) == 1 else ''} serially."
 
 
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+def _listed(names: Sequence[str], last: str = "and") -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {last} {names[-1]}"
 
 
 def _at_most(record: TrialRecord) -> list[str]:

@@ -45,9 +45,11 @@ def site_of(frame: FrameType, directory: str) -> Site:
 
 
 def shown(file: str, directory: str) -> str:
-    """A file's path from the script's directory; as it is outside of it."""
-    path = Path(file)
-    return str(path.relative_to(directory)) if path.is_relative_to(directory) else file
+    """Return a file's path from the script's directory, links resolved; the path itself for a file outside."""
+    for path in (Path(os.path.realpath(file)), Path(file)):
+        if path.is_relative_to(directory):
+            return str(path.relative_to(directory))
+    return file
 
 
 @functools.cache

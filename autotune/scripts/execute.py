@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from autotune.errors import WorkloadError
+from autotune.scripts import children
 from autotune.scripts.call_sites import calls_in
 from autotune.scripts.facts import Site
 from autotune.scripts.side_effects import SideEffects
@@ -51,6 +52,14 @@ def file_of(reference: WorkloadReference) -> Path:
     )
 
 
+def main_file_of(reference: WorkloadReference) -> str:
+    """Return the path that `python script.py` gives `__file__`: absolute, with symbolic links as the user wrote them.
+
+    The working directory must be the one in which the script starts.
+    """
+    return os.path.join(os.getcwd(), reference.called_as) if reference.called_as else str(file_of(reference))
+
+
 def run_as_main(reference: WorkloadReference, *, endless: Site | None = None) -> None:
     """Run the script as `python script.py args` does: as `__main__`, with its own arguments and search path.
 
@@ -58,27 +67,27 @@ def run_as_main(reference: WorkloadReference, *, endless: Site | None = None) ->
         reference: The script. What it raises passes through.
         endless: A call of `range()` in it that comes round again and again: the epochs of a trial have no end.
     """
-    file, directory = file_of(reference), directory_of(reference)
+    directory = directory_of(reference)
     if directory not in sys.path[:1]:
         sys.path.insert(0, directory)
-    sys.argv = [str(file) if reference.module else str(reference.shown or file), *reference.args]
-    if reference.module is not None:
+    sys.argv = [reference.shown, *reference.args]
+    if reference.module is not None:  # which sets sys.argv[0] to the module's file
         runpy.run_module(str(reference.module), run_name="__main__", alter_sys=True)
         return
     main = ModuleType("__main__")
-    main.__file__ = sys.argv[0] if Path(sys.argv[0]).is_file() else str(file)
+    main.__file__ = file = main_file_of(reference)
     main.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = main  # processes that it spawns load the program by this module's file
-    tree = ast.parse(file.read_bytes())
+    tree = ast.parse(Path(file).read_bytes())
     if endless is not None:
         setattr(builtins, _ENDLESS, lambda *bounds: itertools.cycle(range(*bounds)))
-        calls = calls_in(str(file), directory).values()
+        calls = calls_in(file, directory).values()
         places = [(call.lineno, call.col_offset) for site, call in calls if site.key == endless.key]
         for node in ast.walk(tree):
             func = node.func if isinstance(node, ast.Call) and (node.lineno, node.col_offset) in places else None
             if isinstance(func, ast.Name):
                 func.id = _ENDLESS
-    exec(compile(tree, str(file), "exec", dont_inherit=True), main.__dict__)  # the user's own program
+    exec(compile(tree, file, "exec", dont_inherit=True), main.__dict__)  # the user's own program
 
 
 def leave(status: int) -> NoReturn:
@@ -99,8 +108,13 @@ class _Found(BaseException):
 
 
 class _StopAtFramework(importlib.abc.MetaPathFinder):
+    def __init__(self, answer: Callable[[], object]) -> None:
+        self._answer = answer
+
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name.partition(".")[0] in _FRAMEWORKS:
+            if children.is_child():  # whose parent may wait for its result
+                self._answer()
             raise _Found
         return None
 
@@ -112,16 +126,21 @@ def discover(reference: WorkloadReference) -> tuple[dict[str, str], list[str]]:
     """
 
     def run(answer: int) -> None:
+        children.watch_children(answer, imports=True)
         before = dict(os.environ)
+
+        def changed() -> dict[str, str]:
+            return {name: text for name, text in os.environ.items() if before.get(name) != text}
+
         SideEffects(reference, lambda _: os._exit(0)).watch_writes()  # the survey says it again
-        sys.meta_path.insert(0, _StopAtFramework())
+        sys.meta_path.insert(0, _StopAtFramework(lambda: children.answer_for_parent(changed())))
         with contextlib.suppress(BaseException):  # where it fails, the survey says so
             run_as_main(reference)
-        tell(answer, {name: text for name, text in os.environ.items() if before.get(name) != text})
+        tell(answer, changed())
 
-    changed = told_by_fork(run)
+    variables = told_by_fork(run)
     files = own_files(file_of(reference), Path(directory_of(reference)))
-    return changed, [each for each in installed_packages(files) if each not in _FRAMEWORKS]
+    return variables, [each for each in installed_packages(files) if each not in _FRAMEWORKS]
 
 
 def tell(answer: int, told: dict[str, Any]) -> None:

@@ -66,7 +66,13 @@ class ScriptFacts(Frozen):
     batch_given_as: str = ""  # where the batch size comes from, in words
     step_function: Site | None = None  # of a loop: the function that XLA is asked to compile
     workers: Count = 0  # processes on this host that TF_CONFIG names for a strategy of several; 0 without
+    work_varies: bool = False  # of a loop: an update of the weights is no constant work, as after episodes
     epochs_range: Site | None = None  # of a loop: the `range()` of its epochs, which has no end in trials
+
+    @property
+    def unit(self) -> str:
+        """Return what its speed counts: updates, where the examples of an update cannot be told."""
+        return "updates" if self.work_varies else "samples"
 
 
 class ScriptSettings(Frozen):

@@ -69,8 +69,8 @@ class FitCall:
             return int(self.arguments["batch_size"] or DEFAULT_BATCH)
         if kind == "py_dataset":
             size = _attribute(x)
-            set_here = size is not None and size == self.settings.changes.get("batch_size")
-            return int(self.settings.own["batch_size"]) if set_here else size
+            set_here = "batch_size" in self.settings.first and size == self.settings.changes.get("batch_size")
+            return int(self.settings.first["batch_size"]) if set_here else size
         calls = batch_calls(x)[0] if kind == "dataset" else []
         return calls[0].given if calls else None
 
@@ -82,7 +82,7 @@ class FitCall:
             return None
         if self.kind == "dataset":
             return int(batch_calls(self.arguments["x"])[0][0].used)
-        return int(self.settings.value("batch_size", given))
+        return int(self.settings.value_once("batch_size", given))
 
     @property
     def epochs(self) -> int:
@@ -105,10 +105,12 @@ class FitCall:
         if kind == "dataset":
             return x, x
         if kind == "py_dataset":
-            for knob in ("batch_size", "workers", "use_multiprocessing", "max_queue_size"):
+            if "batch_size" in self.settings.changes and self.batch_used is not None:
+                x.batch_size = self.batch_used
+            for knob in ("workers", "use_multiprocessing", "max_queue_size"):
                 if knob in self.settings.changes:
                     setattr(x, knob, self.settings.changes[knob])
-        dataset = _batches(
+        dataset = keras_batches(
             (x, y, weights),
             counted=kind != "arrays",
             batch_size=self.batch_used,
@@ -127,7 +129,7 @@ class FitCall:
         if not isinstance(held_out, tf.data.Dataset):
             parts = held_out if isinstance(held_out, tuple | list) else (held_out,)
             size = self.arguments["validation_batch_size"] or self.batch_used or DEFAULT_BATCH
-            held_out = _batches((*parts, None, None)[:3], batch_size=size, shuffle=False, class_weight=None)
+            held_out = keras_batches((*parts, None, None)[:3], batch_size=size, shuffle=False, class_weight=None)
         steps = self.arguments["validation_steps"]
         return held_out.take(int(steps)) if steps else held_out
 
@@ -204,8 +206,8 @@ def honours_batch_size(x: Any) -> bool:
         x.batch_size = size
 
 
-def _batches(parts: tuple[Any, Any, Any], *, counted: bool = True, **arguments: Any) -> tf.data.Dataset:
-    """What Keras makes of data that is no dataset. `counted`: it says how many batches it has."""
+def keras_batches(parts: tuple[Any, Any, Any], *, counted: bool = True, **arguments: Any) -> tf.data.Dataset:
+    """Return the batches that Keras makes of data that is no dataset. `counted`: they know their number."""
     import tensorflow as tf
 
     adapter = data_adapter(*parts, steps_per_epoch=None, **arguments)

@@ -81,8 +81,9 @@ class LongRun(Hooks):
         self._wrappers = Wrappers(self._settings, self, directory)
         log = path.resolve().parent / LOG
         self._guard = Guard(recipe, log=log if os.access(log.parent, os.W_OK) else None)
-        self._looked_for_missing = False
-        self._scaled: list[Any] = []  # optimizers whose learning rate was scaled: `fit` may be called for each epoch
+        self._looked_for_missing = self._said_other_batch = False
+        self._scaled: list[tuple[Any, float]] = []  # optimizers and factors: `fit` may be called for each epoch
+        self._first_batch: int | None = None  # that the script gave to the tuned fit
 
     def install(self) -> None:
         """Set what acts before TensorFlow is imported, and wrap it, now or once it is."""
@@ -113,7 +114,8 @@ class LongRun(Hooks):
         if not self._looked_for_missing:
             self._looked_for_missing = True
             self._refuse_missing()
-        self._guard.called(examples)
+        if not self._facts.work_varies:  # whose speed changes with what was learned
+            self._guard.called(examples)
 
     def _refuse_missing(self) -> None:
         for knob in self._settings.refuse_missing(self._facts, skip=self._skip_missing):
@@ -127,6 +129,7 @@ class LongRun(Hooks):
         self._refuse_missing()
         refuse_another_scope(model, self._configuration)
         call = FitCall(model=model, arguments=arguments, settings=self._settings)
+        self._say_other_batch(call.batch_size)
         changed = changed_arguments(call, self._configuration, self._facts)
         apply.accumulate(model.optimizer, self._configuration)
         if self._settings.changes.get("jit_compile") is True and not model.jit_compile:
@@ -136,13 +139,28 @@ class LongRun(Hooks):
         callbacks = [*listed_callbacks(arguments["callbacks"]), watch]
         return usual(model, **(arguments | changed | {"callbacks": callbacks}))
 
+    def _say_other_batch(self, given: int | None) -> None:
+        """Say once that the script gives the tuned `fit` a second batch size, which is obeyed."""
+        first = self._first_batch = self._first_batch or given
+        if given == first or "batch_size" not in self._settings.changes or self._said_other_batch:
+            return
+        self._said_other_batch = True
+        say(
+            f"the script now asks for batches of {given} in place of {first}, and has them: "
+            f"the recipe's {self._settings.changes['batch_size']} is set for {first} only"
+        )
+
     def _scale_learning_rate(self, model: Any, call: FitCall) -> None:
         own = "global_batch" in self._configuration
         before, after = call.batch_size, self._configuration.update_size if own else call.batch_used
-        if self._scale is None or not before or not after or before == after or model.optimizer in self._scaled:
+        if self._scale is None or not before or not after:
             return
-        self._scaled.append(model.optimizer)
-        factor = math.sqrt(after / before) if self._scale == "sqrt" else after / before
+        scaled = next((factor for each, factor in self._scaled if each is model.optimizer), 1.0)
+        wanted = math.sqrt(after / before) if self._scale == "sqrt" else after / before
+        factor = wanted / scaled
+        if math.isclose(factor, 1.0):
+            return
+        self._scaled.insert(0, (model.optimizer, wanted))
         optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
         try:
             now = float(optimizer.learning_rate)
@@ -164,7 +182,7 @@ def changed_arguments(call: FitCall, configuration: Configuration, facts: Script
     of_data = {*acting, "batch_size", "workers", "use_multiprocessing", "max_queue_size"}
     if (call.kind == "arrays" and not acting) or not changes.keys() & of_data:
         set_steps(call.model, int(call.settings.value("steps_per_execution", call.model.steps_per_execution)))
-        return {"batch_size": changes["batch_size"]} if "batch_size" in changes else {}
+        return {"batch_size": call.batch_used} if "batch_size" in changes else {}
     dataset, source = call.training_dataset()
     train = call.pipeline(dataset, source, configuration)
     set_compiled(call.model, train.in_force)

@@ -15,7 +15,7 @@ from autotune.devices.telemetry import peak_host_bytes
 from autotune.executors.executor import Data
 from autotune.recipe import apply
 from autotune.recipe.strategy import devices
-from autotune.record import Boundary
+from autotune.record import Boundary, Outcome
 from autotune.scripts.chain import batch_calls, drops_remainder, examples_of
 from autotune.scripts.execute import directory_of, leave
 from autotune.scripts.facts import ScriptFacts, ScriptSettings, Site
@@ -190,7 +190,14 @@ class LoopTraining(TrialHooks):
         dataset, request = self._watch.dataset, self.request
         is_dataset = isinstance(dataset, tf.data.Dataset)
         calls = batch_calls(dataset)[0] if is_dataset else []
+        if calls and "batch_size" in self.facts.sites and calls[0].used != self.configuration.batch_size:
+            raise failures.TrainingFailed(
+                Outcome.ERROR,
+                f"the script trains in batches of {calls[0].used} in place of {self.configuration.batch_size}: "
+                "it tries again with another size by itself",
+            )
         size = self._watch.parts * calls[0].used if calls else examples or self.configuration.batch_size
+        size = 1 if self.facts.work_varies else size
         began = time.monotonic()
         # Epochs are not seen where each step reads its batch itself, and not known where several replicas read.
         unknown = self._watch.by_call or self._watch.parts > 1
@@ -213,6 +220,7 @@ class LoopTraining(TrialHooks):
                 jit_compile=bool(self.wrappers.settings.value("jit_compile", self._watch.jit_compile)),
                 examples_per_epoch=training.examples_per_epoch,
                 element=str(getattr(dataset, "element_spec", "batches that the script makes"))[:2000],
+                batch_ranks=apply.batch_ranks(dataset) if is_dataset else (),
                 parameters=sum(int(each.shape.num_elements() or 0) for each in weights),
                 gpus=gpus.gpu_names(),
                 devices=len(devices()),

@@ -79,6 +79,9 @@ class LoopWatch:
         self._updated_in_strategy = False
         self._logs: Any = None
         self._called_with = 0
+        self._forward_calls = 0
+        self.work: list[int] = []
+        """How often layers and functions were called for each update, where no dataset is read."""
         self._read_inside = 0  # examples that a call reads from the iterator that it is given
         self._counter: tuple[Any, int] | None = None  # an optimizer, and its updates before the first call
 
@@ -104,13 +107,20 @@ class LoopWatch:
         tuned.use(watch=self)
 
         def called(usual: Callable[..., Any], layer: Any, *arguments: Any, **named: Any) -> Any:
+            self._forward_calls += self._wrappers.active and not self._calls
             if self._wrappers.active and arguments:
                 length = _length(arguments[0])  # in a trace, where it is known
                 self._called_with = max(length, self._called_with) if self._calls else length or self._called_with
             return usual(layer, *arguments, **named)
 
+        def predicted(usual: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+            self._forward_calls += self._wrappers.active
+            return usual(*arguments, **named)
+
         if layers:
             around(keras.layers.Layer, "__call__", called)
+            for name in ("predict", "predict_on_batch"):
+                around(owner_of(keras.Model, name), name, predicted)
 
     def explicit(self, dataset: Any) -> Iterator[Any]:
         """The elements of a dataset, each of which is a step because the script says so: see `autotune.steps`."""
@@ -135,6 +145,11 @@ class LoopWatch:
         """The script begins anew, and makes its functions anew: all but those of modules that it imports."""
         self._last_read, self._updates, self._calls = None, 0, []
         self._first_updating = None
+
+    @property
+    def work_varies(self) -> bool:
+        """Whether updates take different numbers of calls. The first may build the model as well."""
+        return self.by_call and self.dataset is None and len(set(self.work[1:])) > 1
 
     # ------------------------------------------------------------------------------------------ what is read
 
@@ -225,6 +240,7 @@ class LoopWatch:
             if _site(function, self._wrappers.directory).key == self._compiled.key:
                 function._jit_compile = bool(self._jit_compile)
         outermost = not self._calls
+        self._forward_calls += outermost
         self._calls.append((function, arguments))
         try:
             result = usual(function, *arguments, **named)
@@ -308,6 +324,8 @@ class LoopWatch:
                 optimizer, before = self._counter or (None, 0)
                 self._read_inside = self.parts * batch * max(1, updates_of(optimizer) - before)
         if what == self._first_updating:
+            self.work.append(self._forward_calls)
+            self._forward_calls = 0
             length = next((n for each in arguments if (n := _length(each))), self._called_with)
             self._hooks.stepped(self._read_inside or self._workers * length, logs)
 

@@ -20,6 +20,7 @@ from typing import Any
 from autotune.devices.gpus import visible_gpus
 from autotune.errors import WorkloadError
 from autotune.executors.lifeline import die_with_parent
+from autotune.printable import with_article
 from autotune.scripts.wrapping import around
 
 VARIABLE = "TF_CONFIG"
@@ -125,8 +126,9 @@ def around_strategy(tf: Any, act: Callable[[], object]) -> None:
         resolvers = tf.distribute.cluster_resolver
         for each in (*arguments, *named.values()):
             if isinstance(each, resolvers.ClusterResolver) and not isinstance(each, resolvers.TFConfigClusterResolver):
+                found = with_article(type(each).__name__)
                 raise WorkloadError(
-                    f"the script names its workers by a {type(each).__name__}, and trials name theirs in {VARIABLE}",
+                    f"the script names its workers by {found}, and trials name theirs in {VARIABLE}",
                     hint="Leave the resolver out for tuning, or use a TFConfigClusterResolver.",
                 )
         act()

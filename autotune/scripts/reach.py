@@ -35,6 +35,20 @@ OWN_SCOPE = (
     "a loop of its own needs these lines for several devices: `with strategy.scope():` around model and optimizer, "
     "strategy.experimental_distribute_dataset(dataset), and strategy.run(step, args=(batch,))"
 )
+MAKE_DATASET = "hand fit a tf.data.Dataset to have this varied"
+ARRAYS = f"Keras makes the batches of arrays, and prefetches them; {MAKE_DATASET}"
+NO_MAP = "no map() or interleave() of the script's feeds the training"
+NO_DATASET = "the training reads no tf.data.Dataset"
+NO_FUNCTION = (
+    "no tf.function without a dataset or a strategy updates the weights; put @tf.function on the step that takes one "
+    "batch"
+)
+_DATA = {
+    "arrays": "the training data are arrays",
+    "distributed": "the training data is a distributed dataset",
+    "py_dataset": "the training data is a PyDataset",
+    "generator": "the training data is a generator",
+}
 _OPTIONS = [name for name, knob in KNOBS.items() if knob.stage is Stage.OPTIONS]
 
 
@@ -97,17 +111,20 @@ def facts_of_loop(watch: LoopWatch, examples: int, around: Around) -> WorkloadFa
     )
     reasons |= dict.fromkeys(STRATEGY_KNOBS, KEPT.format(watch.strategy) if watch.strategy else OWN_SCOPE)
     if watch.step_function is None:
-        reasons |= dict.fromkeys(_XLA, "no tf.function without a dataset or a strategy updates the weights")
+        reasons |= dict.fromkeys(_XLA, NO_FUNCTION)
     if why:
         reasons["batch_size"] = f"{why}; {UNLOCK}"
     if dataset is None:
-        reasons |= dict.fromkeys(("prefetch", *_OPTIONS), "the training reads no tf.data.Dataset")
+        reasons |= dict.fromkeys(
+            ("prefetch", "num_parallel_calls", *_OPTIONS),
+            f"{NO_DATASET}; read its batches from one to have this varied",
+        )
     elif watch.by_call or watch.distributed:
         inside = "the step reads its batches itself, from the iterator that it is given"
         handed = "the script hands its dataset to its tf.distribute strategy"
         ours = _OPTIONS if calls_for(dataset, "prefetch") else ("prefetch", *_OPTIONS)
         reasons |= dict.fromkeys(ours, inside if watch.by_call else handed)
-    batch_size = calls[0].given if calls else examples
+    batch_size = calls[0].given if calls else 1 if watch.work_varies else examples
     if not batch_size:
         raise WorkloadError(
             f"{around.reference.shown}: how many examples a step takes could not be seen",
@@ -121,6 +138,7 @@ def facts_of_loop(watch: LoopWatch, examples: int, around: Around) -> WorkloadFa
         batch_size,
         trains=Trains.LOOP,
         step_function=watch.step_function,
+        work_varies=watch.work_varies,
         epochs_range=_epochs_range(watch, around.reference),
     )
 
@@ -152,14 +170,14 @@ def _facts(
     calls["batch_size"] = [] if dataset is None else batch_calls(dataset)[0]
     sites = {knob: tuple({each.site.key: each.site for each in made}.values()) for knob, made in calls.items() if made}
     if "num_parallel_calls" not in sites:
-        reasons["num_parallel_calls"] = "no map() or interleave() of the script's feeds the training"
+        reasons.setdefault("num_parallel_calls", NO_MAP)
     for name, knob in KNOBS.items():
         variable = knob.variable or ""
         own = variable in around.variables or os.environ.get(variable) != around.environment.get(variable)
         if knob.stage is Stage.START and own:
-            reasons[name] = f"the script sets {variable} itself"
+            reasons[name] = f"the script sets {variable} itself; take that line out to have it varied"
     if settings is not None and settings.allow_cache:
-        cached, why = (None, "the training reads no tf.data.Dataset") if dataset is None else cacheable(dataset)
+        cached, why = (None, NO_DATASET) if dataset is None else cacheable(dataset)
         if cached is None:
             reasons["cache"] = why
         else:
@@ -190,7 +208,7 @@ def _facts(
 
 def _epochs_range(watch: LoopWatch, reference: WorkloadReference) -> Site | None:
     """The `range()` that the loop over epochs runs by, where the script's own file has one."""
-    file, place, stack = str(file_of(reference)), watch.place, traceback.walk_stack(sys._getframe())
+    file, place, stack = str(sys.modules["__main__"].__file__), watch.place, traceback.walk_stack(sys._getframe())
     lines = [line for frame, line in stack if frame.f_code.co_filename == file]
     if place is not None and place[0] == file and lines:
         lines[0] = place[1]  # where the data is read from its beginning
@@ -230,14 +248,16 @@ def _not_reached(call: FitCall, dataset: Any) -> dict[str, str]:
     elif call.kind == "py_dataset" and not honours_batch_size(call.arguments["x"]):
         reasons["batch_size"] = f"the PyDataset yields no other batches when its batch_size is set; {UNLOCK}"
     elif call.kind in ("generator", "distributed"):
-        reasons["batch_size"] = f"the training data is a {call.kind}; {UNLOCK}"
+        reasons["batch_size"] = f"{_DATA[call.kind]}; {UNLOCK}"
     if call.kind == "arrays":
-        reasons["prefetch"] = "Keras makes the batches of arrays, and prefetches them"
+        reasons |= dict.fromkeys(("prefetch", "num_parallel_calls"), ARRAYS)
     elif call.kind != "dataset":
-        why = f"the training data is a {call.kind}, and no tf.data.Dataset"
+        why = f"{_DATA[call.kind]}, and no tf.data.Dataset; {MAKE_DATASET}"
         reasons |= dict.fromkeys(("prefetch", "persistent_iterator", "prefetch_to_device", *_OPTIONS), why)
     elif call.arguments["class_weight"]:
-        reasons["prefetch_to_device"] = "Keras maps the batches once more for class_weight, on the CPU"
+        reasons["prefetch_to_device"] = (
+            "Keras maps the batches once more for class_weight, on the CPU; have map() add each example's weight"
+        )
     if call.arguments["steps_per_epoch"]:
         reasons["persistent_iterator"] = "fit is given steps_per_epoch, and keeps its iterator already"
     strategy = call.model.distribute_strategy
@@ -248,7 +268,7 @@ def _not_reached(call: FitCall, dataset: Any) -> dict[str, str]:
         if strategy.num_replicas_in_sync > 1 and sums_by_collectives(strategy):
             reasons["steps_per_execution"] = ONE_STEP
     elif call.kind != "dataset":
-        reasons["per_replica_buffer_size"] = f"the training data is a {call.kind}, and no tf.data.Dataset"
+        reasons["per_replica_buffer_size"] = f"{_DATA[call.kind]}, and no tf.data.Dataset; {MAKE_DATASET}"
     if "persistent_iterator" in reasons:
         reasons.setdefault("prefetch_to_device", "it needs persistent_iterator")
     return reasons

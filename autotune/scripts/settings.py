@@ -35,12 +35,14 @@ class Settings:
         own: The script's own values. A call that was given another one is left alone: it serves something else.
         sites: The call sites that a knob reaches, by knob.
         reached: The call sites that the script has come by.
+        first: What the script gave first, by knob, where a value is set once.
     """
 
     changes: dict[str, KnobValue] = field(default_factory=dict)
     own: dict[str, KnobValue] = field(default_factory=dict)
     sites: dict[str, frozenset[_Key]] = field(default_factory=dict)
     reached: set[_Key] = field(default_factory=set)
+    first: dict[str, KnobValue] = field(default_factory=dict)
 
     @classmethod
     def of(cls, configuration: Mapping[str, KnobValue], facts: ScriptFacts) -> Settings:
@@ -68,6 +70,13 @@ class Settings:
     def value(self, knob: str, given: Any) -> Any:
         """The value of a knob without call sites."""
         return self.changes.get(knob, given)
+
+    def value_once(self, knob: str, given: KnobValue) -> KnobValue:
+        """Return the value of a knob where the script gave its first value, and any other value as it was given.
+
+        A script that runs out of memory may try again with a smaller batch.
+        """
+        return self.value(knob, given) if given == self.first.setdefault(knob, given) else given
 
     def refuse_missing(self, facts: ScriptFacts, *, skip: bool = False) -> list[str]:
         """The knobs that are changed, and whose call sites the script has not come by.

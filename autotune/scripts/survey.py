@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autotune.errors import WorkloadError
-from autotune.scripts import ranks, sources
+from autotune.printable import plural
+from autotune.scripts import children, ranks, sources
 from autotune.scripts.execute import directory_of, file_of, leave, tell, told_by_fork
 from autotune.scripts.facts import Fit, ScriptSettings, Site
 from autotune.scripts.fit_call import FitCall, few_steps
@@ -28,8 +29,9 @@ from autotune.worker import failures
 from autotune.workloads.users_errors import users_line
 from autotune.workloads.workload import WorkloadFacts, WorkloadReference
 
-LOOP_STEPS = 3
-"""Of a loop of the script's own, after which enough is known of it."""
+LOOP_STEPS, UPDATES = 3, 5
+"""Of a loop of the script's own, after which enough is known of it; of one that reads no dataset, whose work may vary.
+"""
 MOST_FITS, LONGEST_SECONDS = 10, 60.0
 """Of several `fit` calls so many are looked at, and none after so long."""
 NEGLIGIBLE = 0.01
@@ -85,6 +87,7 @@ class _Survey(Hooks):
         import keras
         import tensorflow as tf
 
+        children.watch_children(self._answer)
         try:
             if self._workers:
                 self._number = ranks.start_others(self._workers, lambda why: self._fail(WorkloadError(why)))
@@ -113,6 +116,8 @@ class _Survey(Hooks):
 
         if self._workers > 1:
             self._fail(ranks.FIT_FAILS)
+        if children.is_child():
+            children.refuse_training()
         number, began = len(self._fits) + 1, time.perf_counter()
         if self._around.before_seconds is None:
             self._around.before_seconds = began - self._began
@@ -141,10 +146,13 @@ class _Survey(Hooks):
 
     def stepped(self, examples: int, logs: Any) -> None:
         """See `Hooks`: after a few steps enough is known."""
+        if children.is_child() and not self._number:
+            children.refuse_training()
         self._steps += 1
         if self._around.before_seconds is None:
             self._around.before_seconds = (self._watch.read_at or time.perf_counter()) - self._began
-        if self._steps < LOOP_STEPS or self._wanted is not None or self._number:
+        few = LOOP_STEPS if self._watch.dataset is not None else UPDATES
+        if self._steps < few or self._wanted is not None or self._number:
             return
         with self._wrappers.inert():
             facts = self._found(partial(facts_of_loop, self._watch, examples, self._around))
@@ -182,7 +190,7 @@ class _Survey(Hooks):
         if number > len(self._fits):
             self._fail(
                 WorkloadError(
-                    f"--fit {number}: {self._reference.shown} calls fit {len(self._fits)} times",
+                    f"--fit {number}: {self._reference.shown} has {plural(len(self._fits), 'call')} of fit",
                     hint=f"Give a number from 1 to {len(self._fits)}, or leave --fit out to tune the longest.",
                 )
             )
@@ -230,5 +238,7 @@ class _Survey(Hooks):
         self._say({"message": told.reason, "hint": told.hint, "detail": told.detail, "no_memory": no_memory})
 
     def _say(self, told: dict[str, Any]) -> NoReturn:
+        if children.is_child() and not self._number:
+            children.answer_for_parent(told)
         tell(self._answer, told)
         leave(0)

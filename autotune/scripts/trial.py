@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -103,9 +104,13 @@ def run_users(reference: WorkloadReference, *, endless: Site | None = None) -> N
     Raises:
         WorkloadError: It has raised an exception. What `failures.is_nobodys` says passes through.
     """
-    name = reference.shown
+    name, own = reference.shown, os.getpid()
     try:
-        run_as_main(reference, endless=endless)
+        try:
+            run_as_main(reference, endless=endless)
+        finally:
+            if os.getpid() != own:  # a fork by the script's `os.fork` is over, and answers for nobody
+                leave(sys.exc_info()[0] is not None)
     except SystemExit as error:
         if error.code not in (None, 0):
             raise exit_error(name, error, ARGS_HINT) from error
@@ -181,6 +186,8 @@ class _FitTraining(TrialHooks):
             self._failed(error)
 
     def _train(self, call: FitCall, callbacks: list[Any]) -> None:
+        import keras
+
         request, configuration, model, given = self.request, self.configuration, call.model, call.arguments
         call.settings.refuse_missing(self.facts)
         refuse_another_scope(model, configuration)
@@ -194,6 +201,10 @@ class _FitTraining(TrialHooks):
             curves = loss_curves_as_built(model, train.one_epoch, configuration, request.losses, examples)
             self.channel.send(messages.LossCurves(curves=curves, gpus=gpus.gpu_names()))
             return
+        # Keras makes its progress bar itself. One that it is given would end its asynchronous dispatch.
+        for each in (*callbacks, keras.callbacks.ProgbarLogger):
+            _repeat_epochs(each, int(given["initial_epoch"]), max(1, call.epochs))
+        callbacks.insert(0, _tells_epochs(int(given["epochs"])))
         kept = {name: given[name] for name in ("verbose", "validation_freq")}
         if call.kind != "arrays":
             kept["class_weight"] = given["class_weight"]
@@ -217,14 +228,28 @@ class _FitTraining(TrialHooks):
         keras_fit.time_fit(request, self.channel, configuration, parts)
 
 
+def _tells_epochs(epochs: int) -> Any:
+    """Return a callback, to be the first, that tells the others the script's number of epochs, not the trial's."""
+    import keras
+
+    class TellsEpochs(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
+        def set_params(self, params: Any) -> None:
+            params["epochs"] = epochs  # Keras hands this dict to each callback in turn
+            super().set_params(params)
+
+    return TellsEpochs()
+
+
 def _repeat_epochs(callback: Any, first: int, epochs: int) -> None:
-    """Have a callback see the script's own epochs, over and over: a trial trains more than those."""
+    """Have a callback, or a class of them, see the script's own epochs over and over: a trial trains more of them."""
     for name in ("on_epoch_begin", "on_epoch_end"):
         usual = getattr(callback, name, None)
         if usual is None:
             continue
 
-        def again(epoch: int, logs: Any = None, usual: Any = usual) -> Any:
-            return usual(first + epoch % epochs, logs)
+        def again(*arguments: Any, usual: Any = usual, **named: Any) -> Any:
+            place = int(isinstance(callback, type))  # of the epoch: a class's function has its object first
+            before, epoch, after = arguments[:place], arguments[place], arguments[place + 1 :]
+            return usual(*before, first + epoch % epochs, *after, **named)
 
         setattr(callback, name, again)

@@ -36,7 +36,7 @@ def tuned(**values: Any) -> SimpleNamespace:
     for name, value in values.items():
         check_value(name, value, where="autotune.tuned()")
     given.update(values)
-    changed = {} if _settings is None else {name: _settings.value(name, values[name]) for name in values}
+    changed = {} if _settings is None else {name: _settings.value_once(name, values[name]) for name in values}
     return SimpleNamespace(**values | changed)
 
 

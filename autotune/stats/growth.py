@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from itertools import pairwise
 
+from autotune.printable import time_in_words
 from autotune.stats.stability import MEMORY_MARGIN, Check
 
 HOST, DEVICE = "host_memory_growth", "device_memory_growth"  # what the rule is called, by whose memory it is
@@ -64,6 +65,6 @@ def memory_growth(
         leaks = "the baseline grows as much for each example, so it is the workload that leaks"
         whose = leaks if told else "too little was seen of the baseline to tell whose leak it is"
         return Check(name=of, passed=True, value=value if told else None, limit=limit, detail=f"{seen}; {whose}")
-    hours = max(0.0, limit) / (pace * examples_per_second) / 3600
-    detail = f"{seen}, and it goes on: memory is full after {hours:.1f} hours; the baseline does not grow like that"
+    full = time_in_words(max(0.0, limit) / (pace * examples_per_second))
+    detail = f"{seen}, and it goes on: memory is full after {full}; the baseline does not grow like that"
     return Check(name=of, passed=False, value=value, limit=limit, detail=detail)

@@ -155,3 +155,17 @@ def no_throttling(own: Sequence[bool], baseline: Sequence[bool]) -> Check:
     if share > 0:
         detail += "; cool the card: it may train faster or slower than was measured"
     return _within(THROTTLING, share, usual + MOST_THROTTLED, detail)
+
+
+def gain_exceeds_variation(own: Sequence[float], baseline: Sequence[float]) -> Check:
+    """Return whether the gain exceeds what the baseline's own speed varies; each value is a slice's updates per second.
+
+    For trainings whose updates are no constant work: their speed changes with what was learned.
+    """
+    gain = statistics.median(one / other for one, other in zip(own, baseline, strict=True))
+    varies = max(baseline) / min(baseline)
+    detail = (
+        f"an update is no constant work: the baseline's own updates/s vary by ×{varies:.2f} from slice to slice, "
+        f"and the gain is ×{gain:.2f}"
+    )
+    return Check(name="constant_work", passed=varies < gain, value=varies, limit=gain, detail=detail)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from autotune.devices.machine import Machine, memory_limit_bytes
 from autotune.errors import ArgumentError, NoStableConfigurationError, WorkloadError
 from autotune.executors.executor import Clock, Executor, SeatLost, WarmUp
+from autotune.printable import with_article
 from autotune.run_directory import CREATED, SCRATCH, RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
 from autotune.scripts.facts import ScriptSettings, Trains
 from autotune.scripts.side_effects import remove_created
@@ -51,7 +52,7 @@ def reference_to(workload: object, args: Sequence[str] | None = None) -> Workloa
     if isinstance(workload, (str, os.PathLike)):
         return parse_reference(os.fspath(workload)).model_copy(update=given)
     raise ArgumentError(
-        f"the workload is a {type(workload).__name__}, expected an autotune.Workload, or where one is",
+        f"the workload is {with_article(type(workload).__name__)}, expected an autotune.Workload, or where one is",
         hint='Hand over the Workload itself, or text such as "path/to/file.py:name".',
     )
 
@@ -164,6 +165,7 @@ def open_run(
         rng=random.Random(options.seed),
         not_reached={} if facts.script is None else facts.script.not_reached,
         objective=options.objective,
+        unit="samples" if facts.script is None else facts.script.unit,
         baseline=_accumulated(
             baseline_of(facts, str(invocation.reference), device, observe), options.global_batch, facts
         ),
@@ -194,7 +196,11 @@ def open_run(
             ) from again
     _refuse_without_energy(options, tells=all(map(joules_of, seat.baseline.trial.slices)))
     # The process knows better than NVML what it may take: a part of a card, or what the workload allows itself.
-    limits = replace(invocation.limits, device_bytes=run.device_limit_bytes or invocation.limits.device_bytes)
+    limits = replace(
+        invocation.limits,
+        device_bytes=run.device_limit_bytes or invocation.limits.device_bytes,
+        work_varies=facts.script is not None and facts.script.work_varies,
+    )
     opened = Opened(
         run=run,
         facts=facts,
@@ -212,7 +218,11 @@ def open_run(
         )
     if warm.started.devices > 1 and "global_batch" in run.baseline and "strategy" not in run.baseline:
         observe(Notice(text=f"strategy is not varied: {NOT_ACCUMULATED}"))
-    notes = () if facts.script is None else script_notes(facts.script, warm.ready_seconds, warm.started.devices)
+    notes = (
+        ()
+        if facts.script is None
+        else script_notes(facts.script, warm.ready_seconds, warm.started.devices, opened.device)
+    )
     own = {} if facts.script is None else facts.script.variables
     set_ = variables.notes({**os.environ, **own}, machine.packages.get("tensorflow", ""))
     slices = seat.baseline.trial.slices

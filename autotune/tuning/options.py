@@ -9,6 +9,7 @@ from types import NoneType
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from autotune.errors import ArgumentError
+from autotune.printable import with_article
 from autotune.stats.deciding import MIN_GAIN, Objective
 from autotune.stats.stability import MEMORY_MARGIN
 from autotune.workloads.loading import checked_args
@@ -125,7 +126,7 @@ def seconds_of(name: str, value: object, *, may_be_none: bool = False) -> float:
         return float(value)  # type: ignore[arg-type]
     if not isinstance(value, str):
         raise ArgumentError(
-            f"{name} is a {type(value).__name__}: {value!r}", hint="Give seconds, or text such as '10m'."
+            f"{name} is {with_article(type(value).__name__)}: {value!r}", hint="Give seconds, or text such as '10m'."
         )
     match = re.fullmatch(
         r"(?:(?P<h>\d{1,6}(?:\.\d{1,6})?)h)?(?:(?P<m>\d{1,6}(?:\.\d{1,6})?)m)?(?:(?P<s>\d{1,8}(?:\.\d{1,6})?)s?)?",

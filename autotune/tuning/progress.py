@@ -68,6 +68,7 @@ class TrialEnded:
 
     record: TrialRecord
     changes: str
+    unit: str = "samples"  # what its throughput counts
 
 
 @dataclass(frozen=True, kw_only=True)

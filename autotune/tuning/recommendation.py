@@ -10,8 +10,7 @@ from autotune.recipe.evidence import BestCandidate, Confirmation, Evidence, Peak
 from autotune.recipe.recipe import CreatedBy, LearningRate, Recipe, RecipeWorkload
 from autotune.record import Standing, TrialRecord, examined_baseline
 from autotune.report.advice import advice
-from autotune.run_directory import RunRecord
-from autotune.scripts.facts import ScriptFacts
+from autotune.run_directory import RunRecord, WorkloadRecord
 from autotune.space.configuration import Configuration
 from autotune.stats import growth, numerics
 from autotune.stats.deciding import Verdict
@@ -60,7 +59,7 @@ def recommend(
     return Recipe(
         configuration=dict(configuration),
         baseline=dict(run.baseline),
-        evidence=_evidence(found, champion, watched, run, workload.script, measured=batch_losses is not None),
+        evidence=_evidence(found, champion, watched, run, workload, measured=batch_losses is not None),
         candidate=None if champion is not None else _best_candidate(found, watched, run, options.min_gain),
         learning_rate=LearningRate.between(configuration.update_size, run.baseline.update_size, losses=batch_losses),
         machine=record.machine,
@@ -98,15 +97,10 @@ def _spread(chosen: TrialRecord, run: Run) -> TrialRecord | None:
 
 
 def _evidence(
-    found: Found,
-    champion: Leader | None,
-    watched: Watch | None,
-    run: Run,
-    script: ScriptFacts | None,
-    *,
-    measured: bool,
+    found: Found, champion: Leader | None, watched: Watch | None, run: Run, workload: WorkloadRecord, *, measured: bool
 ) -> Evidence:
-    state = found.state
+    state, script = found.state, workload.script
+    unreached = {*run.not_reached, *(() if workload.takes_config else ("num_parallel_calls",))}
     searched = run.records[0]
     reference = chosen = searched
     checks: tuple[Check, ...] = ()
@@ -153,6 +147,7 @@ def _evidence(
                 None if champion is None else chosen,
                 script,
                 _spread(chosen, run),
+                unreached,
             )
         ),
         stability=Stability(

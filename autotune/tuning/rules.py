@@ -15,6 +15,7 @@ from autotune.stats.stability import (
     MEMORY_MARGIN,
     CallSeconds,
     Check,
+    gain_exceeds_variation,
     hangs,
     loss_does_not_rise,
     loss_is_finite,
@@ -28,11 +29,15 @@ from autotune.stats.stability import (
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Bytes that there are (`device_bytes` is None where no GPU is, or nothing tells), and the share to keep free."""
+    """Bytes that there are (`device_bytes` is None where no GPU is, or nothing tells), and the share to keep free.
+
+    Also whether speeds are of updates that are no constant work.
+    """
 
     host_bytes: int
     device_bytes: int | None
     margin: float = MEMORY_MARGIN
+    work_varies: bool = False  # an update of the weights is no constant work
 
 
 def checks_of(record: TrialRecord, baseline: TrialRecord, limits: Limits) -> tuple[Check, ...]:
@@ -64,6 +69,10 @@ def checks_of(record: TrialRecord, baseline: TrialRecord, limits: Limits) -> tup
             checks.append(grows)
     if record.pairs:
         checks += _checks_of_slices(record, baseline)
+    if limits.work_varies and (pairs := [pair for pair in record.pairs if not pair.disturbed]):
+        own = [pair.candidate.steps / pair.candidate.seconds for pair in pairs]
+        beside = [pair.baseline.steps / pair.baseline.seconds for pair in pairs]
+        checks.append(gain_exceeds_variation(own, beside))
     return tuple(checks)
 
 

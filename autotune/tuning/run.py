@@ -40,6 +40,7 @@ class Run:
     gpus: tuple[str, ...] | None = None  # names of the GPUs that the baseline saw; None until then
     device_limit_bytes: int | None = None  # what TensorFlow may take of a GPU
     objective: Objective = "throughput"
+    unit: str = "samples"  # what speeds count, for people
     baseline: Configuration  # what the user would run anyway; `jit_compile` is resolved at its start
     records: dict[int, TrialRecord] = field(default_factory=dict)  # every trial's record, by number
     numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -122,7 +123,8 @@ class Run:
         self.records[record.trial] = record
         self.directory.write_trial(record)
         if announce:
-            self.observe(TrialEnded(record=record, changes=self.changes(Configuration(record.configuration))))
+            changes = self.changes(Configuration(record.configuration))
+            self.observe(TrialEnded(record=record, changes=changes, unit=self.unit))
         return record
 
     def changes(self, configuration: Configuration) -> str:

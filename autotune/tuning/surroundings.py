@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 
 from autotune.errors import WorkloadError
 from autotune.executors.executor import WarmUp
+from autotune.printable import time_in_words
 from autotune.record import Slice
 from autotune.scripts.facts import NO_XLA, ScriptFacts, Trains
 from autotune.space.configuration import Configuration, format_value
-from autotune.space.knobs import KNOBS, Device, Stage
+from autotune.space.knobs import KNOBS, STRATEGY_KNOBS, Device, Stage
 from autotune.stats.stability import MOST_RETRACES, MOST_SKIPPED, RETRACING_ADVICE
 from autotune.workloads.workload import WorkloadFacts
 
@@ -66,13 +67,16 @@ def refuse_knobs_that_cannot_act(facts: WorkloadFacts, *, where: str) -> None:
             )
 
 
-def script_notes(script: ScriptFacts, ready_seconds: float, devices: int = 1) -> Iterator[str]:
+def script_notes(
+    script: ScriptFacts, ready_seconds: float, devices: int = 1, device: Device = Device.CPU
+) -> Iterator[str]:
     """What to know of how a script is tuned.
 
     Args:
         script: What is known of it.
         ready_seconds: From the request of the baseline's trial until it was warm.
         devices: Over which its training could be spread.
+        device: What it trains on.
     """
     if len({fit.site and fit.site.key for fit in script.fits}) > 1:
         chosen = script.fits[script.fit - 1]
@@ -82,15 +86,23 @@ def script_notes(script: ScriptFacts, ready_seconds: float, devices: int = 1) ->
         )
     if script.left_out:
         yield f"trials leave out what writes: {', '.join(script.left_out)}"
+    by_reason: dict[str, list[str]] = {}
     for name, why in script.not_reached.items():
-        if name in ("batch_size", "jit_compile", "precision") or (name == "strategy" and devices > 1):
-            yield f"{name} is not varied: {why}"
+        if device in KNOBS[name].devices and (devices > 1 or name not in STRATEGY_KNOBS):
+            by_reason.setdefault(why, []).append(name)
+    for why, names in by_reason.items():
+        yield f"not varied: {', '.join(names)}: {why}"
     if script.baseline.get("jit_compile") is True and script.not_reached.get("jit_compile") == NO_XLA:
         yield f"the script compiles with jit_compile=True. {NO_XLA}: take it out"
     if script.before_seconds > LONG_BEFORE_SHARE * ready_seconds:
         yield (
             f"what the script does before it trains takes {script.before_seconds:.0f} s in each trial: keep prepared "
             "data in a file, and have the script read that"
+        )
+    if script.work_varies:
+        yield (
+            "an update of the weights is no constant work here: the number of calls of the model before it varies. "
+            "Speeds are updates/s, and a gain below what they vary by themselves is not claimed"
         )
     if script.trains is Trains.LOOP:
         yield "the script trains by a loop of its own: its losses are not compared, and its weights are looked at once"
@@ -115,13 +127,13 @@ def worth_notes(what: str, samples: int | None, rate: float | None, budget: floa
     whole = samples / rate
     if budget > whole:
         yield (
-            f"{what} would take {whole:,.0f} s as it is, less than the budget: tuning pays for longer "
+            f"{what} would take {time_in_words(whole)} as it is, less than the budget: tuning pays for longer "
             "trainings, or for many of them"
         )
     elif budget > WORTH_SHARE * whole:
         yield (
-            f"{what} would take {whole / 3600:,.1f} hours as it is: a budget of "
-            f"{WORTH_SHARE * whole:,.0f} s would be {WORTH_SHARE:.0%} of that"
+            f"{what} would take {time_in_words(whole)} as it is: the budget of {time_in_words(budget)} is "
+            f"{budget / whole:.0%} of that"
         )
 
 

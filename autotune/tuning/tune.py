@@ -14,6 +14,7 @@ from autotune.errors import ArgumentError
 from autotune.executors.local import TrialProcesses
 from autotune.executors.places import cut_cores, machine_of, of_devices
 from autotune.executors.ray_seats import RayTrials
+from autotune.printable import plural
 from autotune.recipe.recipe import Recipe
 from autotune.record import Place
 from autotune.report.page import write_page_or_say
@@ -208,7 +209,7 @@ def _run(
             note_resumption(directory, earlier)
         observe(RunBegan(directory=directory.path, workload=_name_of(reference), budget=options.budget, spent=clock()))
         if earlier is not None:
-            observe(Notice(text=f"resumed: {len(earlier.records)} trials were finished before"))
+            observe(Notice(text=f"resumed: {plural(len(earlier.records), 'trial')} finished before"))
         with (
             prepared(reference, directory, options) as reference,
             _executor(
@@ -270,7 +271,12 @@ def _executor(
             left=left,
         )
     return TrialProcesses(
-        reference, logs=directory.log_directory, isolation=options.isolation, profile=options.profile, places=places
+        reference,
+        logs=directory.log_directory,
+        isolation=options.isolation,
+        profile=options.profile,
+        places=places,
+        import_seconds=left(),
     )
 
 

@@ -118,7 +118,9 @@ def verify(
         directory.create()
         with (
             prepared(reference, directory, options) as reference,
-            TrialProcesses(reference, logs=directory.log_directory, isolation=isolation) as processes,
+            TrialProcesses(
+                reference, logs=directory.log_directory, isolation=isolation, import_seconds=options.budget
+            ) as processes,
         ):
             invocation = Invocation(
                 executor=processes,

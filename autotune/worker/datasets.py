@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from autotune.errors import WorkloadError
+from autotune.printable import with_article
 from autotune.recipe import apply
 from autotune.recipe.apply import kind_of
 from autotune.space.configuration import Configuration
@@ -74,7 +75,8 @@ def _made_by(function: Callable[..., Any], part: str, configuration: Configurati
         if not isinstance(dataset, tuple | list | dict):
             hint = "Wrap it by tf.data.Dataset.from_generator(lambda: …, output_signature=…); one that yields batches, "
             hint += "such as a PyDataset, of config.batch_size and with Workload(batched=True)."
-        raise WorkloadError(f"{part}() returned a {type(dataset).__name__}, expected a tf.data.Dataset", hint=hint)
+        found = with_article(type(dataset).__name__)
+        raise WorkloadError(f"{part}() returned {found}, expected a tf.data.Dataset", hint=hint)
     spec = dataset.element_spec
     if isinstance(spec, tuple) and not 1 <= len(spec) <= 3:
         raise WorkloadError(

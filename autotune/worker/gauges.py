@@ -13,6 +13,7 @@ from typing import Any
 
 from autotune.devices.gpu_use import Card
 from autotune.devices.telemetry import Counters, between, host_bytes, part_of, read_counters
+from autotune.printable import plural
 from autotune.record import Outcome
 from autotune.worker.failures import TrainingFailed
 from autotune.worker.gpus import device_bytes
@@ -79,4 +80,4 @@ def refuse_weights_that_are_not_finite(model: keras.Model, *, step: int) -> None
     weights = [each for each in model.weights if tf.as_dtype(each.dtype).is_floating]
     ruined = [tf.reduce_any(tf.math.is_nan(w.value) | (tf.math.is_inf(w.value) & (id(w) in trained))) for w in weights]
     for weight in itertools.compress(weights, ruined):
-        raise TrainingFailed(Outcome.NONFINITE, f"the weight {weight.path} is not finite after {step} steps")
+        raise TrainingFailed(Outcome.NONFINITE, f"the weight {weight.path} is not finite after {plural(step, 'step')}")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from autotune.errors import ApplyError, WorkloadError
+from autotune.printable import with_article
 from autotune.recipe import apply
 from autotune.recipe.strategy import strategy_of
 from autotune.space.configuration import Configuration
@@ -31,17 +32,17 @@ def _compiled(workload: Workload, configuration: Configuration) -> keras.Model:
     model = call_user("model", workload.model)
     if any(each.__module__.startswith("tf_keras.") for each in type(model).__mro__):
         raise WorkloadError(
-            f"model() returned a {type(model).__name__} of Keras 2 (tf_keras), expected a model of Keras 3",
+            f"model() returned {with_article(type(model).__name__)} of Keras 2 (tf_keras), expected a model of Keras 3",
             hint="Unset TF_USE_LEGACY_KERAS and import keras in place of tf_keras; Keras 2 cannot be tuned.",
         )
     if not isinstance(model, keras.Model):
         raise WorkloadError(
-            f"model() returned a {type(model).__name__}, expected a keras.Model",
+            f"model() returned {with_article(type(model).__name__)}, expected a keras.Model",
             hint="Return the model itself, not compiled; a training loop of one's own cannot be tuned.",
         )
     strategy = model.distribute_strategy  # TensorFlow would refuse to train it outside
     if tf.distribute.get_strategy() is not ours or strategy is not ours:
-        raise strategy_error(f"model() builds the model under a {type(strategy).__name__}")
+        raise strategy_error(f"model() builds the model under {with_article(type(strategy).__name__)}")
     if workload.compile is not None:
         _compile(model, workload.compile, configuration)
     elif not model.compiled:
@@ -77,7 +78,7 @@ def _compile(model: keras.Model, function: Callable[[], Any], configuration: Con
     arguments = call_user("compile", function)
     if not isinstance(arguments, Mapping):
         raise WorkloadError(
-            f"compile() returned a {type(arguments).__name__}, expected the arguments of model.compile as a dict",
+            f"compile() returned {with_article(type(arguments).__name__)}, expected a dict of compile arguments",
             hint='Such as {"optimizer": "adam", "loss": "mse"}; model.compile itself is called by the trial.',
         )
     knobs = apply.compile_arguments(configuration)

@@ -15,6 +15,7 @@ from typing import Any
 from autotune.errors import ArgumentError, WorkloadError
 from autotune.executors.signs import says_no_memory
 from autotune.files import is_utf8, read_at_most
+from autotune.printable import with_article
 from autotune.scripts.facts import ScriptSettings
 from autotune.scripts.sources import binds_workload
 from autotune.space.knobs import nearest
@@ -66,7 +67,14 @@ def parse_reference(text: str) -> WorkloadReference:
             if found.is_file():
                 raise _hidden(needed, found if found.name != "__init__.py" else found.parent)
     script = ScriptSettings() if sources and not separator and not binds_workload(sources[0], name) else None
-    return WorkloadReference(file=file, module=module, name=name, search_path=(str(directory),), script=script)
+    return WorkloadReference(
+        file=file,
+        module=module,
+        name=name,
+        search_path=(str(directory),),
+        script=script,
+        called_as=location if script is not None and file is not None else "",
+    )
 
 
 def _readable(location: str) -> Path:
@@ -188,7 +196,7 @@ def load(reference: WorkloadReference) -> Workload:
         )
     if not isinstance(value, Workload):
         raise WorkloadError(
-            f"{reference}: is a {type(value).__name__}, expected an autotune.Workload",
+            f"{reference}: is {with_article(type(value).__name__)}, expected an autotune.Workload",
             hint=f"Name the right variable: {where}:NAME.",
         )
     return value

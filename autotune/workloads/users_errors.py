@@ -51,10 +51,12 @@ def users_frames(stack: Iterable[traceback.FrameSummary]) -> list[traceback.Fram
     """The frames of a stack that are the user's own."""
     installed = (sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib"))
     foreign = (str(Path(__file__).resolve().parents[1]) + os.sep, "<frozen", *installed)
+    # A virtual environment may take its packages from another one's folder.
+    inside = ("__autograph_generated", f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
     return [
         frame
         for frame in stack
-        if not frame.filename.startswith(foreign) and "__autograph_generated" not in frame.filename
+        if not frame.filename.startswith(foreign) and not any(part in frame.filename for part in inside)
     ]
 
 

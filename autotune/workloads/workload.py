@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from autotune.errors import ConfigurationError, WorkloadError
+from autotune.printable import plural, with_article
 from autotune.scripts.facts import ScriptFacts, ScriptSettings
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import AS_WRITTEN, KnobValue, check_value, nearest
@@ -91,7 +92,7 @@ class Workload:
         missing = [name for name in needed if name not in named]
         hint = "Write Workload(model=…, dataset=…, compile=…, batch_size=…); `help(autotune.Workload)` has the rest."
         if positional:
-            message = f"Workload(…) was given {len(positional)} arguments without a name, expected none"
+            message = f"Workload(…) was given {plural(len(positional), 'argument')} without a name, expected none"
             raise WorkloadError(message, hint=hint)
         if unknown:
             message = f"Workload({unknown[0]}=…): there is no such argument"
@@ -117,7 +118,7 @@ class Workload:
             if expected == "a function":
                 hint = f"Hand over the function itself, without calling it: {part}=make_{part}."
             if not isinstance(value, kind):  # type: ignore[arg-type]  # mypy knows no bare Callable
-                message = f"Workload({part}=…) is a {type(value).__name__}, expected {expected}"
+                message = f"Workload({part}=…) is {with_article(type(value).__name__)}, expected {expected}"
                 raise WorkloadError(message, hint=hint)
         try:
             check_value("batch_size", self.batch_size, where="Workload(batch_size=…)")
@@ -141,6 +142,7 @@ class WorkloadReference(BaseModel, frozen=True, extra="forbid"):
     search_path: tuple[str, ...] = ()  # put in front of `sys.path`
     args: tuple[str, ...] = ()  # `sys.argv[1:]` of the user's file
     script: ScriptSettings | None = None  # it is a script as it is, and no `Workload`
+    called_as: str = ""  # a script's path as the user wrote it: it may be a link to `file`
 
     def __str__(self) -> str:
         """As the user writes it: `path/to/file.py:name`; without a name for a script."""
@@ -148,7 +150,9 @@ class WorkloadReference(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def shown(self) -> str:
-        """The file, from the current directory where it is below; or the module."""
+        """The file as the user wrote it, or from the current directory where it is below; or the module."""
+        if self.called_as:
+            return self.called_as
         return str(self.module) if self.file is None else self.file.removeprefix(os.path.join(os.getcwd(), ""))
 
 

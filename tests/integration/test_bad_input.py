@@ -1,10 +1,14 @@
 """Each mistake in a workload is said in a sentence: what, where, what was expected; with the user's frames only."""
 
+import subprocess
+import sys
+
 import pytest
 from real_trials import PATIENCE_SECONDS, configuration
 
 from autotune.errors import WorkloadError
 from autotune.executors.executor import Data, TrialFailed
+from autotune.executors.template_process import IMPORT_SECONDS
 from autotune.record import Outcome
 
 
@@ -179,3 +183,14 @@ def test_in_a_fresh_interpreter_the_frames_are_the_users_too(processes_of, tmp_p
         trial.warm_up(PATIENCE_SECONDS)
     assert caught.value.reason == "the workload's dataset() raised KeyError: 'missing column'"
     assert caught.value.detail.count('  File "') == 1
+
+
+def test_a_script_that_waits_for_ever_ends_with_the_budget(tmp_path, environment):
+    """It is said that it has not begun to train, long before an import would be given up."""
+    (tmp_path / "train.py").write_text("import signal\nsignal.pause()\n", encoding="utf-8")
+    command = [sys.executable, "-m", "autotune", "tune", "train.py", "--budget", "3s"]
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=IMPORT_SECONDS / 2
+    )
+    assert ended.returncode == 2
+    assert "train.py did not begin to train within 3 s" in ended.stderr

@@ -111,6 +111,24 @@ history = model.fit(Batches(), steps_per_epoch=6, epochs=1, verbose=0)
 print("asked for", history.params["steps"])
 """,
 )
+HALVES = TRAIN.replace(
+    "history = model.fit(batches(), epochs=3, verbose=0)",
+    """
+class Memory(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if self.params["steps"] < 6:
+            raise tf.errors.ResourceExhaustedError(None, None, "out of memory")
+
+size = 16
+while True:
+    try:
+        history = model.fit(batches(size), epochs=3, verbose=0, callbacks=[Memory()])
+        break
+    except tf.errors.ResourceExhaustedError:
+        size //= 2
+""",
+)
+HALVES_ARRAYS = HALVES.replace("model.fit(batches(size)", "model.fit(x, y, batch_size=size")
 CACHED = TRAIN.replace(".batch(size)", ".batch(size).cache('kept')")
 SCRIPTS = {"train": TRAIN, "arrays": ARRAYS}
 ALL = {
@@ -120,6 +138,8 @@ ALL = {
     "cached": CACHED,
     "after_another": AFTER_ANOTHER,
     "sequence": SEQUENCE,
+    "halves": HALVES,
+    "halves_arrays": HALVES_ARRAYS,
 }
 
 
@@ -195,6 +215,7 @@ def test_a_recipes_values_act_in_the_scripts_own_places(surveyed, tmp_path, name
     assert float(said(ended, "steps").split()[-1]) == pytest.approx(0.03)
     assert said(ended, "policy") == "policy mixed_bfloat16 calls of 2"
     assert "learning rate 0.01 → 0.03" in ended.stderr
+    assert ("`shuffle=True` was passed" in ended.stderr) == (name == "train"), "Keras warns as it does by itself"
     kept = by_recipe(tmp_path, recipe)
     assert float(said(kept, "steps").split()[-1]) == pytest.approx(0.01)
 
@@ -343,6 +364,17 @@ def test_a_sequences_steps_and_learning_rate_follow_its_batch_size(surveyed, tmp
     ended = by_recipe(tmp_path, recipe, "--scale-learning-rate", "linear")
     assert said(ended, "asked for") == "asked for 2", ended.stderr
     assert re.fullmatch(r"steps 2 rate 0\.0(30*|29999).*", said(ended, "steps"))
+
+
+@pytest.mark.parametrize("name", ["halves", "halves_arrays"])
+def test_a_smaller_batch_after_running_out_of_memory_is_obeyed_and_said(surveyed, tmp_path, name):
+    """The recipe's batch size is set for the script's first one only; the learning rate goes back as well."""
+    (tmp_path / "train.py").write_text(ALL[name], encoding="utf-8")
+    recipe = recipe_of(surveyed[name], tmp_path, batch_size=48)
+    ended = by_recipe(tmp_path, recipe, "--scale-learning-rate", "linear")
+    assert said(ended, "steps").startswith("steps 36 "), ended.stderr
+    assert float(said(ended, "steps").split()[-1]) == pytest.approx(0.01)
+    assert ended.stderr.count("the script now asks for batches of 8 in place of 16, and has them") == 1
 
 
 @pytest.mark.parametrize("changes", [{}, {"data_autotune": False}], ids=["steps", "dataset"])

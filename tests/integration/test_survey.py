@@ -263,6 +263,64 @@ class Batches(keras.utils.PyDataset):
 model.fit(Batches())
 """,
 }
+IN_CHILD = """
+import multiprocessing
+import keras
+import numpy as np
+
+def train(queue):
+    x = np.zeros((96, 4), "float32")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(x, x[:, :1])
+    queue.put("trained")
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("{method}")
+    queue = context.SimpleQueue()
+    context.Process(target=train, args=(queue,)).start()
+    print(queue.get())
+    open("{method}.txt", "w")
+"""
+SCRIPTS["trains_in_fork"] = IN_CHILD.format(method="fork")
+SCRIPTS["trains_in_spawned"] = IN_CHILD.format(method="spawn")
+SCRIPTS["trains_in_subprocess"] = (
+    "import subprocess, sys\nsubprocess.run([sys.executable, '../numpy_slices/train.py'])\nopen('run.txt', 'w')\n"
+)
+SCRIPTS["episodes"] = (
+    MODEL
+    + """
+optimizer = keras.optimizers.SGD(0.01)
+for episode in range(100):
+    with tf.GradientTape() as tape:
+        loss = tf.add_n([tf.reduce_sum(model(x[:2]) ** 2) for t in range(3 + episode)])
+    optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+"""
+)
+SCRIPTS["episodes_by_predict"] = (
+    COMPILED
+    + """
+for episode in range(100):
+    for t in range(3 + episode):
+        model.predict(x[:2], verbose=0)
+    model.train_on_batch(x[:8], y[:8])
+"""
+)
+SCRIPTS["draws"] = (
+    "import sys\nsys.modules['pydot'] = None\n"
+    + COMPILED
+    + "keras.utils.plot_model(model, 'model.png')\nmodel.fit(x, y)\n"
+)
+SCRIPTS["misses_a_package"] = (
+    COMPILED.replace(
+        "keras.Sequential([",
+        "type('Own', (keras.Sequential,), {'train_step': lambda *_: __import__('no_such_package')})([",
+    )
+    + "model.fit(x, y)\nmodel.fit(x, y)\n"
+)
+SCRIPTS["forks_itself"] = (
+    "import os\nif os.fork() == 0:\n    raise SystemExit(0)\nos.wait()\n" + COMPILED + "model.fit(x, y)\n"
+)
 SCRIPTS["sets_variables"] = (
     'import os\nos.environ["TF_GPU_THREAD_MODE"] = "gpu_private"\n'
     + COMPILED
@@ -333,7 +391,10 @@ def test_arrays_have_the_batch_size_of_fit_or_keras_own(told):
     assert facts(told, "arrays")["batch_size"] == 16
     assert facts(told, "arrays")["validates"] is True
     assert script(told, "arrays")["epochs"] == 3
-    assert "batch_size" not in script(told, "arrays")["not_reached"]
+    reasons = script(told, "arrays")["not_reached"]
+    assert "batch_size" not in reasons
+    assert reasons["prefetch"] == reasons["num_parallel_calls"]
+    assert "a arrays" not in str(reasons)
     assert facts(told, "arrays_by_default")["batch_size"] == 32
 
 
@@ -373,8 +434,11 @@ def test_what_a_script_sets_itself_is_its_baseline(told):
 def test_a_variable_that_a_script_sets_itself_is_not_varied(told):
     """Its line runs in each trial, before or after the import, and would undo what the trial sets."""
     found = script(told, "sets_variables")["not_reached"]
-    assert found["gpu_thread_mode"] == "the script sets TF_GPU_THREAD_MODE itself"
-    assert found["xla_gpu_graph_min_graph_size"] == "the script sets XLA_FLAGS itself"
+    assert found["gpu_thread_mode"] == "the script sets TF_GPU_THREAD_MODE itself; take that line out to have it varied"
+    assert (
+        found["xla_gpu_graph_min_graph_size"]
+        == "the script sets XLA_FLAGS itself; take that line out to have it varied"
+    )
     assert "cublaslt" not in found
 
 
@@ -392,7 +456,7 @@ def test_the_longest_of_several_fits_is_tuned(told):
     """Each returns after a few steps, and the one with most epochs is chosen; a number that is too high is refused."""
     assert script(told, "two_fits")["fit"] == 2
     assert len(script(told, "two_fits")["fits"]) == 3
-    assert told["wrong_fit"]["message"] == "--fit 3: train.py calls fit 2 times"
+    assert told["wrong_fit"]["message"] == "--fit 3: train.py has 2 calls of fit"
 
 
 def test_what_is_the_same_in_each_epoch_may_be_cached(told):
@@ -472,6 +536,34 @@ def test_what_tensorflow_writes_itself_is_seen_too(told, folder):
 
 
 @pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("trains_in_fork", "trains_in_fork/train.py, line 10"),
+        ("trains_in_spawned", "trains_in_spawned/train.py, line 10"),
+        ("trains_in_subprocess", "numpy_slices/train.py, line 14"),
+    ],
+)
+def test_a_training_in_a_child_is_stopped_and_named(told, folder, name, where):
+    """It would train for as long as it takes, and a parent that waits for its result would wait for ever."""
+    assert f"{where}: trains in a process that the script starts" in told[name]["message"]
+    assert "tune the file that trains" in told[name]["hint"]
+    assert not list((folder / name).glob("*.txt")), "the script goes on"
+
+
+def test_updates_of_varying_work_are_counted_as_updates(told):
+    """Episodes that grow are no examples; other loops that read no dataset have constant steps."""
+    for name in ("episodes", "episodes_by_predict"):
+        assert script(told, name)["work_varies"]
+        assert facts(told, name)["batch_size"] == 1
+    assert not any(script(told, name)["work_varies"] for name in NO_CALL)
+
+
+def test_a_fork_that_ends_does_not_answer_for_the_script(told):
+    """What a script does in a fork of its own is no training, and its end is not the script's."""
+    assert facts(told, "forks_itself")["batch_size"] == 32
+
+
+@pytest.mark.parametrize(
     ("name", "message", "help_"),
     [
         ("raises", "train.py raised ValueError: no such column: é", "python train.py"),
@@ -483,6 +575,8 @@ def test_what_tensorflow_writes_itself_is_seen_too(told, folder):
         ("of_keras", "keras.distribution.DataParallel: keras.distribution acts on the JAX", "MirroredStrategy"),
         ("epoch_inside", "line 19: train_epoch loops over a dataset inside a tf.function", "on one batch"),
         ("distributed_epoch_inside", "train_epoch loops over a dataset inside a tf.function", "on one batch"),
+        ("misses_a_package", "raised ModuleNotFoundError: No module named 'no_such_package'", "python train.py"),
+        ("draws", "pydot", "python train.py"),
         ("never_trains", "ended without a training", "after `--`"),
         ("dies", "train.py ended the process before it trained", "python train.py"),
     ],

@@ -1,0 +1,94 @@
+"""docs/recipe_in_code.md: each of its code blocks runs as printed, with the recipe of the script that it shows."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from real_trials import REPOSITORY
+from test_long_run import recipe_of
+
+from autotune.recipe.recipe import Recipe
+from autotune.workloads.workload import WorkloadFacts
+
+SCRIPT, *PROGRAMS = re.findall(
+    r"```python\n(.*?)```", (REPOSITORY / "docs" / "recipe_in_code.md").read_text(encoding="utf-8"), re.S
+)
+COUNTS = """
+trained = globals().get("optimizer") or model.optimizer
+steps = int(trained.iterations), keras.config.dtype_policy().name
+fits = [bool(model.jit_compile), int(model.steps_per_execution)] if model.compiled else [False, 1]
+import json; print(json.dumps([*steps, *fits]))
+"""
+OTHERS = """
+import json
+import numpy as np
+import tensorflow as tf
+import keras
+import autotune
+
+recipe = autotune.Recipe.load("recipe.json")
+x = np.arange(96, dtype="float32").reshape(24, 4)
+single = tf.data.Dataset.from_tensor_slices((x, x[:, :1]))
+seen = [[int(row) for a, _ in recipe.fit_args((x, x[:, :1]))["x"] for row in a[:, 0]] for _ in range(2)]
+lengths = [[len(a) for a, _ in made] for made in (
+    recipe.fit_args((x, x[:, :1]))["x"], recipe.batch((x, x[:, :1])), recipe.batch(single),
+    recipe.batch(single.batch(10)), recipe.batch(single.batch(10).map(lambda a, b: (a, b[:, 0]))),
+    recipe.fit_args((x, x[:, :1]), drop_remainder=True)["x"])]
+
+class Data(keras.utils.PyDataset):
+    pass
+
+try:
+    recipe.fit_args(Data())
+except autotune.AutotuneError as error:
+    said = str(error)
+print(json.dumps([seen, lengths, said]))
+"""
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory) -> WorkloadFacts:
+    """What is known of the guide's script."""
+    folder = tmp_path_factory.mktemp("guide") / "scripts"
+    (folder / "train").mkdir(parents=True)
+    (folder / "train" / "train.py").write_text(SCRIPT, encoding="utf-8")
+    answers = folder.parent / "answers.jsonl"
+    surveys = str(Path(__file__).with_name("surveys.py"))
+    subprocess.run([sys.executable, surveys, str(folder), str(answers)], check=True, capture_output=True)
+    return WorkloadFacts.model_validate(json.loads(answers.read_text(encoding="utf-8"))["facts"])
+
+
+def ran(source: str, facts: WorkloadFacts, folder: Path, **changes: object) -> list:
+    """Run training code beside a recipe with these changes; return what it printed last."""
+    path = recipe_of(facts, folder, **changes)
+    recipe = Recipe.load(path)
+    of_batches = {"batched": True, "batch_ranks": (2, 2)}  # as `autotune tune` writes them for this script
+    recipe.model_copy(update={"workload": recipe.workload.model_copy(update=of_batches)}).save(path)
+    command = [sys.executable, "-W", "ignore", "-c", source]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(("place", "steps"), [(0, 24), (1, 40), (2, 30)], ids=("arrays", "dataset", "loop"))
+def test_the_guides_code_runs_as_printed(facts, tmp_path, place, steps):
+    """It trains in the recipe's batches, with its precision and compile arguments."""
+    changes = {"batch_size": 96, "precision": "mixed_bfloat16", "steps_per_execution": 2, "persistent_iterator": True}
+    assert len(PROGRAMS) == 3
+    program = PROGRAMS[place]
+    told = ran(program + COUNTS, facts, tmp_path, **changes)
+    compiled = [False, 1] if "def step" in program else [False, 2]
+    assert told == [steps, "mixed_bfloat16", *compiled]
+
+
+def test_a_scripts_recipe_takes_arrays_examples_and_batches(facts, tmp_path):
+    """Arrays are shuffled in each epoch as `fit` does; batches stay as they are, also where a label has fewer axes."""
+    (one, other), lengths, said = ran(OTHERS, facts, tmp_path, batch_size=16)
+    assert one != other
+    assert sorted(one) == sorted(other) == list(range(0, 96, 4))
+    assert lengths == [[16, 8], [16, 8], [16, 8], [10, 10, 4], [10, 10, 4], [16]]
+    assert "was given a Data, expected a tf.data.Dataset or arrays" in said
+    assert "recipe.batch_size" in said
