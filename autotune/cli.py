@@ -7,13 +7,14 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 from cyclopts import CycloptsError
 
 from autotune.commands import app
-from autotune.errors import ArgumentError, AutotuneError, TuningInterruptedError
+from autotune.errors import ArgumentError, AutotuneError, DamagedRunWarning, TuningInterruptedError
 
 
 def _own(given: list[str]) -> tuple[list[str], list[str]]:
@@ -63,7 +64,8 @@ def _main(given: list[str]) -> int | Callable[[], int]:
         )
         if "args" in unparsed:
             bound.arguments["args"] = rest[1:] if for_file else None
-        code = command(*bound.args, **bound.kwargs)
+        with _damage_as_notes():
+            code = command(*bound.args, **bound.kwargs)
         return code if isinstance(code, int) or callable(code) else 0
     except CycloptsError as error:
         hint = "`autotune --help` and `autotune COMMAND --help` say what there is."
@@ -80,6 +82,26 @@ def _main(given: list[str]) -> int | Callable[[], int]:
 
     show_error(problem)
     return problem.exit_code
+
+
+@contextlib.contextmanager
+def _damage_as_notes() -> Iterator[None]:
+    """Show each warning about a damaged run once, as a plain line."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", DamagedRunWarning)
+        usual, shown = warnings.showwarning, set[str]()
+
+        def show(message: Warning | str, category: type[Warning], *others: Any, **named: Any) -> None:
+            if not issubclass(category, DamagedRunWarning):
+                usual(message, category, *others, **named)
+            elif str(message) not in shown:
+                from autotune.console.text import note
+
+                shown.add(str(message))
+                note(f"note: {message}")
+
+        warnings.showwarning = show
+        yield
 
 
 class _Lenient:

@@ -382,8 +382,8 @@ def test_show_names_the_file_whose_knob_does_not_exist(capsys, finished, tmp_pat
     document["baseline" if place == "run.json" else "configuration"]["warp"] = 9
     (path / place).write_text(json.dumps(document))
     code, _, err = run(capsys, "show", path)
-    assert code == 2
-    assert f"{path / place}: " in err
+    assert code == (2 if place == "run.json" else 0)
+    assert err.count(f"{path / place}: ") == 1
     assert "'warp'" in err
 
 

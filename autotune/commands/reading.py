@@ -25,7 +25,7 @@ def show(path: Path, /, *, diff: Path | None = None) -> None:
     from autotune.console.tables import show_trials
     from autotune.console.text import say
     from autotune.recipe.recipe import Recipe
-    from autotune.report.runs import baseline_of, trial_configuration
+    from autotune.report.runs import baseline_of
     from autotune.run_directory import RunDirectory
     from autotune.space.configuration import Configuration
 
@@ -39,8 +39,6 @@ def show(path: Path, /, *, diff: Path | None = None) -> None:
     directory = RunDirectory(path)
     run = directory.read_run()
     records = list(directory.read_trials())
-    for record in records:
-        trial_configuration(directory, record)  # refuses damaged ones with their file's name
     show_trials(records, baseline_of(directory, run, records) or Configuration({}))
     if not os.path.exists(directory.recipe_file):
         return say("No recipe: the run has not ended, or it was cut off.")

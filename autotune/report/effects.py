@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from autotune.record import Outcome, Pair, Phase, Slice
+from autotune.record import Outcome, Pair, Phase, Slice, TrialRecord
 from autotune.report.frame import BOOLEAN, FLOAT, INTEGER, STRING, table, typed
 from autotune.report.runs import find_runs, trial_configuration
 from autotune.run_directory import RunDirectory
@@ -39,17 +39,21 @@ def knob_effects(*runs: str | Path) -> pd.DataFrame:
         their errors, with its 95% interval `low` to `high`. `importance` is the knob's share of the variance of
         speed-ups (Optuna's PED-ANOVA); NA where there are too few trials.
     """
-    rows: list[dict[str, Any]] = []
-    for directory in find_runs(*runs):
-        importances = _importances(directory)
-        for (knob, before, after), ratios in _ratios(_measured(directory)).items():
-            weights = [1 / max(error, 1e-3) ** 2 for _, error in ratios]
-            mean, error = statistics.fmean([each for each, _ in ratios], weights), _WIDTH / math.sqrt(sum(weights))
-            changed = {"run": directory.name, "knob": knob, "before": before, "after": after}
-            effect = {"effect": math.exp(mean), "low": math.exp(mean - error), "high": math.exp(mean + error)}
-            rows.append({**changed, **effect, "pairs": len(ratios), "importance": importances.get(knob)})
-    rows.sort(key=lambda row: (row["run"], -abs(math.log(row["effect"]))))
+    found = [effects_in(directory, directory.read_trials()) for directory in find_runs(*runs)]
+    rows = sorted(itertools.chain(*found), key=lambda row: (row["run"], -abs(math.log(row["effect"]))))
     return table(rows, _EFFECTS)
+
+
+def effects_in(directory: RunDirectory, records: Iterable[TrialRecord]) -> list[dict[str, Any]]:
+    """The rows of `knob_effects` for one run."""
+    rows, importances = [], _importances(directory)
+    for (knob, before, after), ratios in _ratios(_measured(directory, records)).items():
+        weights = [1 / max(error, 1e-3) ** 2 for _, error in ratios]
+        mean, error = statistics.fmean([each for each, _ in ratios], weights), _WIDTH / math.sqrt(sum(weights))
+        changed = {"run": directory.name, "knob": knob, "before": before, "after": after}
+        effect = {"effect": math.exp(mean), "low": math.exp(mean - error), "high": math.exp(mean + error)}
+        rows.append({**changed, **effect, "pairs": len(ratios), "importance": importances.get(knob)})
+    return rows
 
 
 def load_slices(*runs: str | Path) -> pd.DataFrame:
@@ -89,10 +93,10 @@ def load_ops(*runs: str | Path) -> pd.DataFrame:
     return table(rows, _OPERATIONS)
 
 
-def _measured(directory: RunDirectory) -> list[tuple[Configuration, Interval]]:
+def _measured(directory: RunDirectory, records: Iterable[TrialRecord]) -> list[tuple[Configuration, Interval]]:
     """Configurations with their speed-ups in the search; the baseline's is 1."""
     found: list[tuple[Configuration, Interval]] = []
-    for record in directory.read_trials():
+    for record in records:
         if record.phase is Phase.BASELINE and record.outcome is Outcome.OK and not found:
             found.append((trial_configuration(directory, record), Interval(value=1.0, low=1.0, high=1.0)))
         elif record.phase is Phase.SEARCH and record.outcome.measured and record.speedup is not None:

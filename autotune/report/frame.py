@@ -14,8 +14,8 @@ from pandas.api.extensions import ExtensionDtype
 from autotune.files import write_atomically
 from autotune.printable import one_line
 from autotune.record import Outcome, Phase, TrialRecord
-from autotune.report.runs import find_runs, parse_utc, reference_of, trial_configuration
-from autotune.run_directory import RunDirectory
+from autotune.report.runs import find_runs, reference_of, trial_configuration
+from autotune.run_directory import RunDirectory, parse_utc
 from autotune.space.configuration import format_value
 from autotune.space.knobs import KNOBS, Domain
 from autotune.stats.deciding import Stop

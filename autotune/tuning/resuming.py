@@ -30,6 +30,7 @@ class Earlier:
     run: RunRecord
     records: Mapping[int, TrialRecord]  # its trials by number, without those that were interrupted
     next_number: int  # the first trial number that was never used
+    damage: tuple[str, ...] = ()  # of each trial that cannot be read
 
     @property
     def options(self) -> Options:
@@ -69,15 +70,23 @@ class Earlier:
 
 def read_earlier(directory: RunDirectory) -> Earlier:
     """What there is to go on from. Raises RunDirectoryError."""
-    run = directory.read_run()
-    records = list(directory.read_trials())
-    kept = {each.trial: each for each in records if each.outcome is not Outcome.INTERRUPTED}
+    run, problems = directory.read_run(), list[RunDirectoryError]()
+    records = {each.trial: each for each in directory.read_trials(problems.append)}
+    damaged = directory.trial_numbers("result.json") - records.keys()
+    if 0 in damaged:
+        raise RunDirectoryError(f"the baseline's record cannot be read: {problems[0].message}", hint=_START_ANEW)
+    kept = {
+        number: each
+        for number, each in records.items()
+        if each.outcome is not Outcome.INTERRUPTED
+        and not any(damaged & {looks.candidate, looks.reference, looks.champion} for looks in each.looks[-1:])
+    }
     if 0 in kept and kept[0].outcome is not Outcome.OK:
         del kept[0]  # a baseline that failed is tried again
-    numbers = [int(each.name) for each in (directory.path / "trials").glob("*") if each.name.isdecimal()]
     if 0 not in kept:
         return Earlier(run=run, records={}, next_number=0)  # from the very beginning
-    return Earlier(run=run, records=kept, next_number=max(numbers) + 1)
+    unused = max(directory.trial_numbers()) + 1
+    return Earlier(run=run, records=kept, next_number=unused, damage=tuple(each.message for each in problems))
 
 
 def note_resumption(directory: RunDirectory, earlier: Earlier) -> None:

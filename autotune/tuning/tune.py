@@ -209,6 +209,8 @@ def _run(
         observe(RunBegan(directory=directory.path, workload=_name_of(reference), budget=options.budget, spent=clock()))
         if earlier is not None:
             observe(Notice(text=f"resumed: {len(earlier.records)} trials were finished before"))
+            for text in earlier.damage:
+                observe(Notice(text=f"{text}: this trial is left out"))
         with (
             prepared(reference, directory, options) as reference,
             _executor(
