@@ -41,15 +41,17 @@ def main(arguments: list[str] | None = None) -> int:
         The exit code: 0 done, 1 a claim that does not hold, 2 wrong arguments or input, 3 no stable configuration,
         4 internal error, 130 interrupted.
     """
-    before = signal.getsignal(signal.SIGTERM)
-    with contextlib.suppress(ValueError):  # in a thread signals are its owner's
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, also where no run notes it
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGQUIT)}
+    for number in before:
+        with contextlib.suppress(ValueError):  # in a thread signals are its owner's
+            signal.signal(number, signal.default_int_handler)  # as Ctrl-C, also where no run notes it
     try:
         with _lenient_output():
             code = _main(list(sys.argv[1:] if arguments is None else arguments))
     finally:
-        with contextlib.suppress(ValueError):
-            signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            with contextlib.suppress(ValueError):
+                signal.signal(number, handler)
     return code if isinstance(code, int) else code()  # a script writes and dies as it would by itself
 
 

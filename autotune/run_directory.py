@@ -212,7 +212,7 @@ class RunDirectory:
         try:
             yield
         except (AutotuneError, OSError) as error:
-            if (self.path / "trials").is_dir():
+            if self.path.is_dir():
                 raise
             what = f"the run directory is gone: {self.path} was removed or renamed while the run went on"
             raise RunDirectoryError(what, hint="Start a new run.") from error

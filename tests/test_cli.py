@@ -359,7 +359,7 @@ def test_a_wrong_input_has_its_exit_code_with_a_traceback_as_well(capsys, tmp_pa
     assert err.splitlines()[-2].startswith("autotune: ")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT, signal.SIGTERM])
 def test_an_interrupt_leaves_with_130(capsys, monkeypatch, number):
     """Ctrl-C and SIGTERM outside of a run's own handling are told in a line, and leave with exit code 130."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -447,7 +447,7 @@ def stopping(when, *, times=1, number=signal.SIGINT):
     return Watcher(react)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP])
 def test_a_run_that_is_stopped_gives_the_verdict_it_has(directory, number):
     """In the search that is an open one; the trial that runs is kept as interrupted, those before it stand."""
     watcher = stopping(lambda event: event.trial == 4, number=number)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import sqlite3
 import statistics
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +126,15 @@ def _ratios(measured: Iterable[tuple[Configuration, Interval]]) -> Ratios:
     return found
 
 
+def open_study_file(directory: RunDirectory) -> Any:
+    """Open the study for reading alone: SQLite would otherwise delete the file that a foreign journal names."""
+    import optuna
+
+    uri = f"{directory.study_file.absolute().as_uri()}?mode=ro"  # a name may hold what ends a path in a URI
+    connect = partial(sqlite3.connect, uri, uri=True, check_same_thread=False)
+    return optuna.storages.RDBStorage("sqlite:///study.db", engine_kwargs={"creator": connect})
+
+
 def _importances(directory: RunDirectory) -> dict[str, float]:
     """Each knob's share of the variance, by Optuna; empty where it cannot be told."""
     if not directory.study_file.exists():
@@ -134,7 +145,7 @@ def _importances(directory: RunDirectory) -> dict[str, float]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            storage = optuna.storages.RDBStorage(f"sqlite:///file:{directory.study_file}?mode=ro&uri=true")
+            storage = open_study_file(directory)
             (name,) = [each.study_name for each in optuna.get_all_study_summaries(storage)]
             study = optuna.load_study(study_name=name, storage=storage)
             evaluator = optuna.importance.PedAnovaImportanceEvaluator()

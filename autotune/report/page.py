@@ -79,7 +79,7 @@ def page_data(directory: RunDirectory) -> dict[str, Any]:
     else:
         missing.append("recipe: the run has not ended, or was cut off")
     baseline = read("baseline", lambda: baseline_of(directory, run, records), None)
-    effects = read("effects of knobs", lambda: effects_in(directory, records), [])
+    effects: list[dict[str, Any]] = read("effects of knobs", lambda: effects_in(directory, records), [])
     effects.sort(key=lambda row: -abs(math.log(row["effect"])))
     chosen = None if recipe is None else chosen_trial(recipe, records)
     first = baseline_trial(records)

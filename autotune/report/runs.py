@@ -28,8 +28,8 @@ def find_runs(*paths: str | Path) -> tuple[RunDirectory, ...]:
             directory = RunDirectory(folder)
             try:
                 directory.read_run()
-            except RunDirectoryError as error:
-                problems.append(error)
+            except RunDirectoryError as problem:
+                problems.append(problem)
             else:
                 readable.append(directory)
         if not readable:

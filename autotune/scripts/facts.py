@@ -6,6 +6,7 @@ import enum
 
 from pydantic import Field, FiniteFloat
 
+from autotune.credentials import recorded_variables
 from autotune.models import Count, Frozen, Many
 from autotune.space.knobs import Value
 
@@ -66,6 +67,11 @@ class ScriptFacts(Frozen):
     step_function: Site | None = None  # of a loop: the function that XLA is asked to compile
     workers: Count = 0  # processes on this host that TF_CONFIG names for a strategy of several; 0 without
     epochs_range: Site | None = None  # of a loop: the `range()` of its epochs, which has no end in trials
+
+    @property
+    def recorded(self) -> ScriptFacts:
+        """These facts as files hold them: without values of variables that may be secrets."""
+        return self.model_copy(update={"variables": recorded_variables(self.variables)})
 
 
 class ScriptSettings(Frozen):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from autotune.devices.machine import Machine
@@ -35,12 +36,7 @@ class Earlier:
     @property
     def options(self) -> Options:
         """How it was to be done. Raises RunDirectoryError."""
-        known = {each.name for each in fields(Options)}
-        given: dict[str, Any] = {name: value for name, value in self.run.arguments.items() if name in known}
-        try:
-            return Options(**given)
-        except (AutotuneError, TypeError) as error:
-            raise RunDirectoryError(f"{self.run.run}: run.json: arguments: {error}", hint=_START_ANEW) from error
+        return options_of(self.run)
 
     @property
     def spent_seconds(self) -> float:
@@ -66,6 +62,24 @@ class Earlier:
                 if record.trial in (each.trial, looks.champion):
                     return self.records.get(looks.reference)
         return None
+
+
+def options_of(run: RunRecord) -> Options:
+    """How a run was to be done. Raises RunDirectoryError."""
+    known = {each.name for each in fields(Options)}
+    given: dict[str, Any] = {name: value for name, value in run.arguments.items() if name in known}
+    try:
+        return Options(**given)
+    except (AutotuneError, TypeError) as error:
+        raise RunDirectoryError(f"{run.run}: run.json: arguments: {error}", hint=_START_ANEW) from error
+
+
+def to_repeat(path: Path) -> list[str]:
+    """The words that the command which resumes a run needs again; see `Options.to_repeat`."""
+    try:
+        return options_of(RunDirectory(path).read_run()).to_repeat
+    except RunDirectoryError:
+        return []  # the command that is shown says what is wrong
 
 
 def read_earlier(directory: RunDirectory) -> Earlier:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from autotune.credentials import MASK, masked_names
 from autotune.devices.machine import fingerprint, require_linux
 from autotune.errors import ArgumentError
 from autotune.executors.local import TrialProcesses
 from autotune.executors.places import cut_cores, machine_of, of_devices
 from autotune.executors.ray_seats import RayTrials
+from autotune.files import write_atomically
 from autotune.recipe.recipe import Recipe
 from autotune.record import Place
 from autotune.report.page import write_page_or_say
 from autotune.run_directory import RunDirectory, RunRecord, new_run_directory
-from autotune.space.search_space import SearchSpace, find_search_space
+from autotune.space.search_space import SearchSpace, find_search_space, shipped_names
 from autotune.stats.deciding import MIN_GAIN, Objective
 from autotune.stats.stability import MEMORY_MARGIN
 from autotune.tuning.ending import batch_losses, watched
@@ -194,21 +197,27 @@ def _run(
     def clock() -> float:
         return time.monotonic() - began
 
-    written = None if options.space is None else find_search_space(options.space)
+    written = _search_space(directory, options, resumed=earlier is not None)
     with occupied(directory) if earlier is None else directory.reopened():
         places = _places(options)
         machine = machine_of(places, fingerprint())
         if earlier is None:
             directory.write_run(
-                RunRecord(run=directory.name, started_at=now_utc(), machine=machine, arguments=asdict(options))
+                RunRecord(run=directory.name, started_at=now_utc(), machine=machine, arguments=asdict(options.recorded))
             )
+            if options.space is not None and options.space not in shipped_names():
+                write_atomically(directory.space_file, Path(options.space).read_bytes())
         else:
             if options.executor == "local":  # else the first seat's host is not known yet
                 refuse_another_machine(earlier, machine)
             note_resumption(directory, earlier)
         observe(RunBegan(directory=directory.path, workload=_name_of(reference), budget=options.budget, spent=clock()))
+        if hidden := masked_names(options.recorded.args):
+            observe(Notice(text=f"recorded as {MASK}, because it looks like a credential: {', '.join(hidden)}"))
         if earlier is not None:
             observe(Notice(text=f"resumed: {len(earlier.records)} trials were finished before"))
+            if options.args:
+                observe(Notice(text=f"the script's arguments are the run's: {shlex.join(options.recorded.args)}"))
             for text in earlier.damage:
                 observe(Notice(text=f"{text}: this trial is left out"))
         with (
@@ -238,6 +247,13 @@ def _run(
         if problem := write_page_or_say(directory.path):
             observe(Notice(text=problem))
     return recipe
+
+
+def _search_space(directory: RunDirectory, options: Options, *, resumed: bool) -> SearchSpace | None:
+    """The search space that was asked for, and for a resumed run the copy in its directory. Raises as its reading."""
+    if options.space is None or options.space in shipped_names() or not resumed:
+        return None if options.space is None else find_search_space(options.space)
+    return replace(find_search_space(directory.space_file), source=options.space)
 
 
 def _places(options: Options) -> Sequence[Place] | None:
@@ -285,7 +301,7 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
     """The run itself, on real, simulated or recorded trials. Raises as `tune` does."""
     directory, options = invocation.directory, invocation.options
     stopping = f"stopping with what was measured; the run is in {directory.path}, and --resume goes on with it"
-    with interruptions_noted(invocation.observe, stopping) as interruptions:
+    with directory.told_when_gone(), interruptions_noted(invocation.observe, stopping) as interruptions:
         opened = open_run(invocation, interruptions)
         interruptions.answerable = True
         run, earlier = opened.run, invocation.earlier
@@ -324,7 +340,7 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
             batch_losses=batch_losses(found, run, options),
             run=run,
             record=record,
-            options=options,
+            options=options.recorded,
         )
         recipe.save(directory.recipe_file)
         return recipe
