@@ -46,9 +46,9 @@ def mask_text(text: str, values: Collection[str] = ()) -> str:
     text = _KNOWN_SHAPES.sub(MASK, _SCHEME.sub(rf"\1 {MASK}", text))
     parts, done = [], 0
     for name in _NAME_OF_VALUE.finditer(text):
-        if is_credential(name[1]) and (value := _VALUE.match(text, name.end())):
+        if is_credential(name[1]) and (found := _VALUE.match(text, name.end())):
             parts += [text[done : name.end()], MASK]
-            done = value.end()
+            done = found.end()
     return "".join([*parts, text[done:]])
 
 

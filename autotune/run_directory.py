@@ -18,7 +18,7 @@ import re
 import secrets
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatch
 from pathlib import Path
@@ -261,25 +261,30 @@ class RunDirectory:
         names = (path.relative_to(self.path).parts[1] for path in self.path.glob(f"trials/*/{holding}"))
         return {int(name) for name in names if re.fullmatch("[0-9]{4,9}", name)}
 
-    def read_trials(self, on_damage: Callable[[RunDirectoryError], object] | None = None) -> Iterator[TrialRecord]:
+    def read_trials(self, problems: list[RunDirectoryError] | None = None) -> Iterator[TrialRecord]:
         """The trials that have a result, by number.
 
         Args:
-            on_damage: Is called with the error of each result.json that cannot be read, which is left out. Warns when
-                None.
+            problems: Takes the error of each result.json that cannot be read, which is left out. Warns when None.
 
         Raises:
             RunDirectoryError: The directory cannot be read, or holds a link.
         """
         self.refuse_links()
+        found = [] if problems is None else problems
         for file in sorted((self.path / "trials").glob("*/result.json")):
             try:
                 yield _read_trial(file)
-            except RunDirectoryError as error:
-                if on_damage is not None:
-                    on_damage(error)
-                else:
-                    warnings.warn(f"{error.message}: this trial is left out", DamagedRunWarning, stacklevel=2)
+            except RunDirectoryError as problem:
+                found.append(problem)
+        if problems is None and found:
+            warnings.warn(left_out(found), DamagedRunWarning, stacklevel=2)
+
+
+def left_out(problems: Sequence[RunDirectoryError]) -> str:
+    """Say in one sentence which trials are left out, and why."""
+    others = f"this trial and {len(problems) - 1} others are" if len(problems) > 1 else "this trial is"
+    return f"{problems[0].message}: {others} left out"
 
 
 def _read_trial(file: Path) -> TrialRecord:

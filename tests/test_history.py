@@ -528,6 +528,16 @@ def test_a_damaged_run_is_an_error_where_it_is_named_and_left_out_below_a_direct
     assert warning_of(call, tmp_path).startswith(f"{run}/run.json is damaged: ")
 
 
+def test_a_thousand_damaged_results_are_one_warning(run):
+    """It names the first, and says how many there are."""
+    for file in run.glob("trials/*/result.json"):
+        file.write_text("{")
+    with pytest.warns(
+        DamagedRunWarning, match=r"0000/result\.json is damaged.*: this trial and \d+ others are left out$"
+    ):
+        assert len(load_history(run)) == 0
+
+
 def test_trials_are_not_set_beside_another_trial_where_the_baselines_record_is_damaged(run):
     """The first trial that can be read is not taken for the baseline."""
     (run / "trials" / "0000" / "result.json").write_text("{")
@@ -676,6 +686,21 @@ def test_csv_reads_back_as_the_same_table(run, tmp_path):
     dtypes = {name: dtype for name, dtype in columns().items() if name != "started_at"}  # as in the docstring
     back = pd.read_csv(path, dtype=dtypes, parse_dates=["started_at"], **AS_IN_THE_DOCSTRING).astype(columns())
     pd.testing.assert_frame_equal(back, frame)
+
+
+@pytest.mark.parametrize("name", ["=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1"])
+def test_no_cell_of_a_csv_is_a_formula(tmp_path, name):
+    """A script's name, and what it fails with, are others' text; a number below zero stays one."""
+    run = a_run(tmp_path / "run", workload=WORKLOAD.model_copy(update={"name": name}))
+    write_csv(load_history(run), tmp_path / "history.csv")
+    read = pd.read_csv(tmp_path / "history.csv", dtype=str, keep_default_na=False)
+    (written,) = set(read["workload"])
+    assert written in (f"'{name}", name.replace("\t", " ").replace("\r", " "))
+    assert not written.startswith(tuple("=+-@\t\r"))
+    frame = load_history(run).assign(workload="-1", reason="-4.5")
+    write_csv(frame, tmp_path / "history.csv")
+    read = pd.read_csv(tmp_path / "history.csv", dtype=str)
+    assert (set(read["workload"]), set(read["reason"])) == ({"-1"}, {"-4.5"})
 
 
 @pytest.mark.parametrize("name", ["NA", "None", "nan", "null", "<NA>", "1e5", "true"])

@@ -449,7 +449,7 @@ def test_a_damaged_record_is_left_out_and_its_number_not_used_again(tmp_path):
     file.write_text("{")
     earlier = read_earlier(directory)
     assert sorted(earlier.records) == [0, 1, 3]
-    assert [text.partition(" is damaged")[0] for text in earlier.damage] == [str(file)]
+    assert earlier.damage.startswith(f"{file} is damaged")
     go_on(trials(), tmp_path / "run", budget=60.0)
     assert file.read_text() == "{"
 

@@ -20,6 +20,7 @@ from autotune.report.frame import BOOLEAN, FLOAT, INTEGER, STRING, table, typed
 from autotune.report.runs import find_runs, trial_configuration
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration, format_value
+from autotune.space.knobs import KnobValue
 from autotune.stats.intervals import Interval
 
 _EFFECTS = typed(STRING, "run knob before after") | typed(FLOAT, "effect low high")
@@ -111,18 +112,21 @@ Ratios = dict[tuple[str, str, str], list[tuple[float, float]]]
 
 def _ratios(measured: Iterable[tuple[Configuration, Interval]]) -> Ratios:
     """Log-ratios and their errors, by knob and by its two values, in a fixed order of these."""
+    alike: dict[tuple[str, frozenset[object]], list[tuple[KnobValue, Interval]]] = defaultdict(list)
+    for configuration, speedup in measured:
+        values = {(name, type(value), value) for name, value in configuration.items()}
+        for knob, kind, value in values if speedup.low > 0 else ():
+            alike[knob, frozenset(values - {(knob, kind, value)})].append((value, speedup))
     found: Ratios = defaultdict(list)
-    for (one, before), (other, after) in itertools.combinations(measured, 2):
-        differing = other.differences(one)
-        if len(differing) != 1 or before.low <= 0 or after.low <= 0:
-            continue
-        (knob,) = differing
-        a, b, sign = one[knob], other[knob], 1
-        if (type(a) is int and type(b) is int and a > b) or (type(a) is not int and format_value(a) > format_value(b)):
-            a, b, sign = b, a, -1
-        ratio = sign * math.log(after.value / before.value)
-        error = math.hypot(before.log.half_width, after.log.half_width) / _WIDTH
-        found[knob, format_value(a), format_value(b)].append((ratio, error))
+    for (knob, _), tried in alike.items():
+        for (a, before), (b, after) in itertools.combinations(tried, 2):
+            one, other = format_value(a), format_value(b)
+            if one == other:
+                continue
+            falls = a > b if type(a) is int and type(b) is int else one > other
+            ratio = (-1 if falls else 1) * math.log(after.value / before.value)
+            error = math.hypot(before.log.half_width, after.log.half_width) / _WIDTH
+            found[(knob, other, one) if falls else (knob, one, other)].append((ratio, error))
     return found
 
 

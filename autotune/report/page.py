@@ -16,11 +16,11 @@ from autotune.errors import AutotuneError, RunDirectoryError
 from autotune.files import write_atomically
 from autotune.printable import one_line
 from autotune.recipe.recipe import Recipe
-from autotune.record import TrialRecord
+from autotune.record import Phase, TrialRecord
 from autotune.report.advice import advice, usage, verdict_in_words
 from autotune.report.compare import chosen_trial, describe_machine
 from autotune.report.runs import baseline_of, baseline_trial
-from autotune.run_directory import RunDirectory, RunRecord
+from autotune.run_directory import RunDirectory, RunRecord, left_out
 from autotune.space.configuration import Configuration, format_value
 
 T = TypeVar("T")
@@ -68,10 +68,10 @@ def page_data(directory: RunDirectory) -> dict[str, Any]:
 
     run = directory.read_run()
 
-    def leave_out(error: RunDirectoryError) -> None:
-        missing.append(f"trials: {one_line(error)}")
-
-    found: list[TrialRecord] = read("trials", lambda: list(directory.read_trials(leave_out)), [])
+    damaged: list[RunDirectoryError] = []
+    found: list[TrialRecord] = read("trials", lambda: [*map(_thinned, directory.read_trials(damaged))], [])
+    if damaged:
+        missing.append(f"trials: {left_out(damaged)}")
     records = sorted(found, key=lambda record: record.trial)
     recipe: Recipe | None = None
     if directory.recipe_file.exists():
@@ -129,6 +129,11 @@ def _answer(recipe: Recipe | None, run: RunRecord, file: Path) -> dict[str, Any]
         "use": [one_line(each) for each in use] if recipe.changes else [],
         "not_checked": [one_line(each) for each in recipe.evidence.stability.not_checked],
     }
+
+
+def _thinned(record: TrialRecord) -> TrialRecord:
+    """A search's record with one pair of its slices, of which a thousand trials have hundreds of megabytes."""
+    return record.model_copy(update={"pairs": record.pairs[:1]}) if record.phase is Phase.SEARCH else record
 
 
 def _trial(record: TrialRecord, baseline: Configuration | None) -> dict[str, Any]:

@@ -129,7 +129,7 @@ class Options:
         if lacks_args or any(getattr(self, name) and not given.get(name) for name in ("allow_writes", "ray_address")):
             raise ArgumentError(
                 "a resumed run takes no credentials, no leave to write and no address from its directory",
-                hint=f"Give what it was begun with again: {shlex.join(self.to_repeat)}",
+                hint=f"Where you trust it, give what it was begun with again: {shlex.join(self.to_repeat)}",
             )
         options, usual = self, Options(budget=self.budget)
         if masked_names(self.args):

@@ -14,7 +14,7 @@ from typing import Any
 from autotune.devices.machine import Machine
 from autotune.errors import AutotuneError, RunDirectoryError
 from autotune.record import Outcome, TrialRecord
-from autotune.run_directory import Resumption, RunDirectory, RunRecord
+from autotune.run_directory import Resumption, RunDirectory, RunRecord, left_out
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KnobValue
 from autotune.stats.deciding import Objective
@@ -31,7 +31,7 @@ class Earlier:
     run: RunRecord
     records: Mapping[int, TrialRecord]  # its trials by number, without those that were interrupted
     next_number: int  # the first trial number that was never used
-    damage: tuple[str, ...] = ()  # of each trial that cannot be read
+    damage: str = ""  # which trials cannot be read, in a sentence
 
     @property
     def options(self) -> Options:
@@ -85,7 +85,7 @@ def to_repeat(path: Path) -> list[str]:
 def read_earlier(directory: RunDirectory) -> Earlier:
     """What there is to go on from. Raises RunDirectoryError."""
     run, problems = directory.read_run(), list[RunDirectoryError]()
-    records = {each.trial: each for each in directory.read_trials(problems.append)}
+    records = {each.trial: each for each in directory.read_trials(problems)}
     damaged = directory.trial_numbers("result.json") - records.keys()
     if 0 in damaged:
         raise RunDirectoryError(f"the baseline's record cannot be read: {problems[0].message}", hint=_START_ANEW)
@@ -100,7 +100,7 @@ def read_earlier(directory: RunDirectory) -> Earlier:
     if 0 not in kept:
         return Earlier(run=run, records={}, next_number=0)  # from the very beginning
     unused = max(directory.trial_numbers()) + 1
-    return Earlier(run=run, records=kept, next_number=unused, damage=tuple(each.message for each in problems))
+    return Earlier(run=run, records=kept, next_number=unused, damage=left_out(problems) if problems else "")
 
 
 def note_resumption(directory: RunDirectory, earlier: Earlier) -> None:

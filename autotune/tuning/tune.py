@@ -216,10 +216,10 @@ def _run(
             observe(Notice(text=f"recorded as {MASK}, because it looks like a credential: {', '.join(hidden)}"))
         if earlier is not None:
             observe(Notice(text=f"resumed: {len(earlier.records)} trials were finished before"))
-            if options.args:
+            if options.args and not hidden:
                 observe(Notice(text=f"the script's arguments are the run's: {shlex.join(options.recorded.args)}"))
-            for text in earlier.damage:
-                observe(Notice(text=f"{text}: this trial is left out"))
+            if earlier.damage:
+                observe(Notice(text=earlier.damage))
         with (
             prepared(reference, directory, options) as reference,
             _executor(
@@ -316,14 +316,15 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
             opened.seat.keep_baseline()
         record = completed(opened, invocation, written.source, space)
         directory.write_run(record)
+        sampler = Sampler(
+            space, file=directory.study_file, name=opened.facts.name, seed=options.seed, several=run.several
+        )
         found = Loop(
             run,
             opened.seat,
             opened.deadline,
             space=space,
-            sampler=Sampler(
-                space, file=directory.study_file, name=opened.facts.name, seed=options.seed, several=run.several
-            ),
+            sampler=sampler,
             options=options,
             limits=opened.limits,
             import_seconds=opened.import_seconds,
@@ -331,9 +332,7 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
         ).run()
         opened.seat.end_baseline()
         note_profiles(run)
-        # What was measured again after Optuna was told: the study is written anew from the records.
-        sampler = Sampler(space, file=directory.study_file, name=opened.facts.name, seed=options.seed)
-        sampler.catch_up(run.records.values())
+        sampler.write_again(run.records.values(), seconds=options.budget - run.clock())
         recipe = recommend(
             found=found,
             watched=watched(found, opened, invocation),
