@@ -80,7 +80,8 @@ class LongRun(Hooks):
         self._settings = Settings.of(self._configuration, self._facts)
         self._wrappers = Wrappers(self._settings, self, directory)
         log = path.resolve().parent / LOG
-        self._guard = Guard(recipe, log=log if os.access(log.parent, os.W_OK) else None)
+        own = not os.path.lexists(log) or (log.is_file() and not log.is_symlink())  # it may be somebody else's folder
+        self._guard = Guard(recipe, log=log if own and os.access(log.parent, os.W_OK) else None)
         self._looked_for_missing = False
         self._scaled: list[Any] = []  # optimizers whose learning rate was scaled: `fit` may be called for each epoch
 
