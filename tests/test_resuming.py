@@ -477,6 +477,16 @@ def test_a_run_whose_baseline_cannot_be_read_is_refused(tmp_path):
         read_earlier(directory)
 
 
+def test_what_a_killed_run_has_made_is_said(tmp_path, monkeypatch):
+    """As far as it is there; paths elsewhere are not even looked at."""
+    monkeypatch.chdir(tmp_path)
+    directory = stop_at(tmp_path / "run", 2)
+    (tmp_path / "made.txt").write_text("")
+    listed = [tmp_path / "made.txt", tmp_path / "gone.txt", f"{tmp_path}/../{tmp_path.parent.name}", "/etc/passwd"]
+    (directory.path / CREATED).write_text("".join(f"{path}\n" for path in listed))
+    assert read_earlier(directory).left_behind == (str(tmp_path / "made.txt"),)
+
+
 def test_what_a_killed_run_has_left_is_removed_and_its_list_of_files_not_acted_on(tmp_path):
     """The list may be somebody else's, and names the user's files; those in scratch may lead anywhere."""
     directory = stop_at(tmp_path / "run", 2)

@@ -6,15 +6,19 @@ it (see `Sampler.catch_up`), and what was in flight is begun anew under another 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from autotune.credentials import masked_names
 from autotune.devices.machine import Machine
 from autotune.errors import AutotuneError, RunDirectoryError
+from autotune.files import read_at_most
 from autotune.record import Outcome, TrialRecord
-from autotune.run_directory import Resumption, RunDirectory, RunRecord, left_out
+from autotune.run_directory import CREATED, LARGEST_FILE_BYTES, Resumption, RunDirectory, RunRecord, left_out
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KnobValue
 from autotune.stats.deciding import Objective
@@ -32,6 +36,7 @@ class Earlier:
     records: Mapping[int, TrialRecord]  # its trials by number, without those that were interrupted
     next_number: int  # the first trial number that was never used
     damage: str = ""  # which trials cannot be read, in a sentence
+    left_behind: tuple[str, ...] = ()  # what trials of a killed run have made in the working directory
 
     @property
     def options(self) -> Options:
@@ -99,8 +104,36 @@ def read_earlier(directory: RunDirectory) -> Earlier:
         del kept[0]  # a baseline that failed is tried again
     if 0 not in kept:
         return Earlier(run=run, records={}, next_number=0)  # from the very beginning
-    unused = max(directory.trial_numbers()) + 1
-    return Earlier(run=run, records=kept, next_number=unused, damage=left_out(problems) if problems else "")
+    return Earlier(
+        run=run,
+        records=kept,
+        next_number=max(directory.trial_numbers()) + 1,
+        damage=left_out(problems) if problems else "",
+        left_behind=_left_behind(directory),
+    )
+
+
+def _left_behind(directory: RunDirectory) -> tuple[str, ...]:
+    """What the list of a killed run names below the working directory, and is there."""
+    here = os.path.join(os.getcwd(), "")
+    try:
+        listed = read_at_most(directory.path / CREATED, LARGEST_FILE_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return ()
+    return tuple(path for path in listed if os.path.normpath(path).startswith(here) and os.path.lexists(path))
+
+
+def resumption_notes(earlier: Earlier) -> Iterator[str]:
+    """Say what is taken from the run directory, what is not, and what stays."""
+    yield f"resumed: {len(earlier.records)} trials were finished before"
+    args = earlier.options.args
+    if args and not masked_names(args):  # else they were just given
+        yield f"the script's arguments are the run's: {shlex.join(args)}"
+    if made := earlier.left_behind:
+        others = f" and {len(made) - 1} more" if made[1:] else ""
+        yield f"trials of the killed run may have made {made[0]}{others}: they stay, as you may have written them since"
+    if earlier.damage:
+        yield earlier.damage
 
 
 def note_resumption(directory: RunDirectory, earlier: Earlier) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -39,6 +38,7 @@ from autotune.tuning.resuming import (
     read_earlier,
     refuse_another_machine,
     refuse_another_question,
+    resumption_notes,
 )
 from autotune.tuning.sampler import Sampler
 from autotune.tuning.spaces import space_of
@@ -212,14 +212,8 @@ def _run(
                 refuse_another_machine(earlier, machine)
             note_resumption(directory, earlier)
         observe(RunBegan(directory=directory.path, workload=_name_of(reference), budget=options.budget, spent=clock()))
-        if hidden := masked_names(options.recorded.args):
-            observe(Notice(text=f"recorded as {MASK}, because it looks like a credential: {', '.join(hidden)}"))
-        if earlier is not None:
-            observe(Notice(text=f"resumed: {len(earlier.records)} trials were finished before"))
-            if options.args and not hidden:
-                observe(Notice(text=f"the script's arguments are the run's: {shlex.join(options.recorded.args)}"))
-            if earlier.damage:
-                observe(Notice(text=earlier.damage))
+        for text in (*_credential_notes(options), *(() if earlier is None else resumption_notes(earlier))):
+            observe(Notice(text=text))
         with (
             prepared(reference, directory, options) as reference,
             _executor(
@@ -247,6 +241,12 @@ def _run(
         if problem := write_page_or_say(directory.path):
             observe(Notice(text=problem))
     return recipe
+
+
+def _credential_notes(options: Options) -> Iterator[str]:
+    """Say what is masked, once."""
+    if hidden := masked_names(options.recorded.args):
+        yield f"recorded as {MASK}, because it looks like a credential: {', '.join(hidden)}"
 
 
 def _search_space(directory: RunDirectory, options: Options, *, resumed: bool) -> SearchSpace | None:
