@@ -162,6 +162,21 @@ def test_what_answers_and_is_no_cluster_is_not_waited_for_beyond_the_budget():
     assert said.endswith("nothing was heard of Ray for 1 s\n")
 
 
+LOCAL = """
+from autotune.executors.ray_cluster import connect
+ray = connect(None, seats=1, directory=None)
+print(ray.get(ray.remote(lambda: "answers").remote(), timeout=60))
+"""
+
+
+@pytest.mark.slow
+def test_a_ray_of_this_machines_own_lives_on_once_it_has_started():
+    """What it starts would die with a thread that had started it."""
+    pytest.importorskip("ray")
+    said = subprocess.run([sys.executable, "-c", LOCAL], capture_output=True, text=True, check=True, timeout=120).stdout
+    assert said.endswith("answers\n")
+
+
 def test_no_seat_is_waited_for_beyond_the_budget():
     """It is lost then."""
     left = [600.0]

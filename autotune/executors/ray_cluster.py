@@ -50,7 +50,11 @@ def connect(address: str | None, *, seats: int | None, directory: str | None, le
     try:
         if port.isdecimal():  # Ray itself would try for minutes
             socket.create_connection((host, int(port)), max(1.0, min(left, ANSWER_SECONDS))).close()
-        _within(max(1.0, left if directory else min(left, CONNECT_SECONDS)), partial(ray.init, **how))
+        start = partial(ray.init, **how)
+        if address:
+            _within(max(1.0, left if directory else min(left, CONNECT_SECONDS)), start)
+        else:
+            start()  # in this thread: what Ray starts dies with the thread that has started it
     except (OSError, ValueError, RuntimeError, OverflowError) as error:
         raise ArgumentError(
             f"no Ray cluster answers at {address or 'this machine'}: {error}",
