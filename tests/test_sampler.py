@@ -236,6 +236,17 @@ def test_what_the_file_holds_is_not_written_again(tmp_path):
     assert [year == 2001 for year in years] == [True, True, False]
 
 
+def test_writing_the_file_takes_no_longer_than_it_may(tmp_path):
+    """The sampler knows all of it; the next invocation writes what is missing."""
+    records, file = [a_record(BASELINE, trial=0), a_record(BASELINE, trial=1)], tmp_path / "study.db"
+    sampler = a_sampler(space_of(), file=file)
+    sampler.catch_up(records, seconds=0.0)
+    assert len(sampler._study.trials) == 2
+    assert values_in(file) == []
+    a_sampler(space_of(), file=file).catch_up(records)
+    assert [number for number, _ in values_in(file)] == [0, 1]
+
+
 def test_a_study_of_other_trials_is_replaced(tmp_path):
     """It came with somebody else's run directory, or the records were taken away."""
     space, file = space_of(), tmp_path / "study.db"

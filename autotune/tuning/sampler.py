@@ -8,7 +8,9 @@ walk back into the failing half of the space.
 from __future__ import annotations
 
 import contextlib
+import math
 import sqlite3
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
@@ -145,8 +147,8 @@ class Sampler:
             with _writing(file):
                 self._kept = _study_in(file, name)
 
-    def catch_up(self, records: Iterable[TrialRecord]) -> None:
-        """Tell a new study what was measured before, and its file what it lacks of the search."""
+    def catch_up(self, records: Iterable[TrialRecord], *, seconds: float = math.inf) -> None:
+        """Tell a new study what was measured before, and its file what it lacks of that, for so many seconds."""
         found = list(self._optuna_trials(records))
         self._study.add_trials(found)
         if self._file is None or self._kept is None:
@@ -155,8 +157,11 @@ class Sampler:
             known = {trial.user_attrs.get("trial") for trial in _ended(self._kept)}
             if not known <= {trial.user_attrs["trial"] for trial in found}:  # it is not of these records
                 self._kept, known = _new_study(self._file, self._name), set()
-            # A trial takes Optuna about 20 ms to write: one that is there is not written again.
-            self._kept.add_trials([trial for trial in found if trial.user_attrs["trial"] not in known])
+            # Optuna takes some 20 ms for each: what is there is not written again, and the next invocation goes on.
+            ends = time.monotonic() + seconds
+            for trial in found:
+                if trial.user_attrs["trial"] not in known and time.monotonic() < ends:
+                    self._kept.add_trial(trial)
 
     def write_again(self, records: Iterable[TrialRecord], *, seconds: float) -> None:
         """Write the file anew where trials were measured again after it was told, if that fits into the time."""
