@@ -7,13 +7,14 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 from cyclopts import CycloptsError
 
 from autotune.commands import app
-from autotune.errors import ArgumentError, AutotuneError, TuningInterruptedError
+from autotune.errors import ArgumentError, AutotuneError, DamagedRunWarning, TuningInterruptedError
 
 
 def _own(given: list[str]) -> tuple[list[str], list[str]]:
@@ -40,15 +41,17 @@ def main(arguments: list[str] | None = None) -> int:
         The exit code: 0 done, 1 a claim that does not hold, 2 wrong arguments or input, 3 no stable configuration,
         4 internal error, 130 interrupted.
     """
-    before = signal.getsignal(signal.SIGTERM)
-    with contextlib.suppress(ValueError):  # in a thread signals are its owner's
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, also where no run notes it
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGQUIT)}
+    for number in before:
+        with contextlib.suppress(ValueError):  # in a thread signals are its owner's
+            signal.signal(number, signal.default_int_handler)  # as Ctrl-C, also where no run notes it
     try:
         with _lenient_output():
             code = _main(list(sys.argv[1:] if arguments is None else arguments))
     finally:
-        with contextlib.suppress(ValueError):
-            signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            with contextlib.suppress(ValueError):
+                signal.signal(number, handler)
     return code if isinstance(code, int) else code()  # a script writes and dies as it would by itself
 
 
@@ -63,7 +66,8 @@ def _main(given: list[str]) -> int | Callable[[], int]:
         )
         if "args" in unparsed:
             bound.arguments["args"] = rest[1:] if for_file else None
-        code = command(*bound.args, **bound.kwargs)
+        with _damage_as_notes():
+            code = command(*bound.args, **bound.kwargs)
         return code if isinstance(code, int) or callable(code) else 0
     except CycloptsError as error:
         hint = "`autotune --help` and `autotune COMMAND --help` say what there is."
@@ -80,6 +84,26 @@ def _main(given: list[str]) -> int | Callable[[], int]:
 
     show_error(problem)
     return problem.exit_code
+
+
+@contextlib.contextmanager
+def _damage_as_notes() -> Iterator[None]:
+    """Show each warning about a damaged run once, as a plain line."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", DamagedRunWarning)
+        usual, shown = warnings.showwarning, set[str]()
+
+        def show(message: Warning | str, category: type[Warning], *others: Any, **named: Any) -> None:
+            if not issubclass(category, DamagedRunWarning):
+                usual(message, category, *others, **named)
+            elif str(message) not in shown:
+                from autotune.console.text import note
+
+                shown.add(str(message))
+                note(f"note: {message}")
+
+        warnings.showwarning = show
+        yield
 
 
 class _Lenient:

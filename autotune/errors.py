@@ -59,6 +59,10 @@ class RunDirectoryError(InputError):
     """A run directory cannot be written, is in use, or is not one."""
 
 
+class DamagedRunWarning(UserWarning):
+    """A run, or one of its trials, cannot be read and is left out."""
+
+
 class BudgetError(InputError):
     """The budget does not hold the baseline."""
 

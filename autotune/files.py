@@ -6,11 +6,14 @@ import codecs
 import contextlib
 import errno
 import os
+import re
 import secrets
 import stat
 from pathlib import Path
 
 from autotune.errors import RunDirectoryError
+
+TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}")  # names of files that are being written
 
 
 def read_at_most(path: Path, most_bytes: int) -> bytes:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
+
+from autotune.printable import short
 
 T = TypeVar("T")
 # A list of any length. Reading stops at the first mistake: a damaged file may hold millions.
@@ -19,7 +22,22 @@ class Frozen(BaseModel, frozen=True, extra="forbid"):
     """Data of a file or a message: immutable, without unknown fields."""
 
 
+_MEMBER = re.compile(r"bool|int|float|str|none|constrained-\w+|.*\[.*\]")  # how pydantic names a member of a union
+
+
 def first_mistake(error: ValidationError) -> tuple[str, str]:
     """Where pydantic finds it, as keys with dots between (empty for the whole), and what it is."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    return ".".join(str(part) for part in first["loc"]), first["msg"]
+    errors = error.errors(include_url=False, include_context=False)
+    first = errors[0]
+    *place, last = first["loc"] or ("",)
+    found = short(first["input"])
+    if not isinstance(last, str) or not _MEMBER.fullmatch(last):
+        shown = isinstance(first["input"], str | int | float | None)  # a whole document says nothing
+        what = first["msg"] + (f", found {found}" if shown and first["msg"].startswith("Input should") else "")
+        return ".".join(str(part) for part in first["loc"]), what
+    # A union has an error for each of its members.
+    members = [each for each in errors if list(each["loc"][:-1]) == place and _MEMBER.fullmatch(str(each["loc"][-1]))]
+    expected = [each["msg"].removeprefix("Input should be ") for each in members]
+    *others, last_one = dict.fromkeys(expected)
+    wanted = f"{', '.join(others)} or {last_one}" if others else last_one
+    return ".".join(map(str, place)), f"expected {wanted}, found {found}"

@@ -7,7 +7,6 @@ Version history of the format: 1, the first.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat, SerializerFunctionWrapHandler, model_serializer
@@ -242,14 +241,3 @@ class TrialRecord(Frozen):
     def gpu_figures(self) -> dict[str, float | None]:
         """What its cards did meanwhile, such as `joules_per_sample`; see `stats.gpu_figures`."""
         return gpu_figures(self.own_slices, self.throughput.value if self.throughput else None)
-
-
-def examined_baseline(records: Iterable[TrialRecord]) -> TrialRecord:
-    """Return the baseline's record that knows its ceilings: the search's own, or that of a confirmation.
-
-    Args:
-        records: Of one run, by number; the first one is the search's baseline.
-    """
-    searched, *others = records
-    alike = (record for record in others if record.configuration == searched.configuration)
-    return next((record for record in (searched, *alike) if record.ceilings is not None), searched)

@@ -16,8 +16,11 @@ import contextlib
 import os
 import re
 import secrets
-from collections.abc import Iterator
+import shutil
+import warnings
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -25,18 +28,22 @@ import filelock
 from pydantic import AfterValidator, FiniteFloat, ValidationError
 
 from autotune.devices.machine import Machine
-from autotune.errors import RunDirectoryError
-from autotune.files import is_utf8, read_at_most, write_atomically
+from autotune.errors import AutotuneError, ConfigurationError, DamagedRunWarning, RunDirectoryError
+from autotune.files import TEMPORARY, is_utf8, read_at_most, write_atomically
 from autotune.models import Amount, Count, Frozen, Many, Number, first_mistake
+from autotune.printable import short
 from autotune.record import Place, TrialRecord
 from autotune.scripts.facts import ScriptFacts
+from autotune.space.configuration import Configuration
 from autotune.space.knobs import Value
 
 LARGEST_FILE_BYTES = 32 << 20  # more than a trial's 20,000 pairs of slices
 SCRATCH = "script-scratch"  # files of a script's trials, such as those of caches; removed at the end
 CREATED = "created.txt"  # what a script's trials have made
+SPACE = "space.toml"  # a copy of the search-space file that was given
+SCRATCH_FOLDERS = (SCRATCH, "scratch-*")
 OWN_FILES = (
-    *("run.json", "study.db", "study.db-journal", "recipe.json", CREATED, "report.html", ".lock"),
+    *("run.json", "study.db", "study.db-journal", "recipe.json", SPACE, CREATED, "report.html", ".lock"),
     *("trials/[0-9]*/result.json", "trials/[0-9]*/log.txt", "logs/template-*.log", "logs/losses-*.log"),
 )
 """What a run writes, and removes when it is refused. Whatever else is in its directory belongs to others."""
@@ -104,7 +111,9 @@ class RunDirectory:
         self.study_file = self.path / "study.db"
         self.recipe_file = self.path / "recipe.json"  # exists once the run has ended well
         self.log_directory = self.path / "logs"
+        self.space_file = self.path / SPACE
         self._lock = filelock.FileLock(self.path / ".lock", blocking=False)
+        self._is_self_contained = False
 
     @property
     def name(self) -> str:
@@ -122,6 +131,7 @@ class RunDirectory:
             raise RunDirectoryError(f"cannot write to {self.path}: its path is not UTF-8", hint=hint)
         with self._refusals(hint, "Give --out a directory you may write to."):
             self.path.mkdir(parents=True, exist_ok=True)
+            self.refuse_links()
             if (self.path / "run.json").exists():
                 raise RunDirectoryError(f"{self.path} holds a run already", hint=hint)
             for name in sorted({each.partition("/")[0] for each in OWN_FILES}):
@@ -136,8 +146,10 @@ class RunDirectory:
     @contextlib.contextmanager
     def reopened(self) -> Iterator[None]:
         """The lock of a run that is resumed. Raises `RunDirectoryError` if another process has it."""
+        self.refuse_links()
         with self._refusals("Wait for it, or end it.", "Make it writable, or start a new run."):
             self._lock.acquire()
+            self._remove_leftovers()
             self.log_directory.mkdir(exist_ok=True)
         try:
             yield
@@ -154,6 +166,56 @@ class RunDirectory:
         except OSError as error:
             what = f"cannot write to {self.path}: {error.strerror}"
             raise RunDirectoryError(what, hint=not_writable) from error
+
+    def refuse_links(self) -> None:
+        """Raise `RunDirectoryError` where it holds a link, a pipe or a device: it may come from somebody else."""
+        if not self._is_self_contained:
+            self._refuse_links_below(self.path)
+            self._is_self_contained = True
+
+    def _refuse_links_below(self, folder: Path) -> None:
+        try:
+            entries = list(os.scandir(folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return  # whoever reads it says so
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise RunDirectoryError(f"cannot read {folder}: {reason}", hint="Make it readable.") from error
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                if folder != self.path or not any(fnmatch(entry.name, each) for each in SCRATCH_FOLDERS):
+                    self._refuse_links_below(Path(entry.path))
+            elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):
+                kind = "a link" if entry.is_symlink() else "a pipe or a device"
+                raise RunDirectoryError(
+                    f"{entry.path} is {kind}, and a run directory holds only files of its own",
+                    hint="Remove it, or put the file itself in its place.",
+                )
+
+    def _remove_leftovers(self) -> None:
+        """Remove what an invocation that was killed has left: half-written files, scratch, its list of files.
+
+        The list is not acted on: it may be another user's, or name what the user has written since.
+        """
+        for pattern in SCRATCH_FOLDERS:
+            for folder in self.path.glob(pattern):
+                shutil.rmtree(folder, ignore_errors=True)
+        (self.path / CREATED).unlink(missing_ok=True)
+        for pattern in ("", "trials/[0-9]*/"):
+            for file in self.path.glob(f"{pattern}.*"):
+                if TEMPORARY.fullmatch(file.name):
+                    file.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def told_when_gone(self) -> Iterator[None]:
+        """Say that the directory is gone where an error comes from that."""
+        try:
+            yield
+        except (AutotuneError, OSError) as error:
+            if self.path.is_dir():
+                raise
+            what = f"the run directory is gone: {self.path} was removed or renamed while the run went on"
+            raise RunDirectoryError(what, hint="Start a new run.") from error
 
     def release(self) -> None:
         """Give the lock back."""
@@ -191,13 +253,52 @@ class RunDirectory:
         """What run.json says. Raises `RunDirectoryError` if it is missing, damaged or newer."""
         example = "results/digits_mlp/20261120-191001-1a2b3c"
         hint = f"Give the directory that `autotune tune` printed, such as {example}."
+        self.refuse_links()
         return _read(self.path / "run.json", RunRecord, hint=hint)
 
-    def read_trials(self) -> Iterator[TrialRecord]:
-        """The trials that have a result, by number. Raises `RunDirectoryError` if one is damaged or newer."""
+    def trial_numbers(self, holding: str = "") -> set[int]:
+        """The numbers of all trials that have a directory, or such a file in it."""
+        names = (path.relative_to(self.path).parts[1] for path in self.path.glob(f"trials/*/{holding}"))
+        return {int(name) for name in names if re.fullmatch("[0-9]{4,9}", name)}
+
+    def read_trials(self, problems: list[RunDirectoryError] | None = None) -> Iterator[TrialRecord]:
+        """The trials that have a result, by number.
+
+        Args:
+            problems: Takes the error of each result.json that cannot be read, which is left out. Warns when None.
+
+        Raises:
+            RunDirectoryError: The directory cannot be read, or holds a link.
+        """
+        self.refuse_links()
+        found = [] if problems is None else problems
         for file in sorted((self.path / "trials").glob("*/result.json")):
-            hint = "Make it a file that you may read, or take its trial's directory away."
-            yield _read(file, TrialRecord, hint=hint)
+            try:
+                yield _read_trial(file)
+            except RunDirectoryError as problem:
+                found.append(problem)
+        if problems is None and found:
+            warnings.warn(left_out(found), DamagedRunWarning, stacklevel=2)
+
+
+def left_out(problems: Sequence[RunDirectoryError]) -> str:
+    """Say in one sentence which trials are left out, and why."""
+    others = f"this trial and {len(problems) - 1} others are" if len(problems) > 1 else "this trial is"
+    return f"{problems[0].message}: {others} left out"
+
+
+def _read_trial(file: Path) -> TrialRecord:
+    """Read a trial's result.json. Raises `RunDirectoryError` if it is damaged, newer, or names unknown knobs."""
+    record = _read(file, TrialRecord, hint="Make it a file that you may read, or take its trial's directory away.")
+    parse_utc(record.started_at, file)
+    if file.parent.name != f"{record.trial:04d}":
+        raise damaged(file, f"trial: {record.trial}, expected the number of its directory")
+    try:
+        Configuration(record.configuration, where=f"{file}: configuration")
+        Configuration(record.asked or {}, where=f"{file}: asked")
+    except ConfigurationError as error:
+        raise RunDirectoryError(error.message, hint=error.hint) from error
+    return record
 
 
 def _holds_something(path: Path) -> bool:
@@ -232,6 +333,15 @@ def damaged(file: Path, what: str) -> RunDirectoryError:
     return RunDirectoryError(
         f"{file} is damaged: {what}", hint="Take the run's directory away, or name the other runs only."
     )
+
+
+def parse_utc(text: str, file: Path) -> datetime:
+    """An ISO 8601 time of `file`, in UTC, also where it names no zone. Raises RunDirectoryError where it is none."""
+    try:
+        moment = datetime.fromisoformat(text)
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        raise damaged(file, f"started_at: {short(text)} is not a time") from error
 
 
 def new_run_directory(results: Path, workload: str) -> RunDirectory:

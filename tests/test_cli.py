@@ -359,7 +359,7 @@ def test_a_wrong_input_has_its_exit_code_with_a_traceback_as_well(capsys, tmp_pa
     assert err.splitlines()[-2].startswith("autotune: ")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT, signal.SIGTERM])
 def test_an_interrupt_leaves_with_130(capsys, monkeypatch, number):
     """Ctrl-C and SIGTERM outside of a run's own handling are told in a line, and leave with exit code 130."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -382,8 +382,8 @@ def test_show_names_the_file_whose_knob_does_not_exist(capsys, finished, tmp_pat
     document["baseline" if place == "run.json" else "configuration"]["warp"] = 9
     (path / place).write_text(json.dumps(document))
     code, _, err = run(capsys, "show", path)
-    assert code == 2
-    assert f"{path / place}: " in err
+    assert code == (2 if place == "run.json" else 0)
+    assert err.count(f"{path / place}: ") == 1
     assert "'warp'" in err
 
 

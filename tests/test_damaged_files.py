@@ -13,6 +13,7 @@ import math
 import os
 import re
 import tempfile
+import warnings
 from pathlib import Path
 
 import jsonschema
@@ -24,7 +25,7 @@ from simulated_runs import MACHINE
 from test_recommendation import run_that_is
 
 from autotune.console import closing, tables
-from autotune.errors import RecipeError, RunDirectoryError, SearchSpaceError
+from autotune.errors import DamagedRunWarning, RecipeError, RunDirectoryError, SearchSpaceError
 from autotune.recipe.apply import environment
 from autotune.recipe.recipe import Recipe
 from autotune.recipe.schema import recipe_schema
@@ -51,7 +52,11 @@ NAME = "my\n\x1b[31m[red]\u202e\udcff.file"
 def read(function, *arguments):
     """What a reader returns; None where it refuses: in one printable line of bounded length, and a hint."""
     try:
-        return function(*arguments)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", DamagedRunWarning)
+            returned = function(*arguments)
+        assert all(str(warning.message).isprintable() for warning in caught)
+        return returned
     except (RecipeError, RunDirectoryError, SearchSpaceError) as refusal:
         error = refusal
     assert error.message.isprintable()

@@ -4,8 +4,11 @@ import dataclasses
 import io
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pandas as pd
@@ -18,7 +21,7 @@ from simulated_runs import a_record
 from autotune.console.tables import show_history
 from autotune.devices.gpus import Gpu
 from autotune.devices.machine import Machine
-from autotune.errors import RecipeError, RunDirectoryError
+from autotune.errors import DamagedRunWarning, RecipeError, RunDirectoryError
 from autotune.recipe.evidence import Confirmation, Evidence, PeakMemory, Stability
 from autotune.recipe.recipe import CreatedBy, Recipe, RecipeWorkload
 from autotune.record import Looks, Outcome, Pair, Phase, Slice, StepSeconds, TrialRecord
@@ -482,6 +485,14 @@ def message_of(call, *arguments, error=RunDirectoryError):
     return caught.value.message
 
 
+def warning_of(call, *arguments):
+    """The only warning of the call, without its end."""
+    with pytest.warns(DamagedRunWarning) as caught:
+        call(*arguments)
+    (warning,) = caught
+    return re.sub(": this (trial|run) is left out$", "", str(warning.message))
+
+
 @pytest.mark.parametrize("call", [load_history, compare_runs])
 def test_no_run_at_all_is_an_error(call):
     """Without any path there is nothing to show, and the message says so."""
@@ -501,28 +512,47 @@ def test_a_path_that_holds_no_run_is_an_error_that_names_it(call, tmp_path):
 
 
 @pytest.mark.parametrize("call", [load_history, compare_runs])
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("trials/0001/result.json", "{"),
-        ("trials/0001/result.json", "{}"),
-        ("trials/0001/result.json", "\x00"),
-        ("run.json", "[]"),
-    ],
-)
-def test_a_damaged_file_is_an_error_that_names_it(call, run, file, content):
-    """A file that cannot be read stops the reading with one line that names the file."""
-    (run / file).write_text(content)
-    assert message_of(call, run).startswith(f"{run / file} is damaged: ")
+@pytest.mark.parametrize("content", ["{", "{}", "\x00", "[]"])
+def test_a_damaged_result_is_left_out_with_a_warning_that_names_it(call, run, content):
+    """One damaged trial of a thousand does not block the others."""
+    (run / "trials" / "0001" / "result.json").write_text(content)
+    assert warning_of(call, run).startswith(f"{run}/trials/0001/result.json is damaged: ")
 
 
 @pytest.mark.parametrize("call", [load_history, compare_runs])
-def test_a_result_that_cannot_be_opened_is_an_error_that_names_it_in_full(call, run):
+def test_a_damaged_run_is_an_error_where_it_is_named_and_left_out_below_a_directory(call, run, tmp_path):
+    """`history results/` shows the other runs, and `history RUN` says why it cannot be read."""
+    shutil.copytree(run, tmp_path / "other")
+    (run / "run.json").write_text("[]")
+    assert message_of(call, run).startswith(f"{run}/run.json is damaged: ")
+    assert warning_of(call, tmp_path).startswith(f"{run}/run.json is damaged: ")
+
+
+def test_a_thousand_damaged_results_are_one_warning(run):
+    """It names the first, and says how many there are."""
+    for file in run.glob("trials/*/result.json"):
+        file.write_text("{")
+    with pytest.warns(
+        DamagedRunWarning, match=r"0000/result\.json is damaged.*: this trial and \d+ others are left out$"
+    ):
+        assert len(load_history(run)) == 0
+
+
+def test_trials_are_not_set_beside_another_trial_where_the_baselines_record_is_damaged(run):
+    """The first trial that can be read is not taken for the baseline."""
+    (run / "trials" / "0000" / "result.json").write_text("{")
+    with pytest.warns(DamagedRunWarning):
+        (summary,) = compare_runs(run)
+    assert summary.limited_by is None
+
+
+@pytest.mark.parametrize("call", [load_history, compare_runs])
+def test_a_result_that_cannot_be_opened_is_named_in_full(call, run):
     """Among thousands of trials, the whole path says which result it is; the run is not said to be none."""
     file = run / "trials" / "0001" / "result.json"
     file.unlink()
     file.mkdir()
-    assert message_of(call, run) == f"cannot read {file}: Is a directory"
+    assert warning_of(call, run) == f"cannot read {file}: Is a directory"
 
 
 @pytest.mark.parametrize("call", [load_history, compare_runs])
@@ -539,11 +569,14 @@ def test_links_are_not_followed_into_directories_below(run, tmp_path):
 
 
 @pytest.mark.parametrize("call", [load_history, compare_runs])
-def test_a_run_json_that_leads_to_itself_is_an_error(call, run):
-    """The directory is taken for a run, and the file is said to be unreadable."""
-    (run / "run.json").unlink()
-    (run / "run.json").symlink_to("run.json")
-    assert message_of(call, run).endswith("run.json: Too many levels of symbolic links")
+@pytest.mark.parametrize("name", ["run.json", "trials", "trials/0001", "trials/0001/result.json"])
+def test_a_link_in_a_run_directory_is_an_error(call, run, name, tmp_path):
+    """A directory of somebody else's may lead to any file; a loop is not taken for a run without trials."""
+    (run / name).rename(tmp_path / "elsewhere")
+    for target in (tmp_path / "elsewhere", name.rpartition("/")[2]):
+        (run / name).symlink_to(target)
+        assert message_of(call, run) == f"{run / name} is a link, and a run directory holds only files of its own"
+        (run / name).unlink()
 
 
 def test_numbers_that_are_none_are_refused_in_the_arguments(run):
@@ -566,9 +599,9 @@ def test_a_result_too_large_is_not_read(run):
     file = run / "trials" / "0001" / "result.json"
     with file.open("wb") as stream:
         stream.truncate(LARGEST_FILE_BYTES + 1)
-    assert message_of(load_history, run) == f"{file} is damaged: larger than {LARGEST_FILE_BYTES} bytes"
+    assert warning_of(load_history, run) == f"{file} is damaged: larger than {LARGEST_FILE_BYTES} bytes"
     file.unlink()
-    file.symlink_to("/dev/zero")
+    os.mkfifo(file)
     assert "a pipe or a device" in message_of(load_history, run)
 
 
@@ -592,22 +625,30 @@ TOO_LARGE = "Input should be less than or equal to 9223372036854775807"
             {"started_at": "0001-01-01T00:00:00+23:00"},
             " is damaged: started_at: '0001-01-01T00:00:00+23:00' is not a time",
         ),
-        ({"peak_host_bytes": 1 << 63}, f" is damaged: peak_host_bytes: {TOO_LARGE}"),
-        ({"peak_device_bytes": 1 << 70}, f" is damaged: peak_device_bytes: {TOO_LARGE}"),
-        ({"warmup_steps": 1 << 63}, f" is damaged: warmup_steps: {TOO_LARGE}"),
+        ({"peak_host_bytes": 1 << 63}, f" is damaged: peak_host_bytes: {TOO_LARGE}, found {1 << 63}"),
+        ({"peak_device_bytes": 1 << 70}, f" is damaged: peak_device_bytes: {TOO_LARGE}, found {1 << 70}"),
+        ({"warmup_steps": 1 << 63}, f" is damaged: warmup_steps: {TOO_LARGE}, found {1 << 63}"),
+        (
+            {"configuration": {"batch_size": 64.5}},
+            " is damaged: configuration.batch_size: expected a valid boolean, a valid integer or a valid string, "
+            "found 64.5",
+        ),
         ({"schema_version": 2}, ": written by another version of autotune"),
     ],
 )
-def test_values_that_cannot_be_are_errors_that_name_the_file(run, changes, expected):
-    """A well-formed result with an impossible value stops the reading with one line that names the file."""
+def test_values_that_cannot_be_are_named_with_their_file(run, changes, expected):
+    """A well-formed result with an impossible value is left out with one line that names the file."""
     file = with_changes(run, **changes)
-    assert message_of(load_history, run) == file + expected
+    assert warning_of(load_history, run) == file + expected
 
 
-def test_a_trial_number_that_cannot_be_is_an_error(run):
-    """A trial number beyond what the table can hold is refused, not raised as an overflow."""
-    with_changes(run, trial=1 << 63)
-    assert message_of(load_history, run).endswith(f" is damaged: trial: {TOO_LARGE}")
+@pytest.mark.parametrize(
+    ("number", "why"), [(1 << 63, f"{TOO_LARGE}, found {1 << 63}"), (0, "0, expected the number of its directory")]
+)
+def test_a_trial_number_that_cannot_be_is_said(run, number, why):
+    """One beyond what the table can hold is no overflow, and one of another trial does not take its place."""
+    with_changes(run, trial=number)
+    assert warning_of(load_history, run).endswith(f" is damaged: trial: {why}")
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -620,16 +661,16 @@ def test_a_trial_number_that_cannot_be_is_an_error(run):
     ),
 )
 def test_any_value_in_any_field_is_read_or_refused(run, name, value):
-    """Whatever stands in a result, it is either read, dtypes intact, or refused with a RunDirectoryError."""
+    """Whatever stands in a result, it is either read, dtypes intact, or left out with its name."""
     original = (run / "trials" / "0001" / "result.json").read_text()
     with_changes(run, **{name: value})
-    try:
-        read, refused = load_history(run), ""
-    except RunDirectoryError as error:
-        read, refused = None, error.message
-    finally:
-        (run / "trials" / "0001" / "result.json").write_text(original)
-    assert "/result.json" in refused if read is None else dtypes_of(read) == DTYPES
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        read = load_history(run)
+    (run / "trials" / "0001" / "result.json").write_text(original)
+    assert dtypes_of(read) == DTYPES
+    assert all("/result.json" in str(warning.message) for warning in caught)
+    assert len(caught) == len(load_history(run)) - len(read)
 
 
 # -------------------------------------------------------------------------------------------------- writing
@@ -645,6 +686,21 @@ def test_csv_reads_back_as_the_same_table(run, tmp_path):
     dtypes = {name: dtype for name, dtype in columns().items() if name != "started_at"}  # as in the docstring
     back = pd.read_csv(path, dtype=dtypes, parse_dates=["started_at"], **AS_IN_THE_DOCSTRING).astype(columns())
     pd.testing.assert_frame_equal(back, frame)
+
+
+@pytest.mark.parametrize("name", ["=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1"])
+def test_no_cell_of_a_csv_is_a_formula(tmp_path, name):
+    """A script's name, and what it fails with, are others' text; a number below zero stays one."""
+    run = a_run(tmp_path / "run", workload=WORKLOAD.model_copy(update={"name": name}))
+    write_csv(load_history(run), tmp_path / "history.csv")
+    read = pd.read_csv(tmp_path / "history.csv", dtype=str, keep_default_na=False)
+    (written,) = set(read["workload"])
+    assert written in (f"'{name}", name.replace("\t", " ").replace("\r", " "))
+    assert not written.startswith(tuple("=+-@\t\r"))
+    frame = load_history(run).assign(workload="-1", reason="-4.5")
+    write_csv(frame, tmp_path / "history.csv")
+    read = pd.read_csv(tmp_path / "history.csv", dtype=str)
+    assert (set(read["workload"]), set(read["reason"])) == ({"-1"}, {"-4.5"})
 
 
 @pytest.mark.parametrize("name", ["NA", "None", "nan", "null", "<NA>", "1e5", "true"])

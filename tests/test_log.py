@@ -1,6 +1,7 @@
 """Logs: cut when they grow too large, read at their ends, shown without what a terminal would obey."""
 
 import os
+import stat
 
 import pytest
 from test_runtime_noise import NOISE
@@ -12,6 +13,7 @@ from autotune.executors.log import (
     TAIL_LENGTH,
     cap,
     fatal_line,
+    open_log,
     printable,
     tail,
 )
@@ -21,6 +23,23 @@ from autotune.executors.log import (
 def log(tmp_path):
     """A log file, to be written."""
     return tmp_path / "log.txt"
+
+
+def test_a_log_is_its_owners_alone_and_is_appended_to(log):
+    """A script prints what others may not read."""
+    for text in (b"one\n", b"two\n"):
+        with open(open_log(log), "ab") as stream:
+            stream.write(text)
+    assert log.read_bytes() == b"one\ntwo\n"
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+
+
+def test_a_link_in_a_logs_place_is_not_followed(log, tmp_path):
+    """Its target may be a file of the user's."""
+    log.symlink_to(tmp_path / "mine")
+    with pytest.raises(OSError, match="symbolic links"):
+        open_log(log)
+    assert not (tmp_path / "mine").exists()
 
 
 def test_a_log_of_noise_alone_has_no_tail(log):

@@ -121,9 +121,37 @@ def test_devices_of_a_seat_need_devices():
     assert Options(budget=60.0, seat_devices=2, executor="ray").seat_devices == 2
 
 
-def test_a_run_on_a_cluster_goes_on_there_unless_another_place_is_named():
-    """The command that goes on names no seats."""
+def test_a_run_on_a_cluster_goes_on_where_the_command_line_says():
+    """A run directory may be somebody else's: its address is not connected to. It says how many seats there were."""
     begun = Options(budget=60.0, executor="ray", ray_address="head:6379", seats=4)
     left_out = {"executor": "local", "seats": None, "ray_address": None, "seat_devices": 1, "all_seats": False}
-    assert begun.resumed_with(left_out) == begun
+    with pytest.raises(ArgumentError) as caught:
+        begun.resumed_with(left_out)
+    assert "--ray-address head:6379" in caught.value.hint
+    assert begun.resumed_with({**left_out, "ray_address": "head:6379"}) == begun
     assert begun.resumed_with({**left_out, "ray_address": "other:6379"}).ray_address == "other:6379"
+
+
+def test_a_run_directory_does_not_allow_writes():
+    """It may be somebody else's, and the files are the user's."""
+    begun = Options(budget=60.0, allow_writes=True)
+    with pytest.raises(ArgumentError) as caught:
+        begun.resumed_with({"allow_writes": False})
+    assert caught.value.hint.endswith("again: --allow-writes")
+    assert begun.resumed_with({"allow_writes": True}) == begun
+
+
+SECRET = ("--token=hunter22", "--epochs", "3")
+
+
+def test_credentials_are_recorded_as_a_mask_and_asked_for_again():
+    """No file holds them; the rest of the arguments is known."""
+    recorded = Options(budget=60.0, args=SECRET).recorded
+    assert recorded.args == ("--token=***", "--epochs", "3")
+    with pytest.raises(ArgumentError) as caught:
+        recorded.resumed_with({"args": ()})
+    assert caught.value.hint.endswith("again: -- '--token=***' --epochs 3")
+    assert recorded.resumed_with({"args": SECRET}).args == SECRET
+    with pytest.raises(ArgumentError, match="not those of the run") as caught:
+        recorded.resumed_with({"args": ("--token=hunter22", "--epochs", "4")})
+    assert "hunter22" not in str(caught.value)

@@ -199,8 +199,10 @@ def test_an_unfinished_and_a_damaged_run_have_a_page_that_says_what_is_missing(r
     write_page(cut)
     assert page_data(RunDirectory(cut))["missing"] == ["recipe: the run has not ended, or was cut off"]
     (cut / "trials" / "0001" / "result.json").write_text("{", encoding="utf-8")
-    (missing, *_) = page_data(RunDirectory(cut))["missing"]
-    assert missing.startswith("trials: ")
+    data = page_data(RunDirectory(cut))
+    (missing, _) = data["missing"]
+    assert missing.startswith(f"trials: {cut}/trials/0001/result.json is damaged")
+    assert len(data["trials"]) == len(page_data(RunDirectory(run))["trials"]) - 1
     shutil.rmtree(cut / "trials")
     write_page(cut)
     assert page_data(RunDirectory(cut))["trials"] == []

@@ -2,6 +2,8 @@
 
 # It has Ray's own names, and Ray documents them.
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -137,6 +139,41 @@ def test_an_address_that_does_not_answer_is_refused_at_once(address):
     ):
         trials.open()
     assert not ray.is_initialized()
+
+
+SILENT = """
+import socket
+from autotune.errors import ArgumentError
+from autotune.executors.ray_cluster import connect
+with socket.create_server(("127.0.0.1", 0)) as server:
+    address = f"127.0.0.1:{server.getsockname()[1]}"
+    try:
+        connect(address, seats=None, directory=None, left=1.0)
+    except ArgumentError as error:
+        print(error.message)
+"""
+
+
+def test_what_answers_and_is_no_cluster_is_not_waited_for_beyond_the_budget():
+    """Ray itself would try for minutes. In a process of its own: its attempt cannot be ended."""
+    pytest.importorskip("ray")
+    said = subprocess.run([sys.executable, "-c", SILENT], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert said.endswith("nothing was heard of Ray for 1 s\n")
+
+
+LOCAL = """
+from autotune.executors.ray_cluster import connect
+ray = connect(None, seats=1, directory=None)
+print(ray.get(ray.remote(lambda: "answers").remote(), timeout=60))
+"""
+
+
+@pytest.mark.slow
+def test_a_ray_of_this_machines_own_lives_on_once_it_has_started():
+    """What it starts would die with a thread that had started it."""
+    pytest.importorskip("ray")
+    said = subprocess.run([sys.executable, "-c", LOCAL], capture_output=True, text=True, check=True, timeout=120).stdout
+    assert said.endswith("answers\n")
 
 
 def test_no_seat_is_waited_for_beyond_the_budget():

@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 from datetime import datetime, timedelta
 
@@ -26,7 +27,7 @@ from simulated_runs import (
 from autotune.errors import RunDirectoryError
 from autotune.executors.executor import TrialFailed
 from autotune.record import Outcome, Pairing, Phase, Standing
-from autotune.run_directory import RunDirectory
+from autotune.run_directory import CREATED, RunDirectory
 from autotune.space.configuration import Configuration
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.tuning.progress import TrialBegan, TrialMeasured
@@ -438,6 +439,103 @@ def test_two_cannot_have_the_same_run(tmp_path):
         RunDirectory(tmp_path / "run").reopened(),
     ):
         pass
+
+
+def test_a_damaged_record_is_left_out_and_its_number_not_used_again(tmp_path):
+    """All other trials are gone on with; the file stays, for whoever may mend it."""
+    directory = stop_at(tmp_path / "run", 4)
+    file = directory.trial_directory(2) / "result.json"
+    file.write_text("{")
+    earlier = read_earlier(directory)
+    assert sorted(earlier.records) == [0, 1, 3]
+    assert earlier.damage.startswith(f"{file} is damaged")
+    go_on(trials(), tmp_path / "run", budget=60.0)
+    assert file.read_text() == "{"
+
+
+def test_a_leader_whose_baseline_cannot_be_read_is_not_judged_by_another(tmp_path):
+    """Neither is a leader that was found by a trial that cannot be read."""
+    ended(tmp_path / "run")
+    directory = RunDirectory(tmp_path / "run")
+    records = {each.trial: each for each in directory.read_trials()}
+    leader = next(each for each in records.values() if each.looks)
+    for lost in (leader.looks[-1].reference, leader.looks[-1].candidate):
+        file = directory.trial_directory(lost) / "result.json"
+        before = file.read_text()
+        file.write_text("{")
+        assert leader.trial not in read_earlier(directory).records
+        file.write_text(before)
+    assert leader.trial in read_earlier(directory).records
+
+
+def test_a_run_whose_baseline_cannot_be_read_is_refused(tmp_path):
+    """Begun anew in its place, the other trials would be written over."""
+    directory = stop_at(tmp_path / "run", 2)
+    (directory.trial_directory(0) / "result.json").write_text("{")
+    with pytest.raises(RunDirectoryError, match="the baseline's record cannot be read"):
+        read_earlier(directory)
+
+
+def test_what_a_killed_run_has_made_is_said(tmp_path, monkeypatch):
+    """As far as it is there; paths elsewhere are not even looked at."""
+    monkeypatch.chdir(tmp_path)
+    directory = stop_at(tmp_path / "run", 2)
+    (tmp_path / "made.txt").write_text("")
+    listed = [tmp_path / "made.txt", tmp_path / "gone.txt", f"{tmp_path}/../{tmp_path.parent.name}", "/etc/passwd"]
+    (directory.path / CREATED).write_text("".join(f"{path}\n" for path in listed))
+    assert read_earlier(directory).left_behind == (str(tmp_path / "made.txt"),)
+
+
+def test_what_a_killed_run_has_left_is_removed_and_its_list_of_files_not_acted_on(tmp_path):
+    """The list may be somebody else's, and names the user's files; those in scratch may lead anywhere."""
+    directory = stop_at(tmp_path / "run", 2)
+    mine = tmp_path / "mine.txt"
+    mine.write_text("mine")
+    (directory.path / CREATED).write_text(f"{mine}\n{directory.path}/../mine.txt\n")
+    for folder in ("script-scratch", "scratch-abc"):
+        (directory.path / folder).mkdir()
+        (directory.path / folder / "written-1-0").symlink_to(mine)
+    (directory.path / ".run.json.0123456789abcdef").write_text("{")
+    (directory.trial_directory(1) / ".result.json.0123456789abcdef").write_text("{")
+    (directory.path / ".notes.txt").write_text("mine")
+    before = {path for path in directory.path.rglob("*") if "abc" not in path.name and "scratch" not in str(path)}
+    with directory.reopened():
+        pass
+    left = set(directory.path.rglob("*"))
+    assert left == before - {directory.path / CREATED}
+    assert directory.path / ".notes.txt" in left
+    assert mine.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["report.html", "recipe.json", ".lock", "logs", "script-scratch", "space.toml"])
+def test_a_run_that_holds_a_link_is_not_gone_on_with(tmp_path, name):
+    """What it leads to would be written to, or removed; a run in a directory that was there is not begun, either."""
+    directory = stop_at(tmp_path / "run", 2)
+    path = directory.path / name
+    outside = tmp_path / "outside"
+    outside.write_text("")
+    if path.is_dir():
+        shutil.rmtree(path)
+        outside.unlink()
+        outside.mkdir()
+    path.unlink(missing_ok=True)
+    path.symlink_to(outside)
+    for enter in (lambda: read_earlier(RunDirectory(tmp_path / "run")), RunDirectory(tmp_path / "run").create):
+        with pytest.raises(RunDirectoryError, match=f"{name} is a link"):
+            enter()
+    assert os.path.getsize(outside) == 0 or outside.is_dir()
+
+
+def test_a_run_directory_that_is_deleted_meanwhile_is_said_to_be_gone(tmp_path):
+    """Whatever fails first for want of it: no fault of the baseline's."""
+
+    def observe(event):
+        if isinstance(event, TrialBegan) and event.trial == 2:
+            (tmp_path / "run").rename(tmp_path / "gone")
+
+    with on_disk(tmp_path / "run") as directory, pytest.raises(RunDirectoryError, match="the run directory is gone"):
+        tune_simulated(trials(), directory, budget=60.0, observe=observe)
+    assert not (tmp_path / "run").exists()
 
 
 def test_options_of_a_damaged_run_are_an_error(tmp_path):

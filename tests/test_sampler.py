@@ -213,6 +213,69 @@ def test_the_study_is_made_anew_from_the_records(tmp_path, left_behind):
     assert {each.state for each in sampler._study.trials} == {TrialState.COMPLETE}
 
 
+def values_in(file):
+    """The trials of a study file, as the number in the run and the value."""
+    study = optuna.load_study(study_name="digits", storage=f"sqlite:///{file}")
+    return [(trial.user_attrs["trial"], trial.value) for trial in study.trials]
+
+
+def test_what_the_file_holds_is_not_written_again(tmp_path):
+    """A thousand trials would take Optuna half a minute; what is missing is added."""
+    space, faster, file = space_of(), BASELINE.replace(jit_compile=True), tmp_path / "study.db"
+    before = [a_record(BASELINE, trial=0), a_record(faster, trial=1, speedup=1.5)]
+    a_sampler(space, file=file).catch_up(before)
+    with contextlib.closing(sqlite3.connect(file)) as study:
+        study.execute("UPDATE trials SET datetime_start = '2001-01-01 00:00:00'")
+        study.commit()
+    a_sampler(space, file=file).catch_up([*before, a_record(faster, trial=2, speedup=1.4)])
+    assert values_in(file) == [(0, 1.0), (1, 1.5), (2, 1.4)]
+    years = [
+        trial.datetime_start.year
+        for trial in optuna.load_study(study_name="digits", storage=f"sqlite:///{file}").trials
+    ]
+    assert [year == 2001 for year in years] == [True, True, False]
+
+
+def test_writing_the_file_takes_no_longer_than_it_may(tmp_path):
+    """The sampler knows all of it; the next invocation writes what is missing."""
+    records, file = [a_record(BASELINE, trial=0), a_record(BASELINE, trial=1)], tmp_path / "study.db"
+    sampler = a_sampler(space_of(), file=file)
+    sampler.catch_up(records, seconds=0.0)
+    assert len(sampler._study.trials) == 2
+    assert values_in(file) == []
+    a_sampler(space_of(), file=file).catch_up(records)
+    assert [number for number, _ in values_in(file)] == [0, 1]
+
+
+def test_a_study_of_other_trials_is_replaced(tmp_path):
+    """It came with somebody else's run directory, or the records were taken away."""
+    space, file = space_of(), tmp_path / "study.db"
+    a_sampler(space, file=file).catch_up([a_record(BASELINE, trial=0), a_record(BASELINE, trial=7)])
+    a_sampler(space, file=file).catch_up([a_record(BASELINE, trial=0)])
+    assert values_in(file) == [(0, 1.0)]
+
+
+def test_a_journal_beside_the_study_is_not_rolled_back(tmp_path):
+    """SQLite would delete the file that it names."""
+    space, file = space_of(), tmp_path / "study.db"
+    a_sampler(space, file=file).catch_up([a_record(BASELINE, trial=0)])
+    (tmp_path / "study.db-journal").write_bytes(b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7 and somebody else's")
+    a_sampler(space, file=file).catch_up([a_record(BASELINE, trial=0)])
+    assert values_in(file) == [(0, 1.0)]
+    assert [path.name for path in tmp_path.iterdir()] == ["study.db"]
+
+
+@pytest.mark.parametrize(("seconds", "value"), [(60.0, 1.7), (0.0, 1.5)])
+def test_what_was_measured_again_is_written_anew_where_the_time_holds_it(tmp_path, seconds, value):
+    """The records know better than the study what a trial has shown in the end."""
+    space, faster, file = space_of(), BASELINE.replace(jit_compile=True), tmp_path / "study.db"
+    baseline, record = a_record(BASELINE, trial=0), a_record(faster, trial=1, speedup=1.5)
+    sampler = a_sampler(space, file=file)
+    sampler.catch_up([baseline, record])
+    sampler.write_again([baseline, a_record(faster, trial=1, speedup=1.7)], seconds=seconds)
+    assert values_in(file) == [(0, 1.0), (1, value)]
+
+
 @pytest.mark.parametrize(
     "name", ["what?x=1", "50% #1", "a%41", "{SCHEMA_VERSION}", "{}", "file:x?mode=memory", "größe"]
 )

@@ -1,21 +1,25 @@
 """Whole runs of the tuner, on simulated trials: answers, files, failures, memory, time and interruptions."""
 
+import dataclasses
 import itertools
 import json
 import random
 import signal
+from pathlib import Path
 
 import optuna
 import pytest
 from simulated_runs import (
     BASELINE,
     BATCH_SIZE,
+    FACTS,
     FAST,
     GROWING_SPACE,
     MACHINE,
     SMALL_SPACE,
     DirectoryWithoutStudy,
     Watcher,
+    an_invocation,
     faster_by,
     flat,
     on_disk,
@@ -30,10 +34,14 @@ from autotune.executors.executor import TrialFailed
 from autotune.recipe.recipe import Recipe
 from autotune.record import Outcome, Pairing, Phase
 from autotune.report.frame import load_history
+from autotune.report.page import write_page
 from autotune.run_directory import RunDirectory
+from autotune.scripts.facts import ScriptFacts, Trains
 from autotune.space.configuration import Configuration
+from autotune.space.search_space import SearchSpace
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.tuning.progress import Notice, TrialBegan, TrialEnded
+from autotune.tuning.tune import tune_with
 
 SPEED = faster_by(jit_compile=1.5, batch_size=1.1)
 NOISY = {"noise": 0.1, "instance_noise": 0.02}
@@ -269,6 +277,31 @@ def test_failing_configurations_do_not_end_the_run(tmp_path, outcome):
     assert recipe.evidence.speedup.value == pytest.approx(1.5, rel=0.15)
 
 
+def test_no_file_holds_what_the_script_was_given_in_confidence(tmp_path):
+    """Neither its arguments, nor its variables, nor what it printed and what it died of."""
+    said = "no access with hunter22 and swordfish to https://me:secret99@host/"
+    trials = simulated_trials(
+        failure=lambda each: TrialFailed(Outcome.CRASHED, said, log_tail=said) if each["jit_compile"] else None
+    )
+    variables = {"DB_PASSWORD": "swordfish", "HOST_NAME": "trinity", "TF_CPP_MIN_LOG_LEVEL": "1"}
+    script = ScriptFacts(trains=Trains.FIT, baseline={}, variables=variables)
+    trials.facts = FACTS.model_copy(update={"script": script})
+    args = ("--token", "hunter22", "--epochs", "3")
+    with on_disk(tmp_path / "run") as directory:
+        invocation = an_invocation(trials, directory, budget=60.0, trials=3, args=args)
+        reference = invocation.reference.model_copy(update={"args": args})
+        invocation = dataclasses.replace(invocation, reference=reference)
+        tune_with(invocation, SearchSpace.parse(TINY_SPACE, source="test.toml"))
+    write_page(directory.path)
+    for file in filter(Path.is_file, directory.path.rglob("*")):
+        for secret in (b"hunter22", b"swordfish", b"secret99", b"trinity"):
+            assert secret not in file.read_bytes(), file
+    assert trials.alive == []
+    recipe = Recipe.load(directory.recipe_file)
+    assert recipe.workload.args == ("--token", "***", "--epochs", "3")
+    assert recipe.workload.script.variables == {**dict.fromkeys(variables, "***"), "TF_CPP_MIN_LOG_LEVEL": "1"}
+
+
 def test_everything_but_the_baseline_may_fail(tmp_path):
     """Then the baseline is what there is."""
     trials = simulated_trials(failure=lambda each: TrialFailed(Outcome.CRASHED, "killed") if each != BASELINE else None)
@@ -447,7 +480,7 @@ def stopping(when, *, times=1, number=signal.SIGINT):
     return Watcher(react)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP])
 def test_a_run_that_is_stopped_gives_the_verdict_it_has(directory, number):
     """In the search that is an open one; the trial that runs is kept as interrupted, those before it stand."""
     watcher = stopping(lambda event: event.trial == 4, number=number)

@@ -26,9 +26,10 @@ def show(path: Path, /, *, diff: Path | None = None) -> None:
     from autotune.console.tables import show_trials
     from autotune.console.text import say
     from autotune.recipe.recipe import Recipe
-    from autotune.report.runs import baseline_of, trial_configuration
+    from autotune.report.runs import baseline_of
     from autotune.run_directory import RunDirectory
     from autotune.space.configuration import Configuration
+    from autotune.tuning.resuming import to_repeat
 
     if diff is not None:
         from autotune.scripts.diff import script_diff
@@ -40,15 +41,13 @@ def show(path: Path, /, *, diff: Path | None = None) -> None:
     directory = RunDirectory(path)
     run = directory.read_run()
     records = list(directory.read_trials())
-    for record in records:
-        trial_configuration(directory, record)  # refuses damaged ones with their file's name
     show_trials(records, baseline_of(directory, run, records) or Configuration({}))
     if not os.path.exists(directory.recipe_file):
         return say("No recipe: the run has not ended, or it was cut off.")
     recipe = Recipe.load(directory.recipe_file)
     show_recipe(recipe, directory.recipe_file)
     if recipe.evidence.go_on_seconds is not None and run.workload is not None:
-        show_usage(recipe, directory.recipe_file, tuned=run.workload.reference)
+        show_usage(recipe, directory.recipe_file, tuned=run.workload.reference, to_repeat=to_repeat(path))
     return None
 
 
@@ -112,14 +111,13 @@ def dashboard(run: Path, /, *, port: int = 8080) -> None:
         raise RunDirectoryError(f"{run} has no study.db", hint="It is written with the first trial of the search.")
     if importlib.util.find_spec("optuna_dashboard") is None:
         raise ArgumentError("optuna-dashboard is not installed", hint="Run pip install 'autotune[dashboard]'.")
-    import optuna
     import optuna_dashboard
-    from sqlalchemy import URL
+
+    from autotune.report.effects import open_study_file
 
     say(f"http://127.0.0.1:{port}/ shows {run}; Ctrl-C ends it")
-    url = URL.create("sqlite", database=str(directory.study_file.resolve())).render_as_string()
     try:
-        optuna_dashboard.run_server(optuna.storages.RDBStorage(url), host="127.0.0.1", port=port)
+        optuna_dashboard.run_server(open_study_file(directory), host="127.0.0.1", port=port)
     except OSError as error:
         raise ArgumentError(f"port {port} cannot be used: {error.strerror}", hint="Give another --port.") from error
 

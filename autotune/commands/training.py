@@ -97,6 +97,7 @@ def tune(
     from autotune.console.closing import resume_command, show_recipe, show_usage
     from autotune.console.progress import Progress
     from autotune.stats.deciding import EndedBy
+    from autotune.tuning.resuming import to_repeat
     from autotune.tuning.tune import tune as run
 
     with Progress() as progress:
@@ -105,12 +106,13 @@ def tune(
         except KeyboardInterrupt as interrupt:
             hint = "Nothing was measured yet."
             if progress.directory and progress.directory.exists():
-                hint = f"To go on with what was measured: {resume_command(workload, progress.directory)}"
+                again = resume_command(workload, progress.directory, to_repeat(progress.directory))
+                hint = f"To go on with what was measured: {again}"
             raise TuningInterruptedError("interrupted", hint=hint) from interrupt
     assert progress.directory is not None
     path = progress.directory / "recipe.json"
     show_recipe(recipe, path)
-    show_usage(recipe, path, tuned=workload)
+    show_usage(recipe, path, tuned=workload, to_repeat=to_repeat(progress.directory))
     interrupted = recipe.evidence.ended_by is EndedBy.INTERRUPTED and not recipe.changes
     return TuningInterruptedError.exit_code if interrupted else 0
 

@@ -166,13 +166,15 @@ def _worth(recipe: Recipe) -> str:
     return f"Your training of {samples:,} samples: {duration(after)} in place of {duration(before)}; {paid}."
 
 
-def show_usage(recipe: Recipe, path: Path, *, tuned: str, console: RichConsole | None = None) -> None:
+def show_usage(
+    recipe: Recipe, path: Path, *, tuned: str, to_repeat: Sequence[str] = (), console: RichConsole | None = None
+) -> None:
     """The lines that training code needs, or the command that goes on. `tuned` is the workload as the user named it."""
     console = console or terminal()
     script, seconds = recipe.workload.script, recipe.evidence.go_on_seconds
     as_it_is = not recipe.changes and "global_batch" not in recipe.baseline
     if seconds is not None:
-        command = resume_command(tuned, path.parent, seconds=seconds)
+        command = resume_command(tuned, path.parent, to_repeat, seconds=seconds)
         lines = [f"To decide it, about {duration(seconds)} more, with all that was measured:", f"    {command}"]
         if recipe.candidate is not None:
             command = usage(recipe, path, tuned)[0]
@@ -195,10 +197,11 @@ def show_usage(recipe: Recipe, path: Path, *, tuned: str, console: RichConsole |
         say(line, console)
 
 
-def resume_command(tuned: str, directory: Path, *, seconds: float | None = None) -> str:
+def resume_command(tuned: str, directory: Path, to_repeat: Sequence[str] = (), *, seconds: float | None = None) -> str:
     """The shell command that goes on with a run: for so many seconds, or for what is left of its own budget."""
-    command = f"autotune tune {shlex.quote(tuned)} --resume {shlex.quote(str(directory))}"
-    return one_line(command if seconds is None else f"{command} --budget {seconds:.0f}s")
+    words = ["autotune", "tune", tuned, "--resume", str(directory)]
+    words += [] if seconds is None else ["--budget", f"{seconds:.0f}s"]
+    return one_line(shlex.join([*words, *to_repeat]))
 
 
 def show_diff(diff: str, rest: Sequence[str]) -> None:

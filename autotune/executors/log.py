@@ -36,6 +36,11 @@ _BARE = re.compile(
 )
 
 
+def open_log(path: str | Path) -> int:
+    """Open a log to append to, and return its descriptor. Only its owner may read what a script prints."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
 def cap(log: Path) -> None:
     """Cut the middle out of a log that has become too large. What is written to it meanwhile may be lost."""
     with contextlib.suppress(OSError):

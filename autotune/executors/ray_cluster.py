@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import socket
+import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from autotune.errors import ArgumentError
 
 RESOURCE = "autotune_seat"
 ANSWER_SECONDS = 10.0  # of the cluster's address
+CONNECT_SECONDS = 60.0  # of Ray, which tries for minutes where something else answers
 
 
-def connect(address: str | None, *, seats: int | None, directory: str | None) -> Any:
+def connect(address: str | None, *, seats: int | None, directory: str | None, left: float = math.inf) -> Any:
     """Ray, once it is connected.
 
     Args:
         address: The cluster's, or None for a Ray of this machine's own.
         seats: How many seats a Ray of this machine's own has; what fits when None.
         directory: What Ray copies to the hosts.
+        left: Seconds of the budget.
 
     Raises:
         ArgumentError: Ray is not installed, or no cluster answers.
@@ -40,16 +46,40 @@ def connect(address: str | None, *, seats: int | None, directory: str | None) ->
         how["runtime_env"] = {"working_dir": directory}
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    how |= {"logging_level": logging.ERROR, "log_to_driver": False, "namespace": "autotune"}
     try:
         if port.isdecimal():  # Ray itself would try for minutes
-            socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
-        ray.init(logging_level=logging.ERROR, log_to_driver=False, namespace="autotune", **how)
+            socket.create_connection((host, int(port)), max(1.0, min(left, ANSWER_SECONDS))).close()
+        start = partial(ray.init, **how)
+        if address:
+            _within(max(1.0, left if directory else min(left, CONNECT_SECONDS)), start)
+        else:
+            start()  # in this thread: what Ray starts dies with the thread that has started it
     except (OSError, ValueError, RuntimeError, OverflowError) as error:
         raise ArgumentError(
             f"no Ray cluster answers at {address or 'this machine'}: {error}",
             hint="Start one with `ray start --head`, and give its address to --ray-address.",
         ) from error
     return ray
+
+
+def _within(seconds: float, connect: Callable[[], object]) -> None:
+    """Connect, and raise what that raises, or TimeoutError after so many seconds."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            connect()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)  # nothing else can interrupt it
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TimeoutError(f"nothing was heard of Ray for {seconds:.0f} s")
+    if failures:
+        raise failures[0]
 
 
 def room(ray: Any, seat_devices: int) -> tuple[dict[str, Any], int]:

@@ -117,7 +117,10 @@ class RayTrials(contextlib.AbstractContextManager["RayTrials"]):
     def open(self) -> WorkloadFacts:
         """See `executor.Executor`. Waits for the first seat as long as the budget lasts."""
         self._ray = connect(
-            self._address, seats=self._most, directory=self._settings.directory if self._settings.uploaded else None
+            self._address,
+            seats=self._most,
+            directory=self._settings.directory if self._settings.uploaded else None,
+            left=self._left(),
         )
         beaten = (self._over, lambda: [*self._joined.values(), *self._coming], self._settings.lease_seconds)
         threading.Thread(target=_beat, args=beaten, daemon=True).start()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.executors.executor import SeatLost, WarmUp
+from autotune.executors.log import open_log
 from autotune.record import Slice
 from autotune.worker import messages
 
@@ -60,9 +61,11 @@ class RayTrial:
             ended = self._seat.actor.end.remote(self._number)
             files: dict[str, bytes] = self._trials.answer(self._seat, ended, CLOSING_SECONDS)
             for name, held in files.items():
+                if Path(name).is_absolute() or ".." in Path(name).parts:  # the host is another one
+                    continue
                 file = self._log if name == self._log.name else self._log.parent / name
                 file.parent.mkdir(parents=True, exist_ok=True)
-                with file.open("ab" if file == self._log else "wb") as output:
+                with open(open_log(file) if file == self._log else file, "ab") as output:
                     output.write(held)
 
     def _ask(self, method: str, limit: float, *arguments: Any, **how: Any) -> Any:

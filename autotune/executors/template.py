@@ -28,7 +28,7 @@ import psutil
 
 from autotune.errors import WorkloadError
 from autotune.executors import lifeline
-from autotune.executors.log import printable
+from autotune.executors.log import open_log, printable
 from autotune.executors.places import CORES_VARIABLE
 from autotune.recipe import apply
 from autotune.scripts.execute import discover, file_of, import_packages
@@ -209,7 +209,7 @@ class _Server:
             self._control.close()
             for pidfd in self._trials:
                 os.close(pidfd)
-            output = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            output = open_log(request.log)
             os.dup2(output, 1)
             os.dup2(output, 2)
             os.close(output)

@@ -20,7 +20,7 @@ from autotune.devices.machine import memory_limit_bytes
 from autotune.errors import TrialProcessError, WorkloadError
 from autotune.executors import lifeline
 from autotune.executors.executor import TrialFailed
-from autotune.executors.log import cap, tail
+from autotune.executors.log import cap, open_log, tail
 from autotune.executors.signs import kernel_oom_kills, says_no_memory
 from autotune.record import Outcome
 from autotune.worker import messages
@@ -52,7 +52,7 @@ class Template:
         # With -P, the current directory shadows no module of ours or Python's.
         command = [sys.executable, "-P", "-m", "autotune.executors.template", str(theirs.fileno())]
         command += [str(os.getpid()), mode, reference.model_dump_json()]
-        with theirs, log.open("ab") as output:
+        with theirs, open(open_log(log), "ab") as output:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from autotune.devices.machine import Machine, gpu_names
 from autotune.recipe.recipe import Recipe
 from autotune.record import Outcome, Phase, TrialRecord
-from autotune.report.runs import baseline_of, find_runs, parse_utc, trial_configuration
-from autotune.run_directory import RunDirectory, RunRecord
+from autotune.report.runs import baseline_of, baseline_trial, find_runs, trial_configuration
+from autotune.run_directory import RunDirectory, RunRecord, parse_utc
 from autotune.space.configuration import Configuration
 from autotune.stats.deciding import Verdict
 from autotune.stats.intervals import Interval
@@ -95,6 +95,8 @@ def _summary(directory: RunDirectory, run: RunRecord, *, first: RunRecord) -> Ru
     baseline = baseline_of(directory, run, trials)
     searched = [each for each in trials if each.outcome is Outcome.OK and each.phase is Phase.SEARCH and each.speedup]
     best = max(searched, key=lambda each: each.speedup.value if each.speedup else 0.0, default=None)
+    searched_beside = baseline_trial(trials)
+    limited = None if searched_beside is None else searched_beside.bottleneck
     recipe = Recipe.load(directory.recipe_file) if os.path.exists(directory.recipe_file) else None
     of_recipe: dict[str, Any] = {}
     if recipe is not None:
@@ -116,7 +118,7 @@ def _summary(directory: RunDirectory, run: RunRecord, *, first: RunRecord) -> Ru
         failed=sum(each.outcome not in _NO_FAILURE for each in trials),
         best=trial_configuration(directory, best).describe(baseline) if best else None,
         differs="" if run is first else _differs(first, run),
-        limited_by=trials[0].bottleneck.name if trials and trials[0].bottleneck else None,
+        limited_by=limited.name if limited is not None else None,
         **of_recipe,
     )
 

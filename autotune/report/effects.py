@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import itertools
 import math
+import sqlite3
 import statistics
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from autotune.record import Outcome, Pair, Phase, Slice
+from autotune.record import Outcome, Pair, Phase, Slice, TrialRecord
 from autotune.report.frame import BOOLEAN, FLOAT, INTEGER, STRING, table, typed
 from autotune.report.runs import find_runs, trial_configuration
 from autotune.run_directory import RunDirectory
 from autotune.space.configuration import Configuration, format_value
+from autotune.space.knobs import KnobValue
 from autotune.stats.intervals import Interval
 
 _EFFECTS = typed(STRING, "run knob before after") | typed(FLOAT, "effect low high")
@@ -39,17 +42,21 @@ def knob_effects(*runs: str | Path) -> pd.DataFrame:
         their errors, with its 95% interval `low` to `high`. `importance` is the knob's share of the variance of
         speed-ups (Optuna's PED-ANOVA); NA where there are too few trials.
     """
-    rows: list[dict[str, Any]] = []
-    for directory in find_runs(*runs):
-        importances = _importances(directory)
-        for (knob, before, after), ratios in _ratios(_measured(directory)).items():
-            weights = [1 / max(error, 1e-3) ** 2 for _, error in ratios]
-            mean, error = statistics.fmean([each for each, _ in ratios], weights), _WIDTH / math.sqrt(sum(weights))
-            changed = {"run": directory.name, "knob": knob, "before": before, "after": after}
-            effect = {"effect": math.exp(mean), "low": math.exp(mean - error), "high": math.exp(mean + error)}
-            rows.append({**changed, **effect, "pairs": len(ratios), "importance": importances.get(knob)})
-    rows.sort(key=lambda row: (row["run"], -abs(math.log(row["effect"]))))
+    found = [effects_in(directory, directory.read_trials()) for directory in find_runs(*runs)]
+    rows = sorted(itertools.chain(*found), key=lambda row: (row["run"], -abs(math.log(row["effect"]))))
     return table(rows, _EFFECTS)
+
+
+def effects_in(directory: RunDirectory, records: Iterable[TrialRecord]) -> list[dict[str, Any]]:
+    """The rows of `knob_effects` for one run."""
+    rows, importances = [], _importances(directory)
+    for (knob, before, after), ratios in _ratios(_measured(directory, records)).items():
+        weights = [1 / max(error, 1e-3) ** 2 for _, error in ratios]
+        mean, error = statistics.fmean([each for each, _ in ratios], weights), _WIDTH / math.sqrt(sum(weights))
+        changed = {"run": directory.name, "knob": knob, "before": before, "after": after}
+        effect = {"effect": math.exp(mean), "low": math.exp(mean - error), "high": math.exp(mean + error)}
+        rows.append({**changed, **effect, "pairs": len(ratios), "importance": importances.get(knob)})
+    return rows
 
 
 def load_slices(*runs: str | Path) -> pd.DataFrame:
@@ -89,10 +96,10 @@ def load_ops(*runs: str | Path) -> pd.DataFrame:
     return table(rows, _OPERATIONS)
 
 
-def _measured(directory: RunDirectory) -> list[tuple[Configuration, Interval]]:
+def _measured(directory: RunDirectory, records: Iterable[TrialRecord]) -> list[tuple[Configuration, Interval]]:
     """Configurations with their speed-ups in the search; the baseline's is 1."""
     found: list[tuple[Configuration, Interval]] = []
-    for record in directory.read_trials():
+    for record in records:
         if record.phase is Phase.BASELINE and record.outcome is Outcome.OK and not found:
             found.append((trial_configuration(directory, record), Interval(value=1.0, low=1.0, high=1.0)))
         elif record.phase is Phase.SEARCH and record.outcome.measured and record.speedup is not None:
@@ -105,19 +112,31 @@ Ratios = dict[tuple[str, str, str], list[tuple[float, float]]]
 
 def _ratios(measured: Iterable[tuple[Configuration, Interval]]) -> Ratios:
     """Log-ratios and their errors, by knob and by its two values, in a fixed order of these."""
+    alike: dict[tuple[str, frozenset[object]], list[tuple[KnobValue, Interval]]] = defaultdict(list)
+    for configuration, speedup in measured:
+        values = {(name, type(value), value) for name, value in configuration.items()}
+        for knob, kind, value in values if speedup.low > 0 else ():
+            alike[knob, frozenset(values - {(knob, kind, value)})].append((value, speedup))
     found: Ratios = defaultdict(list)
-    for (one, before), (other, after) in itertools.combinations(measured, 2):
-        differing = other.differences(one)
-        if len(differing) != 1 or before.low <= 0 or after.low <= 0:
-            continue
-        (knob,) = differing
-        a, b, sign = one[knob], other[knob], 1
-        if (type(a) is int and type(b) is int and a > b) or (type(a) is not int and format_value(a) > format_value(b)):
-            a, b, sign = b, a, -1
-        ratio = sign * math.log(after.value / before.value)
-        error = math.hypot(before.log.half_width, after.log.half_width) / _WIDTH
-        found[knob, format_value(a), format_value(b)].append((ratio, error))
+    for (knob, _), tried in alike.items():
+        for (a, before), (b, after) in itertools.combinations(tried, 2):
+            one, other = format_value(a), format_value(b)
+            if one == other:
+                continue
+            falls = a > b if type(a) is int and type(b) is int else one > other
+            ratio = (-1 if falls else 1) * math.log(after.value / before.value)
+            error = math.hypot(before.log.half_width, after.log.half_width) / _WIDTH
+            found[(knob, other, one) if falls else (knob, one, other)].append((ratio, error))
     return found
+
+
+def open_study_file(directory: RunDirectory) -> Any:
+    """Open the study for reading alone: SQLite would otherwise delete the file that a foreign journal names."""
+    import optuna
+
+    uri = f"{directory.study_file.absolute().as_uri()}?mode=ro"  # a name may hold what ends a path in a URI
+    connect = partial(sqlite3.connect, uri, uri=True, check_same_thread=False)
+    return optuna.storages.RDBStorage("sqlite:///study.db", engine_kwargs={"creator": connect})
 
 
 def _importances(directory: RunDirectory) -> dict[str, float]:
@@ -130,7 +149,7 @@ def _importances(directory: RunDirectory) -> dict[str, float]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            storage = optuna.storages.RDBStorage(f"sqlite:///file:{directory.study_file}?mode=ro&uri=true")
+            storage = open_study_file(directory)
             (name,) = [each.study_name for each in optuna.get_all_study_summaries(storage)]
             study = optuna.load_study(study_name=name, storage=storage)
             evaluator = optuna.importance.PedAnovaImportanceEvaluator()

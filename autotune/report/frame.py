@@ -5,6 +5,7 @@ Columns have their dtypes whatever the rows hold: tables can be put together, an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from pandas.api.extensions import ExtensionDtype
 from autotune.files import write_atomically
 from autotune.printable import one_line
 from autotune.record import Outcome, Phase, TrialRecord
-from autotune.report.runs import find_runs, parse_utc, reference_of, trial_configuration
-from autotune.run_directory import RunDirectory
+from autotune.report.runs import find_runs, reference_of, trial_configuration
+from autotune.run_directory import RunDirectory, parse_utc
 from autotune.space.configuration import format_value
 from autotune.space.knobs import KNOBS, Domain
 from autotune.stats.deciding import Stop
@@ -145,11 +146,14 @@ def _row(record: TrialRecord, directory: RunDirectory, reference: TrialRecord) -
     }
 
 
+_FORMULA = re.compile(r"^(?:[=@\t\r]|[+-](?!\d*\.?\d+$))")  # a plain number is none
 _HINT = "Give a file in a directory that exists and that you may write to."
 
 
 def write_csv(frame: pd.DataFrame, path: str | Path) -> None:
     """Write the table as CSV, whole or not at all: NA as an empty field, booleans as `true` and `false`.
+
+    Text that a spreadsheet would take for a formula begins with an apostrophe, which `read_csv` keeps.
 
     `read_csv` gives it back with `keep_default_na=False, na_values=[""]`, `parse_dates=["started_at"]` and, as
     `dtype`, the other columns of `columns()`; under pandas 2 its `astype(columns())` has the unit of `started_at` as
@@ -157,6 +161,9 @@ def write_csv(frame: pd.DataFrame, path: str | Path) -> None:
     """
     booleans = [name for name in frame.columns if pd.api.types.is_bool_dtype(frame[name].dtype)]
     words = {name: frame[name].astype(STRING).str.lower() for name in booleans}
+    for name in frame.columns:
+        if frame[name].dtype == STRING:  # a script's name or a reason, which others have written
+            words[name] = frame[name].str.replace(_FORMULA, r"'\g<0>", regex=True)
     if "started_at" in frame:  # pandas 2 leaves a fraction of zero out, and reads dates of one form only
         words["started_at"] = frame["started_at"].dt.strftime("%Y-%m-%d %H:%M:%S.%f+00:00")
     write_atomically(Path(path), frame.assign(**words).to_csv(index=False), hint=_HINT)

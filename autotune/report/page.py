@@ -6,6 +6,7 @@ The page is a fixed document with the run's data in it as JSON; what it shows is
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,11 +16,11 @@ from autotune.errors import AutotuneError, RunDirectoryError
 from autotune.files import write_atomically
 from autotune.printable import one_line
 from autotune.recipe.recipe import Recipe
-from autotune.record import TrialRecord, examined_baseline
+from autotune.record import Phase, TrialRecord
 from autotune.report.advice import advice, usage, verdict_in_words
 from autotune.report.compare import chosen_trial, describe_machine
-from autotune.report.runs import baseline_of
-from autotune.run_directory import RunDirectory, RunRecord
+from autotune.report.runs import baseline_of, examined_baseline
+from autotune.run_directory import RunDirectory, RunRecord, left_out
 from autotune.space.configuration import Configuration, format_value
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ def write_page(path: str | Path) -> Path:
 
 def page_data(directory: RunDirectory) -> dict[str, Any]:
     """What the page shows, as JSON can hold it. Raises RunDirectoryError where there is no run.json to read."""
-    from autotune.report.effects import knob_effects  # which imports pandas
+    from autotune.report.effects import effects_in  # which imports pandas
 
     missing: list[str] = []
 
@@ -66,7 +67,11 @@ def page_data(directory: RunDirectory) -> dict[str, Any]:
             return otherwise
 
     run = directory.read_run()
-    found: list[TrialRecord] = read("trials", lambda: list(directory.read_trials()), [])
+
+    damaged: list[RunDirectoryError] = []
+    found: list[TrialRecord] = read("trials", lambda: [*map(_thinned, directory.read_trials(damaged))], [])
+    if damaged:
+        missing.append(f"trials: {left_out(damaged)}")
     records = sorted(found, key=lambda record: record.trial)
     recipe: Recipe | None = None
     if directory.recipe_file.exists():
@@ -74,10 +79,11 @@ def page_data(directory: RunDirectory) -> dict[str, Any]:
     else:
         missing.append("recipe: the run has not ended, or was cut off")
     baseline = read("baseline", lambda: baseline_of(directory, run, records), None)
-    effects = read("effects of knobs", lambda: knob_effects(directory.path).drop(columns="run"), None)
+    effects: list[dict[str, Any]] = read("effects of knobs", lambda: effects_in(directory, records), [])
+    effects.sort(key=lambda row: -abs(math.log(row["effect"])))
     chosen = None if recipe is None else chosen_trial(recipe, records)
-    examined = examined_baseline(records) if records else None
-    sides = [record for record in (examined, chosen) if record is not None]
+    first = examined_baseline(records)
+    sides = [record for record in (first, chosen) if record is not None]
     script = run.workload.script if run.workload is not None else None
     return {
         "title": one_line(run.workload.name if run.workload else run.run),
@@ -86,13 +92,13 @@ def page_data(directory: RunDirectory) -> dict[str, Any]:
         "ratio": "samples per joule" if run.arguments.get("objective") == "energy" else "speed-up",
         "missing": missing,
         "answer": _answer(recipe, run, directory.recipe_file),
-        "advice": [] if examined is None else advice(examined, chosen, script),
+        "advice": [] if first is None else advice(first, chosen, script),
         "sides": [
             {**each.model_dump(mode="json", include=_OF_SIDE), **each.gpu_figures, **rate}
             for each, rate in zip(sides, _rates(recipe), strict=False)
         ],
         "trials": [_trial(each, baseline) for each in records],
-        "effects": [] if effects is None else json.loads(effects.to_json(orient="records")),
+        "effects": effects,
         "profiles": [{"trial": each.trial, **each.profile.model_dump()} for each in sides if each.profile is not None],
         "machine": _machine(run),
     }
@@ -123,6 +129,11 @@ def _answer(recipe: Recipe | None, run: RunRecord, file: Path) -> dict[str, Any]
         "use": [one_line(each) for each in use] if recipe.changes else [],
         "not_checked": [one_line(each) for each in recipe.evidence.stability.not_checked],
     }
+
+
+def _thinned(record: TrialRecord) -> TrialRecord:
+    """A search's record with one pair of its slices, of which a thousand trials have hundreds of megabytes."""
+    return record.model_copy(update={"pairs": record.pairs[:1]}) if record.phase is Phase.SEARCH else record
 
 
 def _trial(record: TrialRecord, baseline: Configuration | None) -> dict[str, Any]:

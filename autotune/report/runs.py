@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
-from autotune.errors import ConfigurationError, RunDirectoryError
-from autotune.printable import short
+from autotune.errors import ConfigurationError, DamagedRunWarning, RunDirectoryError
 from autotune.record import Phase, TrialRecord
-from autotune.run_directory import RunDirectory, RunRecord, damaged
+from autotune.run_directory import RunDirectory, RunRecord
 from autotune.space.configuration import Configuration
 
 
 def find_runs(*paths: str | Path) -> tuple[RunDirectory, ...]:
     """The runs at or below `paths`, each once: in the order of the arguments, those below one by path.
 
-    Raises RunDirectoryError where nothing was given, or there is no run at one of the paths.
+    A run below a path that cannot be read is left out, with a warning. Raises RunDirectoryError where nothing was
+    given, there is no run at one of the paths, or none of those there can be read.
     """
     if not paths:
         raise RunDirectoryError("no run was given", hint="Give run directories, or a directory that holds some.")
     found: dict[Path, RunDirectory] = {}
     for path in paths:
-        for directory in _directories_at(Path(path)):
-            found.setdefault(directory.resolve(), RunDirectory(directory))
+        readable, problems = [], []
+        for folder in _directories_at(Path(path)):
+            directory = RunDirectory(folder)
+            try:
+                directory.read_run()
+            except RunDirectoryError as problem:
+                problems.append(problem)
+            else:
+                readable.append(directory)
+        if not readable:
+            raise problems[0]
+        for error in problems:
+            warnings.warn(f"{error.message}: this run is left out", DamagedRunWarning, stacklevel=3)
+        for directory in readable:
+            found.setdefault(directory.path.resolve(), directory)
     return tuple(found.values())
 
 
@@ -65,26 +78,30 @@ def baseline_of(directory: RunDirectory, run: RunRecord, trials: Sequence[TrialR
     """A run's baseline, checked; that of its first baseline trial where run.json has none."""
     if run.baseline is not None:
         return check_configuration(run.baseline, directory.path / "run.json", "baseline")
-    tried = [record for record in trials if record.phase is Phase.BASELINE]
-    return trial_configuration(directory, tried[0]) if tried else None
+    tried = baseline_trial(trials)
+    return trial_configuration(directory, tried) if tried is not None else None
+
+
+def baseline_trial(records: Sequence[TrialRecord]) -> TrialRecord | None:
+    """The baseline's own trial; None where it is not among those that can be read."""
+    return next((record for record in records if record.phase is Phase.BASELINE), None)
+
+
+def examined_baseline(records: Sequence[TrialRecord]) -> TrialRecord | None:
+    """Return the baseline's record that knows its ceilings: the search's own, or that of a confirmation."""
+    searched = baseline_trial(records)
+    alike = [record for record in records if searched and record.configuration == searched.configuration]
+    return next((record for record in alike if record.ceilings is not None), searched)
 
 
 def reference_of(record: TrialRecord, records: Sequence[TrialRecord]) -> TrialRecord:
-    """The record of the baseline that a trial stood beside; a confirmation has its own."""
+    """The record of the baseline that a trial stood beside; a confirmation has its own. Itself where that is lost."""
+    baseline = baseline_trial(records) or record
     if record.phase is not Phase.CONFIRM:
-        return records[0]
+        return baseline
     told = [looks.reference for each in records for looks in each.looks if record.trial in (each.trial, looks.champion)]
     for each in reversed(records):
         own = not told and each.phase is Phase.CONFIRM and each.slices and each.trial <= record.trial
         if own or each.trial in told[-1:]:
             return each
-    return records[0]
-
-
-def parse_utc(text: str, file: Path) -> datetime:
-    """An ISO 8601 time of `file`, in UTC, also where it names no zone. Raises RunDirectoryError where it is none."""
-    try:
-        moment = datetime.fromisoformat(text)
-        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-    except (ValueError, OverflowError) as error:
-        raise damaged(file, f"started_at: {short(text)} is not a time") from error
+    return baseline

@@ -6,6 +6,7 @@ import enum
 
 from pydantic import Field, FiniteFloat
 
+from autotune.credentials import recorded_variables
 from autotune.models import Count, Frozen, Many
 from autotune.space.knobs import Value
 
@@ -73,6 +74,11 @@ class ScriptFacts(Frozen):
     def unit(self) -> str:
         """Return what its speed counts: updates, where the examples of an update cannot be told."""
         return "updates" if self.work_varies else "samples"
+
+    @property
+    def recorded(self) -> ScriptFacts:
+        """These facts as files hold them: without values of variables that may be secrets."""
+        return self.model_copy(update={"variables": recorded_variables(self.variables)})
 
 
 class ScriptSettings(Frozen):

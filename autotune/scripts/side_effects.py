@@ -79,7 +79,7 @@ class SideEffects:
     def install(self, tf: Any, keras: Any) -> None:
         """Turn off what saves and uploads, and watch what is written."""
         os.environ.update(_TRACKERS_OFF)
-        os.environ.setdefault("MLFLOW_TRACKING_URI", f"file:{tempfile.gettempdir()}/autotune-mlflow")
+        os.environ.setdefault("MLFLOW_TRACKING_URI", f"file:{self.scratch}/mlflow")
         checkpoints = ((tf.train.Checkpoint, "save"), (tf.train.Checkpoint, "write"))
         models = ((keras.Model, name) for name in ("save", "save_weights", "export"))
         for owner, name in (*models, *checkpoints, (tf.train.CheckpointManager, "save")):

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a terminal that closes: the first ends a run with the verdict it has, the second at once."""
+"""Ctrl-C, SIGQUIT, SIGTERM and a closing terminal: the first ends a run with its verdict, the second at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Interruptions:
 
 @contextlib.contextmanager
 def interruptions_noted(observe: Observer, answer: str) -> Iterator[Interruptions]:
-    """Count Ctrl-C, SIGTERM and, but for `nohup`, SIGHUP. All but the first answerable raise `KeyboardInterrupt`."""
+    """Count Ctrl-C, SIGQUIT, SIGTERM and, but for `nohup`, SIGHUP; the first answerable one raises nothing."""
     # A thread acknowledges the first, because a signal's handler may run in the midst of printing.
     interruptions = Interruptions()
     if threading.current_thread() is not threading.main_thread():
@@ -45,7 +45,7 @@ def interruptions_noted(observe: Observer, answer: str) -> Iterator[Interruption
 
     thread = threading.Thread(target=acknowledge, daemon=True)
     thread.start()
-    noted = [signal.SIGINT, signal.SIGTERM]
+    noted = [signal.SIGINT, signal.SIGQUIT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         noted.append(signal.SIGHUP)
     before = {each: signal.signal(each, note) for each in noted}

@@ -55,6 +55,7 @@ from autotune.tuning.view import View
 from autotune.tuning.waiting import CLOSING_SECONDS, Deadline, TimeIsUp
 
 CHECK_SHARE = 0.1  # of the budget: what comparing losses may take, all together
+CATCH_UP_SHARE = 0.05  # of the time that is left: what writing an earlier invocation's trials to the study may take
 LATEST_CANDIDATES = 5  # what another candidate takes is the median of so many
 
 
@@ -109,7 +110,7 @@ class Loop:
                 self._view.tried[trial.asked] = trial
                 self._view.tried.setdefault(trial.configuration, trial)
         self._leaders.restore(earlier)
-        sampler.catch_up(run.records.values())
+        sampler.catch_up(run.records.values(), seconds=CATCH_UP_SHARE * max(0.0, options.budget - run.clock()))
 
     def run(self) -> Found:
         """Until the answer is settled, or the time is over."""

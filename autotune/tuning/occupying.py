@@ -12,7 +12,7 @@ from autotune.run_directory import RunDirectory
 @contextlib.contextmanager
 def occupied(directory: RunDirectory) -> Iterator[None]:
     """The run directory, created and locked; emptied again where the input was at fault before anything was tried."""
-    made = [each for each in (directory.path, directory.path.parent) if not each.exists()]
+    made = [folder for folder in (directory.path, *directory.path.parents) if not folder.exists()]
     directory.create()
     try:
         yield

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from autotune.credentials import credential_values
 from autotune.devices.machine import Machine, memory_limit_bytes
 from autotune.errors import ArgumentError, NoStableConfigurationError, WorkloadError
 from autotune.executors.executor import Clock, Executor, SeatLost, WarmUp
@@ -172,6 +173,9 @@ def open_run(
         records={} if earlier is None else dict(earlier.records),
         numbers=itertools.count(0 if earlier is None else earlier.next_number),
         spent_before=invocation.spent_before,
+        credentials=credential_values(
+            invocation.reference.args, {} if facts.script is None else facts.script.variables
+        ),
     )
     deadline = Deadline(clock=clock, at=options.searching - CLOSING_SECONDS + OVERRUN_SHARE * options.budget)
     workers = 0 if facts.script is None else facts.script.workers
@@ -297,7 +301,7 @@ def completed(opened: Opened, invocation: Invocation, source: str, space: Resolv
         batch_ranks=started.batch_ranks or None,
         parameters=started.parameters,
         device=opened.device.value,
-        script=facts.script,
+        script=None if facts.script is None else facts.script.recorded,
         settings=started.not_knobs,
     )
     return invocation.directory.read_run().model_copy(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Literal, get_args, get_origin, get_type_hints
 
+from autotune.credentials import MASK, mask_arguments, mask_text, masked_names
 from autotune.errors import ArgumentError
 from autotune.printable import with_article
 from autotune.stats.deciding import MIN_GAIN, Objective
@@ -106,15 +108,46 @@ class Options:
         if self.thorough and self.space is not None:
             raise ArgumentError("thorough and space were both given", hint="--space gpu_thorough is the same.")
 
+    @property
+    def recorded(self) -> Options:
+        """These options without credentials, as files hold them."""
+        address = None if self.ray_address is None else mask_text(self.ray_address)
+        return replace(self, args=mask_arguments(self.args), ray_address=address)
+
+    @property
+    def to_repeat(self) -> list[str]:
+        """The words of a command line that `--resume` needs again: credentials, and what no file may decide."""
+        words = ["--allow-writes"] if self.allow_writes else []
+        if self.ray_address is not None:
+            words += ["--ray-address", self.ray_address]
+        recorded = mask_arguments(self.args)
+        return [*words, "--", *recorded] if masked_names(recorded) else words
+
     def resumed_with(self, given: Mapping[str, object]) -> Options:
         """How a run goes on that had these options. Raises ArgumentError."""
+        # A run directory may be somebody else's: it neither allows writes nor names a host to connect to.
+        lacks_args = masked_names(self.args) and not given.get("args")
+        if lacks_args or any(getattr(self, name) and not given.get(name) for name in ("allow_writes", "ray_address")):
+            raise ArgumentError(
+                "a resumed run takes no credentials, no leave to write and no address from its directory",
+                hint=f"Where you trust it, give what it was begun with again: {shlex.join(self.to_repeat)}",
+            )
         options, usual = self, Options(budget=self.budget)
+        if masked_names(self.args):
+            args = checked_args(given["args"])  # type: ignore[arg-type]  # checked there
+            if mask_arguments(args) != self.args:
+                raise ArgumentError(
+                    "the script's arguments are not those of the run to be resumed",
+                    hint=f"They were {shlex.join(self.args)}, with credentials in place of {MASK}.",
+                )
+            options, given = replace(options, args=args), {**given, "args": None}
         for name, value in given.items():
             if name in MAY_CHANGE and value not in (None, getattr(usual, name)):
                 options = replace(options, **{name: value})  # type: ignore[arg-type]  # checked there
             elif value not in (None, getattr(usual, name), getattr(self, name)):
+                shown = mask_arguments(value) if isinstance(value, tuple) else value
                 raise ArgumentError(
-                    f"{name} is {value!r}, and the run to be resumed has {getattr(self, name)!r}",
+                    f"{name} is {shown!r}, and the run to be resumed has {getattr(self, name)!r}",
                     hint=f"Leave {name} out: a resumed run is done as it was begun.",
                 )
         return options

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from autotune.printable import first_line
 from autotune.recipe.evidence import BestCandidate, Confirmation, Evidence, PeakMemory, Stability, Watch
 from autotune.recipe.recipe import CreatedBy, LearningRate, Recipe, RecipeWorkload
-from autotune.record import Standing, TrialRecord, examined_baseline
+from autotune.record import Standing, TrialRecord
 from autotune.report.advice import advice
+from autotune.report.runs import examined_baseline
 from autotune.run_directory import RunRecord, WorkloadRecord
 from autotune.space.configuration import Configuration
 from autotune.stats import growth, numerics
@@ -143,7 +144,7 @@ def _evidence(
         input_wait_fraction=chosen.input_wait_fraction,
         advice=tuple(
             advice(
-                examined_baseline(run.records[number] for number in sorted(run.records)),
+                examined_baseline([run.records[number] for number in sorted(run.records)]) or searched,
                 None if champion is None else chosen,
                 script,
                 _spread(chosen, run),

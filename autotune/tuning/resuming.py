@@ -6,14 +6,20 @@ it (see `Sampler.catch_up`), and what was in flight is begun anew under another 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
+from autotune.credentials import masked_names
 from autotune.devices.machine import Machine
 from autotune.errors import AutotuneError, RunDirectoryError
+from autotune.files import read_at_most
+from autotune.printable import plural
 from autotune.record import Outcome, TrialRecord
-from autotune.run_directory import Resumption, RunDirectory, RunRecord
+from autotune.run_directory import CREATED, LARGEST_FILE_BYTES, Resumption, RunDirectory, RunRecord, left_out
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KnobValue
 from autotune.stats.deciding import Objective
@@ -30,16 +36,13 @@ class Earlier:
     run: RunRecord
     records: Mapping[int, TrialRecord]  # its trials by number, without those that were interrupted
     next_number: int  # the first trial number that was never used
+    damage: str = ""  # which trials cannot be read, in a sentence
+    left_behind: tuple[str, ...] = ()  # what trials of a killed run have made in the working directory
 
     @property
     def options(self) -> Options:
         """How it was to be done. Raises RunDirectoryError."""
-        known = {each.name for each in fields(Options)}
-        given: dict[str, Any] = {name: value for name, value in self.run.arguments.items() if name in known}
-        try:
-            return Options(**given)
-        except (AutotuneError, TypeError) as error:
-            raise RunDirectoryError(f"{self.run.run}: run.json: arguments: {error}", hint=_START_ANEW) from error
+        return options_of(self.run)
 
     @property
     def spent_seconds(self) -> float:
@@ -67,17 +70,71 @@ class Earlier:
         return None
 
 
+def options_of(run: RunRecord) -> Options:
+    """How a run was to be done. Raises RunDirectoryError."""
+    known = {each.name for each in fields(Options)}
+    given: dict[str, Any] = {name: value for name, value in run.arguments.items() if name in known}
+    try:
+        return Options(**given)
+    except (AutotuneError, TypeError) as error:
+        raise RunDirectoryError(f"{run.run}: run.json: arguments: {error}", hint=_START_ANEW) from error
+
+
+def to_repeat(path: Path) -> list[str]:
+    """The words that the command which resumes a run needs again; see `Options.to_repeat`."""
+    try:
+        return options_of(RunDirectory(path).read_run()).to_repeat
+    except RunDirectoryError:
+        return []  # the command that is shown says what is wrong
+
+
 def read_earlier(directory: RunDirectory) -> Earlier:
     """What there is to go on from. Raises RunDirectoryError."""
-    run = directory.read_run()
-    records = list(directory.read_trials())
-    kept = {each.trial: each for each in records if each.outcome is not Outcome.INTERRUPTED}
+    run, problems = directory.read_run(), list[RunDirectoryError]()
+    records = {each.trial: each for each in directory.read_trials(problems)}
+    damaged = directory.trial_numbers("result.json") - records.keys()
+    if 0 in damaged:
+        raise RunDirectoryError(f"the baseline's record cannot be read: {problems[0].message}", hint=_START_ANEW)
+    kept = {
+        number: each
+        for number, each in records.items()
+        if each.outcome is not Outcome.INTERRUPTED
+        and not any(damaged & {looks.candidate, looks.reference, looks.champion} for looks in each.looks[-1:])
+    }
     if 0 in kept and kept[0].outcome is not Outcome.OK:
         del kept[0]  # a baseline that failed is tried again
-    numbers = [int(each.name) for each in (directory.path / "trials").glob("*") if each.name.isdecimal()]
     if 0 not in kept:
         return Earlier(run=run, records={}, next_number=0)  # from the very beginning
-    return Earlier(run=run, records=kept, next_number=max(numbers) + 1)
+    return Earlier(
+        run=run,
+        records=kept,
+        next_number=max(directory.trial_numbers()) + 1,
+        damage=left_out(problems) if problems else "",
+        left_behind=_left_behind(directory),
+    )
+
+
+def _left_behind(directory: RunDirectory) -> tuple[str, ...]:
+    """What the list of a killed run names below the working directory, and is there."""
+    here = os.path.join(os.getcwd(), "")
+    try:
+        listed = read_at_most(directory.path / CREATED, LARGEST_FILE_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return ()
+    return tuple(path for path in listed if os.path.normpath(path).startswith(here) and os.path.lexists(path))
+
+
+def resumption_notes(earlier: Earlier) -> Iterator[str]:
+    """Say what is taken from the run directory, what is not, and what stays."""
+    yield f"resumed: {plural(len(earlier.records), 'trial')} finished before"
+    args = earlier.options.args
+    if args and not masked_names(args):  # else they were just given
+        yield f"the script's arguments are the run's: {shlex.join(args)}"
+    if made := earlier.left_behind:
+        others = f" and {len(made) - 1} more" if made[1:] else ""
+        yield f"trials of the killed run may have made {made[0]}{others}: they stay, as you may have written them since"
+    if earlier.damage:
+        yield earlier.damage
 
 
 def note_resumption(directory: RunDirectory, earlier: Earlier) -> None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from autotune.credentials import mask_text
 from autotune.executors.executor import Clock, Data, DeviceUnavailable, Executor, TrialFailed
 from autotune.executors.signs import says_taken
 from autotune.record import Boundary, Outcome, Phase, TrialRecord
@@ -45,6 +46,7 @@ class Run:
     records: dict[int, TrialRecord] = field(default_factory=dict)  # every trial's record, by number
     numbers: Iterator[int] = field(default_factory=itertools.count)
     spent_before: float = 0.0  # seconds of earlier invocations that do not count for the budget
+    credentials: tuple[str, ...] = ()  # which no record may hold
     baton: threading.Lock = field(default_factory=threading.Lock)
 
     @functools.cached_property
@@ -120,7 +122,8 @@ class Run:
             record = record.model_copy(update={"ended_at_seconds": self.now()})
         if (share := scaling_efficiency(record, self.records.values())) is not None:
             record = record.model_copy(update={"scaling_efficiency": share})
-        self.records[record.trial] = record
+        shown = {name: mask_text(getattr(record, name), self.credentials) for name in ("reason", "log_tail")}
+        self.records[record.trial] = record = record.model_copy(update=shown)
         self.directory.write_trial(record)
         if announce:
             changes = self.changes(Configuration(record.configuration))

@@ -8,8 +8,9 @@ walk back into the failing half of the space.
 from __future__ import annotations
 
 import contextlib
-import copy
+import math
 import sqlite3
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
@@ -33,6 +34,7 @@ from autotune.space.search_space import ResolvedSpace
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
+WRITE_SECONDS = 0.05  # that a trial takes Optuna to write to a file, at most
 RANDOM_TRIALS = 10  # trials, probes included, before TPE's model is used: Optuna's own default
 
 
@@ -75,10 +77,8 @@ class _GridTPE(TPESampler):
         return near(value)(choices, value) if _ordered(choices) else value
 
 
-def _new_storage(file: Path) -> optuna.storages.RDBStorage:
-    """An empty study file. Writes are left to the kernel: they outlive this process, and cost a tenth of the time."""
-    for each in (file, file.with_name(f"{file.name}-journal")):
-        each.unlink(missing_ok=True)
+def _connect(file: Path) -> optuna.storages.RDBStorage:
+    """Open a study file. Writes are left to the kernel: they outlive this process, and cost a tenth of the time."""
     # A path can hold what cuts a URL (?, #, %) or fills a template ({}), so SQLite opens it, not SQLAlchemy.
     connect = partial(sqlite3.connect, file.absolute(), check_same_thread=False)
     storage = optuna.storages.RDBStorage("sqlite:///study.db", engine_kwargs={"creator": connect})
@@ -87,6 +87,30 @@ def _new_storage(file: Path) -> optuna.storages.RDBStorage:
     )
     storage.engine.dispose()  # the connections made so far wait for the disk
     return storage
+
+
+def _journal_of(file: Path) -> Path:
+    return file.with_name(f"{file.name}-journal")
+
+
+def _new_study(file: Path, name: str) -> optuna.Study:
+    """Make an empty study file, in place of any that is there."""
+    for path in (file, _journal_of(file)):
+        path.unlink(missing_ok=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of naming the metric
+        study = optuna.create_study(storage=_connect(file), study_name=name, direction="maximize")
+        study.set_metric_names(["speedup"])
+    return study
+
+
+def _study_in(file: Path, name: str) -> optuna.Study:
+    """Open the study that an earlier invocation left, or make an empty one."""
+    # A journal is not rolled back: SQLite would delete the file that somebody else's names.
+    if file.exists() and not _journal_of(file).exists():
+        with contextlib.suppress(Exception):  # it is damaged, of another version, or another study
+            return optuna.load_study(study_name=name, storage=_connect(file))
+    return _new_study(file, name)
 
 
 @contextlib.contextmanager
@@ -111,23 +135,83 @@ class Sampler:
         self._space = space
         self._file = file
         self._distributions = distributions(space)
-        with _writing(file), warnings.catch_warnings():
-            # Multivariate TPE and naming the metric are marked experimental; the dashboard shows the name.
+        self._name = name
+        with warnings.catch_warnings():
+            # Multivariate TPE is marked experimental.
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             sampler = _GridTPE(space, seed, several=several)
             # In memory: what is asked and not run stays out of the file, and asking takes a tenth of the time.
             self._study = optuna.create_study(direction="maximize", sampler=sampler)
-            self._kept: optuna.Study | None = None
-            if file is not None:
-                self._kept = optuna.create_study(storage=_new_storage(file), study_name=name, direction="maximize")
-                self._kept.set_metric_names(["speedup"])
+        self._kept: optuna.Study | None = None
+        if file is not None:
+            with _writing(file):
+                self._kept = _study_in(file, name)
 
-    def catch_up(self, records: Iterable[TrialRecord]) -> None:
-        """Tell a new study what was measured before: the baseline, and the search of earlier invocations."""
+    def catch_up(self, records: Iterable[TrialRecord], *, seconds: float = math.inf) -> None:
+        """Tell a new study what was measured before, and its file what it lacks of that, for so many seconds."""
+        found = list(self._optuna_trials(records))
+        self._study.add_trials(found)
+        if self._file is None or self._kept is None:
+            return
+        with _writing(self._file):
+            known = {trial.user_attrs.get("trial") for trial in _ended(self._kept)}
+            if not known <= {trial.user_attrs["trial"] for trial in found}:  # it is not of these records
+                self._kept, known = _new_study(self._file, self._name), set()
+            # Optuna takes some 20 ms for each: what is there is not written again, and the next invocation goes on.
+            ends = time.monotonic() + seconds
+            for trial in found:
+                if trial.user_attrs["trial"] not in known and time.monotonic() < ends:
+                    self._kept.add_trial(trial)
+
+    def write_again(self, records: Iterable[TrialRecord], *, seconds: float) -> None:
+        """Write the file anew where trials were measured again after it was told, if that fits into the time."""
+        if self._file is None or self._kept is None:
+            return
+        found = list(self._optuna_trials(records))
+        with _writing(self._file):
+            known = {trial.user_attrs["trial"]: (trial.state, trial.value) for trial in _ended(self._kept)}
+            same = all(known.get(trial.user_attrs["trial"]) == (trial.state, trial.value) for trial in found)
+            if not same and WRITE_SECONDS * len(found) < seconds:
+                self._kept = _new_study(self._file, self._name)
+                self._kept.add_trials(found)
+
+    def _optuna_trials(self, records: Iterable[TrialRecord]) -> Iterator[FrozenTrial]:
         for record in records:
             configuration = Configuration(record.asked or record.configuration)
             if record.phase in (Phase.BASELINE, Phase.SEARCH) and configuration in self._space:
-                self.tell(self.ask_for(configuration), record)
+                yield self._optuna_trial(record, {name: configuration[name] for name in self._distributions})
+
+    def _optuna_trial(self, record: TrialRecord, params: dict[str, Any]) -> FrozenTrial:
+        """A trial of the run as Optuna keeps it: its speed-up when it was measured, pruned when it failed."""
+        value = None if record.speedup is None else record.speedup.value
+        if record.trial == 0 and record.outcome is Outcome.OK:
+            value = 1.0
+        state = TrialState.PRUNED
+        if record.outcome is Outcome.OK and value is not None:
+            state = TrialState.COMPLETE
+        elif record.outcome is Outcome.INTERRUPTED:  # it tells nothing of its configuration
+            state = TrialState.FAIL
+        attributes: Mapping[str, object] = {
+            "trial": record.trial,
+            "phase": str(record.phase),
+            "outcome": str(record.outcome),
+            "reason": record.reason[:500],
+            "throughput": None if record.throughput is None else record.throughput.value,
+        }
+        made = optuna.trial.create_trial(
+            state=state,
+            value=value if record.outcome in (Outcome.OK, Outcome.PRUNED) else None,
+            params=params,
+            distributions=self._distributions,
+            user_attrs={name: attribute for name, attribute in attributes.items() if attribute not in (None, "")},
+            intermediate_values={len(record.pairs): value}
+            if record.outcome is Outcome.PRUNED and value is not None
+            else None,
+        )
+        # Optuna's times are local ones without a zone.
+        made.datetime_start = datetime.fromisoformat(record.started_at).astimezone().replace(tzinfo=None)
+        made.datetime_complete = made.datetime_start + timedelta(seconds=record.seconds)
+        return made
 
     def ask(self) -> tuple[Trial, Configuration]:
         """The next configuration to look at, and the Optuna trial to be told about it."""
@@ -144,32 +228,21 @@ class Sampler:
         self._study.tell(trial, state=TrialState.PRUNED)
 
     def tell(self, trial: Trial, record: TrialRecord) -> None:
-        """How the trial did: its speed-up when it was measured, pruned when it failed."""
-        attributes: Mapping[str, object] = {
-            "trial": record.trial,
-            "phase": str(record.phase),
-            "outcome": str(record.outcome),
-            "reason": record.reason[:500],
-            "throughput": None if record.throughput is None else record.throughput.value,
-        }
-        value = None if record.speedup is None else record.speedup.value
-        if record.trial == 0 and record.outcome is Outcome.OK:
-            value = 1.0
-        for name, attribute in attributes.items():
-            if attribute not in (None, ""):
-                trial.set_user_attr(name, attribute)
-        if record.outcome is Outcome.OK and value is not None:
-            self._study.tell(trial, value)
-        elif record.outcome is Outcome.INTERRUPTED:  # it tells nothing of its configuration
-            self._study.tell(trial, state=TrialState.FAIL)
+        """How the trial did, see `_optuna_trial`."""
+        made = self._optuna_trial(record, trial.params)
+        for name, attribute in made.user_attrs.items():
+            trial.set_user_attr(name, attribute)
+        for step, value in made.intermediate_values.items():
+            trial.report(value, step=step)
+        if made.state is TrialState.COMPLETE:
+            self._study.tell(trial, made.value)
         else:
-            if record.outcome is Outcome.PRUNED and value is not None:
-                trial.report(value, step=len(record.pairs))
-            self._study.tell(trial, state=TrialState.PRUNED)
+            self._study.tell(trial, state=made.state)
         if self._kept is not None:
-            told = copy.copy(self._study.get_trials(deepcopy=False)[trial.number])
-            # Optuna's times are local ones without a zone.
-            told.datetime_start = datetime.fromisoformat(record.started_at).astimezone().replace(tzinfo=None)
-            told.datetime_complete = told.datetime_start + timedelta(seconds=record.seconds)
             with _writing(self._file):
-                self._kept.add_trial(told)
+                self._kept.add_trial(made)
+
+
+def _ended(study: optuna.Study) -> list[FrozenTrial]:
+    """The trials that tell something; others are of an invocation that was interrupted."""
+    return [trial for trial in study.get_trials(deepcopy=False) if trial.state is not TrialState.FAIL]

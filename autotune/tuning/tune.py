@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from autotune.credentials import MASK, masked_names
 from autotune.devices.machine import fingerprint, require_linux
 from autotune.errors import ArgumentError
 from autotune.executors.local import TrialProcesses
 from autotune.executors.places import cut_cores, machine_of, of_devices
 from autotune.executors.ray_seats import RayTrials
-from autotune.printable import plural
+from autotune.files import write_atomically
 from autotune.recipe.recipe import Recipe
 from autotune.record import Place
 from autotune.report.page import write_page_or_say
 from autotune.run_directory import RunDirectory, RunRecord, new_run_directory
-from autotune.space.search_space import SearchSpace, find_search_space
+from autotune.space.search_space import SearchSpace, find_search_space, shipped_names
 from autotune.stats.deciding import MIN_GAIN, Objective
 from autotune.stats.stability import MEMORY_MARGIN
 from autotune.tuning.ending import batch_losses, watched
@@ -37,6 +38,7 @@ from autotune.tuning.resuming import (
     read_earlier,
     refuse_another_machine,
     refuse_another_question,
+    resumption_notes,
 )
 from autotune.tuning.sampler import Sampler
 from autotune.tuning.spaces import space_of
@@ -195,21 +197,23 @@ def _run(
     def clock() -> float:
         return time.monotonic() - began
 
-    written = None if options.space is None else find_search_space(options.space)
+    written = _search_space(directory, options, resumed=earlier is not None)
     with occupied(directory) if earlier is None else directory.reopened():
         places = _places(options)
         machine = machine_of(places, fingerprint())
         if earlier is None:
             directory.write_run(
-                RunRecord(run=directory.name, started_at=now_utc(), machine=machine, arguments=asdict(options))
+                RunRecord(run=directory.name, started_at=now_utc(), machine=machine, arguments=asdict(options.recorded))
             )
+            if options.space is not None and options.space not in shipped_names():
+                write_atomically(directory.space_file, Path(options.space).read_bytes())
         else:
             if options.executor == "local":  # else the first seat's host is not known yet
                 refuse_another_machine(earlier, machine)
             note_resumption(directory, earlier)
         observe(RunBegan(directory=directory.path, workload=_name_of(reference), budget=options.budget, spent=clock()))
-        if earlier is not None:
-            observe(Notice(text=f"resumed: {plural(len(earlier.records), 'trial')} finished before"))
+        for text in (*_credential_notes(options), *(() if earlier is None else resumption_notes(earlier))):
+            observe(Notice(text=text))
         with (
             prepared(reference, directory, options) as reference,
             _executor(
@@ -237,6 +241,19 @@ def _run(
         if problem := write_page_or_say(directory.path):
             observe(Notice(text=problem))
     return recipe
+
+
+def _credential_notes(options: Options) -> Iterator[str]:
+    """Say what is masked, once."""
+    if hidden := masked_names(options.recorded.args):
+        yield f"recorded as {MASK}, because it looks like a credential: {', '.join(hidden)}"
+
+
+def _search_space(directory: RunDirectory, options: Options, *, resumed: bool) -> SearchSpace | None:
+    """The search space that was asked for, and for a resumed run the copy in its directory. Raises as its reading."""
+    if options.space is None or options.space in shipped_names() or not resumed:
+        return None if options.space is None else find_search_space(options.space)
+    return replace(find_search_space(directory.space_file), source=options.space)
 
 
 def _places(options: Options) -> Sequence[Place] | None:
@@ -289,7 +306,7 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
     """The run itself, on real, simulated or recorded trials. Raises as `tune` does."""
     directory, options = invocation.directory, invocation.options
     stopping = f"stopping with what was measured; the run is in {directory.path}, and --resume goes on with it"
-    with interruptions_noted(invocation.observe, stopping) as interruptions:
+    with directory.told_when_gone(), interruptions_noted(invocation.observe, stopping) as interruptions:
         opened = open_run(invocation, interruptions)
         interruptions.answerable = True
         run, earlier = opened.run, invocation.earlier
@@ -304,14 +321,15 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
             opened.seat.keep_baseline()
         record = completed(opened, invocation, written.source, space)
         directory.write_run(record)
+        sampler = Sampler(
+            space, file=directory.study_file, name=opened.facts.name, seed=options.seed, several=run.several
+        )
         found = Loop(
             run,
             opened.seat,
             opened.deadline,
             space=space,
-            sampler=Sampler(
-                space, file=directory.study_file, name=opened.facts.name, seed=options.seed, several=run.several
-            ),
+            sampler=sampler,
             options=options,
             limits=opened.limits,
             import_seconds=opened.import_seconds,
@@ -319,16 +337,14 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
         ).run()
         opened.seat.end_baseline()
         note_profiles(run)
-        # What was measured again after Optuna was told: the study is written anew from the records.
-        sampler = Sampler(space, file=directory.study_file, name=opened.facts.name, seed=options.seed)
-        sampler.catch_up(run.records.values())
+        sampler.write_again(run.records.values(), seconds=options.budget - run.clock())
         recipe = recommend(
             found=found,
             watched=watched(found, opened, invocation),
             batch_losses=batch_losses(found, run, options),
             run=run,
             record=record,
-            options=options,
+            options=options.recorded,
         )
         recipe.save(directory.recipe_file)
         return recipe

@@ -13,8 +13,15 @@ from os import PathLike
 from pathlib import Path
 from typing import Literal
 
+from autotune.credentials import mask_arguments, masked_names
 from autotune.devices.machine import fingerprint, require_linux
-from autotune.errors import NoStableConfigurationError, RecipeError, TrialProcessError, TuningInterruptedError
+from autotune.errors import (
+    ArgumentError,
+    NoStableConfigurationError,
+    RecipeError,
+    TrialProcessError,
+    TuningInterruptedError,
+)
 from autotune.executors.executor import TrialFailed
 from autotune.executors.local import TrialProcesses
 from autotune.printable import first_line
@@ -110,6 +117,11 @@ def verify(
         global_batch=loaded.baseline.get("global_batch"),  # type: ignore[arg-type]  # checked there
         fit=script.fit if script is not None and script.trains is Trains.FIT else None,
     )
+    if args is None and masked_names(loaded.workload.args):
+        raise ArgumentError(
+            "the recipe holds no credentials, and its script was given some",
+            hint=f"Give the script's arguments again: -- {shlex.join(loaded.workload.args)}",
+        )
     reference = reference_to(workload, loaded.workload.args if args is None else args)
     machine = fingerprint()
     folder = Path(tempfile.mkdtemp(prefix="autotune-verify-")).resolve()
@@ -236,8 +248,9 @@ def _compare_workloads(recipe: Recipe, facts: WorkloadFacts, invocation: Invocat
     """A notice where the workload is not as it was. Raises RecipeError."""
     made_for, reference = recipe.workload, invocation.reference
     if reference.args or made_for.args:
-        text = f"the file's arguments are {shlex.join(reference.args) or 'none'}"
-        tuned = "as the recipe says" if reference.args == made_for.args else shlex.join(made_for.args) or "none"
+        given = mask_arguments(reference.args)
+        text = f"the file's arguments are {shlex.join(given) or 'none'}"
+        tuned = "as the recipe says" if given == made_for.args else shlex.join(made_for.args) or "none"
         invocation.observe(Notice(text=f"{text}; it was tuned with {tuned}"))
     if facts.fingerprint == made_for.fingerprint:
         return
