@@ -255,10 +255,13 @@ BROKEN = [
     ({"slow_calls": every(4, 2.5)}, "hangs"),
     ({"skipped_share": only(FAST, 0.2, None)}, "loss_scale"),
     ({"leak": only(FAST, 4000.0, 0.0), "start_seconds": 10.0}, "host_memory_growth"),
+    ({"leak": only(FAST, 4000.0, 0.0), "start_seconds": 0.2}, "host_memory_growth"),
 ]
 
 
-@pytest.mark.parametrize(("behaviour", "rule"), BROKEN, ids=[rule for _, rule in BROKEN])
+@pytest.mark.parametrize(
+    ("behaviour", "rule"), BROKEN, ids=[f"{rule}-{number}" for number, (_, rule) in enumerate(BROKEN)]
+)
 def test_what_breaks_a_rule_is_not_recommended(tmp_path, behaviour, rule):
     """One that retraces, stalls, hangs, skips steps or leaks, where the baseline does not, however fast it is."""
     trials = simulated_trials(SPEED, noise=0.005, examples=1_000_000, **behaviour)
@@ -272,6 +275,22 @@ def test_what_breaks_a_rule_is_not_recommended(tmp_path, behaviour, rule):
     assert rule in recipe.evidence.best_candidate.reason
 
 
+@pytest.mark.parametrize("pairing", ["auto", "bracketed"])
+@pytest.mark.parametrize("budget", [30.0, 60.0, 200.0])
+@pytest.mark.parametrize("memory", ["leak", "device_leak"])
+def test_a_leak_is_not_recommended_however_little_time_there_was_to_see_it(tmp_path, memory, budget, pairing):
+    """A short run ends undecided; only a run that saw enough slices says that the configuration is unstable."""
+    leaks = {
+        memory: lambda each: 40_000.0 * (each["jit_compile"] is True),
+        "gpus": ("H200",),
+        "device_limit_bytes": 64 << 30,
+    }
+    trials = simulated_trials(SPEED, noise=0.005, examples=1_000_000, start_seconds=0.5, **leaks)
+    recipe, *_ = run(tmp_path, trials, budget=budget, pairing=pairing)
+    assert recipe.configuration == recipe.baseline
+    assert recipe.evidence.verdict in (Verdict.UNDECIDED, Verdict.UNSTABLE)
+
+
 @pytest.mark.parametrize(
     "behaviour",
     [
@@ -279,6 +298,7 @@ def test_what_breaks_a_rule_is_not_recommended(tmp_path, behaviour, rule):
         {"slow_calls": lambda each: 0.9},
         {"skipped_share": lambda each: 0.2},
         {"leak": lambda each: 4000.0, "start_seconds": 10.0},
+        {"leak": lambda each: 4000.0, "start_seconds": 0.2},
     ],
 )
 def test_what_the_baseline_does_as_well_is_nobodys_fault(tmp_path, behaviour):

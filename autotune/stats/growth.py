@@ -10,6 +10,8 @@ from autotune.stats.stability import MEMORY_MARGIN, Check
 
 HOST, DEVICE = "host_memory_growth", "device_memory_growth"  # what the rule is called, by whose memory it is
 FEWEST_SLICES = 6  # of a process that says something
+SURE_SLICES = 9  # of a process whose memory grows: so many tell a leak from memory that settles
+UNEXPLAINED = 1.5  # times the baseline's memory, per ratio of batch sizes: more may be a leak
 LEAST_GROWTH_BYTES = 16 << 20  # within one process: allocators vary by less
 DAY_SECONDS = 24 * 3600.0  # a training that long must fit into memory
 
@@ -24,6 +26,41 @@ def growth(processes: Sequence[Samples]) -> tuple[float, float] | None:
         return None
     pace = statistics.median(map(_lasting_pace, settled))
     return pace, max(each[-1][0] - each[0][0] for each in settled)
+
+
+def why_unclear(own: Sequence[Samples], baseline: Sequence[Samples], *, batch_ratio: float) -> str:
+    """Say why memory may be leaking where too few slices were seen to tell; empty where they tell, or nothing grew.
+
+    Args:
+        own: Of the configuration's processes.
+        baseline: Of the baseline's.
+        batch_ratio: The configuration's batch size over the baseline's, or 1 where it is smaller.
+    """
+    if not own:
+        return ""
+    held = max(process[-1][1] for process in own)
+    usual = max((process[-1][1] for process in baseline), default=held)
+    risen = max(process[-1][1] - process[0][1] for process in own)
+    if growth(own) is not None:
+        unknown = _grows(own) and growth(baseline) is None
+        return f"it grew by {risen / 2**20:.0f} MiB, and too little was seen of the baseline" if unknown else ""
+    if risen >= LEAST_GROWTH_BYTES:
+        return f"it grew by {risen / 2**20:.0f} MiB within {max(map(len, own))} slices"
+    if held > UNEXPLAINED * batch_ratio * usual:
+        return f"it holds {held / 2**20:.0f} MiB against the baseline's {usual / 2**20:.0f} MiB"
+    return ""
+
+
+def needs_more_slices(own: Sequence[Samples], baseline: Sequence[Samples], *, batch_ratio: float) -> bool:
+    """Tell whether a process that may be leaking should be measured longer; the arguments are `why_unclear`'s."""
+    if why_unclear(own, baseline, batch_ratio=batch_ratio):
+        return True
+    return _grows(own) and max(map(len, own)) < SURE_SLICES
+
+
+def _grows(own: Sequence[Samples]) -> bool:
+    found = growth(own)
+    return found is not None and found[0] * found[1] >= LEAST_GROWTH_BYTES
 
 
 def _lasting_pace(samples: Samples) -> float:

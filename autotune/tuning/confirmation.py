@@ -16,10 +16,12 @@ from dataclasses import dataclass, field, replace
 from autotune.executors.executor import IN_CONFIRMATION, DeviceUnavailable, SeatLost, TrialFailed, TrialTiming
 from autotune.record import Boundary, Looks, Outcome, Pairing, Slice, TrialRecord
 from autotune.space.configuration import Configuration
+from autotune.stats.growth import FEWEST_SLICES, SURE_SLICES
 from autotune.tuning import costs
 from autotune.tuning.comparison import set_in_blocks, take_turns
 from autotune.tuning.costs import LEAST_ROUNDS, MOST_SLICES_SECONDS
 from autotune.tuning.feasibility import fit_on_card
+from autotune.tuning.rules import MemoryWatch
 from autotune.tuning.run import Run, never_two_alive
 from autotune.tuning.seat import INPUT_WAIT_SECONDS, SLICE_PATIENCE_SECONDS, SLICES_IN_A_TRIAL
 from autotune.tuning.side import Side
@@ -83,6 +85,12 @@ class Confirmation:
     def record(self) -> TrialRecord:
         """The leader's, as it stands."""
         return self.trial.record(Outcome.OK, failure=self.failure)
+
+    def watch_memory(self, run: Run) -> MemoryWatch:
+        """Return what all slices so far show of the leader's memory."""
+        return MemoryWatch(
+            record=self.trial.record(Outcome.OK), searched=run.records.values(), baseline_batch=run.baseline.batch_size
+        )
 
     def is_beside(self, configuration: Configuration) -> bool:
         """Whether its champion is this one."""
@@ -152,7 +160,16 @@ class FreshPairs:
         one_round = sum(taken_seconds(length, each.warm) for each in sides)
         rounds = min(rounds, max(LEAST_ROUNDS, round(most_seconds / one_round)))
         try:
-            take_turns(self._run, sides[0], sides[1:], length, lambda done: done < rounds + trial.repeats())
+            take_turns(
+                self._run,
+                sides[0],
+                sides[1:],
+                length,
+                lambda done: (
+                    done < rounds + trial.repeats()
+                    or (done < SURE_SLICES and confirmation.watch_memory(self._run).needs_more_slices)
+                ),
+            )
         finally:
             instance = trial.instances - 1
             if own := [pair for pair in trial.pairs if pair.instance == instance]:
@@ -177,6 +194,8 @@ class FreshPairs:
         """Baseline, leader and champion, baseline again, each in a process of its own, never two alive."""
         reference, trial = confirmation.reference, confirmation.trial
         rounds = max(1, min(BLOCK_ROUNDS, rounds // 2))
+        if trial.pairs and confirmation.watch_memory(self._run).needs_more_slices:
+            rounds = FEWEST_SLICES  # of the baseline too, whose memory may grow as well
         before = self._alone(reference, rounds, confirmation, seat)
         inside = [trial] if confirmation.champion is None else [trial, confirmation.champion]
         taken: list[tuple[Trial, list[Slice]]] = []

@@ -105,7 +105,8 @@ class Leaders:
             run.observe(Notice(text=text))
         finally:
             self._keep(confirmation)
-            due = len(confirmation.measured) in confirmation.looks.after
+            count, after = len(confirmation.measured), confirmation.looks.after
+            due = count in after or count > after[-1]
             if due or confirmation.failure is not None or self._failures >= BASELINE_FAILURES:
                 self._conclude(confirmation, self._judged(confirmation))
                 self._failures = 0
@@ -166,9 +167,11 @@ class Leaders:
             return Standing.NOT_SHOWN
         last = count >= looks.after[-1] or self._failures >= BASELINE_FAILURES
         self.checks[confirmation.trial.number] = checks = self._rules(confirmation)
-        if _broken(checks) and (count >= RULES_ASKED_AFTER or last):
-            return Standing.UNSTABLE
+        if _broken(checks):
+            return Standing.UNSTABLE if count >= RULES_ASKED_AFTER or last else Standing.OPEN
         if is_faster(claim, min_gain=self._min_gain):
+            if confirmation.watch_memory(self._run).why_unclear:
+                return Standing.OPEN  # it is measured on, and never confirmed like that
             if self._beats_champion(confirmation):
                 return Standing.CONFIRMED
             champion = self._view.champion()
@@ -196,7 +199,8 @@ class Leaders:
         record, baseline = confirmation.trial.record(Outcome.OK), confirmation.reference.record(Outcome.OK)
         own = numerics_of(confirmation.trial.configuration)
         parity = [check for each, check in self.parity.items() if numerics_of(each) == own]
-        return (*checks_of(record, baseline, self._limits), *parity[-1:])
+        checks = checks_of(record, baseline, self._limits, searched=self._run.records.values())
+        return (*checks, *parity[-1:])
 
     def note_parity(self, configuration: Configuration, check: Check) -> None:
         """Keep what comparing losses has shown; where they part, all of that class of numerics are unstable."""

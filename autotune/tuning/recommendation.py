@@ -201,6 +201,8 @@ def _why_not(best: Candidate, leader: Leader | None, found: Found, watched: Watc
     if state.open is not None or state.contenders:
         if leader is None:
             return "the run ended before it was measured in fresh processes"
+        if memory := found.confirmations[leader.number].watch_memory(run).why_unclear:
+            return f"too little was seen to tell whether it leaks memory ({memory})"
         planned = f"{leader.processes} of {leader.looks.after[-1]} fresh processes a side were measured"
         return f"the run ended before it was decided: {planned}"
     if leader is not None and leader.standing is Standing.UNSTABLE:

@@ -182,6 +182,10 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
             found, reason = Finding.UNDECIDED, f"the baseline kept failing: {baseline_failure} (see {place})"
         else:
             found, reason = _judged(recipe, now, invocation.options.budget)
+            memory = confirmation.watch_memory(run).why_unclear
+            if found is Finding.HOLDS and memory:
+                reason = f"too little was seen to tell whether it leaks memory ({memory}); give a larger --budget"
+                found = Finding.UNDECIDED
         return Verification(
             finding=found,
             claimed=recipe.evidence.speedup,
