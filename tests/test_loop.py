@@ -12,15 +12,16 @@ from simulated_runs import (
     Watcher,
     faster_by,
     go_on,
+    lose,
     on_disk,
     quick_tune,
     simulated_trials,
     tune_simulated,
 )
 
-from autotune.errors import NoStableConfigurationError
 from autotune.executors.executor import TrialFailed
 from autotune.record import Outcome, Pairing, Phase, Standing
+from autotune.report.advice import verdict_in_words
 from autotune.run_directory import RunDirectory
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.tuning.progress import Began, Notice, TrialBegan, TrialEnded
@@ -566,16 +567,51 @@ def test_a_champion_stands_when_the_device_is_lost_later(tmp_path):
     assert any("the search ends here" in each.text for each in watcher.of(Notice))
 
 
-def test_without_a_champion_a_lost_device_is_an_error(tmp_path):
-    """Nothing can be recommended; what was measured can be gone on with."""
+def test_a_lost_device_leaves_what_was_measured(tmp_path):
+    """The run ends undecided, names the command that goes on, and does not blame the budget."""
     trials = simulated_trials(noise=0.02, gpus=("H200",))
 
     def lose(event):
         if isinstance(event, TrialBegan) and event.trial == 2:
             trials.gpus = ()
 
-    with pytest.raises(NoStableConfigurationError, match="not available any more"):
-        run(tmp_path, trials, observe=Watcher(lose), space=WIDE)
+    watcher = Watcher(lose)
+    recipe, records, _ = run(tmp_path, trials, observe=watcher, space=WIDE)
+    assert (recipe.evidence.verdict, recipe.evidence.ended_by) == (Verdict.UNDECIDED, EndedBy.FAILED)
+    assert recipe.evidence.go_on_seconds
+    assert "budget" not in verdict_in_words(recipe.evidence)
+    assert records[1].outcome is Outcome.OK
+    assert any("not available any more" in each.text for each in watcher.of(Notice))
+
+
+def dying(trials, *, times):
+    """Kills the baseline's next processes as they start, so many times, and the live one now."""
+    left = [TrialFailed(Outcome.CRASHED, "killed by SIGKILL")] * (times - 1)
+    trials.failure = lambda each: left.pop() if each == BASELINE and left else None
+    for live in trials.alive:
+        lose(live)
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, 100])
+def test_a_baseline_that_is_killed_from_outside_is_started_again(tmp_path, times):
+    """Where it keeps dying the run ends undecided, with what was measured; nobody says that it never ran."""
+    trials = simulated_trials(SPEED, noise=0.02)
+    watcher = Watcher()
+
+    def kill(event):
+        if isinstance(event, TrialBegan) and event.trial == 3:
+            dying(trials, times=times)
+
+    watcher.react = kill
+    recipe, records, _ = run(tmp_path, trials, observe=watcher, space=WIDE, budget=300.0)
+    if times <= 3:
+        assert recipe.evidence.verdict is Verdict.FASTER
+        return
+    assert (recipe.evidence.verdict, recipe.evidence.ended_by) == (Verdict.UNDECIDED, EndedBy.FAILED)
+    assert recipe.evidence.go_on_seconds
+    assert [each.outcome for each in records[:3]] == [Outcome.OK] * 3
+    (notice,) = [each.text for each in watcher.of(Notice) if "search ends here" in each.text]
+    assert "the baseline was measured, but its process fails now (crashed): killed by SIGKILL" in notice
 
 
 # --------------------------------------------------------------------------------------------------- pairing

@@ -52,7 +52,8 @@ def verdict_in_words(evidence: Evidence) -> str:
     if evidence.verdict is Verdict.UNSTABLE:
         better = "more economical" if evidence.objective == "energy" else "faster"
         return f"Unstable: every {better} candidate failed or broke a stability rule ({tried}). Keep what you have."
-    why = "the run was stopped" if evidence.ended_by is EndedBy.INTERRUPTED else "the budget ended"
+    stopped = {EndedBy.INTERRUPTED: "the run was stopped", EndedBy.FAILED: "measuring could not go on"}
+    why = stopped.get(evidence.ended_by, "the budget ended")
     return f"Undecided: {why} before the answer was settled ({tried})."
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from autotune.errors import NoStableConfigurationError
+from autotune.errors import MeasuringStoppedError, NoStableConfigurationError
 from autotune.executors.executor import IN_SEARCH, SeatLost
 from autotune.record import Outcome, Pairing, Phase
 from autotune.space.combining import refusal
@@ -102,6 +102,7 @@ class Loop:
         self._durations: list[float] = []
         self._looks_since = 0
         self._time_is_up = False
+        self._ended_by = EndedBy.BUDGET  # once the time is up
         for trial in earlier:
             if trial.phase is Phase.SEARCH:
                 self._view.tried[trial.asked] = trial
@@ -120,7 +121,7 @@ class Loop:
                 state = self.state()
                 action = next_action(state)
                 if self._time_is_up:
-                    action = Wait() if state.busy else End(EndedBy.BUDGET)
+                    action = Wait() if state.busy else End(self._ended_by)
                 if isinstance(action, End):
                     return self._ended(state, action.by)
                 alone = self._alone(action)
@@ -150,10 +151,10 @@ class Loop:
                 hint=f"See the notices above; --resume {run.directory.path} goes on.",
             )
         run.observe(Notice(text="no seat is left; the run ends with what was measured"))
-        return self._ended(self.state(), EndedBy.BUDGET)
+        return self._ended(self.state(), EndedBy.FAILED)
 
     def _ended(self, state: State, by: EndedBy) -> Found:
-        if by is EndedBy.BUDGET and state.opened:
+        if by in (EndedBy.BUDGET, EndedBy.FAILED) and state.opened:
             for each in state.opened:
                 self._leaders.last_look(self._view.confirmations[each.number])
             state = self.state()
@@ -183,10 +184,15 @@ class Loop:
         except TimeIsUp:
             self._time_is_up = True
         except NoStableConfigurationError as error:
-            if self._view.champion() is None or self._seats.others:
+            stands = isinstance(error, MeasuringStoppedError) or self._view.champion() is not None
+            if self._seats.others or not stands:
                 raise
-            self._run.observe(Notice(text=f"{error.message}; the search ends here"))
-            self._time_is_up = True
+            self._stop_measuring(error.message)
+
+    def _stop_measuring(self, why: str) -> None:
+        """End the run with what was measured."""
+        self._run.observe(Notice(text=f"{why}; the search ends here"))
+        self._time_is_up, self._ended_by = True, EndedBy.FAILED
 
     # ---------------------------------------------------------------------------------------------- the state
 
