@@ -692,3 +692,58 @@ def test_a_champion_that_does_not_start_any_more_falls(tmp_path):
     assert recipe.changes.get("jit_compile") is True
     champion, *_ = leaders(records_of(tmp_path))
     assert champion.looks[-1].standing is Standing.UNSTABLE
+
+
+# ------------------------------------------------------------------------------- what one process may have
+
+PORT = TrialFailed(Outcome.ERROR, "OSError: [Errno 98] Address already in use")
+
+
+def waiting_for_a_lock(seconds):
+    """A trial that waits for a lock until its time is over."""
+    return TrialFailed(Outcome.TIMEOUT, f"timed out after {seconds:.1f} s while building the model and dataset")
+
+
+@pytest.mark.parametrize("kind", ["port", "lock"])
+def test_what_the_live_baseline_holds_is_got_round_by_one_process_at_a_time(tmp_path, kind):
+    """After three failures alike: those are run again, and the winner is found and confirmed."""
+    trials, seconds = simulated_trials(SPEED, noise=0.02), itertools.count(10)
+
+    def failure(each):
+        others = len(trials.alive) > 1
+        return None if not others else PORT if kind == "port" else waiting_for_a_lock(next(seconds) + 0.3)
+
+    trials.failure = failure
+    recipe, records, watcher = run(tmp_path, trials, space=WIDE, budget=900.0, trial_timeout=10.0)
+    failed = [each for each in records if each.phase is Phase.SEARCH and not each.outcome.measured]
+    assert len(failed) == 3
+    assert recipe.evidence.verdict is Verdict.FASTER
+    assert recipe.configuration["jit_compile"] is True
+    again = [each.configuration for each in records if each.outcome.measured]
+    assert all(each.configuration in again for each in failed)
+    (notice,) = [each.text for each in watcher.of(Notice) if "failed alike" in each.text]
+    assert "the live baseline (trial 0)" in notice
+    assert recipe.evidence.confirmation.pairing == "bracketed"
+
+
+def test_candidates_that_fail_alike_also_without_the_baseline_end_the_search(tmp_path):
+    """Not the budget: the reason and the log are named, and nothing is claimed."""
+    trials = simulated_trials(SPEED, failure=lambda each: None if each == BASELINE else PORT)
+    recipe, records, watcher = run(tmp_path, trials, space=WIDE, budget=900.0)
+    assert (recipe.evidence.verdict, recipe.evidence.ended_by) == (Verdict.UNDECIDED, EndedBy.FAILED)
+    assert len(records) < 12
+    (notice,) = [each.text for each in watcher.of(Notice) if "the search ends here" in each.text]
+    assert "Address already in use" in notice
+    assert "log.txt" in notice
+
+
+def test_candidates_that_fail_alike_for_one_change_do_not_end_the_search(tmp_path):
+    """XLA fails here: what is faster without it is found beside the baseline."""
+    trials = simulated_trials(
+        faster_by(prefetch=1.4),
+        noise=0.02,
+        failure=lambda each: TrialFailed(Outcome.ERROR, "no XLA") if each["jit_compile"] is True else None,
+    )
+    recipe, *_ = run(tmp_path, trials, space=WIDE, budget=900.0)
+    assert recipe.configuration["prefetch"] != BASELINE["prefetch"]
+    assert recipe.evidence.confirmation.pairing == "alternating"

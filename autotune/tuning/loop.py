@@ -24,6 +24,7 @@ from autotune.stats.deciding import EndedBy
 from autotune.stats.stability import Check
 from autotune.tuning import costs
 from autotune.tuning.confirmation import Confirmation, FreshPairs
+from autotune.tuning.exclusive_resources import ExclusiveResources
 from autotune.tuning.feasibility import known_to_fail
 from autotune.tuning.leaders import Leaders
 from autotune.tuning.losses import Trainings, compare_numerics, numerics_of
@@ -93,6 +94,7 @@ class Loop:
         self._proposals = Proposals(space, sampler)
         self._seats = Seats(run, deadline, seat, bracketed=seat.bracketed, all_at_once=options.all_seats)
         self._lost: list[Configuration] = []  # whose seat was lost: they are run again
+        self._exclusive = ExclusiveResources(run)
         self._view = View(run, measured_seconds=measured)
         self._view.tried[space.baseline] = seat.baseline.trial
         self._trial_limits = TrialLimits(timeout=timeout, measured=measured, known=self._view.tried.__contains__)
@@ -257,6 +259,10 @@ class Loop:
                 run.keep(trial.record(Outcome.INFERRED_OOM, reason=reason))
             else:
                 self._measure(trial, seat)
+                again, problem = self._exclusive.judge(run.records[trial.number], seat)
+                self._lost += again
+                if problem:
+                    self._stop_measuring(problem)
         except SeatLost as lost:
             self._lose(trial, lost)
             raise

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from autotune.errors import MeasuringStoppedError
 from autotune.executors.executor import IN_SEARCH, Data, DeviceUnavailable, SeatLost, TrialFailed, WarmUp
+from autotune.executors.signs import says_taken
 from autotune.recipe.apply import environment
 from autotune.record import Outcome, Pairing, Phase, TrialRecord
 from autotune.space.configuration import Configuration, acting, on_device, on_several_devices
@@ -249,6 +250,7 @@ class Seat:
                 if failure.outcome is not Outcome.OOM:
                     raise
                 out_of_memory = failure  # perhaps only the two together do not fit
+                self.bracketed = says_taken(failure.reason)  # then no later one fits beside the baseline either
             else:
                 return
         try:
