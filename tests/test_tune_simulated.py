@@ -270,13 +270,14 @@ def test_failing_configurations_do_not_end_the_run(tmp_path, outcome):
 
 
 def test_everything_but_the_baseline_may_fail(tmp_path):
-    """Then the baseline is what there is."""
+    """Then the baseline is what there is; the last candidate was tried without it, too."""
     trials = simulated_trials(failure=lambda each: TrialFailed(Outcome.CRASHED, "killed") if each != BASELINE else None)
     recipe, records = answered(tmp_path, trials, space=TINY_SPACE)
     assert recipe.changes == {}
     assert recipe.evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN
     assert recipe.evidence.ended_by is EndedBy.EXHAUSTED
-    assert len(searched(records)) == 3
+    assert len(searched(records)) == 3 + 1
+    assert recipe.evidence.candidates == 3
 
 
 def test_a_trial_that_hangs_costs_a_tenth_of_the_budget_at_most(tmp_path):

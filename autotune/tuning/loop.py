@@ -261,7 +261,7 @@ class Loop:
                 self._measure(trial, seat)
                 again, problem = self._exclusive.judge(run.records[trial.number], seat)
                 self._lost += again
-                if problem:
+                if problem and self.state().more_candidates:
                     self._stop_measuring(problem)
         except SeatLost as lost:
             self._lose(trial, lost)
