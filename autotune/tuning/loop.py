@@ -95,6 +95,7 @@ class Loop:
         self._seats = Seats(run, deadline, seat, bracketed=seat.bracketed, all_at_once=options.all_seats)
         self._lost: list[Configuration] = []  # whose seat was lost: they are run again
         self._exclusive = ExclusiveResources(run)
+        self._problem = ""  # why another candidate would fail as well
         self._view = View(run, measured_seconds=measured)
         self._view.tried[space.baseline] = seat.baseline.trial
         self._trial_limits = TrialLimits(timeout=timeout, measured=measured, known=self._view.tried.__contains__)
@@ -249,6 +250,8 @@ class Loop:
             )
             if proposed is None:
                 return
+            if self._problem:
+                return self._stop_measuring(self._problem)
             asked, configuration = proposed
         self._looks_since = 0
         trial = run.new_trial(Phase.SEARCH, configuration)
@@ -259,10 +262,8 @@ class Loop:
                 run.keep(trial.record(Outcome.INFERRED_OOM, reason=reason))
             else:
                 self._measure(trial, seat)
-                again, problem = self._exclusive.judge(run.records[trial.number], seat)
+                again, self._problem = self._exclusive.judge(run.records[trial.number], seat)
                 self._lost += again
-                if problem and self.state().more_candidates:
-                    self._stop_measuring(problem)
         except SeatLost as lost:
             self._lose(trial, lost)
             raise
