@@ -251,7 +251,8 @@ class Loop:
             if proposed is None:
                 return
             if self._problem:
-                return self._stop_measuring(self._problem)
+                self._stop_measuring(self._problem)
+                return
             asked, configuration = proposed
         self._looks_since = 0
         trial = run.new_trial(Phase.SEARCH, configuration)
