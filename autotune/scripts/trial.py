@@ -17,7 +17,7 @@ from autotune.scripts import ranks
 from autotune.scripts.chain import drops_remainder
 from autotune.scripts.execute import leave, run_as_main
 from autotune.scripts.facts import ScriptFacts, Site, Trains
-from autotune.scripts.fit_call import FitCall, few_steps
+from autotune.scripts.fit_call import VALIDATION_HINT, FitCall, few_steps
 from autotune.scripts.loop_trial import LoopTraining, OtherWorker, TrialHooks
 from autotune.scripts.scope import open_when_building, refuse_another_scope
 from autotune.scripts.settings import Settings
@@ -181,6 +181,8 @@ class _FitTraining(TrialHooks):
             fit_args={**kept, "callbacks": callbacks},
             validation_share=1.0 / frequency if isinstance(frequency, int) and frequency > 0 else 1.0,
             uneven=True,
+            validated_by=str(self.facts.fit_site),
+            validation_hint=VALIDATION_HINT,
         )
         keras_fit.time_fit(request, self.channel, configuration, parts)
 

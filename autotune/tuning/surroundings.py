@@ -163,7 +163,8 @@ def oddities(facts: WorkloadFacts, warm: WarmUp, device: Device) -> Iterator[str
     elif started.validation_uncounted:
         yield (
             "the validation data does not say how long it is, and counting took too long: where epochs are timed by "
-            f"steps, only its beginning is charged. {_SAY_HOW_LONG}"
+            "steps, only its beginning is charged. Give fit() validation_steps where it has no end. "
+            f"{_SAY_HOW_LONG}"
         )
 
 
