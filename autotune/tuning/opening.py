@@ -30,6 +30,7 @@ from autotune.tuning.run import Run
 from autotune.tuning.seat import BASELINE_SECONDS, Seat
 from autotune.tuning.surroundings import (
     as_imported,
+    foreign_load,
     instabilities,
     oddities,
     refuse_knobs_that_cannot_act,
@@ -214,7 +215,9 @@ def open_run(
     notes = () if facts.script is None else script_notes(facts.script, warm.ready_seconds, warm.started.devices)
     own = {} if facts.script is None else facts.script.variables
     set_ = variables.notes({**os.environ, **own}, machine.packages.get("tensorflow", ""))
-    for text in (*set_, *notes, *oddities(facts, warm, opened.device), *instabilities(seat.baseline.trial.slices)):
+    slices = seat.baseline.trial.slices
+    odd = (*oddities(facts, warm, opened.device), *instabilities(slices), *foreign_load(slices))
+    for text in (*set_, *notes, *odd):
         observe(Notice(text=text))
     return opened
 

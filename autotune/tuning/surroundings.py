@@ -7,6 +7,7 @@ part of it, and so is a variable of the shell that TensorFlow reads, whether the
 from __future__ import annotations
 
 import os
+import statistics
 from collections.abc import Iterator, Sequence
 
 from autotune.errors import WorkloadError
@@ -15,11 +16,13 @@ from autotune.record import Slice
 from autotune.scripts.facts import NO_XLA, ScriptFacts, Trains
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS, Device, Stage
+from autotune.stats.disturbance import gpu_load_of, load_of
 from autotune.stats.stability import MOST_RETRACES, MOST_SKIPPED, RETRACING_ADVICE
 from autotune.workloads.workload import WorkloadFacts
 
 WORTH_SHARE = 0.02  # of a training that tuning it may cost
 LONG_BEFORE_SHARE = 1 / 3  # of a trial, that a script may take before it trains without a notice
+MUCH_FOREIGN = 0.15  # share of the processor that others may take while the baseline is timed without a notice
 NOTABLE_ENDS = 0.1  # share of its time that a training may spend between epochs without a notice
 _SAY_HOW_LONG = "Let it say so: dataset.apply(tf.data.experimental.assert_cardinality(N))"
 
@@ -183,6 +186,17 @@ def _slow_ends(facts: WorkloadFacts, warm: WarmUp) -> Iterator[str]:
             f"the baseline spends {min(1.0, spent / epoch):.0%} of its time between epochs, where Keras makes a new "
             "iterator; persistent_iterator avoids that"
         )
+
+
+def foreign_load(slices: Sequence[Slice]) -> Iterator[str]:
+    """Yield a notice for the processor, and for the GPU, where others take much of it while the baseline trains."""
+    for what, loads in (("processor", map(load_of, slices)), ("GPU", map(gpu_load_of, slices))):
+        known = [load for load in loads if load is not None]
+        if known and (share := statistics.median(known)) > MUCH_FOREIGN:
+            yield (
+                f"other processes take {share:.0%} of the {what} while the baseline trains: intervals will be wide. "
+                "End them, or tune later"
+            )
 
 
 def instabilities(slices: Sequence[Slice]) -> Iterator[str]:

@@ -13,7 +13,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Literal
 
+from autotune.devices.gpus import visible_gpus
 from autotune.devices.machine import fingerprint, require_linux
+from autotune.devices.other_runs import announced, local_devices
 from autotune.errors import NoStableConfigurationError, RecipeError, TrialProcessError, TuningInterruptedError
 from autotune.executors.executor import TrialFailed
 from autotune.executors.local import TrialProcesses
@@ -118,6 +120,11 @@ def verify(
         directory.create()
         with (
             prepared(reference, directory, options) as reference,
+            announced(
+                directory.path,
+                local_devices([gpu.uuid for gpu in visible_gpus()]),
+                say=lambda text: observe(Notice(text=text)),
+            ),
             TrialProcesses(reference, logs=directory.log_directory, isolation=isolation) as processes,
         ):
             invocation = Invocation(
