@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
+import secrets
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 from autotune.errors import ArgumentError
 
 RESOURCE = "autotune_seat"
 ANSWER_SECONDS = 10.0  # of the cluster's address
+TOKEN = secrets.token_hex(32)  # of a Ray of this machine's own; Ray reads it once per process
 
 
 def connect(address: str | None, *, seats: int | None, directory: str | None) -> Any:
@@ -25,6 +29,9 @@ def connect(address: str | None, *, seats: int | None, directory: str | None) ->
     Raises:
         ArgumentError: Ray is not installed, or no cluster answers.
     """
+    if not address:  # Ray has tokens since 2.52
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN", TOKEN)
     try:
         import ray
     except ImportError as error:
@@ -43,13 +50,51 @@ def connect(address: str | None, *, seats: int | None, directory: str | None) ->
     try:
         if port.isdecimal():  # Ray itself would try for minutes
             socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
-        ray.init(logging_level=logging.ERROR, log_to_driver=False, namespace="autotune", **how)
+        with _private_and_quiet(own=not address):
+            ray.init(logging_level=logging.ERROR, log_to_driver=False, namespace="autotune", **how)
     except (OSError, ValueError, RuntimeError, OverflowError) as error:
         raise ArgumentError(
             f"no Ray cluster answers at {address or 'this machine'}: {error}",
             hint="Start one with `ray start --head`, and give its address to --ray-address.",
         ) from error
     return ray
+
+
+@contextlib.contextmanager
+def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace a private name of Ray's while it starts; nothing where this version has no such name."""
+    if not hasattr(module, name):
+        yield
+        return
+    usual = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, usual)
+
+
+@contextlib.contextmanager
+def _private_and_quiet(*, own: bool) -> Iterator[None]:
+    """Have Ray print nothing of its own and, where it is this machine's `own`, listen on 127.0.0.1 only."""
+    from ray._private import ray_constants, worker
+
+    with contextlib.ExitStack() as stack:
+        # The failures of actors are the driver's to say.
+        stack.enter_context(_replaced(worker, "listen_error_messages", lambda *_: None))
+        if own:
+            _read_token_again()
+            # Ray takes a public address in place of 127.0.0.1, except on macOS and Windows.
+            stack.enter_context(_replaced(ray_constants, "ENABLE_RAY_CLUSTER", False))
+        yield
+
+
+def _read_token_again() -> None:
+    """Have Ray read the variables of its token, which it has read already where somebody imported it before."""
+    with contextlib.suppress(ImportError, AttributeError):
+        private: Any = importlib.import_module("ray._raylet")
+        private.Config.initialize("")
+        private.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def room(ray: Any, seat_devices: int) -> tuple[dict[str, Any], int]:
