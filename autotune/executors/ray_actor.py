@@ -172,10 +172,12 @@ class SeatActor:
 
     def ask(self, number: int, method: str, arguments: tuple[Any, ...], how: Mapping[str, Any]) -> Any:
         """Call a method of a trial."""
+        lost = SeatLost(Outcome.CRASHED, "its trials were ended: the driver was not heard of for the lease")
         trial = self._trials.get(number)
         if trial is None:
-            return SeatLost(Outcome.CRASHED, "its trials were ended: the driver was not heard of for the lease")
-        return self._answer(lambda: getattr(trial, method)(*arguments, **how))
+            return lost
+        answer = self._answer(lambda: getattr(trial, method)(*arguments, **how))
+        return lost if isinstance(answer, TrialFailed) and number not in self._trials else answer
 
     def end(self, number: int) -> dict[str, bytes]:
         """Kill a trial, and hand over its files: paths below its folder, and what they hold."""
