@@ -156,9 +156,11 @@ class FreshPairs:
 
     def _take_turns(self, confirmation: Confirmation, sides: Sequence[Side], rounds: int, most_seconds: float) -> None:
         trial = confirmation.trial
-        length = self._length(confirmation, sides, most=most_seconds / (LEAST_ROUNDS * len(sides)))
+        # Where the search has seen memory grow, slices are shorter, so that there are enough of them to tell.
+        watched = SURE_SLICES if confirmation.watch_memory(self._run).needs_more_slices else 0
+        length = self._length(confirmation, sides, most=most_seconds / (max(LEAST_ROUNDS, watched) * len(sides)))
         one_round = sum(taken_seconds(length, each.warm) for each in sides)
-        rounds = min(rounds, max(LEAST_ROUNDS, round(most_seconds / one_round)))
+        rounds = max(watched, min(rounds, max(LEAST_ROUNDS, round(most_seconds / one_round))))
         try:
             take_turns(
                 self._run,
