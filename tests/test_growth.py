@@ -179,6 +179,8 @@ FEW = FEWEST_SLICES - 3
         ([samples(0.0, count=FEW)], 1.0, ""),
         ([[(x, 4 * y) for x, y in samples(0.0)]], 1.0, ""),
         ([samples(20_000.0)], 1.0, ""),
+        ([samples(0.0), samples(20_000.0, count=FEW)], 1.0, "it grew by"),
+        ([samples(0.0, count=40)[20:], samples(20_000.0, count=FEW)], 1.0, ""),
         ([], 1.0, ""),
     ],
 )

@@ -36,19 +36,27 @@ def why_unclear(own: Sequence[Samples], baseline: Sequence[Samples], *, batch_ra
         baseline: Of the baseline's.
         batch_ratio: The configuration's batch size over the baseline's, or 1 where it is smaller.
     """
-    if not own:
-        return ""
-    held = max(process[-1][1] for process in own)
-    usual = max((process[-1][1] for process in baseline), default=held)
-    risen = max(process[-1][1] - process[0][1] for process in own)
-    if growth(own) is not None:
-        unknown = _grows(own) and growth(baseline) is None
-        return f"it grew by {risen / 2**20:.0f} MiB, and too little was seen of the baseline" if unknown else ""
+    # Of a process of few slices counts what it grew by where longer ones were watched, beyond their pace.
+    found = growth(own)
+    pace = 0.0 if found is None else found[0]
+    since = min((process[0][0] for process in own if len(process) >= FEWEST_SLICES), default=0.0)
+    short = [[each for each in process if each[0] >= since] for process in own if len(process) < FEWEST_SLICES]
+    risen, slices = max((_risen(process, pace) for process in short if process), default=(0.0, 0))
     if risen >= LEAST_GROWTH_BYTES:
-        return f"it grew by {risen / 2**20:.0f} MiB within {max(map(len, own))} slices"
-    if held > UNEXPLAINED * batch_ratio * usual:
+        return f"it grew by {risen / 2**20:.0f} MiB within {slices} slices"
+    if found is not None:
+        unknown = _grows(own) and growth(baseline) is None
+        return "it grew, and too little was seen of the baseline to tell whose leak it is" if unknown else ""
+    held, usual = (max((process[-1][1] for process in side), default=0.0) for side in (own, baseline))
+    if usual and held > UNEXPLAINED * batch_ratio * usual:
         return f"it holds {held / 2**20:.0f} MiB against the baseline's {usual / 2**20:.0f} MiB"
     return ""
+
+
+def _risen(process: Samples, pace: float) -> tuple[float, int]:
+    """Return the bytes by which a process grew beyond a pace in bytes per example, and its slices."""
+    (began, before), (ended, after) = process[0], process[-1]
+    return after - before - pace * (ended - began), len(process)
 
 
 def needs_more_slices(own: Sequence[Samples], baseline: Sequence[Samples], *, batch_ratio: float) -> bool:
