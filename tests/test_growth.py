@@ -7,15 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.stats.growth import (
-    FEWEST_SLICES,
-    HOST,
-    LEAST_GROWTH_BYTES,
-    growth,
-    memory_growth,
-    needs_more_slices,
-    why_unclear,
-)
+from autotune.stats.growth import FEWEST_SLICES, HOST, LEAST_GROWTH_BYTES, growth, memory_growth, why_unclear
 
 MIB = 1 << 20
 LIMIT = 16 << 30
@@ -189,7 +181,6 @@ def test_few_slices_leave_memory_unclear_that_grew_or_that_the_batch_size_does_n
     found = why_unclear(own, [samples(0.0)], batch_ratio=batch_ratio)
     assert found.startswith(reason) or reason in found
     assert bool(found) == bool(reason)
-    assert needs_more_slices(own, [samples(0.0)], batch_ratio=batch_ratio) == bool(reason)
 
 
 def test_a_leak_beside_a_baseline_that_was_hardly_seen_is_unclear():

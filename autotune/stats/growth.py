@@ -10,7 +10,6 @@ from autotune.stats.stability import MEMORY_MARGIN, Check
 
 HOST, DEVICE = "host_memory_growth", "device_memory_growth"  # what the rule is called, by whose memory it is
 FEWEST_SLICES = 6  # of a process that says something
-SURE_SLICES = 9  # of a process whose memory grows: so many tell a leak from memory that settles
 UNEXPLAINED = 1.5  # times the baseline's memory, per ratio of batch sizes: more may be a leak
 LEAST_GROWTH_BYTES = 16 << 20  # within one process: allocators vary by less
 DAY_SECONDS = 24 * 3600.0  # a training that long must fit into memory
@@ -57,13 +56,6 @@ def _risen(process: Samples, pace: float) -> tuple[float, int]:
     """Return the bytes by which a process grew beyond a pace in bytes per example, and its slices."""
     (began, before), (ended, after) = process[0], process[-1]
     return after - before - pace * (ended - began), len(process)
-
-
-def needs_more_slices(own: Sequence[Samples], baseline: Sequence[Samples], *, batch_ratio: float) -> bool:
-    """Tell whether a process that may be leaking should be measured longer; the arguments are `why_unclear`'s."""
-    if why_unclear(own, baseline, batch_ratio=batch_ratio):
-        return True
-    return _grows(own) and max(map(len, own)) < SURE_SLICES
 
 
 def _grows(own: Sequence[Samples]) -> bool:

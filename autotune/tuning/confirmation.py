@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from autotune.executors.executor import IN_CONFIRMATION, DeviceUnavailable, SeatLost, TrialFailed, TrialTiming
 from autotune.record import Boundary, Looks, Outcome, Pairing, Slice, TrialRecord
 from autotune.space.configuration import Configuration
-from autotune.stats.growth import FEWEST_SLICES, SURE_SLICES
+from autotune.stats.growth import FEWEST_SLICES
 from autotune.tuning import costs
 from autotune.tuning.comparison import set_in_blocks, take_turns
 from autotune.tuning.costs import LEAST_ROUNDS, MOST_SLICES_SECONDS
@@ -157,7 +157,7 @@ class FreshPairs:
     def _take_turns(self, confirmation: Confirmation, sides: Sequence[Side], rounds: int, most_seconds: float) -> None:
         trial = confirmation.trial
         # Where the search has seen memory grow, slices are shorter, so that there are enough of them to tell.
-        watched = SURE_SLICES if confirmation.watch_memory(self._run).needs_more_slices else 0
+        watched = FEWEST_SLICES if confirmation.watch_memory(self._run).why_unclear else 0
         length = self._length(confirmation, sides, most=most_seconds / (max(LEAST_ROUNDS, watched) * len(sides)))
         one_round = sum(taken_seconds(length, each.warm) for each in sides)
         rounds = max(watched, min(rounds, max(LEAST_ROUNDS, round(most_seconds / one_round))))
@@ -169,7 +169,7 @@ class FreshPairs:
                 length,
                 lambda done: (
                     done < rounds + trial.repeats()
-                    or (done < SURE_SLICES and confirmation.watch_memory(self._run).needs_more_slices)
+                    or (done < FEWEST_SLICES and bool(confirmation.watch_memory(self._run).why_unclear))
                 ),
             )
         finally:
@@ -196,7 +196,7 @@ class FreshPairs:
         """Baseline, leader and champion, baseline again, each in a process of its own, never two alive."""
         reference, trial = confirmation.reference, confirmation.trial
         rounds = max(1, min(BLOCK_ROUNDS, rounds // 2))
-        if trial.pairs and confirmation.watch_memory(self._run).needs_more_slices:
+        if trial.pairs and confirmation.watch_memory(self._run).why_unclear:
             rounds = FEWEST_SLICES  # of the baseline too, whose memory may grow as well
         before = self._alone(reference, rounds, confirmation, seat)
         inside = [trial] if confirmation.champion is None else [trial, confirmation.champion]

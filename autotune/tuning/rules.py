@@ -120,14 +120,9 @@ class MemoryWatch:
 
     @property
     def why_unclear(self) -> str:
-        """Why memory may be leaking without enough seen to tell; empty where that is clear."""
+        """Why memory may be leaking with too few slices to tell; empty where that is clear."""
         found = [(of, growth.why_unclear(*self._sides(of), batch_ratio=self._ratio)) for of in _MEMORIES]
         return next((f"{of.replace('_', ' ')}: {reason}" for of, reason in found if reason), "")
-
-    @property
-    def needs_more_slices(self) -> bool:
-        """Whether the process that runs now should be measured longer."""
-        return any(growth.needs_more_slices(*self._sides(of), batch_ratio=self._ratio) for of in _MEMORIES)
 
     @property
     def _ratio(self) -> float:
