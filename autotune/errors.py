@@ -81,6 +81,10 @@ class NoStableConfigurationError(AutotuneError):
     exit_code = 3
 
 
+class MeasuringStoppedError(NoStableConfigurationError):
+    """The baseline was measured, and then it or its device failed for good: what was measured stands."""
+
+
 class TrialProcessError(AutotuneError):
     """A process of the tuner's own failed in a way that is not the user's code's doing."""
 

@@ -1,10 +1,14 @@
 """Order of the suite, and the surroundings that all tests share."""
 
+import os
+import tempfile
 from pathlib import Path
 
 import hypothesis
 import pytest
 
+RUNTIME = tempfile.TemporaryDirectory()
+os.environ["XDG_RUNTIME_DIR"] = RUNTIME.name  # tests announce their runs here, apart from the user's own
 TESTS = Path(__file__).parent
 
 hypothesis.settings.register_profile(

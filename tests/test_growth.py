@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.stats.growth import FEWEST_SLICES, HOST, LEAST_GROWTH_BYTES, growth, memory_growth
+from autotune.stats.growth import FEWEST_SLICES, HOST, LEAST_GROWTH_BYTES, growth, memory_growth, why_unclear
 
 MIB = 1 << 20
 LIMIT = 16 << 30
@@ -156,3 +156,34 @@ def test_the_slope_of_an_exact_line_is_found(per_example, count, processes):
     pace, examples = growth([samples(per_example, count=count, seed=n) for n in range(processes)])
     assert pace == pytest.approx(per_example, rel=1e-6, abs=1e-3)
     assert examples < 2000 * count
+
+
+FEW = FEWEST_SLICES - 3
+
+
+@pytest.mark.parametrize(
+    ("own", "batch_ratio", "reason"),
+    [
+        ([samples(20_000.0, count=FEW)], 1.0, "it grew by"),
+        ([samples(0.0, count=FEW), samples(20_000.0, count=FEW)], 1.0, "it grew by"),
+        ([[(x, 4 * y) for x, y in samples(0.0, count=FEW)]], 1.0, "2000 MiB against the baseline's 500 MiB"),
+        ([[(x, 4 * y) for x, y in samples(0.0, count=FEW)]], 4.0, ""),
+        ([[(x, 1.2 * y) for x, y in samples(0.0, count=FEW)]], 1.0, ""),
+        ([samples(0.0, count=FEW)], 1.0, ""),
+        ([[(x, 4 * y) for x, y in samples(0.0)]], 1.0, ""),
+        ([samples(20_000.0)], 1.0, ""),
+        ([samples(0.0), samples(20_000.0, count=FEW)], 1.0, "it grew by"),
+        ([samples(0.0, count=40)[20:], samples(20_000.0, count=FEW)], 1.0, ""),
+        ([], 1.0, ""),
+    ],
+)
+def test_few_slices_leave_memory_unclear_that_grew_or_that_the_batch_size_does_not_explain(own, batch_ratio, reason):
+    """Memory that stays level, or that enough slices were seen of, is clear."""
+    found = why_unclear(own, [samples(0.0)], batch_ratio=batch_ratio)
+    assert found.startswith(reason) or reason in found
+    assert bool(found) == bool(reason)
+
+
+def test_a_leak_beside_a_baseline_that_was_hardly_seen_is_unclear():
+    """More slices of both show whose leak it is."""
+    assert "of the baseline" in why_unclear([samples(2048)], [samples(2048, count=FEW)], batch_ratio=1.0)

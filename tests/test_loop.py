@@ -12,15 +12,16 @@ from simulated_runs import (
     Watcher,
     faster_by,
     go_on,
+    lose,
     on_disk,
     quick_tune,
     simulated_trials,
     tune_simulated,
 )
 
-from autotune.errors import NoStableConfigurationError
 from autotune.executors.executor import TrialFailed
 from autotune.record import Outcome, Pairing, Phase, Standing
+from autotune.report.advice import verdict_in_words
 from autotune.run_directory import RunDirectory
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.tuning.progress import Began, Notice, PairMeasured, TrialBegan, TrialEnded
@@ -248,10 +249,13 @@ BROKEN = [
     ({"slow_calls": every(4, 2.5)}, "hangs"),
     ({"skipped_share": only(FAST, 0.2, None)}, "loss_scale"),
     ({"leak": only(FAST, 4000.0, 0.0), "start_seconds": 10.0}, "host_memory_growth"),
+    ({"leak": only(FAST, 4000.0, 0.0), "start_seconds": 0.2}, "host_memory_growth"),
 ]
 
 
-@pytest.mark.parametrize(("behaviour", "rule"), BROKEN, ids=[rule for _, rule in BROKEN])
+@pytest.mark.parametrize(
+    ("behaviour", "rule"), BROKEN, ids=[f"{rule}-{number}" for number, (_, rule) in enumerate(BROKEN)]
+)
 def test_what_breaks_a_rule_is_not_recommended(tmp_path, behaviour, rule):
     """One that retraces, stalls, hangs, skips steps or leaks, where the baseline does not, however fast it is."""
     trials = simulated_trials(SPEED, noise=0.005, examples=1_000_000, **behaviour)
@@ -265,6 +269,22 @@ def test_what_breaks_a_rule_is_not_recommended(tmp_path, behaviour, rule):
     assert rule in recipe.candidate.reason
 
 
+@pytest.mark.parametrize("pairing", ["auto", "bracketed"])
+@pytest.mark.parametrize("budget", [30.0, 60.0, 200.0])
+@pytest.mark.parametrize("memory", ["leak", "device_leak"])
+def test_a_leak_is_not_recommended_however_little_time_there_was_to_see_it(tmp_path, memory, budget, pairing):
+    """A short run ends undecided; only a run that saw enough slices says that the configuration is unstable."""
+    leaks = {
+        memory: lambda each: 40_000.0 * (each["jit_compile"] is True),
+        "gpus": ("H200",),
+        "device_limit_bytes": 64 << 30,
+    }
+    trials = simulated_trials(SPEED, noise=0.005, examples=1_000_000, start_seconds=0.5, **leaks)
+    recipe, *_ = run(tmp_path, trials, budget=budget, pairing=pairing)
+    assert recipe.configuration == recipe.baseline
+    assert recipe.evidence.verdict in (Verdict.UNDECIDED, Verdict.UNSTABLE)
+
+
 @pytest.mark.parametrize(
     "behaviour",
     [
@@ -272,6 +292,7 @@ def test_what_breaks_a_rule_is_not_recommended(tmp_path, behaviour, rule):
         {"slow_calls": lambda each: 0.9},
         {"skipped_share": lambda each: 0.2},
         {"leak": lambda each: 4000.0, "start_seconds": 10.0},
+        {"leak": lambda each: 4000.0, "start_seconds": 0.2},
     ],
 )
 def test_what_the_baseline_does_as_well_is_nobodys_fault(tmp_path, behaviour):
@@ -539,16 +560,51 @@ def test_a_champion_stands_when_the_device_is_lost_later(tmp_path):
     assert any("the search ends here" in each.text for each in watcher.of(Notice))
 
 
-def test_without_a_champion_a_lost_device_is_an_error(tmp_path):
-    """Nothing can be recommended; what was measured can be gone on with."""
+def test_a_lost_device_leaves_what_was_measured(tmp_path):
+    """The run ends undecided, names the command that goes on, and does not blame the budget."""
     trials = simulated_trials(noise=0.02, gpus=("H200",))
 
     def lose(event):
         if isinstance(event, TrialBegan) and event.trial == 2:
             trials.gpus = ()
 
-    with pytest.raises(NoStableConfigurationError, match="not available any more"):
-        run(tmp_path, trials, observe=Watcher(lose), space=WIDE)
+    watcher = Watcher(lose)
+    recipe, records, _ = run(tmp_path, trials, observe=watcher, space=WIDE)
+    assert (recipe.evidence.verdict, recipe.evidence.ended_by) == (Verdict.UNDECIDED, EndedBy.FAILED)
+    assert recipe.evidence.go_on_seconds
+    assert "budget" not in verdict_in_words(recipe.evidence)
+    assert records[1].outcome is Outcome.OK
+    assert any("not available any more" in each.text for each in watcher.of(Notice))
+
+
+def dying(trials, *, times):
+    """Kills the baseline's next processes as they start, so many times, and the live one now."""
+    left = [TrialFailed(Outcome.CRASHED, "killed by SIGKILL")] * (times - 1)
+    trials.failure = lambda each: left.pop() if each == BASELINE and left else None
+    for live in trials.alive:
+        lose(live)
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, 100])
+def test_a_baseline_that_is_killed_from_outside_is_started_again(tmp_path, times):
+    """Where it keeps dying the run ends undecided, with what was measured; nobody says that it never ran."""
+    trials = simulated_trials(SPEED, noise=0.02)
+    watcher = Watcher()
+
+    def kill(event):
+        if isinstance(event, TrialBegan) and event.trial == 3:
+            dying(trials, times=times)
+
+    watcher.react = kill
+    recipe, records, _ = run(tmp_path, trials, observe=watcher, space=WIDE, budget=300.0)
+    if times <= 3:
+        assert recipe.evidence.verdict is Verdict.FASTER
+        return
+    assert (recipe.evidence.verdict, recipe.evidence.ended_by) == (Verdict.UNDECIDED, EndedBy.FAILED)
+    assert recipe.evidence.go_on_seconds
+    assert [each.outcome for each in records[:3]] == [Outcome.OK] * 3
+    (notice,) = [each.text for each in watcher.of(Notice) if "search ends here" in each.text]
+    assert "the baseline was measured, but its process fails now (crashed): killed by SIGKILL" in notice
 
 
 # --------------------------------------------------------------------------------------------------- pairing
@@ -629,3 +685,58 @@ def test_a_champion_that_does_not_start_any_more_falls(tmp_path):
     assert recipe.changes.get("jit_compile") is True
     champion, *_ = leaders(records_of(tmp_path))
     assert champion.looks[-1].standing is Standing.UNSTABLE
+
+
+# ------------------------------------------------------------------------------- what one process may have
+
+PORT = TrialFailed(Outcome.ERROR, "OSError: [Errno 98] Address already in use")
+
+
+def waiting_for_a_lock(seconds):
+    """A trial that waits for a lock until its time is over."""
+    return TrialFailed(Outcome.TIMEOUT, f"timed out after {seconds:.1f} s while building the model and dataset")
+
+
+@pytest.mark.parametrize("kind", ["port", "lock"])
+def test_what_the_live_baseline_holds_is_got_round_by_one_process_at_a_time(tmp_path, kind):
+    """After three failures alike: those are run again, and the winner is found and confirmed."""
+    trials, seconds = simulated_trials(SPEED, noise=0.02), itertools.count(10)
+
+    def failure(each):
+        others = len(trials.alive) > 1
+        return None if not others else PORT if kind == "port" else waiting_for_a_lock(next(seconds) + 0.3)
+
+    trials.failure = failure
+    recipe, records, watcher = run(tmp_path, trials, space=WIDE, budget=900.0, trial_timeout=10.0)
+    failed = [each for each in records if each.phase is Phase.SEARCH and not each.outcome.measured]
+    assert len(failed) == 3
+    assert recipe.evidence.verdict is Verdict.FASTER
+    assert recipe.configuration["jit_compile"] is True
+    again = [each.configuration for each in records if each.outcome.measured]
+    assert all(each.configuration in again for each in failed)
+    (notice,) = [each.text for each in watcher.of(Notice) if "failed alike" in each.text]
+    assert "the live baseline (trial 0)" in notice
+    assert recipe.evidence.confirmation.pairing == "bracketed"
+
+
+def test_candidates_that_fail_alike_also_without_the_baseline_end_the_search(tmp_path):
+    """Not the budget: the reason and the log are named, and nothing is claimed."""
+    trials = simulated_trials(SPEED, failure=lambda each: None if each == BASELINE else PORT)
+    recipe, records, watcher = run(tmp_path, trials, space=WIDE, budget=900.0)
+    assert (recipe.evidence.verdict, recipe.evidence.ended_by) == (Verdict.UNDECIDED, EndedBy.FAILED)
+    assert len(records) < 12
+    (notice,) = [each.text for each in watcher.of(Notice) if "the search ends here" in each.text]
+    assert "Address already in use" in notice
+    assert "log.txt" in notice
+
+
+def test_candidates_that_fail_alike_for_one_change_do_not_end_the_search(tmp_path):
+    """XLA fails here: what is faster without it is found beside the baseline."""
+    trials = simulated_trials(
+        faster_by(prefetch=1.4),
+        noise=0.02,
+        failure=lambda each: TrialFailed(Outcome.ERROR, "no XLA") if each["jit_compile"] is True else None,
+    )
+    recipe, *_ = run(tmp_path, trials, space=WIDE, budget=900.0)
+    assert recipe.configuration["prefetch"] != BASELINE["prefetch"]
+    assert recipe.evidence.confirmation.pairing == "alternating"

@@ -13,7 +13,7 @@ from autotune.errors import ArgumentError, NoStableConfigurationError
 from autotune.executors import ray_seats
 from autotune.executors.executor import SeatLost
 from autotune.executors.places import cut_cores, whole_host
-from autotune.executors.ray_actor import Host, SeatActor, SeatSettings
+from autotune.executors.ray_actor import Host, SeatActor, SeatSettings, sweep_scratch
 from autotune.executors.ray_cluster import RESOURCE
 from autotune.executors.ray_seats import RayTrials
 
@@ -194,3 +194,36 @@ def test_a_host_with_fewer_cores_than_seats_says_so(monkeypatch):
     actor.close()
     assert isinstance(answer, ArgumentError)
     assert "4096 seats were asked for" in str(answer)
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from autotune.executors.ray_actor import _hold
+held = _hold(Path(sys.argv[1]))
+print("holds", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_a_killed_actor_left_is_swept_at_the_next_start(tmp_path, killed):
+    """What a living one holds stays, and so does whatever no actor has made."""
+    scratch, others, target = (tmp_path / name for name in ("autotune-seat-a", "autotune-seat-b", "target"))
+    for path in (scratch, others, target):
+        path.mkdir()
+    (scratch / "0").mkdir()
+    (scratch / "0" / "log.txt").write_text("lines")
+    (target / "lock").write_text("")
+    (tmp_path / "autotune-seat-link").symlink_to(target)
+    command = [sys.executable, "-c", HOLD, str(scratch)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as actor:
+        assert actor.stdout.readline() == "holds\n"
+        if killed:
+            actor.kill()
+            actor.wait()
+        sweep_scratch(tmp_path)
+        actor.kill()
+    assert scratch.exists() is not killed
+    assert others.exists()
+    assert target.exists()

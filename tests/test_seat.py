@@ -5,7 +5,7 @@ import math
 
 import pytest
 from simulated import SimulatedTrial
-from simulated_runs import BASELINE, FAST, Searching, Watcher, faster_by, simulated_trials
+from simulated_runs import BASELINE, FAST, Searching, Watcher, faster_by, lose, simulated_trials
 
 from autotune.errors import BudgetError, NoStableConfigurationError, WorkloadError
 from autotune.executors.executor import TrialFailed
@@ -137,6 +137,23 @@ def test_a_baseline_that_died_is_started_again(tmp_path):
     with pytest.raises(NoStableConfigurationError):
         searching.measure()
     assert alive(searching.trials) == []
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_baseline_that_is_killed_while_it_is_timed_is_started_again(tmp_path, monkeypatch, times):
+    """It has trained, so what killed it came from outside."""
+    measure, left = SimulatedTrial.measure, [None] * times
+
+    def killed(trial, seconds, timeout_seconds):
+        if left and trial.alive:
+            left.pop()
+            lose(trial)
+        return measure(trial, seconds, timeout_seconds)
+
+    monkeypatch.setattr(SimulatedTrial, "measure", killed)
+    searching = Searching(tmp_path, simulated_trials(TWICE))
+    assert searching.run.records[0].outcome is Outcome.OK
+    assert len(searching.trials.launched) == times + 1
 
 
 def test_a_baseline_that_starts_slowly_has_the_time_to_start_again(tmp_path):

@@ -15,11 +15,19 @@ from simulated_runs import (
     tune_simulated,
 )
 
+from autotune.devices.gpu_use import GpuUse
 from autotune.errors import WorkloadError
 from autotune.recipe.apply import environment
 from autotune.space.knobs import Device
 from autotune.tuning.progress import Notice
-from autotune.tuning.surroundings import as_imported, instabilities, oddities, refuse_knobs_that_cannot_act, worth_notes
+from autotune.tuning.surroundings import (
+    as_imported,
+    foreign_load,
+    instabilities,
+    oddities,
+    refuse_knobs_that_cannot_act,
+    worth_notes,
+)
 
 DEFAULTS = {
     "onednn": True,
@@ -252,3 +260,30 @@ def test_what_the_note_on_the_budget_is_of_is_said():
     assert minutes == "one call of fit would take 6 min as it is: the budget of 60 s is 17% of that"
     (instant,) = worth_notes("one call of fit", samples=30, rate=100.0, budget=60.0)
     assert instant.startswith("one call of fit would take 0.3 s as it is")
+
+
+@pytest.mark.parametrize(
+    ("foreign", "steal", "told"),
+    [(0.1, 0.0, None), (0.4, 0.0, "40% of the processor"), (0.1, 0.5, "60% of the processor"), (None, None, None)],
+)
+def test_a_steady_foreign_load_is_said_at_the_start(foreign, steal, told):
+    """Of two cores for half a second; where nothing tells of it, nothing is said."""
+    slices = [a_slice().model_copy(update={"cores": 2, "foreign_cpu_seconds": foreign, "steal_seconds": steal})] * 3
+    found = list(foreign_load(slices))
+    assert bool(found) == bool(told)
+    assert not told or told in found[0]
+
+
+def test_one_busy_moment_is_no_steady_load():
+    """The median of the baseline's slices counts."""
+    quiet, busy = (a_slice().model_copy(update={"cores": 1, "foreign_cpu_seconds": seconds}) for seconds in (0.01, 0.5))
+    assert list(foreign_load([quiet, busy, quiet])) == []
+    assert len(list(foreign_load([busy, busy, quiet]))) == 1
+
+
+def test_a_card_that_others_work_on_is_said():
+    """By the share of its processors' time that they take."""
+    quiet, busy = ({"limited_by": (), "others": 1, "foreign_utilisation": share} for share in (0.0, 0.5))
+    for use, told in ((quiet, 0), (busy, 1)):
+        on_card = a_slice().model_copy(update={"gpus": (GpuUse.model_validate(use),)})
+        assert len([text for text in foreign_load([on_card]) if "50% of the GPU" in text]) == told

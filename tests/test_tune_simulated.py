@@ -303,13 +303,14 @@ def test_no_file_holds_what_the_script_was_given_in_confidence(tmp_path):
 
 
 def test_everything_but_the_baseline_may_fail(tmp_path):
-    """Then the baseline is what there is."""
+    """Then the baseline is what there is; the last candidate was tried without it, too."""
     trials = simulated_trials(failure=lambda each: TrialFailed(Outcome.CRASHED, "killed") if each != BASELINE else None)
     recipe, records = answered(tmp_path, trials, space=TINY_SPACE)
     assert recipe.changes == {}
     assert recipe.evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN
     assert recipe.evidence.ended_by is EndedBy.EXHAUSTED
-    assert len(searched(records)) == 3
+    assert len(searched(records)) == 3 + 1
+    assert recipe.evidence.candidates == 3
 
 
 def test_a_trial_that_hangs_costs_a_tenth_of_the_budget_at_most(tmp_path):

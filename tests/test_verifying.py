@@ -139,6 +139,10 @@ def out_of_memory(configuration):
             {"retraces": lambda configuration: 5 if configuration["batch_size"] == 128 else 0},
             "it broke a rule: retracing: ",
         ),
+        (
+            {"leak": lambda configuration: 40_000.0 if configuration["batch_size"] == 128 else 0.0},
+            "it broke a rule: host_memory_growth: ",
+        ),
     ],
 )
 def test_a_configuration_that_fails_or_breaks_a_rule_is_unstable(recipe, tmp_path, settings, expected):

@@ -48,6 +48,7 @@ def tune(
     all_seats: bool = False,
     ray_address: str | None = None,
     ray_upload: bool = False,
+    wait: bool = False,
 ) -> int:
     """Find the fastest stable configuration, and write it as a recipe.
 
@@ -92,6 +93,7 @@ def tune(
         all_seats: Keep seats that slow one another down.
         ray_address: The cluster's address; RAY_ADDRESS, or a Ray of this machine's own, when left out.
         ray_upload: Ray copies the working directory to the hosts. Else they share a file system.
+        wait: Wait until earlier runs on the same devices of this machine have ended. The budget begins then.
     """
     given = dict(locals())
     from autotune.console.closing import resume_command, show_recipe, show_usage

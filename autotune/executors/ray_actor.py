@@ -7,9 +7,11 @@ the driver has not been heard of for a lease, it ends its trials; when the actor
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import platform
 import shutil
+import stat
 import tempfile
 import threading
 import time
@@ -29,8 +31,33 @@ from autotune.space.configuration import Configuration
 from autotune.worker import messages
 from autotune.workloads.workload import WorkloadFacts, WorkloadReference
 
+SCRATCH_PREFIX, LOCK = "autotune-seat-", "lock"
 LARGEST_FILES_BYTES = 256 << 20  # of one trial that go back to the driver
 T = TypeVar("T")
+
+
+def sweep_scratch(place: Path) -> None:
+    """Remove what actors that were killed have left: directories of this user's whose lock nobody holds."""
+    for directory in place.glob(f"{SCRATCH_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            found = directory.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+                continue
+            descriptor = os.open(directory / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(directory, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _hold(directory: Path) -> int:
+    """Hold the lock of a scratch directory, and return its descriptor; the file has its name once it is locked."""
+    unnamed = directory / f"{LOCK}.new"
+    descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    unnamed.rename(directory / LOCK)
+    return descriptor
 
 
 class SeatSettings(NamedTuple):
@@ -60,7 +87,9 @@ class SeatActor:
 
     def __init__(self, settings: SeatSettings) -> None:
         self._settings = settings
-        self._scratch = Path(tempfile.mkdtemp(prefix="autotune-seat-"))
+        sweep_scratch(Path(tempfile.gettempdir()))
+        self._scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX))
+        self._held = _hold(self._scratch)  # the lock is the kernel's to free, however this process ends
         self._trials: dict[int, TrialProcess] = {}
         self._folders: dict[int, Path] = {}
         self._processes: TrialProcesses | None = None
@@ -145,10 +174,12 @@ class SeatActor:
 
     def ask(self, number: int, method: str, arguments: tuple[Any, ...], how: Mapping[str, Any]) -> Any:
         """Call a method of a trial."""
+        lost = SeatLost(Outcome.CRASHED, "its trials were ended: the driver was not heard of for the lease")
         trial = self._trials.get(number)
         if trial is None:
-            return SeatLost(Outcome.CRASHED, "its trials were ended: the driver was not heard of for the lease")
-        return self._answer(lambda: getattr(trial, method)(*arguments, **how))
+            return lost
+        answer = self._answer(lambda: getattr(trial, method)(*arguments, **how))
+        return lost if isinstance(answer, TrialFailed) and number not in self._trials else answer
 
     def end(self, number: int) -> dict[str, bytes]:
         """Kill a trial, and hand over its files: paths below its folder, and what they hold."""

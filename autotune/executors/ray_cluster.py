@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import math
 import os
+import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -17,6 +19,7 @@ from autotune.errors import ArgumentError
 RESOURCE = "autotune_seat"
 ANSWER_SECONDS = 10.0  # of the cluster's address
 CONNECT_SECONDS = 60.0  # of Ray, which tries for minutes where something else answers
+TOKEN = secrets.token_hex(32)  # of a Ray of this machine's own; Ray reads it once per process
 
 
 def connect(address: str | None, *, seats: int | None, directory: str | None, left: float = math.inf) -> Any:
@@ -31,6 +34,9 @@ def connect(address: str | None, *, seats: int | None, directory: str | None, le
     Raises:
         ArgumentError: Ray is not installed, or no cluster answers.
     """
+    if not address:  # Ray has tokens since 2.52
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN", TOKEN)
     try:
         import ray
     except ImportError as error:
@@ -51,10 +57,11 @@ def connect(address: str | None, *, seats: int | None, directory: str | None, le
         if port.isdecimal():  # Ray itself would try for minutes
             socket.create_connection((host, int(port)), max(1.0, min(left, ANSWER_SECONDS))).close()
         start = partial(ray.init, **how)
-        if address:
-            _within(max(1.0, left if directory else min(left, CONNECT_SECONDS)), start)
-        else:
-            start()  # in this thread: what Ray starts dies with the thread that has started it
+        with _private_and_quiet(own=not address):
+            if address:
+                _within(max(1.0, left if directory else min(left, CONNECT_SECONDS)), start)
+            else:
+                start()  # in this thread: what Ray starts dies with the thread that has started it
     except (OSError, ValueError, RuntimeError, OverflowError) as error:
         raise ArgumentError(
             f"no Ray cluster answers at {address or 'this machine'}: {error}",
@@ -80,6 +87,43 @@ def _within(seconds: float, connect: Callable[[], object]) -> None:
         raise TimeoutError(f"nothing was heard of Ray for {seconds:.0f} s")
     if failures:
         raise failures[0]
+
+
+@contextlib.contextmanager
+def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace a private name of Ray's while it starts; nothing where this version has no such name."""
+    if not hasattr(module, name):
+        yield
+        return
+    usual = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, usual)
+
+
+@contextlib.contextmanager
+def _private_and_quiet(*, own: bool) -> Iterator[None]:
+    """Have Ray print nothing of its own and, where it is this machine's `own`, listen on 127.0.0.1 only."""
+    from ray._private import ray_constants, worker
+
+    with contextlib.ExitStack() as stack:
+        # The failures of actors are the driver's to say.
+        stack.enter_context(_replaced(worker, "listen_error_messages", lambda *_: None))
+        if own:
+            _read_token_again()
+            # Ray takes a public address in place of 127.0.0.1, except on macOS and Windows.
+            stack.enter_context(_replaced(ray_constants, "ENABLE_RAY_CLUSTER", False))
+        yield
+
+
+def _read_token_again() -> None:
+    """Have Ray read the variables of its token, which it has read already where somebody imported it before."""
+    with contextlib.suppress(ImportError, AttributeError):
+        private: Any = importlib.import_module("ray._raylet")
+        private.Config.initialize("")
+        private.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def room(ray: Any, seat_devices: int) -> tuple[dict[str, Any], int]:

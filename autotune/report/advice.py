@@ -70,8 +70,9 @@ def verdict_in_words(recipe: Recipe) -> str:
 
 def _ended_because(recipe: Recipe) -> str:
     """Return why a run ended that settled nothing."""
-    if recipe.evidence.ended_by is EndedBy.INTERRUPTED:
-        return "the run was stopped"
+    stopped = {EndedBy.INTERRUPTED: "the run was stopped", EndedBy.FAILED: "measuring could not go on"}
+    if recipe.evidence.ended_by in stopped:
+        return stopped[recipe.evidence.ended_by]
     budget, spent = recipe.created_by.budget_seconds, recipe.created_by.spent_seconds
     if budget - spent <= max(UNUSED_SHARE * budget, CLOSING_SECONDS):
         return "the budget ended"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 DEFAULT_BATCH = 32  # Keras's, for arrays
+VALIDATION_HINT = "Give fit() validation_steps, or validation data that ends, such as dataset.take(N)."
 FEW_STEPS = 3
 """Of each `fit` that is not tuned."""
 
@@ -132,6 +133,19 @@ class FitCall:
             held_out = keras_batches((*parts, None, None)[:3], batch_size=size, shuffle=False, class_weight=None)
         steps = self.arguments["validation_steps"]
         return held_out.take(int(steps)) if steps else held_out
+
+    @property
+    def validates_for_ever(self) -> bool:
+        """Whether its validation data has no end, and its training reaches the end of an epoch."""
+        import tensorflow as tf
+
+        given = self.arguments
+
+        def is_endless(data: Any) -> bool:
+            return isinstance(data, tf.data.Dataset) and data.cardinality() == tf.data.INFINITE_CARDINALITY
+
+        never_validated = is_endless(given["x"]) and not given["steps_per_epoch"]
+        return is_endless(given["validation_data"]) and not given["validation_steps"] and not never_validated
 
     def _steps_per_epoch(self) -> int | None:
         """Of the script's, for batches of another size; None where the end of the data ends an epoch."""

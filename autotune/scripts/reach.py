@@ -15,7 +15,7 @@ from autotune.scripts.call_sites import enclosing_ranges
 from autotune.scripts.chain import BATCHES, back_from, batch_calls, cacheable, calls_for, drops_remainder
 from autotune.scripts.execute import directory_of, file_of, fingerprint_of_script
 from autotune.scripts.facts import NO_XLA, ScriptFacts, Site, Trains
-from autotune.scripts.fit_call import FitCall, honours_batch_size
+from autotune.scripts.fit_call import VALIDATION_HINT, FitCall, honours_batch_size
 from autotune.scripts.loop_watch import LoopWatch
 from autotune.scripts.settings import as_knob
 from autotune.scripts.side_effects import SideEffects
@@ -72,6 +72,10 @@ def facts_of_fit(call: FitCall, number: int, site: Site, around: Around) -> Work
         raise WorkloadError(
             "fit() is given a generator without steps_per_epoch, so its data cannot be read twice",
             hint="Give fit() steps_per_epoch, or a keras.utils.PyDataset or tf.data.Dataset in place of it.",
+        )
+    if call.validates_for_ever:
+        raise WorkloadError(
+            f"{site}: validation_data has no end, so the first epoch's validation has none either", hint=VALIDATION_HINT
         )
     dataset, _ = call.training_dataset()
     given = runtime_knobs()

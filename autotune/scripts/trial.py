@@ -18,7 +18,7 @@ from autotune.scripts import ranks
 from autotune.scripts.chain import drops_remainder
 from autotune.scripts.execute import leave, run_as_main
 from autotune.scripts.facts import ScriptFacts, Site, Trains
-from autotune.scripts.fit_call import FitCall, few_steps
+from autotune.scripts.fit_call import VALIDATION_HINT, FitCall, few_steps
 from autotune.scripts.long_run import changed_arguments
 from autotune.scripts.loop_trial import LoopTraining, OtherWorker, TrialHooks
 from autotune.scripts.refits import Refits
@@ -224,6 +224,8 @@ class _FitTraining(TrialHooks):
             uneven=True,
             refit_seconds=0.0 if self._refits is None else self._refits.seconds / max(1, call.epochs),
             compiling_seconds=None if self._refits is None else self._refits.first_call_seconds,
+            validated_by=str(self.facts.fit_site),
+            validation_hint=VALIDATION_HINT,
         )
         keras_fit.time_fit(request, self.channel, configuration, parts)
 

@@ -59,6 +59,7 @@ class EndedBy(enum.StrEnum):
     EXHAUSTED = "exhausted"  # every configuration of the search space was tried, or as many as were asked for
     BUDGET = "budget"
     INTERRUPTED = "interrupted"
+    FAILED = "failed"  # the baseline kept dying, or no candidate could run beside it: a notice said why
 
 
 def is_faster(ratio: LogInterval, *, min_gain: float) -> bool:

@@ -11,6 +11,7 @@ from autotune.stats.stability import MEMORY_MARGIN, Check
 
 HOST, DEVICE = "host_memory_growth", "device_memory_growth"  # what the rule is called, by whose memory it is
 FEWEST_SLICES = 6  # of a process that says something
+UNEXPLAINED = 1.5  # times the baseline's memory, per ratio of batch sizes: more may be a leak
 LEAST_GROWTH_BYTES = 16 << 20  # within one process: allocators vary by less
 DAY_SECONDS = 24 * 3600.0  # a training that long must fit into memory
 
@@ -25,6 +26,42 @@ def growth(processes: Sequence[Samples]) -> tuple[float, float] | None:
         return None
     pace = statistics.median(map(_lasting_pace, settled))
     return pace, max(each[-1][0] - each[0][0] for each in settled)
+
+
+def why_unclear(own: Sequence[Samples], baseline: Sequence[Samples], *, batch_ratio: float) -> str:
+    """Say why memory may be leaking where too few slices were seen to tell; empty where they tell, or nothing grew.
+
+    Args:
+        own: Of the configuration's processes.
+        baseline: Of the baseline's.
+        batch_ratio: The configuration's batch size over the baseline's, or 1 where it is smaller.
+    """
+    # Of a process of few slices counts what it grew by where longer ones were watched, beyond their pace.
+    found = growth(own)
+    pace = 0.0 if found is None else found[0]
+    since = min((process[0][0] for process in own if len(process) >= FEWEST_SLICES), default=0.0)
+    short = [[each for each in process if each[0] >= since] for process in own if len(process) < FEWEST_SLICES]
+    risen, slices = max((_risen(process, pace) for process in short if process), default=(0.0, 0))
+    if risen >= LEAST_GROWTH_BYTES:
+        return f"it grew by {risen / 2**20:.0f} MiB within {slices} slices"
+    if found is not None:
+        unknown = _grows(own) and growth(baseline) is None
+        return "it grew, and too little was seen of the baseline to tell whose leak it is" if unknown else ""
+    held, usual = (max((process[-1][1] for process in side), default=0.0) for side in (own, baseline))
+    if usual and held > UNEXPLAINED * batch_ratio * usual:
+        return f"it holds {held / 2**20:.0f} MiB against the baseline's {usual / 2**20:.0f} MiB"
+    return ""
+
+
+def _risen(process: Samples, pace: float) -> tuple[float, int]:
+    """Return the bytes by which a process grew beyond a pace in bytes per example, and its slices."""
+    (began, before), (ended, after) = process[0], process[-1]
+    return after - before - pace * (ended - began), len(process)
+
+
+def _grows(own: Sequence[Samples]) -> bool:
+    found = growth(own)
+    return found is not None and found[0] * found[1] >= LEAST_GROWTH_BYTES
 
 
 def _lasting_pace(samples: Samples) -> float:

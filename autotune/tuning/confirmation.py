@@ -15,10 +15,12 @@ from dataclasses import dataclass, field, replace
 from autotune.executors.executor import IN_SEARCH, DeviceUnavailable, SeatLost, TrialFailed
 from autotune.record import Boundary, Looks, Outcome, Pairing, Slice, TrialRecord
 from autotune.space.configuration import Configuration
+from autotune.stats.growth import FEWEST_SLICES
 from autotune.tuning import costs
 from autotune.tuning.comparison import set_in_blocks, take_turns
 from autotune.tuning.costs import LEAST_ROUNDS, MOST_ROUNDS, MOST_SLICES_SECONDS
 from autotune.tuning.feasibility import fit_on_card
+from autotune.tuning.rules import MemoryWatch
 from autotune.tuning.run import Run, never_two_alive
 from autotune.tuning.seat import INPUT_WAIT_SECONDS, SLICE_PATIENCE_SECONDS, SLICES_IN_A_TRIAL
 from autotune.tuning.side import Side
@@ -81,6 +83,12 @@ class Confirmation:
     def record(self) -> TrialRecord:
         """The leader's, as it stands."""
         return self.trial.record(Outcome.OK, failure=self.failure)
+
+    def watch_memory(self, run: Run) -> MemoryWatch:
+        """Return what all slices so far show of the leader's memory."""
+        return MemoryWatch(
+            record=self.trial.record(Outcome.OK), searched=run.records.values(), baseline_batch=run.baseline.batch_size
+        )
 
     def is_beside(self, configuration: Configuration) -> bool:
         """Whether its champion is this one."""
@@ -158,11 +166,22 @@ class FreshPairs:
 
     def _take_turns(self, confirmation: Confirmation, sides: Sequence[Side], seconds: float, most_rounds: int) -> None:
         trial = confirmation.trial
-        length = self._length(confirmation, sides, most=seconds / (LEAST_ROUNDS * len(sides)))
-        one_round = sum(taken_seconds(length, each.warm) for each in sides)
-        rounds = max(LEAST_ROUNDS, min(most_rounds, round(seconds / one_round)))
+        # Where the search has seen memory grow, slices are shorter, so that there are enough of them to tell.
+        watched = FEWEST_SLICES if confirmation.watch_memory(self._run).why_unclear else 0
+        length = self._length(confirmation, sides, most=seconds / (max(LEAST_ROUNDS, watched) * len(sides)))
+        one_round = sum(taken_seconds(length, side.warm) for side in sides)
+        rounds = max(LEAST_ROUNDS, watched, min(most_rounds, round(seconds / one_round)))
         try:
-            take_turns(self._run, sides[0], sides[1:], length, lambda done: done < rounds + trial.repeats())
+            take_turns(
+                self._run,
+                sides[0],
+                sides[1:],
+                length,
+                lambda done: (
+                    done < rounds + trial.repeats()
+                    or (done < FEWEST_SLICES and bool(confirmation.watch_memory(self._run).why_unclear))
+                ),
+            )
         finally:
             instance = trial.instances - 1
             if own := [pair for pair in trial.pairs if pair.instance == instance]:
@@ -190,6 +209,8 @@ class FreshPairs:
         reference, trial = confirmation.reference, confirmation.trial
         in_block = seconds / (4 * costs.slice_seconds(confirmation.in_search))
         rounds = max(1, min(BLOCK_ROUNDS, most_rounds // 2, round(in_block)))
+        if trial.pairs and confirmation.watch_memory(self._run).why_unclear:
+            rounds = FEWEST_SLICES  # of the baseline too, whose memory may grow as well
         before = self._alone(reference, rounds, confirmation, seat)
         inside = [trial] if confirmation.champion is None else [trial, confirmation.champion]
         taken: list[tuple[Trial, list[Slice]]] = []

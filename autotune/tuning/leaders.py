@@ -177,9 +177,11 @@ class Leaders:
             return Standing.NOT_SHOWN if is_spent else Standing.OPEN
         self.checks[confirmation.trial.number] = checks = self._rules(confirmation)
         broken = _broken(checks)
-        if broken and (count >= RULES_ASKED_AFTER or is_spent):
-            return Standing.UNSTABLE
-        if is_faster(claim, min_gain=self._min_gain) and not broken:
+        if broken:
+            return Standing.UNSTABLE if count >= RULES_ASKED_AFTER or is_spent else Standing.OPEN
+        if is_faster(claim, min_gain=self._min_gain):
+            if confirmation.watch_memory(self._run).why_unclear:  # it is measured on, and never confirmed like that
+                return Standing.NOT_SHOWN if is_spent else Standing.OPEN
             if self._beats_champion(confirmation):
                 return Standing.CONFIRMED
             champion = self._view.champion()
@@ -207,7 +209,8 @@ class Leaders:
         record, baseline = confirmation.trial.record(Outcome.OK), confirmation.reference.record(Outcome.OK)
         own = numerics_of(confirmation.trial.configuration)
         parity = [check for each, check in self.parity.items() if numerics_of(each) == own]
-        return (*checks_of(record, baseline, self._limits), *parity[-1:])
+        checks = checks_of(record, baseline, self._limits, searched=self._run.records.values())
+        return (*checks, *parity[-1:])
 
     def note_parity(self, configuration: Configuration, check: Check) -> None:
         """Keep what comparing losses has shown; where they part, all of that class of numerics are unstable."""

@@ -6,13 +6,15 @@ import contextlib
 import math
 from dataclasses import replace
 
-from autotune.errors import BudgetError, NoStableConfigurationError, WorkloadError
+from autotune.errors import BudgetError, MeasuringStoppedError, NoStableConfigurationError, WorkloadError
 from autotune.executors.executor import IN_SEARCH, SeatLost, TrialFailed, TrialTiming, WarmUp
 from autotune.record import Outcome, Slice
 from autotune.tuning.run import Run, never_two_alive
 from autotune.tuning.side import PATIENCE_SECONDS, Side
 from autotune.tuning.trial import Trial
 from autotune.tuning.waiting import GENEROUS, Deadline, TimeIsUp
+
+MOST_DEATHS = 3  # in a row, of a baseline that has trained before: then the run ends
 
 
 class Baseline:
@@ -41,7 +43,8 @@ class Baseline:
 
     def ensure(self) -> Side:
         """Its process, started again where it is gone. Raises NoStableConfigurationError, TrialFailed, TimeIsUp."""
-        if self.side is None:
+        deaths = 0
+        while self.side is None:
             usual = 0.0 if self.trial.warm is None else self.trial.warm.ready_seconds
             timing = replace(IN_SEARCH, boundary=self._run.boundary)
             try:
@@ -49,13 +52,19 @@ class Baseline:
             except SeatLost:
                 raise
             except TrialFailed as failure:
-                raise self._judged(failure) from failure
-        assert self.side is not None
+                deaths += 1
+                if not self.starts_again(failure, deaths):
+                    raise self._judged(failure) from failure
         return self.side
 
+    def starts_again(self, failure: TrialFailed, deaths: int) -> bool:
+        """Tell whether to start it again after so many deaths in a row: it has trained, so something else ended it."""
+        trained = bool(self.trial.slices) or self.trial.warm is not None
+        return trained and failure.outcome is Outcome.CRASHED and deaths < MOST_DEATHS
+
     def slice(self, length: float) -> Slice:
-        """A slice of it, started again once if it died. Raises as `ensure`."""
-        for last_try in (False, True):
+        """Train a slice of it; it is started again where it died. Raises as `ensure`."""
+        for deaths in range(1, MOST_DEATHS + 1):
             side = self.ensure()
             try:
                 return side.slice(length)
@@ -67,7 +76,7 @@ class Baseline:
                 raise
             except TrialFailed as failure:
                 self.stop()
-                if last_try:
+                if deaths > 1 and not self.starts_again(failure, deaths):
                     raise self._judged(failure) from failure
         raise AssertionError("unreachable")
 
@@ -102,6 +111,12 @@ def baseline_error(run: Run, trial: Trial, failure: TrialFailed, *, hurried: boo
         return BudgetError(f"the baseline was not warm and timed in time: {failure.reason}", hint=hint, detail=detail)
     if failure.input_error:
         return WorkloadError(failure.reason, hint=failure.hint, detail=failure.detail)
+    if trial.slices and failure.outcome is not Outcome.NONFINITE:
+        return MeasuringStoppedError(
+            f"the baseline was measured, but its process fails now ({failure.outcome}): {failure.reason}",
+            hint=failure.hint or f"Mend that; --resume {run.directory.path} goes on. Its log is {run.log_of(trial)}.",
+            detail=detail,
+        )
     return NoStableConfigurationError(
         f"the baseline itself fails ({failure.outcome}): {failure.reason}",
         hint=failure.hint or f"Nothing can be recommended before it runs. Its log is {run.log_of(trial)}.",

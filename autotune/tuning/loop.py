@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from autotune.errors import NoStableConfigurationError
+from autotune.errors import MeasuringStoppedError, NoStableConfigurationError
 from autotune.executors.executor import SeatLost
 from autotune.record import Outcome, Pairing, Phase
 from autotune.space.combining import refusal
@@ -24,6 +24,7 @@ from autotune.stats.deciding import EndedBy
 from autotune.stats.stability import Check
 from autotune.tuning import costs
 from autotune.tuning.confirmation import Confirmation, FreshPairs
+from autotune.tuning.exclusive_resources import ExclusiveResources
 from autotune.tuning.feasibility import known_to_fail
 from autotune.tuning.leaders import Leaders
 from autotune.tuning.losses import Trainings, compare_numerics, numerics_of
@@ -96,6 +97,8 @@ class Loop:
         self._proposals = Proposals(space, sampler)
         self._seats = Seats(run, deadline, seat, bracketed=seat.bracketed, all_at_once=options.all_seats)
         self._lost: list[Configuration] = []  # whose seat was lost: they are run again
+        self._exclusive = ExclusiveResources(run)
+        self._problem = ""  # why another candidate would fail as well
         self._view = View(run, measured_seconds=measured)
         self._view.tried[space.baseline] = seat.baseline.trial
         self._trial_limits = TrialLimits(timeout=timeout, measured=measured, known=self._view.tried.__contains__)
@@ -105,6 +108,7 @@ class Loop:
         self._durations: list[float] = []
         self._looks_since = 0
         self._time_is_up = False
+        self._ended_by = EndedBy.BUDGET  # once the time is up
         for trial in earlier:
             if trial.phase is Phase.SEARCH:
                 self._view.tried[trial.asked] = trial
@@ -123,7 +127,7 @@ class Loop:
                 state = self.state()
                 action = next_action(state)
                 if self._time_is_up:
-                    action = Wait() if state.busy else End(EndedBy.BUDGET)
+                    action = Wait() if state.busy else End(self._ended_by)
                 if isinstance(action, End):
                     return self._ended(state, action.by)
                 alone = self._alone(action)
@@ -153,10 +157,10 @@ class Loop:
                 hint=f"See the notices above; --resume {run.directory.path} goes on.",
             )
         run.observe(Notice(text="no seat is left; the run ends with what was measured"))
-        return self._ended(self.state(), EndedBy.BUDGET)
+        return self._ended(self.state(), EndedBy.FAILED)
 
     def _ended(self, state: State, by: EndedBy) -> Found:
-        if by is EndedBy.BUDGET and state.opened:
+        if by in (EndedBy.BUDGET, EndedBy.FAILED) and state.opened:
             for each in state.opened:
                 self._leaders.last_look(self._view.confirmations[each.number])
             state = self.state()
@@ -188,10 +192,15 @@ class Loop:
         except TimeIsUp:
             self._time_is_up = True
         except NoStableConfigurationError as error:
-            if self._view.champion() is None or self._seats.others:
+            stands = isinstance(error, MeasuringStoppedError) or self._view.champion() is not None
+            if self._seats.others or not stands:
                 raise
-            self._run.observe(Notice(text=f"{error.message}; the search ends here"))
-            self._time_is_up = True
+            self._stop_measuring(error.message)
+
+    def _stop_measuring(self, why: str) -> None:
+        """End the run with what was measured."""
+        self._run.observe(Notice(text=f"{why}; the search ends here"))
+        self._time_is_up, self._ended_by = True, EndedBy.FAILED
 
     # ---------------------------------------------------------------------------------------------- the state
 
@@ -246,6 +255,9 @@ class Loop:
             )
             if proposed is None:
                 return
+            if self._problem:
+                self._stop_measuring(self._problem)
+                return
             asked, configuration = proposed
         self._looks_since = 0
         trial = run.new_trial(Phase.SEARCH, configuration)
@@ -256,6 +268,8 @@ class Loop:
                 run.keep(trial.record(Outcome.INFERRED_OOM, reason=reason))
             else:
                 self._measure(trial, seat)
+                again, self._problem = self._exclusive.judge(run.records[trial.number], seat)
+                self._lost += again
         except SeatLost as lost:
             self._lose(trial, lost)
             raise

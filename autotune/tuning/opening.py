@@ -32,6 +32,7 @@ from autotune.tuning.run import Run
 from autotune.tuning.seat import BASELINE_SECONDS, Seat
 from autotune.tuning.surroundings import (
     as_imported,
+    foreign_load,
     instabilities,
     oddities,
     refit_notes,
@@ -230,8 +231,8 @@ def open_run(
     own = {} if facts.script is None else facts.script.variables
     set_ = variables.notes({**os.environ, **own}, machine.packages.get("tensorflow", ""))
     slices = seat.baseline.trial.slices
-    seen = (*oddities(facts, warm, opened.device), *refit_notes(facts.script, slices), *instabilities(slices))
-    for text in (*set_, *notes, *seen):
+    odd = (*oddities(facts, warm, opened.device), *refit_notes(facts.script, slices))
+    for text in (*set_, *notes, *odd, *instabilities(slices), *foreign_load(slices)):
         observe(Notice(text=text))
     return opened
 

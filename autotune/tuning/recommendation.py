@@ -212,6 +212,8 @@ def _why_not(
     if state.open is not None or state.contenders:
         if leader is None or not leader.processes:
             return "the run ended before it was measured in fresh processes"
+        if memory := found.confirmations[leader.number].watch_memory(run).why_unclear:
+            return f"too little was seen to tell whether it leaks memory ({memory})"
         return f"{_processes(leader)} did not decide it before the run ended"
     if best.ratio <= math.log1p(min_gain):
         return f"that is less than the gain of {min_gain:.0%} that was asked for (--min-gain)"

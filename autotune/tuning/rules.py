@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
-from autotune.record import Pairing, Slice, TrialRecord
+from autotune.record import Pairing, Phase, Slice, TrialRecord
 from autotune.stats import growth
 from autotune.stats.disturbance import HEAT, slowed_by
 from autotune.stats.stability import (
@@ -26,6 +26,8 @@ from autotune.stats.stability import (
     tail,
 )
 
+_MEMORIES = (growth.HOST, growth.DEVICE)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -40,8 +42,10 @@ class Limits:
     work_varies: bool = False  # an update of the weights is no constant work
 
 
-def checks_of(record: TrialRecord, baseline: TrialRecord, limits: Limits) -> tuple[Check, ...]:
-    """The stability rules, applied to a leader's record beside the baseline's."""
+def checks_of(
+    record: TrialRecord, baseline: TrialRecord, limits: Limits, *, searched: Collection[TrialRecord] = ()
+) -> tuple[Check, ...]:
+    """The stability rules, applied to a leader's record beside the baseline's; `searched` are the run's records."""
     losses = [pair.candidate.loss for pair in record.pairs]
     checks = [
         loss_is_finite(losses),
@@ -58,8 +62,8 @@ def checks_of(record: TrialRecord, baseline: TrialRecord, limits: Limits) -> tup
         checks.append(peak_memory(name, peak, limit, margin=limits.margin))
         if record.throughput is not None:
             grows = growth.memory_growth(
-                memory_of(record, of, candidate=True),
-                memory_of(record, of, candidate=False),
+                memory_of(record, of, candidate=True, searched=searched),
+                memory_of(record, of, candidate=False, searched=searched),
                 of=of,
                 examples_per_second=record.throughput.value,
                 held_bytes=peak,
@@ -76,14 +80,65 @@ def checks_of(record: TrialRecord, baseline: TrialRecord, limits: Limits) -> tup
     return tuple(checks)
 
 
-def memory_of(record: TrialRecord, of: str, *, candidate: bool) -> list[list[tuple[float, float]]]:
-    """By process: examples trained so far and memory held, at the end of each slice of a confirmation."""
+def memory_of(
+    record: TrialRecord, of: str, *, candidate: bool, searched: Iterable[TrialRecord] = ()
+) -> list[list[tuple[float, float]]]:
+    """Return examples trained so far and memory held after each slice, by process."""
     before_and_after = record.pairing is Pairing.BRACKETED and not candidate  # two processes of the baseline
-    processes: dict[tuple[int, bool], list[Slice]] = {}
+    processes: dict[tuple[object, ...], list[Slice]] = {}
     for pair in record.pairs:
-        process = (pair.instance, before_and_after and pair.baseline_first)
+        process = (record.trial, pair.instance, before_and_after and pair.baseline_first)
         processes.setdefault(process, []).append(pair.candidate if candidate else pair.baseline)
-    return [memory_samples(each, of) for each in processes.values()]
+    live: dict[str | None, list[Slice]] = {}  # the live baselines of the search, by seat
+    for other in searched:
+        if other.phase is not Phase.SEARCH:
+            continue
+        live.setdefault(other.seat, []).extend(pair.baseline for pair in other.pairs)
+        if candidate and other.configuration == record.configuration:
+            for pair in other.pairs:
+                processes.setdefault((other.trial, pair.instance), []).append(pair.candidate)
+    alive = [] if candidate else chain.from_iterable(map(_cut_by_process, live.values()))
+    return [samples for slices in (*processes.values(), *alive) if (samples := memory_samples(slices, of))]
+
+
+def _cut_by_process(slices: Iterable[Slice]) -> list[list[Slice]]:
+    """Cut the slices of a live baseline where it was started again."""
+    processes: list[list[Slice]] = []
+    trained = 0
+    for piece in sorted((each for each in slices if each.trained_examples), key=lambda each: each.at or 0.0):
+        if not processes or (piece.trained_examples or 0) <= trained:
+            processes.append([])
+        processes[-1].append(piece)
+        trained = piece.trained_examples or 0
+    return processes
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryWatch:
+    """What the slices so far show of a configuration's memory beside the baseline's.
+
+    Args:
+        record: The configuration's record in its confirmation.
+        searched: The run's records.
+        baseline_batch: The baseline's batch size.
+    """
+
+    record: TrialRecord
+    searched: Collection[TrialRecord]
+    baseline_batch: int
+
+    @property
+    def why_unclear(self) -> str:
+        """Why memory may be leaking with too few slices to tell; empty where that is clear."""
+        found = [(of, growth.why_unclear(*self._sides(of), batch_ratio=self._ratio)) for of in _MEMORIES]
+        return next((f"{of.replace('_', ' ')}: {reason}" for of, reason in found if reason), "")
+
+    @property
+    def _ratio(self) -> float:
+        return max(1.0, int(self.record.configuration["batch_size"]) / self.baseline_batch)
+
+    def _sides(self, of: str) -> tuple[list[list[tuple[float, float]]], ...]:
+        return tuple(memory_of(self.record, of, candidate=each, searched=self.searched) for each in (True, False))
 
 
 def memory_samples(slices: Sequence[Slice], of: str) -> list[tuple[float, float]]:

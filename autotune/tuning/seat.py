@@ -7,8 +7,9 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from autotune.errors import NoStableConfigurationError
+from autotune.errors import MeasuringStoppedError
 from autotune.executors.executor import IN_SEARCH, Data, DeviceUnavailable, SeatLost, TrialFailed, WarmUp
+from autotune.executors.signs import says_taken
 from autotune.recipe.apply import environment
 from autotune.record import Outcome, Pairing, Phase, TrialRecord
 from autotune.space.configuration import Configuration, acting, on_device, on_several_devices
@@ -87,28 +88,32 @@ class Seat:
         self.is_open = True
         if earlier is not None:
             run.announce(trial)
-        hurried = timeout < BASELINE_SECONDS
-        try:
-            warm = self.baseline.launch(usual=0.0, at_most=timeout)
-            self._note_workload(trial, warm)
-            length = slice_seconds(warm)
-            most = max(1, min(BASELINE_SLICES, int(BASELINE_SLICES_SECONDS / length)))
-            assert self.baseline.side is not None
-            for place in range(most):
-                left = self._deadline.left()
-                if place and (run.interrupted() or left < taken_seconds(length, warm)):
-                    break
-                hurried = left < 3 * length + PATIENCE_SECONDS + GENEROUS * warm.ready.uncounted_seconds
-                trial.add_slices([self.baseline.side.slice(length)])
-        except SeatLost as lost:
-            run.keep(trial.record(Outcome.INTERRUPTED, reason=lost.whole))
-            raise
-        except (TrialFailed, TimeIsUp) as error:
-            failure = error if isinstance(error, TrialFailed) else TrialFailed(Outcome.TIMEOUT, "no time is left")
-            self.baseline.stop()
-            if earlier is None:  # else what it gave then stands
-                run.keep(trial.record(Outcome.ERROR, failure=failure))
-            raise baseline_error(run, trial, failure, hurried=hurried) from error
+        hurried, warm, deaths = timeout < BASELINE_SECONDS, None, 0
+        while warm is None:
+            try:
+                warm = self.baseline.launch(usual=0.0, at_most=timeout)
+                self._note_workload(trial, warm)
+                length = slice_seconds(warm)
+                most = max(1, min(BASELINE_SLICES, int(BASELINE_SLICES_SECONDS / length)))
+                assert self.baseline.side is not None
+                for place in range(most):
+                    left = self._deadline.left()
+                    if place and (run.interrupted() or left < taken_seconds(length, warm)):
+                        break
+                    hurried = left < 3 * length + PATIENCE_SECONDS + GENEROUS * warm.ready.uncounted_seconds
+                    trial.add_slices([self.baseline.side.slice(length)])
+            except SeatLost as lost:
+                run.keep(trial.record(Outcome.INTERRUPTED, reason=lost.whole))
+                raise
+            except (TrialFailed, TimeIsUp) as error:
+                failure = error if isinstance(error, TrialFailed) else TrialFailed(Outcome.TIMEOUT, "no time is left")
+                self.baseline.stop()
+                warm, deaths = None, deaths + 1
+                if self.baseline.starts_again(failure, deaths):
+                    continue
+                if earlier is None:  # else what it gave then stands
+                    run.keep(trial.record(Outcome.ERROR, failure=failure))
+                raise baseline_error(run, trial, failure, hurried=hurried) from error
         self._wanted = wanted_seconds(0.0 if is_busy(trial.slices) else MUCH_WAITING, objective=run.objective)
         if earlier is None:
             self.keep_baseline()
@@ -209,7 +214,7 @@ class Seat:
             # It says nothing about this configuration, and the next would fare alike.
             if not known:
                 outcome, reason, log_tail = Outcome.INTERRUPTED, failure.whole, failure.log_tail
-            ended = NoStableConfigurationError(
+            ended = MeasuringStoppedError(
                 f"the device is not available any more: {failure.reason}",
                 hint=f"{failure.hint} Then --resume {run.directory.path} goes on with what was found.",
                 detail=failure.detail,
@@ -247,6 +252,7 @@ class Seat:
                 if failure.outcome is not Outcome.OOM:
                     raise
                 out_of_memory = failure  # perhaps only the two together do not fit
+                self.bracketed = says_taken(failure.reason)  # then no later one fits beside the baseline either
             else:
                 return
         try:

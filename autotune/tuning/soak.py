@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from autotune.executors.executor import IN_SEARCH, DeviceUnavailable, TrialFailed
 from autotune.recipe.evidence import Watch
@@ -38,7 +38,7 @@ def soak(run: Run, confirmed: TrialRecord, *, seat: str, seconds: float, limits:
     return Watch(
         seconds=math.fsum(each.seconds for each in trial.slices),
         throughput=record.throughput,
-        checks=_checks(trial, confirmed, limits, record.throughput),
+        checks=_checks(trial, confirmed, limits, record.throughput, run.records.values()),
         failure="" if failure is None else failure.reason or str(failure.outcome),
     )
 
@@ -72,7 +72,9 @@ def _stamped(slices: Sequence[Slice], ended: float) -> list[Slice]:
     return [each.model_copy(update={"at": ended - after}) for each, after in zip(slices, left, strict=True)]
 
 
-def _checks(trial: Trial, confirmed: TrialRecord, limits: Limits, throughput: Interval | None) -> tuple[Check, ...]:
+def _checks(
+    trial: Trial, confirmed: TrialRecord, limits: Limits, throughput: Interval | None, searched: Collection[TrialRecord]
+) -> tuple[Check, ...]:
     if throughput is None:
         return ()
     found = []
@@ -83,7 +85,7 @@ def _checks(trial: Trial, confirmed: TrialRecord, limits: Limits, throughput: In
             found.append(
                 growth.memory_growth(
                     [samples],
-                    memory_of(confirmed, of, candidate=False),
+                    memory_of(confirmed, of, candidate=False, searched=searched),
                     of=of,
                     examples_per_second=throughput.value,
                     held_bytes=round(max(each for _, each in samples)),

@@ -7,6 +7,7 @@ part of it, and so is a variable of the shell that TensorFlow reads, whether the
 from __future__ import annotations
 
 import os
+import statistics
 from collections.abc import Iterator, Sequence
 
 from autotune.errors import WorkloadError
@@ -16,11 +17,13 @@ from autotune.record import Slice
 from autotune.scripts.facts import NO_XLA, ScriptFacts, Trains
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS, STRATEGY_KNOBS, Device, Stage
+from autotune.stats.disturbance import gpu_load_of, load_of
 from autotune.stats.stability import MOST_RETRACES, MOST_SKIPPED, RETRACING_ADVICE
 from autotune.workloads.workload import WorkloadFacts
 
 WORTH_SHARE = 0.02  # of a training that tuning it may cost
 LONG_BEFORE_SHARE = 1 / 3  # of a trial, that a script may take before it trains without a notice
+MUCH_FOREIGN = 0.15  # share of the processor that others may take while the baseline is timed without a notice
 NOTABLE_ENDS = 0.1  # share of its time that a training may spend between epochs without a notice
 _SAY_HOW_LONG = "Let it say so: dataset.apply(tf.data.experimental.assert_cardinality(N))"
 
@@ -176,7 +179,8 @@ def oddities(facts: WorkloadFacts, warm: WarmUp, device: Device) -> Iterator[str
     elif started.validation_uncounted:
         yield (
             "the validation data does not say how long it is, and counting took too long: where epochs are timed by "
-            f"steps, only its beginning is charged. {_SAY_HOW_LONG}"
+            "steps, only its beginning is charged. Give fit() validation_steps where it has no end. "
+            f"{_SAY_HOW_LONG}"
         )
 
 
@@ -206,6 +210,17 @@ def refit_notes(script: ScriptFacts | None, slices: Sequence[Slice]) -> Iterator
             f"{script.fit_site} is called in a loop, and {share:.0%} of the baseline's time passes between its calls, "
             "which is charged; a single call with more epochs would avoid what fit itself takes of that"
         )
+
+
+def foreign_load(slices: Sequence[Slice]) -> Iterator[str]:
+    """Yield a notice for the processor, and for the GPU, where others take much of it while the baseline trains."""
+    for what, loads in (("processor", map(load_of, slices)), ("GPU", map(gpu_load_of, slices))):
+        known = [load for load in loads if load is not None]
+        if known and (share := statistics.median(known)) > MUCH_FOREIGN:
+            yield (
+                f"other processes take {share:.0%} of the {what} while the baseline trains: intervals will be wide. "
+                "End them, or tune later"
+            )
 
 
 def instabilities(slices: Sequence[Slice]) -> Iterator[str]:

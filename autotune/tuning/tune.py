@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotune.credentials import MASK, masked_names
+from autotune.devices.gpus import visible_gpus
 from autotune.devices.machine import fingerprint, require_linux
+from autotune.devices.other_runs import announced, local_devices
 from autotune.errors import ArgumentError
 from autotune.executors.local import TrialProcesses
 from autotune.executors.places import cut_cores, machine_of, of_devices
@@ -48,6 +50,7 @@ from autotune.workloads.loading import refuse_while_loading
 from autotune.workloads.workload import Workload, WorkloadReference
 
 DEFAULT_BUDGET = "10m"
+WAIT_ADVICE = "--wait starts this one once that has ended"
 OWN_OPTIONS = sorted({each.name for each in fields(Options)} - {"budget", "keeps_budget"})
 """What `tune` takes as it stands in `Options`."""
 
@@ -86,6 +89,7 @@ def tune(
     all_seats: bool = False,
     ray_address: str | None = None,
     ray_upload: bool = False,
+    wait: bool = False,
     observe: Observer = silent,
 ) -> Recipe:
     """Find the fastest stable configuration of a training on this machine.
@@ -138,6 +142,7 @@ def tune(
         all_seats: Seats are kept that slow one another down.
         ray_address: The cluster's; RAY_ADDRESS, or a Ray of this machine's own, when None.
         ray_upload: Ray copies the working directory to the hosts. Else they share a file system.
+        wait: Wait until runs that were begun earlier on this machine's devices have ended. The budget begins then.
         observe: Is told what happens, see `autotune.tuning.progress`.
 
     Returns:
@@ -164,7 +169,7 @@ def tune(
         seconds = seconds_of("budget", DEFAULT_BUDGET if budget is None else budget)
         options = Options(budget=seconds, keeps_budget=budget is not None, **{**given, "args": reference.args})
         directory = new_run_directory(Path("results"), _name_of(reference)) if out is None else RunDirectory(Path(out))
-        return _run(directory, reference, options, observe, began=began)
+        return _run(directory, reference, options, observe, began=began, wait=wait)
     if out is not None:
         raise ArgumentError("out and resume were both given", hint="A resumed run stays where it is.")
     directory = RunDirectory(Path(resume))
@@ -181,7 +186,8 @@ def tune(
         )
     else:
         began -= earlier.spent_seconds
-    return _run(directory, reference, options, observe, began=began, earlier=earlier, spent_before=spent_before)
+    again: dict[str, Any] = {"earlier": earlier, "spent_before": spent_before}
+    return _run(directory, reference, options, observe, began=began, wait=wait, **again)
 
 
 def _run(
@@ -191,15 +197,23 @@ def _run(
     observe: Observer,
     *,
     began: float,
+    wait: bool = False,
     earlier: Earlier | None = None,
     spent_before: float = 0.0,
 ) -> Recipe:
+    def say(text: str) -> None:
+        observe(Notice(text=text))
+
     def clock() -> float:
         return time.monotonic() - began
 
     written = _search_space(directory, options, resumed=earlier is not None)
-    with occupied(directory) if earlier is None else directory.reopened():
-        places = _places(options)
+    places = _places(options)
+    with (
+        occupied(directory) if earlier is None else directory.reopened(),
+        announced(directory.path, _devices_of(options, places), say=say, wait=wait, advice=WAIT_ADVICE) as waited,
+    ):
+        began += waited
         machine = machine_of(places, fingerprint())
         if earlier is None:
             directory.write_run(
@@ -217,12 +231,7 @@ def _run(
         with (
             prepared(reference, directory, options) as reference,
             _executor(
-                reference,
-                directory,
-                options,
-                places,
-                say=lambda text: observe(Notice(text=text)),
-                left=lambda: options.budget - clock(),
+                reference, directory, options, places, say=say, left=lambda: options.budget - clock()
             ) as processes,
         ):
             invocation = Invocation(
@@ -263,6 +272,14 @@ def _places(options: Options) -> Sequence[Place] | None:
     if options.devices is not None:
         return of_devices(options.devices, options.seat_devices)
     return None if options.seats is None else cut_cores(options.seats)
+
+
+def _devices_of(options: Options, places: Sequence[Place] | None) -> Sequence[str]:
+    """Return the devices of this machine that a run uses; none where its trials run on a cluster."""
+    if options.executor == "ray" and (options.ray_address or os.environ.get("RAY_ADDRESS")):
+        return ()
+    chosen = [device for place in places or () for device in place.devices]
+    return local_devices(chosen or [gpu.uuid for gpu in visible_gpus()])
 
 
 def _executor(

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.credentials import mask_arguments, masked_names
+from autotune.devices.gpus import visible_gpus
 from autotune.devices.machine import fingerprint, require_linux
+from autotune.devices.other_runs import announced, local_devices
 from autotune.errors import (
     ArgumentError,
     NoStableConfigurationError,
@@ -130,6 +132,11 @@ def verify(
         directory.create()
         with (
             prepared(reference, directory, options) as reference,
+            announced(
+                directory.path,
+                local_devices([gpu.uuid for gpu in visible_gpus()]),
+                say=lambda text: observe(Notice(text=text)),
+            ),
             TrialProcesses(
                 reference, logs=directory.log_directory, isolation=isolation, import_seconds=options.budget
             ) as processes,
@@ -196,6 +203,10 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
             found, reason = Finding.UNDECIDED, f"the baseline kept failing: {baseline_failure} (see {place})"
         else:
             found, reason = _judged(recipe, now, invocation.options.budget)
+            memory = confirmation.watch_memory(run).why_unclear
+            if found is Finding.HOLDS and memory:
+                reason = f"too little was seen to tell whether it leaks memory ({memory}); give a larger --budget"
+                found = Finding.UNDECIDED
         return Verification(
             finding=found,
             claimed=recipe.evidence.speedup,

@@ -34,6 +34,7 @@ from autotune.worker.step_clock import LongEpoch, StepClock
 from autotune.worker.training import Training
 from autotune.workloads.workload import Workload
 
+MOST_VALIDATION_SECONDS = 10.0  # of a validation of unknown length inside `fit`: a longer one may have no end
 EPOCHS = 1 << 30  # that `fit` is asked for: the tuner ends it
 
 
@@ -53,6 +54,8 @@ class Parts:
     uneven: bool = False  # batches may have any length
     refit_seconds: float = 0.0  # an epoch's share of what a further call of `fit` costs beyond its epochs
     compiling_seconds: float | None = None  # of the call that has compiled already
+    validated_by: str = "validation()"  # what makes the validation data, as shown to the user
+    validation_hint: str = "Take as much of it as is validated: dataset.take(N)."
 
 
 def run(
@@ -97,6 +100,9 @@ def time_fit(
         )
         parts = replace(parts, validation=None, train=endless)
     train, validation = parts.train, parts.validation
+    if validation is not None and data.validation_uncounted:
+        callbacks = [*parts.fit_args.get("callbacks", ()), _validation_limit(parts)]
+        parts = replace(parts, fit_args={**parts.fit_args, "callbacks": callbacks})
     training = Training(
         steps_per_call=int(train.in_force["steps_per_execution"]),
         batch_size=configuration.batch_size,
@@ -171,6 +177,27 @@ def time_fit(
             raise
         raise twice from error
     closing.tell(channel, model, clock, finish, train, Path(request.log))
+
+
+def _validation_limit(parts: Parts) -> keras.callbacks.Callback:
+    """Return a callback that ends a trial whose validation goes on and on."""
+
+    class ValidationLimit(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_test_begin(self, logs: Any = None) -> None:
+            self.began = time.monotonic()
+
+        def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+            seconds = time.monotonic() - self.began
+            if seconds > MOST_VALIDATION_SECONDS:
+                raise TrainingFailed(
+                    Outcome.ERROR,
+                    f"{parts.validated_by}: the validation has unknown length and has not ended after {batch + 1} "
+                    f"batches in {seconds:.0f} s; it may have no end",
+                    hint=parts.validation_hint,
+                    input_error=True,
+                )
+
+    return ValidationLimit()
 
 
 def _counted(request: messages.TrialRequest, configuration: Configuration, parts: Parts) -> Data:

@@ -251,3 +251,30 @@ def test_a_driver_that_is_killed_leaves_nothing_and_the_run_goes_on(cluster, tmp
     assert searched["host"].notna().all()
     assert searched["seat"].nunique() >= 2
     assert (run / "recipe.json").exists()
+
+
+def test_a_ray_of_ones_own_is_private_and_quiet(faulty_reference, tmp_path, capfd):
+    """It listens on 127.0.0.1, asks for a token, and writes nothing to the console when an actor is killed."""
+    trials = RayTrials(faulty_reference, seats=1)
+    try:
+        trials.open()
+        family = psutil.Process().children(recursive=True)
+        listening = [
+            connection.laddr.ip
+            for process in family
+            for connection in process.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        ]
+        assert listening
+        assert {ip.removeprefix("::ffff:") for ip in listening} == {"127.0.0.1"}
+        (server,) = [process for process in family if "gcs_server" in process.name()]
+        told = server.environ()
+        assert (told["RAY_AUTH_MODE"], len(told["RAY_AUTH_TOKEN"])) == ("token", 64)
+        capfd.readouterr()
+        actor = actor_of(trials)
+        os.kill(actor.pid, signal.SIGKILL)
+        with pytest.raises(SeatLost):
+            launch(trials, tmp_path / "one")
+    finally:
+        trials.close()
+    assert "raylet" not in "".join(capfd.readouterr())

@@ -103,3 +103,23 @@ def test_the_study_goes_on(processes, tmp_path):
     assert all(record.reason for record in records[1:4])
     for record in records[2:4]:
         assert all(is_gone(pid) for pid in witness(study.log_of(record))["family"])
+
+
+def test_a_live_baseline_that_somebody_kills_is_started_again(processes, tmp_path):
+    """Twice in a row, as by a script that ends what uses much memory: the candidate is measured all the same."""
+    study = Study(processes, tmp_path / "run", trial_seconds=4.0)
+    launch, killed = processes.launch, []
+
+    def launch_and_kill(configuration, **options):
+        live = launch(configuration, **options)
+        if study.seat.baseline.side is None and not killed:  # the one that takes its place
+            killed.append(live.pid)
+            os.kill(live.pid, signal.SIGKILL)
+        return live
+
+    processes.launch = launch_and_kill
+    os.kill(study.seat.baseline.side.live.pid, signal.SIGKILL)
+    record = study.try_fault("")
+    study.end()
+    assert killed
+    assert record.outcome is Outcome.OK

@@ -67,6 +67,15 @@ def test_data_that_is_gone_after_one_pass_is_an_input_error(launch, case):
     assert failure.input_error
 
 
+@pytest.mark.slow
+def test_validation_that_never_ends_is_an_input_error(launch):
+    """Its dataset does not say so, and short epochs are timed with their validation."""
+    failure = launch("validated_by_what_never_ends").failure()
+    assert "validation(): the validation has unknown length and has not ended after" in failure.reason
+    assert "dataset.take(N)" in failure.hint
+    assert failure.input_error
+
+
 def test_a_batch_size_that_is_ignored_is_found_in_every_trial(build):
     """The baseline's size may be the hard-coded one: a candidate's is looked at as well, or it would look faster."""
     known = Data(examples=100, endless=False)

@@ -127,6 +127,8 @@ for epoch in range(4):
     run_epoch(batches, True)
 """,
     "repeated": COMPILED + "model.fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(64).repeat(2))\n",
+    "validates_for_ever": COMPILED
+    + "data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)\nmodel.fit(data, validation_data=data.repeat())\n",
     "raises": COMPILED + "raise ValueError('no such column: é')\n",
     "exits": "import argparse\np = argparse.ArgumentParser()\np.add_argument('data')\np.parse_args()\n",
     "asks": "name = input('which model? ')\n" + COMPILED + "model.fit(x, y)\n",
@@ -566,6 +568,7 @@ def test_a_fork_that_ends_does_not_answer_for_the_script(told):
 @pytest.mark.parametrize(
     ("name", "message", "help_"),
     [
+        ("validates_for_ever", "fit() in train.py, line 10: validation_data has no end", "validation_steps"),
         ("raises", "train.py raised ValueError: no such column: é", "python train.py"),
         ("exits", "train.py raised SystemExit: 2", "`autotune tune train.py -- --epochs 90`"),
         ("asks", "asks for input", "argument of the script"),

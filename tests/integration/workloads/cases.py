@@ -182,6 +182,11 @@ def endless(config):
     return pairs().repeat()
 
 
+def never_ends(config):
+    """No end, and it does not say so."""
+    return endless(config).filter(lambda *_: True)
+
+
 def hoarding(config):
     """No end, and eight KiB of each example are kept for ever."""
     kept = []
@@ -924,6 +929,7 @@ CASES = {
     "scalars_dropping": {"drop_remainder": True, "dataset": scalars, "model": one_number},
     "validated": {"validation": validation},
     "validated_for_ever": {"validation": endless},
+    "validated_by_what_never_ends": {"validation": never_ends},
     "endless_validated_for_ever": {"validation": endless, "dataset": endless},
     "long_and_validated": {"validation": validation, "dataset": long_epoch},
     "long_and_validated_for_long": {"validation": long_epoch, "dataset": long_epoch},

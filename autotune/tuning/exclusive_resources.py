@@ -1,0 +1,78 @@
+"""Recognise a port, lock file or device that the live baseline holds and that only one process may have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from autotune.printable import first_line
+from autotune.record import Outcome, Pairing, Phase, TrialRecord
+from autotune.space.configuration import Configuration
+from autotune.tuning.progress import Notice
+from autotune.tuning.run import Run
+from autotune.tuning.seat import Seat
+
+FEWEST_ALIKE = 3  # failures for one reason, before anything is made of it
+_BUILDING = "while building"  # in a timeout's reason: the configuration has not acted on anything yet
+
+
+class ExclusiveResources:
+    """Runs trials without the live baseline where all of them fail alike beside it."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._beside: list[TrialRecord] = []  # what failed beside the baseline, for the reason tested last
+        self._alone: Configuration | None = None  # what runs without the baseline, to find out
+        self._tested: set[str] = set()
+
+    def judge(self, record: TrialRecord, seat: Seat) -> tuple[list[Configuration], str]:
+        """Return what is to be run again, and why the search cannot go on; empty where it can."""
+        run = self._run
+        asked = _asked(record)
+        if (tested := asked == self._alone) and record.outcome.measured:
+            self._alone = None
+            run.observe(Notice(text="without the baseline beside it, it trains: from now on one process is alive"))
+            return [_asked(failed) for failed in self._beside if _asked(failed) != asked], ""
+        alike = failed_alike(record, run.records.values())
+        if len(alike) < FEWEST_ALIKE or len(run.executor.seats) > 1:
+            return [], ""
+        reason = first_line(record.reason)
+        if not seat.bracketed and failure_key(record) not in self._tested:
+            self._tested.add(failure_key(record))
+            self._beside, self._alone, seat.bracketed = alike, asked, True
+            text = f"{len(alike)} trials failed alike beside the live baseline (trial 0): {reason}"
+            held = "it may hold a port, a lock file or a device; the last one runs again without it"
+            run.observe(Notice(text=f"{text}; {held}"))
+            return [asked], ""
+        if tested:
+            self._alone, seat.bracketed = None, False
+        measured = any(each.outcome.measured for each in run.records.values() if each.phase is Phase.SEARCH)
+        if measured or have_a_change_in_common(alike, run.baseline):
+            return [], ""
+        log = run.directory.trial_directory(record.trial) / "log.txt"
+        return [], f"{len(alike)} trials failed alike, also without the baseline beside them: {reason} (see {log})"
+
+
+def failure_key(record: TrialRecord) -> str:
+    """Return what equal failures have in common; empty where a failure may be the configuration's own."""
+    reason = first_line(record.reason)
+    if record.outcome is Outcome.TIMEOUT and _BUILDING in reason:
+        return re.sub(r"\d+\.\d+ s", "", reason)
+    return reason if record.outcome in (Outcome.ERROR, Outcome.CRASHED) else ""
+
+
+def failed_alike(last: TrialRecord, records: Iterable[TrialRecord]) -> list[TrialRecord]:
+    """Return the search's trials that failed like the last one; none where one was measured beside the baseline."""
+    searched = [record for record in records if record.phase is Phase.SEARCH]
+    beside = any(record.outcome.measured and record.pairing is Pairing.ALTERNATING for record in searched)
+    key = failure_key(last)
+    return [record for record in searched if failure_key(record) == key] if key and not beside else []
+
+
+def have_a_change_in_common(failed: Iterable[TrialRecord], baseline: Configuration) -> bool:
+    """Tell whether all these trials changed one knob of the baseline to one value, which may be why they failed."""
+    return bool(set.intersection(*(set(record.configuration.items()) - set(baseline.items()) for record in failed)))
+
+
+def _asked(record: TrialRecord) -> Configuration:
+    return Configuration(record.asked or record.configuration)
