@@ -113,10 +113,12 @@ def discover(reference: WorkloadReference) -> tuple[dict[str, str], list[str]]:
 
     def run(answer: int) -> None:
         before = dict(os.environ)
-        SideEffects(reference, lambda _: os._exit(0)).watch_writes()  # the survey says it again
+        effects = SideEffects(reference, lambda _: os._exit(0))  # the survey says it again
+        effects.watch_writes()
         sys.meta_path.insert(0, _StopAtFramework())
         with contextlib.suppress(BaseException):  # where it fails, the survey says so
             run_as_main(reference)
+        effects.training_begins()
         tell(answer, {name: text for name, text in os.environ.items() if before.get(name) != text})
 
     changed = told_by_fork(run)

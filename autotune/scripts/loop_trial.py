@@ -65,6 +65,7 @@ class TrialHooks(Hooks):
             self._failed(error)
 
     def _failed(self, error: BaseException) -> NoReturn:
+        self.effects.training_begins()
         self.channel.send(failures.told(error))
         leave(1)
 
@@ -147,6 +148,7 @@ class LoopTraining(TrialHooks):
         """Report what is trained, after its first step."""
         import tensorflow as tf
 
+        self.effects.training_begins()
         dataset, request = self._watch.dataset, self.request
         is_dataset = isinstance(dataset, tf.data.Dataset)
         calls = batch_calls(dataset)[0] if is_dataset else []

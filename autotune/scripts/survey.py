@@ -203,5 +203,6 @@ class _Survey(Hooks):
         self._say({"message": told.reason, "hint": told.hint, "detail": told.detail, "no_memory": no_memory})
 
     def _say(self, told: dict[str, Any]) -> NoReturn:
+        self._effects.training_begins()
         tell(self._answer, told)
         leave(0)

@@ -144,6 +144,7 @@ class _FitTraining(TrialHooks):
         callbacks = self.effects.kept(arguments["callbacks"])
         if self._count < self.facts.fit:
             return few_steps(model, usual, arguments, callbacks)
+        self.effects.training_begins()
         call = FitCall(model=model, arguments=arguments, settings=self.wrappers.settings)
         self._obeying(partial(self._train, call, callbacks))
         return leave(0)

@@ -70,6 +70,7 @@ def prepared(reference: WorkloadReference, directory: RunDirectory, options: Opt
         yield reference
         return
     created = directory.path.resolve() / CREATED
+    created.unlink(missing_ok=True)  # of an earlier process: the user may have written those files since
     try:
         yield reference.model_copy(update={"script": ScriptSettings(**said, created=str(created))})
     finally:
