@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 
 from autotune.devices.machine import Machine
 from autotune.errors import NoStableConfigurationError, WorkloadError
+from autotune.executors.containment import remove_layers
 from autotune.executors.executor import IN_SEARCH, Data, TrialFailed, TrialTiming
 from autotune.executors.places import CORES_VARIABLE, WHOLE, whole_host
 from autotune.executors.process import Profiled, TrialProcess
@@ -63,6 +64,7 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
         self.started_by_import: messages.StartedByImport | None = None
         self._reference = reference
         self._logs = logs
+        self._layers = logs.resolve() / "layers"
         self._wanted = isolation
         self._profile: Profiled = profile
         self._templates: dict[frozenset[tuple[str, str]], Template] = {}  # by their environment, of the seat and knobs
@@ -147,6 +149,7 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
         for template in self._templates.values():
             template.close()
         self._templates.clear()
+        remove_layers(self._layers)
 
     def _refuse_changes(self, workload: WorkloadFacts | None) -> None:
         """Refuse to measure other code than the run began with."""
@@ -182,5 +185,7 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
             mode, variables = "known", {**self._script.variables, **variables}
         if self.isolation == "spawn":
             mode = "later"
-        self._templates[key] = Template(self._reference, mode, variables=variables, log=log)
+        script = self._reference.script
+        layers = None if script is not None and script.allow_writes else self._layers
+        self._templates[key] = Template(self._reference, mode, variables=variables, log=log, layers=layers)
         return self._templates[key]

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from autotune.errors import WorkloadError
+from autotune.executors import containment
 from autotune.scripts.call_sites import calls_in
 from autotune.scripts.facts import Site
 from autotune.scripts.side_effects import SideEffects
@@ -144,6 +145,7 @@ def told_by_fork(run: Callable[[int], object]) -> dict[str, Any]:
         try:
             os.close(reading)
             os.setpgid(0, 0)
+            containment.renew()
             run(writing)
         finally:
             os._exit(0)

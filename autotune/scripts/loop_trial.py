@@ -90,7 +90,7 @@ class LoopTraining(TrialHooks):
 
     def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
         """See `Hooks`: what is trained by `fit` is not what is tuned."""
-        return few_steps(model, usual, arguments, self.effects.kept(arguments["callbacks"]))
+        return few_steps(model, usual, arguments, self.effects.without_writers(arguments["callbacks"]))
 
     def restarted(self) -> bool:
         """See `TrialHooks`."""

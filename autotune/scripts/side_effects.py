@@ -1,4 +1,7 @@
-"""Keeps what a script writes out of its trials: saves do nothing, and files that exist are not written over."""
+"""Keeps what a script writes out of its trials: saves do nothing, and files that exist are not written over.
+
+Where the kernel contains trials (see `containment`), files are none of this module's concern: only uploads are off.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import WorkloadError
+from autotune.executors import containment
 from autotune.run_directory import SCRATCH
 from autotune.scripts.facts import ScriptSettings
 from autotune.scripts.wrapping import around, replace_everywhere
@@ -34,6 +38,7 @@ _TRACKERS_OFF = {
     "CLEARML_OFFLINE_MODE": "1",
 }
 _WRITING_CALLBACKS = frozenset({"ModelCheckpoint", "BackupAndRestore", "TensorBoard", "CSVLogger", "RemoteMonitor"})
+_RESULT_CALLBACKS = frozenset({"ModelCheckpoint", "CSVLogger"})
 _TRACKERS = frozenset({"wandb", "mlflow", "neptune", "comet_ml", "clearml", "dvclive", "aim", "swanlab"})
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_CREAT
 _MAKING = ("open", "os.mkdir", "os.link", "os.symlink")
@@ -78,10 +83,10 @@ def listed_callbacks(callbacks: Any) -> list[Any]:
     return list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks] if callbacks else []
 
 
-def _writes_files(callback: Any) -> bool:
-    """Whether a callback of `fit` writes files, or to an experiment tracker."""
-    kinds = type(callback).__mro__
-    return any(each.__name__ in _WRITING_CALLBACKS or each.__module__.partition(".")[0] in _TRACKERS for each in kinds)
+def _writes_files(callback: Any, *, saves: bool) -> bool:
+    """Whether a callback of `fit` writes files, or to an experiment tracker; `saves` permits files of results."""
+    kinds, writing = type(callback).__mro__, _WRITING_CALLBACKS - (_RESULT_CALLBACKS if saves else frozenset())
+    return any(kind.__name__ in writing or kind.__module__.partition(".")[0] in _TRACKERS for kind in kinds)
 
 
 class SideEffects:
@@ -116,6 +121,8 @@ class SideEffects:
         """Turn off what saves and uploads, and watch what is written."""
         os.environ.update(_TRACKERS_OFF)
         os.environ.setdefault("MLFLOW_TRACKING_URI", f"file:{tempfile.gettempdir()}/autotune-mlflow")
+        if containment.is_active():
+            return
         checkpoints = ((tf.train.Checkpoint, "save"), (tf.train.Checkpoint, "write"))
         models = ((keras.Model, name) for name in ("save", "save_weights", "export"))
         for owner, name in (*models, *checkpoints, (tf.train.CheckpointManager, "save")):
@@ -134,18 +141,20 @@ class SideEffects:
 
     def watch_writes(self) -> None:
         """Refuse writes to files that exist, and note what is made, from now on."""
-        if not self._allow_writes:
+        if not self._allow_writes and not containment.is_active():
             around(builtins, "open", self._opened)
             io.open = builtins.open  # pathlib's
             self._watch_databases()
             sys.addaudithook(self._audit)
 
-    def kept(self, callbacks: Any) -> list[Any]:
-        """The callbacks of `fit` that do not write."""
+    def without_writers(self, callbacks: Any, *, timed: bool = False) -> list[Any]:
+        """Return the callbacks of `fit` that do not write; a contained `fit` that is not timed saves as usual."""
         given = listed_callbacks(callbacks)
-        for each in filter(_writes_files, given):
-            self._leave_out(type(each).__name__)
-        return [each for each in given if not _writes_files(each)]
+        for callback in given:
+            if _writes_files(callback, saves=False):
+                self._leave_out(type(callback).__name__)
+        saves = containment.is_active() and not timed  # the script may load what its earlier `fit` has saved
+        return [callback for callback in given if not _writes_files(callback, saves=saves)]
 
     def _leave_out(self, what: str) -> None:
         if what not in self.left_out:
@@ -166,6 +175,8 @@ class SideEffects:
 
     def training_begins(self) -> None:
         """Record what this process has made. From now on, new files go to the scratch directory as well."""
+        if containment.is_active():
+            return
         self._training = True
         self._inside = True
         try:

@@ -111,7 +111,7 @@ class _Survey(Hooks):
         number, began = len(self._fits) + 1, time.perf_counter()
         if self._around.before_seconds is None:
             self._around.before_seconds = began - self._began
-        callbacks = self._effects.kept(arguments["callbacks"])
+        callbacks = self._effects.without_writers(arguments["callbacks"])
         call = FitCall(model=model, arguments=arguments, settings=self._wrappers.settings)
         facts = self._found(partial(facts_of_fit, call, number, site, self._around))
         if self._wanted == number or (self._wanted is None and self._only):

@@ -141,7 +141,7 @@ class _FitTraining(TrialHooks):
     def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
         """See `Hooks`."""
         self._count += 1
-        callbacks = self.effects.kept(arguments["callbacks"])
+        callbacks = self.effects.without_writers(arguments["callbacks"], timed=self._count >= self.facts.fit)
         if self._count < self.facts.fit:
             return few_steps(model, usual, arguments, callbacks)
         self.effects.training_begins()
