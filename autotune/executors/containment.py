@@ -150,12 +150,12 @@ def _enter_layers(contained: _Contained, through: Sequence[str], here: str | Non
     home = os.path.join(contained.layers, str(os.getpid()))
     os.makedirs(home, mode=0o700)
     try:
-        root = _Tree(home, contained.mounts).build(here)
+        root = _Tree(home, contained).build(here)
     except OSError:
         size = int(_MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
         _call("umount2", os.fsencode(os.path.join(home, "root")), _DETACH, check=False)
         _mount("tmpfs", home, "tmpfs", 0, f"size={size},mode=700")
-        root = _Tree(home, contained.mounts).build(here)
+        root = _Tree(home, contained).build(here)
     for path in (*through, *_caches(here)):
         if os.path.isdir(path) and os.path.isdir(root + path):
             try:
@@ -169,19 +169,23 @@ def _enter_layers(contained: _Contained, through: Sequence[str], here: str | Non
 class _Tree:
     """The directory tree of a contained process, while it is mounted."""
 
-    def __init__(self, home: str, mounts: Sequence[_Mount]) -> None:
+    def __init__(self, home: str, contained: _Contained) -> None:
         self._home = home
-        self._mounts = {mount.path: mount for mount in mounts}  # of several at one path, the last is seen
+        self._mounts = {mount.path: mount for mount in contained.mounts}  # of several at one path, the last is seen
         self._root = os.path.join(home, "root")
         self._count = 0
-        ids = Path("/proc/self/uid_map").read_text(encoding="ascii").split()
-        initial = ids == ["0", "0", str(2**32 - 1)]
+        self._refused: dict[str, OSError] = {}  # directories that are shown read-only, and why
+        ids = Path("/proc/self/uid_map").read_text(encoding="utf-8").split()
+        initial = not contained.own_user_namespace and ids == ["0", "0", str(2**32 - 1)]
         self._options = "redirect_dir=on" if initial else "userxattr"
 
     def build(self, here: str) -> str:
         """Mount the tree; return its root directory."""
         os.makedirs(self._root, exist_ok=True)
         self._add("/")
+        for path, error in self._refused.items():
+            if path == here or _is_below(here, path):
+                raise error
         for path in (here, "/tmp", "/var/tmp"):  # the kernel cannot copy others' directories into a layer
             if os.path.isdir(path) and os.stat(path).st_uid != os.geteuid() and self._is_covered(path):
                 self._overlay(path)
@@ -206,7 +210,9 @@ class _Tree:
         else:
             try:
                 self._overlay(path)
-            except OSError:
+            except OSError as error:
+                if not below:
+                    self._refused[path] = error
                 self._add_without_overlay(path, has_mounts=bool(below))
                 return
         for mounted in top:
@@ -302,9 +308,9 @@ def _enter_user_namespace() -> None:
             status = 1
             with contextlib.suppress(OSError):
                 for name in ("uid_map", "gid_map"):
-                    ranges = [line.split() for line in Path(f"/proc/self/{name}").read_text("ascii").splitlines()]
+                    ranges = [line.split() for line in Path(f"/proc/self/{name}").read_text("utf-8").splitlines()]
                     text = "".join(f"{first} {first} {count}\n" for first, _, count in ranges)
-                    Path(f"/proc/{parent}/{name}").write_text(text, "ascii")
+                    Path(f"/proc/{parent}/{name}").write_text(text, "utf-8")
                 status = 0
             os._exit(status)
     _call("unshare", _NEW_USER | _NEW_MOUNTS)
@@ -312,9 +318,9 @@ def _enter_user_namespace() -> None:
     os.close(reading)
     if helper and os.waitpid(helper, 0)[1] == 0:
         return
-    Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
-    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1", encoding="ascii")
-    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1", encoding="ascii")
+    Path("/proc/self/setgroups").write_text("deny", encoding="utf-8")
+    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1", encoding="utf-8")
+    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1", encoding="utf-8")
 
 
 @functools.cache
