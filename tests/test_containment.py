@@ -238,6 +238,34 @@ def test_a_directory_that_is_let_through_is_written_for_real(home, user):
     assert (home / "logs" / "log.txt").read_text() == "new"
 
 
+def test_a_fork_finds_what_its_template_has_written(home, user):
+    """Importing a workload may prepare data, replace a file, and remove one; its trials find that."""
+
+    def template() -> list[Any]:
+        user()
+        os.chdir(home / "work")
+        assert contain(home / "logs" / "layers") == ""
+        os.makedirs("prepared")
+        write("prepared/data.bin")
+        write("kept.txt")
+        os.remove("second.txt")
+        shutil.rmtree("folder")
+        os.mkdir("folder")
+
+        def trial() -> list[Any]:
+            renew()
+            write("prepared/data.bin", "a")
+            return [sorted(os.listdir(".")), os.listdir("folder"), Path("kept.txt").read_text()]
+
+        in_fork(trial)
+        assert Path("prepared/data.bin").read_text() == "new"
+        return in_fork(trial)
+
+    before = snapshot(home / "work")
+    assert in_fork(template) == [["big.bin", "folder", "kept.txt", "prepared", "study.db"], [], "new"]
+    assert snapshot(home / "work") == before
+
+
 def test_rights_devices_and_places_are_as_before(home, user):
     """Programs find shared memory, devices and their own directory; an ordinary user gets no rights over its files."""
 

@@ -1,8 +1,9 @@
 """Keep what trials write away from the user's files: a mount namespace with an overlay over every writable mount.
 
 The template enters namespaces while it has one thread. Its root directory becomes a tree in which each writable mount
-is an overlay: the real file system below, a layer in the run directory above. Each of its forks gets a mount namespace
-and layers of its own. `/proc`, `/dev`, `/sys`, `/run` and caches of downloads are the real ones.
+is an overlay: the real file system below, a layer above. Each of its forks gets a mount namespace and layers of its
+own, in the run directory. The template's own layers are in memory: forks read them, and an overlay takes no two layers
+of one file system of which one lies in the other. `/proc`, `/dev`, `/sys`, `/run` and caches of downloads stay real.
 
 Root mounts in the present user namespace. Others make a user namespace, in which their own id stands for itself. There
 the kernel refuses an overlay over a directory below which something is mounted: its entries are overlaid one by one.
@@ -19,7 +20,7 @@ import shutil
 import stat
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 LARGEST_LAYER_BYTES = 16 << 30
@@ -54,6 +55,7 @@ class _Contained:
     mounts: tuple[_Mount, ...]
     layers: str
     own_user_namespace: bool
+    written: dict[str, str] = field(default_factory=dict)  # by overlaid directory, what the template writes there
 
 
 _contained: _Contained | None = None
@@ -106,7 +108,7 @@ def _enter(layers: str) -> str:
         _mount(None, "/", None, _REC | _PRIVATE)
         real_root = os.open("/", os.O_PATH | os.O_DIRECTORY)
         contained = _Contained(real_root=real_root, mounts=mounts, layers=layers, own_user_namespace=own)
-        _enter_layers(contained, [layers])
+        contained = replace(contained, written=_enter_layers(contained, [layers], os.getcwd(), ("memory", "disk")))
         if own and os.geteuid() != 0:
             _, permitted = _capabilities()
             _set_capabilities(0, permitted)  # for `renew`; the user's code has none
@@ -138,24 +140,40 @@ def renew(through: Sequence[str] = ()) -> None:
     _call("unshare", _NEW_MOUNTS)  # the directory that this process stands in is now the new namespace's
     os.chroot(".")
     os.chdir("/")
-    _enter_layers(contained, through, here)
+    _enter_layers(contained, through, here, ("disk", "memory"))
     if drops:
         _set_capabilities(0, 0)
     os.close(contained.real_root)
 
 
-def _enter_layers(contained: _Contained, through: Sequence[str], here: str | None = None) -> None:
-    """Mount overlays with new layers, and make them this process's root directory."""
-    here = os.getcwd() if here is None else here
+def _enter_layers(contained: _Contained, through: Sequence[str], here: str, kinds: Sequence[str]) -> dict[str, str]:
+    """Mount overlays with new layers, and make them this process's root directory.
+
+    Args:
+        contained: Of the template, without what it has written where this process is the template.
+        through: Directories that stay the real ones.
+        here: The current directory.
+        kinds: Where the layers may be, `disk` or `memory`; the first that the kernel accepts is taken.
+
+    Returns:
+        The layers in memory, by the directory that they lie above.
+    """
     home = os.path.join(contained.layers, str(os.getpid()))
     os.makedirs(home, mode=0o700)
-    try:
-        root = _Tree(home, contained).build(here)
-    except OSError:
-        size = int(_MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-        _call("umount2", os.fsencode(os.path.join(home, "root")), _DETACH, check=False)
-        _mount("tmpfs", home, "tmpfs", 0, f"size={size},mode=700")
-        root = _Tree(home, contained).build(here)
+    for kind in kinds:
+        if kind == "memory":
+            size = int(_MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+            _mount("tmpfs", home, "tmpfs", 0, f"size={size},mode=700")
+        try:
+            tree = _Tree(home, contained)
+            root = tree.build(here)
+            break
+        except OSError:
+            if kind == kinds[-1]:
+                raise
+            _call(
+                "umount2", os.fsencode(home if kind == "memory" else os.path.join(home, "root")), _DETACH, check=False
+            )
     for path in (*through, *_caches(here)):
         if os.path.isdir(path) and os.path.isdir(root + path):
             try:
@@ -164,6 +182,7 @@ def _enter_layers(contained: _Contained, through: Sequence[str], here: str | Non
                 _bind(path, root + path)
     os.chroot(root)
     os.chdir(here)  # the old one is the real directory still
+    return tree.layers if kind == "memory" else {}
 
 
 class _Tree:
@@ -173,7 +192,8 @@ class _Tree:
         self._home = home
         self._mounts = {mount.path: mount for mount in contained.mounts}  # of several at one path, the last is seen
         self._root = os.path.join(home, "root")
-        self._count = 0
+        self._written = contained.written
+        self.layers: dict[str, str] = {}
         self._refused: dict[str, OSError] = {}  # directories that are shown read-only, and why
         ids = Path("/proc/self/uid_map").read_text(encoding="utf-8").split()
         initial = not contained.own_user_namespace and ids == ["0", "0", str(2**32 - 1)]
@@ -248,8 +268,8 @@ class _Tree:
 
     def _overlay(self, path: str) -> None:
         """Mount an overlay of a real directory, with a new layer above it."""
-        self._count += 1
-        upper, work = (os.path.join(self._home, f"{name}-{self._count}") for name in ("upper", "work"))
+        upper, work = (os.path.join(self._home, f"{name}-{len(self.layers)}") for name in ("upper", "work"))
+        self.layers[path] = upper
         os.mkdir(upper)
         os.mkdir(work)
         there = os.stat(path)
@@ -258,12 +278,14 @@ class _Tree:
         os.chmod(upper, stat.S_IMODE(there.st_mode))
         with contextlib.ExitStack() as opened:  # descriptors: a path may hold what separates options
             names = []
-            for folder in (path, upper, work):
+            written = self._written.get(path, "")  # such as data that importing the workload has prepared
+            below = [written] if written and os.listdir(written) else []
+            for folder in (upper, work, *below, path):
                 descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
                 opened.callback(os.close, descriptor)
                 names.append(f"/proc/self/fd/{descriptor}")
-            options = "lowerdir={},upperdir={},workdir={}".format(*names)
-            _mount("overlay", self._root + path, "overlay", 0, f"{options},volatile,{self._options}")
+            options = f"upperdir={names[0]},workdir={names[1]},lowerdir={':'.join(names[2:])},volatile"
+            _mount("overlay", self._root + path, "overlay", 0, f"{options},{self._options}")
         if os.statvfs(self._root + path).f_flag & os.ST_RDONLY:
             raise OSError(30, "its layer is read-only", path)
 
