@@ -293,7 +293,7 @@ def test_a_tree_with_something_mounted_in_the_users_directory(home):
 
     def as_user() -> list[str]:
         containment._call("unshare", containment._NEW_MOUNTS)
-        containment._mount(None, "/", None, containment._REC | containment._PRIVATE)
+        containment._mount(None, "/", None, containment._REC | containment._SLAVE)
         containment._mount("tmpfs", str(data), "tmpfs", 0, "mode=777")
         (data / "mounted.txt").write_text("old")
         os.chown(data / "mounted.txt", USER, USER)

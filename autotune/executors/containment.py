@@ -27,7 +27,7 @@ LARGEST_LAYER_BYTES = 16 << 30
 ALLOW_LARGE = "Have it write less before it trains, or pass --allow-writes if each trial may write to its files."
 _MEMORY_SHARE = 0.1  # of the machine's, for layers in memory where the run directory cannot hold them
 _NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000
-_BIND, _REC, _PRIVATE, _DETACH = 4096, 16384, 1 << 18, 2
+_BIND, _REC, _SLAVE, _DETACH = 4096, 16384, 1 << 19, 2
 _MOUNT_SETATTR, _AT_RECURSIVE, _READ_ONLY = 442, 0x8000, 1
 _SYS_ADMIN = 1 << 21
 _CAPABILITIES_VERSION = 0x20080522
@@ -98,14 +98,14 @@ def contain(layers: Path) -> str:
 def _enter(layers: str) -> str:
     global _contained
     try:
-        mounts = tuple(_mounts())
+        mounts = tuple(_mounts(layers))
         effective, _ = _capabilities()
         own = not effective & _SYS_ADMIN
         if own:
             _enter_user_namespace()
         else:
             _call("unshare", _NEW_MOUNTS)
-        _mount(None, "/", None, _REC | _PRIVATE)
+        _mount(None, "/", None, _REC | _SLAVE)  # what an automounter mounts later arrives
         real_root = os.open("/", os.O_PATH | os.O_DIRECTORY)
         contained = _Contained(real_root=real_root, mounts=mounts, layers=layers, own_user_namespace=own)
         contained = replace(contained, written=_enter_layers(contained, [layers], os.getcwd(), ("memory", "disk")))
@@ -140,6 +140,7 @@ def renew(through: Sequence[str] = ()) -> None:
     _call("unshare", _NEW_MOUNTS)  # the directory that this process stands in is now the new namespace's
     os.chroot(".")
     os.chdir("/")
+    contained = replace(contained, mounts=tuple(_mounts(contained.layers)))
     _enter_layers(contained, through, here, ("disk", "memory"))
     if drops:
         _set_capabilities(0, 0)
@@ -304,17 +305,15 @@ def _is_below(path: str, folder: str) -> bool:
     return path != folder and path.startswith(os.path.join(folder, ""))
 
 
-def _mounts() -> Iterator[_Mount]:
-    """Yield what is mounted, in the order in which it was."""
+def _mounts(layers: str) -> Iterator[_Mount]:
+    """Yield what is mounted, in the order in which it was, without what is mounted for contained processes."""
     with open("/proc/self/mountinfo", "rb") as lines:
         for line in lines:
             fields, _, kinds = line.partition(b" - ")
-            path, options = fields.split()[4:6]
-            yield _Mount(
-                path=os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), path)),
-                kind=kinds.split()[0].decode(),
-                read_only=b"ro" in options.split(b","),
-            )
+            escaped, options = fields.split()[4:6]
+            path = os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), escaped))
+            if not _is_below(path, layers):
+                yield _Mount(path=path, kind=kinds.split()[0].decode(), read_only=b"ro" in options.split(b","))
 
 
 def _enter_user_namespace() -> None:

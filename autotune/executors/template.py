@@ -32,6 +32,7 @@ from autotune.executors import containment, lifeline
 from autotune.executors.log import printable
 from autotune.executors.places import CORES_VARIABLE
 from autotune.recipe import apply
+from autotune.record import Outcome
 from autotune.scripts.execute import discover, file_of, import_packages
 from autotune.scripts.sources import refuse_broken
 from autotune.scripts.survey import survey as survey_script
@@ -223,7 +224,12 @@ class _Server:
             for pidfd in self._trials:
                 os.close(pidfd)
             recorded = [] if request.losses is None else [os.path.dirname(request.losses.folder)]
-            containment.renew([os.path.dirname(request.log), *recorded])
+            try:
+                containment.renew([os.path.dirname(request.log), *recorded])
+            except OSError as error:
+                reason = f"what it writes cannot be kept apart: {error}"
+                messages.Channel(end).send(messages.Failed(outcome=Outcome.ERROR, reason=reason))
+                os._exit(status)
             output = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             os.dup2(output, 1)
             os.dup2(output, 2)

@@ -28,8 +28,16 @@ model.compile("sgd", "mse")
 """
 DOORS = (
     """
-import os, sqlite3, subprocess, sys
+import fcntl, os, sqlite3, stat, subprocess, sys
 
+for name in os.listdir("/proc/self/fd"):
+    number = int(name)
+    try:
+        writable = fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_WRONLY | os.O_RDWR)
+        is_file = stat.S_ISREG(os.fstat(number).st_mode)
+    except OSError:  # the listing's own
+        continue
+    assert number in (1, 2) or not (writable and is_file), os.readlink(f"/proc/self/fd/{name}")
 os.mkdir("made_once")
 with open("rows.csv", "w") as rows:
     rows.writelines("1\\n" * 6000)
