@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from autotune.executors import containment
-from autotune.executors.containment import contain, remove_layers, renew
+from autotune.executors.containment import contain, remove_all_layers, remove_layers, renew
 
 USER = 12345
 SYS_ADMIN = 1 << 21
@@ -206,7 +206,11 @@ def test_no_door_reaches_the_users_files(home, user):
     assert snapshot(home / "work") == before
     for folder in ("/tmp", "/var/tmp"):
         assert not Path(folder, f"{home.name}-new.txt").exists()
-    remove_layers(home / "logs" / "layers")
+    (home / "logs" / "layers" / "others").mkdir()
+    remove_all_layers(home / "logs" / "layers")
+    assert os.listdir(home / "logs" / "layers") == ["others"]
+    (home / "logs" / "layers" / "others").rmdir()
+    remove_all_layers(home / "logs" / "layers")
     assert os.listdir(home / "logs") == []
 
 
@@ -232,8 +236,9 @@ def test_a_directory_that_is_let_through_is_written_for_real(home, user):
         user()
         os.chdir(home / "work")
         assert contain(home / "logs" / "layers") == ""
-        in_fork(lambda: (renew([str(home / "logs")]), write(f"{home}/logs/log.txt"), None)[-1])
+        in_fork(lambda: (renew([str(home / "link")]), write(f"{home}/link/log.txt"), None)[-1])
 
+    (home / "link").symlink_to(home / "logs")
     in_fork(template)
     assert (home / "logs" / "log.txt").read_text() == "new"
 

@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import ApplyError, ConfigurationError
+from autotune.run_directory import CREATED, SCRATCH, RunDirectory
 from autotune.scripts import tuned
 from autotune.scripts.call_sites import site_of
 from autotune.scripts.facts import ScriptFacts, Site, Trains
 from autotune.scripts.settings import Settings
 from autotune.scripts.side_effects import identity_of, remove_created
 from autotune.scripts.sources import binds_workload, calls_of, fingerprint, installed_packages, own_files
+from autotune.tuning.opening import prepared
+from autotune.tuning.options import Options
 from autotune.workloads.loading import parse_reference
 
 
@@ -257,6 +260,22 @@ def test_a_file_that_the_user_has_written_since_is_not_removed(tmp_path, change)
             stream.write(", and the user's")
     remove_created(listed, [str(tmp_path / "work")])
     assert file.exists()
+
+
+def test_what_an_earlier_process_has_listed_is_not_removed(tmp_path, monkeypatch):
+    """A run that was killed is resumed: the user may have trained for real meanwhile."""
+    monkeypatch.chdir(tmp_path)
+    file, run = written(tmp_path, "metrics.csv", "x"), RunDirectory(tmp_path / "run")
+    run.create()
+    list_as_left(run.path / CREATED, [file])
+    (run.path / SCRATCH).symlink_to(tmp_path)
+    reference = parse_reference(str(written(tmp_path, "train.py", "import tensorflow")))
+    with prepared(reference, run, Options(budget=60.0)):
+        pass
+    run.release()
+    assert file.exists()
+    assert not (run.path / CREATED).exists()
+    assert not (run.path / SCRATCH).is_symlink()
 
 
 def test_a_damaged_list_removes_nothing(tmp_path):

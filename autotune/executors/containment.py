@@ -85,7 +85,7 @@ def why_unavailable(layers: Path) -> str:
     with open(reading, "rb") as stream:
         why = stream.read().decode(errors="replace")
     os.waitpid(pid, 0)
-    remove_layers(layers)
+    remove_all_layers(layers)
     return why
 
 
@@ -131,6 +131,7 @@ def renew(through: Sequence[str] = ()) -> None:
     contained = _contained
     if contained is None:
         return
+    through = [os.path.realpath(path) for path in through]
     drops = contained.own_user_namespace and os.geteuid() != 0
     if drops:
         _, permitted = _capabilities()
@@ -431,8 +432,17 @@ def _bytes_below(folder: Path) -> int:
     return total
 
 
+def remove_all_layers(layers: Path) -> None:
+    """Remove what contained processes have written, and nothing else that the directory holds."""
+    with contextlib.suppress(OSError):
+        for folder in layers.iterdir():
+            if folder.name.isdigit() and not folder.is_symlink():
+                remove_layers(folder)
+        layers.rmdir()
+
+
 def remove_layers(folder: Path) -> None:
-    """Remove what contained processes have written. The kernel leaves directories that nobody may read."""
+    """Remove what one process has written. The kernel leaves directories that nobody may read."""
     for root, directories, _ in os.walk(folder):
         for name in directories:
             path = os.path.join(root, name)

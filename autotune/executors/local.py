@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 from autotune.devices.machine import Machine
 from autotune.errors import NoStableConfigurationError, WorkloadError
-from autotune.executors.containment import remove_layers
+from autotune.executors.containment import remove_all_layers
 from autotune.executors.executor import IN_SEARCH, Data, TrialFailed, TrialTiming
 from autotune.executors.places import CORES_VARIABLE, WHOLE, whole_host
 from autotune.executors.process import Profiled, TrialProcess
@@ -149,7 +149,7 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
         for template in self._templates.values():
             template.close()
         self._templates.clear()
-        remove_layers(self._layers)
+        remove_all_layers(self._layers)
 
     def _refuse_changes(self, workload: WorkloadFacts | None) -> None:
         """Refuse to measure other code than the run began with."""

@@ -476,4 +476,5 @@ def remove_created(listed: Path, directories: Sequence[str]) -> None:
             continue
         with contextlib.suppress(OSError):
             os.rmdir(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
-    listed.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        listed.unlink()

@@ -70,7 +70,10 @@ def prepared(reference: WorkloadReference, directory: RunDirectory, options: Opt
         yield reference
         return
     created = directory.path.resolve() / CREATED
-    created.unlink(missing_ok=True)  # of an earlier process: the user may have written those files since
+    with contextlib.suppress(OSError):  # of an earlier process: the user may have written those files since
+        created.unlink()
+    with contextlib.suppress(OSError):  # a link to somewhere else
+        created.with_name(SCRATCH).unlink()
     try:
         yield reference.model_copy(update={"script": ScriptSettings(**said, created=str(created))})
     finally:
