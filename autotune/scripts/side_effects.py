@@ -144,6 +144,8 @@ class SideEffects:
         if not self._allow_writes and not containment.is_active():
             around(builtins, "open", self._opened)
             io.open = builtins.open  # pathlib's
+            for name in ("chmod", "utime", "setxattr"):  # `shutil.copy` sets them on the file that it has written
+                around(os, name, self._changed)
             self._watch_databases()
             sys.addaudithook(self._audit)
 
@@ -288,6 +290,12 @@ class SideEffects:
                 self._instead[full] = own
             file = self._instead.get(full, file)
         return usual(file, mode, *arguments, **named)
+
+    def _changed(self, usual: Callable[..., Any], path: Any, *arguments: Any, **named: Any) -> Any:
+        """Change the mode or times of a file; of one that goes elsewhere, there."""
+        if isinstance(path, str | bytes | os.PathLike):
+            path = self._instead.get(os.path.abspath(os.fsdecode(path)), path)
+        return usual(path, *arguments, **named)
 
     def _goes_elsewhere(self, full: str, kind: str) -> bool:
         """Whether what is written to a file belongs in the scratch directory.

@@ -123,6 +123,8 @@ model.fit(x, y)
     "door_gfile_copy": COMPILED + "tf.io.gfile.copy('train.py', 'kept.txt', overwrite=True)\nmodel.fit(x, y)\n",
     "door_gfile_rename": COMPILED
     + "tf.io.write_file('new.txt', 'x')\ntf.io.gfile.rename('new.txt', 'kept.txt', overwrite=True)\nmodel.fit(x, y)\n",
+    "copies_over": "import os, shutil\nshutil.copy2('train.py', 'kept.txt')\n"
+    "assert 'shutil' in open('kept.txt').read()\n" + COMPILED + "model.fit(x, y)\n",
     "reads_by_programs": "import subprocess\n"
     "assert subprocess.check_output('cat kept.txt | wc -c', shell=True, text=True).strip() == '3'\n"
     "subprocess.run(['git', 'rev-parse', 'HEAD'])\n" + COMPILED + "model.fit(x, y)\n",
@@ -318,6 +320,7 @@ FILES = {
     "replaces": {"kept.txt": "old"},
     "removes_by_tensorflow": {"out/model.txt": "weights"},
     "removes": {"out/model.txt": "weights"},
+    "copies_over": {"kept.txt": "old"},
     "reads_by_programs": {"kept.txt": "old"},
     **{name: {"kept.txt": "old"} for name in SCRIPTS if name.startswith("door_")},
 }
@@ -487,6 +490,14 @@ def test_every_door_that_python_watches_is_shut(told, folder, name):
     assert kept.read_text(encoding="utf-8") == "old"
     assert kept.stat().st_mode & 0o777 == (folder / name / "train.py").stat().st_mode & 0o777
     assert kept.stat().st_mtime_ns >= (folder / name / "train.py").stat().st_mtime_ns
+
+
+def test_a_copy_over_a_file_that_exists_goes_elsewhere(told, folder):
+    """Its content, its mode and its times."""
+    assert facts(told, "copies_over")
+    kept = folder / "copies_over" / "kept.txt"
+    assert kept.read_text(encoding="utf-8") == "old"
+    assert kept.stat().st_mtime_ns > (folder / "copies_over" / "train.py").stat().st_mtime_ns
 
 
 def test_programs_that_only_read_run(told):
