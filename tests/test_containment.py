@@ -6,6 +6,7 @@ import json
 import mmap
 import os
 import shutil
+import socket
 import sqlite3
 import stat
 import subprocess
@@ -288,6 +289,21 @@ def test_rights_devices_and_places_are_as_before(home, user):
     assert found["real"]
     assert (found["rights"] == 0) == (found["uid"] != 0)
     assert found["may"] == (found["uid"] == 0)
+
+
+def test_servers_are_reached_by_their_sockets(home, user):
+    """A database or a display server listens on a file in the user's or the temporary directory."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(home / "work" / "server"))
+        os.chmod(home / "work" / "server", 0o777)
+        server.listen()
+
+        def connect() -> str:
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect("server")
+            return "connected"
+
+        assert contained(home, user, connect) == "connected"
 
 
 def test_a_tree_with_something_mounted_in_the_users_directory(home):

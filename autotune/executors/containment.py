@@ -182,6 +182,9 @@ def _enter_layers(contained: _Contained, through: Sequence[str], here: str, kind
                 _mount(path, root + path, None, _BIND)
             except OSError:  # something is mounted below it
                 _bind(path, root + path)
+    for path in _listening_sockets():
+        with contextlib.suppress(OSError):  # it is in a directory that this process may not enter
+            _mount(path, root + path, None, _BIND)
     os.chroot(root)
     os.chdir(here)  # the old one is the real directory still
     return tree.layers if kind == "memory" else {}
@@ -300,6 +303,17 @@ def _caches(here: str) -> Iterator[str]:
         path = os.path.realpath(folder)
         if not _is_below(here, path) and here != path:
             yield path
+
+
+def _listening_sockets() -> Iterator[str]:
+    """Yield sockets in overlaid directories that processes listen on: seen through an overlay, they refuse."""
+    with open("/proc/net/unix", "rb") as lines:
+        for line in lines:
+            fields = line.split(maxsplit=7)
+            if len(fields) == 8 and fields[3] == b"00010000" and fields[7].startswith(b"/"):
+                path = os.path.realpath(os.fsdecode(fields[7].rstrip(b"\n")))
+                if not any(_is_below(path, folder) for folder in _UNTOUCHED):
+                    yield path
 
 
 def _is_below(path: str, folder: str) -> bool:
