@@ -291,6 +291,24 @@ def test_rights_devices_and_places_are_as_before(home, user):
     assert found["may"] == (found["uid"] == 0)
 
 
+def test_what_a_killed_run_has_left_is_in_nobodys_way(home, user):
+    """A process with the same number begins with the files as they are."""
+
+    def trial() -> str:
+        left = home / "logs" / "layers" / str(os.getpid()) / "upper-0"
+        left.mkdir(parents=True)
+        (left / "left.txt").write_text("left")
+        assert contain(home / "logs" / "layers") == ""
+        return Path("kept.txt").read_text()
+
+    def template() -> str:
+        user()
+        os.chdir(home / "work")
+        return in_fork(trial)
+
+    assert in_fork(template) == "old"
+
+
 def test_servers_are_reached_by_their_sockets(home, user):
     """A database or a display server listens on a file in the user's or the temporary directory."""
     with socket.socket(socket.AF_UNIX) as server:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 LARGEST_LAYER_BYTES = 16 << 30
-ALLOW_LARGE = "Have it write less before it trains, or pass --allow-writes if each trial may write to its files."
+ALLOW_LARGE = "Have it write less before it trains. For a script, --allow-writes lets each trial write to your files."
 _MEMORY_SHARE = 0.1  # of the machine's, for layers in memory where the run directory cannot hold them
 _NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000
 _BIND, _REC, _SLAVE, _DETACH = 4096, 16384, 1 << 19, 2
@@ -161,6 +161,7 @@ def _enter_layers(contained: _Contained, through: Sequence[str], here: str, kind
         The layers in memory, by the directory that they lie above.
     """
     home = os.path.join(contained.layers, str(os.getpid()))
+    remove_layers(Path(home))  # of an earlier process with this number
     os.makedirs(home, mode=0o700)
     for kind in kinds:
         if kind == "memory":

@@ -65,6 +65,7 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
         self._reference = reference
         self._logs = logs
         self._layers = logs.resolve() / "layers"
+        remove_all_layers(self._layers)  # of a run that was killed, and goes on now
         self._wanted = isolation
         self._profile: Profiled = profile
         self._templates: dict[frozenset[tuple[str, str]], Template] = {}  # by their environment, of the seat and knobs
