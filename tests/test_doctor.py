@@ -98,6 +98,16 @@ def test_a_healthy_machine_has_facts_only():
     assert "wants CUDA 12.5.1 and cuDNN 9" in told
 
 
+def test_it_is_said_whether_trials_are_contained():
+    """With the reason and a way out where they are not."""
+    (contained,) = [found for found in examined(machine_with(uncontained="")) if "contained" in found.what]
+    assert contained.level is Level.FACT
+    refused = machine_with(uncontained="unshare: Operation not permitted")
+    (uncontained,) = [found for found in examined(refused) if "contained" in found.what]
+    assert "cannot be contained (unshare: Operation not permitted)" in uncontained.what
+    assert "seccomp" in uncontained.fix
+
+
 def test_a_machine_without_a_card_is_none_that_is_broken():
     """TensorFlow runs on the processor there, with or without CUDA in it."""
     for built in (None, HEALTHY.built_with):

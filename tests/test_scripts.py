@@ -1,5 +1,7 @@
 """Scripts as they are, without TensorFlow: which file is one, where its calls are, what is changed, and the edit."""
 
+import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -8,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import ApplyError, ConfigurationError
+from autotune.run_directory import CREATED, SCRATCH, RunDirectory
 from autotune.scripts import tuned
 from autotune.scripts.call_sites import shown, site_of
 from autotune.scripts.facts import ScriptFacts, Site, Trains
 from autotune.scripts.settings import Settings
-from autotune.scripts.side_effects import remove_created
+from autotune.scripts.side_effects import identity_of, remove_created
 from autotune.scripts.sources import (
     binds_workload,
     calls_of,
@@ -21,6 +24,8 @@ from autotune.scripts.sources import (
     is_called_in_loop,
     own_files,
 )
+from autotune.tuning.opening import prepared
+from autotune.tuning.options import Options
 from autotune.workloads.loading import parse_reference
 
 
@@ -297,16 +302,72 @@ def test_tuned_gives_the_scripts_values_and_those_of_a_trial(monkeypatch):
 # ------------------------------------------------------------------------------------------ what trials have made
 
 
+def list_as_left(listed, paths):
+    """Write the list of what trials have made, with the files as they are now."""
+    listed.write_text("".join(json.dumps([str(path), *identity_of(str(path))]) + "\n" for path in paths))
+
+
+def files_below(folder):
+    """The files below a folder, by their names."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
 def test_only_what_trials_have_made_is_removed(tmp_path):
-    """A directory of theirs goes as a whole; one that holds another's file stays, with all that is in it."""
+    """A directory of theirs goes once it is empty; one that holds another's file stays with that file."""
     work, outside = tmp_path / "work", tmp_path / "outside"
     for name in ("made/a.bin", "shared/a.bin", "shared/others.bin", "old/new.bin", "old/old.bin"):
         written(work, name, "x")
     written(outside, "download.bin", "x")
-    made = ["made", "made/a.bin", "shared", "shared/a.bin", "old/new.bin", "gone.bin"]
+    made = ["made", "made/a.bin", "shared", "shared/a.bin", "old/new.bin"]
     listed = tmp_path / "created.txt"
-    listed.write_text("\n".join([*(str(work / each) for each in made), str(outside / "download.bin")]))
+    list_as_left(listed, [*(work / name for name in made), outside / "download.bin"])
     remove_created(listed, [str(work)])
-    left = sorted(str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*") if each.is_file())
-    assert left == ["outside/download.bin", "work/old/old.bin", "work/shared/a.bin", "work/shared/others.bin"]
+    assert files_below(tmp_path) == ["outside/download.bin", "work/old/old.bin", "work/shared/others.bin"]
     assert not (work / "made").exists()
+
+
+@pytest.mark.parametrize("change", ["rewritten", "replaced", "appended"])
+def test_a_file_that_the_user_has_written_since_is_not_removed(tmp_path, change):
+    """It has the path that a trial used, and another inode, size or time."""
+    file = tmp_path / "work" / "metrics.csv"
+    written(tmp_path / "work", "metrics.csv", "a trial's")
+    listed = tmp_path / "created.txt"
+    list_as_left(listed, [file])
+    if change == "replaced":
+        new = written(tmp_path / "work", "new.csv", "a trial's")
+        os.utime(new, ns=(0, file.stat().st_mtime_ns))
+        os.replace(new, file)
+    elif change == "rewritten":
+        time_before = file.stat().st_mtime_ns
+        file.write_text("the users")
+        os.utime(file, ns=(0, time_before + 1))
+    else:
+        with file.open("a") as stream:
+            stream.write(", and the user's")
+    remove_created(listed, [str(tmp_path / "work")])
+    assert file.exists()
+
+
+def test_what_an_earlier_process_has_listed_is_not_removed(tmp_path, monkeypatch):
+    """A run that was killed is resumed: the user may have trained for real meanwhile."""
+    monkeypatch.chdir(tmp_path)
+    file, run = written(tmp_path, "metrics.csv", "x"), RunDirectory(tmp_path / "run")
+    run.create()
+    list_as_left(run.path / CREATED, [file])
+    (run.path / SCRATCH).symlink_to(tmp_path)
+    reference = parse_reference(str(written(tmp_path, "train.py", "import tensorflow")))
+    with prepared(reference, run, Options(budget=60.0)):
+        pass
+    run.release()
+    assert file.exists()
+    assert not (run.path / CREATED).exists()
+    assert not (run.path / SCRATCH).is_symlink()
+
+
+def test_a_damaged_list_removes_nothing(tmp_path):
+    """Lines that no trial has written name no file."""
+    written(tmp_path, "kept.txt", "x")
+    listed = tmp_path / "created.txt"
+    listed.write_text(f"{tmp_path}/kept.txt\n[]\n7\n{json.dumps([str(tmp_path / 'kept.txt'), 1, 2])}\n")
+    remove_created(listed, [str(tmp_path)])
+    assert files_below(tmp_path) == ["kept.txt"]

@@ -62,6 +62,7 @@ class Seen(Frozen):
     shm_bytes: int | None = None
     disk_bytes_per_second: float | None = None
     jitter: float | None = None  # relative spread of equal stretches of work
+    uncontained: str | None = None  # why the kernel cannot contain trials; empty where it can
     environment: dict[str, str] = Field({})
 
 
@@ -237,6 +238,14 @@ def _surroundings(seen: Seen) -> Iterator[Finding]:
     for name in NOT_READ:
         if name in seen.environment:
             yield Finding(Level.FACT, f"{name} is set, but TensorFlow does not read it any more")
+    if seen.uncontained == "":
+        yield Finding(Level.FACT, "trials are contained: the kernel keeps what they write away from your files")
+    elif seen.uncontained is not None:
+        yield Finding(
+            Level.FACT,
+            f"trials cannot be contained ({seen.uncontained}): only what Python itself writes is watched",
+            "Allow user namespaces, as by docker run --security-opt seccomp=unconfined, or keep copies of your files.",
+        )
     if seen.jitter is None:
         return
     spread = f"equal stretches of work differ by {seen.jitter:.0%}"

@@ -23,6 +23,7 @@ import psutil
 from autotune.devices.doctor import Card, Seen
 from autotune.devices.gpus import asked, parts_of, with_nvml
 from autotune.devices.machine import core_quota, installed_version, memory_limit_bytes, text_of
+from autotune.executors.containment import why_unavailable
 
 JITTER_SECONDS, STRETCH_SECONDS = 5.0, 0.1
 DISK_BYTES = 64 << 20
@@ -65,6 +66,7 @@ def look(root: Path = Path("/")) -> Seen:
         shm_bytes=psutil.disk_usage(str(shm)).total if shm.is_dir() else None,
         disk_bytes_per_second=_disk(),
         jitter=_jitter(),
+        uncontained=_uncontained(),
         environment=dict(os.environ),
     )
 
@@ -142,6 +144,15 @@ def _disk() -> float | None:
                 while again.read(1 << 20):
                     pass
             return DISK_BYTES / max(time.perf_counter() - began, 1e-9)
+    except OSError:
+        return None
+
+
+def _uncontained() -> str | None:
+    """Return why trials of a run in this directory could not be contained; empty where they can be."""
+    try:
+        with tempfile.TemporaryDirectory(dir=".", prefix=".autotune-") as folder:
+            return why_unavailable(Path(folder).resolve() / "layers")
     except OSError:
         return None
 

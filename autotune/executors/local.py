@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 
 from autotune.devices.machine import Machine
 from autotune.errors import NoStableConfigurationError, WorkloadError
+from autotune.executors.containment import remove_all_layers
 from autotune.executors.executor import IN_SEARCH, Data, TrialFailed, TrialTiming
 from autotune.executors.places import CORES_VARIABLE, WHOLE, whole_host
 from autotune.executors.process import Profiled, TrialProcess
@@ -65,6 +66,8 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
         self._reference = reference
         self._logs = logs
         self._wanted, self._import_seconds = isolation, min(import_seconds, IMPORT_SECONDS)
+        self._layers = logs.resolve() / "layers"
+        remove_all_layers(self._layers)  # of a run that was killed, and goes on now
         self._profile: Profiled = profile
         self._templates: dict[frozenset[tuple[str, str]], Template] = {}  # by their environment, of the seat and knobs
         self._count = 0
@@ -150,6 +153,7 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
         for template in self._templates.values():
             template.close()
         self._templates.clear()
+        remove_all_layers(self._layers)
 
     def _refuse_changes(self, workload: WorkloadFacts | None) -> None:
         """Refuse to measure other code than the run began with."""
@@ -185,5 +189,7 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
             mode, variables = "known", {**self._script.variables, **variables}
         if self.isolation == "spawn":
             mode = "later"
-        self._templates[key] = Template(self._reference, mode, variables=variables, log=log)
+        script = self._reference.script
+        layers = None if script is not None and script.allow_writes else self._layers
+        self._templates[key] = Template(self._reference, mode, variables=variables, log=log, layers=layers)
         return self._templates[key]

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from autotune.executors.containment import ALLOW_LARGE, LayerLimit
 from autotune.executors.executor import SeatLost, TrialFailed, WarmUp
 from autotune.executors.log import cap, fatal_line, tail
 from autotune.executors.signs import card_fault, kernel_oom_kills, says_no_memory
@@ -56,6 +57,7 @@ class TrialProcess:
         self._kernel_kills = kernel_oom_kills()
         self._killed = False
         self.pid, self._channel = template.fork(request)
+        self._limit = LayerLimit(template.layers, self.pid)
         self._launch_seconds = self._clock() - self._requested
 
     def warm_up(self, timeout_seconds: float) -> WarmUp:
@@ -162,6 +164,8 @@ class TrialProcess:
                 answer = self._channel.receive(min(max(0.0, deadline - self._clock()), LOOK_SECONDS))
             self._clock.look()
             cap(self._log)
+            if excess := self._limit.excess():
+                raise self._failed(Outcome.ERROR, excess, hint=ALLOW_LARGE)
             if answer is not None:
                 return answer
             if not self.template.alive:  # a child of the trial's may hold its end of the pipe open

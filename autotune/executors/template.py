@@ -1,10 +1,11 @@
 """The template process: imports TensorFlow and the user's module once, then forks trials in milliseconds.
 
-    python -m autotune.executors.template CONTROL_FD DRIVER_PID MODE REFERENCE_JSON
+    python -m autotune.executors.template CONTROL_FD DRIVER_PID MODE REFERENCE_JSON LAYERS
 
 It starts no TensorFlow runtime, never imports Optuna or pandas, and ends when its control socket closes. DRIVER_PID is
 for whoever reads a list of processes. MODE is `new`; `known` where a script has been run before to find out what it
-does; or `later`, where each fork imports everything for itself.
+does; or `later`, where each fork imports everything for itself. LAYERS is the directory for what is written by
+contained processes (see `containment`); empty where trials may write for real.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from typing import Any, NoReturn
 import psutil
 
 from autotune.errors import WorkloadError
-from autotune.executors import lifeline
+from autotune.executors import containment, lifeline
 from autotune.executors.log import open_log, printable
 from autotune.executors.places import CORES_VARIABLE
 from autotune.recipe import apply
+from autotune.record import Outcome
 from autotune.scripts.execute import discover, file_of, import_packages
 from autotune.scripts.sources import refuse_broken
 from autotune.scripts.survey import survey as survey_script
@@ -46,11 +48,13 @@ from autotune.workloads.workload import Workload, WorkloadFacts, WorkloadReferen
 
 def main(arguments: list[str]) -> int:
     """Import, report, and serve the driver until it closes the socket."""
-    descriptor, _, mode, reference_json = arguments
+    descriptor, _, mode, reference_json, folder = arguments
     if cores := os.environ.pop(CORES_VARIABLE, ""):
         os.sched_setaffinity(0, map(int, cores.split(",")))  # TensorFlow makes as many threads
     os.environ.update(without_caches(os.environ))
     lifeline.leave_a_keeper(int(descriptor))
+    layers = Path(folder) if folder else None
+    uncontained = "" if layers is None else containment.contain(layers)
     control = messages.Channel(socket.socket(fileno=int(descriptor)))
     reference = WorkloadReference.model_validate_json(reference_json)
     ask_runtime_to_tell()
@@ -58,6 +62,9 @@ def main(arguments: list[str]) -> int:
     try:
         if mode != "later":
             workload, ready = _imported(reference, known=mode == "known")
+        if ready.workload is not None:
+            facts = ready.workload.model_copy(update={"uncontained": uncontained})
+            ready = ready.model_copy(update={"workload": facts})
     except WorkloadError as error:
         detail = printable(error.detail)[-20000:]
         control.send(messages.TemplateFailed(message=error.message, hint=error.hint, detail=detail))
@@ -78,7 +85,7 @@ def main(arguments: list[str]) -> int:
     control.send(ready)
     try:
         with contextlib.suppress(messages.ChannelClosed):
-            _Server(control, workload, reference).serve()
+            _Server(control, workload, reference, layers).serve()
     finally:
         lifeline.kill_orphans()
     return 0
@@ -168,8 +175,15 @@ def _fork() -> int:
 class _Server:
     """Forks trials on request and reports their ends."""
 
-    def __init__(self, control: messages.Channel, workload: Workload | None, reference: WorkloadReference) -> None:
+    def __init__(
+        self,
+        control: messages.Channel,
+        workload: Workload | None,
+        reference: WorkloadReference,
+        layers: Path | None,  # for what trials write
+    ) -> None:
         self._control = control
+        self._layers = layers
         self._workload = workload
         self._reference = reference
         self._trials: dict[int, int] = {}  # pidfd → pid
@@ -209,6 +223,13 @@ class _Server:
             self._control.close()
             for pidfd in self._trials:
                 os.close(pidfd)
+            recorded = [] if request.losses is None else [os.path.dirname(request.losses.folder)]
+            try:
+                containment.renew([os.path.dirname(request.log), *recorded])
+            except OSError as error:
+                reason = f"what it writes cannot be kept apart: {error}"
+                messages.Channel(end).send(messages.Failed(outcome=Outcome.ERROR, reason=reason))
+                os._exit(status)
             output = open_log(request.log)
             os.dup2(output, 1)
             os.dup2(output, 2)
@@ -230,6 +251,8 @@ class _Server:
             os.killpg(pid, signal.SIGKILL)
         lifeline.kill_orphans(self._of_the_module | set(self._trials.values()))
         self._control.send(messages.Exited(pid=pid, status=os.waitstatus_to_exitcode(status)))
+        if self._layers is not None:
+            containment.remove_layers(self._layers / str(pid))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import Literal
 from autotune.devices.machine import memory_limit_bytes
 from autotune.errors import TrialProcessError, WorkloadError
 from autotune.executors import lifeline
+from autotune.executors.containment import ALLOW_LARGE, LayerLimit
 from autotune.executors.executor import TrialFailed
 from autotune.executors.log import cap, open_log, tail
 from autotune.executors.signs import kernel_oom_kills, says_no_memory
@@ -44,14 +45,23 @@ class TemplateDied(TrialProcessError):
 class Template:
     """A template process below its keeper (see `lifeline`), and the pipe to it."""
 
-    def __init__(self, reference: WorkloadReference, mode: Mode, *, variables: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self,
+        reference: WorkloadReference,
+        mode: Mode,
+        *,
+        variables: Mapping[str, str],
+        log: Path,
+        layers: Path | None = None,  # directory for what contained processes write; None where they write for real
+    ) -> None:
         ours, theirs = socket.socketpair()
-        self._reference, self._log = reference, log
+        self._reference, self._log, self.layers = reference, log, layers
+        self._limit = LayerLimit(layers)
         self._family = secrets.token_hex(16)
         self._kernel_kills = kernel_oom_kills()
         # With -P, the current directory shadows no module of ours or Python's.
         command = [sys.executable, "-P", "-m", "autotune.executors.template", str(theirs.fileno())]
-        command += [str(os.getpid()), mode, reference.model_dump_json()]
+        command += [str(os.getpid()), mode, reference.model_dump_json(), "" if layers is None else str(layers)]
         with theirs, open(open_log(log), "ab") as output:
             self._process = subprocess.Popen(
                 command,
@@ -76,6 +86,8 @@ class Template:
         deadline = time.monotonic() + longest_seconds
         while self._ready is None:
             cap(self._log)
+            if excess := self._limit.excess():
+                raise WorkloadError(f"importing the workload {excess}", hint=ALLOW_LARGE)
             try:
                 answer = self._channel.receive(LOOK_SECONDS)
             except TimeoutError as error:

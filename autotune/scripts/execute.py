@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from autotune.errors import WorkloadError
+from autotune.executors import containment
 from autotune.scripts import children
 from autotune.scripts.call_sites import calls_in
 from autotune.scripts.facts import Site
@@ -132,10 +133,12 @@ def discover(reference: WorkloadReference) -> tuple[dict[str, str], list[str]]:
         def changed() -> dict[str, str]:
             return {name: text for name, text in os.environ.items() if before.get(name) != text}
 
-        SideEffects(reference, lambda _: os._exit(0)).watch_writes()  # the survey says it again
+        effects = SideEffects(reference, lambda _: os._exit(0))  # the survey says it again
+        effects.watch_writes()
         sys.meta_path.insert(0, _StopAtFramework(lambda: children.answer_for_parent(changed())))
         with contextlib.suppress(BaseException):  # where it fails, the survey says so
             run_as_main(reference)
+        effects.training_begins()
         tell(answer, changed())
 
     variables = told_by_fork(run)
@@ -161,6 +164,7 @@ def told_by_fork(run: Callable[[int], object]) -> dict[str, Any]:
         try:
             os.close(reading)
             os.setpgid(0, 0)
+            containment.renew()
             run(writing)
         finally:
             os._exit(0)

@@ -66,6 +66,7 @@ class TrialHooks(Hooks):
             self._failed(error)
 
     def _failed(self, error: BaseException) -> NoReturn:
+        self.effects.training_begins()
         self.channel.send(failures.told(error))
         leave(1)
 
@@ -92,7 +93,7 @@ class LoopTraining(TrialHooks):
 
     def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
         """See `Hooks`: what is trained by `fit` is not what is tuned."""
-        return few_steps(model, usual, arguments, self.effects.kept(arguments["callbacks"]))
+        return few_steps(model, usual, arguments, self.effects.without_writers(arguments["callbacks"]))
 
     def restarted(self) -> bool:
         """See `TrialHooks`."""
@@ -187,6 +188,7 @@ class LoopTraining(TrialHooks):
         """Report what is trained, after its first step."""
         import tensorflow as tf
 
+        self.effects.training_begins()
         dataset, request = self._watch.dataset, self.request
         is_dataset = isinstance(dataset, tf.data.Dataset)
         calls = batch_calls(dataset)[0] if is_dataset else []

@@ -121,7 +121,7 @@ class _Survey(Hooks):
         number, began = len(self._fits) + 1, time.perf_counter()
         if self._around.before_seconds is None:
             self._around.before_seconds = began - self._began
-        callbacks = self._effects.kept(arguments["callbacks"])
+        callbacks = self._effects.without_writers(arguments["callbacks"])
         call = FitCall(model=model, arguments=arguments, settings=self._wrappers.settings)
         facts = self._found(partial(facts_of_fit, call, number, site, self._around))
         if not self._repeats and (self._wanted == number or (self._wanted is None and self._only)):
@@ -240,5 +240,6 @@ class _Survey(Hooks):
     def _say(self, told: dict[str, Any]) -> NoReturn:
         if children.is_child() and not self._number:
             children.answer_for_parent(told)
+        self._effects.training_begins()
         tell(self._answer, told)
         leave(0)

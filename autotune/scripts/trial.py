@@ -157,10 +157,12 @@ class _FitTraining(TrialHooks):
     def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
         """See `Hooks`."""
         self._count += 1
-        callbacks = self.effects.kept(arguments["callbacks"])
         tuned = self.facts.fit_site
-        if self._count < self.facts.fit or (self._refits and tuned and site.key != tuned.key):
+        is_earlier = self._count < self.facts.fit or bool(self._refits and tuned and site.key != tuned.key)
+        callbacks = self.effects.without_writers(arguments["callbacks"], timed=not is_earlier)
+        if is_earlier:
             return few_steps(model, usual, arguments, callbacks)
+        self.effects.training_begins()
         call = FitCall(model=model, arguments=arguments, settings=self.wrappers.settings)
         for each in callbacks:
             _repeat_epochs(each, int(arguments["initial_epoch"]), max(1, call.epochs))

@@ -74,6 +74,10 @@ def prepared(reference: WorkloadReference, directory: RunDirectory, options: Opt
         yield reference
         return
     created = directory.path.resolve() / CREATED
+    with contextlib.suppress(OSError):  # of an earlier process: the user may have written those files since
+        created.unlink()
+    with contextlib.suppress(OSError):  # a link to somewhere else
+        created.with_name(SCRATCH).unlink()
     try:
         yield reference.model_copy(update={"script": ScriptSettings(**said, created=str(created))})
     finally:
@@ -154,6 +158,10 @@ def open_run(
         refuse_another_workload(earlier, fingerprint=facts.fingerprint)
     check(facts)
     _tell_isolation(executor, observe)
+    if facts.uncontained:
+        watched = " Python's own writes are watched." if facts.script is not None else ""
+        text = f"what C code and other programs write in trials is not kept out here ({facts.uncontained}).{watched}"
+        observe(Notice(text=text))
     machine = executor.machine or invocation.machine
     if earlier is not None and executor.machine is not None and earlier.run.baseline is not None:
         refuse_another_machine(earlier, machine)

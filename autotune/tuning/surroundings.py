@@ -99,8 +99,8 @@ def script_notes(
         yield f"the script compiles with jit_compile=True. {NO_XLA}: take it out"
     if script.before_seconds > LONG_BEFORE_SHARE * ready_seconds:
         yield (
-            f"what the script does before it trains takes {script.before_seconds:.0f} s in each trial: keep prepared "
-            "data in a file, and have the script read that"
+            f"what the script does before it trains takes {script.before_seconds:.0f} s in each trial: prepare "
+            "data in a file before you tune, and have the script read that"
         )
     if script.work_varies:
         yield (

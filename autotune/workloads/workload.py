@@ -169,6 +169,7 @@ class WorkloadFacts(BaseModel, frozen=True, extra="forbid"):
     fingerprint: str  # `sha256:…` over the module's source and the name
     in_force: dict[str, Any] = {}  # knobs that act before a model is built, once the module was imported
     script: ScriptFacts | None = None  # of a script as it is
+    uncontained: str = ""  # why the kernel does not keep out what trials write; empty where it does, or need not
 
 
 _EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD

@@ -5,11 +5,16 @@ import os
 import subprocess
 
 import pytest
+from fault_table import WORKLOAD
 from simulated_runs import simulated_trials
 from studies import Study
 
 from autotune.errors import RunDirectoryError
+from autotune.executors.local import TrialProcesses
 from autotune.run_directory import RunDirectory
+from autotune.workloads.workload import WorkloadReference
+
+REFERENCE = WorkloadReference(file=str(WORKLOAD), search_path=(str(WORKLOAD.parent),))
 
 
 @pytest.fixture
@@ -22,6 +27,15 @@ def small_disk(tmp_path):
         pytest.skip("no file system can be mounted here")
     yield disk
     subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.fixture
+def fresh_processes(small_disk, tmp_path):
+    """Trials of a template that has begun after the disk was mounted: earlier ones cannot see it."""
+    (tmp_path / "templates").mkdir()
+    with TrialProcesses(REFERENCE, logs=tmp_path / "templates") as trials:
+        trials.open()
+        yield trials
 
 
 @contextlib.contextmanager
@@ -51,9 +65,9 @@ def write_for_ever(file):
 
 
 @pytest.mark.slow
-def test_a_disk_that_fills_up(processes, small_disk):
+def test_a_disk_that_fills_up(fresh_processes, small_disk):
     """The error says what could not be written and why; the trials before it can be read."""
-    study = Study(processes, small_disk / "run", trial_seconds=8.0)
+    study = Study(fresh_processes, small_disk / "run", trial_seconds=8.0)
     assert study.try_fault("").outcome == "ok"
     fill(small_disk)
     with pytest.raises(RunDirectoryError, match=r"cannot write .*trials/0002.*: No space left on device") as caught:

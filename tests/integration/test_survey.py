@@ -1,6 +1,8 @@
 """What running a script once shows: how it trains, what it leaves, what a knob reaches, and why one cannot be tuned."""
 
+import contextlib
 import json
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from autotune.scripts.facts import NO_XLA, ScriptFacts
-from autotune.scripts.side_effects import remove_created
+from autotune.scripts.side_effects import read_created, remove_created
 from autotune.tuning.surroundings import script_notes
 
 MODEL = """
@@ -102,6 +104,40 @@ model.fit(x, y)
     "replaces": "import os\nopen('new.tmp', 'w').write('1')\nos.replace('new.tmp', 'kept.txt')\n"
     + COMPILED
     + "model.fit(x, y)\n",
+    **{
+        f"door_{name}": f"import os, shutil, subprocess, sqlite3, sys\n{line}\n" + COMPILED + "model.fit(x, y)\n"
+        for name, line in {
+            "shell": "subprocess.run('echo new > kept.txt', shell=True)",
+            "system": "os.system('echo new > kept.txt')",
+            "python": "subprocess.run([sys.executable, '-c', 'open(\"kept.txt\", \"w\")'])",
+            "spawn": "os.spawnlp(os.P_WAIT, 'cp', 'cp', 'train.py', 'kept.txt')",
+            "posix_spawn": "os.posix_spawnp('cp', ['cp', 'train.py', 'kept.txt'], {})",
+            "chmod": "os.chmod('kept.txt', 0o600)",
+            "utime": "os.utime('kept.txt', (0, 0))",
+            "fchmod": "os.chmod(os.open('kept.txt', os.O_RDONLY), 0o600)",
+            "truncates_by_flag": "os.open('kept.txt', os.O_RDONLY | os.O_TRUNC)",
+            "relative_to_descriptor": "os.remove('kept.txt', dir_fd=os.open('.', os.O_RDONLY))",
+            "vacuum": "sqlite3.Connection('kept.txt')",
+        }.items()
+    },
+    "door_gfile_copy": COMPILED + "tf.io.gfile.copy('train.py', 'kept.txt', overwrite=True)\nmodel.fit(x, y)\n",
+    "door_gfile_rename": COMPILED
+    + "tf.io.write_file('new.txt', 'x')\ntf.io.gfile.rename('new.txt', 'kept.txt', overwrite=True)\nmodel.fit(x, y)\n",
+    "copies_over": "import os, shutil\nshutil.copy2('train.py', 'kept.txt')\n"
+    "assert 'shutil' in open('kept.txt').read()\n" + COMPILED + "model.fit(x, y)\n",
+    "reads_by_programs": "import subprocess\n"
+    "assert subprocess.check_output('cat kept.txt | wc -c', shell=True, text=True).strip() == '3'\n"
+    "subprocess.run(['git', 'rev-parse', 'HEAD'])\n" + COMPILED + "model.fit(x, y)\n",
+    "database": """
+import sqlite3
+for _ in range(2):
+    with sqlite3.connect("study.db") as study:
+        study.execute("insert into trials values ('RUNNING')")
+    study.close()
+rows = sqlite3.connect("study.db").execute("select * from trials").fetchall()
+"""
+    + COMPILED
+    + "model.fit(x, y, batch_size=len(rows))\n",
     "removes_by_tensorflow": COMPILED + "tf.io.gfile.rmtree('out')\nmodel.fit(x, y)\n",
     "threads_by_name": "import tensorflow as tf\n"
     "tf.config.threading.set_intra_op_parallelism_threads(num_threads=2)\n" + COMPILED + "model.fit(x, y)\n",
@@ -344,7 +380,11 @@ FILES = {
     "replaces": {"kept.txt": "old"},
     "removes_by_tensorflow": {"out/model.txt": "weights"},
     "removes": {"out/model.txt": "weights"},
+    "copies_over": {"kept.txt": "old"},
+    "reads_by_programs": {"kept.txt": "old"},
+    **{name: {"kept.txt": "old"} for name in SCRIPTS if name.startswith("door_")},
 }
+DOORS = [name for name in SCRIPTS if name.startswith("door_")]
 
 
 @pytest.fixture(scope="module")
@@ -358,6 +398,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for file, text in FILES.get(name, {}).items():
             (made / name / file).parent.mkdir(exist_ok=True)
             (made / name / file).write_text(text, encoding="utf-8")
+    with contextlib.closing(sqlite3.connect(made / "database" / "study.db")) as study:
+        study.executescript("create table trials (state text); insert into trials values ('COMPLETE')")
     return made
 
 
@@ -494,8 +536,7 @@ def test_a_file_that_exists_is_not_changed_in_place(told, folder):
     assert "train.py, line 2: changes" in told["removes"]["message"]
     assert (folder / "removes" / "out" / "model.txt").exists()
     assert facts(told, "makes_its_data")
-    noted = (folder.parent / "makes_its_data.created").read_text(encoding="utf-8").splitlines()
-    assert [Path(each).name for each in noted] == ["made", "a.txt"]
+    assert {Path(path).name for path in read_created(folder.parent / "makes_its_data.created")} == {"made", "a.txt"}
 
 
 def test_a_file_that_exists_is_not_replaced_or_removed_in_other_ways(told, folder):
@@ -504,6 +545,37 @@ def test_a_file_that_exists_is_not_replaced_or_removed_in_other_ways(told, folde
     assert (folder / "replaces" / "kept.txt").read_text(encoding="utf-8") == "old"
     assert "train.py, line 9: changes" in told["removes_by_tensorflow"]["message"]
     assert (folder / "removes_by_tensorflow" / "out" / "model.txt").exists()
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_every_door_that_python_watches_is_shut(told, folder, name):
+    """The run ends with the script's line; content, mode and times of the file stay."""
+    assert "train.py, line " in told[name]["message"]
+    assert "--allow-writes" in told[name]["hint"]
+    kept = folder / name / "kept.txt"
+    assert kept.read_text(encoding="utf-8") == "old"
+    assert kept.stat().st_mode & 0o777 == (folder / name / "train.py").stat().st_mode & 0o777
+    assert kept.stat().st_mtime_ns >= (folder / name / "train.py").stat().st_mtime_ns
+
+
+def test_a_copy_over_a_file_that_exists_goes_elsewhere(told, folder):
+    """Its content, its mode and its times."""
+    assert facts(told, "copies_over")
+    kept = folder / "copies_over" / "kept.txt"
+    assert kept.read_text(encoding="utf-8") == "old"
+    assert kept.stat().st_mtime_ns > (folder / "copies_over" / "train.py").stat().st_mtime_ns
+
+
+def test_programs_that_only_read_run(told):
+    """A script may ask git for its version."""
+    assert facts(told, "reads_by_programs")
+
+
+def test_a_database_that_exists_is_copied(told, folder):
+    """The script finds its rows and those that it has added; the file stays as it was."""
+    assert facts(told, "database")["batch_size"] == 3
+    with contextlib.closing(sqlite3.connect(folder / "database" / "study.db")) as study:
+        assert study.execute("select state from trials").fetchall() == [("COMPLETE",)]
 
 
 def test_ordinary_code_of_other_shapes_is_surveyed(told):

@@ -1,0 +1,233 @@
+"""Trials of real scripts and workloads in namespaces: what they write, what they read, and where the kernel refuses."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_trials import QUICK, REPOSITORY, configuration
+
+from autotune.errors import WorkloadError
+from autotune.executors import containment
+from autotune.executors.executor import TrialFailed
+from autotune.executors.local import TrialProcesses
+from autotune.record import Outcome
+from autotune.scripts.facts import ScriptSettings
+from autotune.workloads.workload import WorkloadReference
+
+TRAIN = """
+import keras
+import numpy as np
+
+x = np.zeros((64, 4), "float32")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+"""
+DOORS = (
+    """
+import fcntl, os, sqlite3, stat, subprocess, sys
+
+for name in os.listdir("/proc/self/fd"):
+    number = int(name)
+    try:
+        writable = fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_WRONLY | os.O_RDWR)
+        is_file = stat.S_ISREG(os.fstat(number).st_mode)
+    except OSError:  # the listing's own
+        continue
+    assert number in (1, 2) or not (writable and is_file), os.readlink(f"/proc/self/fd/{name}")
+os.mkdir("made_once")
+with open("rows.csv", "w") as rows:
+    rows.writelines("1\\n" * 6000)
+os.system("echo new > shell.txt")
+save = "import pathlib; pathlib.Path('child.txt').write_text('new')"
+subprocess.run([sys.executable, "-c", save], check=True)
+os.chmod("mode.txt", 0o600)
+with sqlite3.connect("study.db") as study:
+    study.execute("create table trials (state text)")
+"""
+    + TRAIN
+    + """
+import tensorflow as tf
+
+assert sum(1 for _ in tf.data.TextLineDataset("rows.csv")) == 6000
+tf.io.gfile.copy("train.py", "copied.txt", overwrite=True)
+tf.io.write_file("new.txt", "new")
+tf.io.gfile.rename("new.txt", "renamed.txt", overwrite=True)
+model.save("model.keras")
+best = keras.callbacks.ModelCheckpoint("best.keras")
+model.fit(x, x[:, :1], callbacks=[best], verbose=0)
+model = keras.models.load_model("best.keras")
+model.fit(x, x[:, :1], batch_size=16, epochs=3, callbacks=[best], verbose=0)
+"""
+)
+OLD = ("rows.csv", "shell.txt", "child.txt", "mode.txt", "copied.txt", "renamed.txt", "model.keras", "best.keras")
+WRITES_MUCH = "open('much.bin', 'wb').write(bytes(1 << 26))\n"
+WORKLOAD = """
+import keras
+import numpy as np
+import tensorflow as tf
+import autotune
+
+np.save("prepared.npy", np.ones((64, 4), "float32"))
+
+
+def model():
+    with open("kept.txt", "w") as stream:
+        stream.write("new")
+    {more}
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+
+
+def dataset():
+    x = np.load("prepared.npy")
+    return tf.data.Dataset.from_tensor_slices((x, x[:, :1]))
+
+
+workload = autotune.Workload(
+    model=model, dataset=dataset, compile=lambda: dict(optimizer="sgd", loss="mse"), batch_size=16
+)
+"""
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, int, str]]:
+    """Return mode, time and content of each file below a directory."""
+    files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {
+        str(path.relative_to(folder)): (
+            path.stat().st_mode,
+            path.stat().st_mtime_ns,
+            hashlib.sha256(path.read_bytes()).hexdigest(),
+        )
+        for path in files
+    }
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's directory, in which the tuner runs."""
+    made = tmp_path / "work"
+    made.mkdir()
+    monkeypatch.chdir(made)
+    return made
+
+
+@pytest.fixture
+def opened(work: Path, tmp_path: Path) -> Any:
+    """Opens trials of a source text; as a script unless it is a workload's."""
+    (tmp_path / "logs").mkdir()
+    made: list[TrialProcesses] = []
+
+    def start(source: str, *, script: bool = True) -> TrialProcesses:
+        (work / "train.py").write_text(source)
+        settings = ScriptSettings(created=str(tmp_path / "created.txt")) if script else None
+        reference = WorkloadReference(file=str(work / "train.py"), search_path=(str(work),), script=settings)
+        made.append(TrialProcesses(reference, logs=tmp_path / "logs"))
+        return made[-1]
+
+    yield start
+    for processes in made:
+        processes.close()
+    assert not (tmp_path / "logs" / "layers").exists()
+
+
+def warm_up(processes: TrialProcesses, log: Path) -> int:
+    """Start a trial, and return its number of examples once it trains."""
+    log.parent.mkdir(exist_ok=True)
+    trial = processes.launch(configuration(16), log=str(log), data=None, timing=QUICK)
+    try:
+        examples = trial.warm_up(120).started.examples
+        assert examples is not None
+        return examples
+    finally:
+        trial.kill()
+
+
+def test_a_script_writes_through_every_door_and_its_files_stay(opened, work, tmp_path):
+    """Survey and trials find the files as the user has left them, and what each has written itself."""
+    if why := containment.why_unavailable(tmp_path / "layers"):
+        pytest.skip(why)
+    for name in OLD:
+        (work / name).write_text("old")
+    processes = opened(DOORS)
+    before = snapshot(work)
+    facts = processes.open()
+    assert facts.uncontained == ""
+    assert facts.script.left_out == ("ModelCheckpoint",)
+    for number in range(2):
+        assert warm_up(processes, tmp_path / str(number) / "log.txt") == 64
+    assert snapshot(work) == before
+
+
+def test_trials_of_a_workload_find_what_its_import_has_written(opened, work, tmp_path):
+    """Data that the file prepares at its top level; nothing of it reaches the user's directory."""
+    if why := containment.why_unavailable(tmp_path / "layers"):
+        pytest.skip(why)
+    (work / "kept.txt").write_text("old")
+    processes = opened(WORKLOAD.format(more=""), script=False)
+    before = snapshot(work)
+    processes.open()
+    assert warm_up(processes, tmp_path / "0" / "log.txt") == 64
+    assert snapshot(work) == before
+
+
+def test_a_trial_that_fills_the_disk_is_ended(opened, work, tmp_path, monkeypatch):
+    """Its reason says how much it wrote, and how much it may."""
+    if why := containment.why_unavailable(tmp_path / "layers"):
+        pytest.skip(why)
+    monkeypatch.setattr(containment, "LARGEST_LAYER_BYTES", 1 << 24)
+    processes = opened(WORKLOAD.format(more=WRITES_MUCH + "    import time; time.sleep(3600)"), script=False)
+    processes.open()
+    with pytest.raises(TrialFailed, match=r"wrote 0\.\d GiB to files, more than the 0\.0 GiB") as caught:
+        warm_up(processes, tmp_path / "0" / "log.txt")
+    assert caught.value.outcome is Outcome.ERROR
+    assert "--allow-writes" in caught.value.hint
+    script = opened(WRITES_MUCH + "import time; time.sleep(3600)")
+    with pytest.raises(WorkloadError, match=r"wrote 0\.\d GiB to files"):
+        script.open()
+
+
+REFUSES = """
+import ctypes, os, sys
+from pathlib import Path
+uid, libc = os.getuid(), ctypes.CDLL(None)
+assert libc.unshare(0x10000000) == 0
+Path("/proc/self/setgroups").write_text("deny")
+Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
+Path("/proc/sys/user/max_user_namespaces").write_text("0")
+assert libc.prctl(24, 21, 0, 0, 0) == 0  # no CAP_SYS_ADMIN after the exec
+os.execv(sys.executable, [sys.executable, "-m", "autotune", "tune", *sys.argv[1:]])
+"""
+
+
+def tune_refused(work: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `autotune tune` where the kernel allows no namespace."""
+    command = [sys.executable, "-c", REFUSES, "train.py", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    return subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_where_the_kernel_refuses_a_shell_is_refused(work, tmp_path):
+    """The run ends with the script's line, and the file stays."""
+    (work / "kept.txt").write_text("old")
+    (work / "train.py").write_text("import os\nos.system('echo new > kept.txt')\n" + TRAIN + "model.fit(x, x)\n")
+    ended = tune_refused(work, "--budget", "30s", "--out", str(tmp_path / "run"))
+    assert ended.returncode == 2
+    assert "train.py, line 2: starts `echo new > kept.txt`" in ended.stderr
+    assert (work / "kept.txt").read_text() == "old"
+
+
+@pytest.mark.slow
+def test_where_the_kernel_refuses_the_run_says_what_it_cannot_see(work, tmp_path):
+    """New files of trials are removed where they are as the trials left them; one that the user has made stays."""
+    source = "open('kept.txt', 'w').write('new')\nopen('made.txt', 'w').write('new')\n" + TRAIN
+    (work / "kept.txt").write_text("old")
+    (work / "train.py").write_text(source + "model.fit(x, x[:, :1], epochs=100, verbose=0)\n")
+    before = snapshot(work)
+    ended = tune_refused(work, "--budget", "30s", "--out", str(tmp_path / "run"))
+    assert ended.returncode == 0, ended.stderr
+    said = " ".join(ended.stdout.split())
+    assert "not kept out here (unshare: No space left on device). Python's own writes are watched." in said
+    assert snapshot(work) == before
