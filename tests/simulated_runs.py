@@ -17,10 +17,10 @@ from autotune.run_directory import RunDirectory, RunRecord
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.search_space import SearchSpace
-from autotune.stats.intervals import Interval, LogInterval, Spread, claim_interval
+from autotune.stats.intervals import Interval, LogInterval, Spread, claim_interval, process_prior
 from autotune.stats.throughput import overall_log_ratios
 from autotune.tuning import costs
-from autotune.tuning.confirmation import Confirmation, FreshPairs
+from autotune.tuning.confirmation import Confirmation, FreshPairs, SlicePlan
 from autotune.tuning.opening import Invocation
 from autotune.tuning.options import Options
 from autotune.tuning.progress import silent
@@ -28,7 +28,7 @@ from autotune.tuning.resuming import read_earlier
 from autotune.tuning.rules import Limits
 from autotune.tuning.run import Run
 from autotune.tuning.seat import Seat, TrialLimits
-from autotune.tuning.state import USUAL_PRIOR, Candidate, Leader, State
+from autotune.tuning.state import Candidate, Leader, State
 from autotune.tuning.tune import tune_with
 from autotune.tuning.waiting import Deadline
 from autotune.worker.messages import Ready, Started
@@ -314,19 +314,20 @@ class Fresh:
         """The processes of the confirmation."""
         return self.trials.launched[self.before :]
 
-    def measure(self, count=1, *, rounds=None, seconds=None):
+    def measure(self, count=1, *, rounds=None, most_seconds=None):
         """Measure so many more pairs, of as many rounds as are given or usual; returns the log-ratios of all."""
-        if seconds is None:
-            seconds = costs.slices_seconds(self.records) if rounds is None else 1000.0
+        seconds = costs.slices_seconds(self.records) if rounds is None else 1000.0
+        limits = {"most_seconds": most_seconds or costs.MOST_SLICES_SECONDS, "most_rounds": rounds or costs.MOST_ROUNDS}
+        plan = SlicePlan(seconds=min(seconds, most_seconds or 1000.0), **limits)
         for _ in range(count):
-            self.pairs.measure(
-                self.confirmation, seat="simulated", seconds=seconds, most_rounds=rounds or costs.MOST_ROUNDS
-            )
+            self.pairs.measure(self.confirmation, plan, seat="simulated")
         return self.confirmation.instances
 
     def interval(self):
         """What they show, as a logarithm."""
-        return claim_interval(self.confirmation.instances, prior=USUAL_PRIOR)
+        processes = self.confirmation.instances
+        prior = process_prior([[values] for values in processes], rounds=min(map(len, processes)))
+        return claim_interval(processes, prior=prior)
 
 
 def lose(live):

@@ -428,7 +428,8 @@ def test_tune_ends_with_the_command_that_goes_on(capsys, tune_gives):
     """With the workload as it was named, so that it can be pasted."""
     path = tune_gives(Verdict.UNDECIDED)
     _, out, _ = run(capsys, "tune", "my train.py:it")
-    words = shlex.split(out.splitlines()[-1])
+    (going_on,) = [line for line in out.splitlines() if "--resume" in line]
+    words = shlex.split(going_on)
     assert words[:5] == ["autotune", "tune", "my train.py:it", "--resume", str(path)]
     assert words[5] == "--budget"
 
@@ -458,7 +459,7 @@ def test_show_of_an_undecided_run_has_the_command_that_goes_on(capsys, tmp_path)
         recipe = tune_simulated(trials, directory, budget=18.0)
     assert recipe.evidence.verdict is Verdict.UNDECIDED
     _, out, _ = run(capsys, "show", tmp_path / "my run")
-    words = shlex.split(out.splitlines()[-1])
+    words = shlex.split(next(line for line in out.splitlines() if "--resume" in line))
     assert words[3:5] == ["--resume", str(tmp_path / "my run")]
     assert cli.app.parse_args(words[1:])
 

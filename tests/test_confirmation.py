@@ -10,6 +10,7 @@ from simulated_runs import BASELINE, FAST, Fresh, faster_by, lose, simulated_tri
 from autotune.executors.executor import DeviceUnavailable, TrialFailed
 from autotune.record import Outcome, Pairing
 from autotune.stats.intervals import claim_interval
+from autotune.tuning.confirmation import SlicePlan
 from autotune.tuning.side import Interrupted
 from autotune.tuning.state import USUAL_PRIOR
 from autotune.tuning.waiting import TimeIsUp
@@ -110,7 +111,9 @@ def test_only_the_pair_that_decides_is_asked_for_what_the_claim_does_not_need(tm
     fresh = Fresh(tmp_path, simulated_trials(SPEED))
     monkeypatch.setattr(SimulatedTrial, "finish", noting)
     for _ in decides:
-        fresh.pairs.measure(fresh.confirmation, seat="simulated", seconds=3.0, concludes=lambda: next(answers))
+        fresh.pairs.measure(
+            fresh.confirmation, SlicePlan(seconds=3.0), seat="simulated", concludes=lambda: next(answers)
+        )
     once = int(any(decides))
     assert asked.count((FAST, True)) == asked.count((BASELINE, True)) == once
     assert (fresh.record.input_wait_fraction is None) is not any(decides)
@@ -121,7 +124,7 @@ def test_slices_are_long_where_either_side_waits_for_something_from_outside(tmp_
     """A pause of half a second is a gain for it, which a long training has not."""
     gain = lambda each: 1.6 if each == waiting else 1.0  # noqa: E731  # a formula
     fresh = Fresh(tmp_path, simulated_trials(SPEED, examples=None, freeze_gain=gain))
-    fresh.measure(3, seconds=12.0)
+    fresh.measure(3)
     later = [pair.baseline.seconds for pair in fresh.record.pairs if pair.instance]
     assert min(later) > 1.0 if waiting else max(later) < 0.6
 
@@ -133,7 +136,7 @@ def test_slices_take_no_longer_than_the_time_that_was_planned_for_them(tmp_path)
     for most_seconds in (3.0, 12.0, 1000.0):
         trials = simulated_trials(SPEED, examples=None, **gain)
         fresh = Fresh(tmp_path / str(most_seconds), trials)
-        fresh.measure(2, rounds=8, seconds=most_seconds)
+        fresh.measure(2, rounds=8, most_seconds=most_seconds)
         pairs = [pair for pair in fresh.record.pairs if pair.instance]
         taken.append(sum(pair.baseline.seconds + pair.candidate.seconds for pair in pairs))
         assert len(pairs) > 2

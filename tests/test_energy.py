@@ -83,7 +83,7 @@ def test_each_objective_finds_its_own_winner(tmp_path):
 def test_the_claim_says_what_is_less(tmp_path):
     """In the verdict and in the table of the closing block."""
     recipe, _ = tuned(tmp_path / "run", "energy")
-    said = verdict_in_words(recipe.evidence)
+    said = verdict_in_words(recipe)
     assert said.startswith(f"Less energy: uses {recipe.evidence.speedup.shown('')} times less energy per sample")
     output = io.StringIO()
     show_recipe(recipe, tmp_path / "recipe.json", Console(file=output, width=120))
@@ -100,9 +100,20 @@ def test_the_claim_says_what_is_less(tmp_path):
 def test_what_was_not_found_is_said_of_energy_too(tmp_path, verdict, words):
     """Of runs without a claim."""
     recipe, _ = tuned(tmp_path / "run", "energy")
-    evidence = recipe.evidence.model_copy(update={"verdict": verdict, "excluded_gain": 0.05})
-    assert words in verdict_in_words(evidence)
-    assert words not in verdict_in_words(evidence.model_copy(update={"objective": "throughput"}))
+    said = [
+        verdict_in_words(
+            recipe.model_copy(
+                update={
+                    "evidence": recipe.evidence.model_copy(
+                        update={"verdict": verdict, "excluded_gain": 0.05, "objective": objective}
+                    )
+                }
+            )
+        )
+        for objective in ("energy", "throughput")
+    ]
+    assert words in said[0]
+    assert words not in said[1]
 
 
 @pytest.mark.parametrize(

@@ -572,7 +572,7 @@ def test_a_lost_device_leaves_what_was_measured(tmp_path):
     recipe, records, _ = run(tmp_path, trials, observe=watcher, space=WIDE)
     assert (recipe.evidence.verdict, recipe.evidence.ended_by) == (Verdict.UNDECIDED, EndedBy.FAILED)
     assert recipe.evidence.go_on_seconds
-    assert "budget" not in verdict_in_words(recipe.evidence)
+    assert "budget" not in verdict_in_words(recipe)
     assert records[1].outcome is Outcome.OK
     assert any("not available any more" in each.text for each in watcher.of(Notice))
 

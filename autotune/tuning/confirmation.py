@@ -101,6 +101,15 @@ class Confirmation:
         self.failure = failure
 
 
+@dataclass(frozen=True, kw_only=True)
+class SlicePlan:
+    """How long the slices of one pair of processes should take, all together."""
+
+    seconds: float
+    most_seconds: float = MOST_SLICES_SECONDS  # where sides that wait for something from outside need long ones
+    most_rounds: int = MOST_ROUNDS
+
+
 class FreshPairs:
     """Measures instances on a seat, one after another."""
 
@@ -111,15 +120,9 @@ class FreshPairs:
         self._boundaries: dict[Configuration, Boundary] = {}
 
     def measure(
-        self,
-        confirmation: Confirmation,
-        *,
-        seat: str,
-        seconds: float,
-        most_rounds: int = MOST_ROUNDS,
-        concludes: Callable[[], bool] = lambda: True,
+        self, confirmation: Confirmation, plan: SlicePlan, *, seat: str, concludes: Callable[[], bool] = lambda: True
     ) -> None:
-        """Measure one more instance: a fresh process of each side, against one another, in slices of so many seconds.
+        """Measure one more instance: a fresh process of each side, against one another.
 
         `concludes` says whether the pair that was just measured decides. Only then are its processes asked for figures
         that the claim does not need: the wait for input, ceilings, a profile.
@@ -133,15 +136,13 @@ class FreshPairs:
         if 0 in records and not fit_on_card(records[0].slices, beside, records.values()):
             trial.pairing = Pairing.BRACKETED
         if trial.pairing is Pairing.BRACKETED:
-            self._bracket(confirmation, seconds, seat, most_rounds)
+            self._bracket(confirmation, plan, seat)
         else:
-            self._alternate(confirmation, seconds, seat, most_rounds, concludes)
+            self._alternate(confirmation, plan, seat, concludes)
         confirmation.seconds.append(self._run.clock() - began)
         self._run.measured(trial)
 
-    def _alternate(
-        self, confirmation: Confirmation, seconds: float, seat: str, most_rounds: int, concludes: Callable[[], bool]
-    ) -> None:
+    def _alternate(self, confirmation: Confirmation, plan: SlicePlan, seat: str, concludes: Callable[[], bool]) -> None:
         trial, sides = confirmation.trial, []
         with contextlib.ExitStack() as stack:
             try:
@@ -150,7 +151,7 @@ class FreshPairs:
                 sides.append(self._start(trial, stack, confirmation, seat))
                 if confirmation.champion is not None:
                     sides.append(self._start(confirmation.champion, stack, confirmation, seat))
-                self._take_turns(confirmation, sides, seconds, most_rounds)
+                self._take_turns(confirmation, sides, plan)
             except TrialFailed as failure:
                 if sides and failure.outcome is Outcome.OOM:
                     trial.pairing = Pairing.BRACKETED  # memory does not hold all that were alive
@@ -164,13 +165,13 @@ class FreshPairs:
                     except TrialFailed as failure:
                         confirmation.take(failure)
 
-    def _take_turns(self, confirmation: Confirmation, sides: Sequence[Side], seconds: float, most_rounds: int) -> None:
+    def _take_turns(self, confirmation: Confirmation, sides: Sequence[Side], plan: SlicePlan) -> None:
         trial = confirmation.trial
         # Where the search has seen memory grow, slices are shorter, so that there are enough of them to tell.
         watched = FEWEST_SLICES if confirmation.watch_memory(self._run).why_unclear else 0
-        length = self._length(confirmation, sides, most=seconds / (max(LEAST_ROUNDS, watched) * len(sides)))
+        length = self._length(confirmation, sides, most=plan.most_seconds / (max(LEAST_ROUNDS, watched) * len(sides)))
         one_round = sum(taken_seconds(length, side.warm) for side in sides)
-        rounds = max(LEAST_ROUNDS, watched, min(most_rounds, round(seconds / one_round)))
+        rounds = max(LEAST_ROUNDS, watched, min(plan.most_rounds, round(plan.seconds / one_round)))
         try:
             take_turns(
                 self._run,
@@ -204,11 +205,11 @@ class FreshPairs:
             *(each.warm for each in sides), wanted=wanted_seconds(*waiting, objective=self._run.objective), most=most
         )
 
-    def _bracket(self, confirmation: Confirmation, seconds: float, seat: str, most_rounds: int) -> None:
+    def _bracket(self, confirmation: Confirmation, plan: SlicePlan, seat: str) -> None:
         """Baseline, leader and champion, baseline again, each in a process of its own, never two alive."""
         reference, trial = confirmation.reference, confirmation.trial
-        in_block = seconds / (4 * costs.slice_seconds(confirmation.in_search))
-        rounds = max(1, min(BLOCK_ROUNDS, most_rounds // 2, round(in_block)))
+        in_block = plan.seconds / (4 * costs.slice_seconds(confirmation.in_search))
+        rounds = max(1, min(BLOCK_ROUNDS, plan.most_rounds // 2, round(in_block)))
         if trial.pairs and confirmation.watch_memory(self._run).why_unclear:
             rounds = FEWEST_SLICES  # of the baseline too, whose memory may grow as well
         before = self._alone(reference, rounds, confirmation, seat)

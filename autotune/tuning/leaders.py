@@ -13,7 +13,7 @@ from autotune.stats import numerics
 from autotune.stats.deciding import is_faster
 from autotune.stats.stability import Check
 from autotune.tuning import costs
-from autotune.tuning.confirmation import BASELINE_FAILURES, Confirmation, FreshPairs
+from autotune.tuning.confirmation import BASELINE_FAILURES, Confirmation, FreshPairs, SlicePlan
 from autotune.tuning.losses import numerics_of
 from autotune.tuning.next_action import FEWEST_PROCESSES, MOST_PROCESSES
 from autotune.tuning.progress import Began, Notice, PairMeasured
@@ -74,15 +74,13 @@ class Leaders:
         # Raises Interrupted, TimeIsUp.
         run, before = self._run, len(confirmation.measured)
         records = self._view.beside_leader(confirmation)
-        most = left - confirmation.start_seconds(records)
+        most = max(0.0, left - confirmation.start_seconds(records))
+        plan = SlicePlan(
+            seconds=min(costs.slices_seconds(records), most), most_seconds=min(costs.MOST_SLICES_SECONDS, most)
+        )
         run.announce(confirmation.trial)
         try:
-            self._pairs.measure(
-                confirmation,
-                seat=seat,
-                seconds=min(costs.slices_seconds(records), max(0.0, most)),
-                concludes=lambda: self._shows_a_gain(confirmation),
-            )
+            self._pairs.measure(confirmation, plan, seat=seat, concludes=lambda: self._shows_a_gain(confirmation))
             self._failures = 0
         except SeatLost:
             raise  # the pair is measured again on another seat

@@ -37,7 +37,7 @@ from autotune.stats.deciding import MIN_GAIN, Finding, finding
 from autotune.stats.intervals import Interval, LogInterval, claim_interval, process_prior
 from autotune.stats.stability import MEMORY_MARGIN
 from autotune.tuning import costs
-from autotune.tuning.confirmation import BASELINE_FAILURES, Confirmation, FreshPairs
+from autotune.tuning.confirmation import BASELINE_FAILURES, Confirmation, FreshPairs, SlicePlan
 from autotune.tuning.interruptions import interruptions_noted
 from autotune.tuning.opening import Invocation, Opened, limits_of, open_run, prepared, reference_to
 from autotune.tuning.options import Options, seconds_of
@@ -238,7 +238,7 @@ def _measured(recipe: Recipe, opened: Opened, budget: float) -> tuple[Confirmati
         and budget - CLOSING_SECONDS - run.clock() >= expected
     ):
         try:
-            pairs.measure(confirmation, seat=opened.seat.name, seconds=costs.slices_seconds(records))
+            pairs.measure(confirmation, SlicePlan(seconds=costs.slices_seconds(records)), seat=opened.seat.name)
             failures = 0
         except TrialFailed as failure:
             failures += 1

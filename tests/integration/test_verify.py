@@ -38,9 +38,7 @@ RECIPE = Recipe(
         baseline_peak_memory_bytes=MEMORY,
         input_wait_fraction=None,
         stability=Stability(checks=(), not_checked=()),
-        confirmation=Confirmation(
-            processes=4, pairs=20, leaders=1, looks=(4,), confidence=0.975, pairing="alternating", trials=()
-        ),
+        confirmation=Confirmation(processes=4, pairs=20, leaders=1, confidence=0.975, pairing="alternating", trials=()),
     ),
     learning_rate=None,
     machine=fingerprint(),
