@@ -323,11 +323,11 @@ class Fresh:
             self.pairs.measure(self.confirmation, plan, seat="simulated")
         return self.confirmation.instances
 
-    def interval(self):
+    def interval(self, confidence=0.95):
         """What they show, as a logarithm."""
         processes = self.confirmation.instances
         prior = process_prior([[values] for values in processes], rounds=min(map(len, processes)))
-        return claim_interval(processes, prior=prior)
+        return claim_interval(processes, prior=prior, confidence=confidence)
 
 
 def lose(live):
