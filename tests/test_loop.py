@@ -114,6 +114,24 @@ def test_a_clear_gain_is_claimed_after_two_processes_a_side_and_the_look_is_paid
     assert [event.processes for event in watcher.of(PairMeasured)] == [1], "each pair that decides nothing is told"
 
 
+def test_a_claim_that_further_pairs_do_not_bear_out_is_withdrawn(tmp_path):
+    """Time that is left narrows a wide claim; the leader was fast in its first two processes only."""
+    watcher, trials = Watcher(), simulated_trials(noise=0.12)
+
+    def speed(configuration):
+        pairs = [event for event in watcher.events if is_of_confirmation(event)]
+        return 4000.0 * (1.0 if configuration != FAST or len(pairs) > 4 else 1.6)
+
+    def is_of_confirmation(event):
+        return isinstance(event, TrialBegan) and event.phase is Phase.CONFIRM and event.configuration == FAST
+
+    trials.samples_per_second = speed
+    recipe, records, _ = run(tmp_path, trials, observe=watcher, budget=400.0)
+    stood = [event.record.looks[-1].standing for event in watcher.of(TrialEnded) if event.record.looks]
+    assert Standing.CONFIRMED in stood
+    assert recipe.configuration == recipe.baseline
+
+
 def test_a_gain_in_the_noise_takes_more_processes(tmp_path):
     """Processes differ by much: it is not confirmed at a look that does not show it."""
     trials = simulated_trials(faster_by(jit_compile=1.3), noise=0.02)

@@ -97,8 +97,8 @@ class Leaders:
         finally:
             self._keep(confirmation)
             standing = self._judged(confirmation)
-            if standing is not Standing.OPEN:
-                self._conclude(confirmation, standing)
+            if standing is not Standing.OPEN or confirmation.looks.standing is Standing.CONFIRMED:
+                self._conclude(confirmation, standing)  # a claim that further pairs do not bear out is open again
                 self._failures = 0
             elif len(confirmation.measured) > before:
                 claim = self._view.claim(confirmation)
