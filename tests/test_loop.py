@@ -126,7 +126,7 @@ def test_a_claim_that_further_pairs_do_not_bear_out_is_withdrawn(tmp_path):
         return isinstance(event, TrialBegan) and event.phase is Phase.CONFIRM and event.configuration == FAST
 
     trials.samples_per_second = speed
-    recipe, records, _ = run(tmp_path, trials, observe=watcher, budget=120.0)
+    recipe, *_ = run(tmp_path, trials, observe=watcher, budget=120.0)
     stood = [event.record.looks[-1].standing for event in watcher.of(TrialEnded) if event.record.looks]
     assert Standing.CONFIRMED in stood
     assert recipe.configuration == recipe.baseline

@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 import stat
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -409,12 +410,15 @@ def _set_capabilities(effective: int, permitted: int) -> None:
 # ------------------------------------------------------------------------------------------ seen from outside
 
 
+COUNT_SECONDS = 5.0  # how often layers are counted even where the disk does not fill
+
+
 class LayerLimit:
     """Notices that the layers of a process have taken too much of the disk, without reading them each time."""
 
     def __init__(self, layers: Path | None, pid: int | None = None) -> None:
         self._folder = layers if layers is None or pid is None else layers / str(pid)
-        self._free_before = self._free()
+        self._free_before, self._counted_at = self._free(), time.monotonic()
         self._allowed = min(LARGEST_LAYER_BYTES, self._free_before // 2)
 
     def _free(self) -> int:
@@ -428,8 +432,10 @@ class LayerLimit:
 
     def excess(self) -> str:
         """Say how much was written where that is too much; empty where it is not."""
-        if self._folder is None or self._free_before - self._free() <= self._allowed:
+        is_due = time.monotonic() - self._counted_at > COUNT_SECONDS  # others may free what this process takes
+        if self._folder is None or (not is_due and self._free_before - self._free() <= self._allowed):
             return ""
+        self._counted_at = time.monotonic()
         size = _bytes_below(self._folder)
         self._free_before = self._free() + size
         if size <= self._allowed:
