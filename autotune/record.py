@@ -167,6 +167,7 @@ class Looks(Frozen):
     standing: Standing = Standing.OPEN
     reference: Number  # the trial of the baseline's processes beside it
     champion: Number | None = None  # the trial of the leader confirmed before, which it must beat
+    confirmed_at_seconds: Amount | None = None  # when it was first confirmed, in seconds of the run
 
     @property
     def confidence(self) -> float:

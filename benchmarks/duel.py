@@ -2,8 +2,8 @@
 
     python benchmarks/duel.py [--quick] [--json FILE] [--seeds 1 2 3 4 5] [--budget 2m]
 
-Prints one table. Both sides take turns seed by seed. Plain trainings of whole epochs, in ABBA order, say how much faster
-than the baseline each side's answer is: autotune's recipe, and the best configuration of the plain loop.
+Prints one table. Both sides take turns seed by seed. Plain trainings of whole epochs, in ABBA order, say how much
+faster than the baseline each side's answer is: autotune's recipe, and the best configuration of the plain loop.
 """
 
 import json
@@ -27,12 +27,9 @@ REFEREE_SECONDS, REFEREE_SECONDS_QUICK = 6.0, 0.5
 
 def claimed_at(run: Path) -> float | None:
     """Return when a run first claimed a gain, in seconds of the run; None if it claimed none."""
-    ends = [
-        record["ended_at_seconds"]
-        for record in (json.loads(file.read_text()) for file in run.glob("trials/*/result.json"))
-        if any(looks["standing"] == "confirmed" for looks in record["looks"])
-    ]
-    return min(ends, default=None)
+    records = [json.loads(file.read_text()) for file in run.glob("trials/*/result.json")]
+    times = [looks["confirmed_at_seconds"] for record in records for looks in record["looks"]]
+    return min(filter(None, times), default=None)
 
 
 def duel(seed: int, budget: str, referee_seconds: float) -> dict[str, Any]:

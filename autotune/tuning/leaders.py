@@ -157,7 +157,9 @@ class Leaders:
         trial = confirmation.trial
         refused: dict[str, object] | None = None
         beside = confirmation.champion
-        update = {"standing": standing, "champion": None if beside is None else beside.number}
+        update: dict[str, object] = {"standing": standing, "champion": None if beside is None else beside.number}
+        if standing is Standing.CONFIRMED and confirmation.looks.confirmed_at_seconds is None:
+            update["confirmed_at_seconds"] = self._run.now()
         trial.looks = (*trial.looks[:-1], trial.looks[-1].model_copy(update=update))
         if standing is Standing.UNSTABLE and confirmation.failure is None:
             refused = {"outcome": Outcome.UNSTABLE, "reason": _broken(self.checks[trial.number])}
