@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 import secrets
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.devices.machine import memory_limit_bytes
-from autotune.errors import TrialProcessError, WorkloadError
+from autotune.errors import BudgetError, InputError, TrialProcessError, WorkloadError
 from autotune.executors import lifeline
 from autotune.executors.containment import ALLOW_LARGE, LayerLimit
 from autotune.executors.executor import TrialFailed
@@ -105,7 +106,12 @@ class Template:
             self._ready = answer
         return self._ready
 
-    def _too_slow(self, seconds: float) -> WorkloadError:
+    def _too_slow(self, seconds: float) -> InputError:
+        if self._reference.script is None and seconds < IMPORT_SECONDS:
+            return BudgetError(
+                f"the budget ended after {seconds:.0f} s, while the workload was imported",
+                hint=f"Give a larger --budget, such as {max(60, math.ceil(seconds / 6) * 60)}s.",
+            )
         if self._reference.script is None:
             return WorkloadError(
                 f"importing the workload took longer than {seconds:.0f} s",
