@@ -211,7 +211,7 @@ def _reserve(state: State) -> float:
     # For looks at what is unclear, so that it can be excluded; with a champion, for the confirmation of a
     # faster one, which stands beside both.
     if state.champion is not None:
-        return RESERVED_PROCESSES * 1.5 * state.champion.pair_seconds
+        return FEWEST_PROCESSES * 1.5 * state.champion.pair_seconds
     first = RESERVED_PROCESSES * state.first_pair_seconds
     if len(state.candidates) < ENOUGH_CANDIDATES:
         return first if state.left > first + 2 * state.candidate_seconds else 0.0
