@@ -32,6 +32,7 @@ from autotune.workloads.workload import WorkloadFacts, WorkloadReference
 LOOP_STEPS, UPDATES = 3, 5
 """Of a loop of the script's own, after which enough is known of it; of one that reads no dataset, whose work may vary.
 """
+MOST_FAILED_FITS = 3  # of a script that tries again for ever
 MOST_FITS, LONGEST_SECONDS = 10, 60.0
 """Of several `fit` calls so many are looked at, and none after so long."""
 NEGLIGIBLE = 0.01
@@ -72,6 +73,7 @@ class _Survey(Hooks):
         self._only = sources.calls_of(own, "fit") <= 1
         self._fits: list[Fit] = []
         self._facts: list[WorkloadFacts] = []
+        self._failed_fits: list[tuple[Site, WorkloadFacts]] = []  # calls of `fit` that raised when they were cut short
         self._effects = SideEffects(reference, self._refuse)
         self._wrappers = Wrappers(Settings(), self, directory, self._effects.scratch)
         self._watch = LoopWatch(self._wrappers)
@@ -129,7 +131,14 @@ class _Survey(Hooks):
             self._end()
         ends: list[float] = []
         clock = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter()))
-        history = few_steps(model, usual, arguments, [*callbacks, clock])
+        try:
+            history = few_steps(model, usual, arguments, [*callbacks, clock])
+        except Exception:
+            self._failed_fits.append((site, facts))
+            if len(self._failed_fits) < MOST_FAILED_FITS:
+                raise  # the script may try again with less
+            self._note(*self._failed_fits[0], 0.0)
+            self._end()
         step_seconds = min((after - before for before, after in pairwise(ends)), default=0.0)
         dataset, _ = call.training_dataset()
         examples = call.examples(dataset)
