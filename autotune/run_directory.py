@@ -42,6 +42,7 @@ SCRATCH = "script-scratch"  # files of a script's trials, such as those of cache
 CREATED = "created.txt"  # what a script's trials have made
 SPACE = "space.toml"  # a copy of the search-space file that was given
 SCRATCH_FOLDERS = (SCRATCH, "scratch-*")
+LAYERS = "layers"  # in the directory of logs: what contained trials have written. A run that was killed leaves them
 OWN_FILES = (
     *("run.json", "study.db", "study.db-journal", "recipe.json", SPACE, CREATED, "report.html", ".lock"),
     *("trials/[0-9]*/result.json", "trials/[0-9]*/log.txt", "logs/template-*.log", "logs/losses-*.log"),
@@ -183,7 +184,8 @@ class RunDirectory:
             raise RunDirectoryError(f"cannot read {folder}: {reason}", hint="Make it readable.") from error
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                if folder != self.path or not any(fnmatch(entry.name, each) for each in SCRATCH_FOLDERS):
+                patterns = {self.path: SCRATCH_FOLDERS, self.log_directory: (LAYERS,)}.get(folder, ())
+                if not any(fnmatch(entry.name, each) for each in patterns):
                     self._refuse_links_below(Path(entry.path))
             elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):
                 kind = "a link" if entry.is_symlink() else "a pipe or a device"

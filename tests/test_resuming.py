@@ -1,5 +1,6 @@
 """A run goes on, stopped or ended: nothing finished is lost or run again. Killed for real, on simulated trials."""
 
+import json
 import os
 import random
 import shutil
@@ -484,7 +485,7 @@ def test_what_a_killed_run_has_made_is_said(tmp_path, monkeypatch):
     directory = stop_at(tmp_path / "run", 2)
     (tmp_path / "made.txt").write_text("")
     listed = [tmp_path / "made.txt", tmp_path / "gone.txt", f"{tmp_path}/../{tmp_path.parent.name}", "/etc/passwd"]
-    (directory.path / CREATED).write_text("".join(f"{path}\n" for path in listed))
+    (directory.path / CREATED).write_text("".join(f"{json.dumps([str(path), 1, 2, 3, 4])}\n" for path in listed))
     assert read_earlier(directory).left_behind == (str(tmp_path / "made.txt"),)
 
 
@@ -526,6 +527,23 @@ def test_a_run_that_holds_a_link_is_not_gone_on_with(tmp_path, name):
         with pytest.raises(RunDirectoryError, match=f"{name} is a link"):
             enter()
     assert os.path.getsize(outside) == 0 or outside.is_dir()
+
+
+def test_what_trials_of_a_killed_run_have_written_is_nobodys_link(tmp_path):
+    """Layers hold the links, pipes and removed files of the script; a link in their place is refused."""
+    directory = stop_at(tmp_path / "run", 2)
+    layers = directory.log_directory / "layers"
+    (layers / "123" / "upper-0").mkdir(parents=True)
+    (layers / "123" / "upper-0" / "link").symlink_to(tmp_path)
+    os.mkfifo(layers / "123" / "upper-0" / "pipe")
+    earlier = read_earlier(RunDirectory(directory.path))
+    assert sorted(earlier.records) == [0, 1]
+    with RunDirectory(directory.path).reopened():
+        pass
+    shutil.rmtree(layers)
+    layers.symlink_to(tmp_path)
+    with pytest.raises(RunDirectoryError, match="layers is a link"):
+        read_earlier(RunDirectory(directory.path))
 
 
 def test_a_run_directory_that_is_deleted_meanwhile_is_said_to_be_gone(tmp_path):

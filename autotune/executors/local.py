@@ -16,6 +16,7 @@ from autotune.executors.process import Profiled, TrialProcess
 from autotune.executors.template_process import IMPORT_SECONDS, Mode, Template, TemplateDied
 from autotune.recipe.apply import environment
 from autotune.record import Place
+from autotune.run_directory import LAYERS
 from autotune.scripts.execute import fingerprint_of_script
 from autotune.scripts.facts import ScriptFacts
 from autotune.space.configuration import Configuration
@@ -66,7 +67,7 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
         self._reference = reference
         self._logs = logs
         self._wanted, self._import_seconds = isolation, min(import_seconds, IMPORT_SECONDS)
-        self._layers = logs.resolve() / "layers"
+        self._layers = logs.resolve() / LAYERS
         remove_all_layers(self._layers)  # of a run that was killed, and goes on now
         self._profile: Profiled = profile
         self._templates: dict[frozenset[tuple[str, str]], Template] = {}  # by their environment, of the seat and knobs

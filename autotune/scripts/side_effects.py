@@ -25,7 +25,8 @@ from typing import Any
 
 from autotune.errors import WorkloadError
 from autotune.executors import containment
-from autotune.run_directory import SCRATCH
+from autotune.files import read_at_most
+from autotune.run_directory import LARGEST_FILE_BYTES, SCRATCH
 from autotune.scripts.facts import ScriptSettings
 from autotune.scripts.wrapping import around, replace_everywhere
 from autotune.workloads.users_errors import users_frames
@@ -460,7 +461,7 @@ def read_created(listed: Path) -> dict[str, Identity]:
     """Read what trials have made, as they left it. A damaged line is left out."""
     found: dict[str, Identity] = {}
     with contextlib.suppress(OSError):
-        for line in listed.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in read_at_most(listed, LARGEST_FILE_BYTES).decode(errors="replace").splitlines():
             with contextlib.suppress(ValueError, TypeError):
                 path, *identity = json.loads(line)
                 device, inode, size, changed = map(int, identity)

@@ -16,10 +16,10 @@ from typing import Any
 from autotune.credentials import masked_names
 from autotune.devices.machine import Machine
 from autotune.errors import AutotuneError, RunDirectoryError
-from autotune.files import read_at_most
 from autotune.printable import plural
 from autotune.record import Outcome, TrialRecord
-from autotune.run_directory import CREATED, LARGEST_FILE_BYTES, Resumption, RunDirectory, RunRecord, left_out
+from autotune.run_directory import CREATED, Resumption, RunDirectory, RunRecord, left_out
+from autotune.scripts.side_effects import read_created
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KnobValue
 from autotune.stats.deciding import Objective
@@ -117,10 +117,7 @@ def read_earlier(directory: RunDirectory) -> Earlier:
 def _left_behind(directory: RunDirectory) -> tuple[str, ...]:
     """What the list of a killed run names below the working directory, and is there."""
     here = os.path.join(os.getcwd(), "")
-    try:
-        listed = read_at_most(directory.path / CREATED, LARGEST_FILE_BYTES).decode(errors="replace").splitlines()
-    except OSError:
-        return ()
+    listed = read_created(directory.path / CREATED)
     return tuple(path for path in listed if os.path.normpath(path).startswith(here) and os.path.lexists(path))
 
 
