@@ -215,6 +215,24 @@ def test_no_door_reaches_the_users_files(home, user):
     assert os.listdir(home / "logs") == []
 
 
+def test_files_below_a_directory_of_somebody_elses_are_written(home, user):
+    """As in /home/GROUP/NAME: an overlay cannot copy the directories of others, so it begins below them."""
+    (home / "group").mkdir(mode=0o755)
+    (home / "group" / "name").mkdir()
+    (home / "work").rename(home / "group" / "name" / "work")
+    if os.geteuid() == 0:
+        os.chown(home / "group" / "name", USER, USER)
+
+    def template() -> str:
+        user()
+        os.chdir(home / "group" / "name" / "work")
+        assert contain(home / "logs" / "layers") == ""
+        in_fork(lambda: (renew(), write("kept.txt"), write("folder/inner.txt"), None)[-1])
+        return Path("kept.txt").read_text()
+
+    assert in_fork(template) == "old"
+
+
 def test_a_trial_reads_what_it_has_written(home, user):
     """Six thousand rows over an old file of six hundred; a program that it starts sees them as well."""
     (home / "work" / "rows.csv").write_text("1\n" * 600)
@@ -350,6 +368,28 @@ def test_a_tree_with_something_mounted_in_the_users_directory(home):
     before = snapshot(home / "work")
     assert "added.txt" in in_fork(as_user)
     assert snapshot(home / "work") == before
+
+
+def test_a_file_that_is_mounted_cannot_be_written(home):
+    """As by `docker run -v FILE:FILE`: no overlay takes a single file."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount")
+    mine = home / "work" / "second.txt"
+
+    def container() -> str:
+        containment._call("unshare", containment._NEW_MOUNTS)
+        containment._mount(None, "/", None, containment._REC | containment._SLAVE)
+        containment._mount(str(mine), str(home / "work" / "kept.txt"), None, containment._BIND)
+
+        def trial() -> str:
+            with contextlib.suppress(OSError):
+                write("kept.txt")
+            return mine.read_text()
+
+        return contained(home, lambda: None, trial)
+
+    assert in_fork(container) == "old"
+    assert mine.read_text() == "old"
 
 
 def test_containers_on_an_overlay_keep_layers_in_memory(home, user):

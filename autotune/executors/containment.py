@@ -213,17 +213,12 @@ class _Tree:
         for path, error in self._refused.items():
             if path == here or _is_below(here, path):
                 raise error
-        for path in (here, "/tmp", "/var/tmp"):  # the kernel cannot copy others' directories into a layer
-            if os.path.isdir(path) and os.stat(path).st_uid != os.geteuid() and self._is_covered(path):
+        written = map(os.path.realpath, (here, os.path.expanduser("~"), "/tmp", "/var/tmp"))
+        for path in sorted({_lowest_of_others(path) for path in written if os.path.isdir(path)}):
+            untouched = any(_is_below(path, folder) or path == folder for folder in _UNTOUCHED)
+            if os.geteuid() != 0 and not untouched and not os.path.ismount(self._root + path):
                 self._overlay(path)
         return self._root
-
-    def _is_covered(self, path: str) -> bool:
-        """Whether a directory that this process may write to is a part of a larger overlay."""
-        untouched = any(_is_below(path, folder) or path == folder for folder in _UNTOUCHED)
-        return (
-            os.geteuid() != 0 and os.access(path, os.W_OK) and not untouched and not os.path.ismount(self._root + path)
-        )
 
     def _add(self, path: str) -> None:
         """Show a directory in the tree, with all that is mounted below it."""
@@ -247,6 +242,8 @@ class _Tree:
                 self._add(mounted)
             elif os.path.exists(mounted):  # a file, such as a container's /etc/hosts
                 _bind(mounted, self._root + mounted)
+                if os.path.isfile(mounted) and self._mounts[mounted].kind not in _UNTOUCHED_KINDS:
+                    _make_read_only(self._root + mounted)
 
     def _add_without_overlay(self, path: str, *, has_mounts: bool) -> None:
         """Show a directory's entries one by one, in a directory in memory; or all of it, read-only."""
@@ -295,6 +292,13 @@ class _Tree:
             _mount("overlay", self._root + path, "overlay", 0, f"{options},{self._options}")
         if os.statvfs(self._root + path).f_flag & os.ST_RDONLY:
             raise OSError(30, "its layer is read-only", path)
+
+
+def _lowest_of_others(path: str) -> str:
+    """Return the lowest directory on the way that another user owns: the kernel cannot copy it into a layer."""
+    while os.stat(path).st_uid == os.geteuid() and path != "/":
+        path = os.path.dirname(path)
+    return path
 
 
 def _caches(here: str) -> Iterator[str]:
