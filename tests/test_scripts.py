@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -13,9 +14,9 @@ from autotune.errors import ApplyError, ConfigurationError
 from autotune.run_directory import CREATED, SCRATCH, RunDirectory
 from autotune.scripts import tuned
 from autotune.scripts.call_sites import shown, site_of
-from autotune.scripts.facts import ScriptFacts, Site, Trains
+from autotune.scripts.facts import ScriptFacts, ScriptSettings, Site, Trains
 from autotune.scripts.settings import Settings
-from autotune.scripts.side_effects import identity_of, remove_created
+from autotune.scripts.side_effects import SideEffects, identity_of, remove_created
 from autotune.scripts.sources import (
     binds_workload,
     calls_of,
@@ -27,6 +28,7 @@ from autotune.scripts.sources import (
 from autotune.tuning.opening import prepared
 from autotune.tuning.options import Options
 from autotune.workloads.loading import parse_reference
+from autotune.workloads.workload import WorkloadReference
 
 
 def written(folder: Path, name: str, source: str) -> Path:
@@ -324,6 +326,25 @@ def test_only_what_trials_have_made_is_removed(tmp_path):
     remove_created(listed, [str(work)])
     assert files_below(tmp_path) == ["outside/download.bin", "work/old/old.bin", "work/shared/others.bin"]
     assert not (work / "made").exists()
+
+
+def test_a_users_file_in_the_temporary_directory_is_not_written_over(tmp_path, monkeypatch):
+    """Where the kernel contains no trials: a trial writes to a file of its own, but to its own new files for real."""
+    (tmp_path / "run").mkdir()
+    monkeypatch.chdir("/")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    settings = ScriptSettings(created=str(tmp_path / "run" / "created.txt"))
+    mine = written(tmp_path, "mine.csv", "mine")
+    pid = os.fork()
+    if pid == 0:  # its audit hook stays
+        reference = WorkloadReference(file="/train.py", script=settings)
+        SideEffects(reference, lambda error: os._exit(1)).watch_writes()
+        for name in ("mine.csv", "new.csv"):
+            (tmp_path / name).write_text("a trial's")
+        os._exit(0 if mine.read_text() == "a trial's" else 2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert mine.read_text() == "mine"
+    assert (tmp_path / "new.csv").read_text() == "a trial's"
 
 
 @pytest.mark.parametrize("change", ["rewritten", "replaced", "appended"])

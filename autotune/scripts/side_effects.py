@@ -310,7 +310,11 @@ class SideEffects:
 
     def _keeps(self, full: str) -> bool:
         """Whether a file exists that is not the trials' own to change."""
-        return os.path.isfile(full) and not self._is_own(full) and not full.startswith(self._others)
+        if not os.path.isfile(full) or self._is_own(full):
+            return False
+        if full.startswith(self._temporary) and self._temporary in self._others:
+            return _is_older(full, self._began)
+        return not full.startswith(self._others)
 
     def _is_own(self, full: str) -> bool:
         """Whether a trial has made this file or directory, and nobody else has changed it since."""
