@@ -223,6 +223,13 @@ def test_a_budget_that_was_asked_for_is_used(keeps, by):
         assert next_action(state) == (TryAnother() if by is None else End(by))
 
 
+def test_time_that_holds_no_confirmation_beside_what_was_confirmed_is_used_by_the_search():
+    """A budget is not over while it holds another candidate, whatever a claim of that would need."""
+    for left in (5.0, 20.0, 60.0):
+        assert next_action(a_state(FAST, leaders=(CONFIRMED,), left=left)) == TryAnother()
+    assert next_action(a_state(FAST, leaders=(CONFIRMED,), left=4.9)) == End(EndedBy.BUDGET)
+
+
 def test_an_exhausted_space_ends_the_run():
     """All was tried, and gains are excluded, or confirmed."""
     state = a_state(*SLOWER, more_candidates=False, exhausted=True)

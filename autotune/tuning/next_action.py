@@ -118,12 +118,14 @@ def _next_action(state: State) -> Action:
         for candidate in state.unclear:
             if state.left >= candidate.look_seconds:
                 return LookAgain(candidate.number)
-        if _holds_another(state):
-            return TryAnother()
-        for leader in state.inconclusive:
-            if state.left >= leader.least_pair_seconds:
-                return Confirm(leader.candidate)
-    return _narrow(state) or End(EndedBy.BUDGET)
+    elif narrower := _narrow(state):
+        return narrower
+    if _holds_another(state):  # the time holds no confirmation of it, but nothing else either
+        return TryAnother()
+    for leader in state.inconclusive if state.champion is None else ():
+        if state.left >= leader.least_pair_seconds:
+            return Confirm(leader.candidate)
+    return End(EndedBy.BUDGET)
 
 
 def _narrow(state: State) -> FreshPair | None:
