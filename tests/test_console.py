@@ -19,7 +19,7 @@ from autotune.console.closing import show_recipe, show_usage
 from autotune.console.progress import Progress, trial_line
 from autotune.console.tables import show_history
 from autotune.console.text import duration, ratio, show_error, size
-from autotune.errors import WorkloadError
+from autotune.errors import RecipeError, WorkloadError
 from autotune.printable import one_line
 from autotune.recipe.evidence import Watch
 from autotune.record import Looks, Outcome, Phase, Standing, TrialRecord
@@ -296,6 +296,21 @@ def test_undecided_ends_with_the_very_command_that_goes_on(recipes, ended_by, wh
     assert words[3:6] == ["--resume", f"results/{name}", "--budget"]
     assert words[6] == f"{recipe.evidence.go_on_seconds:.0f}s"
     cli.app.parse_args(words[1:])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"speedup": None, "search_speedup": 0.9}, {"search_speedup": 1.5, "reason": "it broke a rule: retracing: 3"}],
+)
+def test_nobody_is_told_to_train_with_a_candidate_that_is_slower_or_unstable(recipes, changes):
+    """It is named, with its figure; no command trains with it."""
+    recipe = recipes[Verdict.UNDECIDED]
+    recipe = recipe.model_copy(update={"candidate": recipe.candidate.model_copy(update=changes)})
+    text = shown(recipe, ended_by=EndedBy.BUDGET)
+    assert "Best candidate: batch_size=128: ×" in text
+    assert "with_candidate" not in text
+    with pytest.raises(RecipeError, match="no faster than the baseline, or unstable"):
+        recipe.with_candidate()
 
 
 def test_a_run_with_time_left_does_not_say_that_the_budget_ended(recipes):

@@ -176,7 +176,7 @@ def show_usage(
     if seconds is not None:
         command = resume_command(tuned, path.parent, to_repeat, seconds=seconds)
         lines = [f"To decide it, about {duration(seconds)} more, with all that was measured:", f"    {command}"]
-        if recipe.candidate is not None:
+        if recipe.candidate is not None and recipe.candidate.may_be_faster:
             command = usage(recipe, path, tuned)[0]
             if script is not None:
                 command = command.replace("autotune run", "autotune run --candidate", 1)

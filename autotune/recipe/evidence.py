@@ -65,6 +65,9 @@ class Confirmation(Part):
     trials: Many[int] = Field(description="Numbers in the run's history: the baseline's trial, the leader's.")
 
 
+BROKE_A_RULE = "it broke a rule"
+
+
 class BestCandidate(Part):
     """What came closest, where it was not recommended."""
 
@@ -78,6 +81,11 @@ class BestCandidate(Part):
         """The best guess at its speed-up; without an interval where no confirmation began."""
         guess = self.search_speedup or 1.0
         return self.speedup or Interval(value=guess, low=guess, high=guess)
+
+    @property
+    def may_be_faster(self) -> bool:
+        """Whether it looked faster than the baseline, and broke no rule."""
+        return self.estimate.value > 1 and not self.reason.startswith(BROKE_A_RULE)
 
 
 class Watch(Part):

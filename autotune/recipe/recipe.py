@@ -333,6 +333,11 @@ class Recipe(Part):
             raise RecipeError(
                 "the recipe's run measured no candidate", hint="Tune for longer: autotune tune … --resume RUN."
             )
+        if not candidate.may_be_faster:
+            raise RecipeError(
+                f"the best candidate is no faster than the baseline, or unstable: {candidate.reason}",
+                hint="Tune for longer: autotune tune … --resume RUN.",
+            )
         faster, rate = candidate.estimate, evidence.baseline_throughput
         throughput = Interval(
             value=rate.value * faster.value, low=rate.value * faster.low, high=rate.value * faster.high

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from autotune.printable import first_line
-from autotune.recipe.evidence import BestCandidate, Confirmation, Evidence, PeakMemory, Stability, Watch
+from autotune.recipe.evidence import BROKE_A_RULE, BestCandidate, Confirmation, Evidence, PeakMemory, Stability, Watch
 from autotune.recipe.recipe import CreatedBy, LearningRate, Recipe, RecipeWorkload
 from autotune.record import Standing, TrialRecord
 from autotune.report.advice import advice
@@ -183,6 +183,9 @@ def _best_candidate(found: Found, watched: Watch | None, run: Run, min_gain: flo
     state = found.state
     leader = state.champion or state.open
     tried = [candidate for candidate in state.candidates if candidate.measured]
+    broken = {known.candidate for known in state.leaders if known.standing is Standing.UNSTABLE}
+    stable = [candidate for candidate in tried if not candidate.unstable and candidate.number not in broken]
+    tried = stable or tried
     if leader is not None:
         best = state.candidate(leader.candidate)
     elif state.contenders or tried:
@@ -206,9 +209,9 @@ def _why_not(
         failed = watched.failure or "; ".join(check.detail for check in watched.checks if not check.passed)
         return f"it failed while it was watched: {failed}"
     if leader is not None and leader.standing is Standing.UNSTABLE:
-        return f"it broke a rule: {first_line(run.records[leader.number].reason)}"
+        return f"{BROKE_A_RULE}: {first_line(run.records[leader.number].reason)}"
     if best.unstable:
-        return f"it broke a rule: {first_line(run.records[best.number].reason)}"
+        return f"{BROKE_A_RULE}: {first_line(run.records[best.number].reason)}"
     if state.open is not None or state.contenders:
         if leader is None or not leader.processes:
             return "the run ended before it was measured in fresh processes"
