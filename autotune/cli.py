@@ -77,7 +77,7 @@ def _main(given: list[str]) -> int | Callable[[], int]:
     except Exception as error:
         if "--debug" in own:
             traceback.print_exc()
-        hint = "This is a fault of autotune's. The same command with --debug shows where."
+        hint = "This is a bug in autotune; rerun with --debug."
         internal = AutotuneError(f"internal error: {type(error).__name__}: {error}", hint=hint)
         problem = error if isinstance(error, AutotuneError) else internal
     from autotune.console.text import show_error

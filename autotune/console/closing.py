@@ -175,7 +175,7 @@ def show_usage(
     as_it_is = not recipe.changes and "global_batch" not in recipe.baseline
     if seconds is not None:
         command = resume_command(tuned, path.parent, to_repeat, seconds=seconds)
-        lines = [f"To decide it, about {duration(seconds)} more, with all that was measured:", f"    {command}"]
+        lines = [f"To settle it, go on for about {duration(seconds)} with all that was measured:", f"    {command}"]
         if recipe.candidate is not None and recipe.candidate.may_be_faster:
             command = usage(recipe, path, tuned)[0]
             if script is not None:

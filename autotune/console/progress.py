@@ -169,7 +169,8 @@ def trial_line(record: TrialRecord, changes: str, *, stamp: str, unit: str = "sa
     text.append(f"  {one_line(changes)}")
     for looks in record.looks[-1:] if record.outcome.measured else ():
         processes = len({pair.instance for pair in record.pairs})
-        text.append(f"  ({_STANDS[looks.standing]} after {processes} fresh processes a side)")
+        shown = f"{processes} fresh process{'' if processes == 1 else 'es'} a side"
+        text.append(f"  ({_STANDS[looks.standing]} after {shown})")
     if record.reason and not record.outcome.measured:
         text.append(f"  ({one_line(first_line(record.reason), longest=160)})", style="dim")
     left_out = Counter(pair.disturbed_by for pair in record.pairs if pair.disturbed)

@@ -64,7 +64,7 @@ def verdict_in_words(recipe: Recipe) -> str:
         return f"Unstable: every {better} candidate failed or broke a stability rule ({tried}). Keep what you have."
     said = f"Undecided: {_ended_because(recipe)} before the answer was settled ({tried})."
     if evidence.smallest_gain_shown is not None:
-        said += f" Gains from {math.ceil(100 * evidence.smallest_gain_shown)}% could have been shown in this time."
+        said += f" Only gains of {math.ceil(100 * evidence.smallest_gain_shown)}% or more could have been shown."
     return said
 
 

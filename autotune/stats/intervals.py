@@ -18,9 +18,9 @@ from autotune.models import Frozen
 
 CONFIDENCE = 0.95
 BORROWED_DEGREES = 8  # most that a trial borrows from the others: one that is noisier shows it
-LEAST_DEVIATION = 0.01  # log deviation between processes that is allowed for even where slices show none
-CONTRADICTION = 0.025  # how rarely pairs that the prior describes vary so much that they are taken to contradict it
-MOST_PRIOR_DEGREES = 8  # that recordings, and a run's other processes, may each lend to a claim
+LEAST_DEVIATION = 0.02  # log deviation between processes that is allowed for even where slices show none
+CONTRADICTION = 0.05  # how rarely pairs that the prior describes vary so much that they are taken to contradict it
+MOST_PRIOR_DEGREES = 4  # that recordings, and a run's other processes, may each lend to a claim
 TEMPLATE_DEVIATION, TEMPLATE_DEGREES = 0.02, 14  # log deviation between forks of two templates that import the same
 
 

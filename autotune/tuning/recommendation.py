@@ -215,6 +215,8 @@ def _why_not(
     if state.open is not None or state.contenders:
         if leader is None or not leader.processes:
             return "the run ended before it was measured in fresh processes"
+        if broken := [check for check in found.checks.get(leader.number, ()) if not check.passed]:
+            return f"{BROKE_A_RULE}: {broken[0].name}: {broken[0].detail}"
         if memory := found.confirmations[leader.number].watch_memory(run).why_unclear:
             return f"too little was seen to tell whether it leaks memory ({memory})"
         return f"{_processes(leader)} did not decide it before the run ended"
