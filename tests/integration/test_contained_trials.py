@@ -173,6 +173,16 @@ def test_trials_of_a_workload_find_what_its_import_has_written(opened, work, tmp
     assert snapshot(work) == before
 
 
+def test_a_training_in_another_program_is_named(opened, work, tmp_path):
+    """Where the kernel keeps what programs write, one may start; and its training is stopped."""
+    if why := containment.why_unavailable(tmp_path / "layers"):
+        pytest.skip(why)
+    (work / "other.py").write_text(TRAIN + "model.fit(x, x[:, :1])\n", encoding="utf-8")
+    script = opened("import subprocess, sys\nsubprocess.run([sys.executable, 'other.py'])\n")
+    with pytest.raises(WorkloadError, match=r"other\.py, line \d+: trains in a process that the script starts"):
+        script.open()
+
+
 def test_a_trial_that_fills_the_disk_is_ended(opened, work, tmp_path, monkeypatch):
     """Its reason says how much it wrote, and how much it may."""
     if why := containment.why_unavailable(tmp_path / "layers"):

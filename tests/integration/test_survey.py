@@ -322,9 +322,6 @@ if __name__ == "__main__":
 """
 SCRIPTS["trains_in_fork"] = IN_CHILD.format(method="fork")
 SCRIPTS["trains_in_spawned"] = IN_CHILD.format(method="spawn")
-SCRIPTS["trains_in_subprocess"] = (
-    "import subprocess, sys\nsubprocess.run([sys.executable, '../numpy_slices/train.py'])\nopen('run.txt', 'w')\n"
-)
 SCRIPTS["episodes"] = (
     MODEL
     + """
@@ -614,7 +611,6 @@ def test_what_tensorflow_writes_itself_is_seen_too(told, folder):
     [
         ("trains_in_fork", "trains_in_fork/train.py, line 10"),
         ("trains_in_spawned", "trains_in_spawned/train.py, line 10"),
-        ("trains_in_subprocess", "numpy_slices/train.py, line 14"),
     ],
 )
 def test_a_training_in_a_child_is_stopped_and_named(told, folder, name, where):
