@@ -24,7 +24,9 @@ def short(value: object) -> str:
 
 def with_article(noun: str) -> str:
     """Return `an int` for `int`, and `a list` for `list`."""
-    return f"{'an' if noun[:1].lower() in tuple('aeiou') else 'a'} {noun}"
+    begins = noun.lower()
+    is_vowel = begins.startswith(tuple("aeiou")) and not begins.startswith(("one", "uni", "use", "eu"))
+    return f"{'an' if is_vowel else 'a'} {noun}"
 
 
 def plural(count: int, noun: str) -> str:
