@@ -156,6 +156,8 @@ class LoopTraining(TrialHooks):
                 act()
             except TrainingEnded as ended:
                 self._end(ended.finish)
+            except LongEpoch:  # an epoch has ended that took too long to be timed whole
+                self._gaps, self._last_step_at = Gaps(), time.perf_counter()
 
         self._obeying(obey)
 
@@ -168,6 +170,7 @@ class LoopTraining(TrialHooks):
             self.wrappers.settings.refuse_missing(self.facts)
             self._clock = self._begin(examples)
         elif self._restarted:
+            self._restarted = False
             self._clock.restarted(self._watch.read_at or time.perf_counter())
         self._restarted = False
         loss = (self.reference.script or ScriptSettings()).loss

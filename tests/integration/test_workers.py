@@ -274,10 +274,15 @@ def test_a_chief_and_a_worker_train_where_they_would_save(opened, tmp_path, monk
         trial.kill()
 
 
-def test_a_step_in_a_module_of_the_users_is_seen_again(opened, tmp_path):
+@pytest.mark.parametrize("pause", [0.0, 0.3], ids=["short epochs", "epochs too long to be timed whole"])
+def test_a_step_in_a_module_of_the_users_is_seen_again(opened, tmp_path, pause):
     """A script that ends and begins anew does not import it again."""
     (tmp_path / "network.py").write_text(NETWORK, encoding="utf-8")
-    processes, facts = opened(BY_MODULE)
+    processes, facts = opened(
+        BY_MODULE.replace("step(x)", f"step(x); time.sleep({pause})").replace(
+            "import numpy", "import time; import numpy"
+        )
+    )
     trial = launched(processes, facts, tmp_path)
     trial.warm_up(PATIENCE_SECONDS)
     assert trial.measure(0.2, PATIENCE_SECONDS).steps > 0
