@@ -375,8 +375,8 @@ def claiming(recipe, value, half_width, *, min_gain=MIN_GAIN):
     ("min_gain", "expected"), [(0.02, Finding.HOLDS), (0.005, Finding.WEAKER), (0.5, Finding.HOLDS)]
 )
 def test_the_smallest_gain_that_counts_is_the_recipes(recipe, tmp_path, min_gain, expected):
-    """A claim that lacks 1% holds unless as little counts."""
-    claim = claiming(recipe, 1.5 * 1.01, 0.001, min_gain=min_gain)
+    """A claim that lacks 1.8% holds unless as little counts."""
+    claim = claiming(recipe, 1.5 * 1.018, 0.001, min_gain=min_gain)
     assert found(claim, tmp_path, noise=0.0001).finding is expected
 
 
