@@ -417,7 +417,10 @@ def _database_path(database: Any) -> str | None:
 
 def _calling_frame() -> traceback.FrameSummary | None:
     """Return the script's own line that calls Python's library; None where an installed package does."""
+    own = str(Path(__file__).resolve().parents[1]) + os.sep  # may be installed among the packages
     for frame in reversed(traceback.extract_stack()):
+        if frame.filename.startswith(own):
+            continue
         if re.search(r"/(?:site|dist)-packages/", frame.filename):
             return None
         if users_frames([frame]):
