@@ -4,6 +4,7 @@ import io
 import math
 import re
 import shlex
+import threading
 from pathlib import Path
 
 import pandas as pd
@@ -27,7 +28,7 @@ from autotune.report.frame import columns
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.stats.intervals import Interval
 from autotune.stats.stability import Check
-from autotune.tuning.progress import Began, Notice, RunBegan, TrialBegan, TrialEnded, TrialMeasured
+from autotune.tuning.progress import Began, Notice, PairMeasured, RunBegan, TrialBegan, TrialEnded, TrialMeasured
 
 
 def record(**changes):
@@ -53,6 +54,34 @@ def drawn(events, *, terminal):
         for event in events:
             progress(event)
     return output.getvalue()
+
+
+def test_each_pair_of_a_confirmation_is_told():
+    """Two processes a side already show an interval; one shows none."""
+    speedup = Interval(value=2.33, low=2.1, high=2.6)
+    pairs = [PairMeasured(trial=14, processes=1, speedup=None), PairMeasured(trial=14, processes=2, speedup=speedup)]
+    first, second = drawn(pairs, terminal=False).splitlines()
+    assert first.endswith("confirm   14  1 process a side")
+    assert second.endswith("confirm   14  2 processes a side: ×2.33 (2.10 to 2.60)")
+
+
+def test_after_fifteen_seconds_of_silence_what_goes_on_is_told():
+    """Once; then the silence begins anew."""
+    output, now = io.StringIO(), 0.0
+    progress = Progress(Console(file=output, width=100), clock=lambda: now)
+    progress(Began(text="importing the workload"))
+    before = output.getvalue()
+    for now in (14.0, 16.0, 17.0):
+        progress.break_silence()
+    assert output.getvalue().removeprefix(before).splitlines() == [" 0:16  … importing the workload, for 16 s"]
+
+
+def test_the_silence_is_watched_while_a_run_goes_on():
+    told = threading.Event()
+    progress = Progress(Console(file=io.StringIO()))
+    progress.break_silence = told.set
+    with progress:
+        assert told.wait(60.0)
 
 
 EVENTS = [
