@@ -67,11 +67,12 @@ def test_each_pair_of_a_confirmation_is_told():
 
 def test_after_fifteen_seconds_of_silence_what_goes_on_is_told():
     """Once; then the silence begins anew."""
-    output, now = io.StringIO(), 0.0
-    progress = Progress(Console(file=output, width=100), clock=lambda: now)
+    output, times = io.StringIO(), [0.0]
+    progress = Progress(Console(file=output, width=100), clock=lambda: times[-1])
     progress(Began(text="importing the workload"))
     before = output.getvalue()
     for now in (14.0, 16.0, 17.0):
+        times.append(now)
         progress.break_silence()
     assert output.getvalue().removeprefix(before).splitlines() == [" 0:16  … importing the workload, for 16 s"]
 
