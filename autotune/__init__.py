@@ -12,10 +12,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import AutotuneError as AutotuneError
+from autotune.data.errors import AutotuneError as AutotuneError
+from autotune.script.workload import Workload as Workload
+from autotune.space.configuration import DatasetConfig as DatasetConfig
 from autotune.version import __version__ as __version__
-from autotune.workloads.workload import DatasetConfig as DatasetConfig
-from autotune.workloads.workload import Workload as Workload
 
 if TYPE_CHECKING:
     from autotune.recipe.recipe import MachineMismatchWarning as MachineMismatchWarning
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from autotune.report.effects import knob_effects as knob_effects
     from autotune.report.effects import load_ops as load_ops
     from autotune.report.effects import load_slices as load_slices
-    from autotune.report.frame import load_history as load_history
-    from autotune.scripts.long_run import activate as activate
-    from autotune.scripts.tuned import steps as steps
-    from autotune.scripts.tuned import tuned as tuned
+    from autotune.report.history import load_history as load_history
+    from autotune.script.long_run import activate as activate
+    from autotune.script.tuned import steps as steps
+    from autotune.script.tuned import tuned as tuned
     from autotune.tuning.tune import tune as tune
-    from autotune.tuning.verifying import Verification as Verification
-    from autotune.tuning.verifying import verify as verify
+    from autotune.tuning.verify import Verification as Verification
+    from autotune.tuning.verify import verify as verify
 
 _MODULES = {
     "recipe.recipe": "MachineMismatchWarning Recipe",
     "report.compare": "compare",
     "report.effects": "knob_effects load_ops load_slices",
-    "report.frame": "load_history",
-    "scripts.long_run": "activate",
-    "scripts.tuned": "steps tuned",
+    "report.history": "load_history",
+    "script.long_run": "activate",
+    "script.tuned": "steps tuned",
     "tuning.tune": "tune",
-    "tuning.verifying": "Verification verify",
+    "tuning.verify": "Verification verify",
 }
 _LAZY = {name: f"autotune.{module}" for module, names in _MODULES.items() for name in names.split()}
 __all__ = ["AutotuneError", "DatasetConfig", "Workload", "__version__", *_LAZY]  # noqa: PLE0604

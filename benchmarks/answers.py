@@ -27,8 +27,8 @@ import plain_optuna
 from figures import Figure, one, parser, report, write
 from plain_rounds import Failed, plain_rounds
 
+from autotune.data.options import seconds_of
 from autotune.space.configuration import Configuration
-from autotune.tuning.options import seconds_of
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS: dict[str, dict[str, int]] = {

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from figures import Figure, parser, report, share
 
-from autotune.executors.executor import IN_SEARCH
-from autotune.executors.local import TrialProcesses
+from autotune.data.facts import WorkloadReference
+from autotune.data.figures import Bottleneck
+from autotune.runtime.executor import IN_SEARCH
+from autotune.runtime.local import TrialProcesses
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
-from autotune.stats.bottleneck import Bottleneck, Seen, bottleneck_of
+from autotune.stats.bottleneck import Seen, bottleneck_of
 from autotune.tuning.profiles import read_profiles
-from autotune.workloads.workload import WorkloadReference
 
 CASES = ("input", "launch", "compute", "memory_bandwidth", "balanced")
 WORKLOAD = Path(__file__).with_name("workloads") / "limited.py"

@@ -47,9 +47,10 @@ from plain_training import READY
 from scipy.optimize import brentq
 from scipy.stats import binomtest
 
-from autotune.errors import AutotuneError
+from autotune.data.errors import AutotuneError
+from autotune.data.figures import LogInterval
 from autotune.recipe.recipe import Recipe
-from autotune.stats.intervals import CONFIDENCE, LogInterval, mean_interval, t_quantile
+from autotune.stats.intervals import CONFIDENCE, mean_interval, t_quantile
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAINING = Path(__file__).with_name("plain_training.py")

@@ -16,8 +16,8 @@ import plain_optuna
 from answers import progress, refereed, tune, workload_file
 from figures import Figure, one, parser, report
 
+from autotune.data.options import seconds_of
 from autotune.space.configuration import Configuration
-from autotune.tuning.options import seconds_of
 
 WORKLOAD = "mnist_convnet"
 SEEDS, BUDGET, BUDGET_QUICK = (1, 2, 3, 4, 5), "2m", "30s"

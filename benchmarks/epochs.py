@@ -23,15 +23,15 @@ from pathlib import Path
 
 from figures import Figure, factor, parser, report, share
 
-from autotune.executors.executor import WarmUp
-from autotune.executors.local import TrialProcesses
-from autotune.executors.process import is_stopped
-from autotune.record import Slice
+from autotune.data.record import Slice
+from autotune.runtime.executor import WarmUp
+from autotune.runtime.local import TrialProcesses
+from autotune.runtime.trial_process import is_stopped
+from autotune.script.loading import parse_reference
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
-from autotune.tuning.ratios import rate, throughput_interval
+from autotune.stats.ratios import rate, throughput_interval
 from autotune.tuning.slicing import slice_seconds
-from autotune.workloads.loading import parse_reference
 
 HERE = Path(__file__).resolve().parent
 SIZES = (300, 3_000, 100_000)

@@ -26,8 +26,9 @@ from fault_table import FAULTS, WORKLOAD, Fault, memory_cgroup, witness  # noqa:
 from figures import parser, write  # noqa: E402
 from studies import Study  # noqa: E402
 
-from autotune.executors.local import TrialProcesses  # noqa: E402
-from autotune.workloads.workload import WorkloadReference  # noqa: E402
+from autotune.data.facts import WorkloadReference  # noqa: E402
+from autotune.runtime.local import TrialProcesses  # noqa: E402
+from autotune.space.recorded import read_trials  # noqa: E402
 
 STUDIES, ROUNDS = 2, 2
 """Each study has every fault so often."""
@@ -109,7 +110,7 @@ def run_study(
         left = orphans(marker, expected_of(study))
         tally.orphans += len(left)
         tally.wrong += [f"left {each}" for each in left]
-        kept = {each.trial: each for each in study.run.directory.read_trials()}
+        kept = {each.trial: each for each in read_trials(study.run.directory)}
         tally.survived += kept.get(record.trial) == record
     study.end()
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from scipy.stats import binomtest, chi2
 
-from autotune.devices.machine import fingerprint
-from autotune.files import write_atomically
+from autotune.data.files import write_atomically
+from autotune.machine.fingerprint import fingerprint
 from autotune.stats.intervals import mean_interval
 
 Bar = Mapping[str, float]

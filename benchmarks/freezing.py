@@ -19,14 +19,14 @@ from typing import Any
 
 from figures import Figure, factor, parser, report
 
-from autotune.executors.executor import Data
-from autotune.executors.local import TrialProcesses
-from autotune.executors.process import TrialProcess
-from autotune.record import Slice
+from autotune.data.record import Slice
+from autotune.runtime.executor import Data
+from autotune.runtime.local import TrialProcesses
+from autotune.runtime.trial_process import TrialProcess
+from autotune.script.loading import parse_reference
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
 from autotune.tuning.slicing import SHORT_SLICE_SECONDS
-from autotune.workloads.loading import parse_reference
 
 WORKLOADS = Path(__file__).with_name("pipelines.py")
 PREFETCHES: tuple[int | str, ...] = (0, 2, 8, 32, "autotune")

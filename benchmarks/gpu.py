@@ -18,12 +18,12 @@ import psutil
 from figures import Figure, factor, one, parser, report
 
 import autotune
-from autotune.executors.executor import Data
-from autotune.executors.local import TrialProcesses
-from autotune.executors.process import TrialProcess
 from autotune.recipe.recipe import Recipe
+from autotune.runtime.executor import Data
+from autotune.runtime.local import TrialProcesses
+from autotune.runtime.trial_process import TrialProcess
+from autotune.script.loading import parse_reference
 from autotune.space.configuration import Configuration
-from autotune.workloads.loading import parse_reference
 
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parent / "examples"

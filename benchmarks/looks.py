@@ -18,9 +18,10 @@ from figures import Figure, mean, one, parser, report, share
 from recorded import CONDITIONS, DEFAULT, Condition, Recording, Stretch
 from scipy.special import digamma, polygamma
 
-from autotune.record import LOOK_SHARE
-from autotune.stats.intervals import LogInterval, ProcessPrior, claim_interval, mean_interval, process_prior
-from autotune.tuning.next_action import FEWEST_PROCESSES, MOST_PROCESSES, error_of
+from autotune.data.figures import LogInterval
+from autotune.data.record import LOOK_SHARE
+from autotune.stats.intervals import ProcessPrior, claim_interval, mean_interval, process_prior
+from autotune.tuning.policy import FEWEST_PROCESSES, MOST_PROCESSES, error_of
 
 GAINS = (0.0, 0.05, 0.10, 0.30, 1.0)
 ROUNDS, OTHER_TRIALS = 6, 6  # slice pairs of a pair of processes, and search trials that the prior is from

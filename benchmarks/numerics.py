@@ -12,14 +12,14 @@ from typing import Any
 
 from figures import Figure, parser, report, share
 
-from autotune.executors.executor import Data
-from autotune.executors.local import TrialProcesses
+from autotune.runtime.executor import Data
+from autotune.runtime.local import TrialProcesses
+from autotune.runtime.protocol import LossRuns
+from autotune.script.loading import parse_reference
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.stats.numerics import parity
-from autotune.tuning.losses import PARITY_SEEDS as SEEDS
-from autotune.worker.messages import LossRuns
-from autotune.workloads.loading import parse_reference
+from autotune.tuning.learning import PARITY_SEEDS as SEEDS
 
 WORKLOADS = Path(__file__).with_name("planted.py")
 REPEATS, REPEATS_QUICK = 20, 6

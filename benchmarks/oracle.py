@@ -26,11 +26,12 @@ from answers import progress, tune
 from figures import Figure, factor, one, parser, report
 from plain_rounds import Failed, Rounds, plain_rounds
 
-from autotune.devices.machine import Machine, fingerprint
-from autotune.files import write_atomically
+from autotune.data.files import write_atomically
+from autotune.data.hardware import Machine
+from autotune.data.models import KnobValue
+from autotune.machine.fingerprint import fingerprint
 from autotune.space.configuration import Configuration
-from autotune.space.knobs import KnobValue
-from autotune.space.search_space import ResolvedSpace, find_search_space
+from autotune.space.space_file import ResolvedSpace, find_search_space
 
 HERE = Path(__file__).resolve().parent
 WORKLOAD = HERE.parent / "examples" / "digits_mlp.py"

@@ -16,17 +16,18 @@ from typing import Any
 import pytest
 from figures import Bar, Figure, mean, parser, report
 
-from autotune.executors.executor import Data
-from autotune.executors.local import TrialProcesses
-from autotune.executors.process import TrialProcess
-from autotune.record import Outcome, Phase, TrialRecord
-from autotune.run_directory import RunDirectory
+from autotune.data.record import Outcome, Phase, TrialRecord
+from autotune.data.run_directory import RunDirectory
+from autotune.runtime.executor import Data
+from autotune.runtime.local import TrialProcesses
+from autotune.runtime.protocol import Finished
+from autotune.runtime.trial_process import TrialProcess
+from autotune.script.loading import parse_reference
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
-from autotune.tuning.progress import Event, TrialBegan, TrialEnded
+from autotune.space.recorded import read_trials
+from autotune.tuning.events import Event, TrialBegan, TrialEnded
 from autotune.tuning.tune import tune
-from autotune.worker.messages import Finished
-from autotune.workloads.loading import parse_reference
 
 WORKLOAD = Path(__file__).resolve().parent.parent / "examples" / "digits_mlp.py"
 STARTS = 7
@@ -106,7 +107,7 @@ def tuning(budget: float, scratch: Path) -> tuple[list[float], float, float, lis
         patch.setattr(TrialProcess, "finish", timed_finish)
         tune(str(WORKLOAD), budget=budget, out=scratch / "run", observe=watch)
     wall = time.monotonic() - began
-    records = {record.trial: record for record in RunDirectory(scratch / "run").read_trials()}
+    records = {record.trial: record for record in read_trials(RunDirectory(scratch / "run"))}
     own = [
         own_seconds(records[number], whole)
         for number, whole in watch.whole.items()

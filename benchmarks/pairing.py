@@ -30,15 +30,16 @@ from pathlib import Path
 from figures import Bar, Figure, factor, parser, report, root_mean_square, share
 from scipy import stats
 
-from autotune.executors.executor import Data, LiveTrial, WarmUp
-from autotune.executors.local import TrialProcesses
-from autotune.record import Phase, Slice
+from autotune.data.figures import LogInterval
+from autotune.data.record import Phase, Slice
+from autotune.runtime.executor import Data, LiveTrial, WarmUp
+from autotune.runtime.local import TrialProcesses
+from autotune.script.loading import parse_reference
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
-from autotune.stats.intervals import LogInterval, mean_interval
+from autotune.stats.intervals import mean_interval
 from autotune.tuning.slicing import SHORT_SLICE_SECONDS
 from autotune.tuning.trial import Trial
-from autotune.workloads.loading import parse_reference
 
 HERE = Path(__file__).resolve().parent
 WORKLOADS = {

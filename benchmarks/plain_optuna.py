@@ -20,8 +20,8 @@ import optuna
 from figures import Figure, one, parser, report
 from plain_rounds import plain_rounds
 
-from autotune.space.knobs import KnobValue
-from autotune.tuning.options import seconds_of
+from autotune.data.models import KnobValue
+from autotune.data.options import seconds_of
 
 WORKLOAD = Path(__file__).resolve().parent.parent / "examples" / "digits_mlp.py"
 TRIAL = Path(__file__).with_name("plain_trial.py")

@@ -24,13 +24,13 @@ from typing import Any
 
 from plain_training import trained
 
-from autotune.devices.gpus import read_gpus
-from autotune.devices.machine import available_cores
+from autotune.machine.fingerprint import available_cores
+from autotune.machine.gpus import read_gpus
 from autotune.recipe import apply
+from autotune.script.workload import Workload, call_with_config, takes_config
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import KNOBS, Device, Stage
-from autotune.space.search_space import ResolvedSpace, SearchSpace, find_search_space
-from autotune.workloads.workload import Workload, call_with_config, takes_config
+from autotune.space.space_file import ResolvedSpace, SearchSpace, find_search_space
 
 PATIENCE_SECONDS = 900
 """An answer that takes longer has failed."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import autotune
-from autotune.workloads.workload import takes_config
+from autotune.script.workload import takes_config
 
 READY = "ready to train"
 """The line that is printed when everything is imported and nothing of a model or a dataset exists yet."""

@@ -20,12 +20,12 @@ from pathlib import Path
 
 from simulated import SimulatedTrial, SimulatedTrials
 
-from autotune.executors.executor import TrialTiming
 from autotune.recipe.recipe import Recipe
+from autotune.runtime.executor import TrialTiming
+from autotune.runtime.protocol import LossRuns
 from autotune.space.configuration import Configuration
 from autotune.stats.deciding import Verdict
 from autotune.stats.throughput import Measured
-from autotune.worker.messages import LossRuns
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from simulated_runs import BASELINE, FACTS, DirectoryWithoutStudy, go_on, on_disk, tune_simulated

@@ -25,14 +25,14 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, RandomSampler, TPESampler
 from oracle import SPACE, TABLE
 
-from autotune.record import Outcome, Phase, TrialRecord
+from autotune.data.figures import Interval
+from autotune.data.record import Outcome, Phase, TrialRecord
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.probes import Limit
-from autotune.space.search_space import ResolvedSpace, SearchSpace, find_search_space
+from autotune.space.space_file import ResolvedSpace, SearchSpace, find_search_space
 from autotune.stats.bottleneck import LAUNCH_HIGH
-from autotune.stats.intervals import Interval
-from autotune.tuning.proposals import WAITS, Proposals
+from autotune.tuning.candidates import WAITS, Proposals
 from autotune.tuning.sampler import Sampler
 from autotune.tuning.trial import now_utc
 

@@ -23,8 +23,8 @@ from typing import Any
 
 from figures import Figure, factor, one, parser, report, share
 
+from autotune.data.figures import Interval
 from autotune.recipe.recipe import Recipe
-from autotune.stats.intervals import Interval
 
 SCRIPTS = Path(__file__).parents[1] / "tests" / "scripts"
 ROUNDS = 2

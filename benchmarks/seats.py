@@ -25,10 +25,10 @@ from simulated import SimulatedClock, SimulatedTrials
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from simulated_runs import FACTS, MemoryDirectory, on_disk, tune_simulated, with_run
 
-from autotune.record import Phase, TrialRecord
-from autotune.run_directory import RunDirectory
+from autotune.data.record import Phase, TrialRecord
+from autotune.data.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
-from autotune.tuning.proposals import Others, Proposals
+from autotune.tuning.candidates import Others, Proposals
 from autotune.tuning.sampler import Sampler
 
 SCALE = 2.0

@@ -14,16 +14,16 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from autotune.devices.gpu_use import GpuUse
-from autotune.executors.executor import IN_SEARCH, Data, TrialFailed, TrialTiming, WarmUp
+from autotune.data.facts import WorkloadFacts
+from autotune.data.hardware import GpuUse
+from autotune.data.models import KnobValue
+from autotune.data.record import Boundary, Outcome, Place, Slice, StepSeconds
 from autotune.recipe.apply import environment
-from autotune.record import Boundary, Outcome, Place, Slice, StepSeconds
+from autotune.runtime.executor import IN_SEARCH, Data, TrialFailed, TrialTiming, WarmUp
+from autotune.runtime.protocol import Finished, LossCurves, LossRuns, Ready, Started, StartedByImport
 from autotune.space.configuration import Configuration
-from autotune.space.knobs import KnobValue
 from autotune.stats.steady_state import SMALLEST_WINDOW, WINDOW_SECONDS
-from autotune.worker.messages import Finished, LossCurves, LossRuns, Ready, Started, StartedByImport
-from autotune.worker.training import Training
-from autotune.workloads.workload import WorkloadFacts
+from autotune.training.session import Training
 
 LAUNCH_SECONDS = 0.01
 CORES = 2

@@ -14,10 +14,11 @@ import pytest
 from figures import Figure, mean, one, parser, report
 
 import autotune
-from autotune.record import Outcome, Phase
-from autotune.run_directory import RunDirectory
+from autotune.data.record import Outcome, Phase
+from autotune.data.run_directory import RunDirectory
 from autotune.space.probes import Limit
-from autotune.tuning.proposals import Proposals
+from autotune.space.recorded import read_trials
+from autotune.tuning.candidates import Proposals
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 NAMES = ("digits_mlp", "digits_cnn", "photos_jpeg", "source_transformer", "tabular_wide_deep")
@@ -51,7 +52,7 @@ def speeds(name: str, trials: int, steered: tuple[Limit, ...]) -> list[float]:
             profile="none",
             min_gain=NO_GAIN_IS_ENOUGH,
         )
-        records = sorted(RunDirectory(out).read_trials(), key=lambda each: each.trial)
+        records = sorted(read_trials(RunDirectory(out)), key=lambda each: each.trial)
     return [
         each.speedup.value if each.outcome.measured and each.speedup else 0.0
         for each in records

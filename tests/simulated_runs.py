@@ -10,29 +10,30 @@ from pathlib import Path
 
 from simulated import SimulatedTrials
 
-from autotune.devices.machine import Machine
-from autotune.executors.executor import WarmUp
-from autotune.record import Looks, Outcome, Pair, Pairing, Phase, Slice, Standing, StepSeconds, TrialRecord
-from autotune.run_directory import RunDirectory, RunRecord
+from autotune.data.facts import WorkloadFacts, WorkloadReference
+from autotune.data.figures import Interval, LogInterval
+from autotune.data.hardware import Machine
+from autotune.data.options import Options
+from autotune.data.record import Looks, Outcome, Pair, Pairing, Phase, Slice, Standing, StepSeconds, TrialRecord
+from autotune.data.run_directory import RunDirectory, RunRecord
+from autotune.runtime.executor import WarmUp
+from autotune.runtime.protocol import Ready, Started
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
-from autotune.space.search_space import SearchSpace
-from autotune.stats.intervals import Interval, LogInterval, Spread, claim_interval, process_prior
+from autotune.space.space_file import SearchSpace
+from autotune.stats.intervals import Spread, claim_interval, process_prior
 from autotune.stats.throughput import overall_log_ratios
 from autotune.tuning import costs
 from autotune.tuning.confirmation import Confirmation, FreshPairs, SlicePlan
+from autotune.tuning.events import silent
 from autotune.tuning.opening import Invocation
-from autotune.tuning.options import Options
-from autotune.tuning.progress import silent
-from autotune.tuning.resuming import read_earlier
+from autotune.tuning.resume import read_earlier
 from autotune.tuning.rules import Limits
 from autotune.tuning.run import Run
 from autotune.tuning.seat import Seat, TrialLimits
 from autotune.tuning.state import Candidate, Leader, State
 from autotune.tuning.tune import tune_with
 from autotune.tuning.waiting import Deadline
-from autotune.worker.messages import Ready, Started
-from autotune.workloads.workload import WorkloadFacts, WorkloadReference
 
 BATCH_SIZE = 32
 FACTS = WorkloadFacts(

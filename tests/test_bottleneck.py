@@ -2,12 +2,12 @@
 
 import pytest
 
-from autotune.record import Outcome, Phase, Slice, StepSeconds, TrialRecord
+from autotune.data.facts import ScriptFacts, Site, Trains
+from autotune.data.figures import Bottleneck, Ceilings, Interval, Profile
+from autotune.data.record import Outcome, Phase, Slice, StepSeconds, TrialRecord
+from autotune.recipe.advice import advice
 from autotune.report import xprof_reader
-from autotune.report.advice import advice
-from autotune.scripts.facts import ScriptFacts, Site, Trains
-from autotune.stats.bottleneck import NOT_INSTALLED, Bottleneck, Ceilings, Profile, Seen, bottleneck_of
-from autotune.stats.intervals import Interval
+from autotune.stats.bottleneck import NOT_INSTALLED, Seen, bottleneck_of
 from autotune.tuning.trial import limit_of
 
 

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from autotune.worker import boundary
-from autotune.worker.training import Training
+from autotune.training import boundary
+from autotune.training.session import Training
 
 
 def training(steps, steps_per_call=1, synchronise=lambda: None):

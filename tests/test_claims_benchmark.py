@@ -10,8 +10,8 @@ import claims
 import pytest
 from simulated_runs import faster_by, quick_tune, simulated_trials
 
+from autotune.data.figures import Interval, LogInterval
 from autotune.recipe.evidence import BestCandidate
-from autotune.stats.intervals import Interval, LogInterval
 
 
 @pytest.fixture(scope="module")

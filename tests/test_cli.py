@@ -16,16 +16,16 @@ import pytest
 from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
 from test_recommendation import run_that_is
 
-from autotune import cli
-from autotune.cli import app
-from autotune.devices.gpus import Gpu, GpuReading
-from autotune.errors import ArgumentError
+from autotune.data.errors import ArgumentError
+from autotune.data.figures import Interval
+from autotune.data.hardware import Gpu
+from autotune.front import cli
+from autotune.front.cli import app
+from autotune.machine.gpus import GpuReading
 from autotune.space.knobs import KNOBS
 from autotune.stats.deciding import EndedBy, Finding, Verdict
-from autotune.stats.intervals import Interval
-from autotune.tuning import verifying
-from autotune.tuning.progress import RunBegan
-from autotune.tuning.verifying import Verification
+from autotune.tuning.events import RunBegan
+from autotune.tuning.verify import Verification
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -120,7 +120,7 @@ def test_a_damaged_recipe_is_refused_on_one_line(capsys, tmp_path):
 def test_the_command_never_imports_tensorflow(tmp_path):
     """Help, errors and tables come from a process that has not loaded TensorFlow, Keras or pandas."""
     script = (
-        "import sys; from autotune.cli import main\n"
+        "import sys; from autotune.front.cli import main\n"
         "for arguments in (['--help'], ['knobs'], ['space', 'quick'], ['tune', 'nowhere.py'],"
         " ['tune', 'nowhere.at.all'], ['tune', 'autotune.version'], ['show', 'nowhere.json']):\n"
         "    main(arguments)\n"
@@ -292,7 +292,7 @@ def test_the_search_space_that_the_documents_show_is_one(capsys, tmp_path):
 )
 def test_space_shows_the_choices_of_this_machines_device(capsys, monkeypatch, here, asked, shown):
     """A GPU's where there is one, unless another device is asked about."""
-    monkeypatch.setattr("autotune.devices.gpus.read_gpus", lambda: GpuReading(gpus=here))
+    monkeypatch.setattr("autotune.machine.gpus.read_gpus", lambda: GpuReading(gpus=here))
     code, out, _ = run(capsys, "space", "gpu", *asked)
     assert code == 0
     assert re.search(rf"tensor_float_32 +{shown} *\n", out)
@@ -341,7 +341,7 @@ def test_an_internal_error_says_so_and_hides_its_traceback(capsys, monkeypatch):
     def broken():
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("autotune.console.tables.show_knobs", broken)
+    monkeypatch.setattr("autotune.front.tables.show_knobs", broken)
     code, _, err = run(capsys, "knobs")
     assert code == 4
     assert "internal error: RuntimeError: broken" in err
@@ -367,7 +367,7 @@ def test_an_interrupt_leaves_with_130(capsys, monkeypatch, number):
     def interrupted():
         signal.raise_signal(number)
 
-    monkeypatch.setattr("autotune.console.tables.show_knobs", interrupted)
+    monkeypatch.setattr("autotune.front.tables.show_knobs", interrupted)
     code, _, err = run(capsys, "knobs")
     signal.signal(signal.SIGINT, before)
     assert code == 130
@@ -478,7 +478,7 @@ def test_verify_says_what_it_found_and_leaves_with_0_only_if_the_claim_holds(cap
         instances = 0 if measured is None else 6
         return Verification(finding=found, claimed=CLAIMED, measured=measured, instances=instances, reason="so it is")
 
-    monkeypatch.setattr(verifying, "verify", verify)
+    monkeypatch.setattr(verify, "verify", verify)
     options = ("--budget", "80s", "--seed", 3, "--memory-margin", 0.2, "--isolation", "spawn")
     code, out, err = run(capsys, "verify", "recipe.json", "train.py", *options)
     assert code == (0 if found is Finding.HOLDS else 1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.errors import ConfigurationError
+from autotune.data.errors import ConfigurationError
 from autotune.space.configuration import Configuration, baseline_configuration, format_value, on_device
 from autotune.space.knobs import KNOBS, Device
 

@@ -7,8 +7,8 @@ import pytest
 from simulated import SimulatedTrial
 from simulated_runs import BASELINE, FAST, Fresh, faster_by, lose, simulated_trials
 
-from autotune.executors.executor import DeviceUnavailable, TrialFailed
-from autotune.record import Outcome, Pairing
+from autotune.data.record import Outcome, Pairing
+from autotune.runtime.executor import DeviceUnavailable, TrialFailed
 from autotune.stats.intervals import claim_interval
 from autotune.tuning.confirmation import SlicePlan
 from autotune.tuning.side import Interrupted

@@ -15,20 +15,19 @@ from rich.console import Console
 from simulated_runs import BASELINE, a_pair
 from test_recommendation import run_that_is
 
-from autotune import cli
-from autotune.console.closing import show_recipe, show_usage
-from autotune.console.progress import Progress, trial_line
-from autotune.console.tables import show_history
-from autotune.console.text import duration, ratio, show_error, size
-from autotune.errors import RecipeError, WorkloadError
-from autotune.printable import one_line
+from autotune.data.errors import RecipeError, WorkloadError
+from autotune.data.figures import Check, Interval
+from autotune.data.printable import one_line
+from autotune.data.record import Looks, Outcome, Phase, Standing, TrialRecord
+from autotune.front import cli
+from autotune.front.closing import show_recipe, show_usage
+from autotune.front.progress import Progress, trial_line
+from autotune.front.tables import show_history
+from autotune.front.text import duration, ratio, show_error, size
 from autotune.recipe.evidence import Watch
-from autotune.record import Looks, Outcome, Phase, Standing, TrialRecord
-from autotune.report.frame import columns
+from autotune.report.history import columns
 from autotune.stats.deciding import EndedBy, Verdict
-from autotune.stats.intervals import Interval
-from autotune.stats.stability import Check
-from autotune.tuning.progress import Began, Notice, PairMeasured, RunBegan, TrialBegan, TrialEnded, TrialMeasured
+from autotune.tuning.events import Began, Notice, PairMeasured, RunBegan, TrialBegan, TrialEnded, TrialMeasured
 
 
 def record(**changes):

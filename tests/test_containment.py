@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotune.executors import containment
-from autotune.executors.containment import contain, remove_all_layers, remove_layers, renew
+from autotune.runtime import containment
+from autotune.runtime.containment import contain, remove_all_layers, remove_layers, renew
 
 USER = 12345
 SYS_ADMIN = 1 << 21

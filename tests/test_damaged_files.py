@@ -24,17 +24,18 @@ from rich.console import Console
 from simulated_runs import MACHINE
 from test_recommendation import run_that_is
 
-from autotune.console import closing, tables
-from autotune.errors import DamagedRunWarning, RecipeError, RunDirectoryError, SearchSpaceError
+from autotune.data.errors import DamagedRunWarning, RecipeError, RunDirectoryError, SearchSpaceError
+from autotune.data.run_directory import RunDirectory
+from autotune.front import closing, tables
 from autotune.recipe.apply import environment
 from autotune.recipe.recipe import Recipe
 from autotune.recipe.schema import recipe_schema
 from autotune.report.compare import compare_runs
-from autotune.report.frame import load_history
-from autotune.run_directory import RunDirectory
+from autotune.report.history import load_history
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
-from autotune.space.search_space import SearchSpace
+from autotune.space.recorded import read_trials
+from autotune.space.space_file import SearchSpace
 from autotune.stats.deciding import Verdict
 
 ROOT = Path(__file__).parents[1]
@@ -210,7 +211,7 @@ def test_a_damaged_run_directory_is_read_or_refused(odd, changed):
             with contextlib.suppress(OSError):
                 (run / name).parent.mkdir(parents=True, exist_ok=True)
                 (run / name).write_bytes(changed.get(name, json.dumps(RUN[name]).encode()))
-        record, trials = read(RunDirectory(run).read_run), read(lambda: [*RunDirectory(run).read_trials()])
+        record, trials = read(RunDirectory(run).read_run), read(lambda: [*read_trials(RunDirectory(run))])
         assert odd or changed or (record and len(trials) == 3), "the whole run is read"
         for each in (*filter(None, [record]), *(trials or ())):
             assert type(each).model_validate_json(each.model_dump_json()) == each

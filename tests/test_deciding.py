@@ -5,8 +5,9 @@ import random
 
 import pytest
 
+from autotune.data.figures import LogInterval
 from autotune.stats.deciding import Finding, Stop, finding, is_faster, stop_measuring
-from autotune.stats.intervals import LogInterval, Spread
+from autotune.stats.intervals import Spread
 
 KNOWN = Spread(deviation=0.05, degrees=100)
 """Of other trials, whose pairs vary as those of `noisy`."""

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_runs import Fresh, a_slice, faster_by, log_ratios_of, quick_tune, simulated_trials
 
-from autotune.console.progress import trial_line
-from autotune.devices.gpu_use import GpuUse
-from autotune.record import LOOK_SHARE, Phase
+from autotune.data.hardware import GpuUse
+from autotune.data.record import LOOK_SHARE, Phase
+from autotune.front.progress import trial_line
 from autotune.stats.disturbance import CAUSES, disturbances, kept, load_of
 from autotune.tuning import trial as running
-from autotune.tuning.next_action import error_of
-from autotune.tuning.resuming import Earlier
+from autotune.tuning.policy import error_of
+from autotune.tuning.resume import Earlier
 from autotune.tuning.trial import speedup_of
 
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2, steps_per_execution=1.1)

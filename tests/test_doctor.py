@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune import cli
-from autotune.devices import looking, machine
-from autotune.devices.doctor import Card, Level, Seen, examined, first_thing
-from autotune.devices.looking import look
+from autotune.front import cli, doctor_report
+from autotune.front.doctor_report import look
+from autotune.machine import fingerprint
+from autotune.machine.doctor import Card, Level, Seen, examined, first_thing
 from autotune.space.variables import NOT_READ
 
 H100 = Card(name="NVIDIA H100", memory_bytes=80 << 30, capability=(9, 0), power_limit=700.0, power_default=700.0)
@@ -143,12 +143,12 @@ def faked(root: Path, **files: str) -> Path:
 def seen_below(monkeypatch):
     """What is read below a root, without a build, cards or measuring."""
     loaded = "\tlibcudart.so.12 (libc6,x86-64) => /usr/lib/libcudart.so.12\n\tlibm.so.6 => /x\n"
-    monkeypatch.setattr(looking, "_build", lambda: ({"cuda_version": "12.5", "cudnn_version": "9"}, ""))
-    monkeypatch.setattr(looking, "_cards", lambda nvml: ("580.65", (H100,)))
-    monkeypatch.setattr(looking, "with_nvml", lambda use, otherwise: use(None))
-    monkeypatch.setattr(looking, "_ldconfig", lambda: loaded)
-    monkeypatch.setattr(looking, "_disk", lambda: None)
-    monkeypatch.setattr(looking, "_jitter", lambda: None)
+    monkeypatch.setattr(doctor_report, "_build", lambda: ({"cuda_version": "12.5", "cudnn_version": "9"}, ""))
+    monkeypatch.setattr(doctor_report, "_cards", lambda nvml: ("580.65", (H100,)))
+    monkeypatch.setattr(doctor_report, "with_nvml", lambda use, otherwise: use(None))
+    monkeypatch.setattr(doctor_report, "_ldconfig", lambda: loaded)
+    monkeypatch.setattr(doctor_report, "_disk", lambda: None)
+    monkeypatch.setattr(doctor_report, "_jitter", lambda: None)
     return look
 
 
@@ -178,15 +178,15 @@ def test_what_is_read_below_a_root(tmp_path, seen_below):
 )
 def test_a_containers_quota_is_seen_in_both_versions_of_control_groups(tmp_path, monkeypatch, seen_below, files):
     """One and a half cores, whatever the machine has."""
-    monkeypatch.setattr(machine, "CGROUP_ROOT", faked(tmp_path / "groups", **files))
-    monkeypatch.setattr(machine, "PROC_ROOT", faked(tmp_path / "proc", self__cgroup="0::/\n"))
+    monkeypatch.setattr(fingerprint, "CGROUP_ROOT", faked(tmp_path / "groups", **files))
+    monkeypatch.setattr(fingerprint, "PROC_ROOT", faked(tmp_path / "proc", self__cgroup="0::/\n"))
     seen = seen_below(tmp_path)
     assert seen.usable_cores == pytest.approx(min(1.5, seen.cores))
 
 
 def test_the_command_prints_a_line_each_and_leaves_by_what_it_found(monkeypatch, capsys):
     """A line for each finding with its fix, the first thing to do at the end, and exit code 1 where something stops."""
-    monkeypatch.setattr(looking, "look", lambda: BROKEN["old driver"][0])
+    monkeypatch.setattr(doctor_report, "look", lambda: BROKEN["old driver"][0])
     assert cli.main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "driver 470.57 is too old for CUDA 12" in out
@@ -195,5 +195,5 @@ def test_the_command_prints_a_line_each_and_leaves_by_what_it_found(monkeypatch,
     told = json.loads(capsys.readouterr().out)
     assert told["first"] == "Install a driver of version 525 or later."
     assert told["findings"][0]["level"] == "stops"
-    monkeypatch.setattr(looking, "look", lambda: HEALTHY)
+    monkeypatch.setattr(doctor_report, "look", lambda: HEALTHY)
     assert cli.main(["doctor"]) == 0

@@ -8,10 +8,11 @@ import optuna
 import pytest
 from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
 
+from autotune.data.figures import Operation, Profile
 from autotune.report.compare import compare
 from autotune.report.effects import knob_effects, load_ops, load_slices
-from autotune.report.frame import load_history
-from autotune.stats.bottleneck import Operation, Profile
+from autotune.report.history import load_history
+from autotune.space.recorded import read_trials
 
 SPACE = """
 schema_version = 1
@@ -59,7 +60,7 @@ def test_importances_stand_beside_the_effects(run):
 def test_every_slice_is_a_row(run):
     """Both sides of each pair and the baseline's own slices, with their throughput."""
     slices = load_slices(run.path)
-    records = list(run.read_trials())
+    records = list(read_trials(run))
     assert len(slices) == sum(2 * len(each.pairs) + len(each.slices) for each in records)
     assert set(slices["side"]) == {"alone", "baseline", "candidate"}
     assert (slices["throughput"] == slices["examples"] / slices["seconds"]).all()
@@ -70,7 +71,7 @@ def test_the_operations_of_profiled_trials_are_rows(run, tmp_path):
     """A trial without a profile adds none; without any the columns keep their dtypes."""
     empty = load_ops(run.path)
     assert empty.empty
-    (record, *_) = run.read_trials()
+    (record, *_) = read_trials(run)
     operation = Operation(name="dense/MatMul", kind="MatMul", on="host", count=20, self_seconds=0.01, share=0.8)
     run.write_trial(record.model_copy(update={"profile": Profile(steps=20, operations=(operation,))}))
     try:

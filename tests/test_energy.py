@@ -17,19 +17,18 @@ from simulated_runs import (
     tune_simulated,
 )
 
-from autotune.console.closing import show_recipe
-from autotune.devices.gpu_use import GpuUse
-from autotune.devices.gpus import Gpu
-from autotune.errors import ArgumentError
-from autotune.record import Outcome, Phase
-from autotune.report.advice import verdict_in_words
-from autotune.report.frame import load_history
+from autotune.data.errors import ArgumentError
+from autotune.data.hardware import Gpu, GpuUse
+from autotune.data.record import Outcome, Phase
+from autotune.front.closing import show_recipe
+from autotune.recipe.advice import verdict_in_words
+from autotune.report.history import load_history
 from autotune.stats.deciding import Finding, Verdict
 from autotune.stats.gpu_figures import gpu_figures
+from autotune.stats.ratios import compared_rate
 from autotune.stats.stability import THROTTLING
-from autotune.tuning.ratios import compared_rate
 from autotune.tuning.slicing import LONG_SLICE_SECONDS
-from autotune.tuning.verifying import verify_with
+from autotune.tuning.verify import verify_with
 
 CARD = Gpu(name="NVIDIA H200", memory_bytes=150754820096, compute_capability="9.0")
 HAS_GPU = MACHINE.model_copy(update={"gpus": (CARD,)})

@@ -15,20 +15,20 @@ from rich.console import Console
 from simulated_runs import BASELINE, MACHINE
 from test_recommendation import run_that_is
 
-from autotune import cli
-from autotune.console.closing import show_recipe, show_usage
-from autotune.console.progress import Progress
-from autotune.console.tables import show_comparison, show_history, show_trials
-from autotune.console.text import show_error
-from autotune.errors import WorkloadError
-from autotune.printable import one_line
+from autotune.data.errors import WorkloadError
+from autotune.data.printable import one_line
+from autotune.data.record import Outcome, Phase, TrialRecord
+from autotune.data.run_directory import RunDirectory, RunRecord, WorkloadRecord
+from autotune.front import cli
+from autotune.front.closing import show_recipe, show_usage
+from autotune.front.progress import Progress
+from autotune.front.tables import show_comparison, show_history, show_trials
+from autotune.front.text import show_error
 from autotune.recipe.recipe import Recipe
-from autotune.record import Outcome, Phase, TrialRecord
 from autotune.report.compare import compare_runs
-from autotune.report.frame import load_history, write_csv
-from autotune.run_directory import RunDirectory, RunRecord, WorkloadRecord
+from autotune.report.history import load_history, write_csv
 from autotune.stats.deciding import Verdict
-from autotune.tuning.progress import Began, Notice, RunBegan, TrialBegan, TrialEnded
+from autotune.tuning.events import Began, Notice, RunBegan, TrialBegan, TrialEnded
 
 PIECES = st.sampled_from(
     [

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import RunDirectoryError
-from autotune.files import is_utf8, read_at_most, write_atomically
+from autotune.data.errors import RunDirectoryError
+from autotune.data.files import is_utf8, read_at_most, write_atomically
 
 
 def test_the_text_is_in_the_file_as_utf_8(tmp_path):

@@ -6,19 +6,20 @@ from types import SimpleNamespace
 import pytest
 from simulated_runs import FACTS, MACHINE, an_invocation, on_disk, simulated_trials, tune_simulated
 
-from autotune.devices.gpus import Gpu
-from autotune.devices.xla_flags import lacking
-from autotune.errors import ApplyError, ArgumentError
+from autotune.data.errors import ApplyError, ArgumentError
+from autotune.data.hardware import Gpu
+from autotune.data.options import Options
+from autotune.data.record import Outcome, Place
+from autotune.machine.xla_flags import lacking
 from autotune.recipe import apply
-from autotune.record import Outcome, Place
 from autotune.space.configuration import acting, baseline_configuration
 from autotune.space.gpu_knobs import GPU_KNOBS
 from autotune.space.knobs import KNOBS, Device, Numerics, Stage
-from autotune.space.search_space import SearchSpace, find_search_space
+from autotune.space.recorded import read_trials
+from autotune.space.space_file import SearchSpace, find_search_space
 from autotune.tuning import spaces
-from autotune.tuning.options import Options
-from autotune.tuning.progress import Notice
-from autotune.tuning.proposals import neighbours
+from autotune.tuning.candidates import neighbours
+from autotune.tuning.events import Notice
 from autotune.tuning.surroundings import as_imported
 from autotune.tuning.tune import tune_with
 
@@ -296,7 +297,7 @@ def test_what_keras_decides_is_what_is_recorded(tmp_path):
         tune_simulated(
             trials, directory, space=space.replace("xla_gpu_graph_min_graph_size", "gpu_thread_count"), machine=machine
         )
-        records = list(directory.read_trials())
+        records = list(read_trials(directory))
     measured = [each for each in records if each.outcome is Outcome.OK]
     assert {each.configuration["jit_compile"] for each in measured} == {True, False}
     left = [each.reason for each in records if each.configuration["jit_compile"] == "auto"]

@@ -5,15 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.devices.gpus import Gpu, GpuReading, VisibleGpu
-from autotune.errors import ApplyError
-from autotune.executors import signs, template
-from autotune.executors.signs import card_fault, says_no_memory, says_taken
-from autotune.executors.template import device_is_open, is_gpu_file
+from autotune.data.errors import ApplyError
+from autotune.data.hardware import Gpu
+from autotune.machine.gpus import GpuReading, VisibleGpu
 from autotune.recipe.apply import apply_before_build
-from autotune.worker import gpus, keras_fit
-from autotune.worker.failures import call_user
-from autotune.worker.messages import LossCurves, LossRuns
+from autotune.runtime import error_patterns, template
+from autotune.runtime.error_patterns import card_fault, says_no_memory, says_taken
+from autotune.runtime.failures import call_user
+from autotune.runtime.protocol import LossCurves, LossRuns
+from autotune.runtime.template import device_is_open, is_gpu_file
+from autotune.training import fit, gpus
 
 FULL_OR_TAKEN = [
     "OOM when allocating tensor: Out of memory while trying to allocate 1073741824 bytes.",
@@ -65,7 +66,7 @@ def test_other_errors_are_not(text):
 )
 def test_a_card_that_fails_is_named_with_what_to_do(monkeypatch, text, step):
     """Memory that cannot be corrected, and kernels that reach where they may not."""
-    monkeypatch.setattr(signs, "visible_gpus", lambda: [VisibleGpu("GPU-3f8a", "NVIDIA H200")])
+    monkeypatch.setattr(error_patterns, "visible_gpus", lambda: [VisibleGpu("GPU-3f8a", "NVIDIA H200")])
     hint = card_fault(f"Graph execution error:\n\n{text.upper()}")
     assert "NVIDIA H200 (GPU-3f8a)" in hint
     assert step in hint
@@ -74,7 +75,7 @@ def test_a_card_that_fails_is_named_with_what_to_do(monkeypatch, text, step):
 
 def test_a_card_that_nvml_does_not_name_is_the_card(monkeypatch):
     """As where NVML has died with it."""
-    monkeypatch.setattr(signs, "visible_gpus", list)
+    monkeypatch.setattr(error_patterns, "visible_gpus", list)
     assert "The memory of the card has failed" in card_fault("uncorrectable ECC error encountered")
 
 
@@ -230,8 +231,8 @@ def test_the_limit_is_the_cards_memory_or_what_the_workload_allows(monkeypatch, 
 def test_a_process_for_losses_tells_of_its_cards(monkeypatch):
     """Else each of them would be taken for one that has lost them."""
     monkeypatch.setattr(gpus, "gpu_names", lambda: ("NVIDIA H200",))
-    monkeypatch.setattr(keras_fit, "loss_curves", lambda *given: ((1.0,),))
+    monkeypatch.setattr(fit, "loss_curves", lambda *given: ((1.0,),))
     losses = LossRuns(folder="batches", recorded_batch_size=32, seeds=(0,), most_steps=1, seconds=1.0)
     sent = []
-    keras_fit.run(SimpleNamespace(losses=losses, data=None), SimpleNamespace(send=sent.append), None, None)
+    fit.run(SimpleNamespace(losses=losses, data=None), SimpleNamespace(send=sent.append), None, None)
     assert sent == [LossCurves(curves=((1.0,),), gpus=("NVIDIA H200",))]

@@ -9,11 +9,12 @@ import pytest
 from recorded_nvml import DATA, RecordedNvml
 from simulated_runs import a_slice
 
-from autotune.devices import gpu_use
-from autotune.devices.gpu_use import LIMITED_BY, GpuUse, open_cards
-from autotune.record import Slice
-from autotune.worker import gauges
-from autotune.worker.gpus import used
+from autotune.data.hardware import GpuUse
+from autotune.data.record import Slice
+from autotune.machine import gpu_use
+from autotune.machine.gpu_use import LIMITED_BY, open_cards
+from autotune.training import gauges
+from autotune.training.gpus import used
 
 CARDS = ("nvml_a100.json", "nvml_h100.json", "nvml_h200.json", "nvml_laptop.json", "nvml_mig.json")
 LARGER = "MIG-d1000000-0000-5000-8000-000000000004"

@@ -5,7 +5,8 @@ import sys
 import pytest
 from recorded_nvml import NVMLError, RecordedNvml
 
-from autotune.devices.gpus import Gpu, GpuReading, read_gpus
+from autotune.data.hardware import Gpu
+from autotune.machine.gpus import GpuReading, read_gpus
 
 H200 = Gpu(
     name="NVIDIA H200", memory_bytes=150754820096, compute_capability="9.0", ecc=True, persistence=True, mig=False

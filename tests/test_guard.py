@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from autotune.recipe.guard import Guard
 from autotune.recipe.recipe import Recipe
-from autotune.scripts.guard import Guard
 
 RECIPE = Path(__file__).parents[1] / "results" / "digits_mlp_command_one" / "recipe.json"
 EXAMPLES = 256

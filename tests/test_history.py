@@ -18,19 +18,17 @@ from hypothesis import strategies as st
 from rich.console import Console
 from simulated_runs import a_record
 
-from autotune.console.tables import show_history
-from autotune.devices.gpus import Gpu
-from autotune.devices.machine import Machine
-from autotune.errors import DamagedRunWarning, RecipeError, RunDirectoryError
+from autotune.data.errors import DamagedRunWarning, RecipeError, RunDirectoryError
+from autotune.data.figures import Interval
+from autotune.data.hardware import Gpu, Machine
+from autotune.data.record import Looks, Outcome, Pair, Phase, Slice, StepSeconds, TrialRecord, reference_of
+from autotune.data.run_directory import LARGEST_FILE_BYTES, RunDirectory, RunRecord, WorkloadRecord
+from autotune.front.tables import show_history
 from autotune.recipe.evidence import Confirmation, Evidence, PeakMemory, Stability
 from autotune.recipe.recipe import CreatedBy, Recipe, RecipeWorkload
-from autotune.record import Looks, Outcome, Pair, Phase, Slice, StepSeconds, TrialRecord
 from autotune.report.compare import RunSummary, compare_runs, describe_machine
-from autotune.report.frame import columns, load_history, write_csv, write_parquet
-from autotune.report.runs import reference_of
-from autotune.run_directory import LARGEST_FILE_BYTES, RunDirectory, RunRecord, WorkloadRecord
+from autotune.report.history import columns, load_history, write_csv, write_parquet
 from autotune.stats.deciding import EndedBy, Verdict
-from autotune.stats.intervals import Interval
 
 KNOB_DTYPES = {
     "batch_size": "Int64",

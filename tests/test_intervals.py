@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.data.figures import Interval, LogInterval
 from autotune.stats.intervals import (
     LEAST_DEVIATION,
     RECORDED_MACHINES,
     TEMPLATE_DEGREES,
     TEMPLATE_DEVIATION,
-    Interval,
-    LogInterval,
     ProcessPrior,
     Spread,
     claim_interval,

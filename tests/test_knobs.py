@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.errors import ConfigurationError
+from autotune.data.errors import ConfigurationError
 from autotune.space.gpu_knobs import GPU_KNOBS
 from autotune.space.knobs import KNOBS, Device, Domain, check_value, knobs_on, nearest
 

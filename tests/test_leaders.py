@@ -4,14 +4,14 @@ from types import SimpleNamespace
 
 from simulated_runs import BASELINE, FAST, LIMITS, a_record, run_on, simulated_trials
 
-from autotune.record import Looks, Phase, Standing
+from autotune.data.figures import LogInterval
+from autotune.data.record import Looks, Phase, Standing
 from autotune.stats.deciding import EndedBy
-from autotune.stats.intervals import LogInterval
 from autotune.tuning.confirmation import Confirmation
+from autotune.tuning.knowledge import View
 from autotune.tuning.leaders import Leaders
 from autotune.tuning.loop import Loop
 from autotune.tuning.trial import Trial
-from autotune.tuning.view import View
 
 LARGE = BASELINE.replace(batch_size=64)
 

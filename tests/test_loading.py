@@ -11,12 +11,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from autotune.errors import ArgumentError, WorkloadError
+from autotune.data.errors import ArgumentError, WorkloadError
+from autotune.data.facts import WorkloadReference
+from autotune.runtime.user_errors import users_traceback
+from autotune.script import loading
+from autotune.script.loading import facts_of, load, parse_reference, reference_of, refuse_while_loading
+from autotune.script.workload import Workload
 from autotune.tuning.tune import tune
-from autotune.workloads import loading
-from autotune.workloads.loading import facts_of, load, parse_reference, reference_of, refuse_while_loading
-from autotune.workloads.users_errors import users_traceback
-from autotune.workloads.workload import Workload, WorkloadReference
 
 GOOD = """
 import autotune
@@ -482,7 +483,7 @@ def test_a_wrong_argument_in_the_users_file_keeps_its_own_message(tmp_path):
 
 def test_a_file_that_starts_a_tuner_by_being_imported_is_refused(tmp_path):
     """The error says where to put the call; afterwards tuners can be started again."""
-    source = GOOD + "from autotune.workloads.loading import refuse_while_loading\nrefuse_while_loading()\n"
+    source = GOOD + "from autotune.script.loading import refuse_while_loading\nrefuse_while_loading()\n"
     error = refusal(load, reference_to(write(tmp_path / "train.py", source)))
     assert "calls autotune.tune() while it is being imported" in error.message
     assert 'if __name__ == "__main__":' in error.hint
@@ -517,8 +518,8 @@ def test_only_the_users_frames_are_shown(tmp_path):
         "import json\n"
         "from pydantic import TypeAdapter, PlainValidator\n"
         "from typing import Annotated\n"
-        "from autotune.printable import short\n"
-        "from autotune.workloads.workload import call_with_config\n"
+        "from autotune.data.printable import short\n"
+        "from autotune.script.workload import call_with_config\n"
         "def inner(pairs):\n"
         "    raise TypeError('in the middle')\n"
         "def through_json(value=None):\n"

@@ -6,7 +6,7 @@ import stat
 import pytest
 from test_runtime_noise import NOISE
 
-from autotune.executors.log import (
+from autotune.runtime.logs import (
     END_BYTES,
     HEAD_BYTES,
     LARGEST_LOG_BYTES,

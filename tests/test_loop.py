@@ -19,12 +19,13 @@ from simulated_runs import (
     tune_simulated,
 )
 
-from autotune.executors.executor import TrialFailed
-from autotune.record import Outcome, Pairing, Phase, Standing
-from autotune.report.advice import verdict_in_words
-from autotune.run_directory import RunDirectory
+from autotune.data.record import Outcome, Pairing, Phase, Standing
+from autotune.data.run_directory import RunDirectory
+from autotune.recipe.advice import verdict_in_words
+from autotune.runtime.executor import TrialFailed
+from autotune.space.recorded import read_trials
 from autotune.stats.deciding import EndedBy, Verdict
-from autotune.tuning.progress import Began, Notice, PairMeasured, TrialBegan, TrialEnded
+from autotune.tuning.events import Began, Notice, PairMeasured, TrialBegan, TrialEnded
 from autotune.tuning.rules import Limits
 
 
@@ -353,7 +354,7 @@ def test_the_next_one_is_confirmed_after_one_that_broke_a_rule(tmp_path):
         patch.setattr("simulated_runs.LIMITS", tight)
         recipe = tune_simulated(trials, directory, space=TWO, budget=600.0)
     assert recipe.changes == {"jit_compile": True}
-    refused = [each for each in RunDirectory(directory.path).read_trials() if each.outcome is Outcome.UNSTABLE]
+    refused = [each for each in read_trials(RunDirectory(directory.path)) if each.outcome is Outcome.UNSTABLE]
     assert refused
     assert {each.configuration["batch_size"] for each in refused} == {64}
     assert all("host_memory" in each.reason for each in refused)
@@ -499,7 +500,7 @@ def begun(tmp_path, trials, /, **options):
 
 def records_of(tmp_path):
     """The records of the run on disk."""
-    return list(RunDirectory(tmp_path / "run").read_trials())
+    return list(read_trials(RunDirectory(tmp_path / "run")))
 
 
 @pytest.mark.parametrize("pairing", ["auto", "bracketed"])

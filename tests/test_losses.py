@@ -3,10 +3,10 @@
 import pytest
 from simulated_runs import BASELINE, Watcher, a_record, run_on, simulated_trials
 
-from autotune.executors.executor import TrialFailed
-from autotune.record import Outcome
-from autotune.tuning.losses import Trainings, compare_batch_sizes, compare_numerics
-from autotune.tuning.progress import Began, Notice
+from autotune.data.record import Outcome
+from autotune.runtime.executor import TrialFailed
+from autotune.tuning.events import Began, Notice
+from autotune.tuning.learning import Trainings, compare_batch_sizes, compare_numerics
 
 BFLOAT = BASELINE.replace(precision="mixed_bfloat16")
 

@@ -15,10 +15,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from autotune.devices import machine
-from autotune.devices.gpus import Gpu, GpuReading
-from autotune.devices.machine import Machine
-from autotune.errors import InputError
+from autotune.data.errors import InputError
+from autotune.data.hardware import Gpu, Machine
+from autotune.machine import fingerprint
+from autotune.machine.gpus import GpuReading
 
 GIB = 1 << 30
 H200 = Gpu(name="NVIDIA H200", memory_bytes=150754820096, compute_capability="9.0")
@@ -42,8 +42,8 @@ MEASURED_ON = Machine(
 def roots(tmp_path, monkeypatch):
     """An empty control-group tree and an empty procfs, on a host with 16 cores and 64 GiB of memory."""
     cgroup, proc = tmp_path / "cgroup", tmp_path / "proc"
-    monkeypatch.setattr(machine, "CGROUP_ROOT", cgroup)
-    monkeypatch.setattr(machine, "PROC_ROOT", proc)
+    monkeypatch.setattr(fingerprint, "CGROUP_ROOT", cgroup)
+    monkeypatch.setattr(fingerprint, "PROC_ROOT", proc)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=64 * GIB))
     return cgroup, proc
@@ -60,8 +60,8 @@ def write(file, text):
 
 def test_without_control_groups_all_of_the_host_may_be_used(roots):
     """Missing control-group files leave the CPU affinity and the host's memory to decide."""
-    assert machine.available_cores() == 16
-    assert machine.memory_limit_bytes() == 64 * GIB
+    assert fingerprint.available_cores() == 16
+    assert fingerprint.memory_limit_bytes() == 64 * GIB
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_cores_follow_a_version_2_quota_rounded_up(roots, cpu_max, cores):
     """A version 2 quota caps the cores, rounded up; `max` and nonsense do not."""
     cgroup, _ = roots
     write(cgroup / "cpu.max", cpu_max)
-    assert machine.available_cores() == cores
+    assert fingerprint.available_cores() == cores
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("-1", 16), ("0", 16), ("250000", 3)])
@@ -94,7 +94,7 @@ def test_cores_follow_a_version_1_quota_rounded_up(roots, mount, quota, cores):
     write(proc / "self" / "cgroup", "5:cpu,cpuacct:/job\n4:memory:/\n")
     write(cgroup / mount / "job" / "cpu.cfs_quota_us", f"{quota}\n")
     write(cgroup / mount / "job" / "cpu.cfs_period_us", "100000\n")
-    assert machine.available_cores() == cores
+    assert fingerprint.available_cores() == cores
 
 
 def test_the_tightest_limit_of_the_groups_above_counts(roots):
@@ -106,8 +106,8 @@ def test_the_tightest_limit_of_the_groups_above_counts(roots):
     write(cgroup / "elsewhere" / "cpu.max", "100000 100000\n")
     write(cgroup / "pod" / "container" / "memory.max", f"{16 * GIB}\n")
     write(cgroup / "pod" / "memory.max", f"{6 * GIB}\n")
-    assert machine.available_cores() == 3
-    assert machine.memory_limit_bytes() == 6 * GIB
+    assert fingerprint.available_cores() == 3
+    assert fingerprint.memory_limit_bytes() == 6 * GIB
 
 
 def test_a_group_named_as_the_host_sees_it_falls_back_to_the_mount(roots):
@@ -117,8 +117,8 @@ def test_a_group_named_as_the_host_sees_it_falls_back_to_the_mount(roots):
     write(cgroup / "cpu" / "cpu.cfs_quota_us", "400000\n")
     write(cgroup / "cpu" / "cpu.cfs_period_us", "100000\n")
     write(cgroup / "memory" / "memory.limit_in_bytes", f"{4 * GIB}\n")
-    assert machine.available_cores() == 4
-    assert machine.memory_limit_bytes() == 4 * GIB
+    assert fingerprint.available_cores() == 4
+    assert fingerprint.memory_limit_bytes() == 4 * GIB
 
 
 def test_group_paths_do_not_lead_out_of_the_mount(roots):
@@ -126,7 +126,7 @@ def test_group_paths_do_not_lead_out_of_the_mount(roots):
     cgroup, proc = roots
     write(proc / "self" / "cgroup", "0::/../outside\n")
     write(cgroup.parent / "outside" / "cpu.max", "100000 100000\n")
-    assert machine.available_cores() == 16
+    assert fingerprint.available_cores() == 16
 
 
 def test_a_group_name_that_is_no_text_hides_no_other(roots):
@@ -135,7 +135,7 @@ def test_a_group_name_that_is_no_text_hides_no_other(roots):
     write(proc / "self" / "cgroup", "")
     (proc / "self" / "cgroup").write_bytes(b"9:pids:/\xff\n0::/job\n")
     write(cgroup / "job" / "cpu.max", "200000 100000\n")
-    assert machine.available_cores() == 2
+    assert fingerprint.available_cores() == 2
 
 
 @given(groups=st.text(), limit=st.text())
@@ -147,16 +147,16 @@ def test_control_groups_of_any_content_leave_a_core_and_some_memory(groups, limi
     """Whatever stands in the files, reading them raises nothing and gives at least one core and one byte."""
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as monkeypatch:
         cgroup, proc = Path(directory, "cgroup"), Path(directory, "proc")
-        monkeypatch.setattr(machine, "CGROUP_ROOT", cgroup)
-        monkeypatch.setattr(machine, "PROC_ROOT", proc)
+        monkeypatch.setattr(fingerprint, "CGROUP_ROOT", cgroup)
+        monkeypatch.setattr(fingerprint, "PROC_ROOT", proc)
         (proc / "self").mkdir(parents=True)
         cgroup.mkdir()
         encoded = limit.encode("utf-8", "surrogatepass")
         (proc / "self" / "cgroup").write_bytes(groups.encode("utf-8", "surrogatepass"))
         for name in ("cpu.max", "memory.max", "memory.limit_in_bytes"):
             (cgroup / name).write_bytes(encoded)
-        assert machine.available_cores() >= 1
-        assert machine.memory_limit_bytes() >= 1
+        assert fingerprint.available_cores() >= 1
+        assert fingerprint.memory_limit_bytes() >= 1
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_memory_is_the_containers_limit_when_that_is_lower(roots, file, text, li
     """A limit of either version counts when it is below the host's memory."""
     cgroup, _ = roots
     write(cgroup / file, text)
-    assert machine.memory_limit_bytes() == limit
+    assert fingerprint.memory_limit_bytes() == limit
 
 
 # --------------------------------------------------------------------------------------------- fingerprint
@@ -182,11 +182,11 @@ def test_memory_is_the_containers_limit_when_that_is_lower(roots, file, text, li
 def test_the_fingerprint_describes_this_process(monkeypatch):
     """The fingerprint holds what the readers say, and leaves TensorFlow's answers open."""
     reading = GpuReading(gpus=(H200,), driver="580.95.05", cuda="13.0")
-    monkeypatch.setattr(machine, "read_gpus", lambda: reading)
-    found = machine.fingerprint()
+    monkeypatch.setattr(fingerprint, "read_gpus", lambda: reading)
+    found = fingerprint.fingerprint()
     assert found.cpu
-    assert found.cores == machine.available_cores()
-    assert found.memory_bytes == machine.memory_limit_bytes()
+    assert found.cores == fingerprint.available_cores()
+    assert found.memory_bytes == fingerprint.memory_limit_bytes()
     assert found.platform == f"Linux {os.uname().machine}"
     assert found.python.split(".")[:2] == [str(part) for part in sys.version_info[:2]]
     assert (found.gpus, found.driver, found.cuda) == reading
@@ -202,7 +202,7 @@ def test_versions_of_missing_and_damaged_packages_are_left_out(monkeypatch):
         return {"keras": None}.get(package, f"1.0+{package}")
 
     monkeypatch.setattr(metadata, "version", version)
-    assert machine.fingerprint().packages == {
+    assert fingerprint.fingerprint().packages == {
         "autotune": "1.0+autotune",
         "tensorflow": "1.0+tensorflow",
         "numpy": "1.0+numpy",
@@ -219,7 +219,7 @@ def test_another_build_of_tensorflow_has_its_version(monkeypatch):
 
     monkeypatch.setattr(metadata, "version", version)
     monkeypatch.setattr(metadata, "packages_distributions", lambda: {"tensorflow": ["tensorflow-cpu"]})
-    assert machine.fingerprint().packages["tensorflow"] == "1.0+tensorflow-cpu"
+    assert fingerprint.fingerprint().packages["tensorflow"] == "1.0+tensorflow-cpu"
 
 
 @pytest.mark.parametrize(
@@ -234,13 +234,13 @@ def test_the_cpu_is_the_model_name_or_the_architecture(roots, cpuinfo, name):
     """The first model name counts; a kernel that gives none (ARM) leaves the architecture."""
     _, proc = roots
     write(proc / "cpuinfo", cpuinfo)
-    assert machine.fingerprint().cpu == name
+    assert fingerprint.fingerprint().cpu == name
 
 
 def test_the_fingerprint_imports_neither_tensorflow_nor_pynvml_early():
     """Importing the module loads no pynvml, and taking the fingerprint loads no TensorFlow."""
     code = (
-        "import sys, autotune.devices.machine as m; assert 'pynvml' not in sys.modules; m.fingerprint(); "
+        "import sys, autotune.machine.fingerprint as m; assert 'pynvml' not in sys.modules; m.fingerprint(); "
         "assert not {'tensorflow', 'keras'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -382,5 +382,5 @@ def test_other_systems_are_refused_in_one_line(monkeypatch):
     """Elsewhere than on Linux one line says so, and what to use."""
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(InputError, match=r"Linux only.*darwin") as caught:
-        machine.require_linux()
+        fingerprint.require_linux()
     assert "\n" not in str(caught.value)

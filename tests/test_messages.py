@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from autotune.models import Frozen
-from autotune.record import Boundary, Outcome, Slice, StepSeconds
-from autotune.worker import messages
-from autotune.worker.messages import Channel, ChannelClosed, ProtocolError
-from autotune.workloads.workload import WorkloadFacts, WorkloadReference
+from autotune.data.facts import WorkloadFacts, WorkloadReference
+from autotune.data.models import Frozen
+from autotune.data.record import Boundary, Outcome, Slice, StepSeconds
+from autotune.runtime import protocol
+from autotune.runtime.protocol import Channel, ChannelClosed, ProtocolError
 
 FACTS = WorkloadFacts(
     name="digits",
@@ -40,33 +40,33 @@ SLICE = Slice(
     loss=0.25,
 )
 BOUNDARY = Boundary(seconds=0.125, validation_seconds=0.25, seconds_per_example=0.001, tail_excluded=True)
-TIMING = messages.TrialTiming(epoch_seconds=1.0, warmup_seconds=1.5)
+TIMING = protocol.TrialTiming(epoch_seconds=1.0, warmup_seconds=1.5)
 EVERY_MESSAGE = [
-    messages.TrialRequest(
+    protocol.TrialRequest(
         configuration={"batch_size": 1, "jit_compile": True, "prefetch": "autotune"},
         log="/tmp/größe.txt",
-        data=messages.Data(examples=1437, endless=False),
-        timing=messages.TrialTiming(epoch_seconds=1.0, warmup_seconds=0.1, boundary=BOUNDARY),
+        data=protocol.Data(examples=1437, endless=False),
+        timing=protocol.TrialTiming(epoch_seconds=1.0, warmup_seconds=0.1, boundary=BOUNDARY),
     ),
-    messages.TrialRequest(
+    protocol.TrialRequest(
         configuration={"batch_size": 1},
         log="/tmp/log.txt",
         timing=TIMING,
-        losses=messages.LossRuns(
+        losses=protocol.LossRuns(
             folder="/tmp/batches", recorded_batch_size=1, scales=(1.0, 2.5), seeds=(0, 7), most_steps=200, seconds=1.5
         ),
     ),
-    messages.LossCurves(curves=((2.5, 1.25, None), (2.0, 1.0, 0.5)), gpus=("NVIDIA H200",)),
-    messages.LossCurves(curves=(), gpus=()),
-    messages.TemplateReady(workload=FACTS, started="cuda"),
-    messages.TemplateReady(workload=None),
-    messages.TemplateFailed(message="no", hint="mend", detail="a\nb", users=False),
-    messages.Forked(pid=4711),
-    messages.Exited(pid=4711, status=0),
-    messages.Exited(pid=4711, status=-9),
-    messages.Measure(seconds=0.1),
-    messages.Finish(input_wait_seconds=1.5),
-    messages.Started(
+    protocol.LossCurves(curves=((2.5, 1.25, None), (2.0, 1.0, 0.5)), gpus=("NVIDIA H200",)),
+    protocol.LossCurves(curves=(), gpus=()),
+    protocol.TemplateReady(workload=FACTS, started="cuda"),
+    protocol.TemplateReady(workload=None),
+    protocol.TemplateFailed(message="no", hint="mend", detail="a\nb", users=False),
+    protocol.Forked(pid=4711),
+    protocol.Exited(pid=4711, status=0),
+    protocol.Exited(pid=4711, status=-9),
+    protocol.Measure(seconds=0.1),
+    protocol.Finish(input_wait_seconds=1.5),
+    protocol.Started(
         jit_compile=False,
         examples=None,
         examples_per_epoch=None,
@@ -78,8 +78,8 @@ EVERY_MESSAGE = [
         build={"cuda_version": "12.5"},
         in_force={"persistent_iterator": False, "prefetch": 1},
     ),
-    messages.FirstStep(loss=None),
-    messages.Ready(
+    protocol.FirstStep(loss=None),
+    protocol.Ready(
         timed_by="epochs",
         settled=True,
         warmup_seconds=1.25,
@@ -88,7 +88,7 @@ EVERY_MESSAGE = [
         call_seconds=0.0078125,
         epoch_seconds=0.5,
     ),
-    messages.Ready(
+    protocol.Ready(
         timed_by="steps",
         settled=False,
         warmup_seconds=3.0,
@@ -98,9 +98,9 @@ EVERY_MESSAGE = [
         epoch_seconds=None,
         boundary=BOUNDARY,
     ),
-    messages.SliceDone(slice=SLICE),
-    messages.Finished(peak_host_bytes=1 << 40, peak_device_bytes=None, input_wait_fraction=0.5),
-    messages.Failed(outcome=Outcome.OOM, reason="too large", input_error=True),
+    protocol.SliceDone(slice=SLICE),
+    protocol.Finished(peak_host_bytes=1 << 40, peak_device_bytes=None, input_wait_fraction=0.5),
+    protocol.Failed(outcome=Outcome.OOM, reason="too large", input_error=True),
 ]
 
 
@@ -138,14 +138,14 @@ def test_every_message_arrives_as_it_was_sent(pair, message):
 
 def test_every_kind_of_message_is_tried_here():
     """A message that is added must be added to the list above."""
-    kinds = TypeAdapter(messages.Message).json_schema()["discriminator"]["mapping"]
+    kinds = TypeAdapter(protocol.Message).json_schema()["discriminator"]["mapping"]
     assert set(kinds) == {message.kind for message in EVERY_MESSAGE}
 
 
 def test_true_and_one_stay_apart_in_a_configuration(pair):
     """A knob's boolean does not arrive as a number, nor a number as a boolean."""
     configuration = {"jit_compile": True, "steps_per_execution": 1}
-    request = messages.TrialRequest(configuration=configuration, log="/l", timing=TIMING)
+    request = protocol.TrialRequest(configuration=configuration, log="/l", timing=TIMING)
     Channel(pair[0]).send(request)
     received = Channel(pair[1]).receive(timeout_seconds=0)
     assert received.configuration["jit_compile"] is True
@@ -154,7 +154,7 @@ def test_true_and_one_stay_apart_in_a_configuration(pair):
 
 def test_messages_sent_in_one_write_arrive_one_by_one_and_in_order(pair):
     """A channel hides none in a buffer: a reader that waits for the socket before each message gets all."""
-    sent = [messages.Measure(seconds=1), messages.Finish(), messages.Measure(seconds=2)]
+    sent = [protocol.Measure(seconds=1), protocol.Finish(), protocol.Measure(seconds=2)]
     pair[0].sendall(b"".join(map(encoded, sent)))
     channel = Channel(pair[1])
     received = []
@@ -165,7 +165,7 @@ def test_messages_sent_in_one_write_arrive_one_by_one_and_in_order(pair):
 
 def test_a_message_that_comes_byte_by_byte_is_put_together(pair):
     """The reader waits for the rest of a message that has begun."""
-    message = messages.Measure(seconds=0.75)
+    message = protocol.Measure(seconds=0.75)
     slow = threading.Thread(target=lambda: [pair[0].send(bytes([each])) for each in encoded(message)])
     slow.start()
     assert Channel(pair[1]).receive(timeout_seconds=10) == message
@@ -174,16 +174,16 @@ def test_a_message_that_comes_byte_by_byte_is_put_together(pair):
 
 def test_a_message_that_never_ends_is_not_waited_for(pair, monkeypatch):
     """A sender that stops within a message, and lives on, cannot keep its reader."""
-    monkeypatch.setattr(messages, "REST_SECONDS", 1)
+    monkeypatch.setattr(protocol, "REST_SECONDS", 1)
     channel = Channel(pair[1])
-    pair[0].sendall(encoded(messages.Finish())[:-1])
+    pair[0].sendall(encoded(protocol.Finish())[:-1])
     with pytest.raises(ProtocolError, match="damaged"):
         channel.receive(timeout_seconds=0)
 
 
 def test_a_message_larger_than_the_sockets_buffer_arrives(pair):
     """The sender waits for the reader; the reader takes it in pieces."""
-    message = messages.TemplateFailed(message="x" * (messages.LARGEST_MESSAGE_BYTES // 2))
+    message = protocol.TemplateFailed(message="x" * (protocol.LARGEST_MESSAGE_BYTES // 2))
     sender = threading.Thread(target=Channel(pair[0]).send, args=(message,))
     sender.start()
     assert Channel(pair[1]).receive() == message
@@ -195,8 +195,8 @@ def test_nothing_sent_is_a_timeout(pair):
     channel = Channel(pair[1])
     with pytest.raises(TimeoutError):
         channel.receive(timeout_seconds=0)
-    Channel(pair[0]).send(messages.Finish())
-    assert channel.receive(timeout_seconds=0) == messages.Finish()
+    Channel(pair[0]).send(protocol.Finish())
+    assert channel.receive(timeout_seconds=0) == protocol.Finish()
 
 
 def test_a_process_with_very_many_files_open_is_heard(pair):
@@ -208,8 +208,8 @@ def test_a_process_with_very_many_files_open_is_heard(pair):
         channel = Channel(socket.socket(fileno=high))
         with pytest.raises(TimeoutError):
             channel.receive(timeout_seconds=0)
-        Channel(pair[0]).send(messages.Finish())
-        assert channel.receive(timeout_seconds=10) == messages.Finish()
+        Channel(pair[0]).send(protocol.Finish())
+        assert channel.receive(timeout_seconds=10) == protocol.Finish()
         channel.close()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -218,19 +218,19 @@ def test_a_process_with_very_many_files_open_is_heard(pair):
 def test_a_message_cannot_be_changed():
     """What was received is what was sent, for as long as it is kept."""
     with pytest.raises(ValidationError):
-        messages.Measure(seconds=1.0).seconds = 2.0
+        protocol.Measure(seconds=1.0).seconds = 2.0
 
 
 def test_the_end_of_a_socket_arrives_after_its_message(pair):
     """The receiver can use it, and the next message is read as usual."""
     near, far = socket.socketpair()
     sender, receiver = Channel(pair[0]), Channel(pair[1])
-    sender.send(messages.Forked(pid=7), far)
-    sender.send(messages.Finish())
+    sender.send(protocol.Forked(pid=7), far)
+    sender.send(protocol.Finish())
     far.close()
-    assert receiver.receive(timeout_seconds=0) == messages.Forked(pid=7)
+    assert receiver.receive(timeout_seconds=0) == protocol.Forked(pid=7)
     with receiver.receive_end() as end, near:
-        assert receiver.receive(timeout_seconds=0) == messages.Finish()
+        assert receiver.receive(timeout_seconds=0) == protocol.Finish()
         end.sendall(b"hello")
         assert near.recv(5) == b"hello"
 
@@ -292,26 +292,26 @@ def test_what_was_wrong_is_said_in_one_line_whatever_came(pair):
 )
 def test_a_frame_that_holds_no_message_is_refused(pair, body):
     """Damaged JSON, unknown kinds, missing and additional fields, numbers that are none, values no knob has."""
-    pair[0].sendall(frame(body) + encoded(messages.Finish()))
+    pair[0].sendall(frame(body) + encoded(protocol.Finish()))
     channel = Channel(pair[1])
     with pytest.raises(ProtocolError, match="not a message: "):
         channel.receive(timeout_seconds=0)
-    assert channel.receive(timeout_seconds=0) == messages.Finish()
+    assert channel.receive(timeout_seconds=0) == protocol.Finish()
 
 
 def test_a_length_beyond_the_limit_is_refused_at_once(pair):
     """Nothing of such a message is waited for."""
-    pair[0].sendall(struct.pack(">i", messages.LARGEST_MESSAGE_BYTES + 1))
+    pair[0].sendall(struct.pack(">i", protocol.LARGEST_MESSAGE_BYTES + 1))
     began = time.monotonic()
     with pytest.raises(ProtocolError, match="bad message length"):
         Channel(pair[1]).receive(timeout_seconds=0)
-    assert time.monotonic() - began < messages.REST_SECONDS
+    assert time.monotonic() - began < protocol.REST_SECONDS
 
 
 @pytest.mark.parametrize("kept", [1, 3, 5, -1])
 def test_a_message_cut_short_is_refused(pair, kept):
     """An end in the length or in the text is not the same as a sender that is done."""
-    pair[0].sendall(encoded(messages.Finish())[:kept])
+    pair[0].sendall(encoded(protocol.Finish())[:kept])
     pair[0].close()
     with pytest.raises(ProtocolError, match="got end of file during message"):
         Channel(pair[1]).receive()
@@ -320,10 +320,10 @@ def test_a_message_cut_short_is_refused(pair, kept):
 def test_a_closed_end_is_seen_after_the_last_message(pair):
     """What was sent before the end is received; then the channel is closed, however often one asks."""
     sender = Channel(pair[0])
-    sender.send(messages.Finish())
+    sender.send(protocol.Finish())
     sender.close()
     channel = Channel(pair[1])
-    assert channel.receive() == messages.Finish()
+    assert channel.receive() == protocol.Finish()
     for _ in range(2):
         with pytest.raises(ChannelClosed):
             channel.receive()
@@ -335,7 +335,7 @@ def test_sending_to_a_closed_end_says_so(pair):
     """No signal, no plain OSError: the other end is gone."""
     pair[1].close()
     with pytest.raises(ChannelClosed):
-        Channel(pair[0]).send(messages.Finish())
+        Channel(pair[0]).send(protocol.Finish())
 
 
 def test_a_reset_connection_is_a_closed_one(pair):

@@ -5,12 +5,12 @@ import json
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from autotune.devices.machine import Machine
-from autotune.models import first_mistake
+from autotune.data.hardware import Machine
+from autotune.data.models import first_mistake
+from autotune.data.record import TrialRecord
+from autotune.data.run_directory import RunRecord
 from autotune.recipe.recipe import Recipe
-from autotune.record import TrialRecord
-from autotune.run_directory import RunRecord
-from autotune.worker import messages
+from autotune.runtime import protocol
 
 
 def mistakes_in(model, document):
@@ -41,11 +41,11 @@ def test_the_first_of_a_few_is_told_with_its_place():
         (Recipe, {"evidence": {"stability": {"not_checked": "HERE"}}}, "evidence.stability.not_checked"),
         (Recipe, {"evidence": {"confirmation": {"trials": "HERE"}}}, "evidence.confirmation.trials"),
         (Recipe, {"workload": {"batch_ranks": "HERE"}}, "workload.batch_ranks"),
-        (messages.LossCurves, {"curves": "HERE"}, "curves"),
-        (messages.LossCurves, {"curves": ["HERE"]}, "curves"),
-        (messages.LossRuns, {"seeds": "HERE"}, "seeds"),
-        (messages.Started, {"batch_ranks": "HERE"}, "batch_ranks"),
-        (messages.Started, {"gpus": "HERE"}, "gpus"),
+        (protocol.LossCurves, {"curves": "HERE"}, "curves"),
+        (protocol.LossCurves, {"curves": ["HERE"]}, "curves"),
+        (protocol.LossRuns, {"seeds": "HERE"}, "seeds"),
+        (protocol.Started, {"batch_ranks": "HERE"}, "batch_ranks"),
+        (protocol.Started, {"gpus": "HERE"}, "gpus"),
     ],
 )
 def test_a_list_of_mistakes_is_given_up_at_the_first(model, document, way):
@@ -57,7 +57,7 @@ def test_a_list_of_mistakes_is_given_up_at_the_first(model, document, way):
     assert any(".".join(map(str, each["loc"])).startswith(way) for each in caught.value.errors())
 
 
-@pytest.mark.parametrize("model", [TrialRecord, RunRecord, Recipe, messages.Message])
+@pytest.mark.parametrize("model", [TrialRecord, RunRecord, Recipe, protocol.Message])
 def test_every_list_in_the_models_is_given_up_at_the_first(model):
     """A field that is added must be, too."""
     assert list(_patient(TypeAdapter(model).core_schema)) == []

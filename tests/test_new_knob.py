@@ -8,17 +8,17 @@ import pytest
 from simulated_runs import SMALL_SPACE, faster_by, on_disk, simulated_trials, tune_simulated
 
 from autotune import load_history
-from autotune.console.tables import show_knobs
-from autotune.errors import ApplyError, ConfigurationError, RecipeError
+from autotune.data.errors import ApplyError, ConfigurationError, RecipeError
+from autotune.front.tables import show_knobs
 from autotune.recipe.apply import apply_before_build, compile_arguments, environment, set_by_dataset
 from autotune.recipe.recipe import Recipe
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import KNOBS, Device, Domain, Knob, Numerics, Stage, knobs_on
 from autotune.space.probes import exactly, probe
-from autotune.space.search_space import SearchSpace
+from autotune.space.space_file import SearchSpace
+from autotune.tuning.candidates import neighbours
 from autotune.tuning.feasibility import known_to_fail
-from autotune.tuning.losses import numerics_of, plain_numerics
-from autotune.tuning.proposals import neighbours
+from autotune.tuning.learning import numerics_of, plain_numerics
 
 
 def registered(knob):

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_runs import a_candidate, a_leader, a_state
 
-from autotune.record import Looks, Standing
+from autotune.data.figures import LogInterval
+from autotune.data.record import Looks, Standing
 from autotune.stats.deciding import EndedBy, Verdict
-from autotune.stats.intervals import LogInterval, Spread
-from autotune.tuning.next_action import (
+from autotune.stats.intervals import Spread
+from autotune.tuning.policy import (
     MOST_PROCESSES,
     CompareLosses,
     Confirm,

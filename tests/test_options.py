@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import ArgumentError, WorkloadError
-from autotune.tuning.options import Options, seconds_of
+from autotune.data.errors import ArgumentError, WorkloadError
+from autotune.data.options import Options, seconds_of
 from autotune.tuning.tune import tune
 
 

@@ -10,12 +10,12 @@ import threading
 
 import pytest
 
-from autotune.devices.other_runs import announced, local_devices, runtime_directory
+from autotune.machine.other_runs import announced, local_devices, runtime_directory
 
 HOLD = """
 import sys
 from pathlib import Path
-from autotune.devices.other_runs import announced
+from autotune.machine.other_runs import announced
 with announced(Path(sys.argv[2]), sys.argv[3:], say=print, within=Path(sys.argv[1])):
     print("holds", flush=True)
     sys.stdin.read()
@@ -98,7 +98,7 @@ def test_a_runtime_directory_that_others_can_write_to_is_not_used(tmp_path, monk
     """A link or a directory that somebody else made in a shared place."""
     place, elsewhere = tmp_path / "autotune", tmp_path / "elsewhere"
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr("autotune.devices.other_runs.SHARED_TEMPORARY", tmp_path / "missing")
+    monkeypatch.setattr("autotune.machine.other_runs.SHARED_TEMPORARY", tmp_path / "missing")
     if trick == "link":
         elsewhere.mkdir(mode=0o700)
         place.symlink_to(elsewhere)
@@ -115,7 +115,7 @@ def test_a_runtime_directory_that_others_can_write_to_is_not_used(tmp_path, monk
 def test_the_runtime_directory_is_the_users_alone(tmp_path, monkeypatch):
     """Without one of the session, a private directory in the shared temporary place."""
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    monkeypatch.setattr("autotune.devices.other_runs.SHARED_TEMPORARY", tmp_path)
+    monkeypatch.setattr("autotune.machine.other_runs.SHARED_TEMPORARY", tmp_path)
     found = runtime_directory()
     assert found == tmp_path / f"autotune-{os.getuid()}"
     assert stat.S_IMODE(found.stat().st_mode) == 0o700

@@ -64,7 +64,7 @@ def test_importing_a_public_name_loads_no_tensorflow_and_no_pandas(name):
 def test_trial_processes_import_no_optuna_and_no_pandas():
     """What the template imports before the user's module leaves Optuna and pandas out."""
     script = (
-        "import sys, autotune.executors.template; "
+        "import sys, autotune.runtime.template; "
         "loaded = {'optuna', 'pandas', 'tensorflow'} & set(sys.modules); assert not loaded, loaded"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
 
+from autotune.data.figures import Bottleneck, Ceilings, Operation, Profile
+from autotune.data.record import Outcome
+from autotune.data.run_directory import RunDirectory
 from autotune.recipe.recipe import Recipe
-from autotune.record import Outcome
 from autotune.report.page import LONGEST_LOG, page_data, write_page
-from autotune.run_directory import RunDirectory
-from autotune.stats.bottleneck import Bottleneck, Ceilings, Operation, Profile
+from autotune.space.recorded import read_trials
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = (
@@ -44,7 +45,7 @@ def run(tmp_path_factory):
     trials = simulated_trials(faster_by(batch_size=1.3), noise=0.03)
     with on_disk(tmp_path_factory.mktemp("page") / "run") as directory:
         tune_simulated(trials, directory, space=SPACE, budget=200.0)
-    records = list(directory.read_trials())
+    records = list(read_trials(directory))
     profile = Profile(
         steps=20,
         step_seconds=0.001,

@@ -3,11 +3,12 @@
 import pytest
 from simulated_runs import BASELINE, MACHINE
 
-from autotune.devices.gpus import Gpu, VisibleGpu
-from autotune.errors import ArgumentError
-from autotune.executors import places
-from autotune.executors.local import scaled_for
-from autotune.executors.places import cut_cores, machine_of, of_devices, whole_host
+from autotune.data.errors import ArgumentError
+from autotune.data.hardware import Gpu
+from autotune.machine.gpus import VisibleGpu
+from autotune.runtime import places
+from autotune.runtime.local import scaled_for
+from autotune.runtime.places import cut_cores, machine_of, of_devices, whole_host
 
 H100 = [VisibleGpu(f"GPU-{number}-aaaa", "NVIDIA H100") for number in range(4)]
 

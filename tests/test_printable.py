@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.errors import RecipeError
-from autotune.printable import LONGEST_MESSAGE, first_line, one_line, plural, short, with_article
+from autotune.data.errors import RecipeError
+from autotune.data.printable import LONGEST_MESSAGE, first_line, one_line, plural, short, with_article
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 from simulated_runs import BASELINE, GROWING_SPACE, SMALL_SPACE, a_record, space_of
 
+from autotune.data.figures import Bottleneck
 from autotune.space.probes import Limit
-from autotune.space.search_space import find_search_space
-from autotune.stats.bottleneck import Bottleneck
-from autotune.tuning.proposals import Others, Proposals, limit_of, neighbours
+from autotune.space.space_file import find_search_space
+from autotune.tuning.candidates import Others, Proposals, limit_of, neighbours
 from autotune.tuning.sampler import Sampler
 
 TINY_SPACE = """

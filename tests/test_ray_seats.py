@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 from simulated_runs import FACTS, MACHINE, REFERENCE
 
-from autotune.errors import ArgumentError, NoStableConfigurationError
-from autotune.executors import ray_seats
-from autotune.executors.executor import SeatLost
-from autotune.executors.places import cut_cores, whole_host
-from autotune.executors.ray_actor import Host, SeatActor, SeatSettings, sweep_scratch
-from autotune.executors.ray_cluster import RESOURCE
-from autotune.executors.ray_seats import RayTrials
+from autotune.data.errors import ArgumentError, NoStableConfigurationError
+from autotune.runtime import ray_seats
+from autotune.runtime.executor import SeatLost
+from autotune.runtime.places import cut_cores, whole_host
+from autotune.runtime.ray_actor import Host, SeatActor, SeatSettings, sweep_scratch
+from autotune.runtime.ray_cluster import RESOURCE
+from autotune.runtime.ray_seats import RayTrials
 
 
 class Actor:
@@ -143,8 +143,8 @@ def test_an_address_that_does_not_answer_is_refused_at_once(address):
 
 SILENT = """
 import socket
-from autotune.errors import ArgumentError
-from autotune.executors.ray_cluster import connect
+from autotune.data.errors import ArgumentError
+from autotune.runtime.ray_cluster import connect
 with socket.create_server(("127.0.0.1", 0)) as server:
     address = f"127.0.0.1:{server.getsockname()[1]}"
     try:
@@ -162,7 +162,7 @@ def test_what_answers_and_is_no_cluster_is_not_waited_for_beyond_the_budget():
 
 
 LOCAL = """
-from autotune.executors.ray_cluster import connect
+from autotune.runtime.ray_cluster import connect
 ray = connect(None, seats=1, directory=None)
 print(ray.get(ray.remote(lambda: "answers").remote(), timeout=60))
 """
@@ -199,7 +199,7 @@ def test_a_host_with_fewer_cores_than_seats_says_so(monkeypatch):
 HOLD = """
 import sys
 from pathlib import Path
-from autotune.executors.ray_actor import _hold
+from autotune.runtime.ray_actor import _hold
 held = _hold(Path(sys.argv[1]))
 print("holds", flush=True)
 sys.stdin.read()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from simulated_runs import BASELINE, MACHINE, faster_by, quick_tune, simulated_trials
 from test_recommendation import run_that_is
 
-from autotune.errors import ArgumentError, MachineMismatchError, RecipeError, RunDirectoryError
+from autotune.data.errors import ArgumentError, MachineMismatchError, RecipeError, RunDirectoryError
 from autotune.recipe import recipe as recipe_module
 from autotune.recipe.apply import environment
 from autotune.recipe.recipe import (

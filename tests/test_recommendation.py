@@ -6,15 +6,15 @@ import math
 import pytest
 from simulated_runs import BASELINE, Watcher, faster_by, quick_tune, simulated_trials
 
-from autotune.executors.executor import TrialFailed
+from autotune.data.figures import Check, Interval
+from autotune.data.record import Outcome, Phase
 from autotune.recipe.recipe import Recipe
-from autotune.record import Outcome, Phase
+from autotune.runtime.executor import TrialFailed
 from autotune.stats.deciding import EndedBy, Verdict
-from autotune.stats.intervals import Interval
-from autotune.stats.stability import DEVICE_MEMORY, Check, loss_does_not_rise, loss_is_finite, peak_memory
+from autotune.stats.stability import DEVICE_MEMORY, loss_does_not_rise, loss_is_finite, peak_memory
 from autotune.tuning import tune
-from autotune.tuning.progress import PairMeasured, TrialBegan, TrialEnded, silent
-from autotune.tuning.recommendation import break_even, recommend
+from autotune.tuning.events import PairMeasured, TrialBegan, TrialEnded, silent
+from autotune.tuning.recommend import break_even, recommend
 from autotune.tuning.state import EXCLUDED_GAIN
 
 ONE_CANDIDATE = """

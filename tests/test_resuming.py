@@ -25,14 +25,15 @@ from simulated_runs import (
     with_run,
 )
 
-from autotune.errors import RunDirectoryError
-from autotune.executors.executor import TrialFailed
-from autotune.record import Outcome, Pairing, Phase, Standing
-from autotune.run_directory import CREATED, RunDirectory
+from autotune.data.errors import RunDirectoryError
+from autotune.data.record import Outcome, Pairing, Phase, Standing
+from autotune.data.run_directory import CREATED, RunDirectory
+from autotune.runtime.executor import TrialFailed
 from autotune.space.configuration import Configuration
+from autotune.space.recorded import read_trials
 from autotune.stats.deciding import EndedBy, Verdict
-from autotune.tuning.progress import TrialBegan, TrialMeasured
-from autotune.tuning.resuming import note_resumption, read_earlier, refuse_another_machine
+from autotune.tuning.events import TrialBegan, TrialMeasured
+from autotune.tuning.resume import note_resumption, read_earlier, refuse_another_machine
 from autotune.tuning.trial import speedup_of
 
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2, steps_per_execution=1.1)
@@ -83,14 +84,14 @@ def searched(directory):
     """The trials of the search that were measured or failed, by number."""
     return {
         each.trial: each
-        for each in directory.read_trials()
+        for each in read_trials(directory)
         if each.phase is not Phase.CONFIRM and each.outcome is not Outcome.INTERRUPTED
     }
 
 
 def leaders(path):
     """The records of what was confirmed, in order."""
-    return [each for each in RunDirectory(path).read_trials() if each.looks]
+    return [each for each in read_trials(RunDirectory(path)) if each.looks]
 
 
 def assert_each_was_run_once(directory):
@@ -176,7 +177,7 @@ def test_what_the_dataset_sets_itself_is_found_again(tmp_path):
     own = {"set_by_dataset": {"data_autotune": False}}
     directory = stop_at(tmp_path / "run", 3, on=trials(**own))
     go_on(trials(1, **own), tmp_path / "run")
-    assert {each.configuration["data_autotune"] for each in directory.read_trials()} == {False}
+    assert {each.configuration["data_autotune"] for each in read_trials(directory)} == {False}
 
 
 # ------------------------------------------------------------------------------------------- leaders and their errors
@@ -309,7 +310,7 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path, stop):
         ),
     )
     assert first.evidence.ended_by is EndedBy.INTERRUPTED
-    stopped = [each.configuration for each in RunDirectory(path).read_trials() if each.outcome is Outcome.INTERRUPTED]
+    stopped = [each.configuration for each in read_trials(RunDirectory(path)) if each.outcome is Outcome.INTERRUPTED]
     assert len(stopped) == 1
     second = go_on(trials(1), path)
     assert second.evidence.verdict is Verdict.FASTER
@@ -460,7 +461,7 @@ def test_a_leader_whose_baseline_cannot_be_read_is_not_judged_by_another(tmp_pat
     """Neither is a leader that was found by a trial that cannot be read."""
     ended(tmp_path / "run")
     directory = RunDirectory(tmp_path / "run")
-    records = {each.trial: each for each in directory.read_trials()}
+    records = {each.trial: each for each in read_trials(directory)}
     leader = next(each for each in records.values() if each.looks)
     for lost in (leader.looks[-1].reference, leader.looks[-1].candidate):
         file = directory.trial_directory(lost) / "result.json"

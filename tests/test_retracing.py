@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from autotune.executors import log as logs
-from autotune.worker import retracing
-from autotune.worker.retracing import Retracing, ask_runtime_to_tell
+from autotune.runtime import logs as logs
+from autotune.training import retracing
+from autotune.training.retracing import Retracing, enable_compile_logging
 
 COMPILED = (
     "I0000 00:00:1795252585.290877    8765 device_compilation_profiler.cc:113] Compiled "
@@ -106,7 +106,7 @@ def test_the_runtime_is_asked_whatever_the_file_sets(monkeypatch, before, after)
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
     monkeypatch.delenv("TF_CPP_VMODULE", raising=False)
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
-    ask_runtime_to_tell()
+    enable_compile_logging()
     importlib.util.find_spec("tensorflow")  # as who looks whether it is there
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
     if before is not None:

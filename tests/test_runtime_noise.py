@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.executors.log import without_runtime_noise
+from autotune.runtime.logs import without_runtime_noise
 
 NOISE = """\
 WARNING: All log messages before absl::InitializeLog() is called are written to STDERR

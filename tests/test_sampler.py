@@ -11,8 +11,8 @@ from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 from simulated_runs import BASELINE, a_pair, a_record, space_of
 
-from autotune.errors import RunDirectoryError
-from autotune.record import Outcome, Phase
+from autotune.data.errors import RunDirectoryError
+from autotune.data.record import Outcome, Phase
 from autotune.tuning.sampler import Sampler, distributions
 
 UNEVEN_SPACE = """

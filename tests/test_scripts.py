@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import ApplyError, ConfigurationError
-from autotune.run_directory import CREATED, SCRATCH, RunDirectory
-from autotune.scripts import tuned
-from autotune.scripts.call_sites import shown, site_of
-from autotune.scripts.facts import ScriptFacts, ScriptSettings, Site, Trains
-from autotune.scripts.settings import Settings
-from autotune.scripts.side_effects import SideEffects, identity_of, remove_created
-from autotune.scripts.sources import (
+from autotune.data.errors import ApplyError, ConfigurationError
+from autotune.data.facts import ScriptFacts, ScriptSettings, Site, Trains, WorkloadReference
+from autotune.data.options import Options
+from autotune.data.run_directory import CREATED, SCRATCH, RunDirectory
+from autotune.runtime.created_files import identity_of, remove_created
+from autotune.runtime.sources import (
     binds_workload,
     calls_of,
     fingerprint,
@@ -25,10 +23,12 @@ from autotune.scripts.sources import (
     is_called_in_loop,
     own_files,
 )
+from autotune.script import tuned
+from autotune.script.call_sites import shown, site_of
+from autotune.script.loading import parse_reference
+from autotune.script.sandbox import SideEffects
+from autotune.script.settings import Settings
 from autotune.tuning.opening import prepared
-from autotune.tuning.options import Options
-from autotune.workloads.loading import parse_reference
-from autotune.workloads.workload import WorkloadReference
 
 
 def written(folder: Path, name: str, source: str) -> Path:
@@ -134,7 +134,7 @@ def test_a_script_sees_itself_as_under_python(tmp_path, called):
     (work / "folder").symlink_to("real")
     words = called.format(cwd=work).split()
     run = (
-        "import sys; from autotune.scripts.execute import run_as_main; from autotune.workloads.loading import *; "
+        "import sys; from autotune.script.execute import run_as_main; from autotune.script.loading import *; "
         "run_as_main(parse_reference(sys.argv[1]).model_copy(update={'args': ('--size', '4')}))"
     )
     seen = [
@@ -242,7 +242,7 @@ def test_a_call_in_a_linked_script_is_the_same_call(tmp_path):
 
 def test_a_call_that_moved_to_another_line_is_the_same_call(tmp_path):
     """Lines may be added and removed: the key stays."""
-    from autotune.scripts.call_sites import calls_in
+    from autotune.script.call_sites import calls_in
 
     before = sites_of(tmp_path)
     calls_in.cache_clear()

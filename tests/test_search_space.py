@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from autotune.errors import ConfigurationError, SearchSpaceError
+from autotune.data.errors import ConfigurationError, SearchSpaceError
 from autotune.space.configuration import Configuration, baseline_configuration, format_value
 from autotune.space.knobs import KNOBS, Device
-from autotune.space.search_space import (
+from autotune.space.space_file import (
     LARGEST_DOUBLED_BATCH,
     LARGEST_FILE_BYTES,
     SearchSpace,
@@ -507,7 +507,7 @@ def test_a_file_that_may_not_be_read_says_so(monkeypatch):
     def refuse(*arguments, **options):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("autotune.space.search_space.read_at_most", refuse)
+    monkeypatch.setattr("autotune.space.space_file.read_at_most", refuse)
     with pytest.raises(SearchSpaceError, match=r"cannot read the search space mine\.toml: Permission"):
         find_search_space("mine.toml")
 

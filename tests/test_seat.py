@@ -7,11 +7,12 @@ import pytest
 from simulated import SimulatedTrial
 from simulated_runs import BASELINE, FAST, Searching, Watcher, faster_by, lose, simulated_trials
 
-from autotune.errors import BudgetError, NoStableConfigurationError, WorkloadError
-from autotune.executors.executor import TrialFailed
-from autotune.record import Outcome, Pairing, Phase
-from autotune.stats.intervals import LogInterval, Spread
-from autotune.tuning.progress import TrialEnded, TrialMeasured
+from autotune.data.errors import BudgetError, NoStableConfigurationError, WorkloadError
+from autotune.data.figures import LogInterval
+from autotune.data.record import Outcome, Pairing, Phase
+from autotune.runtime.executor import TrialFailed
+from autotune.stats.intervals import Spread
+from autotune.tuning.events import TrialEnded, TrialMeasured
 from autotune.tuning.seat import SameInForce
 from autotune.tuning.side import Interrupted
 from autotune.tuning.waiting import TimeIsUp

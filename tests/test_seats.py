@@ -22,15 +22,15 @@ from simulated_runs import (
     simulated_trials,
 )
 
-from autotune.errors import NoStableConfigurationError
-from autotune.executors.executor import DeviceUnavailable, SeatLost
-from autotune.record import Outcome, Phase
+from autotune.data.errors import NoStableConfigurationError
+from autotune.data.record import Outcome, Phase
+from autotune.runtime.executor import DeviceUnavailable, SeatLost
 from autotune.stats.deciding import Verdict
-from autotune.tuning.crowding import crowding_of
+from autotune.tuning.events import Notice, TrialBegan
 from autotune.tuning.loop import Loop
-from autotune.tuning.next_action import Confirm, Wait, next_action
-from autotune.tuning.progress import Notice, TrialBegan
+from autotune.tuning.policy import Confirm, Wait, next_action
 from autotune.tuning.seat import Seat
+from autotune.tuning.seat_contention import crowding_of
 from autotune.tuning.waiting import TimeIsUp
 
 WAIT_SECONDS = 60.0

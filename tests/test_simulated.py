@@ -7,8 +7,8 @@ import statistics
 import pytest
 from simulated_runs import BASELINE, FACTS, faster_by, simulated_trials
 
-from autotune.executors.executor import Data, TrialFailed
-from autotune.record import Outcome
+from autotune.data.record import Outcome
+from autotune.runtime.executor import Data, TrialFailed
 
 KNOWN = Data(examples=1437, endless=False)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from simulated_runs import LIMITS, a_slice, faster_by, quick_tune, simulated_trials
 
-from autotune.record import Phase, StepSeconds
+from autotune.data.record import Phase, StepSeconds
 from autotune.stats.stability import (
     DEVICE_MEMORY,
     HOST_MEMORY,

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.executors import standstill
-from autotune.executors.standstill import AwakeClock
+from autotune.runtime import suspend_clock
+from autotune.runtime.suspend_clock import AwakeClock
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def passes(monkeypatch):
         now[:] = [now[0] + ran, now[1] + passed]
 
     clock = SimpleNamespace(monotonic=lambda: now[0], clock_gettime=lambda _: now[1], CLOCK_BOOTTIME=7)
-    monkeypatch.setattr(standstill, "time", clock)
+    monkeypatch.setattr(suspend_clock, "time", clock)
     return let_pass
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_runs import a_candidate, a_leader, a_state
 
-from autotune.record import Standing
+from autotune.data.record import Standing
 from autotune.stats.intervals import Spread
 
 SPREAD = Spread(deviation=0.05, degrees=30)

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.devices.telemetry import Counters
-from autotune.record import Boundary, Outcome
-from autotune.worker import gauges
-from autotune.worker.boundary import BetweenEpochs
-from autotune.worker.failures import TrainingFailed
-from autotune.worker.messages import Finish, FirstStep, Measure, Ready, SliceDone
-from autotune.worker.slices import TrainingEnded, finite_loss, freeze_own_group, step_quantiles
-from autotune.worker.step_clock import LongEpoch, StepClock
-from autotune.worker.training import Training
+from autotune.data.record import Boundary, Outcome
+from autotune.machine.telemetry import Counters
+from autotune.runtime.failures import TrainingFailed
+from autotune.runtime.protocol import Finish, FirstStep, Measure, Ready, SliceDone
+from autotune.training import gauges
+from autotune.training.boundary import BetweenEpochs
+from autotune.training.clock import LongEpoch, StepClock
+from autotune.training.session import Training
+from autotune.training.slices import TrainingEnded, finite_loss, freeze_own_group, step_quantiles
 
 FROZEN_SECONDS = 100.0
 """How long the made-up tuner leaves the training frozen, each time."""

@@ -8,7 +8,7 @@ import sys
 import pytest
 from real_trials import until
 
-from autotune.executors.process import is_stopped
+from autotune.runtime.trial_process import is_stopped
 
 STARTS_A_PROGRAM = """
 import ctypes, signal, threading

@@ -6,24 +6,24 @@ import pytest
 from simulated_runs import SMALL_SPACE, a_record, an_invocation, on_disk, quick_tune, simulated_trials, tune_simulated
 
 from autotune import load_history
-from autotune.errors import RecipeError, WorkloadError
+from autotune.data.errors import RecipeError, WorkloadError
+from autotune.data.facts import ScriptFacts, Trains, WorkloadFacts
+from autotune.recipe.advice import advice, usage
 from autotune.recipe.recipe import Recipe
-from autotune.report.advice import advice, usage
-from autotune.scripts.facts import ScriptFacts, Trains
 from autotune.space.combining import coherent, refusal
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import KNOBS, STRATEGY_KNOBS, Device
-from autotune.space.search_space import SearchSpace, find_search_space
+from autotune.space.recorded import read_trials
+from autotune.space.space_file import SearchSpace, find_search_space
 from autotune.stats.deciding import Finding
+from autotune.stats.scaling import scaling_efficiency
 from autotune.tuning import spaces
+from autotune.tuning.candidates import Proposals, neighbours
+from autotune.tuning.events import silent
 from autotune.tuning.opening import baseline_of
-from autotune.tuning.progress import silent
-from autotune.tuning.proposals import Proposals, neighbours
-from autotune.tuning.scaling import scaling_efficiency
 from autotune.tuning.surroundings import script_notes
 from autotune.tuning.tune import tune_with
-from autotune.tuning.verifying import verify_with
-from autotune.workloads.workload import WorkloadFacts
+from autotune.tuning.verify import verify_with
 
 SPACE = """
 schema_version = 1
@@ -192,7 +192,7 @@ def test_a_seat_with_two_gpus_is_searched_for_a_strategy(tmp_path):
     trials = simulated_trials(samples_per_second, noise=0.02, gpus=("H200", "H200"))
     recipe, directory = quick_tune(trials, tmp_path / "run", space=SPACE, budget=200.0)
     assert (recipe.changes["strategy"], recipe.changes["replicas"]) == ("mirrored", 2)
-    records = [each for each in directory.read_trials() if each.configuration.get("strategy") == "mirrored"]
+    records = [each for each in read_trials(directory) if each.configuration.get("strategy") == "mirrored"]
     assert all(each.scaling_efficiency == pytest.approx(0.9, rel=0.1) for each in records if each.speedup)
     assert Recipe.parse(recipe.to_json(), source="recipe.json") == recipe
     lines = [each.strip() for each in usage(recipe, tmp_path / "recipe.json", "train.py")]

@@ -15,11 +15,11 @@ from simulated_runs import (
     tune_simulated,
 )
 
-from autotune.devices.gpu_use import GpuUse
-from autotune.errors import WorkloadError
+from autotune.data.errors import WorkloadError
+from autotune.data.hardware import GpuUse
 from autotune.recipe.apply import environment
 from autotune.space.knobs import Device
-from autotune.tuning.progress import Notice
+from autotune.tuning.events import Notice
 from autotune.tuning.surroundings import (
     as_imported,
     foreign_load,

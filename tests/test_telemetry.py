@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.devices import machine
-from autotune.devices.machine import available_cores
-from autotune.devices.telemetry import Counters, between, host_bytes, peak_host_bytes, read_counters
-from autotune.record import Slice
+from autotune.data.record import Slice
+from autotune.machine import fingerprint
+from autotune.machine.fingerprint import available_cores
+from autotune.machine.telemetry import Counters, between, host_bytes, peak_host_bytes, read_counters
 
 CpuTimes = namedtuple("CpuTimes", "user nice system idle iowait irq softirq steal guest guest_nice")
 
@@ -29,7 +29,7 @@ def two_cores(tmp_path, monkeypatch):
     ]
     monkeypatch.setattr(psutil, "cpu_times", lambda percpu: times)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2})
-    monkeypatch.setattr(machine, "CGROUP_ROOT", tmp_path)
+    monkeypatch.setattr(fingerprint, "CGROUP_ROOT", tmp_path)
     return times
 
 

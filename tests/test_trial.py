@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from simulated_runs import a_slice
 
-from autotune.executors.executor import WarmUp
-from autotune.record import Outcome, Pair, Pairing, Phase
+from autotune.data.record import Outcome, Pair, Pairing, Phase
+from autotune.runtime.executor import WarmUp
+from autotune.runtime.protocol import Finished, Ready, Started
 from autotune.space.configuration import Configuration
-from autotune.tuning.ratios import RatedPair, recorded_rate, throughput_interval
+from autotune.stats.ratios import RatedPair, recorded_rate, throughput_interval
 from autotune.tuning.trial import Trial, speedup_of
-from autotune.worker.messages import Finished, Ready, Started
 
 
 def test_throughput_is_all_examples_over_all_the_time():

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.errors import AutotuneError, WorkloadError
-from autotune.executors.signs import says_no_memory
-from autotune.record import Outcome
-from autotune.worker import main as worker
-from autotune.worker.failures import TrainingFailed, call_user
-from autotune.worker.messages import ChannelClosed
+from autotune.data.errors import AutotuneError, WorkloadError
+from autotune.data.record import Outcome
+from autotune.runtime.error_patterns import says_no_memory
+from autotune.runtime.failures import TrainingFailed, call_user
+from autotune.runtime.protocol import ChannelClosed
+from autotune.script import runner as worker
 
 
 class Kind:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from autotune.errors import BudgetError, RunDirectoryError, WorkloadError
-from autotune.run_directory import RunDirectory
-from autotune.tuning.occupying import occupied
+from autotune.data.errors import BudgetError, RunDirectoryError, WorkloadError
+from autotune.data.run_directory import RunDirectory
+from autotune.tuning.run_lock import occupied
 
 
 def fail_with(error, path, *, trials=0):

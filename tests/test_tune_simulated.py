@@ -28,19 +28,20 @@ from simulated_runs import (
     tune_simulated,
 )
 
-from autotune.devices.gpus import Gpu
-from autotune.errors import ArgumentError, BudgetError, NoStableConfigurationError, WorkloadError
-from autotune.executors.executor import TrialFailed
+from autotune.data.errors import ArgumentError, BudgetError, NoStableConfigurationError, WorkloadError
+from autotune.data.facts import ScriptFacts, Trains
+from autotune.data.hardware import Gpu
+from autotune.data.record import Outcome, Pairing, Phase
+from autotune.data.run_directory import RunDirectory
 from autotune.recipe.recipe import Recipe
-from autotune.record import Outcome, Pairing, Phase
-from autotune.report.frame import load_history
+from autotune.report.history import load_history
 from autotune.report.page import write_page
-from autotune.run_directory import RunDirectory
-from autotune.scripts.facts import ScriptFacts, Trains
+from autotune.runtime.executor import TrialFailed
 from autotune.space.configuration import Configuration
-from autotune.space.search_space import SearchSpace
+from autotune.space.recorded import read_trials
+from autotune.space.space_file import SearchSpace
 from autotune.stats.deciding import EndedBy, Verdict
-from autotune.tuning.progress import Notice, TrialBegan, TrialEnded
+from autotune.tuning.events import Notice, TrialBegan, TrialEnded
 from autotune.tuning.tune import tune_with
 
 SPEED = faster_by(jit_compile=1.5, batch_size=1.1)
@@ -67,7 +68,7 @@ def directory(tmp_path):
 
 def records_of(directory):
     """Every record on disk."""
-    return list(RunDirectory(directory.path).read_trials())
+    return list(read_trials(RunDirectory(directory.path)))
 
 
 def searched(records):

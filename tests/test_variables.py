@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from autotune.errors import SearchSpaceError
-from autotune.space.search_space import SearchSpace
+from autotune.data.errors import SearchSpaceError
+from autotune.space.space_file import SearchSpace
 from autotune.space.variables import NOT_READ, REFUSED, flag_value, flags, notes, set_flag, without_caches
 
 

@@ -12,17 +12,17 @@ from types import SimpleNamespace
 import pytest
 from simulated_runs import MACHINE, REFERENCE, Watcher, an_invocation, faster_by, on_disk, quick_tune, simulated_trials
 
-from autotune.errors import ArgumentError, NoStableConfigurationError, RecipeError, TuningInterruptedError
-from autotune.executors.executor import TrialFailed
-from autotune.executors.local import TrialProcesses
-from autotune.record import Outcome, Phase
-from autotune.stats.deciding import MIN_GAIN, Finding, finding
-from autotune.stats.intervals import LogInterval
-from autotune.stats.stability import MEMORY_MARGIN
-from autotune.tuning import verifying
-from autotune.tuning.progress import Notice, TrialBegan, TrialEnded, TrialMeasured
-from autotune.tuning.verifying import Verification, verify, verify_with
-from autotune.workloads.workload import Workload
+from autotune.data.errors import ArgumentError, NoStableConfigurationError, RecipeError, TuningInterruptedError
+from autotune.data.figures import LogInterval
+from autotune.data.options import MEMORY_MARGIN, MIN_GAIN
+from autotune.data.record import Outcome, Phase
+from autotune.runtime.executor import TrialFailed
+from autotune.runtime.local import TrialProcesses
+from autotune.script.workload import Workload
+from autotune.stats.deciding import Finding, finding
+from autotune.tuning import verify as verify_module
+from autotune.tuning.events import Notice, TrialBegan, TrialEnded, TrialMeasured
+from autotune.tuning.verify import Verification, verify, verify_with
 
 SPACE = """
 schema_version = 1
@@ -218,7 +218,7 @@ def test_how_trials_are_kept_apart_is_the_users(recipe, tmp_path, monkeypatch):
             kept_apart.append(isolation)
             super().__init__(*arguments, isolation=isolation, **options)
 
-    monkeypatch.setattr(verifying, "TrialProcesses", Noting)
+    monkeypatch.setattr(verify_module, "TrialProcesses", Noting)
     for options in ({"isolation": "spawn"}, {}):
         verify(recipe, f"{tmp_path / 'train.py'}:workload", **options)
     assert kept_apart == ["spawn", "template"]
@@ -233,7 +233,7 @@ def settings_of_verify_with(monkeypatch):
         given.append({"limits": invocation.limits, "found_by_object": found_by_object})
         return nothing
 
-    monkeypatch.setattr(verifying, "verify_with", verify_with_nothing)
+    monkeypatch.setattr(verify_module, "verify_with", verify_with_nothing)
     return given
 
 
@@ -415,12 +415,12 @@ def verify_simulated(recipe, monkeypatch, tmp_path):
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    monkeypatch.setattr(verifying, "fingerprint", lambda: MACHINE)
+    monkeypatch.setattr(verify_module, "fingerprint", lambda: MACHINE)
 
     def verified(made=recipe, **settings):
         trials = simulated_trials(faster_by(batch_size=1.5), **{"noise": 0.03, **settings})
-        monkeypatch.setattr(verifying, "TrialProcesses", lambda *_, **__: contextlib.nullcontext(trials))
-        monkeypatch.setattr(verifying, "time", SimpleNamespace(monotonic=trials.clock))
+        monkeypatch.setattr(verify_module, "TrialProcesses", lambda *_, **__: contextlib.nullcontext(trials))
+        monkeypatch.setattr(verify_module, "time", SimpleNamespace(monotonic=trials.clock))
         return verify(made, str(tmp_path / "train.py"))
 
     return verified, temporary
@@ -498,10 +498,10 @@ def test_a_recipes_workload_is_loaded_with_its_arguments(recipe, tmp_path, monke
     def compare(invocation, recipe, **_):
         seen.append(invocation.reference.args)
         facts = SimpleNamespace(fingerprint=recipe.workload.fingerprint, name=recipe.workload.name)
-        verifying._compare_workloads(recipe, facts, invocation, may_be_imported=False)
+        verify_module._compare_workloads(recipe, facts, invocation, may_be_imported=False)
         return Verification(finding=Finding.HOLDS, claimed=None, measured=None, instances=0, reason="")
 
-    monkeypatch.setattr(verifying, "verify_with", compare)
+    monkeypatch.setattr(verify_module, "verify_with", compare)
     verify(made, file, args=given, observe=watcher)
     assert seen == [expected]
     told = " ".join(each.text for each in watcher.events if isinstance(each, Notice))

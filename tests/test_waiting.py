@@ -3,8 +3,8 @@
 import pytest
 from simulated import SimulatedClock
 
-from autotune.executors.executor import TrialFailed
-from autotune.record import Outcome
+from autotune.data.record import Outcome
+from autotune.runtime.executor import TrialFailed
 from autotune.tuning.waiting import Deadline, TimeIsUp
 
 

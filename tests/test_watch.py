@@ -5,8 +5,8 @@ import itertools
 import pytest
 from simulated_runs import FAST, Fresh, faster_by, quick_tune, simulated_trials
 
-from autotune.executors.executor import TrialFailed
-from autotune.record import Outcome, Phase
+from autotune.data.record import Outcome, Phase
+from autotune.runtime.executor import TrialFailed
 from autotune.stats.deciding import Verdict
 from autotune.tuning.rules import Limits
 from autotune.tuning.soak import soak

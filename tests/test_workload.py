@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from autotune.errors import WorkloadError
-from autotune.space.configuration import Configuration
-from autotune.workloads.workload import DatasetConfig, Workload, call_with_config, takes_config
+from autotune.data.errors import WorkloadError
+from autotune.script.workload import Workload, call_with_config, takes_config
+from autotune.space.configuration import Configuration, DatasetConfig
 
 
 def nothing():
@@ -229,6 +229,6 @@ def test_a_dataset_is_told_its_part_in_tf_datas_own_values(knobs, expected):
 
 def test_reading_a_reference_imports_no_tensorflow():
     """The tuner's process reads references without TensorFlow."""
-    code = "import autotune.workloads.loading, sys; print('tensorflow' in sys.modules, 'optuna' in sys.modules)"
+    code = "import autotune.script.loading, sys; print('tensorflow' in sys.modules, 'optuna' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.split() == ["False", "False"]

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import ApplyError
+from autotune.data.errors import ApplyError
+from autotune.data.models import KnobValue
 from autotune.recipe.strategy import distributed, divide_cpu
+from autotune.recipe.tf_private import data_adapter
 from autotune.space.configuration import Configuration
-from autotune.space.knobs import KNOBS, Knob, KnobValue, Stage
+from autotune.space.knobs import KNOBS, Knob, Stage
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -365,3 +367,14 @@ def _shapes(dataset: tf.data.Dataset) -> list[Any]:
     import tensorflow as tf
 
     return [getattr(each, "shape", None) for each in tf.nest.flatten(dataset.element_spec)]
+
+
+def keras_batches(parts: tuple[Any, Any, Any], *, counted: bool = True, **arguments: Any) -> tf.data.Dataset:
+    """Return the batches that Keras makes of data that is no dataset. `counted`: they know their number."""
+    import tensorflow as tf
+
+    adapter = data_adapter(*parts, steps_per_epoch=None, **arguments)
+    dataset, batches = adapter.get_tf_dataset(), adapter.num_batches
+    if not counted or not batches:
+        return dataset
+    return dataset.apply(tf.data.experimental.assert_cardinality(batches))

@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, FiniteFloat
 
-from autotune.errors import ConfigurationError
-from autotune.models import Amount, Count, Frozen, Many
+from autotune.data.errors import ConfigurationError
+from autotune.data.figures import Check, Interval
+from autotune.data.models import Amount, Count, Frozen, KnobValue, Many, Value
+from autotune.data.options import Objective
 from autotune.space.configuration import Configuration
-from autotune.space.knobs import Device, KnobValue, Value, knobs_on
-from autotune.stats.deciding import EndedBy, Objective, Verdict
-from autotune.stats.intervals import Interval
-from autotune.stats.stability import Check
+from autotune.space.knobs import Device, knobs_on
+from autotune.stats.deciding import EndedBy, Verdict
 
 
 def _checked_knobs(values: dict[str, KnobValue]) -> dict[str, KnobValue]:

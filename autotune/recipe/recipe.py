@@ -14,21 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from autotune.devices.machine import Machine, fingerprint
-from autotune.errors import ApplyError, ArgumentError, MachineMismatchError, RecipeError
-from autotune.files import read_at_most, write_atomically
-from autotune.models import Amount, Count, Many, Positive, first_mistake
-from autotune.printable import one_line, with_article
+from autotune.data.errors import ApplyError, ArgumentError, MachineMismatchError, RecipeError
+from autotune.data.facts import ScriptFacts
+from autotune.data.figures import Interval
+from autotune.data.files import read_at_most, write_atomically
+from autotune.data.hardware import Machine
+from autotune.data.models import Amount, Count, KnobValue, Many, Positive, first_mistake
+from autotune.data.printable import one_line, with_article
+from autotune.machine.fingerprint import fingerprint
 from autotune.recipe import apply
 from autotune.recipe.evidence import BestCandidate, Evidence, Knobs, Part
 from autotune.recipe.strategy import strategy_of
-from autotune.scripts.facts import ScriptFacts
-from autotune.space.configuration import Configuration
-from autotune.space.knobs import KnobValue
+from autotune.space.configuration import Configuration, DatasetConfig
 from autotune.stats.deciding import Verdict
-from autotune.stats.intervals import Interval
 from autotune.stats.numerics import BatchLosses
-from autotune.workloads.workload import DatasetConfig
 
 if TYPE_CHECKING:
     import keras
@@ -202,7 +201,7 @@ class Recipe(Part):
         Args:
             log: A file that takes a line of JSON every ten seconds; None for none.
         """
-        from autotune.scripts.guard import Guard, guard_callback
+        from autotune.recipe.guard import Guard, guard_callback
 
         return guard_callback(Guard(self, log=None if log is None else Path(log)), self.batch_size)
 
@@ -419,7 +418,7 @@ def _extra_axes(dataset: tf.data.Dataset, workload: RecipeWorkload) -> list[int 
 
 def _shuffled_batches(arrays: Any, batch_size: int, *, drop: bool) -> tf.data.Dataset:
     """Return the batches that `fit` makes of arrays: it shuffles them anew in each epoch."""
-    from autotune.scripts.fit_call import keras_batches
+    from autotune.recipe.apply import keras_batches
 
     x, y, weights = (*(arrays if isinstance(arrays, tuple) else (arrays,)), None, None)[:3]
     batches = keras_batches((x, y, weights), counted=False, batch_size=batch_size, shuffle=True, class_weight=None)

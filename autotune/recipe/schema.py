@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from autotune.files import write_atomically
+from autotune.data.files import write_atomically
 from autotune.recipe.recipe import SCHEMA_FILE, SCHEMA_VERSION, Recipe
 
 

@@ -7,9 +7,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.errors import ApplyError
+from autotune.data.errors import ApplyError
+from autotune.data.models import KnobValue
 from autotune.space.combining import refusal
-from autotune.space.knobs import KnobValue
 
 LOGICAL_CPUS = "AUTOTUNE_LOGICAL_CPUS"
 """A variable of the shell: into so many devices the processor is divided, to try strategies where no GPU is."""

@@ -1,1 +1,1 @@
-"""What runs have left: run directories → pandas, and several runs side by side. No measuring here."""
+"""Finished runs: pandas frames, comparisons and the HTML page. Nothing is measured here."""

@@ -9,14 +9,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.devices.machine import Machine, gpu_names
+from autotune.data.figures import Interval
+from autotune.data.hardware import Machine, gpu_names
+from autotune.data.record import Outcome, Phase, TrialRecord, baseline_trial
+from autotune.data.run_directory import RunDirectory, RunRecord, parse_utc
 from autotune.recipe.recipe import Recipe
-from autotune.record import Outcome, Phase, TrialRecord
-from autotune.report.runs import baseline_of, baseline_trial, find_runs, trial_configuration
-from autotune.run_directory import RunDirectory, RunRecord, parse_utc
+from autotune.report.runs import baseline_of, find_runs
 from autotune.space.configuration import Configuration
+from autotune.space.recorded import read_trials, trial_configuration
 from autotune.stats.deciding import Verdict
-from autotune.stats.intervals import Interval
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,7 +72,7 @@ def compare(*runs: str | Path) -> pd.DataFrame:
         RunDirectoryError: Nothing was given, no run was found at a path, or a file there is damaged.
         RecipeError: A run's recipe cannot be read: taking it for missing would hide a verdict.
     """
-    from autotune.report.frame import BOOLEAN, FLOAT, STRING, TIME, table, typed
+    from autotune.report.history import BOOLEAN, FLOAT, STRING, TIME, table, typed
 
     summaries = compare_runs(*runs)
     rated = sorted(summaries, key=lambda each: (each.throughput or 0.0, each.run))
@@ -91,7 +92,7 @@ def compare(*runs: str | Path) -> pd.DataFrame:
 
 
 def _summary(directory: RunDirectory, run: RunRecord, *, first: RunRecord) -> RunSummary:
-    trials = sorted(directory.read_trials(), key=lambda record: record.trial)
+    trials = sorted(read_trials(directory), key=lambda record: record.trial)
     baseline = baseline_of(directory, run, trials)
     searched = [each for each in trials if each.outcome is Outcome.OK and each.phase is Phase.SEARCH and each.speedup]
     best = max(searched, key=lambda each: each.speedup.value if each.speedup else 0.0, default=None)

@@ -15,13 +15,14 @@ from typing import Any
 
 import pandas as pd
 
-from autotune.record import Outcome, Pair, Phase, Slice, TrialRecord
-from autotune.report.frame import BOOLEAN, FLOAT, INTEGER, STRING, table, typed
-from autotune.report.runs import find_runs, trial_configuration
-from autotune.run_directory import RunDirectory
+from autotune.data.figures import Interval
+from autotune.data.models import KnobValue
+from autotune.data.record import Outcome, Pair, Phase, Slice, TrialRecord
+from autotune.data.run_directory import RunDirectory
+from autotune.report.history import BOOLEAN, FLOAT, INTEGER, STRING, table, typed
+from autotune.report.runs import find_runs
 from autotune.space.configuration import Configuration, format_value
-from autotune.space.knobs import KnobValue
-from autotune.stats.intervals import Interval
+from autotune.space.recorded import read_trials, trial_configuration
 
 _EFFECTS = typed(STRING, "run knob before after") | typed(FLOAT, "effect low high")
 _EFFECTS |= typed(INTEGER, "pairs") | typed(FLOAT, "importance")
@@ -42,7 +43,7 @@ def knob_effects(*runs: str | Path) -> pd.DataFrame:
         their errors, with its 95% interval `low` to `high`. `importance` is the knob's share of the variance of
         speed-ups (Optuna's PED-ANOVA); NA where there are too few trials.
     """
-    found = [effects_in(directory, directory.read_trials()) for directory in find_runs(*runs)]
+    found = [effects_in(directory, read_trials(directory)) for directory in find_runs(*runs)]
     rows = sorted(itertools.chain(*found), key=lambda row: (row["run"], -abs(math.log(row["effect"]))))
     return table(rows, _EFFECTS)
 
@@ -68,7 +69,7 @@ def load_slices(*runs: str | Path) -> pd.DataFrame:
     """
     rows: list[dict[str, object]] = []
     for directory in find_runs(*runs):
-        for record in directory.read_trials():
+        for record in read_trials(directory):
             sides: list[tuple[str, Pair | None, Slice]] = [("alone", None, each) for each in record.slices]
             for pair in record.pairs:
                 sides += [("baseline", pair, pair.baseline), ("candidate", pair, pair.candidate)]
@@ -90,7 +91,7 @@ def load_ops(*runs: str | Path) -> pd.DataFrame:
     rows = [
         {"run": directory.name, "trial": record.trial, "operation": each.name, **each.model_dump(exclude={"name"})}
         for directory in find_runs(*runs)
-        for record in directory.read_trials()
+        for record in read_trials(directory)
         for each in (() if record.profile is None else (*record.profile.operations, *record.profile.kernels))
     ]
     return table(rows, _OPERATIONS)

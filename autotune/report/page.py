@@ -12,16 +12,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from autotune.errors import AutotuneError, RunDirectoryError
-from autotune.files import write_atomically
-from autotune.printable import one_line
+from autotune.data.errors import AutotuneError, RunDirectoryError
+from autotune.data.files import write_atomically
+from autotune.data.printable import one_line
+from autotune.data.record import Phase, TrialRecord, examined_baseline
+from autotune.data.run_directory import RunDirectory, RunRecord, left_out
+from autotune.recipe.advice import advice, usage, verdict_in_words
 from autotune.recipe.recipe import Recipe
-from autotune.record import Phase, TrialRecord
-from autotune.report.advice import advice, usage, verdict_in_words
 from autotune.report.compare import chosen_trial, describe_machine
-from autotune.report.runs import baseline_of, examined_baseline
-from autotune.run_directory import RunDirectory, RunRecord, left_out
+from autotune.report.runs import baseline_of
 from autotune.space.configuration import Configuration, format_value
+from autotune.space.recorded import read_trials
+from autotune.stats.gpu_figures import recorded_gpu_figures
 
 T = TypeVar("T")
 NAME = "report.html"
@@ -69,7 +71,7 @@ def page_data(directory: RunDirectory) -> dict[str, Any]:
     run = directory.read_run()
 
     damaged: list[RunDirectoryError] = []
-    found: list[TrialRecord] = read("trials", lambda: [*map(_thinned, directory.read_trials(damaged))], [])
+    found: list[TrialRecord] = read("trials", lambda: [*map(_thinned, read_trials(directory, damaged))], [])
     if damaged:
         missing.append(f"trials: {left_out(damaged)}")
     records = sorted(found, key=lambda record: record.trial)
@@ -94,7 +96,7 @@ def page_data(directory: RunDirectory) -> dict[str, Any]:
         "answer": _answer(recipe, run, directory.recipe_file),
         "advice": [] if first is None else advice(first, chosen, script),
         "sides": [
-            {**each.model_dump(mode="json", include=_OF_SIDE), **each.gpu_figures, **rate}
+            {**each.model_dump(mode="json", include=_OF_SIDE), **recorded_gpu_figures(each), **rate}
             for each, rate in zip(sides, _rates(recipe), strict=False)
         ],
         "trials": [_trial(each, baseline) for each in records],

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from autotune.errors import ConfigurationError, DamagedRunWarning, RunDirectoryError
-from autotune.record import Phase, TrialRecord
-from autotune.run_directory import RunDirectory, RunRecord
+from autotune.data.errors import DamagedRunWarning, RunDirectoryError
+from autotune.data.record import TrialRecord, baseline_trial
+from autotune.data.run_directory import RunDirectory, RunRecord
 from autotune.space.configuration import Configuration
+from autotune.space.recorded import check_configuration, trial_configuration
 
 
 def find_runs(*paths: str | Path) -> tuple[RunDirectory, ...]:
@@ -60,48 +61,9 @@ def _directories_at(path: Path) -> list[Path]:
     return sorted(found)
 
 
-def check_configuration(values: Mapping[str, object], file: Path, key: str) -> Configuration:
-    """The configuration under `key` of `file`. Raises RunDirectoryError where a knob or value does not exist here."""
-    try:
-        return Configuration(values, where=f"{file}: {key}")
-    except ConfigurationError as error:
-        raise RunDirectoryError(error.message, hint=error.hint) from error
-
-
-def trial_configuration(directory: RunDirectory, record: TrialRecord) -> Configuration:
-    """A trial's configuration, checked as by `check_configuration`."""
-    file = directory.trial_directory(record.trial) / "result.json"
-    return check_configuration(record.configuration, file, "configuration")
-
-
 def baseline_of(directory: RunDirectory, run: RunRecord, trials: Sequence[TrialRecord]) -> Configuration | None:
     """A run's baseline, checked; that of its first baseline trial where run.json has none."""
     if run.baseline is not None:
         return check_configuration(run.baseline, directory.path / "run.json", "baseline")
     tried = baseline_trial(trials)
     return trial_configuration(directory, tried) if tried is not None else None
-
-
-def baseline_trial(records: Sequence[TrialRecord]) -> TrialRecord | None:
-    """The baseline's own trial; None where it is not among those that can be read."""
-    return next((record for record in records if record.phase is Phase.BASELINE), None)
-
-
-def examined_baseline(records: Sequence[TrialRecord]) -> TrialRecord | None:
-    """Return the baseline's record that knows its ceilings: the search's own, or that of a confirmation."""
-    searched = baseline_trial(records)
-    alike = [record for record in records if searched and record.configuration == searched.configuration]
-    return next((record for record in alike if record.ceilings is not None), searched)
-
-
-def reference_of(record: TrialRecord, records: Sequence[TrialRecord]) -> TrialRecord:
-    """The record of the baseline that a trial stood beside; a confirmation has its own. Itself where that is lost."""
-    baseline = baseline_trial(records) or record
-    if record.phase is not Phase.CONFIRM:
-        return baseline
-    told = [looks.reference for each in records for looks in each.looks if record.trial in (each.trial, looks.champion)]
-    for each in reversed(records):
-        own = not told and each.phase is Phase.CONFIRM and each.slices and each.trial <= record.trial
-        if own or each.trial in told[-1:]:
-            return each
-    return baseline

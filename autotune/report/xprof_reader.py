@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from autotune.stats.bottleneck import MATRIX_KERNELS, MATRIX_WORK, TENSOR_CORE_KERNELS, Operation, Profile
+from autotune.data.figures import Operation, Profile
+from autotune.stats.bottleneck import MATRIX_KERNELS, MATRIX_WORK, TENSOR_CORE_KERNELS
 
 MOST_OPERATIONS = 10
 TENSOR_CORES = "tensor cores"

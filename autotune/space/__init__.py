@@ -1,1 +1,1 @@
-"""What may vary: knobs, configurations, search spaces. No TensorFlow here, and no Optuna study."""
+"""Knobs, configurations and search-space files."""

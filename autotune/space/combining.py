@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from autotune.data.models import KnobValue
 from autotune.space.configuration import Configuration
-from autotune.space.knobs import KNOBS, STRATEGY_KNOBS, KnobValue
+from autotune.space.knobs import KNOBS, STRATEGY_KNOBS
 
 MIRRORED = "mirrored"
 ONE_STEP = (

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
-from autotune.errors import ConfigurationError
-from autotune.space.knobs import KNOBS, STRATEGY_KNOBS, Device, KnobValue, check_value, knobs_on
+from autotune.data.errors import ConfigurationError
+from autotune.data.models import KnobValue
+from autotune.space.knobs import AS_WRITTEN, KNOBS, STRATEGY_KNOBS, Device, check_value, knobs_on
 
 
 class Configuration(Mapping[str, KnobValue]):
@@ -113,3 +115,30 @@ def on_several_devices(configuration: Configuration) -> Configuration:
 
 def _defaults(device: Device) -> dict[str, KnobValue]:
     return {each.name: each.default for each in knobs_on(device) if each.default is not None and not each.of_workload}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetConfig:
+    """What a workload's `dataset(config)` may read.
+
+    Args:
+        batch_size: Examples per step; for datasets that do their own batching.
+        num_parallel_calls: To be handed to `map(…, num_parallel_calls=)`: None is serial, -1 is
+            `tf.data.AUTOTUNE`.
+        deterministic: Whether the order of the examples must be kept.
+    """
+
+    batch_size: int
+    num_parallel_calls: int | None = None
+    deterministic: bool = True
+
+    @classmethod
+    def of(cls, configuration: Configuration) -> DatasetConfig:
+        """The part of a configuration that a dataset is told."""
+        calls = configuration.get("num_parallel_calls", 0)
+        known = {"autotune": -1, AS_WRITTEN: None, 0: None}
+        return cls(
+            batch_size=configuration.batch_size,
+            num_parallel_calls=known[calls] if calls in known else int(calls),
+            deterministic=bool(configuration.get("deterministic", True)),
+        )

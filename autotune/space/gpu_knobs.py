@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from autotune.data.models import KnobValue
 from autotune.space import probes as early
-from autotune.space.knob import Device, Domain, Knob, KnobValue, Numerics, Stage, alike
+from autotune.space.knob import Device, Domain, Knob, Numerics, Stage, alike
 from autotune.space.probes import exactly, probe
 from autotune.space.variables import TF_XLA, XLA, own_variable
 

@@ -10,16 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import StrictBool, StrictInt, StrictStr
-
+from autotune.data.models import KnobValue
 from autotune.space.probes import Probe
-
-KnobValue = bool | int | str
-"""What a knob can be set to. `bool`, `int` and `str` are kept apart: `True` is never `1`."""
-
-Value = StrictBool | StrictInt | StrictStr
-"""The same in the models of files and messages, where pydantic would otherwise turn one into another."""
-
 
 AS_WRITTEN = "as_written"
 """Of a script's calls that differ among themselves: each keeps its own value."""

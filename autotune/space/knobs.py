@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
-from autotune.errors import ConfigurationError
-from autotune.printable import short
+from autotune.data.errors import ConfigurationError
+from autotune.data.models import KnobValue as KnobValue
+from autotune.data.models import Value as Value
+from autotune.data.printable import short
 from autotune.space import probes as early
 from autotune.space.gpu_knobs import GPU_KNOBS, ON_GPU
 from autotune.space.knob import AS_WRITTEN as AS_WRITTEN
 from autotune.space.knob import Device as Device
 from autotune.space.knob import Domain as Domain
 from autotune.space.knob import Knob as Knob
-from autotune.space.knob import KnobValue as KnobValue
 from autotune.space.knob import Numerics as Numerics
 from autotune.space.knob import Stage as Stage
-from autotune.space.knob import Value as Value
 from autotune.space.knob import alike
 from autotune.space.probes import Probe, exactly, near, probe
 from autotune.space.variables import own_variable

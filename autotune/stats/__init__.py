@@ -1,1 +1,1 @@
-"""From slices to numbers: pure functions. No clocks, no files, no processes."""
+"""Pure functions from slices to figures."""

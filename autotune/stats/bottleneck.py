@@ -2,60 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from pydantic import Field
-
-from autotune.models import Amount, Frozen, Many
-
-Name = Literal[
-    "input", "launch", "compute", "memory_bandwidth", "compute_or_memory", "communication", "balanced", "unknown"
-]
-
-
-class Bottleneck(Frozen):
-    """What limits a trial, in XProf's words."""
-
-    name: Name
-    share: Amount | None = None  # of a step: the figure that it rests on
-    why: str  # one sentence with the figure; of `unknown` what is missing
-
-
-class Ceilings(Frozen):
-    """The most that a training could reach, in samples per second; None where it was not measured."""
-
-    by_input: Amount | None = None  # the input pipeline alone
-    by_compute: Amount | None = None  # the step on a batch that is kept
-
-
-class Operation(Frozen):
-    """An operation of a profiled trial."""
-
-    name: str
-    kind: str  # as TensorFlow calls it: `MatMul`
-    on: str  # `host` or `device`
-    count: int
-    self_seconds: Amount  # in all profiled steps
-    share: Amount  # of all operations' self time
-
-
-class Profile(Frozen):
-    """What a full profile of a trial has shown."""
-
-    steps: int = 0  # that were profiled
-    step_seconds: Amount | None = None  # of a profiled step, which is slower than others
-    breakdown: dict[str, Amount] = Field({})  # of a step, in seconds: input, compute, launch, communication, other
-    operations: Many[Operation] = ()  # those with most self time, ten at most
-    operation_seconds: Amount | None = None  # self time of a step's operations without the input's; on a GPU, kernels'
-    usual_operation_seconds: Amount | None = None  # the same of one operation, on average
-    matrix_share: Amount | None = None  # of that time: matrix products, convolutions and the like
-    kernels: Many[Operation] = ()  # of a GPU, those with most time, ten at most
-    tensor_core_share: Amount | None = None  # of all kernels' time, at least: new kernels' names say nothing
-    memory_bound_share: Amount | None = None  # of the operations' time, by XProf's roofline model of the GPU
-    peak_bytes: int | None = None  # of the memory that TensorFlow's allocators held
-    held_by: Many[str] = ()  # what held it at its peak
-    reason: str = ""  # why there is no profile
-
+from autotune.data.figures import Bottleneck, Ceilings, Name, Profile
+from autotune.data.models import Frozen
 
 NOT_INSTALLED = "xprof is not installed: `pip install xprof` reads the files that are kept"
 """Why a profile that was taken is not read."""

@@ -6,12 +6,10 @@ import enum
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Literal
 
-from autotune.stats.intervals import BORROWED_DEGREES, LogInterval, Spread, mean_interval
+from autotune.data.figures import LogInterval
+from autotune.stats.intervals import BORROWED_DEGREES, Spread, mean_interval
 
-Objective = Literal["throughput", "energy"]  # what is compared: samples per second, or per joule of the GPUs
-MIN_GAIN = 0.02  # smallest gain worth a recommendation, as a share
 FEWEST_PAIRS = 4  # pairs before anything is decided by a trial's own spread alone
 
 

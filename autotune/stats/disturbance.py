@@ -9,12 +9,10 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
 
-if TYPE_CHECKING:
-    from autotune.record import Slice
+from autotune.data.figures import Cause
+from autotune.data.record import Slice
 
-Cause = Literal["others", "others_on_gpu", "gpu_clocks"]
 CAUSES: dict[Cause, str] = {
     "others": "other work on the machine",
     "others_on_gpu": "another process on the GPU",

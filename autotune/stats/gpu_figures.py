@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from autotune.data.record import Slice, TrialRecord
 from autotune.stats.disturbance import slowed_by
-
-if TYPE_CHECKING:
-    from autotune.record import Slice
 
 
 def joules_of(each: Slice) -> float | None:
@@ -45,6 +42,11 @@ def gpu_figures(slices: Sequence[Slice], samples_per_second: float | None) -> di
         "gpu_temperature": max((card.celsius for card in cards if card.celsius is not None), default=None),
         "gpu_slowed_share": _mean([float(each) for each in slowed]),
     }
+
+
+def recorded_gpu_figures(record: TrialRecord) -> dict[str, float | None]:
+    """Return what a trial's GPUs did while it was measured; see `gpu_figures`."""
+    return gpu_figures(record.own_slices, record.throughput.value if record.throughput else None)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Sequence
 from itertools import pairwise
 
-from autotune.printable import time_in_words
-from autotune.stats.stability import MEMORY_MARGIN, Check
+from autotune.data.figures import Check
+from autotune.data.options import MEMORY_MARGIN
+from autotune.data.printable import time_in_words
 
 HOST, DEVICE = "host_memory_growth", "device_memory_growth"  # what the rule is called, by whose memory it is
 FEWEST_SLICES = 6  # of a process that says something

@@ -10,11 +10,8 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Self
 
-from pydantic import Field, FiniteFloat, model_validator
-
-from autotune.models import Frozen
+from autotune.data.figures import LogInterval
 
 CONFIDENCE = 0.95
 BORROWED_DEGREES = 8  # most that a trial borrows from the others: one that is noisier shows it
@@ -22,53 +19,6 @@ LEAST_DEVIATION = 0.02  # log deviation between processes that is allowed for ev
 CONTRADICTION = 0.05  # how rarely pairs that the prior describes vary so much that they are taken to contradict it
 MOST_PRIOR_DEGREES = 4  # that recordings, and a run's other processes, may each lend to a claim
 TEMPLATE_DEVIATION, TEMPLATE_DEGREES = 0.02, 14  # log deviation between forks of two templates that import the same
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogInterval:
-    """An estimate of a logarithm with its interval; `low` and `high` may be infinite."""
-
-    value: float
-    low: float
-    high: float
-    count: int  # how many independent values it rests on
-
-    @property
-    def half_width(self) -> float:
-        """Half the distance between the bounds: 0.02 is about two percent."""
-        return (self.high - self.low) / 2
-
-    @property
-    def ratio(self) -> Interval | None:
-        """The same of the ratio, as it is written; None where it is unbounded, or too wide for numbers."""
-        if max(abs(self.low), abs(self.high)) > 300:
-            return None
-        return Interval(value=math.exp(self.value), low=math.exp(self.low), high=math.exp(self.high))
-
-
-class Interval(Frozen, strict=True):
-    """A figure and its confidence interval, as they are written: `low <= value <= high`."""
-
-    value: Annotated[FiniteFloat, Field(gt=0)]
-    low: Annotated[FiniteFloat, Field(ge=0)]
-    high: Annotated[FiniteFloat, Field(gt=0)]
-
-    @model_validator(mode="after")
-    def _holds_its_value(self) -> Self:
-        if not self.low <= self.value <= self.high:
-            raise ValueError(f"the value {self.value:g} does not lie in the interval {self.low:g} to {self.high:g}")
-        return self
-
-    def shown(self, unit: str = "×", form: str = ".2f") -> str:
-        """`×2.57 (2.28 to 2.90)`; bounds that are the figure itself are no interval."""
-        bounds = f" ({self.low:{form}} to {self.high:{form}})" if self.low < self.high else ""
-        return f"{unit}{self.value:{form}}{bounds}"
-
-    @property
-    def log(self) -> LogInterval:
-        """The same of the logarithm, for computing."""
-        low = math.log(self.low) if self.low else -math.inf
-        return LogInterval(value=math.log(self.value), low=low, high=math.log(self.high), count=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,9 @@ from typing import Annotated
 
 from pydantic import Field, FiniteFloat
 
-from autotune.models import Frozen
+from autotune.data.figures import Check
+from autotune.data.models import Frozen
 from autotune.stats.intervals import CONFIDENCE, t_quantile
-from autotune.stats.stability import Check
 
 NAME = "numerics_parity"
 LEAST_TOLERANCE = 0.05  # of the fall of float32's loss: what may be lost even where seeds make no difference

@@ -6,12 +6,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pydantic import FiniteFloat
-
-from autotune.models import Frozen
+from autotune.data.figures import Check
+from autotune.data.options import MEMORY_MARGIN
 
 HOST_MEMORY, DEVICE_MEMORY = "host_memory", "device_memory"
-MEMORY_MARGIN = 0.10  # share of the memory limit that must stay free at the peak
 LOSS_RISE = 0.10  # a loss may end this share above where it began and still not count as rising
 MOST_RETRACES = 1  # of one process after its warm-up: a shape that comes seldom is compiled for once
 RETRACING_ADVICE = (
@@ -22,21 +20,6 @@ MOST_HANGS = 2  # slices that decide nothing: one burst of whatever else runs re
 THROTTLING = "throttling"
 MOST_THROTTLED = 0.25  # share of slices beyond the baseline's: both sides take turns on one card, and heat it alike
 MOST_SKIPPED = 0.05  # share of steps beyond the baseline's: a scale that grows every 2,000 steps skips one
-
-
-class Check(Frozen, strict=True):
-    """One rule that the configuration passed or failed, with its figure and limit."""
-
-    name: str
-    passed: bool
-    value: FiniteFloat | None = None
-    limit: FiniteFloat | None = None  # what the figure was held against
-    detail: str
-
-    @property
-    def tells(self) -> bool:
-        """Whether enough was seen to pass or fail."""
-        return self.value is not None or not self.passed
 
 
 def peak_memory(name: str, peak_bytes: int, limit_bytes: int, *, margin: float = MEMORY_MARGIN) -> Check:

@@ -1,1 +1,1 @@
-"""Ask, run, tell: search, pruning, feasibility, confirmation. No TensorFlow here, and no printing."""
+"""The search: ask, run, tell, confirm, recommend. No TensorFlow and no printing here."""

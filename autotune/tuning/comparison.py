@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from autotune.executors.executor import WarmUp
-from autotune.record import Slice
+from autotune.data.record import Slice
+from autotune.runtime.executor import WarmUp
 from autotune.tuning.run import Run
 from autotune.tuning.side import Interrupted, Sliced
 from autotune.tuning.trial import Trial

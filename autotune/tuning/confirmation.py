@@ -12,8 +12,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from autotune.executors.executor import IN_SEARCH, DeviceUnavailable, SeatLost, TrialFailed
-from autotune.record import Boundary, Looks, Outcome, Pairing, Slice, TrialRecord
+from autotune.data.record import Boundary, Looks, Outcome, Pairing, Slice, TrialRecord
+from autotune.runtime.executor import IN_SEARCH, DeviceUnavailable, SeatLost, TrialFailed
 from autotune.space.configuration import Configuration
 from autotune.stats.growth import FEWEST_SLICES
 from autotune.tuning import costs

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 
-from autotune.executors.executor import IN_SEARCH
-from autotune.record import Pairing, TrialRecord
+from autotune.data.record import Pairing, TrialRecord
+from autotune.runtime.executor import IN_SEARCH
 from autotune.tuning.slicing import SHORT_SLICE_SECONDS
 
 BETWEEN_SECONDS = 0.4  # added to each start: the fork, the pipes, and the end of the process

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from autotune.data.options import Options
 from autotune.recipe.evidence import Watch
 from autotune.stats.numerics import BatchLosses
+from autotune.tuning.events import Began
+from autotune.tuning.learning import Trainings, compare_batch_sizes
 from autotune.tuning.loop import CHECK_SHARE, Found
-from autotune.tuning.losses import Trainings, compare_batch_sizes
 from autotune.tuning.opening import Invocation, Opened
-from autotune.tuning.options import Options
-from autotune.tuning.progress import Began
 from autotune.tuning.run import Run
 from autotune.tuning.soak import soak
 from autotune.tuning.waiting import CLOSING_SECONDS

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from autotune.printable import first_line
-from autotune.record import Outcome, Pairing, Phase, TrialRecord
+from autotune.data.printable import first_line
+from autotune.data.record import Outcome, Pairing, Phase, TrialRecord
 from autotune.space.configuration import Configuration
-from autotune.tuning.progress import Notice
+from autotune.tuning.events import Notice
 from autotune.tuning.run import Run
 from autotune.tuning.seat import Seat
 

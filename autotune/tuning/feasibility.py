@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from autotune.record import Slice, TrialRecord
+from autotune.data.models import KnobValue
+from autotune.data.options import MEMORY_MARGIN
+from autotune.data.record import Slice, TrialRecord
 from autotune.space.configuration import Configuration
-from autotune.space.knobs import KNOBS, KnobValue
-from autotune.stats.stability import MEMORY_MARGIN
+from autotune.space.knobs import KNOBS
 
 
 def known_to_fail(candidate: Configuration, out_of_memory: Iterable[Configuration]) -> bool:

@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 
-from autotune.tuning.progress import Notice, Observer
+from autotune.tuning.events import Notice, Observer
 
 
 class Interruptions:

@@ -5,23 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from autotune.executors.executor import DeviceUnavailable, SeatLost, TrialFailed
-from autotune.printable import first_line
-from autotune.record import Looks, Outcome, Phase, Standing
+from autotune.data.figures import Check
+from autotune.data.printable import first_line
+from autotune.data.record import Looks, Outcome, Phase, Standing
+from autotune.runtime.executor import DeviceUnavailable, SeatLost, TrialFailed
 from autotune.space.configuration import Configuration
 from autotune.stats import numerics
 from autotune.stats.deciding import is_faster
-from autotune.stats.stability import Check
 from autotune.tuning import costs
 from autotune.tuning.confirmation import BASELINE_FAILURES, Confirmation, FreshPairs, SlicePlan
-from autotune.tuning.losses import numerics_of
-from autotune.tuning.next_action import FEWEST_PROCESSES, MOST_PROCESSES
-from autotune.tuning.progress import Began, Notice, PairMeasured
+from autotune.tuning.events import Began, Notice, PairMeasured
+from autotune.tuning.knowledge import View
+from autotune.tuning.learning import numerics_of
+from autotune.tuning.policy import FEWEST_PROCESSES, MOST_PROCESSES
 from autotune.tuning.rules import Limits, checks_of
 from autotune.tuning.run import Run
 from autotune.tuning.state import EXCLUDED_GAIN
 from autotune.tuning.trial import Trial
-from autotune.tuning.view import View
 
 RULES_ASKED_AFTER = 4  # processes of a leader: with fewer, one odd process does not refuse it
 

@@ -6,9 +6,9 @@ import contextlib
 import math
 from dataclasses import replace
 
-from autotune.errors import BudgetError, MeasuringStoppedError, NoStableConfigurationError, WorkloadError
-from autotune.executors.executor import IN_SEARCH, SeatLost, TrialFailed, TrialTiming, WarmUp
-from autotune.record import Outcome, Slice
+from autotune.data.errors import BudgetError, MeasuringStoppedError, NoStableConfigurationError, WorkloadError
+from autotune.data.record import Outcome, Slice
+from autotune.runtime.executor import IN_SEARCH, SeatLost, TrialFailed, TrialTiming, WarmUp
 from autotune.tuning.run import Run, never_two_alive
 from autotune.tuning.side import PATIENCE_SECONDS, Side
 from autotune.tuning.trial import Trial

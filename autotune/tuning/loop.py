@@ -14,21 +14,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from autotune.errors import MeasuringStoppedError, NoStableConfigurationError
-from autotune.executors.executor import SeatLost
-from autotune.record import Outcome, Pairing, Phase
+from autotune.data.errors import MeasuringStoppedError, NoStableConfigurationError
+from autotune.data.figures import Check
+from autotune.data.options import Options
+from autotune.data.record import Outcome, Pairing, Phase
+from autotune.runtime.executor import SeatLost
 from autotune.space.combining import refusal
 from autotune.space.configuration import Configuration
-from autotune.space.search_space import ResolvedSpace
+from autotune.space.space_file import ResolvedSpace
 from autotune.stats.deciding import EndedBy
-from autotune.stats.stability import Check
 from autotune.tuning import costs
+from autotune.tuning.candidates import WAITS, Proposals, has_short_steps, limit_of
 from autotune.tuning.confirmation import Confirmation, FreshPairs
+from autotune.tuning.events import Notice
 from autotune.tuning.exclusive_resources import ExclusiveResources
 from autotune.tuning.feasibility import known_to_fail
+from autotune.tuning.knowledge import View
 from autotune.tuning.leaders import Leaders
-from autotune.tuning.losses import Trainings, compare_numerics, numerics_of
-from autotune.tuning.next_action import (
+from autotune.tuning.learning import Trainings, compare_numerics, numerics_of
+from autotune.tuning.policy import (
     Action,
     CompareLosses,
     Confirm,
@@ -41,9 +45,6 @@ from autotune.tuning.next_action import (
     error_of,
     next_action,
 )
-from autotune.tuning.options import Options
-from autotune.tuning.progress import Notice
-from autotune.tuning.proposals import WAITS, Proposals, has_short_steps, limit_of
 from autotune.tuning.rules import Limits
 from autotune.tuning.run import Run
 from autotune.tuning.sampler import Sampler
@@ -52,7 +53,6 @@ from autotune.tuning.seats import MOST_LOSSES, NoSeatLeft, Seats
 from autotune.tuning.side import Interrupted
 from autotune.tuning.state import State
 from autotune.tuning.trial import Trial
-from autotune.tuning.view import View
 from autotune.tuning.waiting import CLOSING_SECONDS, Deadline, TimeIsUp
 
 CHECK_SHARE = 0.1  # of the budget: what comparing losses may take, all together

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from autotune.tuning.crowding import AT_LEAST, Crowding, crowding_of
-from autotune.tuning.progress import Notice
+from autotune.tuning.events import Notice
 from autotune.tuning.run import Run
 from autotune.tuning.seat import Seat
+from autotune.tuning.seat_contention import AT_LEAST, Crowding, crowding_of
 from autotune.tuning.waiting import TimeIsUp
 
 if TYPE_CHECKING:

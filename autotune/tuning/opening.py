@@ -10,23 +10,26 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.credentials import credential_values
-from autotune.devices.machine import Machine, memory_limit_bytes
-from autotune.errors import ArgumentError, NoStableConfigurationError, WorkloadError
-from autotune.executors.executor import Clock, Executor, SeatLost, WarmUp
-from autotune.printable import with_article
-from autotune.run_directory import CREATED, SCRATCH, RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
-from autotune.scripts.facts import ScriptSettings, Trains
-from autotune.scripts.side_effects import remove_created
+from autotune.data.credentials import credential_values
+from autotune.data.errors import ArgumentError, NoStableConfigurationError, WorkloadError
+from autotune.data.facts import ScriptSettings, Trains, WorkloadFacts, WorkloadReference
+from autotune.data.hardware import Machine
+from autotune.data.options import Options, checked_args
+from autotune.data.printable import with_article
+from autotune.data.run_directory import CREATED, SCRATCH, RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
+from autotune.machine.fingerprint import memory_limit_bytes
+from autotune.runtime.created_files import remove_created
+from autotune.runtime.executor import Clock, Executor, SeatLost, WarmUp
+from autotune.script.loading import parse_reference, reference_of
+from autotune.script.workload import Workload
 from autotune.space import variables
 from autotune.space.combining import NOT_ACCUMULATED, refusal
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
-from autotune.space.search_space import ResolvedSpace
+from autotune.space.space_file import ResolvedSpace
 from autotune.stats.gpu_figures import joules_of
-from autotune.tuning.options import Options
-from autotune.tuning.progress import Began, Notice, Observer
-from autotune.tuning.resuming import Earlier, refuse_another_machine, refuse_another_workload
+from autotune.tuning.events import Began, Notice, Observer
+from autotune.tuning.resume import Earlier, refuse_another_machine, refuse_another_workload
 from autotune.tuning.rules import Limits
 from autotune.tuning.run import Run
 from autotune.tuning.seat import BASELINE_SECONDS, Seat
@@ -40,8 +43,6 @@ from autotune.tuning.surroundings import (
     script_notes,
 )
 from autotune.tuning.waiting import CLOSING_SECONDS, OVERRUN_SHARE, Deadline
-from autotune.workloads.loading import checked_args, parse_reference, reference_of
-from autotune.workloads.workload import Workload, WorkloadFacts, WorkloadReference
 
 BASELINE_SHARE = 0.35  # of the budget, until the baseline is warm, or `BASELINE_SECONDS` if that is more
 

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from autotune.record import Outcome, TrialRecord
-from autotune.stats.bottleneck import NOT_INSTALLED, Profile
+from autotune.data.figures import Profile
+from autotune.data.record import Outcome, TrialRecord
+from autotune.stats.bottleneck import NOT_INSTALLED
 from autotune.tuning.run import Run
 from autotune.tuning.trial import limit_of
 

@@ -6,15 +6,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
-from autotune.record import Pairing, Phase, Slice, TrialRecord
+from autotune.data.figures import Check
+from autotune.data.options import MEMORY_MARGIN
+from autotune.data.record import Pairing, Phase, Slice, TrialRecord
 from autotune.stats import growth
 from autotune.stats.disturbance import HEAT, slowed_by
 from autotune.stats.stability import (
     DEVICE_MEMORY,
     HOST_MEMORY,
-    MEMORY_MARGIN,
     CallSeconds,
-    Check,
     gain_exceeds_variation,
     hangs,
     loss_does_not_rise,

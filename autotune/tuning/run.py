@@ -10,15 +10,15 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autotune.credentials import mask_text
-from autotune.executors.executor import Clock, Data, DeviceUnavailable, Executor, TrialFailed
-from autotune.executors.signs import says_taken
-from autotune.record import Boundary, Outcome, Phase, TrialRecord
-from autotune.run_directory import RunDirectory
+from autotune.data.credentials import mask_text
+from autotune.data.options import Objective
+from autotune.data.record import Boundary, Outcome, Phase, TrialRecord
+from autotune.data.run_directory import RunDirectory
+from autotune.runtime.error_patterns import says_taken
+from autotune.runtime.executor import Clock, Data, DeviceUnavailable, Executor, TrialFailed
 from autotune.space.configuration import Configuration
-from autotune.stats.deciding import Objective
-from autotune.tuning.progress import Observer, TrialBegan, TrialEnded, TrialMeasured
-from autotune.tuning.scaling import scaling_efficiency
+from autotune.stats.scaling import scaling_efficiency
+from autotune.tuning.events import Observer, TrialBegan, TrialEnded, TrialMeasured
 from autotune.tuning.trial import Trial, speedup_of
 
 

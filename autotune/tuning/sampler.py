@@ -24,13 +24,13 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from autotune.errors import RunDirectoryError
-from autotune.printable import first_line
-from autotune.record import Outcome, Phase, TrialRecord
+from autotune.data.errors import RunDirectoryError
+from autotune.data.models import KnobValue
+from autotune.data.printable import first_line
+from autotune.data.record import Outcome, Phase, TrialRecord
 from autotune.space.configuration import Configuration
-from autotune.space.knobs import KnobValue
 from autotune.space.probes import near
-from autotune.space.search_space import ResolvedSpace
+from autotune.space.space_file import ResolvedSpace
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

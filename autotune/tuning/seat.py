@@ -7,15 +7,16 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from autotune.errors import MeasuringStoppedError
-from autotune.executors.executor import IN_SEARCH, Data, DeviceUnavailable, SeatLost, TrialFailed, WarmUp
-from autotune.executors.signs import says_taken
+from autotune.data.errors import MeasuringStoppedError
+from autotune.data.figures import LogInterval
+from autotune.data.record import Outcome, Pairing, Phase, TrialRecord
 from autotune.recipe.apply import environment
-from autotune.record import Outcome, Pairing, Phase, TrialRecord
+from autotune.runtime.error_patterns import says_taken
+from autotune.runtime.executor import IN_SEARCH, Data, DeviceUnavailable, SeatLost, TrialFailed, WarmUp
 from autotune.space.configuration import Configuration, acting, on_device, on_several_devices
 from autotune.space.knobs import KNOBS, Device
 from autotune.stats.deciding import Stop, stop_measuring
-from autotune.stats.intervals import LogInterval, Spread, mean_interval
+from autotune.stats.intervals import Spread, mean_interval
 from autotune.tuning.comparison import set_in_blocks, take_turns
 from autotune.tuning.feasibility import fit_on_card
 from autotune.tuning.live_baseline import Baseline, baseline_error

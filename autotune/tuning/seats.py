@@ -8,11 +8,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from autotune.errors import BudgetError, NoStableConfigurationError
-from autotune.executors.executor import SeatLost
-from autotune.printable import first_line
+from autotune.data.errors import BudgetError, NoStableConfigurationError
+from autotune.data.printable import first_line
+from autotune.runtime.executor import SeatLost
+from autotune.tuning.events import Notice
 from autotune.tuning.neighbours import thin_out
-from autotune.tuning.progress import Notice
 from autotune.tuning.run import Run
 from autotune.tuning.seat import BASELINE_SECONDS, Drifted, Seat
 from autotune.tuning.waiting import Deadline

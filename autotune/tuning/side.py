@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from autotune.executors.executor import IN_SEARCH, LiveTrial, SeatLost, TrialFailed, TrialTiming, WarmUp
-from autotune.record import Outcome, Slice
+from autotune.data.record import Outcome, Slice
+from autotune.runtime.executor import IN_SEARCH, LiveTrial, SeatLost, TrialFailed, TrialTiming, WarmUp
 from autotune.tuning.run import Run
 from autotune.tuning.slicing import taken_seconds
 from autotune.tuning.trial import Trial

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from autotune.executors.executor import WarmUp
-from autotune.record import Slice
-from autotune.stats.deciding import Objective
+from autotune.data.options import Objective
+from autotune.data.record import Slice
+from autotune.runtime.executor import WarmUp
 
 SLICE_SECONDS = 0.5
 SHORT_SLICE_SECONDS = 0.25  # for trials that do not wait for anything from outside

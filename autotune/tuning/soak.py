@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from autotune.executors.executor import IN_SEARCH, DeviceUnavailable, TrialFailed
+from autotune.data.figures import Check, Interval
+from autotune.data.record import Outcome, Phase, Slice, TrialRecord
 from autotune.recipe.evidence import Watch
-from autotune.record import Outcome, Phase, Slice, TrialRecord
+from autotune.runtime.executor import IN_SEARCH, DeviceUnavailable, TrialFailed
 from autotune.space.configuration import Configuration
 from autotune.stats import growth
-from autotune.stats.intervals import Interval
-from autotune.stats.stability import Check, hangs
+from autotune.stats.stability import hangs
 from autotune.tuning.rules import Limits, call_seconds, memory_of, memory_samples
 from autotune.tuning.run import Run, never_two_alive
 from autotune.tuning.seat import BASELINE_SECONDS

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autotune.devices.gpus import lowest_capability
-from autotune.devices.xla_flags import lacking
+from autotune.data.options import Options
+from autotune.machine.gpus import lowest_capability
+from autotune.machine.xla_flags import lacking
 from autotune.space.knobs import Device
-from autotune.space.search_space import ResolvedSpace, SearchSpace, find_search_space
+from autotune.space.space_file import ResolvedSpace, SearchSpace, find_search_space
+from autotune.tuning.events import Notice
 from autotune.tuning.opening import Opened
-from autotune.tuning.options import Options
-from autotune.tuning.progress import Notice
 
 DEFAULT_SPACE = {Device.CPU: "quick", Device.GPU: "gpu"}
 SEVERAL_SPACE = "several_gpus"  # where a seat has several devices, over which the training may be spread

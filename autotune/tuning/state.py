@@ -9,10 +9,11 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from autotune.record import Looks, Standing
+from autotune.data.figures import LogInterval
+from autotune.data.options import MIN_GAIN
+from autotune.data.record import Looks, Standing
 from autotune.space.configuration import Configuration
-from autotune.stats.deciding import MIN_GAIN
-from autotune.stats.intervals import LogInterval, ProcessPrior, Spread, t_quantile
+from autotune.stats.intervals import ProcessPrior, Spread, t_quantile
 
 PROCESS_DEVIATION = 0.02  # log deviation between processes that is allowed for where few were measured
 EXCLUDED_GAIN = 0.10  # excluded for `no_significant_gain`, or `min_gain` where that is larger

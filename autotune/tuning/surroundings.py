@@ -10,16 +10,15 @@ import os
 import statistics
 from collections.abc import Iterator, Sequence
 
-from autotune.errors import WorkloadError
-from autotune.executors.executor import WarmUp
-from autotune.printable import time_in_words
-from autotune.record import Slice
-from autotune.scripts.facts import NO_XLA, ScriptFacts, Trains
+from autotune.data.errors import WorkloadError
+from autotune.data.facts import NO_XLA, ScriptFacts, Trains, WorkloadFacts
+from autotune.data.printable import time_in_words
+from autotune.data.record import Slice
+from autotune.runtime.executor import WarmUp
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS, STRATEGY_KNOBS, Device, Stage
 from autotune.stats.disturbance import gpu_load_of, load_of
 from autotune.stats.stability import MOST_RETRACES, MOST_SKIPPED, RETRACING_ADVICE
-from autotune.workloads.workload import WorkloadFacts
 
 WORTH_SHARE = 0.02  # of a training that tuning it may cost
 LONG_BEFORE_SHARE = 1 / 3  # of a trial, that a script may take before it trains without a notice

@@ -9,16 +9,18 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from autotune.executors.executor import TrialFailed, WarmUp
-from autotune.record import Looks, Outcome, Pair, Pairing, Phase, Place, Slice, TrialRecord
+from autotune.data.figures import Bottleneck, Interval, Profile
+from autotune.data.options import Objective
+from autotune.data.record import Looks, Outcome, Pair, Pairing, Phase, Place, Slice, TrialRecord
+from autotune.runtime.executor import TrialFailed, WarmUp
+from autotune.runtime.protocol import Finished
 from autotune.space.configuration import Configuration
-from autotune.stats.bottleneck import Bottleneck, Profile, Seen, bottleneck_of
-from autotune.stats.deciding import Objective
+from autotune.stats import ratios
+from autotune.stats.bottleneck import Seen, bottleneck_of
 from autotune.stats.disturbance import disturbances
-from autotune.stats.intervals import Interval, Spread, mean_interval
-from autotune.tuning import ratios
-from autotune.tuning.ratios import RatedPair, by_instance, rate
-from autotune.worker.messages import Finished
+from autotune.stats.gpu_figures import recorded_gpu_figures
+from autotune.stats.intervals import Spread, mean_interval
+from autotune.stats.ratios import RatedPair, by_instance, rate
 
 UNKNOWN_WAIT_ERROR = 0.1  # of the input wait, where a single slice has no spread
 MOST_PAIRS_AGAIN = 4  # of an instance, for those that were disturbed
@@ -275,7 +277,7 @@ def limit_of(record: TrialRecord) -> Bottleneck:
     error = UNKNOWN_WAIT_ERROR
     if len(paces) > 1:
         error = 2 * statistics.stdev(paces) * math.sqrt(1 + 1 / len(paces))
-    used = record.gpu_figures
+    used = recorded_gpu_figures(record)
     return bottleneck_of(
         Seen(
             waits=record.input_wait_fraction,

@@ -9,32 +9,32 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune.credentials import MASK, masked_names
-from autotune.devices.gpus import visible_gpus
-from autotune.devices.machine import fingerprint, require_linux
-from autotune.devices.other_runs import announced, local_devices
-from autotune.errors import ArgumentError
-from autotune.executors.local import TrialProcesses
-from autotune.executors.places import cut_cores, machine_of, of_devices
-from autotune.executors.ray_seats import RayTrials
-from autotune.files import write_atomically
+from autotune.data.credentials import MASK, masked_names
+from autotune.data.errors import ArgumentError
+from autotune.data.facts import WorkloadReference
+from autotune.data.files import write_atomically
+from autotune.data.options import MEMORY_MARGIN, MIN_GAIN, Objective, Options, seconds_of
+from autotune.data.record import Place
+from autotune.data.run_directory import RunDirectory, RunRecord, new_run_directory
+from autotune.machine.fingerprint import fingerprint, require_linux
+from autotune.machine.gpus import visible_gpus
+from autotune.machine.other_runs import announced, local_devices
 from autotune.recipe.recipe import Recipe
-from autotune.record import Place
 from autotune.report.page import write_page_or_say
-from autotune.run_directory import RunDirectory, RunRecord, new_run_directory
-from autotune.space.search_space import SearchSpace, find_search_space, shipped_names
-from autotune.stats.deciding import MIN_GAIN, Objective
-from autotune.stats.stability import MEMORY_MARGIN
+from autotune.runtime.local import TrialProcesses
+from autotune.runtime.places import cut_cores, machine_of, of_devices
+from autotune.runtime.ray_seats import RayTrials
+from autotune.script.loading import refuse_while_loading
+from autotune.script.workload import Workload
+from autotune.space.space_file import SearchSpace, find_search_space, shipped_names
 from autotune.tuning.ending import batch_losses, watched
+from autotune.tuning.events import Notice, Observer, RunBegan, silent
 from autotune.tuning.interruptions import interruptions_noted
 from autotune.tuning.loop import Loop
-from autotune.tuning.occupying import occupied
 from autotune.tuning.opening import Invocation, completed, limits_of, open_run, prepared, reference_to
-from autotune.tuning.options import Options, seconds_of
 from autotune.tuning.profiles import note_profiles
-from autotune.tuning.progress import Notice, Observer, RunBegan, silent
-from autotune.tuning.recommendation import recommend
-from autotune.tuning.resuming import (
+from autotune.tuning.recommend import recommend
+from autotune.tuning.resume import (
     Earlier,
     note_resumption,
     read_earlier,
@@ -42,12 +42,11 @@ from autotune.tuning.resuming import (
     refuse_another_question,
     resumption_notes,
 )
+from autotune.tuning.run_lock import occupied
 from autotune.tuning.sampler import Sampler
 from autotune.tuning.spaces import space_of
 from autotune.tuning.surroundings import samples_of, worth_notes
 from autotune.tuning.trial import now_utc
-from autotune.workloads.loading import refuse_while_loading
-from autotune.workloads.workload import Workload, WorkloadReference
 
 DEFAULT_BUDGET = "10m"
 WAIT_ADVICE = "--wait starts this one once that has ended"
@@ -143,7 +142,7 @@ def tune(
         ray_address: The cluster's; RAY_ADDRESS, or a Ray of this machine's own, when None.
         ray_upload: Ray copies the working directory to the hosts. Else they share a file system.
         wait: Wait until runs that were begun earlier on this machine's devices have ended. The budget begins then.
-        observe: Is told what happens, see `autotune.tuning.progress`.
+        observe: Is told what happens, see `autotune.tuning.events`.
 
     Returns:
         The recipe, which is also written to the run directory.

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autotune.executors.executor import Clock, TrialFailed
-from autotune.record import Outcome
+from autotune.data.record import Outcome
+from autotune.runtime.executor import Clock, TrialFailed
 
 CLOSING_SECONDS = 1.0  # for ending the processes and writing the recipe
 OVERRUN_SHARE = 0.03  # of the budget: how far waits may run beyond its end

@@ -7,10 +7,10 @@ import pytest
 from fault_table import BASELINE_BATCH_SIZE, BATCH_SIZES, BY_NAME, WORKLOAD, memory_cgroup
 from real_trials import QUICK, Case, configuration
 
-from autotune.executors.executor import Data
-from autotune.executors.local import TrialProcesses
-from autotune.executors.process import TrialProcess
-from autotune.workloads.workload import WorkloadReference
+from autotune.data.facts import WorkloadReference
+from autotune.runtime.executor import Data
+from autotune.runtime.local import TrialProcesses
+from autotune.runtime.trial_process import TrialProcess
 
 DATA = Data(examples=128, endless=False)
 REFERENCE = WorkloadReference(file=str(WORKLOAD), search_path=(str(WORKLOAD.parent),))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.record import Outcome
+from autotune.data.record import Outcome
 
 WORKLOAD = Path(__file__).with_name("faulty.py")
 BASELINE_BATCH_SIZE = 16

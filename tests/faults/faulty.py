@@ -23,7 +23,7 @@ import psutil
 import tensorflow as tf
 
 import autotune
-from autotune.executors.log import LARGEST_LOG_BYTES
+from autotune.runtime.logs import LARGEST_LOG_BYTES
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fault_table import BASELINE_BATCH_SIZE, BY_BATCH_SIZE, CGROUP_BYTES, CGROUP_VARIABLE

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from fault_table import BASELINE_BATCH_SIZE, BATCH_SIZES, BY_NAME
 
-from autotune.executors.executor import Executor
-from autotune.record import Phase, TrialRecord
-from autotune.run_directory import RunDirectory
+from autotune.data.record import Phase, TrialRecord
+from autotune.data.run_directory import RunDirectory
+from autotune.runtime.executor import Executor
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
-from autotune.tuning.progress import silent
+from autotune.tuning.events import silent
 from autotune.tuning.run import Run
 from autotune.tuning.seat import Seat, TrialLimits
 from autotune.tuning.waiting import Deadline

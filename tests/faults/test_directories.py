@@ -9,10 +9,11 @@ from fault_table import WORKLOAD
 from simulated_runs import simulated_trials
 from studies import Study
 
-from autotune.errors import RunDirectoryError
-from autotune.executors.local import TrialProcesses
-from autotune.run_directory import RunDirectory
-from autotune.workloads.workload import WorkloadReference
+from autotune.data.errors import RunDirectoryError
+from autotune.data.facts import WorkloadReference
+from autotune.data.run_directory import RunDirectory
+from autotune.runtime.local import TrialProcesses
+from autotune.space.recorded import read_trials
 
 REFERENCE = WorkloadReference(file=str(WORKLOAD), search_path=(str(WORKLOAD.parent),))
 
@@ -73,7 +74,7 @@ def test_a_disk_that_fills_up(fresh_processes, small_disk):
     with pytest.raises(RunDirectoryError, match=r"cannot write .*trials/0002.*: No space left on device") as caught:
         study.try_fault("")
     assert "What was finished before stays readable" in caught.value.hint
-    assert [record.trial for record in RunDirectory(small_disk / "run").read_trials()] == [0, 1]
+    assert [record.trial for record in read_trials(RunDirectory(small_disk / "run"))] == [0, 1]
     with contextlib.suppress(RunDirectoryError):
         study.end()
 
@@ -86,7 +87,7 @@ def test_a_run_directory_that_becomes_unwritable(tmp_path):
         pytest.raises(RunDirectoryError, match=r"cannot write to .*trials/0001: (Operation not permitted|Perm)"),
     ):
         study.try_fault("")
-    assert [record.outcome for record in RunDirectory(tmp_path / "run").read_trials()] == ["ok"]
+    assert [record.outcome for record in read_trials(RunDirectory(tmp_path / "run"))] == ["ok"]
     study.end()
 
 

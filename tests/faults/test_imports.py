@@ -8,9 +8,9 @@ import pytest
 from fault_table import CGROUP_VARIABLE
 from real_trials import REPOSITORY
 
-from autotune.errors import NoStableConfigurationError
-from autotune.executors.local import TrialProcesses
-from autotune.workloads.workload import WorkloadReference
+from autotune.data.errors import NoStableConfigurationError
+from autotune.data.facts import WorkloadReference
+from autotune.runtime.local import TrialProcesses
 
 RAISES = """
 import resource

@@ -13,13 +13,13 @@ import pytest
 from fault_table import BATCH_SIZES
 from real_trials import QUICK, REPOSITORY, configuration, is_gone, until
 
-from autotune.errors import NoStableConfigurationError
-from autotune.executors.executor import Data, SeatLost, TrialFailed
-from autotune.executors.ray_cluster import RESOURCE
-from autotune.executors.ray_seats import RayTrials
-from autotune.record import Outcome
-from autotune.report.frame import load_history
-from autotune.workloads.workload import WorkloadReference
+from autotune.data.errors import NoStableConfigurationError
+from autotune.data.facts import WorkloadReference
+from autotune.data.record import Outcome
+from autotune.report.history import load_history
+from autotune.runtime.executor import Data, SeatLost, TrialFailed
+from autotune.runtime.ray_cluster import RESOURCE
+from autotune.runtime.ray_seats import RayTrials
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray warns of much
 cluster_utils = pytest.importorskip("ray.cluster_utils")
@@ -232,7 +232,7 @@ def test_a_driver_that_is_killed_leaves_nothing_and_the_run_goes_on(cluster, tmp
         found = []
         for each in psutil.process_iter(["cmdline"]):
             words = each.info["cmdline"] or []
-            if "autotune.executors.template" in words and "digits_mlp.py" in " ".join(words):
+            if "autotune.runtime.template" in words and "digits_mlp.py" in " ".join(words):
                 found.append(each.pid)
         return found
 

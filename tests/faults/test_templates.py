@@ -11,8 +11,9 @@ from fault_table import witness
 from real_trials import configuration, is_gone, until
 from studies import Study
 
-from autotune.executors.executor import TrialFailed
-from autotune.record import Outcome
+from autotune.data.record import Outcome
+from autotune.runtime.executor import TrialFailed
+from autotune.space.recorded import read_trials
 
 pytestmark = pytest.mark.slow
 
@@ -97,7 +98,7 @@ def test_the_study_goes_on(processes, tmp_path):
     outcomes = [study.try_fault(name).outcome for name in ("segfaults", "kills_its_keeper", "hangs_with_a_family", "")]
     study.end()
     assert outcomes == ["crashed", "crashed", "timeout", "ok"]
-    records = list(study.run.directory.read_trials())
+    records = list(read_trials(study.run.directory))
     assert [record.outcome for record in records] == ["ok", *outcomes]
     assert "in segfaults" in records[1].log_tail
     assert all(record.reason for record in records[1:4])

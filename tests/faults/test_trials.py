@@ -6,9 +6,9 @@ import pytest
 from fault_table import FAULTS, witness
 from real_trials import PATIENCE_SECONDS, Awake, is_gone, until
 
-from autotune.executors.executor import TrialFailed
-from autotune.executors.log import HEAD_BYTES, LARGEST_LOG_BYTES
-from autotune.record import Outcome
+from autotune.data.record import Outcome
+from autotune.runtime.executor import TrialFailed
+from autotune.runtime.logs import HEAD_BYTES, LARGEST_LOG_BYTES
 
 slow = pytest.mark.slow
 
@@ -115,7 +115,7 @@ def test_an_exception_is_shown_with_the_users_own_frames(launch):
     assert "KeyError: 'missing column'" in failure.reason
     assert "in users_own_function" in failure.detail
     assert "faulty.py" in failure.detail
-    assert "autotune/worker" not in failure.detail
+    assert "autotune/training" not in failure.detail
 
 
 def test_a_signal_leaves_the_line_that_it_struck_in_the_log(launch):

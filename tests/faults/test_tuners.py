@@ -14,7 +14,7 @@ import pytest
 from fault_table import BASELINE_BATCH_SIZE, BATCH_SIZES, WORKLOAD, witness
 from real_trials import REPOSITORY, Awake, is_gone, until
 
-from autotune.executors.process import is_stopped
+from autotune.runtime.trial_process import is_stopped
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ TUNER = """
     sys.path[:0] = sys.argv[3:]
     from conftest import DATA, REFERENCE
     from real_trials import configuration
-    from autotune.executors.local import TrialProcesses
+    from autotune.runtime.local import TrialProcesses
 
     folder, batch_size = Path(sys.argv[1]), int(sys.argv[2])
     print("importing", flush=True)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from real_trials import QUICK, REPOSITORY, WORKLOADS, Builder, Case, configuration
 
-from autotune.executors.executor import Data
-from autotune.executors.local import TrialProcesses
-from autotune.executors.process import TrialProcess
-from autotune.worker.messages import LossRuns
-from autotune.workloads.workload import WorkloadReference
+from autotune.data.facts import WorkloadReference
+from autotune.runtime.executor import Data
+from autotune.runtime.local import TrialProcesses
+from autotune.runtime.protocol import LossRuns
+from autotune.runtime.trial_process import TrialProcess
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,12 +16,12 @@ from typing import Any, Self
 import psutil
 import pytest
 
-from autotune.executors.executor import IN_SEARCH, Data, TrialFailed, WarmUp
-from autotune.executors.process import TrialProcess
-from autotune.executors.standstill import LOOK_SECONDS, AwakeClock
+from autotune.runtime import protocol
+from autotune.runtime.executor import IN_SEARCH, Data, TrialFailed, WarmUp
+from autotune.runtime.suspend_clock import LOOK_SECONDS, AwakeClock
+from autotune.runtime.trial_process import TrialProcess
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
-from autotune.worker import messages
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WORKLOADS = Path(__file__).parent / "workloads"
@@ -123,9 +123,9 @@ class Built:
     """What building a case, and its first step, gave: the messages of a trial, None where they did not come."""
 
     def __init__(self, told: dict[str, Any], printed: str) -> None:
-        self.started = _message(messages.Started, told.get("started"))
-        self.first_step = _message(messages.FirstStep, told.get("first_step"))
-        self.failed = _message(messages.Failed, told.get("failed"))
+        self.started = _message(protocol.Started, told.get("started"))
+        self.first_step = _message(protocol.FirstStep, told.get("first_step"))
+        self.failed = _message(protocol.Failed, told.get("failed"))
         self.printed = json_in(printed)
 
 
@@ -161,7 +161,7 @@ class Builder:
         self._count += 1
         log = folder / str(self._count) / f"{case}.log"
         log.parent.mkdir()
-        request = messages.TrialRequest(
+        request = protocol.TrialRequest(
             configuration=dict(configuration(batch_size, **knobs)),
             log=str(log),
             data=data,

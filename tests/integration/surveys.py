@@ -13,10 +13,9 @@ from pathlib import Path
 import keras  # noqa: F401  # so that no fork has to
 import tensorflow as tf  # noqa: F401
 
-from autotune.errors import WorkloadError
-from autotune.scripts.facts import ScriptSettings
-from autotune.scripts.survey import survey
-from autotune.workloads.workload import WorkloadReference
+from autotune.data.errors import WorkloadError
+from autotune.data.facts import ScriptSettings, WorkloadReference
+from autotune.script.survey import survey
 
 
 def main(folder: str, answers: Path) -> None:

@@ -6,10 +6,10 @@ import sys
 import pytest
 from real_trials import PATIENCE_SECONDS, configuration
 
-from autotune.errors import WorkloadError
-from autotune.executors.executor import Data, TrialFailed
-from autotune.executors.template_process import IMPORT_SECONDS
-from autotune.record import Outcome
+from autotune.data.errors import WorkloadError
+from autotune.data.record import Outcome
+from autotune.runtime.executor import Data, TrialFailed
+from autotune.runtime.template_process import IMPORT_SECONDS
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_an_exception_at_import_shows_the_users_frames(processes_of):
 def test_keras_on_another_backend_is_refused(processes_of):
     """A trial's steps are TensorFlow's: the sentence says what was found, and what to set."""
     source = 'import os\nos.environ["KERAS_BACKEND"] = "numpy"\n' + USABLE
-    with pytest.raises(WorkloadError, match=r"Keras runs on numpy here, expected tensorflow") as caught:
+    with pytest.raises(WorkloadError, match=r"Keras uses the backend numpy") as caught:
         processes_of(source).open()
     assert "KERAS_BACKEND=tensorflow" in caught.value.hint
 

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from real_trials import QUICK, REPOSITORY, configuration
 
-from autotune.errors import WorkloadError
-from autotune.executors import containment
-from autotune.executors.executor import TrialFailed
-from autotune.executors.local import TrialProcesses
-from autotune.record import Outcome
-from autotune.scripts.facts import ScriptSettings
-from autotune.workloads.workload import WorkloadReference
+from autotune.data.errors import WorkloadError
+from autotune.data.facts import ScriptSettings, WorkloadReference
+from autotune.data.record import Outcome
+from autotune.runtime import containment
+from autotune.runtime.executor import TrialFailed
+from autotune.runtime.local import TrialProcesses
 
 TRAIN = """
 import keras

@@ -93,7 +93,7 @@ def templates_of(tuner: int) -> list[psutil.Process]:
     found = []
     for each in psutil.process_iter(["cmdline"]):
         command = each.info["cmdline"] or []
-        if "autotune.executors.template" in command and str(tuner) in command:
+        if "autotune.runtime.template" in command and str(tuner) in command:
             found.append(each)
     return found
 
@@ -112,7 +112,7 @@ def run(tmp_path, environment):
 
 TUNE = """
     import sys
-    from autotune.cli import main
+    from autotune.front.cli import main
 
     code = main(["tune", {workload!r}, "--trials", "2", "--out", "run", "--budget", sys.argv[1]])
     assert not {{"tensorflow", "keras"}} & set(sys.modules)

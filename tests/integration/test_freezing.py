@@ -10,7 +10,7 @@ import psutil
 import pytest
 from real_trials import until
 
-from autotune.executors.process import is_stopped
+from autotune.runtime.trial_process import is_stopped
 
 slow = pytest.mark.slow
 

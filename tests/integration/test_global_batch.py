@@ -10,10 +10,10 @@ from real_trials import configuration
 from simulated import SimulatedTrials
 from simulated_runs import FACTS, Watcher, faster_by, flat, quick_tune, simulated_trials
 
-from autotune.errors import ArgumentError
-from autotune.scripts.facts import ScriptFacts, Trains
+from autotune.data.errors import ArgumentError
+from autotune.data.facts import ScriptFacts, Trains
 from autotune.space.configuration import Configuration
-from autotune.tuning.progress import Notice
+from autotune.tuning.events import Notice
 
 LOOP = FACTS.model_copy(update={"script": ScriptFacts(trains=Trains.LOOP, baseline={"batch_size": 32})})
 
@@ -27,7 +27,7 @@ OWN = ScriptFacts(
 TRAINS = """
 import json, sys
 import keras, numpy as np, tensorflow as tf
-from autotune.errors import ApplyError
+from autotune.data.errors import ApplyError
 from autotune.recipe import apply
 from autotune.recipe.recipe import Recipe
 

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from autotune.devices.xla_flags import lacking
+from autotune.machine.xla_flags import lacking
 from autotune.space.gpu_knobs import GPU_KNOBS
 from autotune.space.knob import Domain, Knob, Stage
 from autotune.space.knobs import KNOBS

@@ -3,9 +3,9 @@
 import pytest
 from real_trials import PATIENCE_SECONDS, configuration
 
-from autotune.errors import WorkloadError
-from autotune.executors.executor import Data, TrialFailed
-from autotune.record import Outcome
+from autotune.data.errors import WorkloadError
+from autotune.data.record import Outcome
+from autotune.runtime.executor import Data, TrialFailed
 
 slow = pytest.mark.slow
 

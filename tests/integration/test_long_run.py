@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from real_trials import REPOSITORY
 
+from autotune.data.facts import WorkloadFacts
 from autotune.recipe.recipe import Recipe
 from autotune.space.configuration import Configuration, on_several_devices
-from autotune.workloads.workload import WorkloadFacts
 
 RECORDED = REPOSITORY / "results" / "digits_mlp_command_one" / "recipe.json"
 

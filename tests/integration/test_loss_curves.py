@@ -5,9 +5,9 @@ import statistics
 import pytest
 from real_trials import PATIENCE_SECONDS
 
-from autotune.executors.executor import Data, TrialFailed
+from autotune.runtime.executor import Data, TrialFailed
+from autotune.runtime.protocol import LossRuns
 from autotune.stats.numerics import parity
-from autotune.worker.messages import LossRuns
 
 pytestmark = pytest.mark.slow
 

@@ -10,14 +10,15 @@ import psutil
 import pytest
 from real_trials import PATIENCE_SECONDS, QUICK, REPOSITORY, WORKLOADS, configuration, is_gone, until
 
-from autotune.executors.executor import Data, TrialFailed
-from autotune.executors.local import TrialProcesses
+from autotune.data.facts import WorkloadReference
+from autotune.data.record import Outcome
+from autotune.data.run_directory import RunDirectory
 from autotune.recipe.recipe import Recipe
-from autotune.record import Outcome
-from autotune.run_directory import RunDirectory
+from autotune.runtime.executor import Data, TrialFailed
+from autotune.runtime.local import TrialProcesses
+from autotune.runtime.protocol import LossRuns
 from autotune.space.knobs import STRATEGY_KNOBS
-from autotune.worker.messages import LossRuns
-from autotune.workloads.workload import WorkloadReference
+from autotune.space.recorded import read_trials
 
 pytestmark = pytest.mark.slow
 MIRRORED = {"strategy": "mirrored", "replicas": 2}
@@ -189,7 +190,7 @@ def test_a_strategy_is_found_from_start_to_recipe(tmp_path):
     assert set(STRATEGY_KNOBS) <= set(recipe.configuration)
     assert recipe.changes["strategy"] == "mirrored"
     assert "with recipe.strategy().scope():" in ended.stdout
-    records = RunDirectory(tmp_path / "run").read_trials()
+    records = read_trials(RunDirectory(tmp_path / "run"))
     assert any(each.scaling_efficiency for each in records if each.configuration["strategy"] == "mirrored")
     used = subprocess.run([sys.executable, "use.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert used.stdout.startswith("replicas 2"), used.stderr[-3000:]

@@ -15,7 +15,7 @@ import json
 import keras
 import numpy as np
 import tensorflow as tf
-from autotune.errors import ApplyError
+from autotune.data.errors import ApplyError
 from autotune.recipe import apply
 from autotune.recipe.recipe import Recipe
 from autotune.space.configuration import baseline_configuration

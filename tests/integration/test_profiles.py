@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from bottlenecks import CASES, WORKLOAD, judged
 
-from autotune.executors.local import TrialProcesses
+from autotune.data.facts import WorkloadReference
+from autotune.runtime.local import TrialProcesses
 from autotune.stats.bottleneck import Seen, bottleneck_of
 from autotune.tuning.profiles import read_profiles
-from autotune.workloads.workload import WorkloadReference
 
 pytestmark = pytest.mark.slow
 

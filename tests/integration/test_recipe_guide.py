@@ -10,8 +10,8 @@ import pytest
 from real_trials import REPOSITORY
 from test_long_run import recipe_of
 
+from autotune.data.facts import WorkloadFacts
 from autotune.recipe.recipe import Recipe
-from autotune.workloads.workload import WorkloadFacts
 
 SCRIPT, *PROGRAMS = re.findall(
     r"```python\n(.*?)```", (REPOSITORY / "docs" / "recipe_in_code.md").read_text(encoding="utf-8"), re.S

@@ -3,11 +3,10 @@
 import pytest
 from real_trials import PATIENCE_SECONDS, QUICK
 
-from autotune.executors.local import TrialProcesses
-from autotune.scripts.facts import ScriptSettings
+from autotune.data.facts import ScriptSettings, WorkloadReference
+from autotune.runtime.local import TrialProcesses
 from autotune.space.knobs import Device
 from autotune.tuning.opening import baseline_of
-from autotune.workloads.workload import WorkloadReference
 
 BETWEEN_SECONDS = 0.25
 """What the scripts below do between two calls, at least."""

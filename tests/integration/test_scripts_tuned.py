@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from real_trials import REPOSITORY
 
+from autotune.data.run_directory import RunDirectory
 from autotune.recipe.recipe import Recipe
-from autotune.run_directory import RunDirectory
+from autotune.space.recorded import read_trials
 
 SCRIPTS = REPOSITORY / "tests" / "scripts"
 BUDGET = "40s"
@@ -103,7 +104,7 @@ def examples():
 
 def slices_in(run):
     """How many slices of a run are kept."""
-    return sum(len(each.pairs) + len(each.slices) for each in RunDirectory(run).read_trials())
+    return sum(len(each.pairs) + len(each.slices) for each in read_trials(RunDirectory(run)))
 
 
 @pytest.mark.slow
@@ -135,8 +136,8 @@ GENERATOR = """
 import keras
 import numpy as np
 
-from autotune.scripts.fit_call import FitCall
-from autotune.scripts.settings import Settings
+from autotune.script.fit_call import FitCall
+from autotune.script.settings import Settings
 
 
 def batches():

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from autotune.executors.executor import Data
-from autotune.record import Outcome
+from autotune.data.record import Outcome
+from autotune.runtime.executor import Data
 from autotune.stats.growth import HOST, memory_growth
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from autotune.scripts.facts import NO_XLA, ScriptFacts
-from autotune.scripts.side_effects import read_created, remove_created
+from autotune.data.facts import NO_XLA, ScriptFacts
+from autotune.runtime.created_files import read_created, remove_created
 from autotune.tuning.surroundings import script_notes
 
 MODEL = """

@@ -9,7 +9,7 @@ ASK = """
 import keras
 import tensorflow
 from tensorflow.python.eager import context
-from autotune.executors.template import survey
+from autotune.runtime.template import survey
 
 assert survey()[0] is None
 # TensorFlow has no public way to ask this without doing it: the list is made when CUDA is initialised.

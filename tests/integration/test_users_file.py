@@ -7,9 +7,9 @@ import pytest
 from real_trials import PATIENCE_SECONDS, configuration
 from test_end_to_end import SHORT_BUDGET, TINY, to_its_end, with_enough_time
 
-from autotune.errors import NoStableConfigurationError, WorkloadError
-from autotune.executors.executor import TrialFailed
-from autotune.record import Outcome
+from autotune.data.errors import NoStableConfigurationError, WorkloadError
+from autotune.data.record import Outcome
+from autotune.runtime.executor import TrialFailed
 
 pytestmark = pytest.mark.slow
 

@@ -8,11 +8,11 @@ import pytest
 from real_trials import configuration
 from test_end_to_end import TINY, to_its_end
 
-from autotune.devices.machine import fingerprint
+from autotune.data.figures import Interval
+from autotune.machine.fingerprint import fingerprint
 from autotune.recipe.evidence import Confirmation, Evidence, PeakMemory, Stability
 from autotune.recipe.recipe import CreatedBy, Recipe, RecipeWorkload
 from autotune.stats.deciding import EndedBy, Verdict
-from autotune.stats.intervals import Interval
 
 pytestmark = pytest.mark.slow
 

@@ -7,14 +7,13 @@ import psutil
 import pytest
 from real_trials import PATIENCE_SECONDS, QUICK, is_gone, until
 
-from autotune.errors import WorkloadError
-from autotune.executors.executor import TrialFailed
-from autotune.executors.local import TrialProcesses
-from autotune.record import Outcome
-from autotune.scripts.facts import ScriptSettings
+from autotune.data.errors import WorkloadError
+from autotune.data.facts import ScriptSettings, WorkloadReference
+from autotune.data.record import Outcome
+from autotune.runtime.executor import TrialFailed
+from autotune.runtime.local import TrialProcesses
 from autotune.space.knobs import Device
 from autotune.tuning.opening import baseline_of
-from autotune.workloads.workload import WorkloadReference
 
 pytestmark = pytest.mark.slow
 PARTS = """

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import cases
 
-from autotune.worker import main, messages
+from autotune.runtime import protocol
+from autotune.script import runner
 
 
 class Tuner:
@@ -26,16 +27,16 @@ class Tuner:
         """Keep a message."""
         self.told[message.kind] = message.model_dump(mode="json")
         if message.kind == "first_step":
-            raise messages.ChannelClosed("one step is enough")
+            raise protocol.ChannelClosed("one step is enough")
 
 
 answers = os.fdopen(os.dup(1), "w")
 for line in sys.stdin:
-    request = messages.TrialRequest.model_validate_json(line)
+    request = protocol.TrialRequest.model_validate_json(line)
     Path(request.log).touch()
     cases.log = lambda path=request.log: Path(path)
     tuner, printed = Tuner(), io.StringIO()
     with contextlib.redirect_stdout(printed):
-        main.run(request, tuner, cases.workload, None)
+        runner.run(request, tuner, cases.workload, None)
     answers.write(json.dumps([tuner.told, printed.getvalue()]) + "\n")
     answers.flush()

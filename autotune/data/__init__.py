@@ -1,0 +1,1 @@
+"""Data that crosses rooms: records, files, options, errors. It imports no other room."""

@@ -1,0 +1,95 @@
+"""Everything that autotune raises on purpose, and the exit code each class leaves with. All of it may import this."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from autotune.data.printable import LONGEST_MESSAGE, one_line
+
+
+class AutotuneError(Exception):
+    """Base of every error that autotune raises on purpose.
+
+    Args:
+        message: What is wrong and where, as one sentence.
+        hint: The next step, as one sentence; empty when the message already says it.
+        detail: Several lines to show below the message (the user's own traceback, a log tail).
+    """
+
+    exit_code: ClassVar[int] = 4
+
+    def __init__(self, message: str, *, hint: str = "", detail: str = "") -> None:
+        self.message = one_line(message, longest=LONGEST_MESSAGE)
+        self.hint = one_line(hint, longest=LONGEST_MESSAGE)
+        super().__init__(self.message)
+        self.detail = detail
+
+    def __str__(self) -> str:
+        """The message, the hint and the detail, each on a line of its own."""
+        return "\n".join(part for part in (self.message, self.hint, self.detail) if part)
+
+
+class InputError(AutotuneError):
+    """Something the user handed in is wrong, and the user can mend it."""
+
+    exit_code = 2
+
+
+class ArgumentError(InputError):
+    """A command-line or function argument is wrong."""
+
+
+class WorkloadError(InputError):
+    """The user's module, model, dataset or compile arguments cannot be used."""
+
+
+class SearchSpaceError(InputError):
+    """A search-space file is damaged or names something that does not exist."""
+
+
+class ConfigurationError(InputError):
+    """A knob does not exist, or cannot take the value given."""
+
+
+class RecipeError(InputError):
+    """A recipe file is missing, damaged, written by a newer version, or of another workload or baseline."""
+
+
+class RunDirectoryError(InputError):
+    """A run directory cannot be written, is in use, or is not one."""
+
+
+class DamagedRunWarning(UserWarning):
+    """A run, or one of its trials, cannot be read and is left out."""
+
+
+class BudgetError(InputError):
+    """The budget does not hold the baseline."""
+
+
+class ApplyError(InputError):
+    """A recipe cannot act: applied too late in the process, or not to examples, or to a model that ignores it."""
+
+
+class MachineMismatchError(InputError):
+    """The recipe was measured on a machine that differs from this one."""
+
+
+class NoStableConfigurationError(AutotuneError):
+    """The baseline itself fails, so that nothing can be measured against it."""
+
+    exit_code = 3
+
+
+class MeasuringStoppedError(NoStableConfigurationError):
+    """The baseline was measured, and then it or its device failed for good: what was measured stands."""
+
+
+class TrialProcessError(AutotuneError):
+    """A process of the tuner's own failed in a way that is not the user's code's doing."""
+
+
+class TuningInterruptedError(AutotuneError):
+    """The run was interrupted before anything could be recommended."""
+
+    exit_code = 130

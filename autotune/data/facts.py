@@ -1,0 +1,131 @@
+"""What is known of a script: how it trains, what it sets by itself, and where a knob reaches it. No TensorFlow."""
+
+from __future__ import annotations
+
+import enum
+import os
+from typing import Any
+
+from pydantic import BaseModel, Field, FiniteFloat
+
+from autotune.data.credentials import recorded_variables
+from autotune.data.models import Count, Frozen, Many, Value
+
+NO_XLA = "XLA under a tf.distribute strategy fails or hangs (keras#18145, #17187, #21366)"
+
+
+class Trains(enum.StrEnum):
+    """How a script trains."""
+
+    FIT = "fit"  # by `model.fit`
+    LOOP = "loop"  # by a loop of its own
+
+
+class Site(Frozen):
+    """A call in the user's code."""
+
+    file: str  # from the script's directory, or absolute outside of it
+    function: str  # qualified name of the function that it stands in; `<module>` outside of any
+    call: str  # what is called: `batch`
+    order: int  # among the calls of that name in that function, from 0
+    line: int  # when it was found; it may have moved since
+
+    def __str__(self) -> str:
+        """As shown to a user: `batch() in train.py, line 12`."""
+        return f"{self.call}() in {self.file}, line {self.line}"
+
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        """What stays the same where lines move."""
+        return self.file, self.function, self.call, self.order
+
+
+class Fit(Frozen):
+    """A call of `model.fit`, in the order in which the script makes them."""
+
+    line: str  # `train.py, line 30`
+    site: Site | None = None
+    planned_seconds: FiniteFloat  # epochs × steps × what a step took; 0 where there is only one `fit`
+
+
+class ScriptFacts(Frozen):
+    """What running a script once has shown, up to its training."""
+
+    trains: Trains
+    fit: int = 1  # which `fit` is tuned, from 1
+    fit_site: Site | None = None  # where it stands: the recipe acts at each execution of it
+    fit_calls: Count = 1  # how often the survey saw it called there; more than once where a loop calls it
+    compile_site: Site | None = None  # where its model was compiled
+    fits: Many[Fit] = ()
+    baseline: dict[str, Value]  # the knobs as the script leaves them
+    sites: dict[str, Many[Site]] = Field({})  # where a knob reaches the script's own calls
+    not_reached: dict[str, str] = Field({})  # knobs that do not reach it, with the reason and the next step
+    left_out: Many[str] = ()  # what trials leave out: callbacks and saves that write
+    before_seconds: FiniteFloat = 0.0  # what the script does before it trains
+    epochs: int | None = None  # of the training, as the script asks for them
+    schedule: str | None = None  # the optimizer's learning-rate schedule, which counts steps
+    variables: dict[str, str] = Field({})  # of the environment, that the script sets before it imports TensorFlow
+    batch_given_as: str = ""  # where the batch size comes from, in words
+    step_function: Site | None = None  # of a loop: the function that XLA is asked to compile
+    workers: Count = 0  # processes on this host that TF_CONFIG names for a strategy of several; 0 without
+    work_varies: bool = False  # of a loop: an update of the weights is no constant work, as after episodes
+    epochs_range: Site | None = None  # of a loop: the `range()` of its epochs, which has no end in trials
+
+    @property
+    def unit(self) -> str:
+        """Return what its speed counts: updates, where the examples of an update cannot be told."""
+        return "updates" if self.work_varies else "samples"
+
+    @property
+    def recorded(self) -> ScriptFacts:
+        """These facts as files hold them: without values of variables that may be secrets."""
+        return self.model_copy(update={"variables": recorded_variables(self.variables)})
+
+
+class ScriptSettings(Frozen):
+    """What the user says about a script, beyond its arguments."""
+
+    fit: int | None = None  # which `fit` is tuned, from 1; None for the longest
+    allow_writes: bool = False  # trials may write to files that exist
+    allow_cache: bool = False  # the knob `cache` may be tried
+    loss: str | None = None  # which returned number of a loop's step is the loss
+    created: str | None = None  # a file that lists what trials of this run have made
+
+
+class WorkloadReference(BaseModel, frozen=True, extra="forbid"):
+    """Where the workload is: a file or a module, and a name in it."""
+
+    file: str | None = None  # absolute path, or None for a module
+    module: str | None = None  # dotted name, or None for a file
+    name: str = "workload"
+    search_path: tuple[str, ...] = ()  # put in front of `sys.path`
+    args: tuple[str, ...] = ()  # `sys.argv[1:]` of the user's file
+    script: ScriptSettings | None = None  # it is a script as it is, and no `Workload`
+    called_as: str = ""  # a script's path as the user wrote it: it may be a link to `file`
+
+    def __str__(self) -> str:
+        """As the user writes it: `path/to/file.py:name`; without a name for a script."""
+        return self.shown if self.script is not None else f"{self.file or self.module}:{self.name}"
+
+    @property
+    def shown(self) -> str:
+        """The file as the user wrote it, or from the current directory where it is below; or the module."""
+        if self.called_as:
+            return self.called_as
+        return str(self.module) if self.file is None else self.file.removeprefix(os.path.join(os.getcwd(), ""))
+
+
+class WorkloadFacts(BaseModel, frozen=True, extra="forbid"):
+    """What the template learned by importing the user's module."""
+
+    name: str
+    batch_size: int
+    baseline: dict[str, Any]
+    batched: bool
+    drop_remainder: bool
+    dataset_takes_config: bool
+    validates: bool
+    fingerprint: str  # `sha256:…` over the module's source and the name
+    in_force: dict[str, Any] = {}  # knobs that act before a model is built, once the module was imported
+    script: ScriptFacts | None = None  # of a script as it is
+    uncontained: str = ""  # why the kernel does not keep out what trials write; empty where it does, or need not

@@ -1,0 +1,70 @@
+"""Text of others made fit to be shown: on one line, not too long, with nothing in it that a terminal obeys."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+LONGEST_MESSAGE = 1000  # characters
+
+
+def one_line(what: object, *, longest: int | None = None) -> str:
+    r"""`what` as one line, cut in its middle to `longest` characters: `"a\nb\x1b[0m"` becomes `a b\x1b[0m`."""
+    text = _without_middle(str(what), longest)  # it may have millions of characters
+    return _without_middle("".join(map(_shown, text)), longest)
+
+
+def short(value: object) -> str:
+    """A value out of a file in at most 60 characters, as it is shown in a message."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of 5,000 digits, tables 1,000 deep
+        text = "too large to show"
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def with_article(noun: str) -> str:
+    """Return `an int` for `int`, and `a list` for `list`."""
+    begins = noun.lower()
+    is_vowel = begins.startswith(tuple("aeiou")) and not begins.startswith(("one", "uni", "use", "eu"))
+    return f"{'an' if is_vowel else 'a'} {noun}"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return `1 trial` or `2 trials`, with separators from a thousand on."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def time_in_words(seconds: float) -> str:
+    """Return a length of time in a unit that suits it: `0.3 s`, `45 s`, `12 min`, `3.4 hours`."""
+    if seconds < 119.5:
+        return f"{seconds:.1g} s" if 0 < seconds < 0.95 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7170 else f"{seconds / 3600:,.1f} hours"
+
+
+def first_line(text: str) -> str:
+    """The first line of a text; empty where there is none."""
+    return next(iter(text.splitlines()), "")
+
+
+def _shown(char: str) -> str:
+    if char.isprintable():
+        return char
+    if char in "\n\r\t" or unicodedata.category(char) == "Zs":
+        return " "
+    return char.encode("unicode_escape").decode()
+
+
+def _without_middle(text: str, longest: int | None) -> str:
+    if longest is None or len(text) <= longest:
+        return text
+    left = longest // 2
+    return f"{text[:left]}…{text[len(text) - (longest - left - 1) :]}"
+
+
+_UNPRINTABLE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """`text` without what a terminal would obey, and that can be written; each state of a progress bar is a line."""
+    return _UNPRINTABLE.sub("", text.replace("\r", "\n")).encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,260 @@
+"""What is kept of a trial: its outcome, its slices, its figures. Written as `trials/NNNN/result.json`.
+
+Times are in seconds, sizes in bytes, throughput in samples per second. What was not measured is None.
+Version history of the format: 1, the first.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, FiniteFloat, SerializerFunctionWrapHandler, model_serializer
+
+from autotune.data.figures import Bottleneck, Cause, Ceilings, Check, Interval, Profile
+from autotune.data.hardware import GpuUse
+from autotune.data.models import Amount, Count, Frozen, Many, Number, Positive, Value
+
+
+class Place(Frozen):
+    """Where the trials of a seat run."""
+
+    seat: str
+    host: str
+    device: str = ""  # in words, such as `NVIDIA H200 GPU-5c…` or `cores 0-3`; empty for all that there is
+    devices: Many[str] = ()  # what stands in CUDA_VISIBLE_DEVICES; empty for all of the process's
+    cores: Many[int] = ()  # that the processes may use; empty for all of the driver's
+    of_cores: Count = 0  # how many all seats of the host have together; 0 where this one has all
+
+
+class Outcome(enum.StrEnum):
+    """How a trial ended."""
+
+    OK = "ok"
+    PRUNED = "pruned"  # ended early because it could not win any more; what was measured is kept
+    OOM = "oom"
+    INFERRED_OOM = "inferred_oom"  # not run, because a smaller one ran out of memory
+    TIMEOUT = "timeout"
+    CRASHED = "crashed"  # the process died by a signal, a fatal check, or without a word
+    ERROR = "error"  # a Python exception in the user's code or in TensorFlow
+    NONFINITE = "nonfinite"
+    UNSTABLE = "unstable"
+    INTERRUPTED = "interrupted"
+
+    @property
+    def measured(self) -> bool:
+        """Whether the trial's figures may be compared with others'."""
+        return self in (Outcome.OK, Outcome.PRUNED)
+
+
+class Phase(enum.StrEnum):
+    """What a trial was for."""
+
+    BASELINE = "baseline"
+    SEARCH = "search"
+    CONFIRM = "confirm"  # fresh processes of a leader and the baseline, for the claim
+    SOAK = "soak"  # a watch over the winner at the end of a run
+
+
+class Pairing(enum.StrEnum):
+    """How a candidate's slices were set against the baseline's."""
+
+    ALTERNATING = "alternating"  # both alive, taking turns, each frozen while it is not its turn
+    BRACKETED = "bracketed"  # baseline, candidate, baseline again: both did not fit in memory together
+
+
+WRITTEN_IF_ANY = ("gpus", "disturbed_by", "charged_seconds")
+
+
+class Lean(Frozen):
+    """Data of which files hold thousands: what of `WRITTEN_IF_ANY` is empty is not written."""
+
+    @model_serializer(mode="wrap")
+    def _write(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        written: dict[str, Any] = write(self)
+        return {name: value for name, value in written.items() if value or name not in WRITTEN_IF_ANY}
+
+
+class StepSeconds(Frozen):
+    """Seconds per step within a slice, as quantiles over calls of the train function."""
+
+    p50: Amount
+    p90: Amount
+    p99: Amount
+    max: Amount
+
+
+class Slice(Lean):
+    """A short timed stretch of training.
+
+    A slice may leave out stretches between what it times. Processor, foreign and stolen time are then the slice's part,
+    in proportion.
+    """
+
+    seconds: Annotated[FiniteFloat, Field(ge=1e-9)]  # wall clock, without the freezes before and after
+    steps: Number  # optimizer steps
+    examples: Annotated[int, Field(ge=1, le=10**18)]
+    epochs: Count  # whole epochs, boundaries included; 0 when timed by steps
+    cpu_seconds: Amount  # processor time of the trial process, all threads
+    step_seconds: StepSeconds
+    loss: FiniteFloat | None = None  # the running training loss at its end; None where the model reports none
+    host_bytes: Count | None = None  # memory of the trial's processes at its end, without pages of files
+    device_bytes: Count | None = None  # what TensorFlow holds at its end on the GPU where it holds most
+    charged_seconds: Amount = 0.0  # not in `seconds`: what further calls of `fit` cost for its examples
+    at: FiniteFloat | None = None  # when it ended, in seconds of the run
+    cores: Number | None = None  # that the process could use; `foreign_cpu_seconds` is counted over them
+    foreign_cpu_seconds: Amount | None = None  # processor time of others, the kernel's for all included
+    steal_seconds: Amount | None = None  # what the host of this virtual machine gave to others
+    trained_examples: Count | None = None  # by its end, in slices or not; None if epochs have unknown length
+    retraces: Count | None = None  # traces and compilations since the slice before; None if unseen
+    skipped_steps: Count | None = None  # steps with overflowed gradients; None without a loss scale
+    standstills: Count = 0  # attempts at it that were thrown away because the machine stood still
+    gpus: Many[GpuUse] = ()  # that it trained on, in CUDA's order
+
+
+class Pair(Lean):
+    """Two neighbouring slices: the candidate's and the baseline's."""
+
+    instance: Count = 0  # which process of the trial the candidate's slice came from, from 0
+    baseline_first: bool
+    baseline: Slice
+    candidate: Slice
+    disturbed: bool = False  # left out of the speed-up
+    disturbed_by: Cause | None = None
+
+
+class Boundary(Frozen):
+    """What lies between two epochs of a training that is timed by steps."""
+
+    seconds: Amount  # an epoch's cost beyond steps and validation: a new iterator, a refilled shuffle buffer
+    validation_seconds: Amount = 0.0
+    seconds_per_example: Positive  # the pace at which both were measured
+    # Slices leave out an epoch's last steps, which a full shuffle buffer feeds. `seconds` is smaller by what they save.
+    tail_excluded: bool = False
+
+    def seconds_at(self, seconds_per_example: float) -> float:
+        """What an epoch costs beyond its steps at another pace of training; validation scales with the pace."""
+        return self.seconds + self.validation_seconds * seconds_per_example / self.seconds_per_example
+
+
+class Standing(enum.StrEnum):
+    """How a leader's confirmation stands."""
+
+    OPEN = "open"  # more pairs are to come
+    OUT_OF_TIME = "out_of_time"  # the run ended before it was decided
+    CONFIRMED = "confirmed"
+    NOT_SHOWN = "not_shown"  # its error is spent, or it is surely slower than what counts
+    UNSTABLE = "unstable"  # it failed, or broke a rule
+
+
+LOOK_SHARE = 0.2
+"""Share of a leader's error at each look. Twelve looks at growing data err together about five times as often as one:
+Pocock's constant boundary (Pocock 1977; Jennison and Turnbull 2000, table 2.1). `benchmarks/looks.py` checks it."""
+
+
+class Looks(Frozen):
+    """The error that a leader's confirmation may spend; the interval is looked at after every pair of processes."""
+
+    leader: Number  # which leader of the run this is; one that is planned anew counts again
+    candidate: Number  # the leader's trial in the search
+    error: Annotated[FiniteFloat, Field(gt=0, lt=1)]  # the chance to err that all these looks share
+    most: Number  # processes a side after which the error is spent
+    standing: Standing = Standing.OPEN
+    reference: Number  # the trial of the baseline's processes beside it
+    champion: Number | None = None  # the trial of the leader confirmed before, which it must beat
+    confirmed_at_seconds: Amount | None = None  # when it was first confirmed, in seconds of the run
+
+    @property
+    def confidence(self) -> float:
+        """Of the interval at each look."""
+        return 1 - LOOK_SHARE * self.error
+
+
+class TrialRecord(Frozen):
+    """All that is kept of one trial."""
+
+    schema_version: Literal[1] = 1
+    trial: Count  # the trial's number within its run; 0 is the baseline
+    phase: Phase
+    configuration: dict[str, Value]  # what was in force
+    asked: dict[str, Value] | None = None  # what was asked for, where that differs
+    outcome: Outcome
+    reason: str = ""  # why it ended so, in one line; below it the next step and the user's own frames
+    log_tail: str = ""  # the last lines of its log, where it failed
+    started_at: str  # UTC, ISO 8601
+    seconds: Amount  # from asking for the process to its end; the partner's turns count only in the search
+    ended_at_seconds: Amount | None = None  # in seconds of the run, over all its invocations
+    instances: Count = 1  # processes it was measured in
+    seat: str | None = None  # where the last of them ran
+    host: str | None = None
+    device: str | None = None
+    launch_seconds: Amount | None = None  # from asking for the process to the fork
+    first_step_seconds: Amount | None = None  # from asking for the process to the end of its first step
+    filling_seconds: Amount | None = None  # the part of that for filling caches in memory
+    compile_seconds: Amount | None = None  # what the first calls took beyond steady ones
+    warmup_seconds: Amount | None = None  # from the first step to the steady state
+    warmup_steps: Count | None = None  # steps up to then, which count in no slice
+    settled: bool | None = None  # most of its processes became steady; None if too few steps ran to tell
+    run_in_seconds: Amount | None = None  # trained after each pause before a slice begins
+    timed_by: Literal["epochs", "steps"] | None = None  # with steps, boundaries are charged in proportion
+    epoch_overhead_seconds: Amount | None = None  # charged to an epoch beyond its steps
+    boundary: Boundary | None = None  # as measured by its own process
+    examples_per_epoch: int | None = None  # None when endless or unknown
+    validation_uncounted: bool | None = None  # if so, only the beginning of validation may be charged
+    pairing: Pairing | None = None
+    pairs: Many[Pair] = ()  # slices beside the baseline's
+    slices: Many[Slice] = ()  # slices taken alone (the baseline's own)
+    looks: Many[Looks] = ()  # of a leader's confirmation; the last ones are in force
+    checks: Many[Check] = ()  # a leader's stability rules at the last look, and its losses compared
+    stopped_by: Literal["narrow", "cannot_win", "behind", "ahead", "time"] | None = None
+    throughput: Interval | None = None  # of a long training, epoch boundaries included
+    speedup: Interval | None = None  # candidate over baseline, from the pairs: throughput, or samples per joule
+    scaling_efficiency: Positive | None = None  # throughput over replicas × one device's; None on one device
+    peak_host_bytes: Count | None = None  # resident memory of the process tree
+    peak_device_bytes: Count | None = None  # memory taken by TensorFlow on the device
+    input_wait_fraction: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None  # of the step
+    cpu_utilisation: Amount | None = None  # cores' worth of processor time while measured
+    first_loss: FiniteFloat | None = None  # training loss after the first call, the median of its processes
+    last_loss: FiniteFloat | None = None  # running training loss when a process ended, the same
+    retraces: Count | None = None  # after the warm-up, all slices together
+    skipped_steps: Count | None = None  # all slices together
+    outside_fraction: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None  # of a call, outside of TensorFlow
+    bottleneck: Bottleneck | None = None  # of an `ok` trial
+    ceilings: Ceilings | None = None  # of the baseline and of leaders
+    profile: Profile | None = None  # the same, where a full profile was asked for
+
+    @property
+    def own_slices(self) -> tuple[Slice, ...]:
+        """The slices of this trial, without the baseline's turns beside it."""
+        return (*(pair.candidate for pair in self.pairs), *self.slices)
+
+    @property
+    def measured_seconds(self) -> float:
+        """Seconds of them."""
+        return sum(each.seconds for each in self.own_slices)
+
+
+def baseline_trial(records: Sequence[TrialRecord]) -> TrialRecord | None:
+    """The baseline's own trial; None where it is not among those that can be read."""
+    return next((record for record in records if record.phase is Phase.BASELINE), None)
+
+
+def examined_baseline(records: Sequence[TrialRecord]) -> TrialRecord | None:
+    """Return the baseline's record that knows its ceilings: the search's own, or that of a confirmation."""
+    searched = baseline_trial(records)
+    alike = [record for record in records if searched and record.configuration == searched.configuration]
+    return next((record for record in alike if record.ceilings is not None), searched)
+
+
+def reference_of(record: TrialRecord, records: Sequence[TrialRecord]) -> TrialRecord:
+    """The record of the baseline that a trial stood beside; a confirmation has its own. Itself where that is lost."""
+    baseline = baseline_trial(records) or record
+    if record.phase is not Phase.CONFIRM:
+        return baseline
+    told = [looks.reference for each in records for looks in each.looks if record.trial in (each.trial, looks.champion)]
+    for each in reversed(records):
+        own = not told and each.phase is Phase.CONFIRM and each.slices and each.trial <= record.trial
+        if own or each.trial in told[-1:]:
+            return each
+    return baseline

@@ -1,0 +1,351 @@
+"""One run's directory: where its files are, how they are written and read.
+
+    results/<file or variable>/<YYYYmmdd-HHMMSS>-<id>/
+      run.json      machine, workload, search space, arguments; written first
+      study.db      the Optuna study
+      trials/0007/  result.json  log.txt
+      logs/         of the templates, and of the processes that trained for their losses
+      recipe.json   written last
+
+Version history of run.json: 1, the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import filelock
+from pydantic import AfterValidator, FiniteFloat, ValidationError
+
+from autotune.data.errors import AutotuneError, DamagedRunWarning, RunDirectoryError
+from autotune.data.facts import ScriptFacts
+from autotune.data.files import TEMPORARY, is_utf8, read_at_most, write_atomically
+from autotune.data.hardware import Machine
+from autotune.data.models import Amount, Count, Frozen, Many, Number, Value, first_mistake
+from autotune.data.printable import short
+from autotune.data.record import Place, TrialRecord
+
+LARGEST_FILE_BYTES = 32 << 20  # more than a trial's 20,000 pairs of slices
+SCRATCH = "script-scratch"  # files of a script's trials, such as those of caches; removed at the end
+CREATED = "created.txt"  # what a script's trials have made
+SPACE = "space.toml"  # a copy of the search-space file that was given
+SCRATCH_FOLDERS = (SCRATCH, "scratch-*")
+LAYERS = "layers"  # in the directory of logs: what contained trials have written. A run that was killed leaves them
+OWN_FILES = (
+    *("run.json", "study.db", "study.db-journal", "recipe.json", SPACE, CREATED, "report.html", ".lock"),
+    *("trials/[0-9]*/result.json", "trials/[0-9]*/log.txt", "logs/template-*.log", "logs/losses-*.log"),
+)
+"""What a run writes, and removes when it is refused. Whatever else is in its directory belongs to others."""
+
+# Names of files that are not UTF-8 have halves of characters, which JSON cannot hold.
+Text = Annotated[str, AfterValidator(lambda text: text.encode(errors="backslashreplace").decode())]
+
+
+class WorkloadRecord(Frozen):
+    """What is known of the workload; the last six fields only once the baseline has started."""
+
+    name: str
+    reference: str  # where it was loaded from, as `file.py:name`
+    fingerprint: str  # `sha256:…` over its source
+    batch_size: Number  # the baseline's
+    batched: bool = False  # its dataset does its own batching
+    drop_remainder: bool = False  # a smaller last batch is dropped
+    takes_config: bool = False  # its dataset() is told the configuration
+    examples: Count | None = None  # per epoch; None when endless or unknown
+    endless: bool | None = None  # its dataset has no end
+    element: str | None = None  # what a batch is, in words
+    batch_ranks: Many[int | None] | None = None  # axes of each tensor of a batch; None where that varies
+    parameters: Count | None = None  # the model's weights, as a count
+    device: Literal["cpu", "gpu"] | None = None
+    script: ScriptFacts | None = None  # of a script as it is
+    settings: Many[str] = ()  # that act on speed and are no knobs, as `NAME=value`: in force in all trials
+
+
+class SearchSpaceRecord(Frozen):
+    """The search space as resolved for the machine: its source, choices, and what was left out and why."""
+
+    source: Text
+    choices: dict[str, Many[Value]]
+    left_out: dict[str, Text]
+
+
+class Resumption(Frozen):
+    """When a run was resumed (ISO 8601), and how many seconds it had taken until it was stopped."""
+
+    at: str
+    spent_seconds: Amount
+
+
+class RunRecord(Frozen):
+    """`run.json`: everything about a run that is not a trial. `arguments` are those of `tune`."""
+
+    schema_version: Literal[1] = 1
+    run: str
+    started_at: str
+    machine: Machine
+    workload: WorkloadRecord | None = None
+    search_space: SearchSpaceRecord | None = None
+    baseline: dict[str, Value] | None = None
+    isolation: Literal["template", "spawn"] = "template"
+    seats: Many[Place] = ()  # at the start
+    arguments: dict[str, bool | int | FiniteFloat | Text | Many[Text] | None]
+    resumed: Many[Resumption] = ()
+
+
+class RunDirectory:
+    """The files of one run, which need not exist."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.study_file = self.path / "study.db"
+        self.recipe_file = self.path / "recipe.json"  # exists once the run has ended well
+        self.log_directory = self.path / "logs"
+        self.space_file = self.path / SPACE
+        self._lock = filelock.FileLock(self.path / ".lock", blocking=False)
+        self._is_self_contained = False
+
+    @property
+    def name(self) -> str:
+        """The run's id: the directory's name."""
+        return self.path.resolve().name
+
+    def trial_directory(self, trial: int) -> Path:
+        """Where one trial's files are."""
+        return self.path / "trials" / f"{trial:04d}"
+
+    def create(self) -> None:
+        """Make the directory and take its lock. Raises `RunDirectoryError`, also if it holds a run already."""
+        hint = "Give --out another directory."
+        if not is_utf8(self.path):
+            raise RunDirectoryError(f"cannot write to {self.path}: its path is not UTF-8", hint=hint)
+        with self._refusals(hint, "Give --out a directory you may write to."):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.refuse_links()
+            if (self.path / "run.json").exists():
+                raise RunDirectoryError(f"{self.path} holds a run already", hint=hint)
+            for name in sorted({each.partition("/")[0] for each in OWN_FILES}):
+                if _holds_something(self.path / name):
+                    raise RunDirectoryError(
+                        f"{self.path} holds {name} already, where a run would write its own", hint=hint
+                    )
+            (self.path / "trials").mkdir(exist_ok=True)
+            self.log_directory.mkdir(exist_ok=True)
+            self._lock.acquire()
+
+    @contextlib.contextmanager
+    def reopened(self) -> Iterator[None]:
+        """The lock of a run that is resumed. Raises `RunDirectoryError` if another process has it."""
+        self.refuse_links()
+        with self._refusals("Wait for it, or end it.", "Make it writable, or start a new run."):
+            self._lock.acquire()
+            self._remove_leftovers()
+            self.log_directory.mkdir(exist_ok=True)
+        try:
+            yield
+        finally:
+            self.release()
+
+    @contextlib.contextmanager
+    def _refusals(self, in_use: str, not_writable: str) -> Iterator[None]:
+        """Gives the errors of taking the directory one of these hints."""
+        try:
+            yield
+        except filelock.Timeout as error:
+            raise RunDirectoryError(f"{self.path} is in use by another autotune process", hint=in_use) from error
+        except OSError as error:
+            what = f"cannot write to {self.path}: {error.strerror}"
+            raise RunDirectoryError(what, hint=not_writable) from error
+
+    def refuse_links(self) -> None:
+        """Raise `RunDirectoryError` where it holds a link, a pipe or a device: it may come from somebody else."""
+        if not self._is_self_contained:
+            self._refuse_links_below(self.path)
+            self._is_self_contained = True
+
+    def _refuse_links_below(self, folder: Path) -> None:
+        try:
+            entries = list(os.scandir(folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return  # whoever reads it says so
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise RunDirectoryError(f"cannot read {folder}: {reason}", hint="Make it readable.") from error
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                patterns = {self.path: SCRATCH_FOLDERS, self.log_directory: (LAYERS,)}.get(folder, ())
+                if not any(fnmatch(entry.name, each) for each in patterns):
+                    self._refuse_links_below(Path(entry.path))
+            elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):
+                kind = "a link" if entry.is_symlink() else "a pipe or a device"
+                raise RunDirectoryError(
+                    f"{entry.path} is {kind}, and a run directory holds only files of its own",
+                    hint="Remove it, or put the file itself in its place.",
+                )
+
+    def _remove_leftovers(self) -> None:
+        """Remove what an invocation that was killed has left: half-written files, scratch, its list of files.
+
+        The list is not acted on: it may be another user's, or name what the user has written since.
+        """
+        for pattern in SCRATCH_FOLDERS:
+            for folder in self.path.glob(pattern):
+                shutil.rmtree(folder, ignore_errors=True)
+        (self.path / CREATED).unlink(missing_ok=True)
+        for pattern in ("", "trials/[0-9]*/"):
+            for file in self.path.glob(f"{pattern}.*"):
+                if TEMPORARY.fullmatch(file.name):
+                    file.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def told_when_gone(self) -> Iterator[None]:
+        """Say that the directory is gone where an error comes from that."""
+        try:
+            yield
+        except (AutotuneError, OSError) as error:
+            if self.path.is_dir():
+                raise
+            what = f"the run directory is gone: {self.path} was removed or renamed while the run went on"
+            raise RunDirectoryError(what, hint="Start a new run.") from error
+
+    def release(self) -> None:
+        """Give the lock back."""
+        self._lock.release()
+
+    def remove_own_files(self) -> None:
+        """Remove what runs write, file by file, and the directories below this one that are empty then."""
+        for pattern in OWN_FILES:
+            for file in self.path.glob(pattern):
+                file.unlink(missing_ok=True)
+        for folder in (*self.path.glob("trials/[0-9]*"), self.path / "trials", self.log_directory):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+    def write_run(self, record: RunRecord) -> None:
+        """Write run.json."""
+        write_atomically(self.path / "run.json", record.model_dump_json(indent=2) + "\n")
+
+    def write_trial(self, record: TrialRecord) -> None:
+        """Write a trial's result.json."""
+        file = self.prepare_trial(record.trial) / "result.json"
+        write_atomically(file, record.model_dump_json(indent=1) + "\n")
+
+    def prepare_trial(self, trial: int) -> Path:
+        """Make a trial's directory, and return it."""
+        directory = self.trial_directory(trial)
+        try:
+            directory.mkdir(exist_ok=True)  # not its parents: a run that was deleted is not begun again
+        except OSError as error:
+            what = f"cannot write to {directory}: {error.strerror}"
+            raise RunDirectoryError(what, hint="What was finished before stays readable.") from error
+        return directory
+
+    def read_run(self) -> RunRecord:
+        """What run.json says. Raises `RunDirectoryError` if it is missing, damaged or newer."""
+        example = "results/digits_mlp/20261120-191001-1a2b3c"
+        hint = f"Give the directory that `autotune tune` printed, such as {example}."
+        self.refuse_links()
+        return _read(self.path / "run.json", RunRecord, hint=hint)
+
+    def trial_numbers(self, holding: str = "") -> set[int]:
+        """The numbers of all trials that have a directory, or such a file in it."""
+        names = (path.relative_to(self.path).parts[1] for path in self.path.glob(f"trials/*/{holding}"))
+        return {int(name) for name in names if re.fullmatch("[0-9]{4,9}", name)}
+
+    def read_trials(
+        self, problems: list[RunDirectoryError] | None = None, *, check: Callable[[TrialRecord, Path], object]
+    ) -> Iterator[TrialRecord]:
+        """The trials that have a result, by number.
+
+        Args:
+            problems: Takes the error of each result.json that cannot be read, which is left out. Warns when None.
+            check: Is called with each record and its file, and raises RunDirectoryError to leave it out.
+
+        Raises:
+            RunDirectoryError: The directory cannot be read, or holds a link.
+        """
+        self.refuse_links()
+        found = [] if problems is None else problems
+        for file in sorted((self.path / "trials").glob("*/result.json")):
+            try:
+                record = _read_trial(file)
+                check(record, file)
+                yield record
+            except RunDirectoryError as problem:
+                found.append(problem)
+        if problems is None and found:
+            warnings.warn(left_out(found), DamagedRunWarning, stacklevel=2)
+
+
+def left_out(problems: Sequence[RunDirectoryError]) -> str:
+    """Say in one sentence which trials are left out, and why."""
+    others = f"this trial and {len(problems) - 1} others are" if len(problems) > 1 else "this trial is"
+    return f"{problems[0].message}: {others} left out"
+
+
+def _read_trial(file: Path) -> TrialRecord:
+    """Read a trial's result.json. Raises `RunDirectoryError` if it is damaged or newer."""
+    record = _read(file, TrialRecord, hint="Make it a file that you may read, or take its trial's directory away.")
+    parse_utc(record.started_at, file)
+    if file.parent.name != f"{record.trial:04d}":
+        raise damaged(file, f"trial: {record.trial}, expected the number of its directory")
+    return record
+
+
+def _holds_something(path: Path) -> bool:
+    """Whether there is something to lose: not an empty directory, nor an empty file, as a lock is."""
+    if path.is_dir():
+        return any(path.iterdir())
+    return os.path.lexists(path) and not (path.is_file() and path.stat().st_size == 0)
+
+
+Record = TypeVar("Record", bound=Frozen)
+
+
+def _read(file: Path, kind: type[Record], *, hint: str) -> Record:
+    try:
+        content = read_at_most(file, LARGEST_FILE_BYTES)
+        if len(content) > LARGEST_FILE_BYTES:
+            raise damaged(file, f"larger than {LARGEST_FILE_BYTES} bytes")
+        return kind.model_validate_json(content)
+    except OSError as error:
+        raise RunDirectoryError(f"cannot read {file}: {error.strerror}", hint=hint) from error
+    except ValidationError as error:
+        where, mistake = first_mistake(error)
+        if where == "schema_version":
+            raise RunDirectoryError(
+                f"{file}: written by another version of autotune", hint="Upgrade autotune to read it."
+            ) from error
+        raise damaged(file, f"{where or 'the file'}: {mistake}") from error
+
+
+def damaged(file: Path, what: str) -> RunDirectoryError:
+    """The error of a file that holds what no run has written."""
+    return RunDirectoryError(
+        f"{file} is damaged: {what}", hint="Take the run's directory away, or name the other runs only."
+    )
+
+
+def parse_utc(text: str, file: Path) -> datetime:
+    """An ISO 8601 time of `file`, in UTC, also where it names no zone. Raises RunDirectoryError where it is none."""
+    try:
+        moment = datetime.fromisoformat(text)
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        raise damaged(file, f"started_at: {short(text)} is not a time") from error
+
+
+def new_run_directory(results: Path, workload: str) -> RunDirectory:
+    """A directory for a new run below `results`: by workload, then by time."""
+    safe = re.sub(r"[^A-Za-z0-9_.-]+", "_", workload).strip(".") or "workload"
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    return RunDirectory(results / safe / f"{stamp}-{secrets.token_hex(3)}")

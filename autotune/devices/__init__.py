@@ -1,1 +1,0 @@
-"""What a machine has, and what it counts."""

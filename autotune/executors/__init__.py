@@ -1,1 +1,0 @@
-"""Where trials run: the interface, and processes on this machine."""

@@ -1,0 +1,1 @@
+"""The commands and everything that prints."""

@@ -1,0 +1,149 @@
+"""The command line: arguments in, an exit code out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
+
+from cyclopts import CycloptsError
+
+from autotune.data.errors import ArgumentError, AutotuneError, DamagedRunWarning, TuningInterruptedError
+from autotune.front import inspect_commands, tune_commands  # noqa: F401  # they register their commands
+from autotune.front.app import app
+
+
+def _own(given: list[str]) -> tuple[list[str], list[str]]:
+    """This program's own arguments; then `--` and a script's, which for `autotune run` are all that follow it."""
+    if given[:1] != ["run"]:
+        end = given.index("--") if "--" in given else len(given)
+        return given[:end], given[end:]
+    words = 0
+    for index, token in enumerate(given[1:], start=1):
+        takes_value = given[index - 1] in ("--scale-learning-rate", "--on-mismatch")
+        words += not token.startswith("-") and not takes_value
+        if words == 2:
+            return given[: index + 1], ["--", *given[index + 1 :]]
+    return given, []
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: The command line; the process's own when None.
+
+    Returns:
+        The exit code: 0 done, 1 a claim that does not hold, 2 wrong arguments or input, 3 no stable configuration,
+        4 internal error, 130 interrupted.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGQUIT)}
+    for number in before:
+        with contextlib.suppress(ValueError):  # in a thread signals are its owner's
+            signal.signal(number, signal.default_int_handler)  # as Ctrl-C, also where no run notes it
+    try:
+        with _lenient_output():
+            code = _main(list(sys.argv[1:] if arguments is None else arguments))
+    finally:
+        for number, handler in before.items():
+            with contextlib.suppress(ValueError):
+                signal.signal(number, handler)
+    return code if isinstance(code, int) else code()  # a script writes and dies as it would by itself
+
+
+def _main(given: list[str]) -> int | Callable[[], int]:
+    """The exit code, or what is to be run in place of this program."""
+    own, rest = _own(given)
+    tokens = [each for each in own if each not in ("--debug", "-m")]  # -m: a module is known by its name
+    for_file = bool(rest) and tokens[:1] in (["tune"], ["verify"], ["run"])
+    try:
+        command, bound, unparsed = app.parse_args(
+            tokens if for_file else tokens + rest, exit_on_error=False, print_error=False
+        )
+        if "args" in unparsed:
+            bound.arguments["args"] = rest[1:] if for_file else None
+        with _damage_as_notes():
+            code = command(*bound.args, **bound.kwargs)
+        return code if isinstance(code, int) or callable(code) else 0
+    except CycloptsError as error:
+        hint = "`autotune --help` and `autotune COMMAND --help` say what there is."
+        problem: AutotuneError = ArgumentError(str(error), hint=hint)
+    except KeyboardInterrupt:
+        problem = TuningInterruptedError("interrupted")
+    except Exception as error:
+        if "--debug" in own:
+            traceback.print_exc()
+        hint = "This is a bug in autotune; rerun with --debug."
+        internal = AutotuneError(f"internal error: {type(error).__name__}: {error}", hint=hint)
+        problem = error if isinstance(error, AutotuneError) else internal
+    from autotune.front.text import show_error
+
+    show_error(problem)
+    return problem.exit_code
+
+
+@contextlib.contextmanager
+def _damage_as_notes() -> Iterator[None]:
+    """Show each warning about a damaged run once, as a plain line."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", DamagedRunWarning)
+        usual, shown = warnings.showwarning, set[str]()
+
+        def show(message: Warning | str, category: type[Warning], *others: Any, **named: Any) -> None:
+            if not issubclass(category, DamagedRunWarning):
+                usual(message, category, *others, **named)
+            elif str(message) not in shown:
+                from autotune.front.text import note
+
+                shown.add(str(message))
+                note(f"note: {message}")
+
+        warnings.showwarning = show
+        yield
+
+
+class _Lenient:
+    """A stream that replaces letters it cannot write by `?`, and is silent once it is broken."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        # One that was closed before Python began is None, and its descriptor free for a socket to take.
+        self._stream = stream or open(os.devnull, "w")  # noqa: SIM115
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        encoding = self._stream.encoding or "utf-8"
+        with self._silent_once_broken():
+            self._stream.write(text.encode(encoding, "replace").decode(encoding))
+        return len(text)
+
+    def flush(self) -> None:
+        with self._silent_once_broken():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _silent_once_broken(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError):  # ValueError: the stream is closed
+            # What it still holds would fail again when Python ends.
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nothing:
+                os.dup2(nothing.fileno(), self._stream.fileno())
+
+
+@contextlib.contextmanager
+def _lenient_output() -> Iterator[None]:
+    """Make standard output and error such streams."""
+    out, err = _Lenient(sys.stdout), _Lenient(sys.stderr)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            yield
+        finally:
+            out.flush()
+            err.flush()

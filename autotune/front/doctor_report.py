@@ -1,0 +1,172 @@
+"""Reads what `autotune doctor` judges: files below a root, NVML, and TensorFlow's own build information."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from autotune.machine.doctor import Card, Seen
+from autotune.machine.fingerprint import core_quota, installed_version, memory_limit_bytes, text_of
+from autotune.machine.gpus import asked, parts_of, with_nvml
+from autotune.runtime.containment import why_unavailable
+
+JITTER_SECONDS, STRETCH_SECONDS = 5.0, 0.1
+DISK_BYTES = 64 << 20
+ASK_SECONDS = 120
+Cards = tuple[str | None, tuple[Card, ...]]
+_NO_CARDS: Cards = (None, ())
+_ASK = """
+import json, tensorflow as tf
+info = tf.sysconfig.get_build_info()
+names = "is_cuda_build", "cuda_version", "cudnn_version"
+print("BUILD" + json.dumps({name: str(info.get(name, "")) for name in names}))
+"""
+
+
+def look(root: Path = Path("/")) -> Seen:
+    """Read the machine; `root` stands for `/` in paths of `/proc`, `/sys` and `/dev`."""
+    version = installed_version("tensorflow")
+    built, problem = _build() if version else (None, "")
+    driver, cards = with_nvml(_cards, _NO_CARDS)
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", text_of(root / "proc/cpuinfo"), re.MULTILINE)
+    nodes = list((root / "sys/devices/system/node").glob("node[0-9]*"))
+    vendors = (text_of(each).strip() for each in (root / "sys/bus/pci/devices").glob("*/vendor"))
+    shm = root / "dev/shm"
+    return Seen(
+        tensorflow=version,
+        built_with=built,
+        import_error=problem,
+        libraries=tuple(sorted({*_of_cache(_ldconfig()), *_of_wheels()})),
+        pci_nvidia="0x10de" in vendors,
+        driver=driver,
+        cards=cards,
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        cpu_flags=frozenset(flags[1].split()) if flags else frozenset(),
+        machine=platform.machine(),
+        cores=os.cpu_count() or 1,
+        usable_cores=min(len(os.sched_getaffinity(0)), core_quota()),
+        numa_nodes=max(1, len(nodes)),
+        memory_bytes=psutil.virtual_memory().total,
+        usable_memory_bytes=memory_limit_bytes(),
+        shm_bytes=psutil.disk_usage(str(shm)).total if shm.is_dir() else None,
+        disk_bytes_per_second=_disk(),
+        jitter=_jitter(),
+        uncontained=_uncontained(),
+        environment=dict(os.environ),
+    )
+
+
+def _build() -> tuple[dict[str, str] | None, str]:
+    """TensorFlow's build information, or why it cannot be imported; this process never imports it."""
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=ASK_SECONDS, check=False
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return None, f"{type(error).__name__}: {error}"
+    for line in ended.stdout.splitlines():
+        if line.startswith("BUILD"):
+            info = json.loads(line.removeprefix("BUILD"))
+            return (info, "") if info.pop("is_cuda_build") == "True" else (None, "")
+    lines = [line for line in ended.stderr.splitlines() if line.strip()]
+    return None, lines[-1] if lines else f"exit status {ended.returncode}"
+
+
+def _cards(nvml: Any) -> Cards:
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    handles = map(nvml.nvmlDeviceGetHandleByIndex, range(0 if hidden else nvml.nvmlDeviceGetCount()))
+    return str(nvml.nvmlSystemGetDriverVersion()), tuple(_card(partial(asked, nvml), nvml, each) for each in handles)
+
+
+def _card(ask: Callable[..., Any], nvml: Any, handle: Any) -> Card:
+    mig = ask("nvmlDeviceGetMigMode", handle)
+    modes = {nvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited", nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive"}
+    limit, usual = (ask(f"nvmlDeviceGetPowerManagement{each}", handle) for each in ("Limit", "DefaultLimit"))
+    errors = ask("nvmlDeviceGetTotalEccErrors", handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+    memory, capability = ask("nvmlDeviceGetMemoryInfo", handle), ask("nvmlDeviceGetCudaComputeCapability", handle)
+    return Card(
+        name=str(ask("nvmlDeviceGetName", handle) or "a GPU"),
+        memory_bytes=int(memory.total) if memory else 0,
+        capability=tuple(capability) if capability else None,
+        mig=bool(mig and mig[0]),
+        instances=sum(each.instance is not None for each in parts_of(nvml, 0, handle)),
+        mode=modes.get(ask("nvmlDeviceGetComputeMode", handle), "default"),
+        others=len(ask("nvmlDeviceGetComputeRunningProcesses", handle) or ()),
+        ecc_errors=errors,
+        power_limit=limit / 1e3 if limit else None,
+        power_default=usual / 1e3 if usual else None,
+    )
+
+
+def _ldconfig() -> str:
+    for command in ("ldconfig", "/sbin/ldconfig"):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            return subprocess.run([command, "-p"], capture_output=True, text=True, timeout=20, check=False).stdout
+    return ""
+
+
+def _of_cache(text: str) -> set[str]:
+    """`libcudart.so.12` of a line such as `libcudart.so.12 (libc6,x86-64) => /usr/lib/…`."""
+    return set(re.findall(r"^\s*(lib(?:cud|cublas|nccl|cufft)\w*\.so\.\d+)", text, re.MULTILINE))
+
+
+def _of_wheels() -> set[str]:
+    """What NVIDIA's wheels bring, which TensorFlow looks into."""
+    found = Path(sysconfig.get_paths()["purelib"]).glob("nvidia/*/lib/lib*.so.*")
+    return {each.name for each in found}
+
+
+def _disk() -> float | None:
+    """Bytes per second at which a file in the current directory is read from the disk."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=".", prefix=".autotune-") as file:
+            file.write(os.urandom(1 << 20) * (DISK_BYTES >> 20))
+            file.flush()
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            began = time.perf_counter()
+            with open(file.name, "rb", buffering=0) as again:
+                while again.read(1 << 20):
+                    pass
+            return DISK_BYTES / max(time.perf_counter() - began, 1e-9)
+    except OSError:
+        return None
+
+
+def _uncontained() -> str | None:
+    """Return why trials of a run in this directory could not be contained; empty where they can be."""
+    try:
+        with tempfile.TemporaryDirectory(dir=".", prefix=".autotune-") as folder:
+            return why_unavailable(Path(folder).resolve() / "layers")
+    except OSError:
+        return None
+
+
+def _jitter() -> float:
+    """The relative spread of equal stretches of work."""
+
+    def stretch(count: int) -> float:
+        began, total = time.perf_counter(), 0
+        for number in range(count):
+            total += number * number
+        return time.perf_counter() - began
+
+    count = 100_000
+    count = max(1000, int(count * STRETCH_SECONDS / max(stretch(count), 1e-6)))
+    taken = [stretch(count) for _ in range(int(JITTER_SECONDS / STRETCH_SECONDS))]
+    return statistics.pstdev(taken) / statistics.fmean(taken)

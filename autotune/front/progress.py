@@ -1,0 +1,191 @@
+"""What a run prints while it goes on.
+
+On a terminal a status block stands below the lines of the finished trials; elsewhere there are the lines alone. Events
+draw between slices, so that drawing takes no processor time from them. After 15 s of silence one more line is drawn.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console as RichConsole
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from autotune.data.printable import first_line, one_line
+from autotune.data.record import Outcome, Phase, Standing, TrialRecord
+from autotune.front.text import duration, rate, ratio, speed, terminal
+from autotune.stats.disturbance import CAUSES
+from autotune.tuning.events import Began, Event, Notice, PairMeasured, RunBegan, TrialBegan, TrialEnded, TrialMeasured
+
+LONGEST_SILENCE_SECONDS = 15.0
+TICK_SECONDS = 1.0  # how often the silence is measured
+
+
+class Progress:
+    """Draws a run's events; an observer for `tune`, and a context manager. `budget`: seconds, until the run says."""
+
+    def __init__(
+        self, console: RichConsole | None = None, *, budget: float = 0.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._console = console or terminal()
+        self._clock = clock
+        self._began = clock()
+        self.directory: Path | None = None
+        self._budget = budget
+        self._current = ""
+        self._estimate = ""
+        self._measured: dict[int, tuple[float, str]] = {}  # speed-ups and changes by trial
+        self._failures: Counter[str] = Counter()
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._drawing = threading.RLock()
+        self._ended = threading.Event()
+        self._drawn_at = self._current_since = self._began
+
+    def __enter__(self) -> Progress:
+        """Begin drawing."""
+        if self._console.is_terminal:
+            self._live.start()
+        threading.Thread(target=self._watch_silence, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take the status block away."""
+        self._ended.set()
+        with self._drawing:
+            self._live.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Draw one event."""
+        with self._drawing:
+            before = self._current
+            self._draw(event)
+            if self._current != before:
+                self._current_since = self._clock()
+            if self._live.is_started:
+                self._live.update(self._status(), refresh=True)
+
+    def _watch_silence(self) -> None:
+        while not self._ended.wait(TICK_SECONDS):
+            self.break_silence()
+
+    def break_silence(self) -> None:
+        """Say what goes on if nothing was said for 15 s."""
+        with self._drawing:
+            now = self._clock()
+            if self._ended.is_set() or now - self._drawn_at < LONGEST_SILENCE_SECONDS:
+                return
+            doing = self._current or "deciding what comes next"
+            since = f"for {now - self._current_since:.0f} s"
+            said = ", ".join(filter(None, (doing, self._estimate, since)))
+            self._line(Text(f"{self._stamp()}  … {said}", style="dim"))
+            if self._live.is_started:
+                self._live.update(self._status(), refresh=True)
+
+    def _draw(self, event: Event) -> None:
+        if isinstance(event, RunBegan):
+            self.directory = event.directory
+            self._budget = event.budget
+            self._began = self._clock() - event.spent
+            about = f"budget {duration(event.budget)}, run directory {one_line(event.directory)}"
+            self._line(Text(f"{one_line(event.workload)}: {about}"))
+        elif isinstance(event, Began):
+            self._current, self._estimate = one_line(event.text), ""
+            self._line(Text(f"{self._stamp()}  {one_line(event.text)}"))
+        elif isinstance(event, TrialBegan):
+            self._current, self._estimate = f"trial {event.trial}: {one_line(event.changes)}", "starting"
+        elif isinstance(event, TrialMeasured):
+            self._estimate = f"{ratio(event.speedup)} after {event.pairs} pairs"
+        elif isinstance(event, PairMeasured):
+            self._estimate = _pairs_in_words(event)
+            self._line(Text(f"{self._stamp()}  confirm  {event.trial:>3}  {self._estimate}"))
+        elif isinstance(event, TrialEnded):
+            self._trial_ended(event)
+        elif isinstance(event, Notice):
+            self._line(Text(f"{self._stamp()}  note: {one_line(event.text)}", style="yellow"))
+
+    def _trial_ended(self, event: TrialEnded) -> None:
+        record = event.record
+        if not record.outcome.measured:
+            self._failures[str(record.outcome)] += 1
+        if record.phase is Phase.SEARCH:
+            self._measured.pop(record.trial, None)  # another look at it says more than the first
+            if record.outcome is Outcome.OK and record.speedup is not None:
+                self._measured[record.trial] = record.speedup.value, one_line(event.changes)
+        if record.phase is Phase.BASELINE and not record.outcome.measured:  # the error that follows says why
+            record = record.model_copy(update={"reason": ""})
+        self._line(trial_line(record, event.changes, stamp=self._stamp(), unit=event.unit))
+        self._current = self._estimate = ""
+
+    def _stamp(self) -> str:
+        return f"{duration(self._clock() - self._began):>5}"
+
+    def _line(self, text: Text) -> None:
+        self._drawn_at = self._clock()
+        self._console.print(text, soft_wrap=True)
+
+    def _status(self) -> Table:
+        spent = self._clock() - self._began
+        best = "none yet"
+        if self._measured:
+            best = "×{:.2f}  {}".format(*max(self._measured.values()))
+        failures = ", ".join(f"{count} {name}" for name, count in sorted(self._failures.items()))
+        grid = Table.grid(padding=(0, 2))
+        grid.add_row("now", Text(self._current or "–", overflow="ellipsis", no_wrap=True))
+        grid.add_row("speed", Text(self._estimate or "–"))
+        grid.add_row("best", Text(best, overflow="ellipsis", no_wrap=True))
+        grid.add_row("failed", Text(failures or "none"))
+        grid.add_row("left", Text(f"{duration(self._budget - spent)} of {duration(self._budget)}"))
+        done = min(spent, self._budget)
+        grid.add_row("", ProgressBar(total=max(self._budget, 1.0), completed=done, width=40))
+        return grid
+
+
+def _pairs_in_words(event: PairMeasured) -> str:
+    """Return `2 processes a side: ×2.33 (2.10 to 2.60)`."""
+    if event.speedup is None:
+        return "1 process a side"
+    return f"{event.processes} processes a side: {ratio(event.speedup)}"
+
+
+def trial_line(record: TrialRecord, changes: str, *, stamp: str, unit: str = "samples") -> Text:
+    """One finished trial: when, which, how fast, what."""
+    text = Text(f"{stamp}  {record.phase:<8} {record.trial:>3}  ")
+    if record.outcome is Outcome.OK:
+        shown = speed(record.speedup)
+        if record.speedup is None and not record.pairs and record.throughput is not None:
+            shown = f"{rate(record.throughput.value)} {unit}/s"
+        text.append(f"{shown:<18}", style="green" if record.speedup and record.speedup.low > 1 else "")
+    elif record.outcome is Outcome.PRUNED:
+        text.append(f"{speed(record.speedup):<18}", style="dim")
+    else:
+        text.append(f"{record.outcome:<18}", style="red")
+    text.append(f"  {one_line(changes)}")
+    for looks in record.looks[-1:] if record.outcome.measured else ():
+        processes = len({pair.instance for pair in record.pairs})
+        shown = f"{processes} fresh process{'' if processes == 1 else 'es'} a side"
+        text.append(f"  ({_STANDS[looks.standing]} after {shown})")
+    if record.reason and not record.outcome.measured:
+        text.append(f"  ({one_line(first_line(record.reason), longest=160)})", style="dim")
+    left_out = Counter(pair.disturbed_by for pair in record.pairs if pair.disturbed)
+    for cause, count in left_out.items():
+        why = "" if cause is None else f": {CAUSES[cause]}"
+        text.append(f"  ({count} of {len(record.pairs)} pairs left out{why})", style="dim")
+    if record.outcome.measured and record.settled is False:
+        text.append("  (was still getting faster when it was measured)", style="dim")
+    return text
+
+
+_STANDS = {
+    Standing.OPEN: "not decided",
+    Standing.OUT_OF_TIME: "not decided",
+    Standing.CONFIRMED: "confirmed",
+    Standing.NOT_SHOWN: "no gain shown",
+    Standing.UNSTABLE: "unstable",
+}

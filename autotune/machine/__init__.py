@@ -1,0 +1,1 @@
+"""The machine: its fingerprint, its GPUs and what it counts."""

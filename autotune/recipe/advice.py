@@ -1,0 +1,180 @@
+"""The answer in words: the verdict, how to use the recipe, what limits the training and what to do about it. Pure."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autotune.data.facts import ScriptFacts
+from autotune.data.record import TrialRecord
+from autotune.recipe.apply import environment
+from autotune.stats.bottleneck import NOT_INSTALLED
+from autotune.stats.deciding import EndedBy, Verdict
+
+if TYPE_CHECKING:
+    from autotune.recipe.recipe import Recipe
+
+UNUSED_SHARE, CLOSING_SECONDS = 0.05, 2.0  # of a budget that has ended all the same
+WORTH_SAYING = 1.05
+"""A smaller gain that something could have at most is not told."""
+GOOD_SCALING = 0.7
+"""A training that reaches less of its devices' speed is told so."""
+_HELPS = {
+    "input": ("num_parallel_calls", "prefetch", "data_threads", "persistent_iterator"),
+    "launch": ("steps_per_execution", "jit_compile", "batch_size"),
+    "compute": ("precision", "jit_compile", "batch_size"),
+    "memory_bandwidth": ("jit_compile", "precision"),
+    "communication": ("batch_size",),
+    "compute_or_memory": ("precision", "jit_compile", "batch_size"),
+}
+"""Knobs that could help against a limit."""
+_IN_WORDS = {
+    "num_parallel_calls": "more num_parallel_calls",
+    "steps_per_execution": "more steps_per_execution",
+    "jit_compile": "XLA",
+    "batch_size": "a larger batch",
+    "precision": "another precision",
+}
+
+
+def verdict_in_words(recipe: Recipe) -> str:
+    """Return the verdict in a sentence, with the figure that it rests on."""
+    evidence = recipe.evidence
+    if evidence.verdict is Verdict.FASTER:
+        processes = f"{evidence.confirmation.processes} fresh processes a side"
+        if evidence.objective == "energy":
+            less = f"uses {evidence.speedup.shown('')} times less energy per sample"
+            return f"Less energy: {less}, with 95% confidence, from {processes}."
+        return f"Faster: {evidence.speedup.shown()} with 95% confidence, from {processes}."
+    tried = f"{evidence.candidates or 'no'} candidate{'' if evidence.candidates == 1 else 's'} tried"
+    if evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN:
+        if evidence.ended_by is EndedBy.EXHAUSTED:
+            tried += ", none is left"
+        found = "no candidate could be measured"
+        if evidence.excluded_gain is not None:  # rounded up: a smaller bound would claim too much
+            found = f"gains above {math.ceil(round(100 * evidence.excluded_gain, 6))}% are excluded"
+            if evidence.objective == "energy":
+                found += " in energy per sample"
+        return f"No significant gain: {found} ({tried}). Keep what you have."
+    if evidence.verdict is Verdict.UNSTABLE:
+        better = "more economical" if evidence.objective == "energy" else "faster"
+        return f"Unstable: every {better} candidate failed or broke a stability rule ({tried}). Keep what you have."
+    said = f"Undecided: {_ended_because(recipe)} before the answer was settled ({tried})."
+    if evidence.smallest_gain_shown is not None:
+        said += f" Only gains of {math.ceil(100 * evidence.smallest_gain_shown)}% or more could have been shown."
+    return said
+
+
+def _ended_because(recipe: Recipe) -> str:
+    """Return why a run ended that settled nothing."""
+    stopped = {EndedBy.INTERRUPTED: "the run was stopped", EndedBy.FAILED: "measuring could not go on"}
+    if recipe.evidence.ended_by in stopped:
+        return stopped[recipe.evidence.ended_by]
+    budget, spent = recipe.created_by.budget_seconds, recipe.created_by.spent_seconds
+    if budget - spent <= max(UNUSED_SHARE * budget, CLOSING_SECONDS):
+        return "the budget ended"
+    return f"the {budget - spent:.0f} s that were left held no further trial"
+
+
+def usage(recipe: Recipe, path: Path, tuned: str) -> list[str]:
+    """The command that trains with a recipe, or the lines that training code needs; `tuned` is what was tuned."""
+    if recipe.workload.script is not None:
+        given = " ".join(map(shlex.quote, recipe.workload.args))
+        return [f"autotune run {shlex.quote(str(path))} {shlex.quote(tuned)} {given}".rstrip()]
+    text = str(path)  # as a literal: code to be copied must stay that line, whatever the file is called
+    literal = f'"{text}"' if text.isprintable() and not set(text) & {'"', "\\"} else repr(text)
+    before = "import tensorflow" if environment(recipe.configuration) else "the first tensor, dataset or model"
+    accumulates = "global_batch" in recipe.configuration
+    compiles = (
+        "loss=loss, **recipe.compile_args(optimizer)" if accumulates else "optimizer, loss, **recipe.compile_args()"
+    )
+    scope = [] if recipe.configuration.get("strategy", "none") == "none" else ["with recipe.strategy().scope():"]
+    indent = "    " if scope else ""
+    told = "dataset = make_dataset(recipe.dataset_config)    # what dataset(config) was given"
+    return [
+        f"recipe = autotune.Recipe.load({literal})",
+        f"recipe.apply()                                   # before {before}",
+        *scope,
+        *([f"{indent}model = make_model()"] if scope else []),
+        f"{indent}model.compile({compiles})",
+        *([told] if recipe.workload.takes_config else []),
+        "model.fit(**recipe.fit_args(dataset), epochs=…)",
+    ]
+
+
+def advice(
+    baseline: TrialRecord,
+    recommended: TrialRecord | None,
+    script: ScriptFacts | None,
+    spread: TrialRecord | None = None,
+    unreached: Collection[str] = (),
+) -> list[str]:
+    """What limits the baseline, what could be gained at most, and what limits the recommendation.
+
+    Args:
+        baseline: The baseline's trial.
+        recommended: The trial that the recipe is of; None where that is the baseline.
+        script: Where a script's own calls are.
+        spread: The trial on several devices that scales best, or the recommended one; None without any.
+        unreached: Knobs that cannot act on this workload.
+
+    Returns:
+        Three sentences with figures at most, and one on a profile that could not be read.
+    """
+    said = []
+    limit, now = baseline.bottleneck, recommended.bottleneck if recommended is not None else None
+    if limit is not None and limit.name == "balanced":
+        said.append(f"The baseline is balanced: {limit.why}.")
+    elif limit is not None and limit.name != "unknown":
+        of_input = _of_input(baseline, script) if limit.name == "input" else "."
+        said.append(f"The baseline is limited by {limit.name.replace('_', ' ')}: {limit.why}{of_input}")
+    share = None if spread is None else spread.scaling_efficiency
+    if spread is not None and share is not None and share < GOOD_SCALING:
+        said.append(
+            f"On {spread.configuration['replicas']} devices the training reaches {share:.0%} of what they would reach "
+            "one by one: a larger batch or fewer replicas lose less in sums over devices."
+        )
+    said += _at_most(baseline)
+    if now is not None and now.name == "balanced":
+        said.append(f"With the recipe nothing stands out: {now.why}.")
+    elif now is not None and now.name != "unknown":
+        words = [_IN_WORDS.get(name, name) for name in _HELPS[now.name] if name not in unreached]
+        helps = f"; {_listed(words, 'or')} could help further" if words else ""
+        said.append(f"With the recipe it is limited by {now.name.replace('_', ' ')}: {now.why}{helps}.")
+    profiles = [record.profile for record in (baseline, recommended) if record is not None]
+    if any(profile is not None and profile.reason == NOT_INSTALLED for profile in profiles):
+        return [*said[:3], "`pip install xprof` before the next run would tell more of what limits the training."]
+    return said[:3]
+
+
+def _of_input(record: TrialRecord, script: ScriptFacts | None) -> str:
+    """How fast the pipeline and the model are alone, and which of the script's calls run serially."""
+    top, said = record.ceilings, "."
+    # A fast pipeline can be waited for, too: where epochs begin, and for its hand-over to each short step.
+    if top is not None and top.by_input and top.by_compute and top.by_input < top.by_compute:
+        said = f"; the pipeline alone makes {top.by_input:,.0f} samples/s, the model could take {top.by_compute:,.0f}."
+    sites = script.sites.get("num_parallel_calls", ()) if script is not None else ()
+    if record.configuration.get("num_parallel_calls") != 0 or not sites:
+        return said
+    return f"{said} {_listed([str(each) for each in sites])} run{'s' if len(sites) == 1 else ''} serially."
+
+
+def _listed(names: Sequence[str], last: str = "and") -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {last} {names[-1]}"
+
+
+def _at_most(record: TrialRecord) -> list[str]:
+    """What the pipeline's settings can gain at most, where that is known."""
+    top, rate = record.ceilings, record.throughput
+    if top is None or rate is None or not top.by_compute:
+        return []
+    most = top.by_compute / rate.value
+    if most < WORTH_SAYING:
+        return ["No setting of the input pipeline can make this training clearly faster: its steps hardly wait."]
+    return [
+        f"At this batch size and precision no setting of the input pipeline can make it more than ×{most:.2f} as "
+        f"fast: the steps alone make {top.by_compute:,.0f} samples/s."
+    ]

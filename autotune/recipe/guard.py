@@ -1,0 +1,179 @@
+"""Watches a long training that uses a recipe: is it as fast as was claimed?
+
+It counts calls of the train function, and reads the clock about once a second. Keras has to wait for nothing: a
+callback that sees each batch would end its asynchronous dispatch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from autotune.data.printable import printable
+from autotune.machine.fingerprint import fingerprint
+from autotune.machine.telemetry import Counters, between, read_counters
+
+if TYPE_CHECKING:
+    from autotune.recipe.recipe import Recipe
+
+LOG = "long_run.jsonl"
+CHECK_SECONDS, WARM_SECONDS, JUDGE_SECONDS, WRITE_SECONDS = 1.0, 10.0, 30.0, 10.0
+"""How often the clock is read; what counts for nothing at the beginning; the stretch that is judged; between lines."""
+SLOW = 0.85
+"""Of the claimed throughput: a slower training gets one warning."""
+FOREIGN = 0.1
+"""Share of the processor that others take, from which they are named as a cause."""
+
+
+def say(text: str) -> None:
+    """A line for the user of a long training, beside the script's own."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"autotune: {printable(text)}\n")
+        sys.stderr.flush()
+
+
+class _Moment(NamedTuple):
+    at: float
+    calls: int
+
+
+class Guard:
+    """Compares a training's throughput with a recipe's claim.
+
+    Args:
+        recipe: Whose.
+        log: A file that takes a line of JSON every ten seconds; None for none.
+        say: Takes a line for the user.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        log: Path | None = None,
+        say: Callable[[str], None] = say,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._recipe, self._log, self._say, self._clock = recipe, log, say, clock
+        self._claimed = recipe.evidence.throughput.value
+        self._calls, self._next_check = 0, 1
+        self._examples_per_call = 0
+        self._looked: _Moment | None = None
+        self._first_at = self._written_at = 0.0
+        self._warm: _Moment | None = None
+        self._window: _Moment
+        self._counters: Counters
+        self._warned = False
+
+    def wrap(self, train_function: Callable[[Any], Any], *, examples_per_call: int) -> Callable[[Any], Any]:
+        """`train_function`, with its calls counted."""
+
+        def counted(iterator: Any) -> Any:
+            logs = train_function(iterator)
+            self.called(examples_per_call)
+            return logs
+
+        return counted
+
+    def called(self, examples: int) -> None:
+        """A call is over, which has trained on so many examples; on as many as the one before where that is 0."""
+        self._examples_per_call = examples or self._examples_per_call
+        self._calls += 1
+        if self._examples_per_call and self._calls >= self._next_check:
+            self._look()
+
+    def _look(self) -> None:
+        last, self._looked = self._looked, _Moment(self._clock(), self._calls)
+        now = self._looked.at
+        if last is None:  # the first call has traced and compiled
+            self._first_at = self._written_at = now
+            self._next_check = self._calls + 1
+            return
+        calls = self._calls - last.calls
+        pace = calls / max(now - last.at, 1e-6)
+        self._next_check = self._calls + max(1, min(round(pace * CHECK_SECONDS), 2 * calls))
+        if self._warm is None:
+            if now - self._first_at >= WARM_SECONDS:
+                self._warm = self._looked
+                self._begin_window(self._looked)
+            return
+        if now - self._written_at >= WRITE_SECONDS:
+            self._write(now)
+        if now - self._window.at < JUDGE_SECONDS:
+            return
+        share = self._rate_since(self._window) / self._claimed
+        if share < SLOW and not self._warned:
+            self._warned = True
+            cause = self._cause(now - self._window.at)
+            self._say(f"{share * self._claimed:,.0f} samples/s, {share:.0%} of what the recipe claims: {cause}")
+        self._begin_window(self._looked)
+
+    def _begin_window(self, now: _Moment) -> None:
+        self._window, self._counters = now, read_counters()
+
+    def _rate_since(self, moment: _Moment) -> float:
+        """Samples per second since then."""
+        assert self._looked is not None
+        return (self._looked.calls - moment.calls) * self._examples_per_call / (self._looked.at - moment.at)
+
+    def _cause(self, seconds: float) -> str:
+        differences = self._recipe.machine.differences(fingerprint())
+        if differences:
+            return "the machine is another: " + "; ".join(differences)
+        seen = between(self._counters, read_counters(), seconds=seconds)
+        foreign, cores = seen["foreign_cpu_seconds"], seen["cores"]
+        if foreign is not None and foreign > FOREIGN * cores * seconds:
+            return f"other processes take {foreign / cores / seconds:.0%} of the processor"
+        return "the input may be slower than it was, the machine throttled, or other callbacks and data used"
+
+    def _write(self, now: float) -> None:
+        self._written_at = now
+        if self._log is None or self._warm is None:
+            return
+        rate = self._rate_since(self._warm)
+        line = {
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "samples_per_second": round(rate, 2),
+            "of_claim": round(rate / self._claimed, 4),
+            "calls": self._calls,
+        }
+        with contextlib.suppress(OSError), self._log.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line) + "\n")
+
+    def ended(self) -> None:
+        """The training is over: say how fast it was."""
+        if self._warm is None:
+            return
+        self._looked = _Moment(self._clock(), self._calls)
+        if self._looked.at - self._warm.at < CHECK_SECONDS:
+            return
+        self._write(self._looked.at)
+        rate, evidence = self._rate_since(self._warm), self._recipe.evidence
+        self._say(
+            f"trained at {rate:,.0f} samples/s, ×{rate / evidence.baseline_throughput.value:.2f} of the baseline "
+            f"when it was tuned (claimed: ×{evidence.speedup.value:.2f})"
+        )
+
+
+def guard_callback(guard: Guard, batch_size: int) -> Any:
+    """The guard as a callback of `fit`. It sees the beginning and the end of the training, and no batch."""
+    import keras
+
+    class Watch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
+        def on_train_begin(self, logs: Any = None) -> None:
+            self._usual = self.model.train_function
+            examples = batch_size * int(self.model.steps_per_execution)
+            self.model.train_function = guard.wrap(self._usual, examples_per_call=examples)
+
+        def on_train_end(self, logs: Any = None) -> None:
+            self.model.train_function = self._usual
+            guard.ended()
+
+    return Watch()

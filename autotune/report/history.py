@@ -1,0 +1,176 @@
+"""Runs as one table: a row per trial, in pandas; and that table as a CSV or Parquet file.
+
+Columns have their dtypes whatever the rows hold: tables can be put together, and an empty one behaves like a full one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+from pandas.api.extensions import ExtensionDtype
+
+from autotune.data.files import write_atomically
+from autotune.data.printable import one_line
+from autotune.data.record import Outcome, Phase, TrialRecord, reference_of
+from autotune.data.run_directory import RunDirectory, parse_utc
+from autotune.report.runs import find_runs
+from autotune.space.configuration import format_value
+from autotune.space.knobs import KNOBS, Domain
+from autotune.space.recorded import read_trials, trial_configuration
+from autotune.stats.deciding import Stop
+from autotune.stats.gpu_figures import recorded_gpu_figures
+from autotune.stats.ratios import recorded_rate
+from autotune.stats.throughput import overall_rate
+
+STRING, INTEGER, FLOAT, BOOLEAN = pd.StringDtype(), pd.Int64Dtype(), pd.Float64Dtype(), pd.BooleanDtype()
+TIME = pd.DatetimeTZDtype("us", "UTC")
+
+
+def typed(dtype: ExtensionDtype, names: str) -> dict[str, ExtensionDtype]:
+    """Columns of one dtype, by their names."""
+    return dict.fromkeys(names.split(), dtype)
+
+
+def table(rows: Sequence[Mapping[str, object]], columns: Mapping[str, ExtensionDtype]) -> pd.DataFrame:
+    """A table of just these columns; what a row lacks, or is None, is NA."""
+    return pd.DataFrame(
+        {name: pd.Series([row.get(name) for row in rows], dtype=dtype) for name, dtype in columns.items()}
+    )
+
+
+def _as_text(domain: Domain) -> bool:
+    """Booleans and integers keep their type; words and unions of types stand as text."""
+    return bool(domain.words or (domain.booleans and domain.integers))
+
+
+def _knob_dtype(domain: Domain) -> ExtensionDtype:
+    if _as_text(domain):
+        return STRING
+    return BOOLEAN if domain.booleans else INTEGER
+
+
+_FIRST = typed(STRING, "run") | typed(INTEGER, "trial")
+_FIRST["phase"], _FIRST["outcome"] = (pd.CategoricalDtype([str(each) for each in kind]) for kind in (Phase, Outcome))
+_FIGURES = (
+    typed(FLOAT, "throughput baseline_throughput speedup speedup_low speedup_high compile_seconds warmup_seconds")
+    | typed(INTEGER, "warmup_steps")
+    | typed(BOOLEAN, "settled")
+    | typed(FLOAT, "measured_seconds")
+    | typed(pd.CategoricalDtype([str(stop) for stop in Stop]), "stopped_by")
+    | typed(FLOAT, "first_step_seconds filling_seconds epoch_overhead_seconds")
+    | typed(INTEGER, "peak_host_bytes peak_device_bytes")
+    | typed(FLOAT, "input_wait_fraction cpu_utilisation")
+    | typed(
+        FLOAT, "joules_per_sample gpu_power_watts gpu_utilisation gpu_sm_clock_share gpu_temperature gpu_slowed_share"
+    )
+    | typed(STRING, "bottleneck")
+    | typed(FLOAT, "bottleneck_share ceiling_input ceiling_compute scaling_efficiency")
+    | typed(TIME, "started_at")
+    | typed(FLOAT, "seconds")
+    | typed(STRING, "seat host device machine workload objective reason")
+)
+
+
+def columns() -> dict[str, ExtensionDtype]:
+    """The table's columns, in order, and the dtype of each; every knob has one."""
+    return _FIRST | {knob.name: _knob_dtype(knob.domain) for knob in KNOBS.values()} | _FIGURES
+
+
+def load_history(*runs: str | Path) -> pd.DataFrame:
+    """One row per trial of one run or many, failed and pruned trials included.
+
+    Args:
+        runs: Run directories, or directories that hold some at any depth, such as `results`.
+
+    Returns:
+        The columns of `columns()`, in that order, rows by run and then by trial; times in seconds, sizes in bytes,
+        rates in samples per second. `machine` is the machine's id; text is one line. A knob that the trial's device
+        does not have is NA, and so are the `reason` of a trial that ended well and what was not measured.
+        `bottleneck` is what limits the trial and `bottleneck_share` the figure that it rests on; the ceilings are
+        what input and step reach alone. `scaling_efficiency` is the throughput over replicas times one device's.
+
+        Power and `joules_per_sample` are of all the trial's GPUs, `gpu_utilisation` and `gpu_sm_clock_share` (of the
+        highest clock) means over its slices, `gpu_temperature` the highest in °C, and `gpu_slowed_share` the share of
+        slices in which heat, power or hardware held the clocks down. They are NA without a GPU, and where NVML does not
+        tell. With `objective` "energy" a speed-up is a ratio of samples per joule.
+
+        A trial's speed-up is over `baseline_throughput`: the baseline's slices in turn with its own, which are slower
+        than the baseline alone. Throughputs of two rows were measured at other times and tell less than speed-ups.
+
+    Raises:
+        RunDirectoryError: Nothing was given, no run was found at a path, or a file there is damaged.
+    """
+    rows: list[dict[str, object]] = []
+    for directory in find_runs(*runs):
+        run = directory.read_run()
+        records = sorted(read_trials(directory), key=lambda record: record.trial)
+        of_run = {
+            "run": one_line(run.run),
+            "machine": run.machine.id,
+            "workload": one_line(run.workload.name) if run.workload else None,
+            "objective": one_line(run.arguments.get("objective", "throughput")),
+        }
+        rows.extend(_row(record, directory, reference_of(record, records)) | of_run for record in records)
+    return table(rows, columns())
+
+
+_OF_RECORD = [each for each in (*_FIRST, *_FIGURES) if each in TrialRecord.model_fields or hasattr(TrialRecord, each)]
+
+
+def _row(record: TrialRecord, directory: RunDirectory, reference: TrialRecord) -> dict[str, object]:
+    """What one trial adds to the table; None is NA. A column that no line here names is the record's field."""
+    file = directory.trial_directory(record.trial) / "result.json"
+    speedup, limit, top = record.speedup, record.bottleneck, record.ceilings
+    beside = [(recorded_rate(pair.baseline, reference), pair.baseline.examples) for pair in record.pairs]
+    return {
+        **{name: getattr(record, name) for name in _OF_RECORD},
+        **recorded_gpu_figures(record),
+        **{
+            name: format_value(value) if _as_text(KNOBS[name].domain) else value
+            for name, value in trial_configuration(directory, record).items()
+        },
+        "throughput": record.throughput.value if record.throughput else None,
+        "baseline_throughput": overall_rate(beside) if beside else None,
+        "speedup": speedup.value if speedup else None,
+        "speedup_low": speedup.low if speedup else None,
+        "speedup_high": speedup.high if speedup else None,
+        "bottleneck": limit.name if limit else None,
+        "bottleneck_share": limit.share if limit else None,
+        "ceiling_input": top.by_input if top else None,
+        "ceiling_compute": top.by_compute if top else None,
+        "measured_seconds": record.measured_seconds if record.pairs or record.slices else None,
+        "started_at": parse_utc(record.started_at, file),
+        # One line, so that a row stays one line in CSV: some readers end a row at a bare carriage return.
+        "reason": one_line(" ".join(record.reason.split())) or None,
+    }
+
+
+_FORMULA = re.compile(r"^(?:[=@\t\r]|[+-](?!\d*\.?\d+$))")  # a plain number is none
+_HINT = "Give a file in a directory that exists and that you may write to."
+
+
+def write_csv(frame: pd.DataFrame, path: str | Path) -> None:
+    """Write the table as CSV, whole or not at all: NA as an empty field, booleans as `true` and `false`.
+
+    Text that a spreadsheet would take for a formula begins with an apostrophe, which `read_csv` keeps.
+
+    `read_csv` gives it back with `keep_default_na=False, na_values=[""]`, `parse_dates=["started_at"]` and, as
+    `dtype`, the other columns of `columns()`; under pandas 2 its `astype(columns())` has the unit of `started_at` as
+    well. Without the first two it takes a workload called "NA" or "None" for NA.
+    """
+    booleans = [name for name in frame.columns if pd.api.types.is_bool_dtype(frame[name].dtype)]
+    words = {name: frame[name].astype(STRING).str.lower() for name in booleans}
+    for name in frame.columns:
+        if frame[name].dtype == STRING:  # a script's name or a reason, which others have written
+            words[name] = frame[name].str.replace(_FORMULA, r"'\g<0>", regex=True)
+    if "started_at" in frame:  # pandas 2 leaves a fraction of zero out, and reads dates of one form only
+        words["started_at"] = frame["started_at"].dt.strftime("%Y-%m-%d %H:%M:%S.%f+00:00")
+    write_atomically(Path(path), frame.assign(**words).to_csv(index=False), hint=_HINT)
+
+
+def write_parquet(frame: pd.DataFrame, path: str | Path) -> None:
+    """Write the table as Parquet, whole or not at all. A table without rows loses its categories."""
+    write_atomically(Path(path), frame.to_parquet(engine="pyarrow", index=False), hint=_HINT)

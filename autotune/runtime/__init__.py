@@ -1,0 +1,1 @@
+"""Trial processes: protocol, template, supervision, and seats, local or on a Ray cluster."""

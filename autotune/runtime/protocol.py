@@ -1,0 +1,283 @@
+"""The messages between driver, template and trial, and the pipe that carries them. Times are in seconds.
+
+A message is JSON in a frame of `multiprocessing.connection`: reading it executes nothing. This module may not import
+TensorFlow, Optuna or pandas, as all three kinds of process load it.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from autotune.data.facts import ScriptFacts, WorkloadFacts
+from autotune.data.figures import Ceilings
+from autotune.data.models import Amount, Count, Frozen, Many, Number, Positive, Value, first_mistake
+from autotune.data.printable import LONGEST_MESSAGE, one_line
+from autotune.data.record import Boundary, Outcome, Slice
+
+LARGEST_MESSAGE_BYTES = 4 << 20
+REST_SECONDS = 5  # how long the rest of a message may take once it has begun to arrive
+
+
+class ProtocolError(Exception):
+    """What came over the pipe is no message. The text is one line, whatever came."""
+
+
+class ChannelClosed(Exception):
+    """The other end is gone."""
+
+
+Pid = Annotated[int, Field(ge=1, le=(1 << 31) - 1)]  # to `kill`, 0 and negative numbers are groups of processes
+StartedByImport = Literal["runtime", "cuda", "threads"]  # what no fork survives
+
+
+class LossRuns(Frozen):
+    """Short trainings on recorded batches for their losses alone, in place of a timed training.
+
+    Each scale of the learning rate is run with all seeds before the next scale.
+    """
+
+    folder: str  # holds the batches: written if it does not exist, read otherwise
+    recorded_batch_size: Number  # of these batches; they are batched anew if another size is needed
+    seeds: Annotated[Many[int], Field(min_length=1)]  # each gives one training its weights
+    scales: Many[Positive] = (1.0,)  # factors of the learning rate
+    most_steps: Number  # of each training
+    seconds: FiniteFloat  # no step begins later than this; all trainings have as many steps as the first
+
+
+class Data(Frozen):
+    """What the first trial learns of the dataset, and later ones are told."""
+
+    examples: int | None  # in the dataset; None when endless or not counted in time
+    validation_examples: int | None = None  # of validation data of unknown cardinality, if counted in time
+    validation_uncounted: bool = False  # they were not counted in time
+    endless: bool  # the dataset has no end
+
+    @classmethod
+    def found_by(cls, started: Started) -> Data:
+        """What a trial has found."""
+        return cls(**started.model_dump(include=set(cls.model_fields)))
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class TrialTiming:
+    """How a trial is timed."""
+
+    epoch_seconds: FiniteFloat  # epochs up to this long are timed whole: longer ones would leave few slices
+    warmup_seconds: FiniteFloat  # the longest usual warm-up after the first step
+    boundary: Boundary | None = None  # taken over from the baseline; None to measure it
+
+
+class TrialRequest(Frozen):
+    """What a trial process needs to know."""
+
+    kind: Literal["trial"] = "trial"
+    configuration: dict[str, Value]  # every knob that exists on the device
+    log: str  # absolute path of the file that takes the trial's stdout and stderr
+    data: Data | None = None  # None to check the dataset's elements and count them
+    count_seconds: FiniteFloat = 5.0  # how long each count may take
+    timing: TrialTiming
+    losses: LossRuns | None = None  # these trainings are run, and nothing is timed
+    script: ScriptFacts | None = None  # where a script as it is is trained
+
+
+class TemplateReady(Frozen):
+    """The template has imported everything."""
+
+    kind: Literal["ready"] = "ready"
+    workload: WorkloadFacts | None  # None where each trial imports the workload afresh
+    started: StartedByImport | None = None  # what importing the user's module has started
+
+
+class TemplateFailed(Frozen):
+    """The user's module cannot be used, or TensorFlow cannot be imported."""
+
+    kind: Literal["template_failed"] = "template_failed"
+    message: str
+    hint: str = ""
+    detail: str = ""
+    users: bool = True  # the cause lies in the user's code
+    no_memory: bool = False  # the cause is want of memory
+
+
+class Forked(Frozen):
+    """A trial process exists. The driver's end of its pipe follows."""
+
+    kind: Literal["forked"] = "forked"
+    pid: Pid
+
+
+class Exited(Frozen):
+    """A trial process ended and was reaped."""
+
+    kind: Literal["exited"] = "exited"
+    pid: Pid
+    status: int  # the exit status, or the negative number of the signal that killed it
+
+
+class Measure(Frozen):
+    """Train for `slices` slices without a pause, report each, then freeze."""
+
+    kind: Literal["measure"] = "measure"
+    seconds: FiniteFloat  # of one slice
+    slices: Number = 1
+
+
+class Finish(Frozen):
+    """Take the closing figures, report them, and end."""
+
+    kind: Literal["finish"] = "finish"
+    input_wait_seconds: FiniteFloat = 0.0  # how long the input-wait counterfactual may take; 0 for none
+    ceilings: bool = False  # how fast the input and the step are alone is measured as well
+    profile: bool = False  # steps are profiled at the end, into `profile/` beside the log
+
+
+class Started(Data):
+    """The trial has built pipeline and model, and is about to train."""
+
+    kind: Literal["started"] = "started"
+    jit_compile: bool  # what the knob resolved to
+    examples_per_epoch: int | None  # fewer than `examples` where an incomplete last batch is dropped
+    counting_seconds: Amount = 0.0  # for counting and for filling caches in files: later trials do neither
+    filling_seconds: Amount = 0.0  # for filling caches in memory, which each trial does
+    element: str  # the dataset's element, in words
+    parameters: int  # weights, trainable and other
+    batch_ranks: Many[int | None] = ()  # axes of each tensor of the element
+    gpus: Many[str] = ()  # names of the GPUs that TensorFlow sees
+    devices: Number = 1  # over which a strategy could spread the training
+    device_limit_bytes: Number | None = None  # of the GPU in use; None if CUDA does not tell
+    build: dict[str, str] = Field({})  # CUDA and cuDNN versions that TensorFlow was built with
+    set_by_dataset: dict[str, Value] = Field({})  # knobs that the workload's dataset has set itself
+    not_knobs: Many[str] = ()  # settings that act on speed and are no knobs, as `NAME=value`
+    in_force: dict[str, Value] = Field({})  # knobs whose value in force differs from what was asked
+
+
+class FirstStep(Frozen):
+    """The first call of the train function has returned."""
+
+    kind: Literal["first_step"] = "first_step"
+    loss: FiniteFloat | None = None
+
+
+class Ready(Frozen):
+    """The trial has warmed up, and is frozen until told to measure."""
+
+    kind: Literal["trial_ready"] = "trial_ready"
+    timed_by: Literal["epochs", "steps"]
+    settled: bool | None  # it is steady, not only at the cap; None if too few steps ran to tell
+    warmup_seconds: FiniteFloat
+    compile_seconds: Amount
+    epoch_overhead_seconds: Amount | None  # charged beyond its steps; None if an epoch has one call or no end
+    call_seconds: Positive
+    epoch_seconds: FiniteFloat | None
+    warmup_steps: Count | None = None  # steps that count in no slice
+    run_in_seconds: Amount = 0.0  # trained after each freeze before a slice begins
+    boundary: Boundary | None = None  # measured here; None if taken over, or epochs are whole or endless
+    uncounted_seconds: Amount = 0.0  # how long a slice may take beyond what counts in it
+
+
+class SliceDone(Frozen):
+    """A slice was measured. After the last one that was asked for, the trial freezes itself."""
+
+    kind: Literal["slice"] = "slice"
+    slice: Slice
+
+
+class LossCurves(Frozen):
+    """The loss of each step, by training; None where it was not finite.
+
+    There are no curves where the model reports no loss. A single training is empty if its learning rate cannot be set.
+    """
+
+    kind: Literal["loss_curves"] = "loss_curves"
+    curves: Many[Many[FiniteFloat | None]]
+    gpus: Many[str]  # names of the GPUs that TensorFlow sees
+
+
+class Finished(Frozen):
+    """The trial's closing figures. Where the input wait is asked for, they come without it first, then with it."""
+
+    kind: Literal["finished"] = "finished"
+    peak_host_bytes: int
+    peak_device_bytes: int | None
+    input_wait_fraction: FiniteFloat | None
+    outside_fraction: FiniteFloat | None = None  # of a call: what passes outside of TensorFlow
+    ceilings: Ceilings | None = None
+    no_profile: str = ""  # why there is none, where one was asked for
+
+
+class Failed(Frozen):
+    """The trial cannot go on."""
+
+    kind: Literal["failed"] = "failed"
+    outcome: Outcome
+    reason: str  # one sentence
+    hint: str = ""  # the next step, where there is one
+    detail: str = ""  # the user's own frames of the traceback
+    input_error: bool = False  # the workload itself is at fault, whatever the configuration
+
+
+Message = Annotated[  # to the template, from it, to the trial, from it
+    TrialRequest
+    | (TemplateReady | TemplateFailed | Forked | Exited)
+    | (Measure | Finish)
+    | (Started | FirstStep | Ready | SliceDone | LossCurves | Finished | Failed),
+    Field(discriminator="kind"),
+]
+_message: TypeAdapter[Any] = TypeAdapter(Message)
+
+
+class Channel:
+    """One end of a Unix socket that carries messages. It owns the socket."""
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", REST_SECONDS, 0))
+        self._pipe = Connection(end.detach())
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._pipe.fileno()
+
+    def close(self) -> None:
+        """Close this end."""
+        self._pipe.close()
+
+    def send(self, message: Frozen, end: socket.socket | None = None) -> None:
+        """Send a message, and after it the end of another socket. Raises `ChannelClosed`."""
+        try:
+            self._pipe.send_bytes(message.model_dump_json().encode())
+            if end is not None:
+                send_handle(self._pipe, end.fileno(), 0)
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+
+    def receive(self, timeout_seconds: float | None = None) -> Frozen:
+        """The next message. Raises `TimeoutError`, `ChannelClosed`, or `ProtocolError` for what is no message."""
+        try:
+            body = self._pipe.recv_bytes(LARGEST_MESSAGE_BYTES) if self._pipe.poll(timeout_seconds) else None
+        except (EOFError, OSError) as error:
+            if isinstance(error, OSError) and error.errno in (None, errno.EAGAIN):  # too long, or cut short
+                raise ProtocolError(one_line(f"damaged: {error}", longest=LONGEST_MESSAGE)) from error
+            raise ChannelClosed(str(error) or "end of stream") from error
+        if body is None:
+            raise TimeoutError
+        try:
+            message: Frozen = _message.validate_json(body)
+        except ValidationError as error:
+            what = f"not a message: {first_mistake(error)[1]}"
+            raise ProtocolError(one_line(what, longest=LONGEST_MESSAGE)) from error
+        return message
+
+    def receive_end(self) -> socket.socket:
+        """The end of a socket that follows a message. Raises `ChannelClosed`."""
+        try:
+            return socket.socket(fileno=recv_handle(self._pipe))
+        except (EOFError, OSError, RuntimeError) as error:
+            raise ChannelClosed(str(error) or "end of stream") from error

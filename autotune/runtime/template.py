@@ -1,0 +1,248 @@
+"""The template process: imports TensorFlow and the user's module once, then forks trials in milliseconds.
+
+    python -m autotune.runtime.template CONTROL_FD DRIVER_PID MODE REFERENCE_JSON LAYERS ENTRY_POINT
+
+It starts no TensorFlow runtime, never imports Optuna or pandas, and ends when its control socket closes. DRIVER_PID is
+for whoever reads a list of processes. MODE is `new`; `known` where a script has been run before to find out what it
+does; or `later`, where each fork imports everything for itself. LAYERS is the directory for what is written by
+contained processes (see `containment`); empty where trials may write for real. ENTRY_POINT is the module that knows the
+workload, see `EntryPoint`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import importlib
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import warnings
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+import psutil
+
+from autotune.data.errors import WorkloadError
+from autotune.data.facts import WorkloadFacts, WorkloadReference
+from autotune.data.printable import printable
+from autotune.data.record import Outcome
+from autotune.recipe import apply
+from autotune.runtime import containment, lifeline, protocol
+from autotune.runtime.failures import is_out_of_memory
+from autotune.runtime.logs import open_log
+from autotune.runtime.places import CORES_VARIABLE
+from autotune.runtime.user_errors import cause_of
+from autotune.space.variables import without_caches
+
+
+class EntryPoint(Protocol):
+    """The module that imports, describes and runs workloads. The driver passes its name: this room imports none."""
+
+    def enable_compile_logging(self) -> None:
+        """Have TensorFlow log compilations, before it is imported."""
+
+    def import_workload(self, reference: WorkloadReference) -> tuple[Any, dict[str, str]]:
+        """Import TensorFlow, and a `Workload` or a script's packages; also return the variables that a script sets."""
+
+    def describe_workload(
+        self, reference: WorkloadReference, workload: Any, variables: dict[str, str], in_force: dict[str, Any]
+    ) -> WorkloadFacts | None:
+        """Return what the driver may know of the workload without TensorFlow; a script is surveyed in a fork."""
+
+    def run(
+        self, request: protocol.TrialRequest, channel: protocol.Channel, workload: Any, reference: WorkloadReference
+    ) -> int:
+        """Run one trial to its end, and return the exit status."""
+
+
+def main(arguments: list[str]) -> int:
+    """Import, report, and serve the driver until it closes the socket."""
+    descriptor, _, mode, reference_json, folder, name = arguments
+    if cores := os.environ.pop(CORES_VARIABLE, ""):
+        os.sched_setaffinity(0, map(int, cores.split(",")))  # TensorFlow makes as many threads
+    os.environ.update(without_caches(os.environ))
+    lifeline.leave_a_keeper(int(descriptor))
+    layers = Path(folder) if folder else None
+    uncontained = "" if layers is None else containment.contain(layers)
+    control = protocol.Channel(socket.socket(fileno=int(descriptor)))
+    reference = WorkloadReference.model_validate_json(reference_json)
+    entry: EntryPoint = importlib.import_module(name)  # a module with these functions
+    entry.enable_compile_logging()
+    workload, ready = None, protocol.TemplateReady(workload=None)
+    try:
+        if mode != "later":
+            workload, ready = _import_workload(entry, reference, known=mode == "known")
+        if ready.workload is not None:
+            facts = ready.workload.model_copy(update={"uncontained": uncontained})
+            ready = ready.model_copy(update={"workload": facts})
+    except WorkloadError as error:
+        detail = printable(error.detail)[-20000:]
+        control.send(protocol.TemplateFailed(message=error.message, hint=error.hint, detail=detail))
+        return 1
+    except Exception as error:
+        if is_out_of_memory(error):
+            message = f"memory ran out while the workload was imported: {cause_of(error)}"
+            control.send(protocol.TemplateFailed(message=message, no_memory=True))
+            return 1
+        if not isinstance(error, ImportError):
+            raise
+        message = f"cannot import TensorFlow: {error}"
+        hint = f"Mend the TensorFlow that is installed in {sys.prefix}: `import tensorflow` fails in it."
+        control.send(protocol.TemplateFailed(message=message, hint=hint, users=False))
+        return 1
+    gc.collect()
+    gc.freeze()  # keeps the collector from touching, and so copying, every page in each fork
+    control.send(ready)
+    try:
+        with contextlib.suppress(protocol.ChannelClosed):
+            _Server(control, entry, workload, reference, layers).serve()
+    finally:
+        lifeline.kill_orphans()
+    return 0
+
+
+def _import_workload(
+    entry: EntryPoint, reference: WorkloadReference, *, known: bool
+) -> tuple[Any, protocol.TemplateReady]:
+    """Import TensorFlow and what the workload needs, and describe the workload unless it is known."""
+    workload, variables = entry.import_workload(reference)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the file ignores this signal, the ends of trials are lost
+    started, in_force = survey()
+    facts = None if known else entry.describe_workload(reference, workload, variables, in_force)
+    return workload, protocol.TemplateReady(workload=facts, started=started)
+
+
+def survey() -> tuple[protocol.StartedByImport | None, dict[str, Any]]:
+    """What importing the user's module has started, and the knobs that are in force before a model is built."""
+    if device_is_open():
+        return "cuda", apply.in_force()
+    if threading.active_count() > 1:
+        return "threads", apply.in_force()
+    reading, writing = os.pipe()
+    pid = _fork()  # asking TensorFlow starts CUDA, which no fork survives: a child is sent to ask
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            os.write(writing, json.dumps([apply.runtime_has_started(), apply.in_force()]).encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as stream:
+        runtime, in_force = json.loads(stream.read() or "[true, {}]")
+    os.waitpid(pid, 0)
+    return "runtime" if runtime else None, in_force
+
+
+def is_gpu_file(path: str) -> bool:
+    """Whether CUDA holds such a file open: of NVIDIA's driver, under WSL 2, on Jetson boards."""
+    return path.startswith(("/dev/nvidia", "/dev/dxg", "/dev/nvhost", "/dev/nvmap"))
+
+
+def device_is_open(descriptors: Path = Path("/proc/self/fd")) -> bool:
+    """Whether this process, or another by its list of open files, holds a GPU's file open: no fork survives that."""
+    for name in os.listdir(descriptors):
+        with contextlib.suppress(OSError):  # the listing's own, closed by now
+            if is_gpu_file(os.readlink(descriptors / name)):
+                return True
+    return False
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # TensorFlow's import leaves four idle threads; none holds a lock, because no runtime was started.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+class _Server:
+    """Forks trials on request and reports their ends."""
+
+    def __init__(
+        self,
+        control: protocol.Channel,
+        entry: EntryPoint,
+        workload: Any,
+        reference: WorkloadReference,
+        layers: Path | None,  # for what trials write
+    ) -> None:
+        self._control = control
+        self._entry = entry
+        self._layers = layers
+        self._workload = workload
+        self._reference = reference
+        self._trials: dict[int, int] = {}  # pidfd → pid
+        self._of_the_module = frozenset(child.pid for child in psutil.Process().children())
+
+    def serve(self) -> NoReturn:
+        """Until the control socket closes, which raises `ChannelClosed`."""
+        while True:
+            for ready in wait([self._control.fileno(), *self._trials]):
+                if ready in self._trials:
+                    self._reap(ready)
+                else:
+                    self._start()
+
+    def _start(self) -> None:
+        request = self._control.receive()
+        assert isinstance(request, protocol.TrialRequest)
+        drivers, trials = socket.socketpair()
+        with drivers, trials:
+            pid = _fork()
+            if pid == 0:
+                drivers.close()
+                self._run_trial(request, trials)
+            with contextlib.suppress(OSError):
+                os.setpgid(pid, pid)  # here too, so that the driver can signal the group at once
+            self._trials[os.pidfd_open(pid)] = pid
+            self._control.send(protocol.Forked(pid=pid), drivers)
+
+    def _run_trial(self, request: protocol.TrialRequest, end: socket.socket) -> NoReturn:
+        status, template = 1, os.getppid()
+        try:
+            os.setpgid(0, 0)
+            lifeline.die_with_parent(template)
+            with contextlib.suppress(OSError):
+                # When memory runs out, the kernel kills this process, not the driver.
+                Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+            self._control.close()
+            for pidfd in self._trials:
+                os.close(pidfd)
+            recorded = [] if request.losses is None else [os.path.dirname(request.losses.folder)]
+            try:
+                containment.renew([os.path.dirname(request.log), *recorded])
+            except OSError as error:
+                reason = f"what it writes cannot be kept apart: {error}"
+                protocol.Channel(end).send(protocol.Failed(outcome=Outcome.ERROR, reason=reason))
+                os._exit(status)
+            output = open_log(request.log)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            os.close(output)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+            faulthandler.enable(all_threads=False)  # the log says where in the user's code a signal struck
+            status = self._entry.run(request, protocol.Channel(end), self._workload, self._reference)
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):  # the workload may have closed it, or the disk is full
+                    stream.flush()
+            os._exit(status)
+
+    def _reap(self, pidfd: int) -> None:
+        pid = self._trials.pop(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(pid, 0)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        lifeline.kill_orphans(self._of_the_module | set(self._trials.values()))
+        self._control.send(protocol.Exited(pid=pid, status=os.waitstatus_to_exitcode(status)))
+        if self._layers is not None:
+            containment.remove_layers(self._layers / str(pid))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

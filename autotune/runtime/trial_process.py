@@ -1,0 +1,230 @@
+"""The driver's side of trials: start, talk, freeze, time-limit, kill, say how they ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from autotune.data.models import KnobValue
+from autotune.data.record import Outcome, Slice
+from autotune.runtime import protocol
+from autotune.runtime.containment import ALLOW_LARGE, LayerLimit
+from autotune.runtime.error_patterns import card_fault, kernel_oom_kills, says_no_memory
+from autotune.runtime.executor import SeatLost, TrialFailed, WarmUp
+from autotune.runtime.logs import cap, fatal_line, tail
+from autotune.runtime.protocol import ChannelClosed, ProtocolError
+from autotune.runtime.suspend_clock import LOOK_SECONDS, AwakeClock
+from autotune.runtime.template_process import EXIT_SECONDS, Template, status_in_words
+
+MOST_REPEATS = 3  # of a slice in which the machine stood still: where it always does, that is how it runs
+FREEZE_SECONDS = 5.0  # how long a process group may take to stop
+
+# What a trial does while each of its messages is waited for.
+_DOING: dict[type, str] = {
+    protocol.Started: "while building the model and dataset",
+    protocol.FirstStep: "in the first step, which traces and compiles",
+    protocol.Ready: "while warming up",
+    protocol.SliceDone: "in a slice",
+    protocol.Finished: "over the closing figures",
+    protocol.LossCurves: "while training for loss curves",
+}
+
+Profiled = Literal["all", "finalists", "none"]
+Message = TypeVar("Message")
+
+
+class TrialProcess:
+    """A real trial: a fork of a template; see `executor.LiveTrial`."""
+
+    def __init__(
+        self,
+        template: Template,
+        request: protocol.TrialRequest,
+        profile: Profiled,
+        scaled: Mapping[str, KnobValue] | None = None,  # knobs that were scaled for the seat, as they were asked for
+    ) -> None:
+        self.template = template
+        self._profile = profile
+        self._asked, self._scaled = request.configuration, scaled or {}
+        self._log = Path(request.log)
+        self._clock = AwakeClock()
+        self._requested = self._clock()
+        self._kernel_kills = kernel_oom_kills()
+        self._killed = False
+        self.pid, self._channel = template.fork(request)
+        self._limit = LayerLimit(template.layers, self.pid)
+        self._launch_seconds = self._clock() - self._requested
+
+    def warm_up(self, timeout_seconds: float) -> WarmUp:
+        """See `executor.LiveTrial`."""
+        deadline = self._requested + timeout_seconds
+        self._clock.watch()
+        started = self._expect(protocol.Started, deadline)
+        unscaled = {
+            name: self._scaled[name] if name in self._scaled and value == self._asked[name] else value
+            for name, value in started.in_force.items()
+        }
+        started = started.model_copy(update={"in_force": unscaled})
+        since = self._requested + started.counting_seconds
+        first = self._expect(protocol.FirstStep, deadline)
+        first_step_seconds = max(0.0, self._clock() - since)
+        ready = self._expect(protocol.Ready, deadline)
+        self.freeze()
+        return WarmUp(
+            started=started,
+            ready=ready,
+            launch_seconds=self._launch_seconds,
+            first_step_seconds=first_step_seconds,
+            ready_seconds=max(0.0, self._clock() - since),
+            first_loss=first.loss,
+        )
+
+    def measure(self, seconds: float, timeout_seconds: float) -> Slice:
+        """See `executor.LiveTrial`."""
+        return self.measure_continuously(seconds, 1, timeout_seconds)[0]
+
+    def measure_continuously(self, seconds: float, count: int, timeout_seconds: float) -> tuple[Slice, ...]:
+        """See `executor.LiveTrial`. All slices are measured again if the machine stood still in one."""
+        deadline = self._clock() + timeout_seconds
+        thrown_away = 0
+        while True:
+            before = self._clock.standstills
+            self._command(protocol.Measure(seconds=seconds, slices=count))
+            slices = [self._expect(protocol.SliceDone, deadline).slice for _ in range(count)]
+            self.freeze()
+            thrown_away += self._clock.standstills > before
+            if self._clock.standstills == before or thrown_away == MOST_REPEATS:
+                return tuple(each.model_copy(update={"standstills": thrown_away}) for each in slices)
+
+    def finish(self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False) -> protocol.Finished:
+        """See `executor.LiveTrial`."""
+        before, deadline = self._clock.standstills, self._clock() + timeout_seconds
+        profile = self._profile == "all" or (self._profile == "finalists" and thorough)
+        self._command(protocol.Finish(input_wait_seconds=input_wait_seconds, ceilings=thorough, profile=profile))
+        told = self._expect(protocol.Finished, deadline)
+        if input_wait_seconds > 0:
+            with contextlib.suppress(TrialFailed):  # it is ended; what it told before stands
+                answer = self._expect(protocol.Finished, deadline)
+                told = answer if self._clock.standstills == before else told
+        self.kill()
+        return told
+
+    def loss_curves(self, timeout_seconds: float) -> protocol.LossCurves:
+        """See `executor.LiveTrial`."""
+        self._clock.watch()
+        answer = self._expect(protocol.LossCurves, self._requested + timeout_seconds)
+        self.kill()
+        return answer
+
+    def kill(self) -> None:
+        """Kill the whole process group, and wait for it to be gone; the template kills what left the group."""
+        if self._killed:
+            return
+        self._killed = True
+        self._channel.close()
+        # A trial dies with its template, and its number may be another process's then.
+        if self.template.wait_exit(self.pid, 0.0) is None and self.template.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self.template.wait_exit(self.pid, EXIT_SECONDS)
+        cap(self._log)
+
+    def freeze(self) -> None:
+        """Wait until every thread of the trial has stopped, which stops its own process group after each report."""
+        deadline, looked_at = time.monotonic() + FREEZE_SECONDS, 0.0
+        while not is_stopped(self.pid):
+            if looked_at > deadline:  # not the time now: this process itself may have been kept from looking
+                raise self._failed(Outcome.TIMEOUT, f"could not be frozen within {FREEZE_SECONDS:.0f} s")
+            time.sleep(0.0005)
+            looked_at = time.monotonic()
+
+    def thaw(self) -> None:
+        """Let the process group go on."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGCONT)
+
+    def _command(self, command: protocol.Measure | protocol.Finish) -> None:
+        self._clock.watch()  # from before the trial goes on
+        try:
+            self._channel.send(command)
+        except ChannelClosed as error:
+            raise self._died() from error
+        self.thaw()
+
+    def _receive(self, deadline: float) -> object:
+        """The next message. Raises as `messages.Channel.receive` does."""
+        while True:
+            answer = None
+            with contextlib.suppress(TimeoutError):
+                answer = self._channel.receive(min(max(0.0, deadline - self._clock()), LOOK_SECONDS))
+            self._clock.look()
+            cap(self._log)
+            if excess := self._limit.excess():
+                raise self._failed(Outcome.ERROR, excess, hint=ALLOW_LARGE)
+            if answer is not None:
+                return answer
+            if not self.template.alive:  # a child of the trial's may hold its end of the pipe open
+                raise ChannelClosed("the template is gone")
+            if deadline <= self._clock():
+                raise TimeoutError
+
+    def _expect(self, kind: type[Message], deadline: float) -> Message:
+        """The next message, which must be of this kind."""
+        try:
+            answer = self._receive(deadline)
+        except TimeoutError as error:
+            reason = f"timed out after {self._clock() - self._requested:.1f} s {_DOING[kind]}"
+            raise self._failed(Outcome.TIMEOUT, reason) from error
+        except ChannelClosed as error:
+            raise self._died() from error
+        except ProtocolError as error:
+            raise self._failed(Outcome.CRASHED, f"sent something that is no report: {error}") from error
+        if isinstance(answer, kind):
+            return answer
+        if isinstance(answer, protocol.Failed):
+            raise self._failed(**answer.model_dump(exclude={"kind"}))
+        found = getattr(answer, "kind", answer)
+        raise self._failed(Outcome.CRASHED, f"sent {found!r} out of turn {_DOING[kind]}")
+
+    def _failed(
+        self, outcome: Outcome, reason: str, *, kind: type[TrialFailed] = TrialFailed, **more: Any
+    ) -> TrialFailed:
+        """The failure of this trial, which is killed."""
+        self.kill()
+        return kind(outcome, reason, log_tail=tail(self._log), **more)
+
+    def _died(self) -> TrialFailed:
+        """The failure of a trial whose end of the pipe closed without a word."""
+        exited = self.template.wait_exit(self.pid, EXIT_SECONDS)
+        if exited is None:
+            death = self.template.death()
+            if kernel_oom_kills() > self._kernel_kills:
+                return self._failed(Outcome.OOM, f"its template process died ({death}): out of memory")
+            why = f"its template process died ({death})" if death else "closed its pipe and did not end"
+            return self._failed(Outcome.CRASHED, why, kind=SeatLost if death else TrialFailed)
+        if exited == -signal.SIGKILL and kernel_oom_kills() > self._kernel_kills:
+            return self._failed(Outcome.OOM, "killed by the kernel: out of memory")
+        how = f"{'' if exited < 0 else 'ended with '}{status_in_words(exited)}"
+        fatal = fatal_line(self._log).strip()
+        outcome = Outcome.OOM if says_no_memory(fatal) else Outcome.CRASHED
+        return self._failed(outcome, f"{how}: {fatal[:400]}" if fatal else how, hint=card_fault(fatal))
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether every thread of a process is stopped, or the process is gone."""
+    states = set()
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
+                states.add(file.read().rpartition(b")")[2].split()[0])
+    except (FileNotFoundError, ProcessLookupError):
+        return not os.path.exists(f"/proc/{pid}") or is_stopped(pid)
+    stopped = {b"T", b"t"}
+    # A thread that waits in the kernel (D) stops before it runs on, once the others have. One that starts a program
+    # waits for the new process, which is stopped.
+    return states <= stopped | {b"Z", b"X", b"D"} and (b"D" not in states or bool(states & stopped))

@@ -1,0 +1,1 @@
+"""Workloads: scripts as they are and the Workload class, how they run, and what autotune wraps in them."""

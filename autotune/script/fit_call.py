@@ -1,0 +1,221 @@
+"""One call of `model.fit` by a script: what it trains on, and how it can be trained with other knobs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from autotune.recipe import apply
+from autotune.recipe.apply import keras_batches
+from autotune.recipe.tf_private import split_off
+from autotune.script.dataset_trace import batch_calls, calls_for, examples_of, mean_batch
+from autotune.script.settings import Settings
+from autotune.space.configuration import Configuration
+from autotune.space.knobs import KNOBS, Stage
+
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+
+DEFAULT_BATCH = 32  # Keras's, for arrays
+VALIDATION_HINT = "Give fit() validation_steps, or validation data that ends, such as dataset.take(N)."
+FEW_STEPS = 3
+"""Of each `fit` that is not tuned."""
+
+
+def few_steps(model: keras.Model, usual: Callable[..., Any], arguments: dict[str, Any], callbacks: list[Any]) -> Any:
+    """Run a `fit` for a few steps: what it returns has the keys that the script may ask for."""
+    few = {
+        "steps_per_epoch": FEW_STEPS,
+        "epochs": arguments["initial_epoch"] + 1,
+        "callbacks": callbacks,
+        "verbose": 0,
+        "validation_freq": 1,
+    }
+    if arguments["validation_data"] is not None or arguments["validation_split"]:
+        few["validation_steps"] = 1
+    return usual(model, **(arguments | few))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitCall:
+    """A call of `fit`, with its arguments by name."""
+
+    model: keras.Model
+    arguments: Mapping[str, Any]
+    settings: Settings
+
+    @property
+    def kind(self) -> str:
+        """What is trained on: `arrays`, `dataset`, `distributed`, `py_dataset`, or `generator`."""
+        import keras
+        import tensorflow as tf
+
+        x = self.arguments["x"]
+        if isinstance(x, tf.data.Dataset):
+            return "dataset"
+        if isinstance(x, tf.distribute.DistributedDataset):
+            return "distributed"
+        if isinstance(x, keras.utils.PyDataset):
+            return "py_dataset"
+        return "generator" if hasattr(x, "__next__") else "arrays"
+
+    @property
+    def batch_size(self) -> int | None:
+        """What the script says itself; None where it does not say."""
+        x, kind = self.arguments["x"], self.kind
+        if kind == "arrays":
+            return int(self.arguments["batch_size"] or DEFAULT_BATCH)
+        if kind == "py_dataset":
+            size = _attribute(x)
+            set_here = "batch_size" in self.settings.first and size == self.settings.changes.get("batch_size")
+            return int(self.settings.first["batch_size"]) if set_here else size
+        calls = batch_calls(x)[0] if kind == "dataset" else []
+        return calls[0].given if calls else None
+
+    @property
+    def batch_used(self) -> int | None:
+        """The batch size with the settings."""
+        given = self.batch_size
+        if given is None:
+            return None
+        if self.kind == "dataset":
+            return int(batch_calls(self.arguments["x"])[0][0].used)
+        return int(self.settings.value_once("batch_size", given))
+
+    @property
+    def epochs(self) -> int:
+        """As the script asks for them."""
+        return int(self.arguments["epochs"]) - int(self.arguments["initial_epoch"])
+
+    def with_arrays(self) -> tuple[Any, Any]:
+        """`(x, y, sample_weight)` and the validation data, once `validation_split` has been split off."""
+        arguments = self.arguments
+        whole = (arguments["x"], arguments["y"], arguments["sample_weight"])
+        share, held_out = arguments["validation_split"], arguments["validation_data"]
+        if share and held_out is None:
+            return split_off(whole, share)
+        return whole, held_out
+
+    def training_dataset(self) -> tuple[tf.data.Dataset, Any]:
+        """The batches of the training as a dataset, and what `fit` is given: the same, or a `PyDataset`."""
+        (x, y, weights), _ = self.with_arrays()
+        kind = self.kind
+        if kind == "dataset":
+            return x, x
+        if kind == "py_dataset":
+            if "batch_size" in self.settings.changes and self.batch_used is not None:
+                x.batch_size = self.batch_used
+            for knob in ("workers", "use_multiprocessing", "max_queue_size"):
+                if knob in self.settings.changes:
+                    setattr(x, knob, self.settings.changes[knob])
+        dataset = keras_batches(
+            (x, y, weights),
+            counted=kind != "arrays",
+            batch_size=self.batch_used,
+            shuffle=self.arguments["shuffle"],
+            class_weight=self.arguments["class_weight"],
+        )
+        return dataset, dataset if kind == "arrays" else x
+
+    def validation(self) -> tf.data.Dataset | None:
+        """The batches of a validation, as a dataset."""
+        import tensorflow as tf
+
+        _, held_out = self.with_arrays()
+        if held_out is None:
+            return None
+        if not isinstance(held_out, tf.data.Dataset):
+            parts = held_out if isinstance(held_out, tuple | list) else (held_out,)
+            size = self.arguments["validation_batch_size"] or self.batch_used or DEFAULT_BATCH
+            held_out = keras_batches((*parts, None, None)[:3], batch_size=size, shuffle=False, class_weight=None)
+        steps = self.arguments["validation_steps"]
+        return held_out.take(int(steps)) if steps else held_out
+
+    @property
+    def validates_for_ever(self) -> bool:
+        """Whether its validation data has no end, and its training reaches the end of an epoch."""
+        import tensorflow as tf
+
+        given = self.arguments
+
+        def is_endless(data: Any) -> bool:
+            return isinstance(data, tf.data.Dataset) and data.cardinality() == tf.data.INFINITE_CARDINALITY
+
+        never_validated = is_endless(given["x"]) and not given["steps_per_epoch"]
+        return is_endless(given["validation_data"]) and not given["validation_steps"] and not never_validated
+
+    def _steps_per_epoch(self) -> int | None:
+        """Of the script's, for batches of another size; None where the end of the data ends an epoch."""
+        given = self.arguments["steps_per_epoch"]
+        if not given:
+            return None
+        size, used = self.batch_size, self.batch_used
+        return int(given) if not size or not used else max(1, round(int(given) * size / used))
+
+    def examples(self, dataset: tf.data.Dataset) -> int | None:
+        """Of an epoch of these batches; None where they must be counted."""
+        import keras
+
+        used, steps = self.batch_used, self._steps_per_epoch()
+        if used is None and steps is not None:  # a generator's batches are as long as its first
+            used = int(self.settings.own.get("batch_size", 0)) or None
+        if used is None or self.kind == "distributed":
+            return None
+        if steps is not None:
+            return round(steps * mean_batch(dataset, used))
+        if self.kind == "arrays":
+            return int(keras.tree.flatten(self.with_arrays()[0][0])[0].shape[0])
+        return examples_of(dataset, used)
+
+    def pipeline(self, dataset: tf.data.Dataset, source: Any, configuration: Configuration) -> apply.TrainingPipeline:
+        """How the training reads its batches with the knobs of a configuration.
+
+        Args:
+            dataset: Of batches.
+            source: What `fit` is given where that is no dataset.
+            configuration: The values in force.
+        """
+        steps = self._steps_per_epoch()
+        own = source is not dataset or self.kind == "distributed"
+        acting = configuration
+        if own or self.kind == "arrays" or calls_for(dataset, "prefetch"):  # it prefetches by itself
+            acting = acting.replace(prefetch=0)
+        if own:
+            plain = {name: KNOBS[name].default for name in acting if KNOBS[name].stage is Stage.OPTIONS}
+            acting = acting.replace(
+                persistent_iterator=False, **{name: each for name, each in plain.items() if each is not None}
+            )
+        if steps is None:
+            made = apply.training_pipeline(dataset, acting, batched=True)
+        else:
+            made = apply.pipeline_in_steps(dataset, acting, steps)
+        in_force = made.in_force.replace(prefetch=configuration["prefetch"])
+        return dataclasses.replace(made, in_force=in_force, source=source if own else None)
+
+
+def _attribute(x: Any) -> int | None:
+    """The batch size of a `PyDataset` that has one, and that reads another one from there; None otherwise."""
+    size = getattr(x, "batch_size", None)
+    return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
+
+
+def honours_batch_size(x: Any) -> bool:
+    """Whether a `PyDataset` yields other batches once its attribute is another."""
+    import keras
+
+    size = _attribute(x)
+    if size is None or len(x) < 3:
+        return False
+    batches = len(x)
+    try:
+        x.batch_size = 2 * size
+        first = keras.tree.flatten(x[0])[0]
+        return len(first) == 2 * size and len(x) in (batches // 2, math.ceil(batches / 2))
+    except Exception:  # whatever the user's class raises for another size
+        return False
+    finally:
+        x.batch_size = size

@@ -1,0 +1,245 @@
+"""How a workload is found, and how it is loaded in another process."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from autotune.data.errors import WorkloadError
+from autotune.data.facts import ScriptSettings, WorkloadFacts, WorkloadReference
+from autotune.data.files import is_utf8, read_at_most
+from autotune.data.options import checked_args
+from autotune.data.printable import with_article
+from autotune.runtime.error_patterns import says_no_memory
+from autotune.runtime.sources import binds_workload, fingerprint_of
+from autotune.runtime.user_errors import ARGS_HINT, cause_of, exit_error, training_refused, users_traceback
+from autotune.script.workload import Workload, takes_config
+from autotune.space.knobs import nearest
+
+LONGEST_NAME = 255  # bytes of a file's name on Linux: a run's directory is named after the workload
+MODULE_NAME = "__mp_main__"  # as `multiprocessing` calls a program's file in the processes that it spawns
+# fmt: off
+NEEDED_PACKAGES = (  # that `import tensorflow` and `import keras` load by name
+    "absl", "gast", "google", "h5py", "keras", "numpy", "optree", "packaging", "pandas", "requests", "rich", "scipy",
+    "six", "tensorflow", "termcolor", "wrapt",
+)
+# fmt: on
+
+_loading_workload = False  # true while a user's module is being imported
+
+
+def parse_reference(text: str) -> WorkloadReference:
+    """The workload or the script that `path/to/file.py[:name]` or `package.module[:name]` stands for. Imports nothing.
+
+    Without a name it is a script where the source binds no `workload` at its top level. Raises `WorkloadError` also for
+    a file beside it that hides a module which TensorFlow needs.
+    """
+    location, separator, name = text.partition(":")
+    name = name if separator else "workload"
+    if not name.isidentifier() or len(name.encode()) > LONGEST_NAME:
+        hint = "Write path/to/file.py:name or package.module:name."
+        raise WorkloadError(f"{text!r}: {name!r} is not a name", hint=hint)
+    directory, file, module, parts = Path.cwd(), None, None, location.split(".")
+    if location.endswith(".py"):
+        source = _readable(location)
+        directory, file, sources = source.parent, str(source), [source]
+    else:
+        package = os.path.isfile(os.path.join(location, "__init__.py"))
+        dotted = all(map(str.isidentifier, parts)) and len(location.encode()) <= LONGEST_NAME
+        if not dotted or (os.path.exists(location) and not package):
+            hint = "Write path/to/file.py[:name] or package.module[:name]."
+            raise WorkloadError(f"{location!r} is neither a .py file nor a module", hint=hint)
+        module, stem = location, directory.joinpath(*parts)
+        sources = [each for each in (stem / "__main__.py", stem.with_suffix(".py")) if each.is_file()]
+    for needed in NEEDED_PACKAGES:
+        for found in (directory / needed / "__init__.py", directory / f"{needed}.py"):
+            if found.is_file():
+                raise _hidden(needed, found if found.name != "__init__.py" else found.parent)
+    script = ScriptSettings() if sources and not separator and not binds_workload(sources[0], name) else None
+    return WorkloadReference(
+        file=file,
+        module=module,
+        name=name,
+        search_path=(str(directory),),
+        script=script,
+        called_as=location if script is not None and file is not None else "",
+    )
+
+
+def _readable(location: str) -> Path:
+    """The file, once it is known that it can be read, and that its path can cross between processes."""
+    try:
+        read_at_most(Path(location), 0)
+    except (OSError, ValueError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or str(error)
+        hint = f"Give the path of the workload's file, from {Path.cwd()}."
+        raise WorkloadError(f"{location}: {reason.lower()}", hint=hint) from error
+    file = Path(location).resolve()
+    if not is_utf8(file):
+        raise WorkloadError(f"{file}: its path is not UTF-8", hint="Give the file, or its directory, another name.")
+    return file
+
+
+def _hidden(name: str, found: Path) -> WorkloadError:
+    shown = found.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found
+    return WorkloadError(
+        f"{shown}: hides the module {name!r} from TensorFlow, because the workload's directory comes first on "
+        "Python's search path",
+        hint=f"Rename it, for example to my_{name}.",
+    )
+
+
+def reference_of(workload: Workload) -> WorkloadReference:
+    """Where another process can load a workload from, with this program's arguments, or a `WorkloadError`."""
+    main = sys.modules["__main__"]
+    run_as = getattr(getattr(main, "__spec__", None), "name", None)  # by `python -m`
+    file = getattr(main, "__file__", None)
+    interactive = not run_as and not (file and Path(file).is_file())
+    search_path = tuple(entry or str(Path.cwd()) for entry in sys.path)
+    args = () if interactive else checked_args(sys.argv[1:])  # a session's are the notebook kernel's
+    # A program comes first. A session comes last: it may hold what it imported, and cannot be loaded again.
+    places = sorted(sys.modules.items(), key=lambda place: (place[1] is main) == interactive)
+    for module_name, module in places:
+        for name, value in list(vars(module).items()) if isinstance(module, ModuleType) else ():
+            if value is not workload:
+                continue
+            if module is not main or run_as:
+                found = run_as if module is main else module_name
+                return WorkloadReference(module=found, name=name, search_path=search_path, args=args)
+            if interactive:
+                raise WorkloadError(
+                    "the workload was typed into an interactive session, so trial processes cannot load it",
+                    hint='Save it in a file and call autotune.tune("path/to/file.py").',
+                )
+            path = str(Path(str(file)).resolve())
+            return WorkloadReference(file=path, name=name, search_path=search_path, args=args)
+    raise WorkloadError(
+        "the workload is not a variable at the top level of a module, so trial processes cannot load it",
+        hint='Write `workload = autotune.Workload(…)` outside of any function, or hand over "path/to/file.py:name".',
+    )
+
+
+def refuse_while_loading() -> None:
+    """Raise `WorkloadError` if the user's module starts a tuner by being imported."""
+    if _loading_workload:
+        raise WorkloadError(
+            "the workload's file calls autotune.tune() while it is being imported",
+            hint='Put the call under `if __name__ == "__main__":`; trial processes load the file again.',
+        )
+
+
+def load(reference: WorkloadReference) -> Workload:
+    """Import the user's module and take the workload out of it.
+
+    Raises `WorkloadError`, also where TensorFlow is missing. Want of memory passes through.
+    """
+    global _loading_workload
+    for entry in reversed(reference.search_path):
+        if entry not in sys.path:
+            sys.path.insert(0, entry)
+    require_tensorflow()
+    where = reference.file or reference.module
+    sys.argv = [str(where), *reference.args]
+    _loading_workload = True
+    try:
+        hint = 'Put it under `if __name__ == "__main__":`; trials train by themselves.'
+        with training_refused("while the file is imported", hint):
+            module = _import(reference)
+    except WorkloadError:
+        raise
+    except BaseException as error:
+        if isinstance(error, MemoryError) or says_no_memory(str(error)):
+            raise  # no mistake of the file's
+        for name in sorted(sys.stdlib_module_names):
+            found = Path(getattr(sys.modules.get(name), "__file__", None) or "/")
+            if str(found.parent) in reference.search_path:
+                raise _hidden(name, found) from error
+        raise _import_failed(reference, error) from error
+    finally:
+        _loading_workload = False
+    value = getattr(module, reference.name, None)
+    if value is None:
+        public = tuple(name for name in vars(module) if not name.startswith("_"))
+        raise WorkloadError(
+            f"{where}: no {reference.name!r} in it",
+            hint=f"{nearest(reference.name, public)}Write `{reference.name} = autotune.Workload(…)` at the top "
+            f"level, or name the variable: {where}:NAME.",
+        )
+    if not isinstance(value, Workload):
+        raise WorkloadError(
+            f"{reference}: is {with_article(type(value).__name__)}, expected an autotune.Workload",
+            hint=f"Name the right variable: {where}:NAME.",
+        )
+    return value
+
+
+def require_tensorflow() -> None:
+    """Raise WorkloadError where TensorFlow or Keras is not installed."""
+    for module, name in (("tensorflow", "TensorFlow"), ("keras", "Keras")):
+        if importlib.util.find_spec(module) is None:
+            raise WorkloadError(
+                f"{name} is not installed in {sys.prefix}",
+                hint="Run pip install 'autotune[examples]', or install your own build of TensorFlow there.",
+            )
+
+
+def _import(reference: WorkloadReference) -> ModuleType:
+    if reference.module is not None:
+        return importlib.import_module(reference.module)
+    file = Path(str(reference.file))
+    # Processes that the user's code spawns import its functions by the module's name.
+    found = None if "." in file.stem or file.stem in sys.modules else importlib.util.find_spec(file.stem)
+    if found is not None and found.origin == str(file):
+        return importlib.import_module(file.stem)
+    spec = importlib.util.spec_from_file_location(MODULE_NAME, str(file))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    module.__spec__ = None  # so that they load the program's file by its path
+    sys.modules[MODULE_NAME] = sys.modules["__main__"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _import_failed(reference: WorkloadReference, error: BaseException) -> WorkloadError:
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing and f"{reference.module}.".startswith(f"{missing}."):
+        return WorkloadError(
+            f"no module {reference.module!r}",
+            hint=f"{missing!r} is neither in the current directory nor among the installed packages.",
+        )
+    what = f"importing {reference.file or reference.module}"
+    if isinstance(error, SystemExit):
+        return exit_error(what, error, ARGS_HINT)
+    hint = "Mend the file; it must be importable."
+    if "no known parent package" in str(error):
+        hint = "Name it as a module, from the directory above its package: autotune tune PACKAGE.MODULE"
+    return WorkloadError(f"{what} raised {cause_of(error)}", hint=hint, detail=users_traceback(error))
+
+
+def facts_of(
+    workload: Workload, reference: WorkloadReference, in_force: Mapping[str, Any] | None = None
+) -> WorkloadFacts:
+    """What the tuner may know of a workload without TensorFlow; for `in_force` see `WorkloadFacts`."""
+    file = reference.file or getattr(sys.modules.get(reference.module or ""), "__file__", None)
+    stem = Path(file).stem if file else reference.module or "workload"
+    if file and stem in ("__init__", "__main__"):
+        stem = Path(file).resolve().parent.name
+    default = stem if reference.name == "workload" else reference.name
+    return WorkloadFacts(
+        name=workload.name or default,
+        batch_size=workload.batch_size,
+        baseline=dict(workload.baseline),
+        batched=workload.batched,
+        drop_remainder=workload.drop_remainder,
+        dataset_takes_config=takes_config(workload.dataset),
+        validates=workload.validation is not None,
+        fingerprint=fingerprint_of(file, reference.name),
+        in_force=dict(in_force or {}),
+    )

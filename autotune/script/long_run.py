@@ -1,0 +1,269 @@
+"""A recipe in the long run: the script runs as it is, with the recipe's values in the places where it was tuned."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from autotune.data.errors import ApplyError, ArgumentError, AutotuneError, RecipeError
+from autotune.data.facts import ScriptFacts, Site, Trains, WorkloadReference
+from autotune.data.options import checked_args
+from autotune.recipe import apply
+from autotune.recipe.guard import LOG, Guard, guard_callback, say
+from autotune.recipe.strategy import divide_cpu
+from autotune.runtime.sources import directory_of, file_of
+from autotune.script.execute import run_as_main
+from autotune.script.fit_call import FitCall
+from autotune.script.interpose import Hooks, Wrappers
+from autotune.script.loading import parse_reference
+from autotune.script.loop_watch import LoopWatch
+from autotune.script.sandbox import listed_callbacks
+from autotune.script.scope import open_when_building, refuse_another_scope
+from autotune.script.settings import Settings
+from autotune.space.configuration import Configuration
+from autotune.space.knobs import KNOBS, Stage
+from autotune.training.models import set_compiled, set_steps
+
+if TYPE_CHECKING:
+    from autotune.recipe.recipe import Recipe
+
+_OF_DATASET = ("persistent_iterator", "per_replica_buffer_size")  # they act on what `fit` reads
+Rule = Literal["sqrt", "linear"]
+
+
+def facts_in(recipe: Recipe, file: Path | None = None, shown: str = "") -> ScriptFacts:
+    """What a recipe knows of its script. Raises `RecipeError` where it is of a `Workload`, or not of this file."""
+    facts, known = recipe.workload.script, recipe.workload.name
+    if facts is None:
+        raise RecipeError(
+            f"the recipe is of {known}, which was tuned as a Workload",
+            hint="Use it in the training code: recipe.apply(), recipe.compile_args() and recipe.fit_args().",
+        )
+    if file is not None and known not in (file.stem, file.parent.name):
+        raise RecipeError(
+            f"the recipe is of {known}, and {shown} is another script", hint=f"Tune this one: autotune tune {shown}"
+        )
+    return facts
+
+
+class LongRun(Hooks):
+    """One process that trains by a recipe.
+
+    Args:
+        recipe: Of a script.
+        path: The recipe's own. What the guard sees is logged beside it.
+        directory: The script's own.
+        skip_missing: Go on without a knob whose call sites are gone.
+        scale: Scales the learning rate to the batch size by this rule; None leaves it.
+
+    Raises:
+        RecipeError: The recipe is of a `Workload`.
+        ArgumentError: The learning rate cannot be scaled in a loop of the script's own.
+    """
+
+    def __init__(
+        self, recipe: Recipe, path: Path, directory: str, *, skip_missing: bool = False, scale: Rule | None = None
+    ) -> None:
+        self._facts = facts_in(recipe)
+        self._loop = self._facts.trains is Trains.LOOP
+        if scale is not None and self._loop:
+            raise ArgumentError(
+                "--scale-learning-rate does not reach a training loop of the script's own",
+                hint="Leave it out, and scale the learning rate in the script.",
+            )
+        self._skip_missing, self._scale = skip_missing, scale
+        self._configuration = Configuration(recipe.configuration)
+        self._settings = Settings.of(self._configuration, self._facts)
+        self._wrappers = Wrappers(self._settings, self, directory)
+        log = path.resolve().parent / LOG
+        own = not os.path.lexists(log) or (log.is_file() and not log.is_symlink())  # it may be somebody else's folder
+        self._guard = Guard(recipe, log=log if own and os.access(log.parent, os.W_OK) else None)
+        self._looked_for_missing = self._said_other_batch = False
+        self._scaled: list[tuple[Any, float]] = []  # optimizers and factors: `fit` may be called for each epoch
+        self._first_batch: int | None = None  # that the script gave to the tuned fit
+
+    def install(self) -> None:
+        """Set what acts before TensorFlow is imported, and wrap it, now or once it is."""
+        apply.apply_before_import(self._settings.changes)
+        os.environ.update(apply.environment(self._settings.changes, Stage.START))
+        self._wrappers.install()
+
+    def imported(self, name: str) -> None:
+        """See `Hooks`: what acts right after an import is set."""
+        tf, stage = sys.modules["tensorflow"], Stage.RUNTIME if name == "tensorflow" else Stage.BUILD
+        for knob, value in self._settings.changes.items():
+            if KNOBS[knob].stage is stage:
+                KNOBS[knob].set(tf, value)
+        if name == "tensorflow":
+            divide_cpu(tf)
+        elif self._loop:
+            LoopWatch(self._wrappers, self._facts).install(tf, sys.modules["keras"])
+        else:
+            open_when_building(sys.modules["keras"], self._configuration)
+
+    def ended(self) -> None:
+        """The script is over."""
+        if self._loop:
+            self._guard.ended()
+
+    def stepped(self, examples: int, logs: Any) -> None:
+        """See `Hooks`."""
+        if not self._looked_for_missing:
+            self._looked_for_missing = True
+            self._refuse_missing()
+        if not self._facts.work_varies:  # whose speed changes with what was learned
+            self._guard.called(examples)
+
+    def _refuse_missing(self) -> None:
+        for knob in self._settings.refuse_missing(self._facts, skip=self._skip_missing):
+            say(f"{knob} has no effect: the script has no such call any more")
+
+    def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
+        """See `Hooks`."""
+        tuned = self._facts.fit_site
+        if self._loop or tuned is None or site.key != tuned.key:
+            return usual(model, **arguments)
+        self._refuse_missing()
+        refuse_another_scope(model, self._configuration)
+        call = FitCall(model=model, arguments=arguments, settings=self._settings)
+        self._say_other_batch(call.batch_size)
+        changed = changed_arguments(call, self._configuration, self._facts)
+        apply.accumulate(model.optimizer, self._configuration)
+        if self._settings.changes.get("jit_compile") is True and not model.jit_compile:
+            say("jit_compile=true is not in force: Keras turns XLA off for this model")
+        self._scale_learning_rate(model, call)
+        watch = guard_callback(self._guard, call.batch_used or self._configuration.batch_size)
+        callbacks = [*listed_callbacks(arguments["callbacks"]), watch]
+        return usual(model, **(arguments | changed | {"callbacks": callbacks}))
+
+    def _say_other_batch(self, given: int | None) -> None:
+        """Say once that the script gives the tuned `fit` a second batch size, which is obeyed."""
+        first = self._first_batch = self._first_batch or given
+        if given == first or "batch_size" not in self._settings.changes or self._said_other_batch:
+            return
+        self._said_other_batch = True
+        say(
+            f"the script now asks for batches of {given} in place of {first}, and has them: "
+            f"the recipe's {self._settings.changes['batch_size']} is set for {first} only"
+        )
+
+    def _scale_learning_rate(self, model: Any, call: FitCall) -> None:
+        own = "global_batch" in self._configuration
+        before, after = call.batch_size, self._configuration.update_size if own else call.batch_used
+        if self._scale is None or not before or not after:
+            return
+        scaled = next((factor for each, factor in self._scaled if each is model.optimizer), 1.0)
+        wanted = math.sqrt(after / before) if self._scale == "sqrt" else after / before
+        factor = wanted / scaled
+        if math.isclose(factor, 1.0):
+            return
+        self._scaled.insert(0, (model.optimizer, wanted))
+        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        try:
+            now = float(optimizer.learning_rate)
+            optimizer.learning_rate = now * factor
+        except (TypeError, AttributeError) as error:
+            raise ApplyError(
+                f"the learning rate is a schedule ({self._facts.schedule}), so it cannot be scaled",
+                hint="Leave --scale-learning-rate out, and scale the schedule in the script.",
+            ) from error
+        say(f"learning rate {now:g} → {now * factor:g}, for batches of {after} in place of {before} ({self._scale})")
+
+
+def changed_arguments(call: FitCall, configuration: Configuration, facts: ScriptFacts) -> dict[str, Any]:
+    """Return the arguments of `fit` that a configuration changes; none where it is the script's own."""
+    changes = call.settings.changes
+    acting = {name for name in changes if KNOBS[name].stage is Stage.OPTIONS or name in _OF_DATASET}
+    if call.kind != "dataset" or "prefetch" not in facts.sites:
+        acting |= changes.keys() & {"prefetch"}
+    of_data = {*acting, "batch_size", "workers", "use_multiprocessing", "max_queue_size"}
+    if (call.kind == "arrays" and not acting) or not changes.keys() & of_data:
+        set_steps(call.model, int(call.settings.value("steps_per_execution", call.model.steps_per_execution)))
+        return {"batch_size": call.batch_used} if "batch_size" in changes else {}
+    dataset, source = call.training_dataset()
+    train = call.pipeline(dataset, source, configuration)
+    set_compiled(call.model, train.in_force)
+    changed: dict[str, Any] = {**train.fit_args}
+    if call.kind == "arrays":
+        changed |= {"y": None, "sample_weight": None, "class_weight": None, "batch_size": None, "shuffle": False}
+        changed |= {"validation_split": 0.0, "validation_data": call.with_arrays()[1]}
+        changed["validation_batch_size"] = call.arguments["validation_batch_size"] or call.batch_used
+    return changed
+
+
+def prepare_run(
+    recipe_path: Path,
+    script: str,
+    args: list[str],
+    *,
+    skip_missing: bool = False,
+    scale: Rule | None = None,
+    on_mismatch: Literal["warn", "error", "ignore"] = "warn",
+    candidate: bool = False,
+) -> Callable[[], int]:
+    """Check that a recipe and a script belong together; what is returned runs the script, and returns its exit code.
+
+    With `candidate` it trains with what came closest in an undecided run.
+
+    Raises:
+        RecipeError: The recipe cannot be read, is of another script, or has no candidate.
+        WorkloadError: There is no such script.
+        MachineMismatchError: With `on_mismatch="error"`.
+    """
+    from autotune.recipe.recipe import Recipe, mismatches
+
+    recipe = Recipe.load(recipe_path)
+    if candidate:
+        recipe = recipe.with_candidate()
+        changes = Configuration(recipe.configuration).describe(relative_to=Configuration(recipe.baseline))
+        say(f"training with the candidate {changes}, {recipe.evidence.speedup.shown()}, which is not confirmed")
+    reference = parse_reference(script).model_copy(update={"args": checked_args(args)})
+    facts_in(recipe, file_of(reference), script)
+    run = LongRun(recipe, recipe_path, directory_of(reference), skip_missing=skip_missing, scale=scale)
+    for text in mismatches(recipe.machine, on_mismatch):
+        say(text)
+    run.install()
+    return lambda: _run(reference, run)
+
+
+def _run(reference: WorkloadReference, run: LongRun) -> int:
+    """Run the script as Python does: its exceptions are shown, and its exit code is this process's."""
+    try:
+        run_as_main(reference)
+        run.ended()
+    except AutotuneError as error:
+        say(str(error))
+        return error.exit_code
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return int(end.code or 0)
+        sys.stderr.write(f"{end.code}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def activate() -> None:
+    """Use the recipe that the environment variable `AUTOTUNE_RECIPE` names, in the script that calls this.
+
+    To be called at the top of a script, before TensorFlow is used. Does nothing where the variable is not set, and
+    inside trials.
+
+    Raises:
+        RecipeError: The recipe cannot be read, or was made for a `Workload`.
+    """
+    from autotune.recipe.recipe import Recipe
+
+    path = os.environ.get("AUTOTUNE_RECIPE")
+    if path:
+        directory = Path(sys._getframe(1).f_code.co_filename).resolve().parent
+        LongRun(Recipe.load(path), Path(path), str(directory)).install()

@@ -1,0 +1,121 @@
+"""The trial process: applies one configuration, then runs the workload and obeys the tuner.
+
+Runs in a fork of the template (or in a fork that has imported nothing, which then imports everything itself). Never
+imports Optuna or pandas. Reports go over the pipe, as data; stdout and stderr are the trial's log.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from autotune.data.errors import WorkloadError
+from autotune.data.facts import WorkloadFacts, WorkloadReference
+from autotune.recipe import apply
+from autotune.runtime import failures, protocol
+from autotune.runtime.sources import file_of, refuse_broken
+from autotune.script import trial as script_trial
+from autotune.script.execute import discover, import_packages
+from autotune.script.loading import facts_of, load, require_tensorflow
+from autotune.script.survey import survey as survey_script
+from autotune.script.workload import Workload
+from autotune.space.configuration import Configuration
+from autotune.training import fit
+from autotune.training.retracing import enable_compile_logging
+
+__all__ = ["describe_workload", "enable_compile_logging", "import_workload", "run"]
+
+KINDS: dict[type, Callable[..., None]] = {Workload: fit.run, WorkloadReference: script_trial.run}
+"""What runs a trial of each kind of workload."""
+
+
+def run(
+    request: protocol.TrialRequest, channel: protocol.Channel, workload: Workload | None, reference: WorkloadReference
+) -> int:
+    """Run one trial to its end; the exit status of its process: 0 when the tuner ended it, 1 when it failed.
+
+    The workload is imported from `reference` where the template has not imported it.
+    """
+    try:
+        configuration = Configuration(request.configuration)
+        trained = _applied(request, configuration, workload, reference)
+        run_kind = next(run_kind for kind, run_kind in KINDS.items() if isinstance(trained, kind))
+        run_kind(request, channel, trained, configuration)
+    except protocol.ChannelClosed:
+        return 1
+    except BaseException as error:
+        channel.send(failures.told(error))
+        return 1
+    return 0
+
+
+def _applied(
+    request: protocol.TrialRequest,
+    configuration: Configuration,
+    workload: Workload | None,
+    reference: WorkloadReference,
+) -> Workload | WorkloadReference:
+    """What is trained, imported now where the template has not, with the configuration in force."""
+    if request.script is not None:
+        script_trial.prepare(configuration, request.script)
+        return reference
+    apply.apply_before_import(configuration)
+    if workload is None:
+        # The user's module may start the runtime: what must precede that is set first.
+        apply.apply_before_build(configuration)
+        workload = load(reference)
+        apply.apply_before_import(configuration)  # again: the module may have set them as well
+    apply.apply_before_build(configuration)
+    return workload
+
+
+def import_workload(reference: WorkloadReference) -> tuple[Workload | None, dict[str, str]]:
+    """Import TensorFlow and the workload, or what a script needs from others: its own modules are imported in trials.
+
+    Returns:
+        The workload, None for a script; and the variables that a script sets before it imports TensorFlow.
+
+    Raises:
+        WorkloadError: The user's file, TensorFlow or Keras's backend cannot be used.
+    """
+    workload = None
+    variables: dict[str, str] = {}
+    packages: list[str] = []
+    if reference.script is None:
+        workload = load(reference)  # first: it may set what TensorFlow reads while it is imported
+    else:
+        variables, packages = discover(reference)
+        os.environ.update(variables)
+        refuse_broken(file_of(reference))
+        require_tensorflow()
+    _require_backend(os.environ.get("KERAS_BACKEND") or "tensorflow")  # before what that would need
+    if reference.script is not None and os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
+        raise WorkloadError(
+            f"{reference.shown} runs with TF_USE_LEGACY_KERAS, which is Keras 2",
+            hint="Leave the variable out, so that tf.keras is Keras 3: Keras 2 cannot be tuned.",
+        )
+    import keras  # so that no trial has to
+    import tensorflow as tf  # noqa: F401
+
+    _require_backend(keras.backend.backend())  # a file of settings may name another
+    import_packages(packages)
+    return workload, variables
+
+
+def _require_backend(name: str) -> None:
+    if name != "tensorflow":
+        raise WorkloadError(
+            f"Keras uses the backend {name}; autotune tunes the backend tensorflow",
+            hint='Set KERAS_BACKEND=tensorflow, or "backend" in ~/.keras/keras.json.',
+        )
+
+
+def describe_workload(
+    reference: WorkloadReference, workload: Workload | None, variables: dict[str, str], in_force: dict[str, Any]
+) -> WorkloadFacts:
+    """Return what the driver may know of the workload; a script is run in a fork up to its training."""
+    if workload is None:
+        return survey_script(reference, variables)
+    apply.note_layers()
+    return facts_of(workload, reference, in_force)

@@ -1,0 +1,105 @@
+"""The values that a script is to run with: its own, with those of a configuration where that differs. No TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.data.errors import ApplyError
+from autotune.data.facts import ScriptFacts, Site
+from autotune.data.models import KnobValue
+from autotune.space.configuration import Configuration
+from autotune.space.knobs import AS_WRITTEN, KNOBS
+
+AUTOTUNE = -1  # tf.data.AUTOTUNE
+ARGUMENTS = {"batch_size": "batch_size", "num_parallel_calls": "num_parallel_calls", "prefetch": "buffer_size"}
+"""The keyword by which a call of `tf.data` takes a knob."""
+CALLS = {
+    "batch": "batch_size",
+    "padded_batch": "batch_size",
+    "ragged_batch": "batch_size",
+    "map": "num_parallel_calls",
+    "interleave": "num_parallel_calls",
+    "prefetch": "prefetch",
+}
+"""The knob that a method of a dataset takes."""
+_Key = tuple[str, str, str, int]
+
+
+@dataclass
+class Settings:
+    """What is changed in a script, by knob.
+
+    Args:
+        changes: The knobs whose value is not the script's own.
+        own: The script's own values. A call that was given another one is left alone: it serves something else.
+        sites: The call sites that a knob reaches, by knob.
+        reached: The call sites that the script has come by.
+        first: What the script gave first, by knob, where a value is set once.
+    """
+
+    changes: dict[str, KnobValue] = field(default_factory=dict)
+    own: dict[str, KnobValue] = field(default_factory=dict)
+    sites: dict[str, frozenset[_Key]] = field(default_factory=dict)
+    reached: set[_Key] = field(default_factory=set)
+    first: dict[str, KnobValue] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, configuration: Mapping[str, KnobValue], facts: ScriptFacts) -> Settings:
+        """Those of a configuration."""
+        usual = {name: KNOBS[name].default for name in configuration if KNOBS[name].default is not None}
+        own = Configuration({**usual, **facts.baseline})
+        changes = Configuration({name: value for name, value in configuration.items() if name in own})
+        return cls(
+            own=dict(facts.baseline),
+            changes={name: value for name, value in changes.differences(own).items() if value != AS_WRITTEN},
+            sites={name: frozenset(each.key for each in sites) for name, sites in facts.sites.items()},
+        )
+
+    def at(self, knob: str, site: Site, given: Any) -> Any:
+        """The value to use at a call site: what the script gave, or what the knob says."""
+        if site.key not in self.sites.get(knob, ()):
+            return given
+        written = self.own.get(knob)
+        if written != AS_WRITTEN and written != as_knob(given):
+            return given
+        self.reached.add(site.key)
+        used = self.changes.get(knob, given)
+        return AUTOTUNE if isinstance(used, str) else used
+
+    def value(self, knob: str, given: Any) -> Any:
+        """The value of a knob without call sites."""
+        return self.changes.get(knob, given)
+
+    def value_once(self, knob: str, given: KnobValue) -> KnobValue:
+        """Return the value of a knob where the script gave its first value, and any other value as it was given.
+
+        A script that runs out of memory may try again with a smaller batch.
+        """
+        return self.value(knob, given) if given == self.first.setdefault(knob, given) else given
+
+    def refuse_missing(self, facts: ScriptFacts, *, skip: bool = False) -> list[str]:
+        """The knobs that are changed, and whose call sites the script has not come by.
+
+        Raises:
+            ApplyError: There is one, and it may not be skipped.
+        """
+        sites = {knob: facts.sites.get(knob, ()) for knob in self.changes}
+        lost = {knob: [each for each in sites[knob] if each.key not in self.reached] for knob in sites}
+        missing = [knob for knob in lost if lost[knob]]
+        if missing and not skip:
+            raise ApplyError(
+                f"{missing[0]} was set at {lost[missing[0]][0]}, "
+                "and the script has no such call on its way to the training any more",
+                hint="Tune the script again, or pass --skip-missing to go on without that knob.",
+            )
+        return missing
+
+
+def as_knob(given: Any) -> KnobValue:
+    """What a call was given, as a knob's value: None is 0, and -1 is `autotune`."""
+    if isinstance(given, bool | str):
+        return given
+    number = 0 if given is None else int(given)
+    return "autotune" if number == -1 else number

@@ -1,0 +1,254 @@
+"""Runs a script once, with side effects off, to find out how it trains, and what a knob can reach."""
+
+from __future__ import annotations
+
+import signal
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn
+
+from autotune.data.errors import WorkloadError
+from autotune.data.facts import Fit, ScriptSettings, Site, WorkloadFacts, WorkloadReference
+from autotune.data.printable import plural
+from autotune.runtime import failures, sources
+from autotune.runtime.sources import directory_of, file_of
+from autotune.runtime.user_errors import users_line
+from autotune.script import children, ranks
+from autotune.script.execute import leave, tell, told_by_fork
+from autotune.script.fit_call import FitCall, few_steps
+from autotune.script.interpose import Hooks, Wrappers
+from autotune.script.loop_watch import LoopWatch
+from autotune.script.reach import Around, facts_of_fit, facts_of_loop
+from autotune.script.sandbox import SideEffects
+from autotune.script.scope import refuse_strategies
+from autotune.script.settings import Settings
+from autotune.script.trial import never_trains, run_users
+
+LOOP_STEPS, UPDATES = 3, 5
+"""Of a loop of the script's own, after which enough is known of it; of one that reads no dataset, whose work may vary.
+"""
+MOST_FAILED_FITS = 3  # of a script that tries again for ever
+MOST_FITS, LONGEST_SECONDS = 10, 60.0
+"""Of several `fit` calls so many are looked at, and none after so long."""
+NEGLIGIBLE = 0.01
+"""Share of a call of `fit` that lies between it and the next one and need not be measured."""
+
+
+def survey(reference: WorkloadReference, variables: dict[str, str]) -> WorkloadFacts:
+    """What the script does, by running it in a fork of this process.
+
+    Raises:
+        WorkloadError: It cannot be tuned; the message says why, and what to do.
+        MemoryError: Memory ran out.
+    """
+    told = told_by_fork(lambda answer: _Survey(reference, variables, answer).run())
+    if workers := told.get("workers"):
+        told = told_by_fork(lambda answer: _Survey(reference, variables, answer, workers).run())
+    if "facts" in told:
+        return WorkloadFacts.model_validate(told["facts"])
+    if told.get("no_memory"):
+        raise MemoryError(told["message"])
+    raise WorkloadError(
+        told.get("message") or f"{reference.shown} ended the process before it trained",
+        hint=told.get("hint") or f"Check that it runs by itself: python {reference.shown}",
+        detail=told.get("detail", ""),
+    )
+
+
+class _Survey(Hooks):
+    """One run of a script, up to the end of its trainings or to the only one."""
+
+    def __init__(self, reference: WorkloadReference, variables: dict[str, str], answer: int, workers: int = 0) -> None:
+        self._reference, self._answer, self._workers = reference, answer, workers
+        self._number = 0  # of this worker
+        self._wanted = (reference.script or ScriptSettings()).fit
+        directory = directory_of(reference)
+        own = sources.own_files(file_of(reference), Path(directory))
+        self._repeats = sources.is_called_in_loop(own, "fit")
+        self._only = sources.calls_of(own, "fit") <= 1
+        self._fits: list[Fit] = []
+        self._facts: list[WorkloadFacts] = []
+        self._failed_fits: list[tuple[Site, WorkloadFacts]] = []  # calls of `fit` that raised when they were cut short
+        self._effects = SideEffects(reference, self._refuse)
+        self._wrappers = Wrappers(Settings(), self, directory, self._effects.scratch)
+        self._watch = LoopWatch(self._wrappers)
+        self._around = Around(
+            reference=reference, variables=variables, wrappers=self._wrappers, effects=self._effects, workers=workers
+        )
+        self._began = time.perf_counter()
+        self._fits_ended_at: list[float] = []
+        self._steps = 0
+
+    def run(self) -> NoReturn:
+        """Run the script, answer, and end this process."""
+        import keras
+        import tensorflow as tf
+
+        children.watch_children(self._answer)
+        try:
+            if self._workers:
+                self._number = ranks.start_others(self._workers, lambda why: self._fail(WorkloadError(why)))
+            self._effects.install(tf, keras)
+            self._wrappers.install()
+            self._watch.install(tf, keras, layers=True)
+            refuse_strategies(tf, keras, self._refuse)
+            if self._workers:
+                ranks.keep_own_config(tf)
+            else:
+                ranks.around_strategy(tf, self._look_for_workers)
+            tf.compat.v1.Session.__init__ = self._refuse_session
+            run_users(self._reference)
+        except BaseException as error:
+            if not self._has_wanted_fit:
+                self._fail(error)
+        if self._number:  # worker 0 answers
+            signal.pause()
+        if not self._facts:
+            self._fail(never_trains(self._reference))
+        self._end()
+
+    def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
+        """See `Hooks`."""
+        import keras
+
+        if self._workers > 1:
+            self._fail(ranks.FIT_FAILS)
+        if children.is_child():
+            children.refuse_training()
+        number, began = len(self._fits) + 1, time.perf_counter()
+        if self._around.before_seconds is None:
+            self._around.before_seconds = began - self._began
+        callbacks = self._effects.without_writers(arguments["callbacks"])
+        call = FitCall(model=model, arguments=arguments, settings=self._wrappers.settings)
+        facts = self._found(partial(facts_of_fit, call, number, site, self._around))
+        if not self._repeats and (self._wanted == number or (self._wanted is None and self._only)):
+            self._note(site, facts, 0.0)
+            self._end()
+        ends: list[float] = []
+        clock = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter()))
+        try:
+            history = few_steps(model, usual, arguments, [*callbacks, clock])
+        except Exception:
+            self._failed_fits.append((site, facts))
+            if len(self._failed_fits) < MOST_FAILED_FITS:
+                raise  # the script may try again with less
+            self._note(*self._failed_fits[0], 0.0)
+            self._end()
+        step_seconds = min((after - before for before, after in pairwise(ends)), default=0.0)
+        dataset, _ = call.training_dataset()
+        examples = call.examples(dataset)
+        steps = examples // facts.batch_size if examples else int(dataset.cardinality())
+        self._note(site, facts, max(1, call.epochs) * max(1, steps) * step_seconds)
+        self._fits_ended_at.append(time.perf_counter())
+        if number >= MOST_FITS or time.perf_counter() - self._began > LONGEST_SECONDS:
+            self._end()
+        return history
+
+    def _note(self, site: Site, facts: WorkloadFacts, seconds: float) -> None:
+        self._facts.append(facts)
+        self._fits.append(Fit(line=f"{site.file}, line {site.line}", site=site, planned_seconds=seconds))
+
+    def stepped(self, examples: int, logs: Any) -> None:
+        """See `Hooks`: after a few steps enough is known."""
+        if children.is_child() and not self._number:
+            children.refuse_training()
+        self._steps += 1
+        if self._around.before_seconds is None:
+            self._around.before_seconds = (self._watch.read_at or time.perf_counter()) - self._began
+        few = LOOP_STEPS if self._watch.dataset is not None else UPDATES
+        if self._steps < few or self._wanted is not None or self._number:
+            return
+        with self._wrappers.inert():
+            facts = self._found(partial(facts_of_loop, self._watch, examples, self._around))
+        self._say({"facts": facts.model_dump(mode="json")})
+
+    def loops_inside(self, function: Site) -> None:
+        """See `Hooks`."""
+        if self._wanted is None:
+            self._refuse(
+                WorkloadError(
+                    f"{function.file}, line {function.line}: {function.function} loops over a dataset inside "
+                    "a tf.function, so its steps cannot be seen",
+                    hint="Loop over the dataset in Python, and let the tf.function train on one batch.",
+                )
+            )
+
+    @property
+    def _has_wanted_fit(self) -> bool:
+        """Return whether the script has called the `fit` that is to be tuned."""
+        return len(self._fits) >= (self._wanted or 1)
+
+    def _found(self, find: Callable[[], WorkloadFacts]) -> WorkloadFacts:
+        try:
+            return find()
+        except BaseException as error:
+            self._fail(error)
+
+    def _end(self) -> NoReturn:
+        """Answer with the longest `fit`, or the one that was asked for."""
+        planned: defaultdict[object, float] = defaultdict(float)
+        for each in self._fits:  # a `fit` in a loop over folds or epochs counts as a whole
+            planned[each.site and each.site.key] += each.planned_seconds
+        seconds = [planned[each.site and each.site.key] for each in self._fits]
+        number = self._wanted or seconds.index(max(seconds)) + 1
+        if number > len(self._fits):
+            self._fail(
+                WorkloadError(
+                    f"--fit {number}: {self._reference.shown} has {plural(len(self._fits), 'call')} of fit",
+                    hint=f"Give a number from 1 to {len(self._fits)}, or leave --fit out to tune the longest.",
+                )
+            )
+        chosen = self._facts[number - 1]
+        assert chosen.script is not None
+        script = chosen.script.model_copy(
+            update={
+                "fits": tuple(self._fits),
+                "fit_calls": self._calls_worth_timing(number - 1),
+                "left_out": tuple(self._effects.left_out),
+            }
+        )
+        self._say({"facts": chosen.model_copy(update={"script": script}).model_dump(mode="json")})
+
+    def _calls_worth_timing(self, chosen: int) -> int:
+        """Return how often the chosen `fit` was called; 1 where what lies between two calls is negligible."""
+        sites = [fit.site and fit.site.key for fit in self._fits]
+        same = [index for index, site in enumerate(sites) if site == sites[chosen]]
+        if len(same) < 2 or len(self._fits_ended_at) <= same[1]:
+            return len(same)
+        # These calls trained a few steps, so this is what lies between two of them at most.
+        between = min(self._fits_ended_at[after] - self._fits_ended_at[before] for before, after in pairwise(same))
+        return 1 if between < NEGLIGIBLE * self._fits[chosen].planned_seconds else len(same)
+
+    def _look_for_workers(self) -> None:
+        """The strategy needs the script's other workers: it is run again with them."""
+        if workers := ranks.workers_asked_for():
+            self._say({"workers": workers})
+
+    def _refuse_session(self, *_: Any, **__: Any) -> None:
+        self._refuse(
+            WorkloadError(
+                f"{users_line(traceback.extract_stack())}: opens a tf.compat.v1.Session, which cannot be tuned",
+                hint="Train by Keras, or by a loop with tf.GradientTape.",
+            )
+        )
+
+    def _refuse(self, error: WorkloadError) -> NoReturn:
+        if self._has_wanted_fit:
+            self._end()
+        self._fail(error)
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        told, no_memory = failures.told(error), failures.is_out_of_memory(error)
+        self._say({"message": told.reason, "hint": told.hint, "detail": told.detail, "no_memory": no_memory})
+
+    def _say(self, told: dict[str, Any]) -> NoReturn:
+        if children.is_child() and not self._number:
+            children.answer_for_parent(told)
+        self._effects.training_begins()
+        tell(self._answer, told)
+        leave(0)

@@ -1,1 +1,0 @@
-"""Tuning and training a script as it is: what it does is found, and set, by wrapping what it calls."""

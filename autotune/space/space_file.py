@@ -1,0 +1,327 @@
+"""A search space: which knobs vary, and over what. Read from TOML, then resolved for one machine.
+
+    schema_version = 1
+    [knobs.batch_size]
+    kind = "power_of_two"
+    low = 16
+    high = "min(1024, examples/4)"
+    [knobs.precision]
+    kind = "categorical"
+    choices = ["float32", "mixed_bfloat16"]
+
+Kinds: `categorical` (choices), `power_of_two` (low, high). Bounds are integers or expressions over `cores` and
+`examples` (see `bound`); the upper bound of the batch size may be "memory": it is doubled until a trial runs out.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from autotune.data.errors import ArgumentError, SearchSpaceError
+from autotune.data.files import read_at_most
+from autotune.data.models import KnobValue
+from autotune.data.printable import short
+from autotune.space.combining import coherent
+from autotune.space.configuration import Configuration, acting, format_value
+from autotune.space.knobs import KNOBS, STRATEGY_KNOBS, Device, nearest
+from autotune.space.variables import REFUSED
+
+SCHEMA_VERSION = 1
+UNTIL_OUT_OF_MEMORY = "memory"
+LARGEST_DOUBLED_BATCH = 1 << 16  # where doubling the batch size ends when memory does not end it first
+LARGEST_FILE_BYTES = 1 << 14  # `tomllib` takes a second for a key of so many parts; its time is quadratic
+LARGEST_NUMBER_OF_CHOICES = 256
+
+_KEYS_OF_KIND = {"categorical": ("kind", "choices"), "power_of_two": ("kind", "low", "high")}
+_TERM = re.compile(
+    r"\s*(?:(?:(?P<factor>[0-9]{1,9})\s*\*\s*)?(?P<name>cores|examples)(?:\s*/\s*(?P<divisor>[0-9]{1,9}))?"
+    r"|(?P<number>[0-9]{1,9}))\s*"
+)
+_COMBINATION = re.compile(r"\s*(?P<function>min|max)\s*\((?P<terms>[^()]*)\)\s*")
+
+
+def bound(text: object, *, cores: int, examples: int | None, where: str) -> int | None:
+    """The number that a bound stands for; None where it rests on an unknown number of examples.
+
+    Grammar: a term, `min(term, …)` or `max(term, …)`. Terms: `12`, `cores`, `4*cores`, `2*examples/3` (floor division).
+    """
+    written = text if isinstance(text, str) else short(text)
+    combination = _COMBINATION.fullmatch(written)
+    values: list[float] = []
+    for term in combination["terms"].split(",") if combination else [written]:
+        match = _TERM.fullmatch(term)
+        if match is None or int(match["divisor"] or 1) == 0:
+            raise SearchSpaceError(
+                f"{where} is {_short(text)}, which is no bound",
+                hint='Bounds look like 512, "cores", "4*cores", "examples/4" or "min(1024, examples/4)".',
+            )
+        unit = {"cores": cores, "examples": examples, None: int(match["number"] or 0)}[match["name"]]
+        factor, divisor = int(match["factor"] or 1), int(match["divisor"] or 1)
+        values.append(math.inf if unit is None else factor * unit // divisor)
+    value = max(values) if combination and combination["function"] == "max" else min(values)
+    return None if math.isinf(value) else int(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """What one knob varies over, as written: `choices`, or powers of two from `low` to `high`; see `bound`."""
+
+    choices: tuple[KnobValue, ...] = ()
+    low: int | str = 0
+    high: int | str = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedSpace:
+    """A search space for one workload on one machine."""
+
+    baseline: Configuration
+    choices: Mapping[str, tuple[KnobValue, ...]]  # two or more a knob: numbers ascend, others are as written
+    left_out: Mapping[str, str]  # knobs of the file that do not vary here, with the reason
+
+    @property
+    def size(self) -> int:
+        """How many configurations there are."""
+        return math.prod(len(values) for values in self.choices.values())
+
+    def configuration(self, varied: Mapping[str, KnobValue]) -> Configuration:
+        """The baseline with the varied knobs set, and those that its strategy decides."""
+        return self.canonical(self.baseline.replace(**varied))
+
+    def canonical(self, configuration: Configuration) -> Configuration:
+        """The one configuration among those that train alike: without what its strategy excludes and what is idle."""
+        return acting(coherent(configuration, self.choices), self.baseline)
+
+    def __contains__(self, configuration: object) -> bool:
+        """Whether every knob of `configuration` has a value that this space allows."""
+        return isinstance(configuration, Configuration) and all(
+            format_value(value) in map(format_value, self.choices.get(name, (self.baseline[name],)))
+            for name, value in configuration.items()
+            if name in self.baseline
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSpace:
+    """A search space as written, not yet resolved for a machine."""
+
+    source: str  # the file, for messages
+    ranges: Mapping[str, Range]
+
+    @classmethod
+    def parse(cls, text: str, *, source: str) -> SearchSpace:
+        """Read TOML text. Raises SearchSpaceError where it is not a search space."""
+        try:
+            document = tomllib.loads(text.removeprefix("\ufeff"))
+        except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a plain ValueError
+            raise SearchSpaceError(
+                f"{source}: not valid TOML: {error}",
+                hint="`autotune space quick` shows what a search space holds; search_spaces/ has whole ones.",
+            ) from error
+        version = document.get("schema_version")
+        newer = type(version) is int and version > SCHEMA_VERSION
+        if not newer:  # a newer one may hold keys that are not known yet
+            _refuse_unknown(document, ("schema_version", "knobs"), where=source)
+        _require(
+            type(version) is int and version == SCHEMA_VERSION,
+            f"{source}: schema_version is {_short(version)}, this autotune reads {SCHEMA_VERSION}",
+            hint="Upgrade autotune." if newer else f"Write: schema_version = {SCHEMA_VERSION}",
+        )
+        knobs = document.get("knobs")
+        if not isinstance(knobs, dict) or not knobs:
+            hint = "Add a table such as [knobs.batch_size]."
+            raise SearchSpaceError(f"{source}: no knobs to vary", hint=hint)
+        ranges = {name: _read_range(name, table, source) for name, table in knobs.items()}
+        return cls(source=source, ranges=ranges)
+
+    def resolve(
+        self,
+        *,
+        baseline: Configuration,
+        device: Device,
+        cores: int,
+        examples: int | None,
+        dataset_takes_config: bool,
+        largest_batch: int | None = None,
+        devices: int = 1,
+        kept: Mapping[str, str] = MappingProxyType({}),
+        capability: str | None = None,
+    ) -> ResolvedSpace:
+        """The choices of every knob, the baseline's value always among them.
+
+        `examples` are of one epoch, `devices` those of a seat. `kept` are knobs that do not vary, with the reason.
+
+        `capability` is the lowest compute capability of the GPUs, such as `8.0`; None where it is not known.
+
+        Raises SearchSpaceError where a range is empty or nothing varies, ArgumentError for a `largest_batch` too small.
+        """
+        if largest_batch is not None and largest_batch < baseline.batch_size:
+            raise ArgumentError(
+                f"--max-batch {largest_batch} is below the workload's own batch size, which is {baseline.batch_size}",
+                hint=f"Give --max-batch {baseline.batch_size} or more, or the workload another batch_size.",
+            )
+        ranges = dict(self.ranges)
+        if devices > 1 and "strategy" in ranges:
+            ranges.setdefault("replicas", Range(choices=(devices,)))
+        choices: dict[str, tuple[KnobValue, ...]] = {}
+        left_out: dict[str, str] = {}
+        for name, each in ranges.items():
+            knob = KNOBS[name]
+            if device not in knob.devices:
+                left_out[name] = f"does not exist on a {device}"
+            elif name in kept:
+                left_out[name] = kept[name]
+            elif name not in baseline:
+                left_out[name] = "the seat has one device" if name in STRATEGY_KNOBS else "only some scripts have it"
+            elif knob.needs_dataset_config and not dataset_takes_config:
+                left_out[name] = "the workload's dataset() takes no config"
+            else:
+                values = self._values(name, each, cores, examples)
+                if name == "batch_size":
+                    values = [value for value in values if _batch_fits(value, baseline, largest_batch)]
+                if name == "replicas":
+                    values = [*(value for value in values if value < devices), devices]
+                if device is Device.GPU and capability is not None:
+                    slow = {value: least for value, least in knob.capability.items() if float(capability) < least}
+                    values = [value for value in values if value not in slow]
+                    told = {f"{name}={format_value(value)}": least for value, least in slow.items()}
+                    left_out |= {each: f"needs compute capability {told[each]}, not {capability}" for each in told}
+                found = _with_baseline(values, baseline[name])
+                if len(found) > 1:
+                    choices[name] = found
+                else:
+                    left_out[name] = f"only the baseline's value, {format_value(baseline[name])}, is left"
+        if not choices:
+            raise SearchSpaceError(
+                f"{self.source}: nothing is left to vary here",
+                hint="; ".join(f"{name}: {why}" for name, why in left_out.items()) + ".",
+            )
+        choices = {name: choices[name] for name in KNOBS if name in choices}
+        return ResolvedSpace(baseline=baseline, choices=choices, left_out=left_out)
+
+    def _values(self, name: str, written: Range, cores: int, examples: int | None) -> Sequence[Any]:
+        if written.choices:
+            return written.choices
+        where, domain = f"{self.source}: [knobs.{name}]", KNOBS[name].domain
+        until_memory = f"min({LARGEST_DOUBLED_BATCH}, examples/4)"
+        ends = (written.low, until_memory if written.high == UNTIL_OUT_OF_MEMORY else written.high)
+        low, high = (bound(each, cores=cores, examples=examples, where=where) for each in ends)
+        if low is None or high is None:
+            raise SearchSpaceError(
+                f"{where} has a bound on the number of examples, which is not known here",
+                hint="Write a number as the bound.",
+            )
+        if name == "batch_size" and examples:
+            high = min(high, examples)
+        values = [1 << exponent for exponent in range(high.bit_length()) if 1 << exponent >= low]
+        _require(
+            bool(values) or name == "batch_size",
+            f"{where} is empty here: from {low} to {high}",
+            hint="Lower `low` or raise `high`.",
+        )
+        for value in values:
+            _require(value in domain, f"{where} reaches {value} here", f"{name} takes {domain.describe()}.")
+        return values
+
+
+def _batch_fits(value: int, baseline: Configuration, largest: int | None) -> bool:
+    """Whether a batch size is allowed; where gradients are accumulated, it is a whole part of an update's examples."""
+    whole = "global_batch" not in baseline or baseline.update_size % value == 0
+    return whole and (largest is None or value <= largest)
+
+
+def _with_baseline(values: Sequence[KnobValue], baseline: KnobValue) -> tuple[KnobValue, ...]:
+    distinct = {format_value(value): value for value in (*values, baseline)}
+    numbers = [value for value in distinct.values() if type(value) is int]
+    others = [value for value in distinct.values() if type(value) is not int]
+    return (*sorted(numbers), *others)
+
+
+def _require(fine: bool, problem: str, hint: str) -> None:
+    if not fine:
+        raise SearchSpaceError(problem, hint=hint)
+
+
+def _refuse_unknown(table: Mapping[str, object], known: tuple[str, ...], *, where: str) -> None:
+    for key in table:
+        hint = f"{nearest(key, known)}Known here: {', '.join(known)}."
+        _require(key in known, f"{where}: unknown key {_short(key)}", hint)
+
+
+def _read_range(name: str, table: Any, source: str) -> Range:
+    plain = name.removeprefix("--")
+    _require(plain not in REFUSED, f"{source}: {plain} is refused: {REFUSED.get(plain)}", "Leave it out.")
+    hint = f"{nearest(name, KNOBS)}`autotune knobs` lists them all."
+    _require(name in KNOBS, f"{source}: there is no knob called {_short(name)}", hint)
+    domain, where = KNOBS[name].domain, f"{source}: [knobs.{name}]"
+    takes = f"{name} takes {domain.describe()}."
+    kind = table.get("kind") if isinstance(table, dict) else None
+    close = nearest(kind, _KEYS_OF_KIND) if isinstance(kind, str) else ""
+    hint = f"{close}Kinds: {', '.join(_KEYS_OF_KIND)}."
+    _require(isinstance(kind, str) and kind in _KEYS_OF_KIND, f"{where}: kind is {_short(kind)}", hint)
+    _refuse_unknown(table, _KEYS_OF_KIND[str(kind)], where=where)
+    if kind == "categorical":
+        choices = table.get("choices")
+        fine = isinstance(choices, list) and 1 <= len(choices) <= LARGEST_NUMBER_OF_CHOICES
+        hint = f"Write a list of one to {LARGEST_NUMBER_OF_CHOICES} values."
+        _require(fine, f"{where}: choices is {_short(choices)}", hint)
+        for index, value in enumerate(choices):
+            _require(value in domain, f"{where}: choices[{index}] is {_short(value)}", takes)
+        return Range(choices=tuple(choices))
+    _require(domain.integers is not None, f"{where}: kind {kind!r} needs a knob with numbers", takes)
+    low, high = table.get("low"), table.get("high")
+    bound(low, cores=1, examples=1, where=f"{where}: low")  # refuses what it cannot read
+    if high != UNTIL_OUT_OF_MEMORY or name != "batch_size":
+        bound(high, cores=1, examples=1, where=f"{where}: high")
+    return Range(low=low, high=high)
+
+
+def _short(value: object) -> str:
+    return "missing" if value is None else short(value)
+
+
+def shipped_directory() -> Path:
+    """Where the search spaces that come with autotune are: inside the package, or beside it in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    inside = package / "search_spaces"
+    return inside if inside.is_dir() else package.parent / "search_spaces"
+
+
+def shipped_names() -> tuple[str, ...]:
+    """The names that `--space` takes in place of a path."""
+    return tuple(sorted(path.stem for path in shipped_directory().glob("*.toml")))
+
+
+def find_search_space(name_or_path: str | Path) -> SearchSpace:
+    """The shipped search space of that name, or the one in that file; SearchSpaceError where there is neither."""
+    file, source = Path(name_or_path), str(name_or_path)
+    if source in shipped_names():
+        file, source = shipped_directory() / f"{source}.toml", f"{source}.toml"
+    try:
+        content = read_at_most(file, LARGEST_FILE_BYTES)
+        text = content.decode()
+    except FileNotFoundError as error:
+        raise SearchSpaceError(
+            f"no search space {source!r}: no such file, and none of that name is shipped",
+            hint=f"{nearest(source, shipped_names())}Shipped: {', '.join(shipped_names())}.",
+        ) from error
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        undecoded = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+        reason = error.strerror if isinstance(error, OSError) else undecoded
+        raise SearchSpaceError(
+            f"cannot read the search space {source}: {reason}",
+            hint=f"Give the path of a TOML file, or one of {', '.join(shipped_names())}.",
+        ) from error
+    if len(content) > LARGEST_FILE_BYTES:
+        raise SearchSpaceError(
+            f"{source}: larger than {LARGEST_FILE_BYTES} bytes",
+            hint="A search space is a few lines of TOML; is this the right file?",
+        )
+    return SearchSpace.parse(text, source=source)

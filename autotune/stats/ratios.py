@@ -1,0 +1,125 @@
+"""Speed-ups from pairs of slices. Pure: pairs and their rates in, logarithms of ratios out."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune.data.figures import Interval
+from autotune.data.options import Objective
+from autotune.data.record import Pair, Slice, TrialRecord
+from autotune.stats.disturbance import kept
+from autotune.stats.gpu_figures import joules_of
+from autotune.stats.intervals import mean_interval
+from autotune.stats.throughput import long_run_rate, overall_log_ratios, overall_rate
+
+FEW_PROCESSES = 4  # with fewer, slices tell more of a throughput than processes
+_Side = tuple[float, int, bool]  # a slice: its rate, examples, and whether it is of whole epochs
+
+
+@dataclass(frozen=True, kw_only=True)
+class RatedPair:
+    """A pair with the rates of its slices, in samples per second, or per joule, of a long training."""
+
+    pair: Pair
+    baseline: float
+    candidate: float
+    bracketed: bool = False  # whether its slices followed each other in blocks
+
+    @property
+    def sides(self) -> tuple[_Side, _Side]:
+        """Both slices, as far as they tell of speed."""
+        pair = self.pair
+        return (
+            (self.baseline, pair.baseline.examples, bool(pair.baseline.epochs)),
+            (self.candidate, pair.candidate.examples, bool(pair.candidate.epochs)),
+        )
+
+
+def rate(each: Slice, examples_per_epoch: int | None, epoch_overhead_seconds: float | None) -> float:
+    """Samples per second of a long training at a slice's pace; slices of whole epochs hold their overhead."""
+    overhead = None if each.epochs else epoch_overhead_seconds
+    return long_run_rate(
+        each.examples,
+        each.seconds + each.charged_seconds,
+        examples_per_epoch=examples_per_epoch,
+        epoch_overhead_seconds=overhead,
+    )
+
+
+def compared_rate(
+    each: Slice, examples_per_epoch: int | None, epoch_overhead_seconds: float | None, objective: Objective
+) -> float | None:
+    """The rate of a slice that is compared: per second, or per joule at its power; None where no energy is told."""
+    per_second = rate(each, examples_per_epoch, epoch_overhead_seconds)
+    if objective == "throughput":
+        return per_second
+    joules = joules_of(each)
+    return per_second * each.seconds / joules if joules else None
+
+
+def recorded_rate(each: Slice, record: TrialRecord) -> float:
+    """The rate of a slice that a record holds."""
+    return rate(each, record.examples_per_epoch, record.epoch_overhead_seconds)
+
+
+def by_instance(pairs: Sequence[RatedPair]) -> dict[int, list[RatedPair]]:
+    """The pairs of each process of the candidate."""
+    found: dict[int, list[RatedPair]] = {}
+    for each in pairs:
+        found.setdefault(each.pair.instance, []).append(each)
+    return found
+
+
+def log_ratios(pairs: Sequence[RatedPair], *, overall: bool) -> dict[int, list[float]]:
+    """Logarithms of speed-ups by instance, without disturbed pairs; `overall` as a claim needs it."""
+    return {
+        instance: _ratios([each.sides for each in own], overall=overall and not own[0].bracketed)
+        for instance, own in by_instance([each for each in pairs if not each.pair.disturbed]).items()
+    }
+
+
+def log_ratios_over(
+    pairs: Sequence[RatedPair], others: Sequence[RatedPair], *, overall: bool
+) -> dict[int, list[float]]:
+    """Logarithms of a trial's speed-ups over another trial, from rounds that both were in, by instance."""
+    # Rounds that are disturbed for either are left out where enough others remain.
+    beside = {each.pair.baseline: each for each in others}
+    found = {}
+    for instance, own in by_instance(pairs).items():
+        both = [(each, beside[each.pair.baseline]) for each in own if each.pair.baseline in beside]
+        keep = kept([one.pair.disturbed or other.pair.disturbed for one, other in both])
+        sides = [(other.sides[1], one.sides[1]) for (one, other), keeps in zip(both, keep, strict=True) if keeps]
+        if sides:
+            found[instance] = _ratios(sides, overall=overall and not own[0].bracketed)
+    return found
+
+
+def _ratios(sides: Sequence[tuple[_Side, _Side]], *, overall: bool) -> list[float]:
+    """Values whose mean is the logarithm of an instance's speed-up."""
+    # The ratio of overall rates is what a training pays. Single pairs are compared in a bracket, whose slices are
+    # not of the same moments; where only one side is timed in whole epochs, because slices of equal work and of
+    # equal time drift apart on a restless machine; and in the search, where one slice that stalls should not decide.
+    alike = len({by_epochs for both in sides for *_, by_epochs in both}) == 1
+    if not overall or not alike:
+        return [math.log(own / other) for (other, *_), (own, *_) in sides]
+    return overall_log_ratios(*([each[:2] for each in side] for side in zip(*sides, strict=True)))
+
+
+def throughput_interval(
+    rates: Sequence[float], examples: Sequence[int] | None = None, instances: Sequence[int] | None = None
+) -> Interval:
+    """Return samples per second, with an interval over processes, or over slices of fewer than `FEW_PROCESSES`."""
+    # All examples over all the time: a training pays for slow stretches. The bounds of a single slice are its value.
+    value = overall_rate(list(zip(rates, examples or [1] * len(rates), strict=True)))
+    groups: dict[int, list[float]] = {}
+    for instance, each in zip(instances or [0] * len(rates), rates, strict=True):
+        groups.setdefault(instance, []).append(math.log(each))
+    values = [math.log(value) for value in rates]
+    if len(groups) >= FEW_PROCESSES:
+        values = [statistics.fmean(of_process) for of_process in groups.values()]
+    width = mean_interval(values).half_width
+    factor = math.exp(width) if math.isfinite(width) else 1.0
+    return Interval(value=value, low=value / factor, high=value * factor)

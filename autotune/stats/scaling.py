@@ -1,0 +1,48 @@
+"""How much of several devices' speed a training over them reaches. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from autotune.data.models import KnobValue
+from autotune.data.record import TrialRecord
+from autotune.space.knobs import STRATEGY_KNOBS
+
+MAY_DIFFER = {
+    *STRATEGY_KNOBS,
+    *("batch_size", "steps_per_execution", "jit_compile", "xla_auto_clustering", "prefetch_to_device"),
+}
+"""Knobs in which the training on one device may differ: the strategy's own, those that it decides, and the batch."""
+
+
+def scaling_efficiency(record: TrialRecord, records: Iterable[TrialRecord]) -> float | None:
+    """Throughput over replicas × one device's, which is that of the fastest trial on one device that is alike.
+
+    Both count as speed-ups over the baseline beside them, so that a drift of the machine cancels.
+
+    Args:
+        record: A trial's.
+        records: All of its run.
+
+    Returns:
+        The share; None on one device, and where no trial on one device is alike.
+    """
+    replicas = replicas_of(record)
+    if replicas < 2 or record.speedup is None:
+        return None
+    alone = [
+        1.0 if each.speedup is None else each.speedup.value
+        for each in records
+        if replicas_of(each) == 1 and _rest(each) == _rest(record)
+        if each.trial == 0 or (each.outcome.measured and each.speedup is not None)
+    ]
+    return record.speedup.value / (replicas * max(alone)) if alone else None
+
+
+def replicas_of(record: TrialRecord) -> int:
+    """Over how many devices a trial trains."""
+    return int(record.configuration.get("replicas", 1))
+
+
+def _rest(record: TrialRecord) -> dict[str, KnobValue]:
+    return {name: value for name, value in record.configuration.items() if name not in MAY_DIFFER}

@@ -1,0 +1,334 @@
+"""Decide what a run does next. Pure: `next_action` weighs another candidate against more evidence for the leader.
+
+The claim is looked at after every fresh pair of processes. Leaders share one error account: the k-th one gets
+0.05 / (k (k + 1)), which is 0.05 for all of them together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from autotune.data.record import LOOK_SHARE, Standing
+from autotune.stats.deciding import EndedBy, Verdict
+from autotune.stats.intervals import ProcessPrior, t_quantile
+from autotune.tuning.state import Candidate, Leader, State
+
+ERROR = 0.05  # the chance that a run claims a gain that is not there
+FEWEST_PROCESSES, MOST_PROCESSES = 2, 12  # a side, that a claim rests on; after the most its error is spent
+NARROW = 0.1  # half-width of a claim, as a logarithm, above which time that is left narrows it
+SAFELY = 0.7  # share of a leader's gain that the half-width of its interval should not exceed
+MOST_CONFIRMATION_SHARE = 0.4  # of the budget, where more than the fewest processes are wanted
+LARGE_GAIN_PROCESSES = 3  # that a large gain needs at most: it is confirmed early, and improved on afterwards
+EARLY_CLAIM_SHARE = 1 / 3  # of the budget: a large gain is claimed by then
+CALM = 2  # candidates in a row that were no faster than a large gain: then it is confirmed
+FIRST_CLAIM_SHARE = 0.5  # of the budget: with so little left, a leader is confirmed
+STAGNANT = 8  # candidates in a row that were no faster than the best: then it is confirmed
+MOST_LOOKS_AGAIN = 3  # at candidates that may be the best, before the leader is chosen
+ENOUGH_CANDIDATES = 6  # the usually best ones: then time is kept for excluding gains of all that was tried
+RESERVED_PROCESSES = 4  # a side: time for so many is kept while nothing looks faster than what there is
+CLEARLY = 3.0  # standard errors above what counts: a leader is confirmed without another look
+SAFELY_LONGER = 1.1  # a confirmation may take so many times as long as expected
+SLOWER = 1.3  # another candidate may take so many times as long as the last ones
+ENOUGH_PROCESSES = 3  # of a candidate: further looks at it choose no better
+FEWEST_CANDIDATES = 3  # without a gain, before a run says so; fewer where no more are to be tried
+
+
+@dataclass(frozen=True)
+class TryAnother:
+    """Start a new candidate."""
+
+
+@dataclass(frozen=True)
+class LookAgain:
+    """Measure a candidate in another process."""
+
+    candidate: int
+
+
+@dataclass(frozen=True)
+class CompareLosses:
+    """Train a candidate for its losses, beside float32 without XLA."""
+
+    candidate: int
+
+
+@dataclass(frozen=True)
+class Confirm:
+    """Begin a leader's confirmation."""
+
+    candidate: int
+
+
+@dataclass(frozen=True)
+class FreshPair:
+    """Measure fresh processes of the open leader and the baseline."""
+
+    leader: int
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """Leave an open leader that the time will hardly show to be faster."""
+
+    leader: int
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing is to be begun until something that runs on another seat has ended."""
+
+
+@dataclass(frozen=True)
+class End:
+    """The run ends."""
+
+    by: EndedBy
+
+
+Action = TryAnother | LookAgain | CompareLosses | Confirm | FreshPair | GiveUp | Wait | End
+
+
+def next_action(state: State) -> Action:
+    """What to do next, on a seat that is free."""
+    action = _next_action(state)
+    return Wait() if isinstance(action, End) and state.busy else action
+
+
+def _next_action(state: State) -> Action:
+    if state.interrupted:
+        return End(EndedBy.INTERRUPTED)
+    if state.open is not None:
+        if state.open.number in state.busy:
+            for candidate in state.contenders if len(state.opened) < state.confirms_at_once else ():
+                if state.left >= confirmation_seconds(state, candidate) and not candidate.unchecked:
+                    return Confirm(candidate.number)
+            return TryAnother() if _holds_another(state) else Wait()
+        if _is_hopeless(state, state.open):
+            return GiveUp(state.open.number)
+        fits = state.left >= state.open.least_pair_seconds
+        return FreshPair(state.open.number) if fits else _use_the_rest(state, state.open.candidate)
+    if is_settled(state):
+        return _narrow(state) or End(EndedBy.SETTLED if state.more_candidates else EndedBy.EXHAUSTED)
+    if state.contenders:
+        return _for_leader(state, state.contenders[0])
+    if _holds_another(state, reserve=_reserve(state)):
+        return TryAnother()
+    if state.champion is None:
+        for candidate in state.unclear:
+            if state.left >= candidate.look_seconds:
+                return LookAgain(candidate.number)
+    elif narrower := _narrow(state):
+        return narrower
+    if _holds_another(state):  # the time holds no confirmation of it, but nothing else either
+        return TryAnother()
+    for leader in state.inconclusive if state.champion is None else ():
+        if state.left >= leader.least_pair_seconds:
+            return Confirm(leader.candidate)
+    return End(EndedBy.BUDGET)
+
+
+def _narrow(state: State) -> FreshPair | None:
+    """Return another pair for a champion whose claim is wide, where the time holds one."""
+    champion = state.champion
+    if champion is None or champion.ratio is None or champion.number in state.busy:
+        return None
+    is_wide = champion.ratio.half_width > NARROW and champion.processes < champion.looks.most
+    return FreshPair(champion.number) if is_wide and state.left >= champion.least_pair_seconds else None
+
+
+def _is_hopeless(state: State, leader: Leader) -> bool:
+    """Return whether an open leader will hardly be shown, and the time holds something else.
+
+    That is so if all pairs that fit would not show a gain that is one standard error above its estimate.
+    """
+    if (
+        leader.ratio is None
+        or leader.processes < FEWEST_PROCESSES
+        or not _holds_another(state, reserve=_reserve(state))
+    ):
+        return False
+    confidence = leader.looks.confidence
+    fits = leader.processes + int(state.left / leader.pair_seconds)
+    needed = state.prior.half_width(min(fits, leader.looks.most), confidence)
+    error = leader.ratio.half_width / t_quantile(confidence, state.prior.degrees + leader.processes - 1)
+    return leader.ratio.value + error < needed
+
+
+def is_settled(state: State) -> bool:
+    """Whether more time would change nothing, or not enough to go on unasked."""
+    if state.contenders or state.open is not None:
+        return False
+    if state.champion is None and (state.unclear or state.inconclusive):
+        return False
+    tired = not state.keeps_budget and state.since_best >= STAGNANT
+    stagnant = not state.more_candidates or tired
+    return stagnant if state.champion is not None else stagnant and _excluded(state)
+
+
+def _for_leader(state: State, leader: Candidate) -> Action:
+    """Search on, or confirm: when what is left is what the confirmation needs, it is confirmed."""
+    needed = confirmation_seconds(state, leader)
+    is_large = state.champion is None and _is_large(state, leader, needed)
+    early = is_large or (state.since_best >= STAGNANT and state.left >= 2 * needed)
+    is_late = state.left < FIRST_CLAIM_SHARE * state.budget
+    early = early or (state.champion is None and is_late)
+    rival = None if is_large and not is_late else _rival(state, leader)
+    looks = min(MOST_LOOKS_AGAIN, len(state.contenders))
+    choosing = 0.0 if rival is None else looks * rival.look_seconds
+    if not early and _holds_another(state, reserve=needed + choosing):
+        return TryAnother()
+    if rival is not None and state.left >= rival.look_seconds + needed:
+        return LookAgain(rival.number)
+    if leader.unchecked and 0 < state.check_seconds <= state.left - leader.pair_seconds:
+        return CompareLosses(leader.number)
+    able = [candidate for candidate in state.contenders if candidate.pair_seconds <= state.left]
+    return Confirm(able[0].number) if able else _use_the_rest(state, leader.number)
+
+
+def _is_large(state: State, leader: Candidate, needed: float) -> bool:
+    """Return whether a leader's gain is so large that it is confirmed now, long before the time is over."""
+    if processes_needed(state, leader, surely=True) > LARGE_GAIN_PROCESSES:
+        return False
+    spent, due = state.budget - state.left, EARLY_CLAIM_SHARE * state.budget
+    return spent >= due or (spent + needed >= due and state.since_best >= CALM)
+
+
+def _use_the_rest(state: State, leader: int) -> Action:
+    """Return what fits in time that holds no fresh pair of the leader."""
+    if _holds_another(state):
+        return TryAnother()
+    fits = state.left >= state.candidate(leader).look_seconds
+    return LookAgain(leader) if fits else End(EndedBy.BUDGET)
+
+
+def _holds_another(state: State, *, reserve: float = 0.0) -> bool:
+    """Return whether the time holds another candidate, and what is kept for later."""
+    seconds = SLOWER * state.candidate_seconds + reserve if reserve else state.candidate_seconds
+    return state.more_candidates and state.left >= seconds
+
+
+def _reserve(state: State) -> float:
+    """Seconds to keep where nothing looks faster than what there is."""
+    # For looks at what is unclear, so that it can be excluded; with a champion, for the confirmation of a
+    # faster one, which stands beside both.
+    if state.champion is not None:
+        return FEWEST_PROCESSES * 1.5 * state.champion.pair_seconds
+    first = RESERVED_PROCESSES * state.first_pair_seconds
+    if len(state.candidates) < ENOUGH_CANDIDATES:
+        return first if state.left > first + 2 * state.candidate_seconds else 0.0
+    looks = [state.looks_to_exclude(each) * each.look_seconds for each in state.unclear]
+    return first + sum(looks) + max(looks, default=0.0)  # what is tried next may be unclear, or a leader
+
+
+def _rival(state: State, leader: Candidate) -> Candidate | None:
+    """The candidate to look at again before the leader is chosen; None where that would tell no more."""
+    # A leader that is not clearly one; then, of the leader and the one that may most likely be faster still,
+    # the one that was measured less.
+    # What has the highest upper bound would be the leader itself, again and again, while another that two
+    # slices speak of stays in doubt (LUCB: Kalyanakrishnan et al., 2012).
+    if state.looks_since >= MOST_LOOKS_AGAIN:
+        return None
+    lead = leader.ratio - math.log1p(state.min_gain)
+    if leader.processes < 2 and lead < CLEARLY * leader.error(state.spread):
+        return leader
+    others = [
+        each for each in state.contenders if each is not leader and each.ratio + each.error(state.spread) > leader.ratio
+    ]
+    others = [each for each in others if min(each.processes, leader.processes) < ENOUGH_PROCESSES]
+    if not others:
+        return None
+    challenger = max(others, key=lambda each: each.ratio + each.error(state.spread))
+    return min(challenger, leader, key=lambda each: (each.processes, each.pairs))
+
+
+def confirmation_seconds(state: State, leader: Candidate) -> float:
+    """Return what a leader's confirmation should be kept time for, its comparison of losses included."""
+    most = int(MOST_CONFIRMATION_SHARE * state.budget / leader.pair_seconds)
+    count = min(processes_needed(state, leader), max(LARGE_GAIN_PROCESSES, most))
+    return SAFELY_LONGER * count * leader.pair_seconds + (state.check_seconds if leader.unchecked else 0.0)
+
+
+def processes_needed(state: State, leader: Candidate, *, surely: bool = False) -> int:
+    """Return how many fresh processes a side should show that a leader is faster than what there is.
+
+    With `surely` its gain is taken to be smaller by a standard error: the best of many owes part of it to luck.
+    """
+    champion = state.champion
+    shown = 0.0 if champion is None or champion.ratio is None else champion.ratio.value
+    gain = leader.ratio - shown - (leader.error(state.spread) if surely else 0.0)
+    return processes_wanted(gain, state.prior, error=error_of(state.next_leader))
+
+
+def processes_wanted(gain: float, prior: ProcessPrior, *, error: float, most: int = MOST_PROCESSES) -> int:
+    """Return how many fresh processes a side should show a gain, a logarithm; `most` where that is not to be had."""
+    for count in range(FEWEST_PROCESSES, most):
+        if prior.half_width(count, 1 - LOOK_SHARE * error) <= SAFELY * gain:
+            return count
+    return most
+
+
+def error_of(leader: int) -> float:
+    """The error that the k-th leader of a run gets, from 1."""
+    return ERROR / (leader * (leader + 1))
+
+
+# --------------------------------------------------------------------------------------------------- the end
+
+
+def verdict(state: State) -> Verdict:
+    """What the run comes to."""
+    if state.champion is not None:
+        return Verdict.FASTER
+    unsettled = state.open is not None or state.contenders or state.unclear or state.inconclusive
+    if not unsettled and _excluded(state):
+        refused = [each for each in state.candidates if each.unstable and each.ratio > math.log1p(state.min_gain)]
+        broken = any(each.standing is Standing.UNSTABLE for each in state.leaders)
+        return Verdict.UNSTABLE if refused or broken else Verdict.NO_SIGNIFICANT_GAIN
+    return Verdict.UNDECIDED
+
+
+def _excluded(state: State) -> bool:
+    """Whether gains above the bound are excluded for enough candidates, or nothing is left to be tried."""
+    if state.exhausted:
+        return True
+    measured = sum(each.measured for each in state.candidates)
+    enough = measured >= FEWEST_CANDIDATES or not state.more_candidates
+    return enough and excluded_above(state) < state.bound
+
+
+def excluded_above(state: State) -> float:
+    """The gain above which all is excluded for every candidate that was tried, as a logarithm; 0 or more."""
+    broken = {number for number, each in state.standing.items() if each.standing is Standing.UNSTABLE}
+    stable = [each for each in state.candidates if not each.unstable and each.number not in broken]
+    return max((state.upper(each) for each in stable), default=0.0)
+
+
+def seconds_to_settle(state: State) -> float:
+    """Return what the run would need to go on with, by what is known: for the command that is printed."""
+    leader: Leader | None = state.open or (None if state.contenders else next(iter(state.inconclusive), None))
+    if leader is not None:
+        gain = 0.0 if leader.ratio is None else leader.ratio.value
+        return max(1, _pairs_to_show(state, gain, leader) - leader.processes) * leader.pair_seconds
+    if state.contenders:
+        return processes_needed(state, state.contenders[0]) * state.contenders[0].pair_seconds
+    wanted = max(FEWEST_CANDIDATES - sum(candidate.measured for candidate in state.candidates), 1)
+    looks = sum(candidate.look_seconds for candidate in state.unclear)
+    return wanted * state.candidate_seconds + 2 * looks
+
+
+def _pairs_to_show(state: State, gain: float, leader: Leader) -> int:
+    """Return how many processes a side should show a leader's gain; many more than were planned where it is small."""
+    return processes_wanted(gain, state.prior, error=leader.looks.error, most=4 * MOST_PROCESSES)
+
+
+def smallest_gain_shown(state: State) -> float:
+    """Return the smallest gain, a logarithm, that the run's time could have shown of one candidate."""
+    leader = state.open or state.champion or next(iter(state.inconclusive), None)
+    if leader is not None and leader.ratio is not None:
+        width = leader.ratio.half_width
+    else:
+        pairs = int(FIRST_CLAIM_SHARE * state.budget / state.first_pair_seconds)
+        count = max(FEWEST_PROCESSES, min(pairs, MOST_PROCESSES))
+        width = state.prior.half_width(count, 1 - LOOK_SHARE * error_of(state.next_leader))
+    return max(width, math.log1p(state.min_gain))

@@ -1,0 +1,325 @@
+"""From what a run has found to the recipe. Pure but for the moment it is made at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from autotune.data.figures import Check, Interval
+from autotune.data.options import Options
+from autotune.data.printable import first_line
+from autotune.data.record import Standing, TrialRecord, examined_baseline
+from autotune.data.run_directory import RunRecord, WorkloadRecord
+from autotune.recipe.advice import advice
+from autotune.recipe.evidence import BROKE_A_RULE, BestCandidate, Confirmation, Evidence, PeakMemory, Stability, Watch
+from autotune.recipe.recipe import CreatedBy, LearningRate, Recipe, RecipeWorkload
+from autotune.space.configuration import Configuration
+from autotune.stats import growth, numerics
+from autotune.stats.deciding import Verdict
+from autotune.stats.gpu_figures import recorded_gpu_figures
+from autotune.stats.stability import DEVICE_MEMORY, THROTTLING
+from autotune.tuning import policy
+from autotune.tuning.learning import numerics_of
+from autotune.tuning.loop import Found
+from autotune.tuning.run import Run
+from autotune.tuning.state import Candidate, Leader
+from autotune.tuning.surroundings import samples_of
+from autotune.tuning.trial import now_utc
+from autotune.version import __version__
+
+NUMERICS_NOT_CHECKED = "numerics parity with float32 without XLA"
+GROWTH_NOT_CHECKED = "whether this configuration leaks memory or the workload does"
+LOSS_NOT_CHECKED = {"finite_loss": "a finite training loss", "loss_falls": "whether the training loss falls"}
+PART_OF_HOST = "the speed of the whole machine (all that was measured ran on a part of its cores)"
+STEADY_NOT_CHECKED = {
+    False: "the steady state (the {} was still getting faster when it was measured)",
+    None: "the steady state (the {}'s warm-up had too few steps to tell)",
+}
+ROUND_TO_SECONDS, MARGIN = 10, 1.5  # of the budget that is named to go on with
+LEAST_GO_ON_SECONDS = 60.0
+
+
+def recommend(
+    *,
+    found: Found,
+    watched: Watch | None,
+    batch_losses: numerics.BatchLosses | None,
+    run: Run,
+    record: RunRecord,
+    options: Options,
+) -> Recipe:
+    """The recipe: the champion, or the baseline where nothing was confirmed to be faster."""
+    assert record.workload is not None and record.search_space is not None
+    workload = record.workload
+    champion = found.state.champion
+    if watched is not None and (watched.failure or not all(each.passed for each in watched.checks)):
+        champion = None
+    configuration = run.baseline
+    if champion is not None:
+        configuration = found.confirmations[champion.number].trial.configuration
+    return Recipe(
+        configuration=dict(configuration),
+        baseline=dict(run.baseline),
+        evidence=_evidence(found, champion, watched, run, workload, measured=batch_losses is not None),
+        candidate=None if champion is not None else _best_candidate(found, watched, run, options.min_gain),
+        learning_rate=LearningRate.between(configuration.update_size, run.baseline.update_size, losses=batch_losses),
+        machine=record.machine,
+        workload=RecipeWorkload(
+            name=workload.name,
+            fingerprint=workload.fingerprint,
+            args=options.args,
+            batched=workload.batched,
+            drop_remainder=workload.drop_remainder,
+            takes_config=workload.takes_config,
+            examples=workload.examples,
+            batch_ranks=workload.batch_ranks,
+            script=workload.script,
+            settings=workload.settings,
+            train_samples=options.train_samples or samples_of(workload.script, workload.examples),
+        ),
+        created_by=CreatedBy(
+            autotune=__version__,
+            created_at=now_utc(),
+            run=run.directory.name,
+            search_space=record.search_space.source,
+            trials=len(run.records),
+            seed=options.seed,
+            budget_seconds=options.budget,
+            spent_seconds=run.clock(),
+        ),
+    )
+
+
+def _spread(chosen: TrialRecord, run: Run) -> TrialRecord | None:
+    """The recommended trial where it is on several devices, or else the one on several that scales best."""
+    known = [each for each in run.records.values() if each.scaling_efficiency is not None and each.outcome.measured]
+    best = max(known, key=lambda each: each.scaling_efficiency or 0.0, default=None)
+    return chosen if chosen.scaling_efficiency is not None else best
+
+
+def _evidence(
+    found: Found, champion: Leader | None, watched: Watch | None, run: Run, workload: WorkloadRecord, *, measured: bool
+) -> Evidence:
+    state, script = found.state, workload.script
+    unreached = {*run.not_reached, *(() if workload.takes_config else ("num_parallel_calls",))}
+    searched = run.records[0]
+    reference = chosen = searched
+    checks: tuple[Check, ...] = ()
+    speedup = Interval(value=1.0, low=1.0, high=1.0)
+    verdict = Verdict.FASTER
+    if champion is not None:
+        confirmation = found.confirmations[champion.number]
+        chosen, reference = run.records[champion.number], run.records[confirmation.reference.number]
+        checks = found.checks[champion.number]
+        speedup = chosen.speedup or speedup
+    else:
+        verdict = Verdict.UNSTABLE if state.champion is not None else policy.verdict(state)
+    is_undecided = verdict is Verdict.UNDECIDED
+    base_rate = reference.throughput or searched.throughput
+    assert base_rate is not None
+    rate = chosen.throughput or base_rate
+    excluded = None
+    if champion is None and any(each.measured for each in state.candidates):
+        bound = max(0.0, policy.excluded_above(state))
+        excluded = math.expm1(min(bound, math.log(1e6)))  # a very wide bound is cut
+    return Evidence(
+        verdict=verdict,
+        ended_by=found.ended_by,
+        min_gain=state.min_gain,
+        candidates=len(state.candidates),
+        excluded_gain=excluded,
+        objective=run.objective,
+        speedup=speedup,
+        throughput=rate,
+        baseline_throughput=base_rate,
+        compile_seconds=chosen.compile_seconds,
+        baseline_compile_seconds=reference.compile_seconds,
+        break_even_samples=break_even(
+            chosen.compile_seconds, reference.compile_seconds, rate=rate.value, baseline_rate=base_rate.value
+        ),
+        peak_memory_bytes=_peak(chosen, searched if champion is None else chosen),
+        baseline_peak_memory_bytes=_peak(reference, searched),
+        joules_per_sample=recorded_gpu_figures(chosen)["joules_per_sample"],
+        baseline_joules_per_sample=recorded_gpu_figures(reference)["joules_per_sample"],
+        input_wait_fraction=chosen.input_wait_fraction,
+        advice=tuple(
+            advice(
+                examined_baseline([run.records[number] for number in sorted(run.records)]) or searched,
+                None if champion is None else chosen,
+                script,
+                _spread(chosen, run),
+                unreached,
+            )
+        ),
+        stability=Stability(
+            checks=tuple(each for each in checks if each.tells),
+            not_checked=(PART_OF_HOST,) * (run.executor.whole is not None)
+            if champion is None
+            else _not_checked(chosen, reference, checks, run.baseline, watched, measured=measured),
+        ),
+        confirmation=_confirmation(found, champion or _closest_leader(found), run),
+        smallest_gain_shown=math.expm1(policy.smallest_gain_shown(state)) if is_undecided else None,
+        go_on_seconds=_go_on_seconds(found) if is_undecided else None,
+        watch=watched,
+    )
+
+
+def _go_on_seconds(found: Found) -> float:
+    wanted = MARGIN * policy.seconds_to_settle(found.state) + found.state.first_pair_seconds
+    return math.ceil(max(LEAST_GO_ON_SECONDS, wanted) / ROUND_TO_SECONDS) * float(ROUND_TO_SECONDS)
+
+
+# ----------------------------------------------------------------------------------------- what came closest
+
+
+def _closest_leader(found: Found) -> Leader | None:
+    """The leader that was not recommended and whose claim was the highest."""
+    leaders = [each for each in found.state.leaders if each.ratio is not None]
+    return max(leaders, key=lambda each: each.ratio.value if each.ratio else 0.0, default=None)
+
+
+def _best_candidate(found: Found, watched: Watch | None, run: Run, min_gain: float) -> BestCandidate | None:
+    """Return what came closest, and why it is not recommended."""
+    state = found.state
+    leader = state.champion or state.open
+    tried = [candidate for candidate in state.candidates if candidate.measured]
+    broken = {known.candidate for known in state.leaders if known.standing is Standing.UNSTABLE}
+    stable = [candidate for candidate in tried if not candidate.unstable and candidate.number not in broken]
+    tried = stable or tried
+    if leader is not None:
+        best = state.candidate(leader.candidate)
+    elif state.contenders or tried:
+        best = state.contenders[0] if state.contenders else max(tried, key=lambda candidate: candidate.ratio)
+        leader = state.standing.get(best.number)
+    else:
+        return None
+    return BestCandidate(
+        configuration=dict(best.configuration),
+        speedup=None if leader is None or leader.ratio is None else leader.ratio.ratio,
+        reason=_why_not(best, leader, found, watched, run, min_gain),
+        search_speedup=math.exp(best.ratio) if best.measured else None,
+    )
+
+
+def _why_not(
+    best: Candidate, leader: Leader | None, found: Found, watched: Watch | None, run: Run, min_gain: float
+) -> str:
+    state = found.state
+    if state.champion is not None and watched is not None:
+        failed = watched.failure or "; ".join(check.detail for check in watched.checks if not check.passed)
+        return f"it failed while it was watched: {failed}"
+    if leader is not None and leader.standing is Standing.UNSTABLE:
+        return f"{BROKE_A_RULE}: {first_line(run.records[leader.number].reason)}"
+    if best.unstable:
+        return f"{BROKE_A_RULE}: {first_line(run.records[best.number].reason)}"
+    if state.open is not None or state.contenders:
+        if leader is None or not leader.processes:
+            return "the run ended before it was measured in fresh processes"
+        if broken := [check for check in found.checks.get(leader.number, ()) if not check.passed]:
+            return f"{BROKE_A_RULE}: {broken[0].name}: {broken[0].detail}"
+        if memory := found.confirmations[leader.number].watch_memory(run).why_unclear:
+            return f"too little was seen to tell whether it leaks memory ({memory})"
+        return f"{_processes(leader)} did not decide it before the run ended"
+    if best.ratio <= math.log1p(min_gain):
+        return f"that is less than the gain of {min_gain:.0%} that was asked for (--min-gain)"
+    if leader is None:
+        return "the search showed no gain beyond chance"
+    if leader.ratio is None:
+        return "it was not measured in two fresh processes a side"
+    return f"{_processes(leader)} do not show a gain"
+
+
+def _processes(leader: Leader) -> str:
+    return f"{leader.processes} fresh process{'' if leader.processes == 1 else 'es'} a side"
+
+
+# ------------------------------------------------------------------------------------------------ the parts
+
+
+def _not_checked(
+    winner: TrialRecord,
+    reference: TrialRecord,
+    checks: Sequence[Check],
+    baseline: Configuration,
+    watched: Watch | None,
+    *,
+    measured: bool,
+) -> tuple[str, ...]:
+    """What was not looked at of the winner; `measured` is whether its batch size's training losses were."""
+    missing = [
+        STEADY_NOT_CHECKED[record.settled].format(who)
+        for who, record in (("recommendation", winner), ("baseline", reference))
+        if not record.settled
+    ]
+    names = {each.name: each for each in checks}
+    parity = names.get(numerics.NAME)
+    if parity is None and numerics_of(Configuration(winner.configuration)) != numerics_of(baseline):
+        missing.append(NUMERICS_NOT_CHECKED)
+    elif parity is not None and not parity.tells:
+        missing.append(f"{NUMERICS_NOT_CHECKED} ({parity.detail})")
+    if Configuration(winner.configuration).update_size != baseline.update_size:
+        missing.append(
+            "{} loss after equal numbers of examples at the recommended batch size".format(
+                "held-out" if measured else "training and held-out"
+            )
+        )
+    if watched is None:
+        missing.append("minutes of uninterrupted training (`--soak 2m` adds them)")
+    if winner.timed_by == "steps" and winner.examples_per_epoch is None:
+        missing.append("the time between epochs (only steps were timed)")
+    elif winner.timed_by == "steps" and winner.validation_uncounted:
+        missing.append("the full cost of validation (its dataset has unknown cardinality)")
+    if winner.peak_host_bytes is None:
+        missing.append("peak memory and its growth (no process reported it)")
+    if winner.peak_device_bytes is not None:
+        if THROTTLING not in names:
+            missing.append("thermal throttling of the device (NVML does not tell it)")
+        if DEVICE_MEMORY not in names:
+            missing.append("device memory (the device's size could not be read)")
+    missing += [
+        f"{GROWTH_NOT_CHECKED} ({name.replace('_', ' ')}: {names[name].detail})"
+        for name in (growth.HOST, growth.DEVICE)
+        if name in names and not names[name].tells
+    ]
+    missing += [
+        f"{what} ({names[name].detail})"
+        for name, what in LOSS_NOT_CHECKED.items()
+        if name in names and not names[name].tells
+    ]
+    if "retracing" not in names:
+        missing.append("retracing after the warm-up (the log does not show XLA's compilations)")
+    return tuple(missing)
+
+
+def break_even(
+    compile_seconds: float | None, baseline_compile_seconds: float | None, *, rate: float, baseline_rate: float
+) -> int | None:
+    """Samples after which a longer compile time is earned back."""
+    # Returns: 0 when the compile time is not longer, None when it is never earned back or not known.
+    if compile_seconds is None or baseline_compile_seconds is None:
+        return None
+    extra = compile_seconds - baseline_compile_seconds
+    if extra <= 0:
+        return 0
+    saved_per_sample = 1 / baseline_rate - 1 / rate
+    return None if saved_per_sample <= 0 else round(extra / saved_per_sample)
+
+
+def _peak(record: TrialRecord, fallback: TrialRecord) -> PeakMemory:
+    source = record if record.peak_host_bytes is not None else fallback
+    return PeakMemory(host=source.peak_host_bytes, device=source.peak_device_bytes)
+
+
+def _confirmation(found: Found, leader: Leader | None, run: Run) -> Confirmation:
+    leaders = len(found.state.leaders)
+    if leader is None:
+        return Confirmation(processes=0, pairs=0, leaders=leaders, confidence=None, pairing=None, trials=())
+    record = run.records[leader.number]
+    return Confirmation(
+        processes=leader.processes,
+        pairs=len(record.pairs),
+        leaders=leaders,
+        confidence=leader.looks.confidence,
+        pairing=None if record.pairing is None else record.pairing.value,
+        trials=(leader.looks.reference, leader.number),
+    )

@@ -1,0 +1,175 @@
+"""What an earlier invocation left in a run directory, to go on from: what was measured is not measured again.
+
+A run can be stopped at any moment. Records are the truth: what has a `result.json` is known, the study's file follows
+it (see `Sampler.catch_up`), and what was in flight is begun anew under another number.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from autotune.data.credentials import masked_names
+from autotune.data.errors import AutotuneError, RunDirectoryError
+from autotune.data.hardware import Machine
+from autotune.data.models import KnobValue
+from autotune.data.options import Objective, Options
+from autotune.data.printable import plural
+from autotune.data.record import Outcome, TrialRecord
+from autotune.data.run_directory import CREATED, Resumption, RunDirectory, RunRecord, left_out
+from autotune.runtime.created_files import read_created
+from autotune.space.configuration import Configuration
+from autotune.space.recorded import read_trials
+from autotune.tuning.trial import Trial, now_utc
+
+_START_ANEW = "Start a new run, with another --out."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Earlier:
+    """A run to go on with."""
+
+    run: RunRecord
+    records: Mapping[int, TrialRecord]  # its trials by number, without those that were interrupted
+    next_number: int  # the first trial number that was never used
+    damage: str = ""  # which trials cannot be read, in a sentence
+    left_behind: tuple[str, ...] = ()  # what trials of a killed run have made in the working directory
+
+    @property
+    def options(self) -> Options:
+        """How it was to be done. Raises RunDirectoryError."""
+        return options_of(self.run)
+
+    @property
+    def spent_seconds(self) -> float:
+        """Seconds that the run took up to the end of its last finished trial; not those in which it stood still."""
+        # They are what the run's own clock said when trials ended: the wall clock may have been set since.
+        return max((each.ended_at_seconds or 0.0 for each in self.records.values()), default=0.0)
+
+    def trials(self) -> list[Trial]:
+        """The finished trials, as the search knows them; the baseline first."""
+        baseline = self.records.get(0)
+        if baseline is None:
+            return []
+        objective: Objective = "energy" if self.run.arguments.get("objective") == "energy" else "throughput"
+        return [
+            Trial.of_record(record, self._reference_of(record) or baseline, objective)
+            for _, record in sorted(self.records.items())
+        ]
+
+    def _reference_of(self, record: TrialRecord) -> TrialRecord | None:
+        """The baseline's record that a leader's, or a champion's, slices are set against; None in the search."""
+        for each in self.records.values():
+            for looks in each.looks[-1:]:
+                if record.trial in (each.trial, looks.champion):
+                    return self.records.get(looks.reference)
+        return None
+
+
+def options_of(run: RunRecord) -> Options:
+    """How a run was to be done. Raises RunDirectoryError."""
+    known = {each.name for each in fields(Options)}
+    given: dict[str, Any] = {name: value for name, value in run.arguments.items() if name in known}
+    try:
+        return Options(**given)
+    except (AutotuneError, TypeError) as error:
+        raise RunDirectoryError(f"{run.run}: run.json: arguments: {error}", hint=_START_ANEW) from error
+
+
+def to_repeat(path: Path) -> list[str]:
+    """The words that the command which resumes a run needs again; see `Options.to_repeat`."""
+    try:
+        return options_of(RunDirectory(path).read_run()).to_repeat
+    except RunDirectoryError:
+        return []  # the command that is shown says what is wrong
+
+
+def read_earlier(directory: RunDirectory) -> Earlier:
+    """What there is to go on from. Raises RunDirectoryError."""
+    run, problems = directory.read_run(), list[RunDirectoryError]()
+    records = {each.trial: each for each in read_trials(directory, problems)}
+    damaged = directory.trial_numbers("result.json") - records.keys()
+    if 0 in damaged:
+        raise RunDirectoryError(f"the baseline's record cannot be read: {problems[0].message}", hint=_START_ANEW)
+    kept = {
+        number: each
+        for number, each in records.items()
+        if each.outcome is not Outcome.INTERRUPTED
+        and not any(damaged & {looks.candidate, looks.reference, looks.champion} for looks in each.looks[-1:])
+    }
+    if 0 in kept and kept[0].outcome is not Outcome.OK:
+        del kept[0]  # a baseline that failed is tried again
+    if 0 not in kept:
+        return Earlier(run=run, records={}, next_number=0)  # from the very beginning
+    return Earlier(
+        run=run,
+        records=kept,
+        next_number=max(directory.trial_numbers()) + 1,
+        damage=left_out(problems) if problems else "",
+        left_behind=_left_behind(directory),
+    )
+
+
+def _left_behind(directory: RunDirectory) -> tuple[str, ...]:
+    """What the list of a killed run names below the working directory, and is there."""
+    here = os.path.join(os.getcwd(), "")
+    listed = read_created(directory.path / CREATED)
+    return tuple(path for path in listed if os.path.normpath(path).startswith(here) and os.path.lexists(path))
+
+
+def resumption_notes(earlier: Earlier) -> Iterator[str]:
+    """Say what is taken from the run directory, what is not, and what stays."""
+    yield f"resumed: {plural(len(earlier.records), 'trial')} finished before"
+    args = earlier.options.args
+    if args and not masked_names(args):  # else they were just given
+        yield f"the script's arguments are the run's: {shlex.join(args)}"
+    if made := earlier.left_behind:
+        others = f" and {len(made) - 1} more" if made[1:] else ""
+        yield f"trials of the killed run may have made {made[0]}{others}: they stay, as you may have written them since"
+    if earlier.damage:
+        yield earlier.damage
+
+
+def note_resumption(directory: RunDirectory, earlier: Earlier) -> None:
+    """Write down that the run goes on now, so that the pause before is not taken for its time."""
+    now = Resumption(at=now_utc(), spent_seconds=earlier.spent_seconds)
+    directory.write_run(earlier.run.model_copy(update={"resumed": (*earlier.run.resumed, now)}))
+
+
+def refuse_another_machine(earlier: Earlier, machine: Machine) -> None:
+    """Refuse to mix figures of two machines. Raises RunDirectoryError."""
+    differences = earlier.run.machine.differences(machine)
+    if differences:
+        raise RunDirectoryError(
+            f"{earlier.run.run} was begun on another machine: {'; '.join(differences)}", hint=_START_ANEW
+        )
+
+
+def refuse_another_workload(earlier: Earlier, *, fingerprint: str) -> None:
+    """Refuse to mix figures of two workloads. Raises RunDirectoryError."""
+    run = earlier.run
+    if run.workload is not None and run.workload.fingerprint != fingerprint:
+        raise RunDirectoryError(
+            f"{run.run} cannot be resumed: the workload's file changed since it began", hint=_START_ANEW
+        )
+
+
+def refuse_another_question(
+    earlier: Earlier, *, baseline: Configuration, choices: Mapping[str, Sequence[KnobValue]]
+) -> None:
+    """Refuse to mix figures of two baselines or search spaces. Raises RunDirectoryError."""
+    run = earlier.run
+    changed = []
+    if run.baseline is not None and Configuration(run.baseline) != baseline:
+        changed.append("the baseline")
+    before = {} if run.search_space is None else run.search_space.choices
+    if before and {k: tuple(v) for k, v in before.items()} != {k: tuple(v) for k, v in choices.items()}:
+        changed.append("the search space")
+    if changed:
+        raise RunDirectoryError(
+            f"{run.run} cannot be resumed: {' and '.join(changed)} changed since it began", hint=_START_ANEW
+        )

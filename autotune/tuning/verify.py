@@ -1,0 +1,361 @@
+"""Does a recipe's claim hold here and now? A confirmation of one configuration, held against the claim."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Literal
+
+from autotune.data.credentials import mask_arguments, masked_names
+from autotune.data.errors import (
+    ArgumentError,
+    NoStableConfigurationError,
+    RecipeError,
+    TrialProcessError,
+    TuningInterruptedError,
+)
+from autotune.data.facts import Trains, WorkloadFacts
+from autotune.data.figures import Interval, LogInterval
+from autotune.data.options import MEMORY_MARGIN, MIN_GAIN, Options, seconds_of
+from autotune.data.printable import first_line
+from autotune.data.record import Outcome, Pairing, Phase, TrialRecord
+from autotune.data.run_directory import RunDirectory
+from autotune.machine.fingerprint import fingerprint, require_linux
+from autotune.machine.gpus import visible_gpus
+from autotune.machine.other_runs import announced, local_devices
+from autotune.recipe.recipe import Recipe
+from autotune.runtime.executor import TrialFailed
+from autotune.runtime.local import TrialProcesses
+from autotune.script.loading import refuse_while_loading
+from autotune.script.workload import Workload
+from autotune.space.configuration import Configuration
+from autotune.space.knobs import STRATEGY_KNOBS
+from autotune.stats.deciding import Finding, finding
+from autotune.stats.intervals import claim_interval, process_prior
+from autotune.tuning import costs
+from autotune.tuning.confirmation import BASELINE_FAILURES, Confirmation, FreshPairs, SlicePlan
+from autotune.tuning.events import Notice, Observer, silent
+from autotune.tuning.interruptions import interruptions_noted
+from autotune.tuning.opening import Invocation, Opened, limits_of, open_run, prepared, reference_to
+from autotune.tuning.rules import Limits, checks_of
+from autotune.tuning.side import Interrupted
+from autotune.tuning.trial import now_utc
+from autotune.tuning.waiting import CLOSING_SECONDS, TimeIsUp
+
+DEFAULT_BUDGET = "100s"
+FEWEST_PROCESSES, MOST_PROCESSES = 4, 16  # a side: fewer tell next to nothing, more are not measured
+LARGER = 2.0  # a budget that is advised where this one was too small: so many times as much
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What was found of a claim.
+
+    Args:
+        finding: Whether it holds.
+        claimed: The recipe's speed-up; None where it claims none.
+        measured: The speed-up here and now; None where no interval came about.
+        instances: Fresh pairs of processes that it rests on.
+        reason: Why, in one sentence.
+    """
+
+    finding: Finding
+    claimed: Interval | None
+    measured: Interval | None
+    instances: int
+    reason: str
+
+
+def verify(
+    recipe: Recipe | str | PathLike[str],
+    workload: Workload | str | PathLike[str],
+    *,
+    args: Sequence[str] | None = None,
+    budget: float | str = DEFAULT_BUDGET,
+    seed: int = 0,
+    isolation: Literal["template", "spawn"] = "template",
+    memory_margin: float = MEMORY_MARGIN,
+    observe: Observer = silent,
+) -> Verification:
+    """Measure a recipe against its baseline again, on this machine, and say whether its claim holds.
+
+    Args:
+        recipe: The recipe, or the path of one.
+        workload: What is trained, as for `autotune.tune`.
+        args: `sys.argv[1:]` of the workload's file; those it was tuned with when None.
+        budget: Wall-clock time for everything, in seconds or as text.
+        seed: Of the order in which slices are taken.
+        isolation: As for `autotune.tune`: `spawn` where the workload trains in fresh interpreters only.
+        memory_margin: As for `autotune.tune`: the share of memory that must stay free.
+        observe: Is told what happens.
+
+    Returns:
+        The finding. Nothing is written but to a temporary directory, which stays only where the finding's reason, or
+        an error, names a place in it.
+
+    Raises:
+        InputError: Recipe or workload cannot be used, or do not belong together.
+        NoStableConfigurationError: The baseline itself fails.
+        TuningInterruptedError: Interrupted before two fresh processes a side were measured.
+    """
+    began = time.monotonic()
+    refuse_while_loading()
+    require_linux()
+    loaded = recipe if isinstance(recipe, Recipe) else Recipe.load(Path(recipe))
+    script = loaded.workload.script
+    options = Options(
+        budget=seconds_of("budget", budget),
+        seed=seed,
+        isolation=isolation,
+        memory_margin=memory_margin,
+        objective=loaded.evidence.objective,
+        global_batch=loaded.baseline.get("global_batch"),  # type: ignore[arg-type]  # checked there
+        fit=script.fit if script is not None and script.trains is Trains.FIT else None,
+    )
+    if args is None and masked_names(loaded.workload.args):
+        raise ArgumentError(
+            "the recipe holds no credentials, and its script was given some",
+            hint=f"Give the script's arguments again: -- {shlex.join(loaded.workload.args)}",
+        )
+    reference = reference_to(workload, loaded.workload.args if args is None else args)
+    machine = fingerprint()
+    folder = Path(tempfile.mkdtemp(prefix="autotune-verify-")).resolve()
+    directory, told = RunDirectory(folder), ""
+    try:
+        directory.create()
+        with (
+            prepared(reference, directory, options) as reference,
+            announced(
+                directory.path,
+                local_devices([gpu.uuid for gpu in visible_gpus()]),
+                say=lambda text: observe(Notice(text=text)),
+            ),
+            TrialProcesses(
+                reference, logs=directory.log_directory, isolation=isolation, import_seconds=options.budget
+            ) as processes,
+        ):
+            invocation = Invocation(
+                executor=processes,
+                directory=directory,
+                machine=machine,
+                limits=limits_of(machine, memory_margin),
+                reference=reference,
+                options=options,
+                clock=lambda: time.monotonic() - began,
+                observe=observe,
+            )
+            by_object = isinstance(workload, Workload) and workload.name is None
+            verification = verify_with(invocation, loaded, found_by_object=by_object)
+        told = verification.reason
+        return verification
+    except (NoStableConfigurationError, TrialProcessError) as error:
+        told = str(error)
+        raise
+    finally:
+        directory.release()
+        if str(folder) not in told:  # else the user was told of a log in it
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool = False) -> Verification:
+    """The same on real or simulated trials."""
+    # A workload found by object has the name of the module where it was found first, which may have imported it.
+    observe = invocation.observe
+    for difference in recipe.machine.differences(invocation.machine):
+        observe(Notice(text=f"the recipe was measured on another machine: {difference}"))
+    with interruptions_noted(observe, "stopping with what was measured") as interruptions:
+
+        def check(facts: WorkloadFacts) -> None:
+            _compare_workloads(recipe, facts, invocation, may_be_imported=found_by_object)
+
+        opened = open_run(invocation, interruptions, check)
+        interruptions.answerable = True
+        run = opened.run
+        _refuse_another_baseline(recipe, run.baseline)
+        opened.seat.end_baseline()
+        if not recipe.changes:
+            return Verification(
+                finding=Finding.HOLDS,
+                claimed=None,
+                measured=None,
+                instances=0,
+                reason="the recipe is the baseline, so there is no claim to check",
+            )
+        confirmation, baseline_failure = _measured(recipe, opened, invocation.options.budget)
+        if run.interrupted() and len(confirmation.measured) < 2 and confirmation.failure is None:
+            raise TuningInterruptedError(
+                "interrupted before the claim was judged", hint="The same command begins anew."
+            )
+        now = _claim(confirmation, opened)
+        failed = _failed(confirmation, opened.limits)
+        if failed is not None:
+            place = run.directory.trial_directory(confirmation.trial.number)
+            found, reason = Finding.UNSTABLE, f"{failed} (see {place})"
+        elif baseline_failure and now is None:
+            place = run.directory.trial_directory(confirmation.reference.number)
+            found, reason = Finding.UNDECIDED, f"the baseline kept failing: {baseline_failure} (see {place})"
+        else:
+            found, reason = _judged(recipe, now, invocation.options.budget)
+            memory = confirmation.watch_memory(run).why_unclear
+            if found is Finding.HOLDS and memory:
+                reason = f"too little was seen to tell whether it leaks memory ({memory}); give a larger --budget"
+                found = Finding.UNDECIDED
+        return Verification(
+            finding=found,
+            claimed=recipe.evidence.speedup,
+            measured=None if now is None else now.ratio,
+            instances=len(confirmation.measured),
+            reason=reason,
+        )
+
+
+def _measured(recipe: Recipe, opened: Opened, budget: float) -> tuple[Confirmation, str]:
+    """As many fresh pairs as the time holds, whatever they show; and how the baseline kept failing, if it did."""
+    run, in_search = opened.run, _as_if_searched(recipe, opened)
+    records = [run.records[0], in_search]
+    confirmation = Confirmation(
+        reference=run.new_trial(Phase.CONFIRM, run.baseline),
+        trial=run.new_trial(Phase.CONFIRM, Configuration(recipe.configuration)),
+        champion=None,
+        in_search=in_search,
+    )
+    timeout = costs.trial_timeout(
+        budget, first_step=in_search.first_step_seconds or 1.0, ready=opened.warm.ready_seconds
+    )
+    pairs, failures, why = FreshPairs(run, opened.deadline, timeout=timeout), 0, ""
+    expected = costs.pair_seconds(records)
+    while (
+        len(confirmation.measured) < MOST_PROCESSES
+        and confirmation.failure is None
+        and failures < BASELINE_FAILURES
+        and budget - CLOSING_SECONDS - run.clock() >= expected
+    ):
+        try:
+            pairs.measure(confirmation, SlicePlan(seconds=costs.slices_seconds(records)), seat=opened.seat.name)
+            failures = 0
+        except TrialFailed as failure:
+            failures += 1
+            why = first_line(failure.reason) or str(failure.outcome)
+            run.observe(Notice(text=f"the baseline failed in a fresh process ({why}), which counts for nothing"))
+        except (TimeIsUp, Interrupted):
+            break
+        if confirmation.seconds:
+            expected = sum(confirmation.seconds) / len(confirmation.seconds)
+    if confirmation.reference.slices:
+        run.keep(confirmation.reference.record(Outcome.OK), announce=False)
+    now = _claim(confirmation, opened)  # over processes, not over all slices
+    run.keep(confirmation.record().model_copy(update={"speedup": now and now.ratio}))
+    return confirmation, why if failures == BASELINE_FAILURES else ""
+
+
+def _compare_workloads(recipe: Recipe, facts: WorkloadFacts, invocation: Invocation, *, may_be_imported: bool) -> None:
+    """A notice where the workload is not as it was. Raises RecipeError."""
+    made_for, reference = recipe.workload, invocation.reference
+    if reference.args or made_for.args:
+        given = mask_arguments(reference.args)
+        text = f"the file's arguments are {shlex.join(given) or 'none'}"
+        tuned = "as the recipe says" if given == made_for.args else shlex.join(made_for.args) or "none"
+        invocation.observe(Notice(text=f"{text}; it was tuned with {tuned}"))
+    if facts.fingerprint == made_for.fingerprint:
+        return
+    if facts.name == made_for.name:
+        changed = "not as it was when the recipe was made"
+    elif may_be_imported:
+        changed = f"{facts.name!r} by the module that it was found in, and the recipe is of {made_for.name!r}"
+    else:
+        raise RecipeError(
+            f"{reference} is {facts.name!r}, by name and by source another workload than the recipe's, which is "
+            f"{made_for.name!r}",
+            hint=f"Give the workload that the recipe was made for. Where this is the same training under another name, "
+            f"say Workload(name={made_for.name!r}).",
+        )
+    text = f"{reference}: {changed}; where the training itself has changed, run `autotune tune` again"
+    invocation.observe(Notice(text=text))
+
+
+def _refuse_another_baseline(recipe: Recipe, baseline: Configuration) -> None:
+    claimed_against = Configuration(recipe.baseline)
+    if "strategy" not in claimed_against:  # it was measured on one device, as it is here
+        baseline = Configuration({name: value for name, value in baseline.items() if name not in STRATEGY_KNOBS})
+    elif "strategy" not in baseline:
+        raise RecipeError(
+            "the recipe was measured where a trial has several devices, and here it has one",
+            hint="Verify it on a machine like that one, or tune again.",
+        )
+    if claimed_against != baseline:
+        raise RecipeError(
+            "the recipe's claim is against another baseline: "
+            f"{claimed_against.describe(baseline)} there, {baseline.describe(claimed_against)} here",
+            hint="Verify it with the workload that it was made for, or tune again.",
+        )
+
+
+def _as_if_searched(recipe: Recipe, opened: Opened) -> TrialRecord:
+    """What must be known beforehand: how long its processes take to start, and whether two fit."""
+    evidence, warm = recipe.evidence, opened.warm
+    longer = (evidence.compile_seconds or 0.0) - (evidence.baseline_compile_seconds or 0.0)
+    return TrialRecord(
+        trial=1,
+        phase=Phase.SEARCH,
+        configuration=dict(recipe.configuration),
+        outcome=Outcome.OK,
+        started_at=now_utc(),
+        seconds=0.0,
+        first_step_seconds=warm.first_step_seconds + max(0.0, longer),
+        warmup_seconds=warm.ready.warmup_seconds,
+        input_wait_fraction=evidence.input_wait_fraction,  # slices are as long as the claim's
+        pairing=None if evidence.confirmation.pairing is None else Pairing(evidence.confirmation.pairing),
+    )
+
+
+def _claim(confirmation: Confirmation, opened: Opened) -> LogInterval | None:
+    if len(confirmation.instances) < 2:
+        return None
+    apart = opened.run.executor.apart(confirmation.trial.configuration, opened.run.baseline)
+    processes = confirmation.instances
+    prior = process_prior([[values] for values in processes], rounds=min(map(len, processes)))
+    return claim_interval(processes, prior=prior, apart=apart)
+
+
+def _failed(confirmation: Confirmation, limits: Limits) -> str | None:
+    """What failed, or which rule it broke; None where the speed-up decides."""
+    failure = confirmation.failure
+    if failure is not None:
+        why = first_line(failure.reason)
+        return f"it failed ({failure.outcome})" + (f": {why}" if why else "")
+    if len(confirmation.measured) < 2:
+        return None
+    checks = checks_of(confirmation.record(), confirmation.reference.record(Outcome.OK), limits)
+    broken = [f"{each.name}: {each.detail}" for each in checks if not each.passed]
+    return f"it broke a rule: {'; '.join(broken)}" if broken else None
+
+
+def _judged(recipe: Recipe, now: LogInterval | None, budget: float) -> tuple[Finding, str]:
+    """What the speed-up says of the claim, and why."""
+    evidence = recipe.evidence
+    counts = min(evidence.min_gain, MIN_GAIN)  # of a gain that has to be large, no large part may be lost
+    more = f"give --budget {math.ceil(LARGER * budget / 10) * 10}s"
+    if now is None or not math.isfinite(now.half_width):
+        return Finding.UNDECIDED, f"the time held fewer than two fresh processes a side; {more}"
+    claim = evidence.speedup.log
+    found = finding(claim, now, min_gain=counts)
+    if found is Finding.HOLDS:
+        reason = "both are gains, and they agree within their intervals, or the gain here is larger"
+    elif found is Finding.WEAKER:
+        reason = "there is a gain over the baseline here, but clearly less than claimed"
+    elif found is Finding.GONE:
+        reason = "no gain over the baseline is shown here, and it is clearly less than claimed"
+    elif now.low > 0:
+        reason = f"it is faster than the baseline here, but by how much is too uncertain to check the claim; {more}"
+    elif claim.half_width > now.half_width:
+        reason = "no gain is shown here, but the claim's own interval is too wide to be refuted; tune again for longer"
+    else:
+        reason = f"no gain is shown here, but it is not clearly less than claimed either; {more}"
+    return found, reason

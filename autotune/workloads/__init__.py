@@ -1,1 +1,0 @@
-"""What is trained, and how it is loaded."""
