@@ -39,14 +39,12 @@ def interval(value, low, high):
     ],
 )
 def test_a_claim_agrees_where_chance_explains_the_difference(claimed, measured, agrees):
-    """The difference may be as large as the root of both half-widths' squares, either way."""
     compared = claims.Comparison(claim=interval(*claimed), long=interval(*measured))
     assert compared.agrees is agrees
 
 
 @pytest.mark.parametrize(("measured", "bare"), [(2.03, True), (2.2, False), (2.6, False)])
 def test_bare_standard_errors_allow_for_less_than_few_processes_do(measured, bare):
-    """Of two processes and two rounds: Student's t takes differences for chance that 1.96 standard errors do not."""
     claim = interval(2.0, 1.5, 2.0 / 1.5 * 2.0)
     long = dataclasses.replace(interval(measured, 0.75 * measured, measured / 0.75), count=2)
     compared = claims.Comparison(claim=claim, long=long, processes=(2, 1))
@@ -58,14 +56,12 @@ def test_bare_standard_errors_allow_for_less_than_few_processes_do(measured, bar
 
 
 def test_the_miss_is_the_same_both_ways():
-    """A claim of 2.2 for 2 misses by 10%, as one of 2 for 2.2 does."""
     low, high = interval(2.0, 1.9, 2.1), interval(2.2, 2.1, 2.3)
     assert claims.Comparison(claim=low, long=high).miss == pytest.approx(0.1)
     assert claims.Comparison(claim=high, long=low).miss == pytest.approx(0.1)
 
 
 def test_a_failed_workload_is_a_disagreement_and_one_without_a_claim_is_left_out():
-    """Of an agreeing one, a failed one and one that claims nothing, half of two agree."""
     same = interval(2.0, 1.9, 2.1)
     found = claims.figures(
         {
@@ -81,14 +77,12 @@ def test_a_failed_workload_is_a_disagreement_and_one_without_a_claim_is_left_out
 
 
 def test_the_median_miss_that_chance_gives():
-    """Half of normal errors stay below it: 0.67 standard errors of equal ones, between both of unequal ones."""
     assert claims.median_by_chance([0.04, 0.04]) == pytest.approx(math.expm1(0.6745 * 0.04), rel=1e-3)
     assert 0.6745 * 0.01 < math.log1p(claims.median_by_chance([0.01, 0.08])) < 0.6745 * 0.08
     assert claims.median_by_chance([]) is claims.median_by_chance([0.04, math.nan]) is None
 
 
 def test_a_differences_error_is_of_both_sides():
-    """Half-widths over Student's t of the processes and of the rounds; the finalists' correction is taken off."""
     claim = LogInterval(value=0.7, low=0.7 - 3.1824 * 0.03, high=0.7 + 3.1824 * 0.03, count=0)
     long = LogInterval(value=0.7, low=0.7 - 2.7764 * 0.04, high=0.7 + 2.7764 * 0.04, count=5)
     assert claims.Comparison(claim=claim, long=long).error is None
@@ -97,7 +91,6 @@ def test_a_differences_error_is_of_both_sides():
 
 
 def test_what_came_closest_is_tested_where_the_recipe_is_the_baseline(recipe):
-    """The baseline's ×1 claims nothing; a confirmed candidate does, and without one there is nothing to test."""
     tested, comparison = claims.claim_of(recipe)
     assert tested.configuration == recipe.configuration
     assert math.exp(comparison.claim.value) == pytest.approx(recipe.evidence.speedup.value)
@@ -148,7 +141,6 @@ def train_with(tmp_path, monkeypatch):
 
 
 def test_trainings_take_turns_in_abba_order(recipe, train_with, tmp_path):
-    """Steady drift cancels out, and rounds begin in turn; a rate is of all turns, examples over seconds."""
     changed = recipe.model_copy(update={"configuration": {**recipe.baseline, "batch_size": 24}})
     changed = changed.model_copy(update={"baseline": {**recipe.baseline, "batch_size": 8}})
     rounds = train_with(TRAINING, changed)
@@ -165,20 +157,17 @@ def test_trainings_take_turns_in_abba_order(recipe, train_with, tmp_path):
     ],
 )
 def test_a_training_that_ends_early_says_its_last_words(recipe, train_with, program, reason):
-    """While importing, before its turn or in it: the workload's remark says why, and nothing waits for it."""
     with pytest.raises(claims.Failed, match=reason):
         train_with(program, recipe)
 
 
 def test_a_training_that_says_nothing_any_more_is_given_up(recipe, train_with, monkeypatch):
-    """A hang is no exit code."""
     monkeypatch.setattr(claims, "PATIENCE_SECONDS", 0.2)
     with pytest.raises(claims.Failed, match=r"said nothing for 0\.2 s"):
         train_with("import signal; signal.pause()", recipe)
 
 
 def test_an_example_without_tuning_is_the_example_otherwise(tmp_path, monkeypatch):
-    """Its baseline has what it had, and no tuning of tf.data; what it trains is the example's own."""
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples" / "train.py").write_text(
         "import autotune\n"
@@ -195,6 +184,5 @@ def test_an_example_without_tuning_is_the_example_otherwise(tmp_path, monkeypatc
 
 
 def test_a_tuning_that_fails_says_its_last_words():
-    """They become the workload's remark; the other workloads go on."""
     with pytest.raises(claims.Failed, match=r"exit code 1: .*no workload here"):
         claims.run(["-c", "raise SystemExit('no workload here')"])

@@ -154,7 +154,6 @@ def recipes(tmp_path_factory):
 @settings(max_examples=1000)
 @given(data=st.data())
 def test_a_damaged_recipe_is_read_or_refused(recipes, data):
-    """What is read is a recipe by its schema, and applying it sets one variable at most, to 0 or 1."""
     content = data.draw(st.sampled_from(recipes).flatmap(damaged) | BYTES)
     recipe = read(lambda: Recipe.parse(content, source=NAME))
     if recipe is None:
@@ -176,7 +175,6 @@ def test_a_damaged_recipe_is_read_or_refused(recipes, data):
 )
 @example(text=SPACES[0], device=Device.CPU, cores=2, examples=1437)
 def test_a_damaged_search_space_is_read_or_refused(text, device, cores, examples):
-    """What is read gives each knob a handful of values on any machine, or says why it does not."""
     space = read(lambda: SearchSpace.parse(text, source=NAME))
     if space is None:
         assert text not in SPACES
@@ -200,7 +198,6 @@ LINKS = ["run.json", "..", "/dev/zero", "/dev/null", "missing", "loop", "/proc/s
 )
 @example(odd={}, changed={})
 def test_a_damaged_run_directory_is_read_or_refused(odd, changed):
-    """Whatever lies where: records come back as they were, and the table has a line for each trial."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, NAME)
         for name, kind in odd.items():

@@ -77,40 +77,33 @@ def refusal(function, *arguments):
 
 
 def test_a_file_is_looked_up_from_the_current_directory(directory):
-    """The reference has the absolute path, and the file's directory as its search path."""
     file = write(directory / "jobs" / "train.py", "workload = 1")
     assert parse_reference("jobs/train.py") == reference_to(file)
 
 
 def test_a_name_follows_the_colon(directory):
-    """Another variable of the file is chosen by name."""
     file = write(directory / "train.py", "small = large = 1")
     assert parse_reference("train.py:large") == reference_to(file, "large")
 
 
 def test_a_link_is_followed_to_the_file(directory):
-    """The workload's neighbours are those of the file, not those of the link."""
     file = write(directory / "jobs" / "train.py", "workload = 1")
     (directory / "link.py").symlink_to(file)
     assert parse_reference("link.py") == reference_to(file)
 
 
 def test_a_missing_file_is_answered_with_where_it_was_looked_for(directory):
-    """The error names the path as written and the current directory."""
     error = refusal(parse_reference, "jobs/none.py")
     assert error.message == "jobs/none.py: no such file or directory"
     assert str(directory) in error.hint
 
 
 def test_a_directory_called_like_a_file_is_refused(directory):
-    """The operating system's reason is given."""
     (directory / "train.py").mkdir()
     assert refusal(parse_reference, "train.py").message == "train.py: is a directory"
 
 
 def test_a_file_that_may_not_be_read_says_so(directory, monkeypatch):
-    """A refused permission is not taken for a missing file."""
-
     def refuse(*arguments):
         raise PermissionError(13, "Permission denied")
 
@@ -122,7 +115,6 @@ def test_a_file_that_may_not_be_read_says_so(directory, monkeypatch):
     "text", ["train.py:", "train.py:a-b", "train.py:1", "pkg:a:b", "C:/train.py", "pkg:" + "x" * 256]
 )
 def test_what_follows_the_colon_must_be_a_name(text):
-    """The error shows the part that is none, and the two ways to write a reference."""
     error = refusal(parse_reference, text)
     assert error.message == f"{text!r}: {text.partition(':')[2]!r} is not a name"
     assert "path/to/file.py:name" in error.hint
@@ -137,7 +129,6 @@ def test_what_follows_the_colon_must_be_a_name(text):
     ],
 )
 def test_a_dotted_name_is_a_module(directory, text, module, name):
-    """Modules are looked up from the current directory, by importing them; nothing is imported before."""
     write(directory / "package" / "__init__.py", "raise RuntimeError('was run')")
     assert parse_reference(text) == WorkloadReference(module=module, name=name, search_path=(str(directory),))
 
@@ -145,7 +136,6 @@ def test_a_dotted_name_is_a_module(directory, text, module, name):
 @pytest.mark.parametrize("name", ["keras", "tensorflow", "numpy", "pandas"])
 @pytest.mark.parametrize("text", ["jobs/{name}.py", "jobs/train.py", "jobs/train.py:small"])
 def test_a_file_that_hides_a_module_from_tensorflow_is_refused(directory, text, name):
-    """The workload's directory comes first on the search path, whatever the workload's own file is called."""
     write(directory / "jobs" / f"{name}.py", "workload = 1")
     write(directory / "jobs" / "train.py", "workload = 1")
     error = refusal(parse_reference, text.format(name=name))
@@ -154,7 +144,6 @@ def test_a_file_that_hides_a_module_from_tensorflow_is_refused(directory, text, 
 
 
 def test_a_package_that_hides_one_from_tensorflow_is_refused(directory):
-    """The current directory comes first for modules."""
     write(directory / "keras" / "__init__.py", "")
     assert refusal(parse_reference, "keras.train").message.startswith("keras: hides the module 'keras'")
     assert refusal(parse_reference, "jobs.train").message.startswith("keras: hides the module 'keras'")
@@ -164,7 +153,6 @@ def test_a_package_that_hides_one_from_tensorflow_is_refused(directory):
     "name", ["train", "model", "optuna", "profile", "random", "digits", "jobs/random/train", "keras/data"]
 )
 def test_a_file_that_hides_nothing_from_tensorflow_is_fine(directory, name):
-    """Whether a module of the library is missed, only an import shows. Directories need an `__init__.py`."""
     write(directory / f"{name}.py", "workload = 1")
     assert parse_reference(f"{name}.py").name == "workload"
     write(directory / "train.py", "workload = 1")
@@ -172,7 +160,6 @@ def test_a_file_that_hides_nothing_from_tensorflow_is_fine(directory, name):
 
 
 def test_an_import_that_fails_beside_a_hidden_library_module_names_the_file(directory):
-    """What is missing is not the workload's fault: a file of the same name came first."""
     write(directory / "jobs" / "this.py", "")
     write(directory / "jobs" / "train.py", "import this\nthis.s")
     try:
@@ -186,7 +173,6 @@ def test_an_import_that_fails_beside_a_hidden_library_module_names_the_file(dire
     "text", ["jobs", "jobs/", "notes", ".", "..", "", ":name", "a-b", "jobs/train", "a..b", "x" * 256]
 )
 def test_what_is_neither_a_python_file_nor_a_module_is_refused(directory, text):
-    """Directories, other files, empty text and what cannot be a module's name."""
     (directory / "jobs").mkdir()
     write(directory / "notes", "")
     error = refusal(parse_reference, text)
@@ -201,7 +187,6 @@ def test_what_is_neither_a_python_file_nor_a_module_is_refused(directory, text):
 @example(text="\0.py")
 @example(text="\udcff.py")
 def test_whatever_is_written_is_a_reference_or_a_workload_error(text):
-    """No text raises anything else."""
     with contextlib.suppress(WorkloadError):
         assert isinstance(parse_reference(text), WorkloadReference)
 
@@ -210,7 +195,6 @@ def test_whatever_is_written_is_a_reference_or_a_workload_error(text):
 
 
 def test_a_modules_variable_is_found_by_module_and_name(monkeypatch):
-    """Another process imports the same module, with the same search path."""
     workload = a_workload()
     module = ModuleType("jobs.train")
     module.small = workload
@@ -223,14 +207,12 @@ def test_a_modules_variable_is_found_by_module_and_name(monkeypatch):
 
 
 def test_a_local_variable_is_refused_with_where_to_put_it():
-    """A workload that no module holds cannot be loaded by another process."""
     error = refusal(reference_of, a_workload())
     assert "not a variable at the top level of a module" in error.message
     assert "outside of any function" in error.hint
 
 
 def test_an_equal_workload_is_not_the_workload(monkeypatch):
-    """Only the very object is looked for."""
     module = ModuleType("jobs.train")
     module.workload = a_workload()
     monkeypatch.setitem(sys.modules, "jobs.train", module)
@@ -238,7 +220,6 @@ def test_an_equal_workload_is_not_the_workload(monkeypatch):
 
 
 def test_what_is_no_module_among_the_modules_is_passed_over(monkeypatch):
-    """Packages put stand-ins into `sys.modules`; they hold no workload."""
     workload = a_workload()
     module = ModuleType("the_right_one")
     module.workload = workload
@@ -257,7 +238,6 @@ def as_main(monkeypatch, workload, **attributes):
 
 
 def test_a_programs_variable_is_found_by_its_file(directory, monkeypatch):
-    """`python train.py`: the file is loaded again, under another name."""
     file = write(directory / "train.py", GOOD)
     workload = a_workload()
     as_main(monkeypatch, workload, __file__="train.py")
@@ -267,7 +247,6 @@ def test_a_programs_variable_is_found_by_its_file(directory, monkeypatch):
 
 @pytest.mark.parametrize("name", ["jobs.train", "jobs.__main__"])
 def test_a_program_run_as_a_module_is_found_as_that_module(monkeypatch, name):
-    """`python -m jobs.train`, and `python -m jobs`, which runs the package's `__main__`."""
     workload = a_workload()
     as_main(monkeypatch, workload, __spec__=importlib.machinery.ModuleSpec(name, None))
     reference = reference_of(workload)
@@ -276,7 +255,6 @@ def test_a_program_run_as_a_module_is_found_as_that_module(monkeypatch, name):
 
 @pytest.mark.parametrize("attributes", [{}, {"__file__": "<stdin>"}])
 def test_a_workload_imported_into_a_session_is_found_in_its_module(monkeypatch, attributes):
-    """In a notebook, `from train import workload`: the module can be loaded again, the session cannot."""
     workload = a_workload()
     as_main(monkeypatch, workload, **attributes)
     module = ModuleType("train")
@@ -287,7 +265,6 @@ def test_a_workload_imported_into_a_session_is_found_in_its_module(monkeypatch, 
 
 
 def test_a_program_with_a_file_comes_before_what_it_imported(directory, monkeypatch):
-    """`python run.py` that imports its workload is loaded again as that file."""
     file = write(directory / "run.py", GOOD)
     workload = a_workload()
     as_main(monkeypatch, workload, __file__="run.py")
@@ -299,7 +276,6 @@ def test_a_program_with_a_file_comes_before_what_it_imported(directory, monkeypa
 
 @pytest.mark.parametrize("attributes", [{}, {"__file__": "<stdin>"}])
 def test_a_workload_typed_into_a_session_is_refused(monkeypatch, attributes):
-    """There is no file that another process could load."""
     workload = a_workload()
     as_main(monkeypatch, workload, **attributes)
     monkeypatch.setitem(sys.modules, "__mp_main__", sys.modules["__main__"])  # as some packages call it, too
@@ -312,14 +288,12 @@ def test_a_workload_typed_into_a_session_is_refused(monkeypatch, attributes):
 
 
 def test_a_workload_is_loaded_from_a_file(tmp_path):
-    """The variable's value comes back."""
     loaded = load(reference_to(write(tmp_path / "train.py", GOOD)))
     assert isinstance(loaded, Workload)
     assert loaded.batch_size == 32
 
 
 def test_a_file_finds_its_neighbours(tmp_path):
-    """Modules beside the file can be imported by it, and its `__main__` block stays asleep."""
     write(tmp_path / "sizes_for_this_test.py", "BATCH = 48")
     source = GOOD.replace("32", "BATCH") + "if __name__ == '__main__':\n    raise SystemExit('run')\n"
     file = write(tmp_path / "train.py", "from sizes_for_this_test import BATCH\n" + source)
@@ -327,13 +301,11 @@ def test_a_file_finds_its_neighbours(tmp_path):
 
 
 def test_a_file_finds_itself_while_it_is_loaded(tmp_path):
-    """Code that looks its own module up, as decorators do, finds it."""
     file = write(tmp_path / "train.py", GOOD + "import sys\nassert sys.modules[__name__].workload is workload\n")
     assert load(reference_to(file)).batch_size == 32
 
 
 def test_a_workload_is_loaded_from_a_module(tmp_path):
-    """Found by way of the reference's search path."""
     write(tmp_path / "package_for_this_test" / "__init__.py", "")
     write(tmp_path / "package_for_this_test" / "jobs.py", GOOD)
     reference = WorkloadReference(module="package_for_this_test.jobs", search_path=(str(tmp_path),))
@@ -341,7 +313,6 @@ def test_a_workload_is_loaded_from_a_module(tmp_path):
 
 
 def test_the_search_path_comes_first_in_its_own_order(tmp_path):
-    """Directories are put in front, and none twice."""
     file = write(tmp_path / "train.py", GOOD)
     known = sys.path[0]
     before = sys.path.count(known)
@@ -359,7 +330,6 @@ def test_the_search_path_comes_first_in_its_own_order(tmp_path):
     ],
 )
 def test_a_module_that_is_not_there_is_named(tmp_path, module, missing):
-    """The error says which part is missing, and where it was looked for; there is no traceback to show."""
     write(tmp_path / "package_for_this_test" / "__init__.py", "")
     error = refusal(load, WorkloadReference(module=module, search_path=(str(tmp_path),)))
     assert error.message == f"no module {module!r}"
@@ -369,7 +339,6 @@ def test_a_module_that_is_not_there_is_named(tmp_path, module, missing):
 
 @pytest.mark.parametrize("source", ["import sys\nworkload = = 1\n", "# coding: klingon\n", "(" * 300])
 def test_a_syntax_error_is_answered_with_its_place(tmp_path, source):
-    """Python's own account of it says where it is, and the file is not run."""
     file = write(tmp_path / "train.py", source)
     error = refusal(load, reference_to(file))
     assert error.message.startswith(f"importing {file} raised SyntaxError: ")
@@ -378,7 +347,6 @@ def test_a_syntax_error_is_answered_with_its_place(tmp_path, source):
 
 
 def test_a_relative_import_is_answered_with_the_modules_name(tmp_path):
-    """Loaded by its path the file has no package."""
     file = write(tmp_path / "pkg" / "train.py", "from .net import x\n" + GOOD)
     error = refusal(load, reference_to(file))
     assert "attempted relative import" in error.message
@@ -387,7 +355,6 @@ def test_a_relative_import_is_answered_with_the_modules_name(tmp_path):
 
 @pytest.mark.parametrize(("module", "name"), [("tensorflow", "TensorFlow"), ("keras", "Keras")])
 def test_a_missing_tensorflow_is_said_with_how_to_install_it(tmp_path, monkeypatch, module, name):
-    """Before the file is run, which would fail with a traceback, or train on another backend."""
     monkeypatch.setitem(sys.modules, module, None)
     error = refusal(load, reference_to(write(tmp_path / "train.py", "raise RuntimeError('was run')")))
     assert error.message == f"{name} is not installed in {sys.prefix}"
@@ -396,7 +363,6 @@ def test_a_missing_tensorflow_is_said_with_how_to_install_it(tmp_path, monkeypat
 
 
 def test_a_run_without_tensorflow_ends_with_that_sentence_and_leaves_nothing(directory, monkeypatch):
-    """`autotune tune` in an environment without TensorFlow."""
     hidden = write(directory / "hidden" / "sitecustomize.py", "import sys\nsys.modules['tensorflow'] = None\n")
     monkeypatch.setenv("PYTHONPATH", str(hidden.parent))
     write(directory / "train.py", "import tensorflow\n" + GOOD)
@@ -407,7 +373,6 @@ def test_a_run_without_tensorflow_ends_with_that_sentence_and_leaves_nothing(dir
 
 @pytest.mark.parametrize("as_module", [False, True])
 def test_a_module_that_the_users_file_misses_is_the_files_error(tmp_path, as_module):
-    """It is not the workload's module that is missing, and the traceback shows the line."""
     file = write(tmp_path / "job_for_this_test.py", "import nowhere_to_be_found\n" + GOOD)
     reference = (
         WorkloadReference(module="job_for_this_test", search_path=(str(tmp_path),)) if as_module else reference_to(file)
@@ -418,14 +383,12 @@ def test_a_module_that_the_users_file_misses_is_the_files_error(tmp_path, as_mod
 
 
 def test_a_missing_module_without_a_name_is_the_files_error(tmp_path):
-    """Packages raise it by hand, too."""
     file = write(tmp_path / "train.py", "raise ModuleNotFoundError('install the extra')")
     error = refusal(load, reference_to(file))
     assert error.message == f"importing {file} raised ModuleNotFoundError: install the extra"
 
 
 def test_a_file_that_raises_is_answered_with_the_users_own_frames(tmp_path):
-    """Message, file, line and source are shown; the frames of the import system are not."""
     file = write(tmp_path / "train.py", "def read():\n    return {}['path']\n\nread()\n")
     error = refusal(load, reference_to(file))
     assert error.message == f"importing {file} raised KeyError: 'path'"
@@ -443,13 +406,11 @@ def test_a_file_that_raises_is_answered_with_the_users_own_frames(tmp_path):
 
 @pytest.mark.parametrize("statement", ["raise SystemExit(3)", "raise KeyboardInterrupt", "import sys; sys.exit()"])
 def test_a_file_that_ends_the_process_is_an_error_too(tmp_path, statement):
-    """Importing must not end the template."""
     error = refusal(load, reference_to(write(tmp_path / "train.py", statement)))
     assert " raised " in error.message
 
 
 def test_a_missing_variable_is_answered_with_the_nearest(tmp_path):
-    """A public name of the file is offered, and what to write is shown."""
     file = write(tmp_path / "train.py", "_workload = 1\nglobals()['workloads'] = 1")
     error = refusal(load, reference_to(file))
     assert error.message == f"{file}: no 'workload' in it"
@@ -458,7 +419,6 @@ def test_a_missing_variable_is_answered_with_the_nearest(tmp_path):
 
 
 def test_what_a_module_misses_is_said_of_the_module(tmp_path):
-    """A workload looked up by module is named by module in the error."""
     write(tmp_path / "job_for_this_test.py", "")
     reference = WorkloadReference(module="job_for_this_test", search_path=(str(tmp_path),))
     assert refusal(load, reference).message == "job_for_this_test: no 'workload' in it"
@@ -468,7 +428,6 @@ def test_what_a_module_misses_is_said_of_the_module(tmp_path):
 
 
 def test_a_variable_of_another_type_is_refused(tmp_path):
-    """The error says what it is and what was expected."""
     file = write(tmp_path / "train.py", "workload = {'batch_size': 32}")
     error = refusal(load, reference_to(file))
     assert error.message == f"{file}:workload: is a dict, expected an autotune.Workload"
@@ -476,13 +435,11 @@ def test_a_variable_of_another_type_is_refused(tmp_path):
 
 
 def test_a_wrong_argument_in_the_users_file_keeps_its_own_message(tmp_path):
-    """The workload's own error passes through as it is."""
     file = write(tmp_path / "train.py", GOOD.replace("batch_size=32", "batch_size=0"))
     assert refusal(load, reference_to(file)).message == "Workload(batch_size=…): batch_size cannot be 0"
 
 
 def test_a_file_that_starts_a_tuner_by_being_imported_is_refused(tmp_path):
-    """The error says where to put the call; afterwards tuners can be started again."""
     source = GOOD + "from autotune.script.loading import refuse_while_loading\nrefuse_while_loading()\n"
     error = refusal(load, reference_to(write(tmp_path / "train.py", source)))
     assert "calls autotune.tune() while it is being imported" in error.message
@@ -492,7 +449,6 @@ def test_a_file_that_starts_a_tuner_by_being_imported_is_refused(tmp_path):
 
 @pytest.mark.parametrize("source", [GOOD, "raise ValueError"])
 def test_a_tuner_may_start_once_loading_is_over(tmp_path, source):
-    """Whether the file could be loaded or not, and while nothing is loaded."""
     refuse_while_loading()
     try:
         load(reference_to(write(tmp_path / "train.py", source)))
@@ -513,7 +469,6 @@ def raised_by(tmp_path, source):
 
 
 def test_only_the_users_frames_are_shown(tmp_path):
-    """Frames of the standard library, of installed packages and of autotune are left out; the user's stay."""
     source = (
         "import json\n"
         "from pydantic import TypeAdapter, PlainValidator\n"
@@ -541,7 +496,6 @@ def test_only_the_users_frames_are_shown(tmp_path):
 
 
 def test_an_error_from_a_library_shows_the_users_line_that_called_it(tmp_path):
-    """The last frame is the user's call, not the library's insides."""
     shown = users_traceback(raised_by(tmp_path, "import json\njson.loads('{')\n"))
     assert "line 2, in <module>\n    json.loads('{')" in shown
     assert "decoder.py" not in shown
@@ -549,7 +503,6 @@ def test_an_error_from_a_library_shows_the_users_line_that_called_it(tmp_path):
 
 
 def test_an_error_without_any_frame_of_the_users_is_one_line():
-    """No empty traceback is shown."""
     assert users_traceback(ValueError("no frames")) == "ValueError: no frames"
 
 
@@ -557,7 +510,6 @@ def test_an_error_without_any_frame_of_the_users_is_one_line():
 
 
 def test_the_facts_are_what_the_tuner_needs_to_know(tmp_path):
-    """Batch size, baseline, and what dataset and validation look like."""
     file = write(tmp_path / "train.py", GOOD)
     workload = a_workload(
         baseline={"prefetch": 2}, dataset=lambda config: None, validation=nothing, batched=True, drop_remainder=True
@@ -581,13 +533,11 @@ def test_the_facts_are_what_the_tuner_needs_to_know(tmp_path):
     ],
 )
 def test_a_workload_is_called_by_its_own_name_its_variable_or_its_file(tmp_path, file, variable, own, expected):
-    """The usual variable's name says nothing, nor do the names of a package's own files."""
     path = write(tmp_path / file, GOOD)
     assert facts_of(a_workload(name=own), reference_to(path, variable)).name == expected
 
 
 def test_a_module_without_a_file_gives_its_name(monkeypatch):
-    """A module that was made up in memory has no source to fingerprint, and is called by its own name."""
     monkeypatch.setitem(sys.modules, "made_up", ModuleType("made_up"))
     facts = facts_of(a_workload(), WorkloadReference(module="made_up"))
     assert facts.name == "made_up"
@@ -595,7 +545,6 @@ def test_a_module_without_a_file_gives_its_name(monkeypatch):
 
 
 def test_a_modules_workload_has_the_modules_file(tmp_path):
-    """Name and fingerprint are the same however the file was found."""
     file = write(tmp_path / "job_for_this_test.py", GOOD)
     reference = WorkloadReference(module="job_for_this_test", search_path=(str(tmp_path),))
     workload = load(reference)
@@ -603,7 +552,6 @@ def test_a_modules_workload_has_the_modules_file(tmp_path):
 
 
 def test_the_fingerprint_follows_source_and_name(tmp_path):
-    """The same source and name give the same fingerprint; another of either gives another."""
     one = write(tmp_path / "a" / "train.py", GOOD)
     same = write(tmp_path / "b" / "train.py", GOOD)
     other = write(tmp_path / "c" / "train.py", GOOD + "# changed\n")
@@ -630,7 +578,6 @@ def with_args(path, *args):
 
 @pytest.mark.parametrize("as_module", [False, True])
 def test_a_file_sees_its_own_arguments(tmp_path, as_module):
-    """`parse_known_args()` at the top level reads the user's, not those of the process that loads it."""
     source = PARSES + "ARGS, _ = parser.parse_known_args()\n" + GOOD.replace("32", "ARGS.batch")
     reference = with_args(write(tmp_path / "job_for_this_test.py", source), "--batch", "48")
     if as_module:
@@ -639,13 +586,11 @@ def test_a_file_sees_its_own_arguments(tmp_path, as_module):
 
 
 def test_the_first_argument_is_the_file(tmp_path):
-    """As in `python train.py`."""
     file = write(tmp_path / "train.py", GOOD + "import sys\nassert sys.argv == [__file__], sys.argv\n")
     load(reference_to(file))
 
 
 def test_arguments_that_a_file_refuses_are_answered_with_how_to_give_them(tmp_path):
-    """The line that ended the process is named, and where a file's arguments go."""
     file = write(tmp_path / "train.py", PARSES + "parser.parse_args()\n" + GOOD)
     error = refusal(load, with_args(file, "--wdith", "3"))
     assert error.message == f"importing {file} raised SystemExit: 2 in {file}, line 5"
@@ -662,7 +607,6 @@ def test_arguments_that_a_file_refuses_are_answered_with_how_to_give_them(tmp_pa
     ],
 )
 def test_arguments_that_no_process_can_be_given_are_refused(directory, args, words):
-    """Before anything is written."""
     write(directory / "train.py", GOOD)
     with pytest.raises(ArgumentError, match=words):
         tune("train.py", args=args)
@@ -671,7 +615,6 @@ def test_arguments_that_no_process_can_be_given_are_refused(directory, args, wor
 
 @pytest.mark.parametrize(("attributes", "expected"), [({"__file__": "train.py"}, ("--width", "9")), ({}, ())])
 def test_a_programs_workload_has_its_arguments(directory, monkeypatch, attributes, expected):
-    """`python train.py --width 9` that tunes its own workload; a notebook's are the kernel's."""
     write(directory / "train.py", GOOD)
     module, workload = ModuleType("jobs_for_this_test"), a_workload()
     module.workload = workload

@@ -33,7 +33,6 @@ TABLE = bytearray(1 << 30)
 
 @pytest.mark.parametrize(("source", "said"), [(RAISES, "MemoryError"), (ABORTS, "SIGABRT"), (IS_KILLED, "SIGKILL")])
 def test_an_import_without_memory_is_told_as_such(tmp_path, cgroup, source, said):
-    """By an exception, by the C++ library, by the kernel: one sentence that names memory, its limit and what to do."""
     if source is IS_KILLED and cgroup is None:
         pytest.skip("no control group can be made here")
     (tmp_path / "train.py").write_text(source)
@@ -49,7 +48,6 @@ def test_an_import_without_memory_is_told_as_such(tmp_path, cgroup, source, said
 
 
 def test_a_limit_below_what_tensorflow_needs_leaves_with_3(tmp_path):
-    """`ulimit -v`: TensorFlow itself cannot be loaded, which is no fault of the installation."""
     (tmp_path / "train.py").write_text("import autotune, tensorflow")
     tune = f"ulimit -v 600000; exec {sys.executable} -m autotune tune train.py --out run"
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}

@@ -41,7 +41,6 @@ from autotune.runtime.template_process import IMPORT_SECONDS
     ],
 )
 def test_an_unusable_workload_is_an_input_error(build, case, words, hint):
-    """The sentence names what was found and what was expected, and the hint says what to do."""
     failed = build(case).failed
     assert words in failed.reason
     assert hint in failed.hint
@@ -50,7 +49,6 @@ def test_an_unusable_workload_is_an_input_error(build, case, words, hint):
 
 
 def test_an_input_of_another_shape_is_told_in_keras_words(build):
-    """The reason says what was expected and what was found."""
     failed = build("ill_fitting").failed
     assert failed.outcome is Outcome.ERROR
     assert "to have value 4" in failed.reason
@@ -60,7 +58,6 @@ def test_an_input_of_another_shape_is_told_in_keras_words(build):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["one_pass", "one_pass_ever"])
 def test_data_that_is_gone_after_one_pass_is_an_input_error(launch, case):
-    """Whether it is made when the file is imported or by each call of dataset(): only a second epoch shows it."""
     failure = launch(case).failure()
     assert "exhausted by its first pass" in failure.reason
     assert "starts afresh each epoch" in failure.hint
@@ -69,7 +66,6 @@ def test_data_that_is_gone_after_one_pass_is_an_input_error(launch, case):
 
 @pytest.mark.slow
 def test_validation_that_never_ends_is_an_input_error(launch):
-    """Its dataset does not say so, and short epochs are timed with their validation."""
     failure = launch("validated_by_what_never_ends").failure()
     assert "validation(): the validation has unknown length and has not ended after" in failure.reason
     assert "dataset.take(N)" in failure.hint
@@ -77,7 +73,6 @@ def test_validation_that_never_ends_is_an_input_error(launch):
 
 
 def test_a_batch_size_that_is_ignored_is_found_in_every_trial(build):
-    """The baseline's size may be the hard-coded one: a candidate's is looked at as well, or it would look faster."""
     known = Data(examples=100, endless=False)
     assert build("wrong_batches", 10, data=known).failed is None
     failed = build("wrong_batches", 20, data=known).failed
@@ -86,7 +81,6 @@ def test_a_batch_size_that_is_ignored_is_found_in_every_trial(build):
 
 @pytest.mark.slow
 def test_a_precision_that_no_layer_takes_is_refused(launch):
-    """Every layer names its own dtype: the trial would be the baseline under another name."""
     reason = launch("stubborn", precision="mixed_bfloat16").failure().reason
     assert reason == "precision=mixed_bfloat16 does not act: no layer of the model computes in bfloat16"
 
@@ -96,7 +90,6 @@ def test_a_precision_that_no_layer_takes_is_refused(launch):
     ("case", "policy"), [("policy_within", "mixed_bfloat16"), ("policy_with_the_data", "mixed_float16")]
 )
 def test_a_policy_that_the_workloads_functions_set_is_refused(launch, case, policy):
-    """The baseline would be called float32, and compute in something else."""
     failure = launch(case).failure()
     assert failure.reason == (
         f"a function of the workload sets precision to '{policy}', which is a knob: this trial's is 'float32'"
@@ -109,7 +102,6 @@ def test_a_policy_that_the_workloads_functions_set_is_refused(launch, case, poli
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["policy_for_a_while", "half_precise"])
 def test_float32_that_no_layer_computes_in_is_refused(launch, case):
-    """What layers compute in once they are built is what counts, and not the policy before or after."""
     failure = launch(case).failure()
     assert failure.reason == "precision=float32 does not act: no layer of the model computes in float32"
     assert failure.input_error
@@ -117,18 +109,15 @@ def test_float32_that_no_layer_computes_in_is_refused(launch, case):
 
 
 def test_fewer_examples_than_one_batch_with_drop_remainder(build):
-    """Where dropping the last batch leaves none, that is said."""
     assert "smaller than one batch with drop_remainder" in build("dropping", 128).failed.reason
 
 
 def test_validation_beside_training_data_without_an_end_is_never_run(build):
-    """It may be endless, too."""
     assert build("endless_validated_for_ever").failed is None
 
 
 @pytest.mark.parametrize("part", ["model", "dataset", "compile"])
 def test_an_exception_in_the_users_code_shows_their_frames(build, part):
-    """The detail is a traceback of their file alone: none of autotune's, Keras's or Python's frames."""
     failed = build(f"{part}_raises").failed
     assert failed.reason == f"the workload's {part}() raised KeyError: 'missing column'"
     assert failed.input_error
@@ -151,7 +140,6 @@ workload = autotune.Workload(model=nothing, dataset=nothing, compile=nothing, ba
 
 @pytest.mark.slow
 def test_an_exception_at_import_shows_the_users_frames(processes_of):
-    """Their line, none of the import machinery's."""
     source = USABLE + "\ndef load_table():\n    return {}['labels']\n\nTABLE = load_table()\n"
     with pytest.raises(WorkloadError, match=r"importing .*train\.py raised KeyError: 'labels'") as caught:
         processes_of(source).open()
@@ -162,7 +150,6 @@ def test_an_exception_at_import_shows_the_users_frames(processes_of):
 
 @pytest.mark.slow
 def test_keras_on_another_backend_is_refused(processes_of):
-    """A trial's steps are TensorFlow's: the sentence says what was found, and what to set."""
     source = 'import os\nos.environ["KERAS_BACKEND"] = "numpy"\n' + USABLE
     with pytest.raises(WorkloadError, match=r"Keras uses the backend numpy") as caught:
         processes_of(source).open()
@@ -184,7 +171,6 @@ workload = autotune.Workload(model=broken, dataset=broken, compile=broken, batch
 
 @pytest.mark.slow
 def test_in_a_fresh_interpreter_the_frames_are_the_users_too(processes_of, tmp_path):
-    """Isolation by spawning changes nothing about what is said."""
     processes = processes_of(STARTS_AND_RAISES)
     processes.open()
     trial = processes.launch(configuration(), log=str(tmp_path / "trial.log"), data=None)
@@ -195,7 +181,6 @@ def test_in_a_fresh_interpreter_the_frames_are_the_users_too(processes_of, tmp_p
 
 
 def test_a_script_that_waits_for_ever_ends_with_the_budget(tmp_path, environment):
-    """It is said that it has not begun to train, long before an import would be given up."""
     (tmp_path / "train.py").write_text("import signal\nsignal.pause()\n", encoding="utf-8")
     command = [sys.executable, "-m", "autotune", "tune", "train.py", "--budget", "3s"]
     ended = subprocess.run(

@@ -131,7 +131,6 @@ def tuned(tmp_path_factory, environment):
 
 
 def test_the_command_prints_lines_a_table_and_the_recipes_path(tuned):
-    """Exit code 0 and plain lines without control codes; the tuner's own process never imports TensorFlow."""
     ended, folder = tuned
     assert ended.stderr == ""
     assert "\x1b" not in ended.stdout
@@ -142,7 +141,6 @@ def test_the_command_prints_lines_a_table_and_the_recipes_path(tuned):
 
 
 def test_a_run_leaves_a_recipe_a_study_and_a_history(tuned):
-    """Every file of the run directory can be read by what it is for, and nothing temporary is left."""
     _, folder = tuned
     recipe = assert_complete(folder / "run")
     assert recipe.workload.name == "digits_mlp"
@@ -175,7 +173,6 @@ def assert_complete(run: Path) -> autotune.Recipe:
 
 
 def test_its_recipe_trains(tuned, environment):
-    """`examples/train_with_recipe.py RECIPE` reaches 95% on the held-out digits, and prints its speed."""
     _, folder = tuned
     script = REPOSITORY / "examples" / "train_with_recipe.py"
     ended = to_its_end((str(script), "run/recipe.json"), environment, folder)
@@ -192,7 +189,6 @@ def test_its_recipe_trains(tuned, environment):
 
 @slow
 def test_a_script_may_tune_the_workload_that_it_holds(run, tmp_path):
-    """Called below `__main__` with a Workload object, the file is loaded again by the trials."""
     (tmp_path / "train.py").write_text(
         TINY
         + textwrap.dedent(
@@ -257,7 +253,6 @@ def told(process: subprocess.Popen[str], printed: str, number: signal.Signals) -
 
 @slow
 def test_a_run_that_is_told_to_stop_gives_the_verdict_it_has(tuner, tmp_path):
-    """After the first candidate: it says where the run is, writes the recipe, and leaves no process."""
     process, printed = tuner("search ", "10m")
     out, err = told(process, printed, signal.SIGTERM)
     assert "the run is in run" in out
@@ -270,7 +265,6 @@ def test_a_run_that_is_told_to_stop_gives_the_verdict_it_has(tuner, tmp_path):
 
 @slow
 def test_ctrl_c_while_the_workload_is_imported(tuner, tmp_path):
-    """Nothing can be recommended yet: exit code 130 and one sentence."""
     process, printed = tuner("importing the workload", "10m")
     _, err = told(process, printed, signal.SIGINT)
     assert process.returncode == 130
@@ -281,7 +275,6 @@ def test_ctrl_c_while_the_workload_is_imported(tuner, tmp_path):
 
 @slow
 def test_a_killed_run_keeps_what_it_finished_and_can_be_resumed(tuner, tmp_path, run):
-    """SIGKILL in the search: its whole family goes, and `--resume` goes on without running a trial again."""
     process, _ = tuner("search     1", "10m")
     family = templates_of(process.pid)
     family += [child for each in family for child in each.children(recursive=True)]
@@ -320,7 +313,6 @@ def tune_tiny(run, tmp_path, *options, source=TINY):
 
 @slow
 def test_a_budget_too_small_for_the_baseline(run, tmp_path):
-    """Exit code 2, a sentence that names a budget, and no run directory."""
     slow = TINY.replace("def dataset():", "def dataset():\n    import time\n\n    time.sleep(60)")
     ended = tune_tiny(run, tmp_path, "--budget", "2s", "--out", "runs/one", source=slow)
     assert ended.returncode == 2
@@ -330,7 +322,6 @@ def test_a_budget_too_small_for_the_baseline(run, tmp_path):
 
 
 def test_a_directory_that_cannot_be_written(run, tmp_path):
-    """Exit code 2, and the sentence names the directory."""
     (tmp_path / "file").write_text("")
     ended = tune_tiny(run, tmp_path, "--budget", "40s", "--out", "file/run")
     assert ended.returncode == 2
@@ -338,7 +329,6 @@ def test_a_directory_that_cannot_be_written(run, tmp_path):
 
 
 def test_a_run_directory_is_not_overwritten(run, tmp_path):
-    """Exit code 2 where --out holds a run already, which stays as it was."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")
     ended = tune_tiny(run, tmp_path, "--out", "run")
@@ -348,7 +338,6 @@ def test_a_run_directory_is_not_overwritten(run, tmp_path):
 
 
 def test_a_baseline_that_crashes(run, tmp_path):
-    """Exit code 3; what is known of the trial stays in the run directory."""
     source = TINY.replace("def model():", "def model():\n    __import__('os')._exit(9)")
     ended = tune_tiny(run, tmp_path, "--budget", "40s", "--out", "run", source=source)
     assert ended.returncode == 3
@@ -360,7 +349,6 @@ def test_a_baseline_that_crashes(run, tmp_path):
 
 @slow
 def test_a_workload_that_cannot_be_used(run, tmp_path):
-    """Exit code 2, the sentence, the user's own frames, and nothing half-written."""
     source = TINY.replace("def dataset():", "def dataset():\n    raise OSError('no such table')")
     ended = tune_tiny(run, tmp_path, "--budget", "40s", "--out", "run", source=source)
     assert ended.returncode == 2

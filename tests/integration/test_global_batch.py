@@ -65,7 +65,6 @@ def run(environment, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"jit_compile": True, "steps_per_execution": 4}])
 def test_four_batches_of_8_train_as_one_of_32(run, tmp_path, changes):
-    """Plain SGD has the same weights after two epochs of six updates, which a recipe sets up by `compile_args`."""
     recipe, _ = quick_tune(simulated_trials(faster_by(batch_size=1.5), noise=0.02), tmp_path / "run")
     wanted = {**recipe.configuration, "batch_size": 8, "global_batch": 32, **changes}
     baseline = {**recipe.baseline, "batch_size": 32, "global_batch": 32}
@@ -99,7 +98,6 @@ def test_four_batches_of_8_train_as_one_of_32(run, tmp_path, changes):
 
 @pytest.mark.slow
 def test_accumulation_reaches_below_a_loss_scale_and_not_into_a_built_optimizer(run):
-    """In float16 the weights stay until the fourth batch; an optimizer that was built has no room for gradients."""
     seen = run(
         """
         keras.config.set_dtype_policy("mixed_float16")
@@ -124,7 +122,6 @@ def test_accumulation_reaches_below_a_loss_scale_and_not_into_a_built_optimizer(
 
 @pytest.mark.slow
 def test_a_trial_counts_the_examples_of_each_batch(launch):
-    """Throughput is of examples, not of updates."""
     trial = launch("telling", 8, global_batch=32)
     trial.warm_up()
     part = trial.measure()
@@ -132,14 +129,12 @@ def test_a_trial_counts_the_examples_of_each_batch(launch):
 
 
 def test_with_several_devices_it_is_said_that_no_strategy_is_tried(tmp_path):
-    """Gradients cannot be accumulated under one."""
     watcher, gpus = Watcher(), ("NVIDIA H100", "NVIDIA H100")
     quick_tune(simulated_trials(gpus=gpus), tmp_path / "run", global_batch=64, budget=60.0, trials=1, observe=watcher)
     assert any("strategy is not varied: gradients" in each.text for each in watcher.of(Notice))
 
 
 def test_only_whole_parts_of_the_global_batch_are_tried(tmp_path):
-    """The recipe keeps the global batch, and says nothing of the learning rate."""
     trials = simulated_trials(faster_by(batch_size=1.5), noise=0.02)
     recipe, directory = quick_tune(trials, tmp_path / "run", global_batch=96)
     tried = {Configuration(each.configuration) for each in directory.trials.values()}
@@ -161,7 +156,6 @@ def test_only_whole_parts_of_the_global_batch_are_tried(tmp_path):
     ],
 )
 def test_a_global_batch_that_cannot_be_is_refused(tmp_path, wanted, facts, said):
-    """With the number that would do, or the reason."""
     trials = SimulatedTrials(facts=facts, samples_per_second=flat)
     with pytest.raises(ArgumentError, match=said):
         quick_tune(trials, tmp_path / "run", global_batch=wanted)

@@ -38,7 +38,6 @@ def run(environment):
 
 
 def test_the_installed_binary_is_asked_for_its_flags():
-    """It has those of the table; of one that it lacks it says so, and only the process that was asked dies."""
     unknown = Knob(
         name="xla_gpu_of_another_version",
         summary="none",
@@ -52,7 +51,6 @@ def test_the_installed_binary_is_asked_for_its_flags():
 
 
 def test_the_variables_of_the_table_stand_in_the_binary():
-    """Those that nothing reads do not."""
     spec = find_spec("tensorflow")
     assert spec is not None
     assert spec.origin is not None
@@ -79,14 +77,12 @@ for _ in range(3):
 
 @pytest.mark.parametrize("on", [False, True])
 def test_auto_clustering_acts_after_the_import_beside_the_users_flags(run, on):
-    """The user's own flag, by which a processor clusters too, stays; only with the knob anything is compiled."""
     printed, errors = run(CLUSTERS.format(on=on), TF_XLA_FLAGS="--tf_xla_cpu_global_jit")
     assert len(printed) == 3
     assert ("Compiled cluster using XLA" in errors) is on
 
 
 def test_passes_of_grappler_are_accepted(run):
-    """TensorFlow ignores a key that it does not know: then it would not come back."""
     names = [each.name for each in GPU_KNOBS if each.stage is Stage.RUNTIME]
     printed, _ = run(
         f"""
@@ -103,7 +99,6 @@ def test_passes_of_grappler_are_accepted(run):
 
 
 def test_batches_are_prefetched_to_a_device_and_trained_on(run):
-    """As the last part of a pipeline with a persistent iterator; without one it does not act. Epochs stay whole."""
     printed, _ = run(
         """
         import dataclasses
@@ -136,7 +131,6 @@ def test_batches_are_prefetched_to_a_device_and_trained_on(run):
 
 
 def test_a_users_cache_of_autotuning_is_not_taken_over(processes_of, tmp_path, monkeypatch):
-    """Trials are without it, and with the user's other flags."""
     monkeypatch.setenv("XLA_FLAGS", f"--xla_gpu_per_fusion_autotune_cache_dir={tmp_path} --xla_gpu_autotune_level=4")
     processes = processes_of(SAYS)
     processes.open()

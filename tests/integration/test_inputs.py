@@ -49,7 +49,6 @@ def assert_whole_epochs(warm, part, *, examples=100, steps=STEPS_PER_EPOCH):
     ],
 )
 def test_every_kind_of_element_is_trained_on_and_counted(build, case, batch_size, examples, per_epoch):
-    """Inputs as a tuple, a dict, by name; an axis of 1 more or less; of known length or not; batched, or as if."""
     built = build(case, batch_size)
     assert built.failed is None
     assert built.first_step.loss >= 0
@@ -62,7 +61,6 @@ def test_every_kind_of_element_is_trained_on_and_counted(build, case, batch_size
     [("graphs", 40, 100, 100), ("full_batches", 60, 96, 60), ("generated", 16, 100, 100)],
 )
 def test_what_the_first_trial_learned_holds_for_other_batch_sizes(build, case, batch_size, told, examples):
-    """The count is taken over, but for what a dataset that batches by itself drops at this batch size."""
     built = build(case, batch_size, data=Data(examples=told, endless=False))
     assert built.failed is None
     assert built.started.examples == examples
@@ -70,7 +68,6 @@ def test_what_the_first_trial_learned_holds_for_other_batch_sizes(build, case, b
 
 @pytest.mark.parametrize("case", ["own_compile", "strict_compile", "compiled_by_model"])
 def test_knobs_reach_a_model_that_compiles_itself(build, case):
-    """Set as attributes where its compile has no place for them, or has been called already."""
     for on in (True, False):
         built = build(case, jit_compile=on, steps_per_execution=7)
         assert built.failed is None
@@ -82,46 +79,39 @@ def test_knobs_reach_a_model_that_compiles_itself(build, case):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["validated_on_arrays", "validated_on_batches", "batched_validated_on_single_ones"])
 def test_validation_is_taken_as_fit_takes_it(launch, case):
-    """Arrays, batches beside single examples, and single examples beside batches."""
     trial = launch(case)
     assert_whole_epochs(trial.warm_up(), trial.measure())
 
 
 def test_sample_weights_reach_the_loss(build):
-    """With every weight at zero there is no loss."""
     assert build("weighted").first_step.loss == 0.0
 
 
 @pytest.mark.parametrize(("knob", "told"), [(0, None), (3, 3), ("autotune", -1)])
 def test_the_dataset_is_told_the_parallel_calls(build, knob, told):
-    """`config.num_parallel_calls` is what `map` takes: None for serial, -1 for TensorFlow's choice."""
     said = build("told", 20, num_parallel_calls=knob, deterministic=False).printed
     assert said["num_parallel_calls"] == told
     assert (said["batch_size"], said["ordered"]) == (20, False)
 
 
 def test_what_the_dataset_sets_itself_is_told(build):
-    """Its own threads, order and tuning are the user's; what a configuration asks for is not."""
     own = {"data_threads": 3, "deterministic": False, "data_autotune": False}
     assert build("with_options").started.set_by_dataset == own
     assert build("pairs", data_threads=2, deterministic=False).started.set_by_dataset == {}
 
 
 def test_an_epoch_that_cannot_be_counted_in_time_is_not_endless(build):
-    """Its length stays unknown, and the time that counting took is told apart."""
     started = build("slow_generator").started
     assert (started.examples, started.endless) == (None, False)
     assert started.counting_seconds >= 1.0
 
 
 def test_batches_that_cannot_be_counted_in_time_are_as_large_as_the_first(build):
-    """A dataset that batches by itself says how many batches it has, not how many examples."""
     started = build("slow_batches").started
     assert (started.examples, started.endless) == (16 * 5_000, False)
 
 
 def test_validation_that_took_too_long_to_count_is_not_counted_again(build):
-    """A later trial knows; and of a counted one, how many examples it has."""
     known = Data(examples=1_000_000, validation_uncounted=True, endless=False)
     assert Data.found_by(build("long_and_validated", 8, data=known).started) == known
     counted = Data.found_by(build("long_and_validated", 8).started)
@@ -133,7 +123,6 @@ def test_validation_that_took_too_long_to_count_is_not_counted_again(build):
 
 
 def test_a_trial_trains_on_whole_epochs_and_their_validation(launch):
-    """Each epoch of a slice has all its examples and one validation; closing figures come at the end."""
     trial = launch("validated", steps_per_execution=2)
     passes = trial.log.parent / "validations"
     warm = trial.warm_up()
@@ -149,7 +138,6 @@ def test_a_trial_trains_on_whole_epochs_and_their_validation(launch):
 
 @slow
 def test_steps_are_counted_where_gradients_are_accumulated(launch):
-    """Where no epoch says how many there were, the optimizer's count of updates is not taken for it."""
     trial = launch("accumulating_for_ever")
     trial.warm_up()
     part = trial.measure()
@@ -159,14 +147,12 @@ def test_steps_are_counted_where_gradients_are_accumulated(launch):
 
 @slow
 def test_a_persistent_iterator_has_the_epochs_of_a_dataset_that_batches_itself(launch):
-    """Its cardinality says how many steps an epoch has, also where it drops what fills no batch."""
     trial = launch("full_batches", 30, persistent_iterator=True, steps_per_execution=2)
     assert_whole_epochs(trial.warm_up(), trial.measure(), examples=90, steps=3)
 
 
 @slow
 def test_data_that_was_not_counted_in_time_is_trained_on_without_an_end(launch):
-    """Batches go on over the end of the data, so that there is no smaller last one; what lies there is left out."""
     trial = launch("generated", 128, data=Data(examples=None, endless=False))
     warm, part = trial.warm_up(), trial.measure()
     assert (warm.started.examples, warm.started.endless) == (None, False)
@@ -176,14 +162,12 @@ def test_data_that_was_not_counted_in_time_is_trained_on_without_an_end(launch):
 
 @slow
 def test_what_a_dataset_drops_by_itself_is_never_trained_on(launch):
-    """Of 100 examples, 96 fill batches of 16; where batches have 30, an epoch has 90."""
     trial = launch("full_batches_of_unknown_number", 30, data=Data(examples=96, endless=False))
     assert_whole_epochs(trial.warm_up(), trial.measure(), examples=90, steps=3)
 
 
 @slow
 def test_an_epoch_that_holds_all_examples_in_one_batch_counts_them(launch):
-    """100 examples by 128 are one batch of 100, told or not."""
     trial = launch("batches", 128, data=Data(examples=100, endless=False))
     assert_whole_epochs(trial.warm_up(), trial.measure(), steps=1)
 
@@ -191,7 +175,6 @@ def test_an_epoch_that_holds_all_examples_in_one_batch_counts_them(launch):
 @slow
 @pytest.mark.parametrize("data", [None, Data(examples=None, endless=False)], ids=["counted", "unknown"])
 def test_a_training_of_three_steps_in_all_is_refused(launch, data):
-    """However much is known of its length: the reason says that its second pass got nothing, the hint what to do."""
     trial = launch("three_steps_ever", data=data)
     failure = trial.failure()
     assert failure.input_error
@@ -204,7 +187,6 @@ def test_a_training_of_three_steps_in_all_is_refused(launch, data):
 
 @slow
 def test_an_endless_dataset_is_timed_by_steps(launch):
-    """`repeat()` has no epochs, so no boundary costs anything; every call is so many steps of a full batch."""
     trial = launch("endless", steps_per_execution=8)
     warm = trial.warm_up()
     part = trial.measure()
@@ -214,7 +196,6 @@ def test_an_endless_dataset_is_timed_by_steps(launch):
 
 @slow
 def test_a_long_epoch_is_timed_by_steps_and_its_boundary_apart(launch):
-    """A million examples take longer than a slice may; the validation is part of what a boundary costs."""
     trial = launch("long_and_validated", 8)
     warm = trial.warm_up()
     part = trial.measure()
@@ -226,7 +207,6 @@ def test_a_long_epoch_is_timed_by_steps_and_its_boundary_apart(launch):
 
 @slow
 def test_a_long_epoch_of_a_persistent_iterator_is_timed_by_steps_and_its_boundary_apart(launch):
-    """Steps per execution divide the long epoch's 125,000 steps, and the short ones that show the boundary."""
     trial = launch("long_epoch", 8, persistent_iterator=True, steps_per_execution=12)
     warm, part = trial.warm_up(), trial.measure()
     assert warm.started.in_force == {"steps_per_execution": 10, "prefetch": 1}
@@ -237,7 +217,6 @@ def test_a_long_epoch_of_a_persistent_iterator_is_timed_by_steps_and_its_boundar
 
 @slow
 def test_a_long_validation_is_run_in_part_and_charged_whole(launch):
-    """Of 125,000 batches so few that the trial is warm in less time than they are charged with."""
     warm = launch("long_and_validated_for_long", 8).warm_up()
     assert warm.ready.timed_by == "steps"
     assert warm.started.validation_examples is None, "it says so itself"
@@ -247,7 +226,6 @@ def test_a_long_validation_is_run_in_part_and_charged_whole(launch):
 @slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_iterator_that_is_not_trained_on_any_more_is_gone(launch, persistent):
-    """Of a long epoch's first `fit`, or it would hold its buffers beside those of the one that is timed."""
     trial = launch("passes_that_end", persistent_iterator=persistent)
     assert trial.warm_up().ready.timed_by == "steps"
     trial.measure()
@@ -274,8 +252,6 @@ def test_a_shuffle_buffer_that_the_epochs_end_pays_back_is_not_charged(launch):
 
 @slow
 def test_a_shuffle_buffer_is_charged_where_the_pipeline_keeps_ahead(launch):
-    """Where steps wait for nothing, the epoch's end is no quicker, and filling the buffer costs what it takes."""
-
     def charged():
         trial = launch("keeps_ahead", prefetch=2, data_autotune=False)
         overhead = trial.warm_up().ready.epoch_overhead_seconds
@@ -297,7 +273,6 @@ def produced(trial):
 @slow
 @pytest.mark.parametrize(("case", "persistent"), [("more_than_is_kept", False), ("kept", True)])
 def test_what_a_dataset_keeps_is_kept_before_anything_is_timed(launch, case, persistent):
-    """A training reads what `.cache()` keeps from its second epoch on; a trial may see less of one."""
     trial = launch(case, persistent_iterator=persistent)
     assert trial.warm_up().ready.timed_by == "steps"
     before = produced(trial)
@@ -308,7 +283,6 @@ def test_what_a_dataset_keeps_is_kept_before_anything_is_timed(launch, case, per
 
 @slow
 def test_what_is_kept_in_a_file_is_not_produced_again(launch):
-    """Once it is complete the next trial reads what it trains on, as the next training does."""
     first = launch("kept_in_a_file")
     first.warm_up()
     assert 2_000 <= produced(first) < 2_300
@@ -322,7 +296,6 @@ def test_what_is_kept_in_a_file_is_not_produced_again(launch):
 
 @slow
 def test_what_is_never_kept_whole_is_produced_in_every_epoch(launch):
-    """Where only a part is taken no training ever completes the cache, and no trial does it for it."""
     trial = launch("part_of_what_is_kept")
     trial.warm_up()
     before = produced(trial)
@@ -348,7 +321,6 @@ def measure_beside_marks(trial, seconds, *, run_in=0):
 
 @slow
 def test_a_step_that_takes_longer_than_a_slice_is_timed_whole(launch):
-    """A slice holds one step, from its beginning to its end, where less was asked for than that takes."""
     trial = launch("slow_steps")
     assert trial.warm_up().ready.timed_by == "steps"
     part, turns, waited = measure_beside_marks(trial, SLICE_SECONDS)
@@ -359,7 +331,6 @@ def test_a_step_that_takes_longer_than_a_slice_is_timed_whole(launch):
 @slow
 @pytest.mark.parametrize(("case", "run_in"), [("uneven_steps", 0), ("uneven_epochs", STEPS_PER_EPOCH)])
 def test_of_steps_that_are_fast_and_slow_in_turn_both_are_counted(launch, case, run_in):
-    """The rate is all examples over all the time that they took: no step is taken for an exception and left out."""
     trial = launch(case)
     trial.warm_up()
     part, turns, waited = measure_beside_marks(trial, 1.0, run_in=run_in)
@@ -377,7 +348,6 @@ def test_of_steps_that_are_fast_and_slow_in_turn_both_are_counted(launch, case, 
 
 @slow
 def test_the_wait_is_measured_without_another_pipeline(launch):
-    """A pipeline that nobody may begin again: the wait is that of the training's own iterator."""
     trial = launch("shut")
     trial.warm_up()
     trial.measure()

@@ -95,7 +95,6 @@ def processes(tmp_path):
 
 
 def test_two_replicas_learn_as_one_device_does(processes, tmp_path):
-    """The same weights and the same global batches give the same losses, within rounding."""
     runs = LossRuns(
         folder=str(tmp_path / "batches"), recorded_batch_size=16, seeds=(0,), most_steps=40, seconds=PATIENCE_SECONDS
     )
@@ -114,7 +113,6 @@ def test_two_replicas_learn_as_one_device_does(processes, tmp_path):
 
 
 def test_a_trial_counts_global_examples_and_tells_of_its_devices(processes, tmp_path):
-    """A step is one global batch, whatever the replicas, their buffers and the steps of a call."""
     knobs = {**MIRRORED, "per_replica_buffer_size": 2, "persistent_iterator": True, "auto_shard_policy": "off"}
     knobs |= {"cross_device": "reduce_to_one", "steps_per_execution": 5}
     trial = processes.launch(configuration(10, **knobs), log=str(tmp_path / "pairs.log"), data=None, timing=QUICK)
@@ -135,7 +133,6 @@ def test_a_trial_counts_global_examples_and_tells_of_its_devices(processes, tmp_
     ],
 )
 def test_what_this_machine_cannot_have_fails_in_one_sentence(processes, tmp_path, knobs, reason):
-    """No error of TensorFlow's about kernels or devices."""
     with pytest.raises(TrialFailed) as caught:
         processes.launch(configuration(**knobs), log=str(tmp_path / "pairs.log"), data=None).warm_up(PATIENCE_SECONDS)
     assert caught.value.reason == reason
@@ -143,7 +140,6 @@ def test_what_this_machine_cannot_have_fails_in_one_sentence(processes, tmp_path
 
 @pytest.mark.parametrize(("fault", "outcome"), [("dies", Outcome.CRASHED), ("hangs", Outcome.TIMEOUT)])
 def test_a_replica_that_dies_or_hangs_leaves_nothing(processes_of, monkeypatch, tmp_path, fault, outcome):
-    """The other replica waits for it: the trial crashes, or times out, and its process is gone."""
     monkeypatch.setenv("FAULT", fault)
     processes = processes_of(SLOW_STEPS)
     processes.open()
@@ -180,7 +176,6 @@ print("replicas", model.distribute_strategy.num_replicas_in_sync, history.histor
 
 
 def test_a_strategy_is_found_from_start_to_recipe(tmp_path):
-    """Steps that wait on each replica for itself are faster on two; the recipe trains so in the user's code."""
     (tmp_path / "train.py").write_text(SLOW_STEPS, encoding="utf-8")
     (tmp_path / "space.toml").write_text(SPACE, encoding="utf-8")
     (tmp_path / "use.py").write_text(TRAIN, encoding="utf-8")
@@ -233,7 +228,6 @@ print("loop trains", optimizer.iterations.numpy())
 
 
 def test_fit_of_keras_3_fails_with_several_workers(tmp_path):
-    """Two workers over loopback (keras#20585): a loop of one's own trains, `fit` does not. So that is refused."""
     ports = []
     for _ in range(2):
         with socket.socket() as free:

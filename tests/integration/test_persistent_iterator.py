@@ -84,7 +84,6 @@ def run(environment):
 
 
 def test_every_epoch_trains_on_the_same_examples_in_another_order(run):
-    """Each epoch of `fit` sees as many batches as without it, the same examples once each, shuffled anew."""
     seen = run(
         f"""
         cases = [
@@ -112,7 +111,6 @@ def test_every_epoch_trains_on_the_same_examples_in_another_order(run):
 
 
 def test_no_epoch_runs_past_its_end(run):
-    """Steps per execution that do not divide the epoch become the largest divisor below them."""
     seen = run(
         """
         said = []
@@ -127,7 +125,6 @@ def test_no_epoch_runs_past_its_end(run):
 
 
 def test_the_repeat_comes_before_the_last_prefetch(run):
-    """There is always a prefetch behind the repeat; one that ends the user's own dataset is moved there."""
     seen = run(
         """
         options = tf.data.Options()
@@ -161,7 +158,6 @@ def test_the_repeat_comes_before_the_last_prefetch(run):
 
 
 def test_it_is_off_where_the_steps_of_an_epoch_are_not_known(run):
-    """Datasets of unknown or infinite cardinality, and empty ones, keep their own end; the value in force says so."""
     seen = run(
         """
         said = []
@@ -176,7 +172,6 @@ def test_it_is_off_where_the_steps_of_an_epoch_are_not_known(run):
 
 
 def test_a_pipeline_of_shorter_epochs_is_otherwise_the_same(run):
-    """It repeats the first batches, behind them all is as it was; without the knob it ends after them."""
     seen = run(
         """
         said = []
@@ -209,7 +204,6 @@ def recipe(tmp_path_factory):
 
 
 def test_fit_args_repeat_and_batches_do_not(run, recipe):
-    """`recipe.fit_args` gives dataset and steps together; `recipe.batch` ends, as validation data must."""
     seen = run(
         f"""
         recipe = Recipe.load({str(recipe)!r})
@@ -225,7 +219,6 @@ def test_fit_args_repeat_and_batches_do_not(run, recipe):
 
 
 def test_fit_args_refuse_an_epoch_that_would_run_past_its_end(run, recipe):
-    """On epochs of another length, the error names both numbers and the steps per execution that fit."""
     seen = run(
         f"""
         recipe = Recipe.load({str(recipe)!r})
@@ -245,7 +238,6 @@ def test_fit_args_refuse_an_epoch_that_would_run_past_its_end(run, recipe):
 
 
 def test_batches_of_batches_are_an_error(run, recipe):
-    """A recipe batches single examples, unless the workload did its own batching."""
     said = run(
         f"""
         import numpy as np

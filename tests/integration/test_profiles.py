@@ -26,7 +26,6 @@ def processes(tmp_path_factory):
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "balanced"])  # which the processor decides
 def test_what_limits_a_training_is_named(processes, tmp_path, case):
-    """A training that is built to be limited by one thing is said to be."""
     found = judged(processes, case, tmp_path / case)
     assert found.name == case, found.why
     (profile,) = read_profiles([tmp_path / case / "profile"])
@@ -36,7 +35,6 @@ def test_what_limits_a_training_is_named(processes, tmp_path, case):
 
 
 def test_a_profile_that_cannot_be_read_has_a_reason(tmp_path):
-    """An empty folder, and one with a damaged file: neither fails, and one does not keep the other from being read."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "a.xplane.pb").write_bytes(b"no profile")
@@ -74,7 +72,6 @@ def of_a_gpu(steps):
 
 
 def test_the_kernels_of_a_gpu_are_read(tmp_path):
-    """The time is the kernels', of which matrix work and tensor cores have a share; the limit follows from it."""
     (tmp_path / "card.xplane.pb").write_bytes(of_a_gpu(20))
     (tmp_path / "window.json").write_text(json.dumps({"steps": 20, "seconds": 0.02}), encoding="utf-8")
     (profile,) = read_profiles([tmp_path])
@@ -88,7 +85,6 @@ def test_the_kernels_of_a_gpu_are_read(tmp_path):
 
 
 def test_without_the_reader_the_files_stay(tmp_path, monkeypatch):
-    """Where xprof is not installed a profile says so, and how to get it."""
     monkeypatch.setitem(sys.modules, "xprof", None)
     folder = tmp_path / "profile"
     folder.mkdir()

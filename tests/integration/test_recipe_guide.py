@@ -75,7 +75,6 @@ def ran(source: str, facts: WorkloadFacts, folder: Path, **changes: object) -> l
 
 @pytest.mark.parametrize(("place", "steps"), [(0, 24), (1, 40), (2, 30)], ids=("arrays", "dataset", "loop"))
 def test_the_guides_code_runs_as_printed(facts, tmp_path, place, steps):
-    """It trains in the recipe's batches, with its precision and compile arguments."""
     changes = {"batch_size": 96, "precision": "mixed_bfloat16", "steps_per_execution": 2, "persistent_iterator": True}
     assert len(PROGRAMS) == 3
     program = PROGRAMS[place]
@@ -85,7 +84,6 @@ def test_the_guides_code_runs_as_printed(facts, tmp_path, place, steps):
 
 
 def test_a_scripts_recipe_takes_arrays_examples_and_batches(facts, tmp_path):
-    """Arrays are shuffled in each epoch as `fit` does; batches stay as they are, also where a label has fewer axes."""
     (one, other), lengths, said = ran(OTHERS, facts, tmp_path, batch_size=16)
     assert one != other
     assert sorted(one) == sorted(other) == list(range(0, 96, 4))

@@ -87,7 +87,6 @@ def slice_of(processes, facts, tmp_path, **changes):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_what_lies_between_two_calls_of_fit_is_charged(opened, tmp_path, name):
-    """Each epoch bears its share of it, with the script's knobs and with others."""
     source, epochs_per_call = SCRIPTS[name]
     processes, facts = opened(source)
     assert facts.script.fit_calls > 1
@@ -99,7 +98,6 @@ def test_what_lies_between_two_calls_of_fit_is_charged(opened, tmp_path, name):
 
 
 def test_a_single_call_of_fit_is_charged_nothing(opened, tmp_path):
-    """The survey ends at it, and its trials run it once."""
     processes, facts = opened("model.fit(x, y, epochs=50, verbose=0)\nraise SystemExit('the survey went on')\n")
     assert facts.script.fit_calls == 1
     assert slice_of(processes, facts, tmp_path).charged_seconds == 0.0
@@ -127,7 +125,6 @@ model.fit(data, epochs=20, validation_data=(x, y), callbacks=[Judge()], verbose=
 
 @pytest.mark.slow
 def test_a_callback_at_the_end_of_a_long_epoch_is_charged(opened, tmp_path):
-    """It sees what a validation reports, also where epochs are timed by steps and the trial passes their ends."""
     processes, facts = opened("import tensorflow as tf\n" + LONG_EPOCHS)
     trial = launched(processes, facts, tmp_path)
     ready = trial.warm_up(PATIENCE_SECONDS).ready
@@ -169,7 +166,6 @@ LOOPS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("reads_by", LOOPS)
 def test_what_a_loop_does_between_long_epochs_is_charged(opened, tmp_path, reads_by):
-    """Some epochs end early; not where the script reads by `next`, which would raise."""
     processes, facts = opened(LOOP + LOOPS[reads_by])
     ready = launched(processes, facts, tmp_path).warm_up(PATIENCE_SECONDS).ready
     assert ready.timed_by == "steps"

@@ -57,7 +57,6 @@ def folder(tmp_path: Path) -> Path:
     ],
 )
 def test_a_script_is_tuned_as_it_is_and_trains_with_its_recipe(folder, tmp_path, name, arguments, trains, reached):
-    """It gets a recipe, its directory stays as it was, no process is left, and `autotune run` trains by the recipe."""
     before = digest(folder)
     tuned = autotune(folder, "tune", f"{name}.py", "--budget", BUDGET, "--out", str(tmp_path / "run"), "--", *arguments)
     assert tuned.returncode == 0, tuned.stdout + tuned.stderr
@@ -109,7 +108,6 @@ def slices_in(run):
 
 @pytest.mark.slow
 def test_a_module_is_tuned_resumed_verified_and_run(tmp_path):
-    """`-m package.train` with relative imports: its run goes on, its claim is measured again, and it trains."""
     package = tmp_path / "jobs"
     package.mkdir()
     (package / "__init__.py").write_text("", encoding="utf-8")
@@ -154,6 +152,5 @@ print(call.examples(dataset))
 
 
 def test_a_generators_epoch_is_as_long_as_its_steps_say():
-    """Nobody has to count it, and its ends belong to what is timed: seven steps of 20 are 140 examples."""
     told = subprocess.run([sys.executable, "-c", GENERATOR], capture_output=True, text=True, check=True)
     assert told.stdout.split() == ["140"]

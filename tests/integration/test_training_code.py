@@ -53,7 +53,6 @@ def train(recipe, tmp_path, environment):
 
 
 def test_an_applied_recipe_acts_at_every_stage(train):
-    """Environment, threads, precision, compile arguments and pipeline are the recipe's, and the model trains."""
     seen = train(
         """
         import json, os
@@ -99,7 +98,6 @@ def test_an_applied_recipe_acts_at_every_stage(train):
 
 @pytest.mark.slow
 def test_applied_too_late_is_an_error(train):
-    """After the import environment variables cannot act, after the first tensor no threads can: each is said."""
     said = train(
         """
         import json
@@ -140,7 +138,6 @@ def test_applied_too_late_is_an_error(train):
 
 @pytest.mark.slow
 def test_a_baseline_recipe_is_applied_after_an_optimizer_a_metric_and_a_layer(train):
-    """Nothing is left to set, so nothing is too late."""
     seen = train(
         """
         import json
@@ -160,7 +157,6 @@ def test_a_baseline_recipe_is_applied_after_an_optimizer_a_metric_and_a_layer(tr
 
 @pytest.mark.slow
 def test_the_same_recipe_may_be_applied_again(train):
-    """What is in force already is no error, even after training; a policy set in between is undone, or that is said."""
     seen = train(
         """
         import json
@@ -191,7 +187,6 @@ def test_the_same_recipe_may_be_applied_again(train):
 
 
 def test_what_undoes_a_recipe_is_said(train):
-    """A policy, or TensorFloat-32, that is set after apply() would win silently: what the recipe gives out notices."""
     said = train(
         """
         import json
@@ -222,7 +217,6 @@ def test_what_undoes_a_recipe_is_said(train):
 
 
 def test_settings_of_the_shell_and_of_tensorflow_are_read_as_they_act(train):
-    """Thread counts of the shell are the knobs' values, and a recipe that asks for others takes them away."""
     seen = train(
         """
         import json, os
@@ -257,7 +251,6 @@ def test_settings_of_the_shell_and_of_tensorflow_are_read_as_they_act(train):
 
 
 def test_a_recipe_takes_arrays(train):
-    """As `fit` does: they are single examples, batched as in the trials, whatever they are made of."""
     seen = train(
         """
         import json

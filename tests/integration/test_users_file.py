@@ -47,7 +47,6 @@ def failure(processes, tmp_path):
 
 
 def test_trials_see_the_files_arguments_in_every_invocation(tmp_path, environment):
-    """`-- --width 3` builds that model, is kept in run.json and the recipe, and holds for --resume and verify."""
     (tmp_path / "train.py").write_text(WIDE)
 
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -69,7 +68,6 @@ def test_trials_see_the_files_arguments_in_every_invocation(tmp_path, environmen
 
 
 def test_a_program_that_tunes_hands_on_its_own_arguments(tmp_path, environment):
-    """`python train.py --width 3` tunes that model, not the default one."""
     tunes = f'autotune.tune(workload, budget={SHORT_BUDGET}, trials=1, out="run")'
     below_main = f'\nif __name__ == "__main__":\n    {tunes}\n'
     (tmp_path / "train.py").write_text(WIDE + below_main)
@@ -79,7 +77,6 @@ def test_a_program_that_tunes_hands_on_its_own_arguments(tmp_path, environment):
 
 @pytest.mark.parametrize("place", ["at the top", "in dataset()"])
 def test_the_line_of_argparse_is_shown(processes_of, tmp_path, place):
-    """`parse_args()` refuses what it does not know: its own words are the detail."""
     call = "parser.parse_args()"
     source = WIDE.replace("parser.parse_known_args()", "parser.parse_args(), 0")
     if place == "in dataset()":
@@ -127,7 +124,6 @@ except Exception as error:
 
 @pytest.mark.parametrize("how", TRAINS)
 def test_a_training_while_the_file_is_imported_is_refused(processes_of, tmp_path, how):
-    """At its first step, with the line, and where it belongs."""
     source = TINY + '\nnet = model()\nnet.compile("sgd", "mse")\n' + TRAINS[how]
     with pytest.raises(WorkloadError) as caught:
         processes_of(source).open()
@@ -139,7 +135,6 @@ def test_a_training_while_the_file_is_imported_is_refused(processes_of, tmp_path
 
 
 def test_a_training_in_model_is_refused(processes_of, tmp_path):
-    """Each trial would train it whole before it is timed."""
     trains = "net.fit(np.ones((8, 4)), np.ones((8, 1)), epochs=10**6)"
     source = TINY.replace(
         "    return keras",
@@ -154,7 +149,6 @@ def test_a_training_in_model_is_refused(processes_of, tmp_path):
 
 
 def test_what_trains_below_main_and_what_only_predicts_is_left_alone(processes_of, tmp_path):
-    """`predict`, `evaluate` and `adapt` prepare data; and Keras is as it was once the file is loaded."""
     prepares = """
 scale = keras.layers.Normalization()
 scale.adapt(np.ones((8, 4)))
@@ -196,7 +190,6 @@ def squares():
     ],
 )
 def test_processes_that_the_users_code_spawns_find_its_functions(processes_of, tmp_path, method, name):
-    """Whatever the file is called."""
     source = POOL.format(method=method) + TINY.replace(
         "def dataset():", "def dataset():\n    assert squares() == [0, 1, 4, 9]"
     )
@@ -222,7 +215,6 @@ LIMIT = "import resource\nresource.setrlimit(resource.RLIMIT_AS, ({bytes}, {byte
     ids=["TensorFlow does not fit", "the data do not fit", "a library says so"],
 )
 def test_want_of_memory_while_importing_is_named(processes_of, source):
-    """It is neither a fault in the file nor one of ours: exit code 3, and what to give more of."""
     with pytest.raises(NoStableConfigurationError) as caught:
         processes_of(source).open()
     assert caught.value.exit_code == 3
@@ -231,7 +223,6 @@ def test_want_of_memory_while_importing_is_named(processes_of, source):
 
 
 def test_want_of_memory_in_a_fresh_interpreter_is_an_outcome(processes_of, tmp_path):
-    """Where each trial imports the file, that is where memory runs out."""
     marker = tmp_path / "marker"
     allocates = f"import os\ntf.constant(1.0) + 1\nif os.path.exists({str(marker)!r}):\n    np.ones(1 << 50)\n"
     processes = processes_of(TINY + allocates)
@@ -272,7 +263,6 @@ def test_want_of_memory_in_a_fresh_interpreter_is_an_outcome(processes_of, tmp_p
     ],
 )
 def test_a_strategy_in_the_workload_is_refused_in_one_sentence(processes_of, tmp_path, before, after, reason):
-    """TensorFlow's own words speak of strategies that the user has not mixed."""
     processes = processes_of(TINY.replace(before, after))
     processes.open()
     error = failure(processes, tmp_path)

@@ -222,7 +222,6 @@ def others(trial):
 
 @pytest.mark.parametrize("source", [BY_ELEMENT, BY_ITERATOR, BY_STEPS, BY_FUNCTION, BY_FUNCTIONS_ELEMENT])
 def test_both_workers_train_and_global_examples_are_counted(opened, tmp_path, source):
-    """Also where the script ends and begins anew, and with another batch size; afterwards both are gone."""
     processes, facts = opened(source, "localhost:12345", "localhost:23456")
     assert facts.script.workers == 2
     parts = 2 if source in (BY_FUNCTION, BY_FUNCTIONS_ELEMENT) else 1  # each worker makes batches of its own
@@ -247,7 +246,6 @@ def test_both_workers_train_and_global_examples_are_counted(opened, tmp_path, so
 
 @pytest.mark.parametrize("workers", [(), ("localhost:12345", "localhost:23456")])
 def test_all_steps_of_a_call_are_counted(opened, tmp_path, workers):
-    """Each call trains as many steps as the script's batches of 96 examples are, also of a script of three calls."""
     processes, facts = opened(BY_EPOCH, *workers)
     steps = 96 // facts.batch_size
     for batch_size in (facts.batch_size, 2 * facts.batch_size):
@@ -260,7 +258,6 @@ def test_all_steps_of_a_call_are_counted(opened, tmp_path, workers):
 
 
 def test_a_chief_and_a_worker_train_where_they_would_save(opened, tmp_path, monkeypatch):
-    """The worker's directory for what it saves is its own to remove, after each epoch and in each trial."""
     monkeypatch.setenv("CHECKPOINTS", str(tmp_path / "checkpoints"))
     cluster = {"chief": ["localhost:12345"], "worker": ["localhost:23456"], "evaluator": ["localhost:34567"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
@@ -275,7 +272,6 @@ def test_a_chief_and_a_worker_train_where_they_would_save(opened, tmp_path, monk
 
 @pytest.mark.parametrize("pause", [0.0, 0.3], ids=["short epochs", "epochs too long to be timed whole"])
 def test_a_step_in_a_module_of_the_users_is_seen_again(opened, tmp_path, pause):
-    """A script that ends and begins anew does not import it again."""
     (tmp_path / "network.py").write_text(NETWORK, encoding="utf-8")
     processes, facts = opened(
         BY_MODULE.replace("step(x)", f"step(x); time.sleep({pause})").replace(
@@ -289,7 +285,6 @@ def test_a_step_in_a_module_of_the_users_is_seen_again(opened, tmp_path, pause):
 
 
 def test_a_first_worker_that_begins_anew_last_trains_on(opened, tmp_path):
-    """The other one waits for it, also in the script's second run."""
     late = BY_ITERATOR.replace("strategy = ", "time.sleep(index == 0)\nstrategy = ", 1).replace("range(5)", "[0] * 5")
     processes, facts = opened(late, "localhost:12345", "localhost:23456")
     trial = launched(processes, facts, tmp_path)
@@ -299,7 +294,6 @@ def test_a_first_worker_that_begins_anew_last_trains_on(opened, tmp_path):
 
 
 def test_a_worker_that_is_killed_ends_the_trial(opened, tmp_path):
-    """The first worker would wait for ever in a collective: the trial crashes, and nothing is left."""
     processes, facts = opened(BY_ELEMENT, "localhost:12345", "localhost:23456")
     trial = launched(processes, facts, tmp_path)
     trial.warm_up(PATIENCE_SECONDS)
@@ -315,7 +309,6 @@ def test_a_worker_that_is_killed_ends_the_trial(opened, tmp_path):
 
 
 def test_a_worker_that_hangs_times_the_trial_out(opened, tmp_path, monkeypatch):
-    """It is killed with the trial."""
     monkeypatch.setenv("HANGS", "1")
     processes, facts = opened(BY_ELEMENT, "localhost:12345", "localhost:23456")
     trial = launched(processes, facts, tmp_path)
@@ -327,7 +320,6 @@ def test_a_worker_that_hangs_times_the_trial_out(opened, tmp_path, monkeypatch):
 
 
 def test_an_exception_in_another_worker_is_told(opened, monkeypatch):
-    """With its text, as of the first one."""
     monkeypatch.setenv("FAULT", "no such column")
     with pytest.raises(WorkloadError, match="raised RuntimeError: no such column"):
         opened(BY_ELEMENT, "localhost:12345", "localhost:23456")
@@ -336,7 +328,6 @@ def test_an_exception_in_another_worker_is_told(opened, monkeypatch):
 @pytest.mark.parametrize("source", [BY_ELEMENT, BY_FIT])
 @pytest.mark.parametrize("workers", [(), ("localhost:12345",)])
 def test_one_worker_trains_by_itself(opened, tmp_path, source, workers):
-    """Without `TF_CONFIG`, and where that names one worker, whose port two trials at once cannot share."""
     processes, facts = opened(source, *workers)
     assert facts.script.workers == len(workers)
     trials = [launched(processes, facts, tmp_path) for _ in range(2)]
@@ -366,7 +357,6 @@ def test_one_worker_trains_by_itself(opened, tmp_path, source, workers):
     ],
 )
 def test_what_trials_cannot_run_is_refused_in_a_sentence(opened, source, workers, message, hint):
-    """With the next step."""
     with pytest.raises(WorkloadError, match=message) as caught:
         opened(source, *workers)
     assert hint in caught.value.hint
