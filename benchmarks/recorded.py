@@ -18,8 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from simulated import SimulatedTrial, SimulatedTrials
-
 from autotune.recipe.recipe import Recipe
 from autotune.runtime.executor import TrialTiming
 from autotune.runtime.protocol import LossRuns
@@ -28,6 +26,7 @@ from autotune.stats.deciding import Verdict
 from autotune.stats.throughput import Measured
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+from simulated import SimulatedTrial, SimulatedTrials
 from simulated_runs import BASELINE, FACTS, DirectoryWithoutStudy, go_on, on_disk, tune_simulated
 
 DEFAULT = Path(__file__).resolve().parent / "data" / "recorded_slices.json"

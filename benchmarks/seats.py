@@ -20,9 +20,9 @@ from pathlib import Path
 import optuna
 from figures import Figure, mean, one, parser, report
 from samplers import ERROR, Machine, Speeds, machines, record_of
-from simulated import SimulatedClock, SimulatedTrials
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from simulated import SimulatedClock, SimulatedTrials
 from simulated_runs import FACTS, MemoryDirectory, on_disk, tune_simulated, with_run
 
 from autotune.data.record import Phase, TrialRecord
