@@ -1,6 +1,6 @@
 """Whether claims hold: each recipe's speed-up against long, continuous, ordinary trainings of baseline and recipe.
 
-    python benchmarks/claims.py [NAME...] [--quick] [--json FILE] [--recipes DIR] [--budget 100s] [--untuned] …
+    python benchmarks/claims.py [NAME...] [--quick] [--json FILE] [--recipes DIR] [--budget 100s] …
 
 Prints one table. For each workload of `examples/` a real `autotune tune` makes a recipe. Then `plain_training.py`
 trains with the baseline and with the recipe. A round is a fresh process of each, which take turns in ABBA order, each
@@ -8,23 +8,13 @@ turn one `fit` of many whole epochs; the other one has nothing to do meanwhile, 
 log-ratio of samples per second, over all turns of either. Shorter rounds of more processes would spend most of the time
 on importing and compiling, and longer turns would be further apart: this machine's speed wanders.
 
-A claim *agrees* where it differs from the mean of the rounds by no more than chance explains:
-|log(claim) - log(long)| <= 1.96 * sqrt(se_claim² + se_long²). 1.96 * se is half the width of a 95% interval: the
-claim's own, as the recipe has it, and Student's t over the rounds, so few rounds allow for more, not for less. With
-1.96 bare standard errors instead, which is stricter the fewer there are, the share that agrees is printed as well.
-Wide intervals agree easily: the table shows both, and the *miss* (the difference itself, in percent) has a bar of its
-own.
-Beside it stands what chance alone would have the median miss be, by the standard errors of claims and rounds (a claim's
-half-width over Student's t of its processes, which is the least that it can mean): above it, claims are worse than
-they say, and a median far below it was luck.
+A claim *agrees* where it differs from the mean of the rounds by no more than chance explains: by the half-widths of
+both 95% intervals, added as independent errors are. Wide intervals agree easily: the table shows both, and the *miss*
+(the difference itself, in percent) has a bar of its own.
 
 Where the recipe is the baseline, its ×1 claims nothing. Then what came closest, as the confirmation measured it, is the
 claim that is put to the test; without such a one the workload is left out, and the table says so. A workload
 that fails, in tuning or in training, counts as a claim that does not agree.
-
-With `--untuned` the baselines run without `tf.data`'s own tuning, as their author could have written them: with it some
-epochs end in stalls, or hardly any do, by differences of milliseconds (docs/architecture.md), in trials and in
-ordinary trainings alike.
 """
 
 import argparse
@@ -40,17 +30,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from figures import write
+from figures import Figure, one, parser, report, share
 from plain_training import READY
-from scipy.optimize import brentq
-from scipy.stats import binomtest
 
 from autotune.data.errors import AutotuneError
 from autotune.data.figures import LogInterval
 from autotune.recipe.recipe import Recipe
-from autotune.stats.intervals import CONFIDENCE, mean_interval, t_quantile
+from autotune.stats.intervals import mean_interval
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAINING = Path(__file__).with_name("plain_training.py")
@@ -63,16 +51,6 @@ SECONDS, SECONDS_QUICK = 10.0, 2.0
 PATIENCE_SECONDS = 900.0
 """A training has failed whose imports, or one of whose turns, take longer."""
 SHARE_BAR, MISS_BAR = 0.9, 0.03
-NORMAL_QUANTILE = 1.96
-UNTUNED = """
-import dataclasses, importlib.util, sys
-spec = importlib.util.spec_from_file_location("example", {file!r})
-example = sys.modules["example"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(example)
-baseline = {{**example.workload.baseline, "data_autotune": False}}
-workload = dataclasses.replace(example.workload, baseline=baseline)
-"""
-"""A workload file: an example whose author has turned the tuning off."""
 
 
 class Failed(Exception):
@@ -101,8 +79,6 @@ class Comparison:
     Args:
         claim: Logarithm of the claimed speed-up, with its interval; None where there is none.
         long: Mean of the rounds' log-ratios, with its interval; None where none was measured.
-        processes: Fresh processes of either side that the claim rests on, and how many finalists it was chosen from;
-            None where that is not known.
         rounds: What each round found.
         remark: What came in the way, or what the claim is where it is not the recipe's.
         counts: False where nothing is claimed, so that nothing can be wrong.
@@ -110,7 +86,6 @@ class Comparison:
 
     claim: LogInterval | None = None
     long: LogInterval | None = None
-    processes: tuple[int, int] | None = None
     rounds: Sequence[Round] = ()
     remark: str = ""
     counts: bool = True
@@ -130,86 +105,31 @@ class Comparison:
         allowed = math.hypot(self.claim.half_width, self.long.half_width)
         return abs(self.claim.value - self.long.value) <= allowed
 
-    @property
-    def agrees_barely(self) -> bool:
-        """The same by bare standard errors, as if they were of many processes and rounds."""
-        if self.claim is None or self.long is None or self.error is None or not math.isfinite(self.error):
-            return False
-        return abs(self.claim.value - self.long.value) <= NORMAL_QUANTILE * self.error
 
-    @property
-    def error(self) -> float | None:
-        """Standard error of the difference of both logarithms, at least; None where it is not known."""
-        if self.claim is None or self.long is None or self.processes is None:
-            return None
-        count, chosen_from = self.processes
-        own = self.claim.half_width / t_quantile(1 - (1 - CONFIDENCE) / chosen_from, count - 1)
-        return math.hypot(own, self.long.half_width / t_quantile(CONFIDENCE, self.long.count - 1))
-
-
-def median_by_chance(errors: Sequence[float]) -> float | None:
-    """The miss that half of such comparisons would stay below, were chance all: of normal errors; None without any.
-
-    Args:
-        errors: The standard error of each.
-    """
-    if not errors or not all(0 < each < math.inf for each in errors):
-        return None
-
-    def beyond_half(miss: float) -> float:
-        return statistics.fmean(math.erf(miss / error / math.sqrt(2)) for error in errors) - 0.5
-
-    return math.expm1(brentq(beyond_half, 0.0, max(errors)))
-
-
-def figures(comparisons: dict[str, Comparison]) -> dict[str, dict[str, Any]]:
-    """The two figures with bars, and each workload's own."""
-    counted = [each for each in comparisons.values() if each.counts]
-    misses = [each.miss for each in counted if each.miss is not None]
-    agreeing = sum(each.agrees for each in counted)
-    interval = binomtest(agreeing, len(counted)).proportion_ci(method="wilson") if counted else None
-    found: dict[str, dict[str, Any]] = {
-        "share of claims that agree": {
-            "value": agreeing / len(counted) if counted else None,
-            "ci95": interval and [interval.low, interval.high],
-            "bar": {"min": SHARE_BAR},
-            "count": len(counted),
-        },
-        "share that agree by bare standard errors": {
-            "value": sum(each.agrees_barely for each in counted) / len(counted) if counted else None,
-            "ci95": None,
-            "bar": {"min": SHARE_BAR},
-            "count": len(counted),
-        },
-        "median miss": {
-            "value": statistics.median(misses) if misses else None,
-            "ci95": None,
-            "bar": {"max": MISS_BAR},
-            "count": len(misses),
-        },
-        "median miss by chance": {
-            "value": median_by_chance(
-                [e for e in (each.error for each in counted) if e is not None and math.isfinite(e)]
-            ),
-            "ci95": None,
-            "bar": None,
-        },
-    }
-    for name, each in comparisons.items():
-        found[f"claimed speed-up, {name}"] = _speedup(each.claim)
-        found[f"long speed-up, {name}"] = _speedup(each.long) | {"rounds": [asdict(one) for one in each.rounds]}
-        found[f"miss, {name}"] = {"value": each.miss, "ci95": None, "bar": None, "remark": each.remark} | (
-            {} if each.processes is None else {"processes": each.processes[0]}
-        )
-        found[f"agrees, {name}"] = {"value": float(each.agrees) if each.counts else None, "ci95": None, "bar": None}
+def figures(comparisons: dict[str, Comparison]) -> dict[str, Figure]:
+    """All figures of the table, by name, with their bars."""
+    found = dict[str, Figure]()
+    for name, comparison in comparisons.items():
+        remark = f" ({comparison.remark})" if comparison.remark else ""
+        found[f"{name}: claimed speed-up{remark}"] = speedup(comparison.claim)
+        found[f"{name}: long speed-up"] = speedup(comparison.long)
+        found[f"{name}: miss"] = one(comparison.miss, 1)
+        found[f"{name}: agrees"] = one(float(comparison.agrees) if comparison.counts else None, 1)
+    counted = [comparison for comparison in comparisons.values() if comparison.counts]
+    misses = [comparison.miss for comparison in counted if comparison.miss is not None]
+    if counted:
+        agreeing = sum(comparison.agrees for comparison in counted)
+        found["share of claims that agree"] = share(agreeing, len(counted), {"min": SHARE_BAR})
+    found["median miss"] = one(statistics.median(misses) if misses else None, len(misses), {"max": MISS_BAR})
     return found
 
 
-def _speedup(interval: LogInterval | None) -> dict[str, Any]:
+def speedup(interval: LogInterval | None) -> Figure:
+    """The figure of a speed-up with its interval."""
     if interval is None:
-        return {"value": None, "ci95": None, "bar": None}
+        return one(None, 0)
     bounds = [math.exp(interval.low), math.exp(interval.high)] if math.isfinite(interval.half_width) else None
-    return {"value": math.exp(interval.value), "ci95": bounds, "bar": None}
+    return one(math.exp(interval.value), interval.count, ci95=bounds)
 
 
 # ----------------------------------------------------------------------------------- tuning and training
@@ -237,35 +157,15 @@ def tuned(file: Path, folder: Path, budget: str, trials: int | None) -> Recipe:
     return Recipe.load(folder / "recipe.json")
 
 
-def workload_file(name: str, folder: Path, *, untuned: bool) -> Path:
-    """Where an example is, or one in the folder that has it without `tf.data`'s own tuning."""
-    example = ROOT / "examples" / f"{name}.py"
-    if not untuned:
-        return example
-    file = folder / f"{name}.py"
-    file.write_text(UNTUNED.format(file=str(example)), encoding="utf-8")
-    return file
-
-
 def claim_of(recipe: Recipe) -> tuple[Recipe, Comparison]:
     """What is put to the test: the recipe, or what came closest, with its claim."""
     if recipe.changes:
-        claimed = recipe.evidence.speedup
-        claim = claimed.log
-        return recipe, Comparison(claim=claim, processes=processes_of(recipe))
+        return recipe, Comparison(claim=recipe.evidence.speedup.log)
     best = recipe.candidate
     if best is None or best.speedup is None:
         return recipe, Comparison(remark="no gain claimed, nothing confirmed", counts=False)
     candidate = recipe.model_copy(update={"configuration": best.configuration})
-    claim = best.speedup.log
-    remark = "no gain claimed: what came closest"
-    return candidate, Comparison(claim=claim, processes=processes_of(recipe), remark=remark)
-
-
-def processes_of(recipe: Recipe) -> tuple[int, int]:
-    """Fresh processes of either side in its confirmation, and how many leaders there were."""
-    confirmation = recipe.evidence.confirmation
-    return confirmation.processes, confirmation.leaders
+    return candidate, Comparison(claim=best.speedup.log, remark="no gain claimed: what came closest")
 
 
 class Training:
@@ -380,7 +280,7 @@ def compared(name: str, arguments: argparse.Namespace, recipes: Path, scratch: P
     """Tune one workload and hold its claim against long trainings; a failure is a comparison that says so."""
     claim, rounds = None, list[Round]()
     try:
-        file = workload_file(name, scratch, untuned=arguments.untuned)
+        file = ROOT / "examples" / f"{name}.py"
         recipe, comparison = claim_of(tuned(file, recipes / name, arguments.budget, arguments.trials))
         claim = comparison.claim
         if claim is None:
@@ -411,46 +311,17 @@ def shown(interval: LogInterval | None) -> str:
     return f"×{math.exp(interval.value):.3f} ({math.exp(interval.low):.3f} to {math.exp(interval.high):.3f})"
 
 
-def show(comparisons: dict[str, Comparison], found: dict[str, dict[str, Any]]) -> None:
-    """One table; what has a bar below it."""
-    print(f"{'workload':<20} {'claimed':<26} {'long':<26} {'miss':>6}  {'processes':>9}  agrees")
-    for name, each in comparisons.items():
-        miss = "–" if each.miss is None else f"{each.miss:.1%}"
-        agrees = ("yes" if each.agrees else "no") if each.counts else "–"
-        processes = "–" if each.processes is None else each.processes[0]
-        print(
-            f"{name:<20} {shown(each.claim):<26} {shown(each.long):<26} {miss:>6}  {processes:>9}  {agrees:<6} "
-            + each.remark
-        )
-    for name in (
-        "share of claims that agree",
-        "share that agree by bare standard errors",
-        "median miss",
-        "median miss by chance",
-    ):
-        value, bar = found[name]["value"], found[name]["bar"] or {}
-        limits = " ".join(f" (bar: {kind} {limit:g})" for kind, limit in bar.items())
-        print(f"{name}: {'–' if value is None else format(value, '.3f')}{limits}")
-
-
 def parse_arguments() -> argparse.Namespace:
     """The command line, with the defaults that --quick changes filled in."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"all of {', '.join(WORKLOADS)} by default")
-    parser.add_argument("--budget", help=f"of each run of the tuner; {BUDGET} by default")
-    parser.add_argument(
-        "--trials", type=int, help="most trials of each search: the fewer, the more time has the confirmation"
-    )
-    parser.add_argument("--rounds", type=int, help=f"fresh processes of each kind; {ROUNDS} by default")
-    parser.add_argument("--turns", type=int, help=f"of each process; {TURNS} by default")
-    parser.add_argument("--seconds", type=float, help=f"shortest timed stretch of a turn; {SECONDS:g} by default")
-    parser.add_argument("--recipes", type=Path, help="takes NAME/recipe.json from here, and leaves new runs here")
-    parser.add_argument("--quick", action="store_true", help="ends within a minute or so: one workload, says less")
-    parser.add_argument(
-        "--untuned", action="store_true", help="baselines without tf.data's own tuning, which is restless"
-    )
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    arguments = parser.parse_args()
+    made = parser(__doc__)
+    made.add_argument("names", nargs="*", metavar="NAME", help=f"all of {', '.join(WORKLOADS)} by default")
+    made.add_argument("--budget", help=f"of each run of the tuner; {BUDGET} by default")
+    made.add_argument("--trials", type=int, help="most trials of each search")
+    made.add_argument("--rounds", type=int, help=f"fresh processes of each kind; {ROUNDS} by default")
+    made.add_argument("--turns", type=int, help=f"of each process; {TURNS} by default")
+    made.add_argument("--seconds", type=float, help=f"shortest timed stretch of a turn; {SECONDS:g} by default")
+    made.add_argument("--recipes", type=Path, help="takes NAME/recipe.json from here, and leaves new runs here")
+    arguments = made.parse_args()
     quick = arguments.quick
     arguments.names = arguments.names or list(WORKLOADS[:1] if quick else WORKLOADS)
     arguments.budget = arguments.budget or (BUDGET_QUICK if quick else BUDGET)
@@ -459,9 +330,9 @@ def parse_arguments() -> argparse.Namespace:
     arguments.seconds = arguments.seconds or (SECONDS_QUICK if quick else SECONDS)
     unknown = set(arguments.names) - set(WORKLOADS)
     if unknown:
-        parser.error(f"no such workload: {', '.join(sorted(unknown))}")
+        made.error(f"no such workload: {', '.join(sorted(unknown))}")
     if arguments.rounds < 2 or arguments.turns < 1:
-        parser.error("--rounds must be 2 or more, --turns 1 or more")
+        made.error("--rounds must be 2 or more, --turns 1 or more")
     return arguments
 
 
@@ -472,9 +343,8 @@ def main() -> None:
         scratch = Path(folder)
         recipes = (arguments.recipes or scratch).resolve()
         comparisons = {name: compared(name, arguments, recipes, scratch) for name in arguments.names}
-    found = figures(comparisons)
-    show(comparisons, found)
-    write("claims", found, arguments.json)
+    rounds = {name: [asdict(each) for each in comparison.rounds] for name, comparison in comparisons.items()}
+    report("claims", figures(comparisons), arguments.json, {"rounds": rounds})
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "faults"))
 
 from fault_table import FAULTS, WORKLOAD, Fault, memory_cgroup, witness  # noqa: E402
-from figures import parser, write  # noqa: E402
+from figures import Figure, one, parser, report, share  # noqa: E402
 from studies import Study  # noqa: E402
 
 from autotune.data.facts import WorkloadReference  # noqa: E402
@@ -39,6 +39,9 @@ QUICK_SECONDS = 42.0
 ORPHAN_SECONDS = 5.0
 SLOW = ("exhausts_tensors",)
 """Left out of --quick: TensorFlow's allocator alone takes ten seconds."""
+
+
+COUNTED = ("injected", "survived", "classified", "orphans")
 
 
 @dataclass
@@ -141,60 +144,26 @@ def tallies_of(quick: bool) -> dict[str, Tally]:
     return tallies
 
 
-def figures(tallies: dict[str, Tally]) -> dict[str, dict[str, object]]:
-    """Shares and counts in total, with their bars, and the same for each fault."""
-    total = Tally(
-        injected=sum(each.injected for each in tallies.values()),
-        survived=sum(each.survived for each in tallies.values()),
-        classified=sum(each.classified for each in tallies.values()),
-        orphans=sum(each.orphans for each in tallies.values()),
-    )
-    found: dict[str, dict[str, object]] = {
-        "faults injected": {"value": total.injected, "ci95": None, "bar": None},
-        "kinds of faults injected": {
-            "value": sum(each.injected > 0 for each in tallies.values()),
-            "ci95": None,
-            "bar": None,
-        },
-    }
-    for name, tally in {"all": total, **tallies}.items():
-        if tally.injected:
-            survived, classified = tally.survived / tally.injected, tally.classified / tally.injected
-            found[f"survived, {name}"] = {"value": survived, "ci95": None, "bar": {"min": 1.0}}
-            found[f"classified, {name}"] = {"value": classified, "ci95": None, "bar": {"min": 1.0}}
-            found[f"orphans, {name}"] = {"value": tally.orphans, "ci95": None, "bar": {"max": 0}}
+def figures(tallies: dict[str, Tally]) -> dict[str, Figure]:
+    """Shares of all faults and of each, with their bars."""
+    found = dict[str, Figure]()
+    for name, tally in tallies.items():
+        found[f"{name}: survived"] = share(tally.survived, tally.injected, {"min": 1.0})
+        found[f"{name}: classified"] = share(tally.classified, tally.injected, {"min": 1.0})
+        found[f"{name}: orphans"] = one(tally.orphans, tally.injected, {"max": 0.0})
     return found
-
-
-def show(tallies: dict[str, Tally]) -> None:
-    """One table; what was wrong below it."""
-    print(f"{'fault':<28} {'outcome':<10} {'injected':>8} {'survived':>9} {'classified':>10} {'orphans':>8}")
-    outcomes = {fault.name: fault.outcome.value for fault in FAULTS}
-    injected = sum(each.injected for each in tallies.values())
-    for name, tally in tallies.items():
-        shares = (
-            [f"{part / tally.injected:.0%}" for part in (tally.survived, tally.classified)]
-            if tally.injected
-            else ["–", "–"]
-        )
-        print(f"{name:<28} {outcomes[name]:<10} {tally.injected:>8} {shares[0]:>9} {shares[1]:>10} {tally.orphans:>8}")
-    if injected:
-        survived = sum(each.survived for each in tallies.values()) / injected
-        classified = sum(each.classified for each in tallies.values()) / injected
-        left = sum(each.orphans for each in tallies.values())
-        print(f"{'all':<28} {'':<10} {injected:>8} {survived:>9.1%} {classified:>10.1%} {left:>8}")
-    print(f"{'bar':<28} {'':<10} {'':>8} {'100%':>9} {'100%':>10} {'0':>8}")
-    for name, tally in tallies.items():
-        for each in tally.wrong:
-            print(f"{name}: {each}")
 
 
 def main() -> None:
     """Inject, print, and write."""
     arguments = parser(__doc__).parse_args()
-    tallies = tallies_of(arguments.quick)
-    show(tallies)
-    write("faults", figures(tallies), arguments.json)
+    tallies = {name: tally for name, tally in tallies_of(arguments.quick).items() if tally.injected or tally.wrong}
+    for name, tally in tallies.items():
+        for line in tally.wrong:
+            print(f"{name}: {line}")
+    counts = {name: sum(getattr(tally, name) for tally in tallies.values()) for name in COUNTED}
+    injected = {name: tally for name, tally in tallies.items() if tally.injected}
+    report("faults", figures({**injected, "all": Tally(**counts)}), arguments.json)
 
 
 if __name__ == "__main__":

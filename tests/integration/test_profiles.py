@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from bottlenecks import CASES, WORKLOAD, judged
+from real_trials import PATIENCE_SECONDS, QUICK, WORKLOADS, configuration
 
 from autotune.data.facts import WorkloadReference
 from autotune.runtime.local import TrialProcesses
@@ -18,20 +18,26 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory):
     """A template whose trials are all profiled."""
-    reference = WorkloadReference(file=str(WORKLOAD), search_path=(str(WORKLOAD.parent),))
+    reference = WorkloadReference(file=str(WORKLOADS / "limited.py"), search_path=(str(WORKLOADS),))
     with TrialProcesses(reference, logs=tmp_path_factory.mktemp("templates"), profile="all") as made:
         made.open()
         yield made
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case != "balanced"])  # which the processor decides
+@pytest.mark.parametrize("case", ["input", "launch", "compute", "memory_bandwidth"])
 def test_what_limits_a_training_is_named(processes, tmp_path, case):
-    found = judged(processes, case, tmp_path / case)
-    assert found.name == case, found.why
-    (profile,) = read_profiles([tmp_path / case / "profile"])
+    log = str(tmp_path / f"{case}-.txt")
+    trial = processes.launch(configuration(64), log=log, data=None, timing=QUICK)
+    trial.warm_up(PATIENCE_SECONDS)
+    trial.measure(0.5, PATIENCE_SECONDS)
+    finished = trial.finish(0.3, PATIENCE_SECONDS, thorough=True)
+    (profile,) = read_profiles([tmp_path / "profile"])
     assert profile.steps > 0
     assert len(profile.operations) > 0
     assert profile.reason == ""
+    seen = Seen(waits=finished.input_wait_fraction, outside=finished.outside_fraction, profile=profile)
+    found = bottleneck_of(seen)
+    assert found.name == case, found.why
 
 
 def test_a_profile_that_cannot_be_read_has_a_reason(tmp_path):

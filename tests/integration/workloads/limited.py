@@ -1,7 +1,7 @@
 """Trainings that are each limited by one thing; which one a trial runs is the name of its log file.
 
 `input`: a map that sleeps. `launch`: a thousand tiny operations. `compute`: large matrix products. `memory_bandwidth`:
-element-wise operations over large tensors. `balanced`: matrix products and element-wise operations that take as long.
+element-wise operations over large tensors.
 """
 
 import os
@@ -19,7 +19,7 @@ ELEMENTS = 1 << 17
 SECONDS = 0.0005
 
 
-class Tiny(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
+class Tiny(keras.layers.Layer):
     """A chain of a thousand operations on one number."""
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
@@ -30,7 +30,7 @@ class Tiny(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
         return x + number
 
 
-class ElementWise(keras.layers.Layer):  # type: ignore[misc]
+class ElementWise(keras.layers.Layer):
     """Passes over large tensors that compute one sum an element."""
 
     def __init__(self, passes: int) -> None:
@@ -53,14 +53,12 @@ def case() -> str:
 def model() -> keras.Model:
     """The network of this trial's case."""
     inputs = keras.Input((WIDTH,))
-    x, width = inputs, {"compute": 1536, "balanced": 512}.get(case(), 32)
+    x, width = inputs, 1536 if case() == "compute" else 32
     if case() == "launch":
         x = Tiny()(x)
     if case() == "memory_bandwidth":
         x = ElementWise(4)(x)
-    if case() == "balanced":
-        x = ElementWise(1)(x)
-    for _ in range({"compute": 3, "balanced": 4}.get(case(), 1)):
+    for _ in range(3 if case() == "compute" else 1):
         x = keras.layers.Dense(width)(x)
     return keras.Model(inputs, keras.layers.Dense(1)(x))
 
