@@ -17,6 +17,7 @@ import resource
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
 TABLE = bytearray(16 << 30)
 """
+REFUSES = "raise OSError(12, 'Cannot allocate memory')"
 ABORTS = """
 import os, sys
 sys.stderr.write("terminate called after throwing an instance of 'std::bad_alloc'\\n  what():  std::bad_alloc\\n")
@@ -31,7 +32,10 @@ TABLE = bytearray(1 << 30)
 """
 
 
-@pytest.mark.parametrize(("source", "said"), [(RAISES, "MemoryError"), (ABORTS, "SIGABRT"), (IS_KILLED, "SIGKILL")])
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [(RAISES, "MemoryError"), (REFUSES, "Cannot allocate memory"), (ABORTS, "SIGABRT"), (IS_KILLED, "SIGKILL")],
+)
 def test_an_import_without_memory_is_told_as_such(tmp_path, cgroup, source, said):
     if source is IS_KILLED and cgroup is None:
         pytest.skip("no control group can be made here")
@@ -44,6 +48,7 @@ def test_an_import_without_memory_is_told_as_such(tmp_path, cgroup, source, said
         processes.open()
     assert said in caught.value.message
     assert "GiB here" in caught.value.hint
+    assert "ulimit -v" in caught.value.hint
     assert len(list(tmp_path.glob("template-*.log"))) == 1, "what finds no memory is not tried twice"
 
 

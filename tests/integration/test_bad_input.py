@@ -55,21 +55,41 @@ def test_an_input_of_another_shape_is_told_in_keras_words(build):
     assert "(None, 5)" in failed.reason
 
 
+EXHAUSTED = "the dataset was exhausted by its first pass: the second got nothing"
+STRATEGY = "model() builds the model under a {}, and trials open a strategy's scope by themselves"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["one_pass", "one_pass_ever"])
-def test_data_that_is_gone_after_one_pass_is_an_input_error(launch, case):
-    failure = launch(case).failure()
-    assert "exhausted by its first pass" in failure.reason
-    assert "starts afresh each epoch" in failure.hint
+@pytest.mark.parametrize(
+    ("case", "knobs", "reason", "hint"),
+    [
+        *((case, {}, EXHAUSTED, "starts afresh each epoch") for case in ("one_pass", "one_pass_ever")),
+        ("three_steps_ever", {}, EXHAUSTED, "starts afresh each epoch"),
+        ("validated_by_what_never_ends", {}, "has unknown length and has not ended after", "dataset.take(N)"),
+        ("trains_in_model", {}, ": trains a model in model()", ""),
+        ("in_a_mirrored_scope", {}, STRATEGY.format("MirroredStrategy"), "tf.distribute"),
+        ("in_a_scope_of_one_device", {}, STRATEGY.format("OneDeviceStrategy"), "tf.distribute"),
+        ("in_a_global_scope", {}, STRATEGY.format("OneDeviceStrategy"), "tf.distribute"),
+        (
+            "distributed_already",
+            {},
+            "dataset() returned a dataset that a tf.distribute strategy has distributed, and trials open a strategy's "
+            "scope by themselves",
+            "tf.distribute",
+        ),
+    ],
+)
+def test_what_only_a_training_shows_is_an_input_error_too(launch, case, knobs, reason, hint):
+    failure = launch(case, **knobs).failure()
+    assert reason in failure.reason
+    assert hint in failure.hint
     assert failure.input_error
 
 
 @pytest.mark.slow
-def test_validation_that_never_ends_is_an_input_error(launch):
-    failure = launch("validated_by_what_never_ends").failure()
-    assert "validation(): the validation has unknown length and has not ended after" in failure.reason
-    assert "dataset.take(N)" in failure.hint
-    assert failure.input_error
+def test_data_of_unknown_length_that_is_gone_after_one_pass_is_an_input_error(launch):
+    failure = launch("three_steps_ever", data=Data(examples=None, endless=False)).failure()
+    assert (failure.reason, failure.input_error) == (EXHAUSTED, True)
 
 
 def test_a_batch_size_that_is_ignored_is_found_in_every_trial(build):
@@ -136,16 +156,6 @@ def nothing():
 
 workload = autotune.Workload(model=nothing, dataset=nothing, compile=nothing, batch_size=8)
 """
-
-
-@pytest.mark.slow
-def test_an_exception_at_import_shows_the_users_frames(processes_of):
-    source = USABLE + "\ndef load_table():\n    return {}['labels']\n\nTABLE = load_table()\n"
-    with pytest.raises(WorkloadError, match=r"importing .*train\.py raised KeyError: 'labels'") as caught:
-        processes_of(source).open()
-    frames = [line for line in caught.value.detail.splitlines() if line.startswith('  File "')]
-    assert len(frames) == 2
-    assert all("train.py" in frame for frame in frames)
 
 
 @pytest.mark.slow

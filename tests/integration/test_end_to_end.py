@@ -190,12 +190,11 @@ def test_its_recipe_trains(tuned, environment):
 @slow
 def test_a_script_may_tune_the_workload_that_it_holds(run, tmp_path):
     (tmp_path / "train.py").write_text(
-        TINY
+        "import sys\n"
+        + TINY.replace("def model():", "def model():\n    print('arguments', sys.argv[1:], flush=True)")
         + textwrap.dedent(
             """
             if __name__ == "__main__":
-                import sys
-
                 recipe = autotune.tune(workload, budget=sys.argv[1], trials=1, out="run")
                 assert recipe == autotune.Recipe.load("run/recipe.json")
                 print("verdict", recipe.evidence.verdict)
@@ -205,6 +204,8 @@ def test_a_script_may_tune_the_workload_that_it_holds(run, tmp_path):
     ended = with_enough_time(lambda budget: run("train.py", str(budget)), SHORT_BUDGET)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("verdict ")
+    log = (tmp_path / "run" / "trials" / "0000" / "log.txt").read_text(errors="replace")
+    assert re.search(r"arguments \['\d+'\]", log), "trials have the program's own arguments"
     assert assert_complete(tmp_path / "run").workload.name == "train"
 
 

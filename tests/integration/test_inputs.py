@@ -172,16 +172,6 @@ def test_an_epoch_that_holds_all_examples_in_one_batch_counts_them(launch):
     assert_whole_epochs(trial.warm_up(), trial.measure(), steps=1)
 
 
-@slow
-@pytest.mark.parametrize("data", [None, Data(examples=None, endless=False)], ids=["counted", "unknown"])
-def test_a_training_of_three_steps_in_all_is_refused(launch, data):
-    trial = launch("three_steps_ever", data=data)
-    failure = trial.failure()
-    assert failure.input_error
-    assert failure.reason == "the dataset was exhausted by its first pass: the second got nothing"
-    assert "starts afresh each epoch" in failure.hint
-
-
 # -------------------------------------------------------------------------------------------- steps, boundaries
 
 

@@ -79,17 +79,19 @@ workload = autotune.Workload(
 """
 
 
-@pytest.fixture(autouse=True)
-def _two_devices(monkeypatch):
+@pytest.fixture(scope="module", autouse=True)
+def _two_devices():
     """The processor is two devices."""
-    monkeypatch.setenv("AUTOTUNE_LOGICAL_CPUS", "2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AUTOTUNE_LOGICAL_CPUS", "2")
+        yield
 
 
-@pytest.fixture
-def processes(tmp_path):
+@pytest.fixture(scope="module")
+def processes(_two_devices, tmp_path_factory):
     """Trials of the cases, in a template that sees two devices."""
     reference = WorkloadReference(file=str(WORKLOADS / "cases.py"), search_path=(str(WORKLOADS),))
-    with TrialProcesses(reference, logs=tmp_path) as opened:
+    with TrialProcesses(reference, logs=tmp_path_factory.mktemp("templates")) as opened:
         opened.open()
         yield opened
 

@@ -1,6 +1,7 @@
-"""Scripts as their users wrote them, tuned unmodified from the command line, and trained with the recipe."""
+"""Scripts as their users wrote them: each is surveyed; some are tuned unmodified, and train with the recipe."""
 
 import hashlib
+import json
 import shutil
 import subprocess
 import sys
@@ -8,13 +9,18 @@ from pathlib import Path
 
 import pytest
 from real_trials import REPOSITORY
+from test_end_to_end import with_enough_time
 
 from autotune.data.run_directory import RunDirectory
 from autotune.recipe.recipe import Recipe
 from autotune.space.recorded import read_trials
 
 SCRIPTS = REPOSITORY / "tests" / "scripts"
-BUDGET = "40s"
+BUDGET = 25
+"""Seconds of a run."""
+LOOPS = {"gan", "gradient_tape_loop", "mirrored_custom", "numpy_tape", "train_on_batch"}
+FIXED_BATCH_SIZE = {"numpy_tape", "train_on_batch"}
+"""Their batches are slices of arrays."""
 
 
 def digest(folder: Path) -> str:
@@ -50,15 +56,12 @@ def folder(tmp_path: Path) -> Path:
         pytest.param("gradient_tape_loop", ["--epochs", "2"], "loop", {"batch_size", "jit_compile"}),
         # a PyDataset with workers, in a module of its own
         pytest.param("train_generator", ["--epochs", "1"], "fit", {"batch_size", "workers"}, marks=pytest.mark.slow),
-        # two optimizers, networks in a module of its own, no arguments
-        pytest.param("gan", [], "loop", {"batch_size", "jit_compile"}, marks=pytest.mark.slow),
-        # a strategy over two logical devices, a schedule
-        pytest.param("mirrored_fit", ["--epochs", "1"], "fit", {"batch_size"}, marks=pytest.mark.slow),
     ],
 )
 def test_a_script_is_tuned_as_it_is_and_trains_with_its_recipe(folder, tmp_path, name, arguments, trains, reached):
     before = digest(folder)
-    tuned = autotune(folder, "tune", f"{name}.py", "--budget", BUDGET, "--out", str(tmp_path / "run"), "--", *arguments)
+    tune = ("tune", f"{name}.py", "--out", str(tmp_path / "run"), "--budget")
+    tuned = with_enough_time(lambda budget: autotune(folder, *tune, f"{budget}s", "--", *arguments), BUDGET)
     assert tuned.returncode == 0, tuned.stdout + tuned.stderr
     assert digest(folder) == before
     recipe = Recipe.load(tmp_path / "run" / "recipe.json")
@@ -71,6 +74,24 @@ def test_a_script_is_tuned_as_it_is_and_trains_with_its_recipe(folder, tmp_path,
     assert not (tmp_path / "run" / "created.txt").exists()
     run = autotune(folder, "run", str(tmp_path / "run" / "recipe.json"), f"{name}.py", *arguments)
     assert run.returncode == 0, run.stderr[-4000:]
+
+
+@pytest.mark.slow
+def test_every_script_is_surveyed(tmp_path):
+    names = sorted(file.stem for file in SCRIPTS.glob("*.py") if file.stem not in ("networks", "data_generator"))
+    for name in names:
+        shutil.copytree(SCRIPTS, tmp_path / "scripts" / name)
+        (tmp_path / "scripts" / name / f"{name}.py").rename(tmp_path / "scripts" / name / "train.py")
+    surveys = str(Path(__file__).with_name("surveys.py"))
+    command = [sys.executable, surveys, str(tmp_path / "scripts"), str(tmp_path / "answers")]
+    subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL)
+    answers = [json.loads(line) for line in (tmp_path / "answers").read_text(encoding="utf-8").splitlines()]
+    refused = {answer["name"]: answer for answer in answers if "facts" not in answer}
+    assert refused == {}
+    found = {answer["name"]: answer["facts"]["script"] for answer in answers}
+    assert sorted(found) == names
+    assert {name for name in names if found[name]["trains"] == "loop"} == LOOPS
+    assert {name for name in names if "batch_size" in found[name]["not_reached"]} == FIXED_BATCH_SIZE
 
 
 TRAIN = """
@@ -114,7 +135,8 @@ def test_a_module_is_tuned_resumed_verified_and_run(tmp_path):
     (package / "train.py").write_text(TRAIN, encoding="utf-8")
     (package / "data.py").write_text(DATA, encoding="utf-8")
     out = tmp_path / "run"
-    tuned = autotune(tmp_path, "tune", "-m", "jobs.train", "--budget", "25s", "--out", str(out), "--", "--epochs", "2")
+    tune = ("tune", "-m", "jobs.train", "--out", str(out), "--budget")
+    tuned = with_enough_time(lambda budget: autotune(tmp_path, *tune, f"{budget}s", "--", "--epochs", "2"), BUDGET)
     assert tuned.returncode == 0, tuned.stdout + tuned.stderr
     before = slices_in(out)
     resumed = autotune(tmp_path, "tune", "-m", "jobs.train", "--resume", str(out), "--budget", "40s")

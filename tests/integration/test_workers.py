@@ -228,7 +228,7 @@ def test_both_workers_train_and_global_examples_are_counted(opened, tmp_path, so
     assert facts.script.baseline["batch_size"] == 16 / parts
     assert "MultiWorkerMirroredStrategy of its own" in facts.script.not_reached["strategy"]
     assert {"prefetch", "data_threads"} <= facts.script.not_reached.keys()
-    for batch_size in (16 // parts, 32 // parts):
+    for batch_size in (16, 32) if source is BY_ELEMENT else (32 // parts,):
         trial = launched(processes, facts, tmp_path, batch_size=batch_size)
         trial.warm_up(PATIENCE_SECONDS)
         pids = [trial.pid, *(each.pid for each in others(trial))]
@@ -325,8 +325,7 @@ def test_an_exception_in_another_worker_is_told(opened, monkeypatch):
         opened(BY_ELEMENT, "localhost:12345", "localhost:23456")
 
 
-@pytest.mark.parametrize("source", [BY_ELEMENT, BY_FIT])
-@pytest.mark.parametrize("workers", [(), ("localhost:12345",)])
+@pytest.mark.parametrize(("source", "workers"), [(BY_ELEMENT, ("localhost:12345",)), (BY_FIT, ())])
 def test_one_worker_trains_by_itself(opened, tmp_path, source, workers):
     processes, facts = opened(source, *workers)
     assert facts.script.workers == len(workers)

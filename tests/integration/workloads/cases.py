@@ -907,6 +907,40 @@ def is_nan() -> dict:
     return {"optimizer": "sgd", "loss": lambda y, p: tf.reduce_mean(p) * float("nan")}
 
 
+def trains_in_model() -> keras.Model:
+    """Trains before it returns."""
+    model = dense()
+    model.compile("sgd", "mse")
+    model.fit(numbers(8), numbers(8, 1), epochs=10**6, verbose=0)
+    return model
+
+
+def in_scope_of(strategy):
+    """The usual network, made in a strategy's scope."""
+
+    def model() -> keras.Model:
+        with strategy("CPU:0").scope():
+            return dense()
+
+    return model
+
+
+def in_a_global_scope() -> keras.Model:
+    """The usual network, after a strategy was set for the whole process."""
+    tf.distribute.experimental_set_strategy(tf.distribute.OneDeviceStrategy("CPU:0"))
+    return dense()
+
+
+def mirrored(device):
+    """A strategy of one replica."""
+    return tf.distribute.MirroredStrategy([device])
+
+
+def distributed_already(config):
+    """Distributed by a strategy."""
+    return mirrored("CPU:0").experimental_distribute_dataset(pairs().batch(2))
+
+
 def told_pairs(config):
     """The usual dataset."""
     return pairs()
@@ -1023,6 +1057,11 @@ CASES = {
     "ruined_deep": {"model": lambda: Ruined(lambda loss: {"losses": {"d": loss}}), "compile": own_loss},
     "ruined_each": {"model": lambda: Ruined(lambda loss: {"d": tf.stack([0.0, loss])}), "compile": own_loss},
     "is_nan": {"compile": is_nan},
+    "trains_in_model": {"model": trains_in_model},
+    "in_a_mirrored_scope": {"model": in_scope_of(mirrored)},
+    "in_a_scope_of_one_device": {"model": in_scope_of(tf.distribute.OneDeviceStrategy)},
+    "in_a_global_scope": {"model": in_a_global_scope},
+    "distributed_already": {"dataset": distributed_already},
 }
 
 
