@@ -66,6 +66,13 @@ def reference_to(path, name="workload"):
     return WorkloadReference(file=str(path), name=name, search_path=(str(path.parent),))
 
 
+def as_module(monkeypatch, name, **variables):
+    """An imported module with these variables."""
+    module = ModuleType(name)
+    vars(module).update(variables)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
 def refusal(function, *arguments):
     """The error with which `function` refuses."""
     with pytest.raises(WorkloadError) as caught:
@@ -76,20 +83,13 @@ def refusal(function, *arguments):
 # ------------------------------------------------------------------------------------------------ references
 
 
-def test_a_file_is_looked_up_from_the_current_directory(directory):
-    file = write(directory / "jobs" / "train.py", "workload = 1")
-    assert parse_reference("jobs/train.py") == reference_to(file)
-
-
-def test_a_name_follows_the_colon(directory):
-    file = write(directory / "train.py", "small = large = 1")
-    assert parse_reference("train.py:large") == reference_to(file, "large")
-
-
-def test_a_link_is_followed_to_the_file(directory):
-    file = write(directory / "jobs" / "train.py", "workload = 1")
+@pytest.mark.parametrize(
+    ("text", "name"), [("jobs/train.py", "workload"), ("jobs/train.py:large", "large"), ("link.py", "workload")]
+)
+def test_a_file_is_looked_up_from_the_current_directory_and_through_links(directory, text, name):
+    file = write(directory / "jobs" / "train.py", "small = large = 1")
     (directory / "link.py").symlink_to(file)
-    assert parse_reference("link.py") == reference_to(file)
+    assert parse_reference(text) == reference_to(file, name)
 
 
 def test_a_missing_file_is_answered_with_where_it_was_looked_for(directory):
@@ -196,9 +196,7 @@ def test_whatever_is_written_is_a_reference_or_a_workload_error(text):
 
 def test_a_modules_variable_is_found_by_module_and_name(monkeypatch):
     workload = a_workload()
-    module = ModuleType("jobs.train")
-    module.small = workload
-    monkeypatch.setitem(sys.modules, "jobs.train", module)
+    as_module(monkeypatch, "jobs.train", small=workload)
     monkeypatch.setattr(sys, "path", ["/somewhere", ""])
     monkeypatch.setattr(sys, "argv", ["program.py", "--width", "512"])
     assert reference_of(workload) == WorkloadReference(
@@ -213,34 +211,21 @@ def test_a_local_variable_is_refused_with_where_to_put_it():
 
 
 def test_an_equal_workload_is_not_the_workload(monkeypatch):
-    module = ModuleType("jobs.train")
-    module.workload = a_workload()
-    monkeypatch.setitem(sys.modules, "jobs.train", module)
+    as_module(monkeypatch, "jobs.train", workload=a_workload())
     refusal(reference_of, a_workload())
 
 
 def test_what_is_no_module_among_the_modules_is_passed_over(monkeypatch):
     workload = a_workload()
-    module = ModuleType("the_right_one")
-    module.workload = workload
     monkeypatch.setitem(sys.modules, "a_stand_in", object())
-    monkeypatch.setitem(sys.modules, "the_right_one", module)
+    as_module(monkeypatch, "the_right_one", workload=workload)
     assert reference_of(workload).module == "the_right_one"
-
-
-def as_main(monkeypatch, workload, **attributes):
-    """Make `workload` a variable of the program that is being run."""
-    main = ModuleType("__main__")
-    main.workload = workload
-    for name, value in attributes.items():
-        setattr(main, name, value)
-    monkeypatch.setitem(sys.modules, "__main__", main)
 
 
 def test_a_programs_variable_is_found_by_its_file(directory, monkeypatch):
     file = write(directory / "train.py", GOOD)
     workload = a_workload()
-    as_main(monkeypatch, workload, __file__="train.py")
+    as_module(monkeypatch, "__main__", workload=workload, __file__="train.py")
     reference = reference_of(workload)
     assert (reference.file, reference.module, reference.name) == (str(file), None, "workload")
 
@@ -248,36 +233,28 @@ def test_a_programs_variable_is_found_by_its_file(directory, monkeypatch):
 @pytest.mark.parametrize("name", ["jobs.train", "jobs.__main__"])
 def test_a_program_run_as_a_module_is_found_as_that_module(monkeypatch, name):
     workload = a_workload()
-    as_main(monkeypatch, workload, __spec__=importlib.machinery.ModuleSpec(name, None))
+    as_module(monkeypatch, "__main__", workload=workload, __spec__=importlib.machinery.ModuleSpec(name, None))
     reference = reference_of(workload)
     assert (reference.module, reference.file) == (name, None)
 
 
-@pytest.mark.parametrize("attributes", [{}, {"__file__": "<stdin>"}])
-def test_a_workload_imported_into_a_session_is_found_in_its_module(monkeypatch, attributes):
-    workload = a_workload()
-    as_main(monkeypatch, workload, **attributes)
-    module = ModuleType("train")
-    module.small = workload
-    monkeypatch.setitem(sys.modules, "train", module)
-    reference = reference_of(workload)
-    assert (reference.module, reference.file, reference.name) == ("train", None, "small")
-
-
-def test_a_program_with_a_file_comes_before_what_it_imported(directory, monkeypatch):
+@pytest.mark.parametrize(
+    ("attributes", "in_program"), [({}, False), ({"__file__": "<stdin>"}, False), ({"__file__": "run.py"}, True)]
+)
+def test_a_program_with_a_file_comes_before_what_it_imported(directory, monkeypatch, attributes, in_program):
     file = write(directory / "run.py", GOOD)
     workload = a_workload()
-    as_main(monkeypatch, workload, __file__="run.py")
-    module = ModuleType("train")
-    module.workload = workload
-    monkeypatch.setitem(sys.modules, "train", module)
-    assert reference_of(workload).file == str(file)
+    as_module(monkeypatch, "__main__", workload=workload, **attributes)
+    as_module(monkeypatch, "train", small=workload)
+    reference = reference_of(workload)
+    expected = (None, str(file), "workload") if in_program else ("train", None, "small")
+    assert (reference.module, reference.file, reference.name) == expected
 
 
 @pytest.mark.parametrize("attributes", [{}, {"__file__": "<stdin>"}])
 def test_a_workload_typed_into_a_session_is_refused(monkeypatch, attributes):
     workload = a_workload()
-    as_main(monkeypatch, workload, **attributes)
+    as_module(monkeypatch, "__main__", workload=workload, **attributes)
     monkeypatch.setitem(sys.modules, "__mp_main__", sys.modules["__main__"])  # as some packages call it, too
     error = refusal(reference_of, workload)
     assert "interactive session" in error.message
@@ -287,22 +264,21 @@ def test_a_workload_typed_into_a_session_is_refused(monkeypatch, attributes):
 # --------------------------------------------------------------------------------------------------- loading
 
 
-def test_a_workload_is_loaded_from_a_file(tmp_path):
-    loaded = load(reference_to(write(tmp_path / "train.py", GOOD)))
+@pytest.mark.parametrize(
+    "more",
+    [
+        "",
+        "import sys\nassert sys.modules[__name__].workload is workload\n",
+        "import sys\nassert sys.argv == [__file__], sys.argv\n",
+        "import neighbour_for_this_test\nif __name__ == '__main__':\n    raise SystemExit('run')\n",
+    ],
+    ids=["alone", "finds itself", "is its first argument", "finds its neighbours"],
+)
+def test_a_workload_is_loaded_from_a_file(tmp_path, more):
+    write(tmp_path / "neighbour_for_this_test.py", "")
+    loaded = load(reference_to(write(tmp_path / "train.py", GOOD + more)))
     assert isinstance(loaded, Workload)
     assert loaded.batch_size == 32
-
-
-def test_a_file_finds_its_neighbours(tmp_path):
-    write(tmp_path / "sizes_for_this_test.py", "BATCH = 48")
-    source = GOOD.replace("32", "BATCH") + "if __name__ == '__main__':\n    raise SystemExit('run')\n"
-    file = write(tmp_path / "train.py", "from sizes_for_this_test import BATCH\n" + source)
-    assert load(reference_to(file)).batch_size == 48
-
-
-def test_a_file_finds_itself_while_it_is_loaded(tmp_path):
-    file = write(tmp_path / "train.py", GOOD + "import sys\nassert sys.modules[__name__].workload is workload\n")
-    assert load(reference_to(file)).batch_size == 32
 
 
 def test_a_workload_is_loaded_from_a_module(tmp_path):
@@ -337,20 +313,35 @@ def test_a_module_that_is_not_there_is_named(tmp_path, module, missing):
     assert error.detail == ""
 
 
-@pytest.mark.parametrize("source", ["import sys\nworkload = = 1\n", "# coding: klingon\n", "(" * 300])
-def test_a_syntax_error_is_answered_with_its_place(tmp_path, source):
+@pytest.mark.parametrize(
+    ("source", "message", "hint"),
+    [
+        *(
+            (source, "importing {file} raised SyntaxError: ", "import")
+            for source in ("import sys\nworkload = = 1\n", "# coding: klingon\n", "(" * 300)
+        ),
+        ("from .net import x\n" + GOOD, "importing {file} raised ImportError: attempted relative", "PACKAGE.MODULE"),
+        (
+            "raise ModuleNotFoundError('install the extra')",
+            "importing {file} raised ModuleNotFoundError: install the extra",
+            "import",
+        ),
+        ("raise SystemExit(3)", "importing {file} raised SystemExit: 3", ""),
+        ("raise KeyboardInterrupt", "importing {file} raised KeyboardInterrupt", ""),
+        ("import sys; sys.exit()", "importing {file} raised SystemExit", ""),
+        ("_workload = 1\nglobals()['workloads'] = 1", "{file}: no 'workload' in it", "Did you mean 'workloads'?"),
+        ("workload = {'batch_size': 32}", "{file}:workload: is a dict, expected an autotune.Workload", "{file}:NAME"),
+        (GOOD.replace("=32", "=0"), "Workload(batch_size=…): batch_size cannot be 0", ""),
+    ],
+)
+def test_a_file_that_gives_no_workload_is_answered_with_why(tmp_path, source, message, hint):
     file = write(tmp_path / "train.py", source)
     error = refusal(load, reference_to(file))
-    assert error.message.startswith(f"importing {file} raised SyntaxError: ")
-    assert "(train.py, line" in error.message or "klingon" in error.message
-    assert error.detail.splitlines()[-1].startswith("SyntaxError: ")
-
-
-def test_a_relative_import_is_answered_with_the_modules_name(tmp_path):
-    file = write(tmp_path / "pkg" / "train.py", "from .net import x\n" + GOOD)
-    error = refusal(load, reference_to(file))
-    assert "attempted relative import" in error.message
-    assert "autotune tune PACKAGE.MODULE" in error.hint
+    assert error.message.startswith(message.format(file=file))
+    assert hint.format(file=file) in error.hint
+    if "SyntaxError" in message:
+        assert "(train.py, line" in error.message or "klingon" in error.message
+        assert error.detail.splitlines()[-1].startswith("SyntaxError: ")
 
 
 @pytest.mark.parametrize(("module", "name"), [("tensorflow", "TensorFlow"), ("keras", "Keras")])
@@ -382,12 +373,6 @@ def test_a_module_that_the_users_file_misses_is_the_files_error(tmp_path, as_mod
     assert "line 1" in error.detail
 
 
-def test_a_missing_module_without_a_name_is_the_files_error(tmp_path):
-    file = write(tmp_path / "train.py", "raise ModuleNotFoundError('install the extra')")
-    error = refusal(load, reference_to(file))
-    assert error.message == f"importing {file} raised ModuleNotFoundError: install the extra"
-
-
 def test_a_file_that_raises_is_answered_with_the_users_own_frames(tmp_path):
     file = write(tmp_path / "train.py", "def read():\n    return {}['path']\n\nread()\n")
     error = refusal(load, reference_to(file))
@@ -404,20 +389,6 @@ def test_a_file_that_raises_is_answered_with_the_users_own_frames(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("statement", ["raise SystemExit(3)", "raise KeyboardInterrupt", "import sys; sys.exit()"])
-def test_a_file_that_ends_the_process_is_an_error_too(tmp_path, statement):
-    error = refusal(load, reference_to(write(tmp_path / "train.py", statement)))
-    assert " raised " in error.message
-
-
-def test_a_missing_variable_is_answered_with_the_nearest(tmp_path):
-    file = write(tmp_path / "train.py", "_workload = 1\nglobals()['workloads'] = 1")
-    error = refusal(load, reference_to(file))
-    assert error.message == f"{file}: no 'workload' in it"
-    assert error.hint.startswith("Did you mean 'workloads'? Write `workload = autotune.Workload(…)` at the top level")
-    assert error.hint.endswith(f"{file}:NAME.")
-
-
 def test_what_a_module_misses_is_said_of_the_module(tmp_path):
     write(tmp_path / "job_for_this_test.py", "")
     reference = WorkloadReference(module="job_for_this_test", search_path=(str(tmp_path),))
@@ -425,18 +396,6 @@ def test_what_a_module_misses_is_said_of_the_module(tmp_path):
     write(tmp_path / "bad_for_this_test.py", "raise ValueError('no')")
     reference = WorkloadReference(module="bad_for_this_test", search_path=(str(tmp_path),))
     assert refusal(load, reference).message == "importing bad_for_this_test raised ValueError: no"
-
-
-def test_a_variable_of_another_type_is_refused(tmp_path):
-    file = write(tmp_path / "train.py", "workload = {'batch_size': 32}")
-    error = refusal(load, reference_to(file))
-    assert error.message == f"{file}:workload: is a dict, expected an autotune.Workload"
-    assert f"{file}:NAME" in error.hint
-
-
-def test_a_wrong_argument_in_the_users_file_keeps_its_own_message(tmp_path):
-    file = write(tmp_path / "train.py", GOOD.replace("batch_size=32", "batch_size=0"))
-    assert refusal(load, reference_to(file)).message == "Workload(batch_size=…): batch_size cannot be 0"
 
 
 def test_a_file_that_starts_a_tuner_by_being_imported_is_refused(tmp_path):
@@ -585,11 +544,6 @@ def test_a_file_sees_its_own_arguments(tmp_path, as_module):
     assert load(reference).batch_size == 48
 
 
-def test_the_first_argument_is_the_file(tmp_path):
-    file = write(tmp_path / "train.py", GOOD + "import sys\nassert sys.argv == [__file__], sys.argv\n")
-    load(reference_to(file))
-
-
 def test_arguments_that_a_file_refuses_are_answered_with_how_to_give_them(tmp_path):
     file = write(tmp_path / "train.py", PARSES + "parser.parse_args()\n" + GOOD)
     error = refusal(load, with_args(file, "--wdith", "3"))
@@ -616,9 +570,8 @@ def test_arguments_that_no_process_can_be_given_are_refused(directory, args, wor
 @pytest.mark.parametrize(("attributes", "expected"), [({"__file__": "train.py"}, ("--width", "9")), ({}, ())])
 def test_a_programs_workload_has_its_arguments(directory, monkeypatch, attributes, expected):
     write(directory / "train.py", GOOD)
-    module, workload = ModuleType("jobs_for_this_test"), a_workload()
-    module.workload = workload
-    monkeypatch.setitem(sys.modules, "jobs_for_this_test", module)
-    as_main(monkeypatch, None, **attributes)
+    workload = a_workload()
+    as_module(monkeypatch, "jobs_for_this_test", workload=workload)
+    as_module(monkeypatch, "__main__", workload=None, **attributes)
     monkeypatch.setattr(sys, "argv", ["train.py", "--width", "9"])
     assert reference_of(workload).args == expected
