@@ -35,7 +35,7 @@ from autotune.report.history import load_history
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.recorded import read_trials
-from autotune.space.space_file import SearchSpace
+from autotune.space.space_file import SearchSpace, find_search_space
 from autotune.stats.deciding import Verdict
 
 ROOT = Path(__file__).parents[1]
@@ -50,21 +50,118 @@ NAME = "my\n\x1b[31m[red]\u202e\udcff.file"
 """A file's name that would drive a terminal, were it printed as it is."""
 
 
+def refusal(function, *arguments):
+    """The sentence with which a reader refuses, or leaves a trial out: printable, of bounded length; None otherwise."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DamagedRunWarning)
+        try:
+            function(*arguments)
+        except (RecipeError, RunDirectoryError, SearchSpaceError) as refused:
+            error = refused
+        else:
+            error = None
+    said = [str(warning.message) for warning in caught]
+    if error:
+        assert error.hint.isprintable()
+        assert str(error) == "\n".join(filter(None, (error.message, error.hint))), "more than message and hint"
+        said.append(error.message)
+    assert all(each.isprintable() and 0 < len(each) <= 1000 for each in said)
+    return said[-1] if said else None
+
+
 def read(function, *arguments):
-    """What a reader returns; None where it refuses: in one printable line of bounded length, and a hint."""
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", DamagedRunWarning)
-            returned = function(*arguments)
-        assert all(str(warning.message).isprintable() for warning in caught)
-        return returned
-    except (RecipeError, RunDirectoryError, SearchSpaceError) as refusal:
-        error = refusal
-    assert error.message.isprintable()
-    assert 0 < len(error.message) <= 1000
-    assert error.hint.isprintable()
-    assert str(error) == "\n".join(filter(None, (error.message, error.hint))), "more than message and hint"
-    return None
+    """What a reader returns; None where it refuses."""
+    returned = []
+    refusal(lambda: returned.append(function(*arguments)))
+    return returned[0] if returned else None
+
+
+# ----------------------------------------------------------------------------------- each reader, each damage
+
+RESULT = str(FIRST.relative_to(RECORDED))
+READERS = {
+    "recipe.json": lambda run: Recipe.load(run / "recipe.json"),
+    "run.json": lambda run: RunDirectory(run).read_run(),
+    RESULT: lambda run: [*read_trials(RunDirectory(run))],
+    "space.toml": lambda run: find_search_space(run / "space.toml"),
+}
+OF_JSON = [name for name in READERS if name.endswith(".json")]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run's directory, and a search space in it; each reader reads its own."""
+    for name, document in RUN.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(document))
+    (tmp_path / "space.toml").write_text(SPACES[0])
+    assert not any(refusal(reader, tmp_path) for reader in READERS.values())
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (os.mkdir, "Is a directory"),
+        (os.mkfifo, "it is a pipe or a device"),
+        (lambda path: path.symlink_to("/dev/zero"), "it is a pipe or a device"),
+        (lambda path: os.truncate(os.open(path, os.O_CREAT | os.O_WRONLY), 1 << 40), "larger than"),
+        (lambda path: path.write_bytes(b"# caf\xe9\n"), "not UTF-8 text"),
+    ],
+    ids=["directory", "pipe", "endless", "huge", "not text"],
+)
+def test_what_is_no_text_of_bounded_length_is_not_read(run, name, make, words):
+    (run / name).unlink()
+    make(run / name)
+    said = refusal(READERS[name], run)
+    assert str(run / name) in said
+    if name not in ("recipe.json", "space.toml") and (run / name).is_symlink():
+        words = "is a link"
+    elif name in OF_JSON and words.startswith("not UTF-8"):
+        words = "Invalid JSON"
+    assert words in said
+
+
+@pytest.mark.parametrize("name", OF_JSON)
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        *((text, "Invalid JSON") for text in (b"", b"{", b"nul", b"[" * 100_000, b"1" * 5000)),
+        *((text, "Invalid JSON") for text in (b"\xff\xfe", b'"\xff"', b'{"a": 1} x', b"\0")),
+        *((text, "the file: ") for text in (b"[]", b"null", b"1", b'"recipe"', b"true")),
+    ],
+    ids=lambda value: repr(value[:8]),
+)
+def test_what_is_no_json_object_is_refused(run, name, content, words):
+    (run / name).write_bytes(content)
+    said = refusal(READERS[name], run)
+    assert str(run / name) in said
+    assert words in said
+
+
+@pytest.mark.parametrize("name", OF_JSON)
+def test_a_file_that_was_cut_is_refused_wherever_it_was(run, name):
+    whole = (run / name).read_bytes()
+    for length in range(0, len(whole), max(1, len(whole) // 50)):
+        (run / name).write_bytes(whole[:length])
+        assert "Invalid JSON" in refusal(READERS[name], run)
+
+
+@pytest.mark.parametrize("name", OF_JSON)
+@pytest.mark.parametrize("version", [2, 99, 10**400, 0, -1, "1", 1.0, True, None, [1]])
+def test_another_version_is_refused_as_that(run, name, version):
+    (run / name).write_text(json.dumps(RUN[name] | {"schema_version": version}))
+    assert re.search("schema_version|another version", refusal(READERS[name], run))
+
+
+@pytest.mark.parametrize("name", OF_JSON)
+def test_an_unknown_key_is_named(run, name):
+    (run / name).write_text(json.dumps(RUN[name] | {"extra": 1}))
+    assert "extra" in refusal(READERS[name], run)
+
+
+# --------------------------------------------------------------------------------------------- any damage
 
 
 def shown(draw, *arguments):

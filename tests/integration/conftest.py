@@ -2,14 +2,17 @@
 
 import functools
 import os
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from real_trials import QUICK, REPOSITORY, WORKLOADS, Builder, Case, configuration
+from real_trials import QUICK, REPOSITORY, WORKLOADS, Builder, Case, ScriptTrials, configuration
 
-from autotune.data.facts import WorkloadReference
+from autotune.data.facts import ScriptSettings, WorkloadReference
 from autotune.runtime.executor import Data
 from autotune.runtime.local import TrialProcesses
 from autotune.runtime.protocol import LossRuns
@@ -84,6 +87,38 @@ def processes_of(tmp_path: Path) -> Iterator[Callable[[str | Path], TrialProcess
     yield start
     for processes in opened:
         processes.close()
+
+
+@pytest.fixture
+def trials_of_script(tmp_path: Path) -> Iterator[Callable[..., ScriptTrials]]:
+    """Trials of a script with this source, once its survey has ended."""
+    opened: list[ScriptTrials] = []
+
+    def start(source: str, **options: Any) -> ScriptTrials:
+        (tmp_path / "train.py").write_text(source, encoding="utf-8")
+        settings = ScriptSettings(created=str(tmp_path / "created.txt"))
+        reference = WorkloadReference(file=str(tmp_path / "train.py"), search_path=(str(tmp_path),), script=settings)
+        opened.append(ScriptTrials(TrialProcesses(reference, logs=tmp_path, **options), tmp_path / "trial.log"))
+        opened[-1].facts = opened[-1].processes.open()
+        return opened[-1]
+
+    yield start
+    for trials in opened:
+        trials.processes.close()
+
+
+@pytest.fixture
+def run_code(environment: dict[str, str], tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs Python code that must end well, in a process of its own and in the test's directory."""
+
+    def start(source: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", textwrap.dedent(source)]
+        env = {**environment, **variables}
+        ended = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, check=False)
+        assert ended.returncode == 0, ended.stderr[-3000:]
+        return ended
+
+    return start
 
 
 @pytest.fixture(scope="session")

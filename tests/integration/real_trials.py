@@ -16,12 +16,16 @@ from typing import Any, Self
 import psutil
 import pytest
 
+from autotune.data.facts import WorkloadFacts
 from autotune.runtime import protocol
 from autotune.runtime.executor import IN_SEARCH, Data, TrialFailed, WarmUp
+from autotune.runtime.local import TrialProcesses
 from autotune.runtime.suspend_clock import LOOK_SECONDS, AwakeClock
 from autotune.runtime.trial_process import TrialProcess
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
+from autotune.tuning.events import silent
+from autotune.tuning.opening import baseline_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WORKLOADS = Path(__file__).parent / "workloads"
@@ -117,6 +121,30 @@ class Case:
     def printed(self) -> dict[str, Any]:
         """What the workload printed to the log as JSON objects, one into another."""
         return json_in(self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else "")
+
+
+def survey_all(folder: Path) -> dict[str, dict[str, Any]]:
+    """What surveying the `train.py` in each directory of a folder gave, by the directory's name."""
+    answers = folder.parent / "answers.jsonl"
+    command = [sys.executable, str(Path(__file__).with_name("surveys.py")), str(folder), str(answers)]
+    subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL)
+    found = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
+    return {answer["name"]: answer for answer in found}
+
+
+class ScriptTrials:
+    """Trials of a script, and the facts that its survey found."""
+
+    facts: WorkloadFacts
+
+    def __init__(self, processes: TrialProcesses, log: Path) -> None:
+        self.processes = processes
+        self._log = str(log)
+
+    def launch(self, **changes: Any) -> TrialProcess:
+        """A trial of the script as it is, with some changes."""
+        baseline = baseline_of(self.facts, "train.py", Device.CPU, silent)
+        return self.processes.launch(baseline.replace(**changes), log=self._log, data=None, timing=QUICK)
 
 
 class Built:

@@ -1,8 +1,6 @@
 """`--global-batch`: the weights are updated as with one large batch, whatever the batch size of a step is."""
 
 import json
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -44,22 +42,9 @@ def weights(model):
 
 
 @pytest.fixture
-def run(environment, tmp_path):
-    """Runs training code in a process of its own; the JSON that it printed last."""
-
-    def start(script: str, *arguments: str):
-        ended = subprocess.run(
-            [sys.executable, "-c", TRAINS + textwrap.dedent(script), *arguments],
-            capture_output=True,
-            text=True,
-            env=environment,
-            cwd=tmp_path,
-            check=False,
-        )
-        assert ended.returncode == 0, ended.stderr[-3000:]
-        return json.loads(ended.stdout.splitlines()[-1])
-
-    return start
+def run(run_code):
+    """Runs training code; returns the JSON that it printed last."""
+    return lambda script: json.loads(run_code(TRAINS + textwrap.dedent(script)).stdout.splitlines()[-1])
 
 
 @pytest.mark.slow

@@ -1,9 +1,6 @@
 """Settings of GPUs, as far as TensorFlow takes them on a processor: flags, variables, passes, prefetch to a device."""
 
 import mmap
-import subprocess
-import sys
-import textwrap
 from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
@@ -20,18 +17,11 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def run(environment):
-    """Runs code in a process of its own, with these variables; what it printed and its errors."""
+def run(run_code):
+    """Runs code with these variables; returns the lines that it printed, and its errors."""
 
     def start(script: str, **variables: str) -> tuple[list[str], str]:
-        ended = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(script)],
-            capture_output=True,
-            text=True,
-            env={**environment, "TF_CPP_MIN_LOG_LEVEL": "0", **variables},
-            check=False,
-        )
-        assert ended.returncode == 0, ended.stderr[-3000:]
+        ended = run_code(script, TF_CPP_MIN_LOG_LEVEL="0", **variables)
         return ended.stdout.splitlines(), ended.stderr
 
     return start

@@ -259,3 +259,19 @@ def test_batches_of_batches_are_an_error(run, recipe):
     assert said[0] == said[2] == said[4] == ""
     assert said[1].startswith("the recipe was given a dataset that is batched already")
     assert said[3].startswith("the recipe was given single examples")
+
+
+def test_a_recipe_takes_arrays(run, recipe):
+    said = run(
+        f"""
+        import numpy as np
+        recipe = Recipe.load({str(recipe)!r})
+        off = {{"batch_size": 20, "steps_per_execution": 1, "persistent_iterator": False}}
+        recipe = recipe.model_copy(update={{"configuration": {{**recipe.configuration, **off}}}})
+        x, y = np.ones((100, 4)), np.ones((100, 1))
+        found = [recipe.batch((x, y)), recipe.batch({{"a": x}}), recipe.fit_args((x, y, None))["x"]]
+        print(json.dumps([[str(each.element_spec), int(each.cardinality())] for each in found]))
+        """
+    )
+    assert [count for _, count in said] == [5, 5, 5]
+    assert all("shape=(None, 4), dtype=tf.float64" in spec for spec, _ in said)

@@ -2,12 +2,9 @@
 
 import json
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from real_trials import REPOSITORY
+from real_trials import REPOSITORY, survey_all
 from test_long_run import recipe_of
 
 from autotune.data.facts import WorkloadFacts
@@ -55,36 +52,35 @@ def facts(tmp_path_factory) -> WorkloadFacts:
     folder = tmp_path_factory.mktemp("guide") / "scripts"
     (folder / "train").mkdir(parents=True)
     (folder / "train" / "train.py").write_text(SCRIPT, encoding="utf-8")
-    answers = folder.parent / "answers.jsonl"
-    surveys = str(Path(__file__).with_name("surveys.py"))
-    subprocess.run([sys.executable, surveys, str(folder), str(answers)], check=True, capture_output=True)
-    return WorkloadFacts.model_validate(json.loads(answers.read_text(encoding="utf-8"))["facts"])
+    return WorkloadFacts.model_validate(survey_all(folder)["train"]["facts"])
 
 
-def ran(source: str, facts: WorkloadFacts, folder: Path, **changes: object) -> list:
-    """Run training code beside a recipe with these changes; return what it printed last."""
-    path = recipe_of(facts, folder, **changes)
-    recipe = Recipe.load(path)
-    of_batches = {"batched": True, "batch_ranks": (2, 2)}  # as `autotune tune` writes them for this script
-    recipe.model_copy(update={"workload": recipe.workload.model_copy(update=of_batches)}).save(path)
-    command = [sys.executable, "-W", "ignore", "-c", source]
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    return json.loads(ended.stdout.splitlines()[-1])
+@pytest.fixture
+def ran(facts, run_code, tmp_path):
+    """Runs training code beside a recipe with these changes; returns what it printed last."""
+
+    def start(source: str, **changes: object) -> list:
+        path = recipe_of(facts, tmp_path, **changes)
+        recipe = Recipe.load(path)
+        of_batches = {"batched": True, "batch_ranks": (2, 2)}  # as `autotune tune` writes them for this script
+        recipe.model_copy(update={"workload": recipe.workload.model_copy(update=of_batches)}).save(path)
+        return json.loads(run_code(source, PYTHONWARNINGS="ignore").stdout.splitlines()[-1])
+
+    return start
 
 
 @pytest.mark.parametrize(("place", "steps"), [(0, 24), (1, 40), (2, 30)], ids=("arrays", "dataset", "loop"))
-def test_the_guides_code_runs_as_printed(facts, tmp_path, place, steps):
+def test_the_guides_code_runs_as_printed(ran, place, steps):
     changes = {"batch_size": 96, "precision": "mixed_bfloat16", "steps_per_execution": 2, "persistent_iterator": True}
     assert len(PROGRAMS) == 3
     program = PROGRAMS[place]
-    told = ran(program + COUNTS, facts, tmp_path, **changes)
+    told = ran(program + COUNTS, **changes)
     compiled = [False, 1] if "def step" in program else [False, 2]
     assert told == [steps, "mixed_bfloat16", *compiled]
 
 
-def test_a_scripts_recipe_takes_arrays_examples_and_batches(facts, tmp_path):
-    (one, other), lengths, said = ran(OTHERS, facts, tmp_path, batch_size=16)
+def test_a_scripts_recipe_takes_arrays_examples_and_batches(ran):
+    (one, other), lengths, said = ran(OTHERS, batch_size=16)
     assert one != other
     assert sorted(one) == sorted(other) == list(range(0, 96, 4))
     assert lengths == [[16, 8], [16, 8], [16, 8], [10, 10, 4], [10, 10, 4], [16]]

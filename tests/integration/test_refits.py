@@ -1,12 +1,7 @@
 """A script that calls `fit` in a loop is charged what lies between two of its calls; a script with one call is not."""
 
 import pytest
-from real_trials import PATIENCE_SECONDS, QUICK
-
-from autotune.data.facts import ScriptSettings, WorkloadReference
-from autotune.runtime.local import TrialProcesses
-from autotune.space.knobs import Device
-from autotune.tuning.opening import baseline_of
+from real_trials import PATIENCE_SECONDS
 
 BETWEEN_SECONDS = 0.25
 """What the scripts below do between two calls, at least."""
@@ -54,54 +49,36 @@ SCRIPTS = {
 
 
 @pytest.fixture
-def opened(tmp_path):
-    """Trials of a script, with what its survey has found."""
-    made = []
-
-    def start(source):
-        (tmp_path / "train.py").write_text(HEAD + source, encoding="utf-8")
-        settings = ScriptSettings(created=str(tmp_path / "created.txt"))
-        reference = WorkloadReference(file=str(tmp_path / "train.py"), search_path=(str(tmp_path),), script=settings)
-        made.append(TrialProcesses(reference, logs=tmp_path))
-        return made[-1], made[-1].open()
-
-    yield start
-    for processes in made:
-        processes.close()
+def opened(trials_of_script):
+    """Trials of a script that begins with `HEAD`."""
+    return lambda source: trials_of_script(HEAD + source)
 
 
-def launched(processes, facts, tmp_path, **changes):
-    """A trial of the script, with some changes."""
-    baseline = baseline_of(facts, "train.py", Device.CPU, lambda event: None)
-    log = str(tmp_path / "trial.log")
-    return processes.launch(baseline.replace(**changes), log=log, data=None, timing=QUICK)
-
-
-def slice_of(processes, facts, tmp_path, **changes):
-    """A slice of such a trial."""
-    trial = launched(processes, facts, tmp_path, **changes)
+def slice_of(trials, **changes):
+    """A slice of a trial with some changes."""
+    trial = trials.launch(**changes)
     trial.warm_up(PATIENCE_SECONDS)
     return trial.measure(0.1, PATIENCE_SECONDS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_what_lies_between_two_calls_of_fit_is_charged(opened, tmp_path, name):
+def test_what_lies_between_two_calls_of_fit_is_charged(opened, name):
     source, epochs_per_call = SCRIPTS[name]
-    processes, facts = opened(source)
-    assert facts.script.fit_calls > 1
+    trials = opened(source)
+    assert trials.facts.script.fit_calls > 1
     several = [{}, {"batch_size": 64, "steps_per_execution": 2}]
     for changes in several if name == "each_epoch" else [{}]:
-        measured = slice_of(processes, facts, tmp_path, **changes)
+        measured = slice_of(trials, **changes)
         epochs = measured.examples / 512
         boundary = 0.9  # what lies between epochs inside a call is not charged twice
         assert measured.charged_seconds >= boundary * epochs / epochs_per_call * BETWEEN_SECONDS
 
 
-def test_a_single_call_of_fit_is_charged_nothing(opened, tmp_path):
-    processes, facts = opened("model.fit(x, y, epochs=50, verbose=0)\nraise SystemExit('the survey went on')\n")
-    assert facts.script.fit_calls == 1
-    assert slice_of(processes, facts, tmp_path).charged_seconds == 0.0
+def test_a_single_call_of_fit_is_charged_nothing(opened):
+    trials = opened("model.fit(x, y, epochs=50, verbose=0)\nraise SystemExit('the survey went on')\n")
+    assert trials.facts.script.fit_calls == 1
+    assert slice_of(trials).charged_seconds == 0.0
 
 
 LONG_EPOCHS = """
@@ -125,9 +102,9 @@ model.fit(data, epochs=20, validation_data=(x, y), callbacks=[Judge()], verbose=
 
 
 @pytest.mark.slow
-def test_a_callback_at_the_end_of_a_long_epoch_is_charged(opened, tmp_path):
-    processes, facts = opened("import tensorflow as tf\n" + LONG_EPOCHS)
-    trial = launched(processes, facts, tmp_path)
+def test_a_callback_at_the_end_of_a_long_epoch_is_charged(opened):
+    trials = opened("import tensorflow as tf\n" + LONG_EPOCHS)
+    trial = trials.launch()
     ready = trial.warm_up(PATIENCE_SECONDS).ready
     assert ready.timed_by == "steps"
     assert ready.epoch_overhead_seconds >= BETWEEN_SECONDS
@@ -166,9 +143,9 @@ LOOPS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reads_by", LOOPS)
-def test_what_a_loop_does_between_long_epochs_is_charged(opened, tmp_path, reads_by):
-    processes, facts = opened(LOOP + LOOPS[reads_by])
-    ready = launched(processes, facts, tmp_path).warm_up(PATIENCE_SECONDS).ready
+def test_what_a_loop_does_between_long_epochs_is_charged(opened, reads_by):
+    trials = opened(LOOP + LOOPS[reads_by])
+    ready = trials.launch().warm_up(PATIENCE_SECONDS).ready
     assert ready.timed_by == "steps"
     charged = ready.epoch_overhead_seconds
     assert charged >= BETWEEN_SECONDS if reads_by == "for" else charged == 0.0

@@ -1,14 +1,13 @@
 """Scripts as their users wrote them: each is surveyed; some are tuned unmodified, and train with the recipe."""
 
 import hashlib
-import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from real_trials import REPOSITORY
+from real_trials import REPOSITORY, survey_all
 from test_end_to_end import with_enough_time
 
 from autotune.data.run_directory import RunDirectory
@@ -82,13 +81,10 @@ def test_every_script_is_surveyed(tmp_path):
     for name in names:
         shutil.copytree(SCRIPTS, tmp_path / "scripts" / name)
         (tmp_path / "scripts" / name / f"{name}.py").rename(tmp_path / "scripts" / name / "train.py")
-    surveys = str(Path(__file__).with_name("surveys.py"))
-    command = [sys.executable, surveys, str(tmp_path / "scripts"), str(tmp_path / "answers")]
-    subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL)
-    answers = [json.loads(line) for line in (tmp_path / "answers").read_text(encoding="utf-8").splitlines()]
-    refused = {answer["name"]: answer for answer in answers if "facts" not in answer}
+    answers = survey_all(tmp_path / "scripts")
+    refused = {name: answer for name, answer in answers.items() if "facts" not in answer}
     assert refused == {}
-    found = {answer["name"]: answer["facts"]["script"] for answer in answers}
+    found = {name: answer["facts"]["script"] for name, answer in answers.items()}
     assert sorted(found) == names
     assert {name for name in names if found[name]["trains"] == "loop"} == LOOPS
     assert {name for name in names if "batch_size" in found[name]["not_reached"]} == FIXED_BATCH_SIZE

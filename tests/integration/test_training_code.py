@@ -1,12 +1,8 @@
 """Training code with a recipe: what was measured is what runs, and too late is an error that says so."""
 
 import json
-import subprocess
-import sys
-import textwrap
 
 import pytest
-from real_trials import PATIENCE_SECONDS
 from simulated_runs import faster_by, quick_tune, simulated_trials
 
 CHANGES = {
@@ -31,23 +27,13 @@ def recipe(tmp_path_factory):
 
 
 @pytest.fixture
-def train(recipe, tmp_path, environment):
-    """Runs training code in a process of its own, with the recipe changed so beside it; what it printed last."""
+def train(recipe, tmp_path, run_code):
+    """Runs training code with the recipe changed so beside it; returns what it printed last."""
 
     def start(script: str, **changes):
         configuration = dict(recipe.configuration) | changes
         recipe.model_copy(update={"configuration": configuration}).save(tmp_path / "recipe.json")
-        ended = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(script)],
-            capture_output=True,
-            text=True,
-            env=environment,
-            cwd=tmp_path,
-            timeout=PATIENCE_SECONDS,
-            check=False,
-        )
-        assert ended.returncode == 0, ended.stderr
-        return json.loads(ended.stdout.splitlines()[-1])
+        return json.loads(run_code(script).stdout.splitlines()[-1])
 
     return start
 
@@ -248,20 +234,3 @@ def test_settings_of_the_shell_and_of_tensorflow_are_read_as_they_act(train):
             "tf.config.optimizer auto_mixed_precision=True",
         ],
     ]
-
-
-def test_a_recipe_takes_arrays(train):
-    seen = train(
-        """
-        import json
-        import numpy as np
-        import autotune
-        recipe = autotune.Recipe.load("recipe.json")
-        x, y = np.ones((100, 4)), np.ones((100, 1))
-        found = [recipe.batch((x, y)), recipe.batch({"a": x}), recipe.fit_args((x, y, None))["x"]]
-        print(json.dumps([[str(each.element_spec), int(each.cardinality())] for each in found]))
-        """,
-        batch_size=20,
-    )
-    assert [count for _, count in seen] == [5, 5, 5]
-    assert all("shape=(None, 4), dtype=tf.float64" in spec for spec, _ in seen)

@@ -5,15 +5,11 @@ import os
 
 import psutil
 import pytest
-from real_trials import PATIENCE_SECONDS, QUICK, is_gone, until
+from real_trials import PATIENCE_SECONDS, is_gone, until
 
 from autotune.data.errors import WorkloadError
-from autotune.data.facts import ScriptSettings, WorkloadReference
 from autotune.data.record import Outcome
 from autotune.runtime.executor import TrialFailed
-from autotune.runtime.local import TrialProcesses
-from autotune.space.knobs import Device
-from autotune.tuning.opening import baseline_of
 
 pytestmark = pytest.mark.slow
 PARTS = """
@@ -191,28 +187,15 @@ def config(*addresses):
 
 
 @pytest.fixture
-def opened(tmp_path, monkeypatch):
-    """Trials of a script, whose `TF_CONFIG` names these workers; with what its survey has found."""
-    made = []
+def opened(trials_of_script, monkeypatch):
+    """Trials of a script, whose `TF_CONFIG` names these workers."""
 
     def start(source, *workers):
         if workers:
             monkeypatch.setenv("TF_CONFIG", config(*workers))
-        (tmp_path / "train.py").write_text(source, encoding="utf-8")
-        settings = ScriptSettings(created=str(tmp_path / "created.txt"))
-        reference = WorkloadReference(file=str(tmp_path / "train.py"), search_path=(str(tmp_path),), script=settings)
-        made.append(TrialProcesses(reference, logs=tmp_path, profile="finalists"))
-        return made[-1], made[-1].open()
+        return trials_of_script(source, profile="finalists")
 
-    yield start
-    for each in made:
-        each.close()
-
-
-def launched(processes, facts, tmp_path, **changes):
-    """A trial of the script as it is, with some changes."""
-    baseline = baseline_of(facts, "train.py", Device.CPU, lambda event: None)
-    return processes.launch(baseline.replace(**changes), log=str(tmp_path / "trial.log"), data=None, timing=QUICK)
+    return start
 
 
 def others(trial):
@@ -221,15 +204,15 @@ def others(trial):
 
 
 @pytest.mark.parametrize("source", [BY_ELEMENT, BY_ITERATOR, BY_STEPS, BY_FUNCTION, BY_FUNCTIONS_ELEMENT])
-def test_both_workers_train_and_global_examples_are_counted(opened, tmp_path, source):
-    processes, facts = opened(source, "localhost:12345", "localhost:23456")
-    assert facts.script.workers == 2
+def test_both_workers_train_and_global_examples_are_counted(opened, source):
+    trials = opened(source, "localhost:12345", "localhost:23456")
+    assert trials.facts.script.workers == 2
     parts = 2 if source in (BY_FUNCTION, BY_FUNCTIONS_ELEMENT) else 1  # each worker makes batches of its own
-    assert facts.script.baseline["batch_size"] == 16 / parts
-    assert "MultiWorkerMirroredStrategy of its own" in facts.script.not_reached["strategy"]
-    assert {"prefetch", "data_threads"} <= facts.script.not_reached.keys()
+    assert trials.facts.script.baseline["batch_size"] == 16 / parts
+    assert "MultiWorkerMirroredStrategy of its own" in trials.facts.script.not_reached["strategy"]
+    assert {"prefetch", "data_threads"} <= trials.facts.script.not_reached.keys()
     for batch_size in (16, 32) if source is BY_ELEMENT else (32 // parts,):
-        trial = launched(processes, facts, tmp_path, batch_size=batch_size)
+        trial = trials.launch(batch_size=batch_size)
         trial.warm_up(PATIENCE_SECONDS)
         pids = [trial.pid, *(each.pid for each in others(trial))]
         assert len(pids) == 2
@@ -245,11 +228,11 @@ def test_both_workers_train_and_global_examples_are_counted(opened, tmp_path, so
 
 
 @pytest.mark.parametrize("workers", [(), ("localhost:12345", "localhost:23456")])
-def test_all_steps_of_a_call_are_counted(opened, tmp_path, workers):
-    processes, facts = opened(BY_EPOCH, *workers)
-    steps = 96 // facts.batch_size
-    for batch_size in (facts.batch_size, 2 * facts.batch_size):
-        trial = launched(processes, facts, tmp_path, batch_size=batch_size)
+def test_all_steps_of_a_call_are_counted(opened, workers):
+    trials = opened(BY_EPOCH, *workers)
+    steps = 96 // trials.facts.batch_size
+    for batch_size in (trials.facts.batch_size, 2 * trials.facts.batch_size):
+        trial = trials.launch(batch_size=batch_size)
         trial.warm_up(PATIENCE_SECONDS)
         for part in (trial.measure(0.2, PATIENCE_SECONDS), trial.measure(0.2, PATIENCE_SECONDS)):
             assert part.steps % steps == 0
@@ -261,10 +244,10 @@ def test_a_chief_and_a_worker_train_where_they_would_save(opened, tmp_path, monk
     monkeypatch.setenv("CHECKPOINTS", str(tmp_path / "checkpoints"))
     cluster = {"chief": ["localhost:12345"], "worker": ["localhost:23456"], "evaluator": ["localhost:34567"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
-    processes, facts = opened(WITH_CHECKPOINTS)
-    assert facts.script.workers == 2
+    trials = opened(WITH_CHECKPOINTS)
+    assert trials.facts.script.workers == 2
     for _ in range(2):
-        trial = launched(processes, facts, tmp_path)
+        trial = trials.launch()
         trial.warm_up(PATIENCE_SECONDS)
         assert trial.measure(1.0, PATIENCE_SECONDS).steps > 0
         trial.kill()
@@ -273,29 +256,29 @@ def test_a_chief_and_a_worker_train_where_they_would_save(opened, tmp_path, monk
 @pytest.mark.parametrize("pause", [0.0, 0.3], ids=["short epochs", "epochs too long to be timed whole"])
 def test_a_step_in_a_module_of_the_users_is_seen_again(opened, tmp_path, pause):
     (tmp_path / "network.py").write_text(NETWORK, encoding="utf-8")
-    processes, facts = opened(
+    trials = opened(
         BY_MODULE.replace("step(x)", f"step(x); time.sleep({pause})").replace(
             "import numpy", "import time; import numpy"
         )
     )
-    trial = launched(processes, facts, tmp_path)
+    trial = trials.launch()
     trial.warm_up(PATIENCE_SECONDS)
     assert trial.measure(0.2, PATIENCE_SECONDS).steps > 0
     trial.kill()
 
 
-def test_a_first_worker_that_begins_anew_last_trains_on(opened, tmp_path):
+def test_a_first_worker_that_begins_anew_last_trains_on(opened):
     late = BY_ITERATOR.replace("strategy = ", "time.sleep(index == 0)\nstrategy = ", 1).replace("range(5)", "[0] * 5")
-    processes, facts = opened(late, "localhost:12345", "localhost:23456")
-    trial = launched(processes, facts, tmp_path)
+    trials = opened(late, "localhost:12345", "localhost:23456")
+    trial = trials.launch()
     trial.warm_up(PATIENCE_SECONDS)
     assert trial.measure(0.5, PATIENCE_SECONDS).steps > 0
     trial.kill()
 
 
-def test_a_worker_that_is_killed_ends_the_trial(opened, tmp_path):
-    processes, facts = opened(BY_ELEMENT, "localhost:12345", "localhost:23456")
-    trial = launched(processes, facts, tmp_path)
+def test_a_worker_that_is_killed_ends_the_trial(opened):
+    trials = opened(BY_ELEMENT, "localhost:12345", "localhost:23456")
+    trial = trials.launch()
     trial.warm_up(PATIENCE_SECONDS)
     (other,) = others(trial)
     other.kill()
@@ -308,10 +291,10 @@ def test_a_worker_that_is_killed_ends_the_trial(opened, tmp_path):
     until(lambda: is_gone(trial.pid), "the trial to end")
 
 
-def test_a_worker_that_hangs_times_the_trial_out(opened, tmp_path, monkeypatch):
+def test_a_worker_that_hangs_times_the_trial_out(opened, monkeypatch):
     monkeypatch.setenv("HANGS", "1")
-    processes, facts = opened(BY_ELEMENT, "localhost:12345", "localhost:23456")
-    trial = launched(processes, facts, tmp_path)
+    trials = opened(BY_ELEMENT, "localhost:12345", "localhost:23456")
+    trial = trials.launch()
     (other,) = until(lambda: others(trial), "the other worker to start")
     with pytest.raises(TrialFailed) as caught:
         trial.warm_up(20.0)
@@ -326,13 +309,13 @@ def test_an_exception_in_another_worker_is_told(opened, monkeypatch):
 
 
 @pytest.mark.parametrize(("source", "workers"), [(BY_ELEMENT, ("localhost:12345",)), (BY_FIT, ())])
-def test_one_worker_trains_by_itself(opened, tmp_path, source, workers):
-    processes, facts = opened(source, *workers)
-    assert facts.script.workers == len(workers)
-    trials = [launched(processes, facts, tmp_path) for _ in range(2)]
-    for each in trials:
+def test_one_worker_trains_by_itself(opened, source, workers):
+    trials = opened(source, *workers)
+    assert trials.facts.script.workers == len(workers)
+    both = [trials.launch() for _ in range(2)]
+    for each in both:
         each.warm_up(PATIENCE_SECONDS)
-    for each in trials:
+    for each in both:
         assert each.measure(0.2, PATIENCE_SECONDS).steps > 0
         each.kill()
 
