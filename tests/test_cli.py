@@ -108,15 +108,6 @@ def test_input_that_importing_finds_wrong_is_answered_alike(capsys, tmp_path, mo
     assert not [each for each in tmp_path.rglob("*") if each.is_file()]
 
 
-def test_a_damaged_recipe_is_refused_on_one_line(capsys, tmp_path):
-    """`show` of a damaged recipe names the file and what is wrong."""
-    file = tmp_path / "recipe.json"
-    file.write_text('{"schema_version": 1, "configuration": {')
-    code, _, err = run(capsys, "show", file)
-    assert code == 2
-    assert str(file) in err.splitlines()[0]
-
-
 def test_the_command_never_imports_tensorflow(tmp_path):
     """Help, errors and tables come from a process that has not loaded TensorFlow, Keras or pandas."""
     script = (
