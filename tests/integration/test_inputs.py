@@ -76,13 +76,6 @@ def test_knobs_reach_a_model_that_compiles_itself(build, case):
     assert build("compiled_by_model").started.jit_compile, "as it was compiled"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["validated_on_arrays", "validated_on_batches", "batched_validated_on_single_ones"])
-def test_validation_is_taken_as_fit_takes_it(launch, case):
-    trial = launch(case)
-    assert_whole_epochs(trial.warm_up(), trial.measure())
-
-
 def test_sample_weights_reach_the_loss(build):
     assert build("weighted").first_step.loss == 0.0
 
@@ -145,43 +138,38 @@ def test_steps_are_counted_where_gradients_are_accumulated(launch):
     assert part.examples == 16 * part.steps
 
 
-@slow
-def test_a_persistent_iterator_has_the_epochs_of_a_dataset_that_batches_itself(launch):
-    trial = launch("full_batches", 30, persistent_iterator=True, steps_per_execution=2)
-    assert_whole_epochs(trial.warm_up(), trial.measure(), examples=90, steps=3)
+UNKNOWN = Data(examples=None, endless=False)
 
 
 @slow
-def test_data_that_was_not_counted_in_time_is_trained_on_without_an_end(launch):
-    trial = launch("generated", 128, data=Data(examples=None, endless=False))
+@pytest.mark.parametrize(
+    ("case", "batch_size", "data", "knobs", "examples", "steps"),
+    [
+        *((case, 16, None, {}, 100, 7) for case in ("validated_on_arrays", "validated_on_batches")),
+        ("batched_validated_on_single_ones", 16, None, {}, 100, 7),
+        ("full_batches", 30, None, {"persistent_iterator": True, "steps_per_execution": 2}, 90, 3),
+        ("full_batches_of_unknown_number", 30, Data(examples=96, endless=False), {}, 90, 3),
+        ("batches", 128, Data(examples=100, endless=False), {}, 100, 1),
+    ],
+)
+def test_whole_epochs_are_trained_on(launch, case, batch_size, data, knobs, examples, steps):
+    trial = launch(case, batch_size, data=data, **knobs)
+    assert_whole_epochs(trial.warm_up(), trial.measure(), examples=examples, steps=steps)
+
+
+@slow
+@pytest.mark.parametrize(
+    ("case", "data", "steps_per_execution", "endless"), [("generated", UNKNOWN, 1, False), ("endless", None, 8, True)]
+)
+def test_data_without_a_known_end_is_timed_by_steps(launch, case, data, steps_per_execution, endless):
+    trial = launch(case, 16, data=data, steps_per_execution=steps_per_execution)
     warm, part = trial.warm_up(), trial.measure()
-    assert (warm.started.examples, warm.started.endless) == (None, False)
+    assert (warm.started.examples, warm.started.endless) == (None, endless)
     assert (warm.ready.timed_by, warm.ready.epoch_overhead_seconds) == ("steps", None)
-    assert part.examples == part.steps * 128
-
-
-@slow
-def test_what_a_dataset_drops_by_itself_is_never_trained_on(launch):
-    trial = launch("full_batches_of_unknown_number", 30, data=Data(examples=96, endless=False))
-    assert_whole_epochs(trial.warm_up(), trial.measure(), examples=90, steps=3)
-
-
-@slow
-def test_an_epoch_that_holds_all_examples_in_one_batch_counts_them(launch):
-    trial = launch("batches", 128, data=Data(examples=100, endless=False))
-    assert_whole_epochs(trial.warm_up(), trial.measure(), steps=1)
+    assert (part.epochs, part.steps % steps_per_execution, part.examples) == (0, 0, part.steps * 16)
 
 
 # -------------------------------------------------------------------------------------------- steps, boundaries
-
-
-@slow
-def test_an_endless_dataset_is_timed_by_steps(launch):
-    trial = launch("endless", steps_per_execution=8)
-    warm = trial.warm_up()
-    part = trial.measure()
-    assert (warm.ready.timed_by, warm.ready.epoch_overhead_seconds) == ("steps", None)
-    assert (part.epochs, part.steps % 8, part.examples) == (0, 0, part.steps * 16)
 
 
 @slow
