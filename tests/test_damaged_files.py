@@ -248,7 +248,7 @@ def recipes(tmp_path_factory):
     return [*(json.loads(each.to_json()) for each in made), RUN["recipe.json"]]
 
 
-@settings(max_examples=1000)
+@settings(max_examples=400)
 @given(data=st.data())
 def test_a_damaged_recipe_is_read_or_refused(recipes, data):
     content = data.draw(st.sampled_from(recipes).flatmap(damaged) | BYTES)
@@ -263,7 +263,7 @@ def test_a_damaged_recipe_is_read_or_refused(recipes, data):
     shown(closing.show_recipe, recipe, Path(NAME))
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(
     text=st.sampled_from(SPACES).flatmap(damaged_toml) | st.text(max_size=80),
     device=st.sampled_from(Device),
@@ -286,7 +286,7 @@ ODD_PATHS = ["trials", "trials/9999999999/result.json", "a/b/run.json", "loop", 
 LINKS = ["run.json", "..", "/dev/zero", "/dev/null", "missing", "loop", "/proc/self/mem"]
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(
     odd=st.dictionaries(
         st.sampled_from([*RUN, *ODD_PATHS]), st.sampled_from(["directory", "pipe", *LINKS]), max_size=1

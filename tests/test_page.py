@@ -145,8 +145,7 @@ def test_the_table_sorts_and_filters(run, tmp_path):
 
 
 @needs_browser
-@pytest.mark.parametrize("width", [1280, 500])
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (500, "dark")])
 def test_it_fits_wide_and_narrow_windows_in_both_themes(run, tmp_path, width, theme):
     script = tell(
         "[document.documentElement.scrollWidth <= innerWidth,"
