@@ -2,7 +2,7 @@
 
 Short slices pair better on a restless machine. But what a trial waits for from outside (files, a network) comes in
 while it is frozen, and is gained in every slice. So slices are short only where a trial surely does not wait, and long
-where it surely waits a lot (`docs/accuracy.md`).
+where it surely waits a lot (`benchmarks/freezing.py`).
 """
 
 from __future__ import annotations
