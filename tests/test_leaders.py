@@ -35,6 +35,7 @@ def begun(path):
 
 
 def test_the_one_that_was_confirmed_last_is_recommended_whichever_was_begun_first(tmp_path):
+    """It has beaten the other; so it is after a resumption, too."""
     run, view, leaders = begun(tmp_path)
     first, second = view.confirmations.values()
     for each in (second, first):
@@ -49,6 +50,7 @@ def test_the_one_that_was_confirmed_last_is_recommended_whichever_was_begun_firs
 
 
 def test_a_leader_that_beats_an_earlier_champion_must_beat_the_present_one(tmp_path, monkeypatch):
+    """What it showed beside another is no comparison."""
     _, view, leaders = begun(tmp_path)
     first, second = view.confirmations.values()
     leaders._conclude(first, Standing.CONFIRMED)
@@ -60,6 +62,7 @@ def test_a_leader_that_beats_an_earlier_champion_must_beat_the_present_one(tmp_p
 
 
 def test_all_leaders_that_are_open_when_the_time_is_over_are_looked_at(tmp_path):
+    """With several seats there may be more than one."""
     seen = []
     state = SimpleNamespace(opened=[SimpleNamespace(number=11), SimpleNamespace(number=21)])
     loop = SimpleNamespace(

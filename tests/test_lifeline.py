@@ -44,12 +44,14 @@ def alive(*pids):
 
 
 def test_a_family_is_killed_wherever_its_members_are(start):
+    """In sessions of their own, without a parent, deaf to signals; another family lives on."""
     mine, others = start(AUTOTUNE_FAMILY="mine"), start(AUTOTUNE_FAMILY="others")
     kill_family("mine")
     assert alive(*mine, *others) == list(others)
 
 
 def test_a_name_within_another_name_is_not_it(start):
+    """Whole names count, and only in their own variable."""
     members = [
         *start(AUTOTUNE_FAMILY="mine2"),
         *start(AUTOTUNE_FAMILY_2="mine"),

@@ -24,6 +24,7 @@ REFERENCE = [curve(seed) for seed in range(5)]
 
 
 def test_the_reference_itself_passes():
+    """No excess, and the check saw enough to tell."""
     check = parity(REFERENCE, REFERENCE[0])
     assert check.passed
     assert check.tells
@@ -31,6 +32,7 @@ def test_the_reference_itself_passes():
 
 
 def test_a_loss_that_stalls_fails():
+    """It ends where it began: the excess is the whole fall."""
     check = parity(REFERENCE, [2.3] * STEPS)
     assert not check.passed
     assert check.value > check.limit > 0
@@ -38,10 +40,12 @@ def test_a_loss_that_stalls_fails():
 
 
 def test_a_loss_that_falls_further_passes():
+    """Only worse is worse."""
     assert parity(REFERENCE, [loss / 2 for loss in REFERENCE[0]]).passed
 
 
 def test_a_loss_that_is_lost_midway_fails():
+    """The step is named; whether the curve was fine before does not matter."""
     check = parity(REFERENCE, [*REFERENCE[0][:20], None, *REFERENCE[0][21:]])
     assert not check.passed
     assert check.tells
@@ -49,12 +53,14 @@ def test_a_loss_that_is_lost_midway_fails():
 
 
 def test_the_limit_is_how_far_two_trainings_may_end_apart():
+    """Student's t for five seeds, times their deviation, times the root of two: both trainings have a share in it."""
     ends = (1.0, 1.1, 1.2, 1.3, 1.4)
     reference = [[9.0] * 20 + [end] * 10 for end in ends]
     assert parity(reference, reference[0]).limit == pytest.approx(2.776445 * statistics.stdev(ends) * math.sqrt(2))
 
 
 def test_seeds_that_make_no_difference_leave_some_tolerance():
+    """A convex model from zeros: rounding alone must not refuse bfloat16."""
     same = [curve(0, noise=0.0)] * 5
     fall = same[0][0] - same[0][-1]
     assert parity(same, [loss + 0.02 * fall for loss in same[0]]).passed
@@ -72,6 +78,7 @@ def test_seeds_that_make_no_difference_leave_some_tolerance():
     ],
 )
 def test_where_too_little_was_seen_nothing_is_claimed(reference, own, words):
+    """It passes, says that it cannot tell, and why."""
     check = parity(reference, own)
     assert check.passed
     assert not check.tells
@@ -80,6 +87,7 @@ def test_where_too_little_was_seen_nothing_is_claimed(reference, own, words):
 
 
 def test_innocent_curves_pass_in_nineteen_of_twenty():
+    """Even one that is as different as another seed would be, and bfloat16 differs by less."""
     passed = 0
     for repeat in range(400):
         seeds = range(1000 * repeat, 1000 * repeat + 6)
@@ -93,12 +101,14 @@ def test_innocent_curves_pass_in_nineteen_of_twenty():
     st.lists(st.none() | st.floats(-1e6, 1e6), max_size=30),
 )
 def test_any_curves_give_a_check(reference, own):
+    """Whatever a model reports, the rule answers, and a refusal says why."""
     check = parity(reference, own)
     assert check.detail
     assert check.passed or check.tells
 
 
 def test_batch_losses_are_the_late_ones():
+    """The mean of the last third, over the seeds, for each of the three scales of the learning rate."""
     before = [[3.0, 3.0, 1.0], [3.0, 3.0, 2.0]]
     after = [[9.0, 9.0, loss] for loss in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)]
     losses = batch_losses(before, after, examples=96)
@@ -108,6 +118,7 @@ def test_batch_losses_are_the_late_ones():
 
 
 def test_batch_losses_that_are_not_there_are_none():
+    """A scale that diverges, or a learning rate that cannot be set; a baseline that diverges has nothing to say."""
     before = [[3.0, 3.0, 1.0]]
     losses = batch_losses(before, [[3.0, 2.0, 1.0], [3.0, 2.0, None], []], examples=96)
     assert (losses.unscaled, losses.sqrt_scaled, losses.linear_scaled) == (1.0, None, None)

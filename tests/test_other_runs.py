@@ -41,6 +41,7 @@ def said_beside(place, devices, **options):
 
 
 def test_the_second_run_is_told_of_the_first(holder, tmp_path):
+    """Its process and its directory, that intervals will be wide, and what can be done."""
     (text,) = said_beside(tmp_path, ["GPU-1", "GPU-2"], advice="wait for it")
     assert f"process {holder.pid}" in text
     assert "results/first" in text
@@ -48,6 +49,7 @@ def test_the_second_run_is_told_of_the_first(holder, tmp_path):
 
 
 def test_runs_on_other_devices_do_not_disturb(holder, tmp_path):
+    """Each GPU counts by itself; without GPUs the cores do."""
     assert said_beside(tmp_path, ["GPU-2"]) == []
     assert said_beside(tmp_path, local_devices([])) == []
     assert local_devices([]) == tuple(f"core {number}" for number in sorted(os.sched_getaffinity(0)))
@@ -55,6 +57,7 @@ def test_runs_on_other_devices_do_not_disturb(holder, tmp_path):
 
 @pytest.mark.parametrize("ends", ["by itself", "killed"])
 def test_a_run_that_waits_begins_when_the_first_has_ended(holder, tmp_path, ends):
+    """However that ends; nothing is left of either."""
     said, told = [], threading.Event()
 
     def say(text):
@@ -80,6 +83,7 @@ def test_a_run_that_waits_begins_when_the_first_has_ended(holder, tmp_path, ends
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff\x00", json.dumps({"devices": 3}).encode()])
 def test_what_no_run_has_written_is_no_run(tmp_path, content):
+    """Neither a damaged announcement nor a link is followed."""
     (tmp_path / "1-abc.json").write_bytes(content)
     (tmp_path / "outside").mkdir()
     kept = tmp_path / "outside" / "kept.txt"
@@ -91,6 +95,7 @@ def test_what_no_run_has_written_is_no_run(tmp_path, content):
 
 @pytest.mark.parametrize("trick", ["link", "open to others", "file"])
 def test_a_runtime_directory_that_others_can_write_to_is_not_used(tmp_path, monkeypatch, trick):
+    """A link or a directory that somebody else made in a shared place."""
     place, elsewhere = tmp_path / "autotune", tmp_path / "elsewhere"
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr("autotune.machine.other_runs.SHARED_TEMPORARY", tmp_path / "missing")
@@ -108,6 +113,7 @@ def test_a_runtime_directory_that_others_can_write_to_is_not_used(tmp_path, monk
 
 
 def test_the_runtime_directory_is_the_users_alone(tmp_path, monkeypatch):
+    """Without one of the session, a private directory in the shared temporary place."""
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     monkeypatch.setattr("autotune.machine.other_runs.SHARED_TEMPORARY", tmp_path)
     found = runtime_directory()

@@ -44,6 +44,7 @@ def changes(space, best=BASELINE, tried=(), *, limit=None, **how):
 
 
 def test_a_larger_batch_with_more_steps_per_execution_comes_first():
+    """Four times the batch size, then twice; after those what an iterator that persists gives, XLA and precision."""
     found = changes(shipped("quick"))
     assert [set(each) for each in found[:2]] == [{"batch_size", "steps_per_execution"}] * 2
     assert [each["batch_size"] for each in found[:2]] == [128, 64]
@@ -52,6 +53,8 @@ def test_a_larger_batch_with_more_steps_per_execution_comes_first():
 
 
 def test_input_knobs_come_before_all_other_single_changes_where_it_waits_for_input():
+    """Threads and parallel calls together, for calls need threads to run on; where it does not wait, they come late."""
+
     def place(limit):
         found = changes(shipped("quick"), limit=limit)
         first = next(index for index, each in enumerate(found) if set(each) & INPUT)
@@ -62,6 +65,8 @@ def test_input_knobs_come_before_all_other_single_changes_where_it_waits_for_inp
 
 
 def test_what_shortens_the_step_comes_first_where_the_step_limits():
+    """XLA and precision where compute limits, before what saves time between epochs."""
+
     def before_the_iterator(limit):
         alone = [next(iter(each.items())) for each in changes(shipped("quick"), limit=limit) if len(each) == 1]
         early = set(alone[: alone.index(("persistent_iterator", True))])
@@ -82,6 +87,7 @@ def test_what_shortens_the_step_comes_first_where_the_step_limits():
     ],
 )
 def test_what_limits_the_fastest_is_told_by_its_figures(known, others, limit):
+    """Its wait for input or its like's first; then launches, by the trial's bottleneck or by short steps."""
     best = a_record(BASELINE, speedup=1.1).model_copy(
         update={
             "input_wait_fraction": known["input_wait_fraction"],
@@ -93,12 +99,14 @@ def test_what_limits_the_fastest_is_told_by_its_figures(known, others, limit):
 
 
 def test_steps_per_execution_are_not_raised_first_where_steps_are_long():
+    """Calling TensorFlow takes a millisecond: of steps of a second nothing is to be had."""
     found = changes(shipped("quick"), short_steps=False)
     assert set(found[0]) == {"batch_size"}
     assert "steps_per_execution" not in {name for each in found[:4] for name in each}
 
 
 def test_what_is_faster_is_changed_further():
+    """Neighbours are those of the fastest so far; a change that was tried elsewhere comes after what is new."""
     best = BASELINE.replace(batch_size=128)
     found = changes(space_of(), best, {best, BASELINE.replace(jit_compile=True)})
     assert found[0] == {"batch_size": 256}
@@ -108,6 +116,7 @@ def test_what_is_faster_is_changed_further():
 
 
 def test_values_that_are_no_choice_are_not_proposed():
+    """A wish for a number becomes the nearest choice, and a word or a truth value is itself or nothing."""
     narrow = space_of(SMALL_SPACE.replace("512", "64"))
     assert {each["batch_size"] for each in changes(narrow) if "batch_size" in each} <= {16, 64}
     assert all(type(each["jit_compile"]) is bool for each in changes(narrow) if "jit_compile" in each)
@@ -115,6 +124,7 @@ def test_values_that_are_no_choice_are_not_proposed():
 
 
 def test_knobs_that_nothing_is_known_of_are_tried_last():
+    """A few values of each, before the sampler has its turn."""
     found = changes(shipped("cpu"))
     named = {"intra_op_threads", "inter_op_threads", "onednn", "deterministic"}
     places = [index for index, each in enumerate(found) if set(each) & named]
@@ -124,6 +134,7 @@ def test_knobs_that_nothing_is_known_of_are_tried_last():
 
 @given(st.data(), st.sampled_from([None, *get_args(Limit)]), st.booleans(), st.sampled_from(["quick", "cpu"]))
 def test_neighbours_are_new_and_in_the_space(data, limit, short_steps, name):
+    """Whatever is the fastest and whatever was tried: none comes twice, none was tried."""
     space = shipped(name)
     drawn = st.fixed_dictionaries({name: st.sampled_from(choices) for name, choices in space.choices.items()})
     configurations = drawn.map(space.configuration)
@@ -143,6 +154,7 @@ def told(sampler):
 
 
 def test_all_of_a_small_space_is_proposed_once_and_then_it_is_exhausted():
+    """Neighbours and samples; each is an Optuna trial that is told how it did."""
     space = space_of(TINY_SPACE)
     proposals, sampler = proposals_in(space)
     tried = {BASELINE}
@@ -158,6 +170,7 @@ def test_all_of_a_small_space_is_proposed_once_and_then_it_is_exhausted():
 
 
 def test_after_its_neighbours_the_sampler_proposes():
+    """What nobody would have named: three and more knobs changed at once."""
     space = space_of(GROWING_SPACE, examples=1 << 14)
     proposals, sampler = proposals_in(space)
     tried = {BASELINE, *neighbours(BASELINE, {BASELINE}, space, limit=None)}
@@ -169,6 +182,7 @@ def test_after_its_neighbours_the_sampler_proposes():
 
 
 def test_what_the_time_does_not_hold_is_passed_over_and_the_space_is_not_exhausted():
+    """More time would hold it; what does fit is proposed before that is said."""
     space = space_of(TINY_SPACE)
     proposals, sampler = proposals_in(space)
     needs_import = lambda each: each["jit_compile"]  # noqa: E731  # a word
@@ -185,6 +199,7 @@ def test_what_the_time_does_not_hold_is_passed_over_and_the_space_is_not_exhaust
 
 @pytest.mark.parametrize("short", [True, False])
 def test_more_steps_per_execution_are_tried_first_where_steps_are_short(short):
+    """Together with the batch size; where steps are long, that comes alone."""
     proposals, _ = proposals_in(space_of())
     _, configuration = proposals.next({BASELINE}, BASELINE, limit=None, short_steps=short)
     assert (configuration["steps_per_execution"] > 1) is short
@@ -205,6 +220,7 @@ class Repeating:
 
 
 def test_a_sampler_that_repeats_itself_ends_no_space():
+    """What it leaves out is proposed by chance; exhausted is only what has been tried whole."""
     space = space_of()
     every = {
         space.configuration({"batch_size": size, "jit_compile": jit, "steps_per_execution": steps})
@@ -223,6 +239,7 @@ def test_a_sampler_that_repeats_itself_ends_no_space():
 
 
 def test_changes_that_helped_on_several_seats_are_joined():
+    """Each was tried beside the same fastest; the next candidate has them all."""
     space = space_of(SMALL_SPACE)
     proposals = Proposals(space, Sampler(space, file=None, name="test", seed=0))
     tried, ratios = {space.baseline}, {space.baseline: 0.0}
@@ -241,6 +258,7 @@ def test_changes_that_helped_on_several_seats_are_joined():
 
 
 def test_what_runs_on_another_seat_is_taken_to_become_the_fastest():
+    """The next candidate is a neighbour of it, not of what is the fastest yet."""
     space = space_of(SMALL_SPACE)
     proposals = Proposals(space, Sampler(space, file=None, name="test", seed=0))
     running = BASELINE.replace(batch_size=128, steps_per_execution=8)
