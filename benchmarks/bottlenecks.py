@@ -14,7 +14,7 @@ from autotune.runtime.executor import IN_SEARCH
 from autotune.runtime.local import TrialProcesses
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
-from autotune.stats.bottleneck import Seen, bottleneck_of
+from autotune.stats.bottleneck import StepFigures, find_bottleneck
 from autotune.tuning.profiles import read_profiles
 
 CASES = ("input", "launch", "compute", "memory_bandwidth", "balanced")
@@ -38,7 +38,7 @@ def judged(processes: TrialProcesses, case: str, folder: Path) -> Bottleneck:
     finally:
         trial.kill()
     (profile,) = read_profiles([folder / "profile"])
-    return bottleneck_of(Seen(waits=told.input_wait_fraction, outside=told.outside_fraction, profile=profile))
+    return find_bottleneck(StepFigures(waits=told.input_wait_fraction, outside=told.outside_fraction, profile=profile))
 
 
 def main() -> None:

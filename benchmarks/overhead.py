@@ -23,9 +23,8 @@ from autotune.runtime.local import TrialProcesses
 from autotune.runtime.protocol import Finished
 from autotune.runtime.trial_process import TrialProcess
 from autotune.script.loading import parse_reference
-from autotune.space.configuration import baseline_configuration
+from autotune.space.configuration import baseline_configuration, read_trials
 from autotune.space.knobs import Device
-from autotune.space.recorded import read_trials
 from autotune.tuning.events import Event, TrialBegan, TrialEnded
 from autotune.tuning.tune import tune
 

@@ -25,7 +25,7 @@ from autotune.runtime.executor import TrialTiming
 from autotune.runtime.protocol import LossRuns
 from autotune.space.configuration import Configuration
 from autotune.stats.deciding import Verdict
-from autotune.stats.throughput import Measured
+from autotune.stats.intervals import Measured
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from simulated_runs import BASELINE, FACTS, DirectoryWithoutStudy, go_on, on_disk, tune_simulated

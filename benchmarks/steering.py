@@ -16,8 +16,8 @@ from figures import Figure, mean, one, parser, report
 import autotune
 from autotune.data.record import Outcome, Phase
 from autotune.data.run_directory import RunDirectory
+from autotune.space.configuration import read_trials
 from autotune.space.probes import Limit
-from autotune.space.recorded import read_trials
 from autotune.tuning.candidates import Proposals
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"

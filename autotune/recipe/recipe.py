@@ -23,8 +23,8 @@ from autotune.data.models import Amount, Count, KnobValue, Many, Positive, first
 from autotune.data.printable import one_line, with_article
 from autotune.machine.fingerprint import fingerprint
 from autotune.recipe import apply
+from autotune.recipe.apply import strategy_of
 from autotune.recipe.evidence import BestCandidate, Evidence, Knobs, Part
-from autotune.recipe.strategy import strategy_of
 from autotune.space.configuration import Configuration, DatasetConfig
 from autotune.stats.deciding import Verdict
 from autotune.stats.numerics import BatchLosses

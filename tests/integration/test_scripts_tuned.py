@@ -11,7 +11,7 @@ from real_trials import REPOSITORY
 
 from autotune.data.run_directory import RunDirectory
 from autotune.recipe.recipe import Recipe
-from autotune.space.recorded import read_trials
+from autotune.space.configuration import read_trials
 
 SCRIPTS = REPOSITORY / "tests" / "scripts"
 BUDGET = "40s"
