@@ -11,7 +11,7 @@ from figures import Figure, parser, report, share
 from autotune.data.facts import WorkloadReference
 from autotune.data.figures import Bottleneck
 from autotune.runtime.executor import IN_SEARCH
-from autotune.runtime.local import TrialProcesses
+from autotune.runtime.local import LocalExecutor
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
 from autotune.stats.bottleneck import Seen, bottleneck_of
@@ -22,7 +22,7 @@ WORKLOAD = Path(__file__).with_name("workloads") / "limited.py"
 SLICE_SECONDS, WAIT_SECONDS, TIMEOUT = 0.5, 0.3, 120.0
 
 
-def judged(processes: TrialProcesses, case: str, folder: Path) -> Bottleneck:
+def judged(processes: LocalExecutor, case: str, folder: Path) -> Bottleneck:
     """What limits one trial of a case."""
     folder.mkdir(parents=True)
     trial = processes.launch(
@@ -51,7 +51,7 @@ def main() -> None:
     right = dict.fromkeys(CASES, 0)
     with tempfile.TemporaryDirectory(prefix="bottlenecks-") as made_folder:
         folder = Path(made_folder)
-        with TrialProcesses(reference, logs=folder, profile="all") as processes:
+        with LocalExecutor(reference, logs=folder, profile="all") as processes:
             processes.open()
             for index in range(repeats):
                 for case in CASES:

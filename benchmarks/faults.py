@@ -27,7 +27,7 @@ from figures import parser, write  # noqa: E402
 from studies import Study  # noqa: E402
 
 from autotune.data.facts import WorkloadReference  # noqa: E402
-from autotune.runtime.local import TrialProcesses  # noqa: E402
+from autotune.runtime.local import LocalExecutor  # noqa: E402
 from autotune.space.recorded import read_trials  # noqa: E402
 
 STUDIES, ROUNDS = 2, 2
@@ -89,7 +89,7 @@ def expected_of(study: Study) -> set[psutil.Process]:
 
 
 def run_study(
-    faults: list[Fault], processes: TrialProcesses, path: Path, seconds: float, ends: float, tallies: dict[str, Tally]
+    faults: list[Fault], processes: LocalExecutor, path: Path, seconds: float, ends: float, tallies: dict[str, Tally]
 ) -> None:
     """One study over these faults, in this order."""
     marker = f"AUTOTUNE_FAULTS_{os.getpid()}"
@@ -125,7 +125,7 @@ def tallies_of(quick: bool) -> dict[str, Tally]:
         chosen = [each for each in FAULTS if (group or not each.cgroup) and not (quick and each.name in SLOW)]
         tallies = {fault.name: Tally() for fault in chosen}
         reference = WorkloadReference(file=str(WORKLOAD), search_path=(str(WORKLOAD.parent),))
-        with TrialProcesses(reference, logs=Path(folder)) as processes:
+        with LocalExecutor(reference, logs=Path(folder)) as processes:
             processes.open()
             for number in range(1 if quick else STUDIES):
                 order = chosen * (1 if quick else ROUNDS)

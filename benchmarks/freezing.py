@@ -20,8 +20,8 @@ from typing import Any
 from figures import Figure, factor, parser, report
 
 from autotune.data.record import Slice
-from autotune.runtime.executor import Data
-from autotune.runtime.local import TrialProcesses
+from autotune.runtime.local import LocalExecutor
+from autotune.runtime.protocol import Data
 from autotune.runtime.trial_process import TrialProcess
 from autotune.script.loading import parse_reference
 from autotune.space.configuration import baseline_configuration
@@ -61,7 +61,7 @@ class Pair:
     def __init__(self, name: str, batch_size: int, partner: dict[str, Any], scratch: Path) -> None:
         self._batch_size = batch_size
         self._log = str(scratch / f"{name}.log")
-        self._processes = TrialProcesses(parse_reference(f"{WORKLOADS}:{name}"), logs=scratch)
+        self._processes = LocalExecutor(parse_reference(f"{WORKLOADS}:{name}"), logs=scratch)
         self._processes.open()
         self._partner = self._launch(partner)
 

@@ -18,9 +18,8 @@ from figures import Bar, Figure, mean, parser, report
 
 from autotune.data.record import Outcome, Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory
-from autotune.runtime.executor import Data
-from autotune.runtime.local import TrialProcesses
-from autotune.runtime.protocol import Finished
+from autotune.runtime.local import LocalExecutor
+from autotune.runtime.protocol import Data, Finished
 from autotune.runtime.trial_process import TrialProcess
 from autotune.script.loading import parse_reference
 from autotune.space.configuration import baseline_configuration
@@ -41,8 +40,8 @@ def first_steps(count: int, scratch: Path) -> dict[str, list[float]]:
     reference = parse_reference(str(WORKLOAD))
     seconds: dict[str, list[float]] = {"template": [], "spawn": []}
     with (
-        TrialProcesses(reference, logs=scratch) as forking,
-        TrialProcesses(reference, logs=scratch, isolation="spawn") as spawning,
+        LocalExecutor(reference, logs=scratch) as forking,
+        LocalExecutor(reference, logs=scratch, isolation="spawn") as spawning,
     ):
         facts = forking.open()
         spawning.open()

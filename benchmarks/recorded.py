@@ -21,8 +21,7 @@ from pathlib import Path
 from simulated import SimulatedTrial, SimulatedTrials
 
 from autotune.recipe.recipe import Recipe
-from autotune.runtime.executor import TrialTiming
-from autotune.runtime.protocol import LossRuns
+from autotune.runtime.protocol import LossRuns, TrialTiming
 from autotune.space.configuration import Configuration
 from autotune.stats.deciding import Verdict
 from autotune.stats.throughput import Measured

@@ -19,8 +19,8 @@ from autotune.data.hardware import GpuUse
 from autotune.data.models import KnobValue
 from autotune.data.record import Boundary, Outcome, Place, Slice, StepSeconds
 from autotune.recipe.apply import environment
-from autotune.runtime.executor import IN_SEARCH, Data, TrialFailed, TrialTiming, WarmUp
-from autotune.runtime.protocol import Finished, LossCurves, LossRuns, Ready, Started, StartedByImport
+from autotune.runtime.executor import IN_SEARCH, Isolation, TrialFailed, WarmUp
+from autotune.runtime.protocol import Data, Finished, LossCurves, LossRuns, Ready, Started, StartedByImport, TrialTiming
 from autotune.space.configuration import Configuration
 from autotune.stats.steady_state import SMALLEST_WINDOW, WINDOW_SECONDS
 from autotune.training.session import Training
@@ -427,6 +427,7 @@ class SimulatedTrials:
     ) -> None:
         self.facts, self.seats = facts, seats
         self.elastic, self.whole, self.machine = False, None, None
+        self.isolation: Isolation = "template"
         self.samples_per_second = samples_per_second
         self.noise = noise
         self.drift = drift or (lambda seconds: 1.0)
@@ -510,7 +511,7 @@ class SimulatedTrials:
         """See `Executor`."""
         self.seats = tuple(each for each in self.seats if each != seat)
 
-    def apart(self, one: Configuration, other: Configuration) -> bool:
+    def needs_different_template(self, one: Configuration, other: Configuration) -> bool:
         """See `Executor`."""
         return environment(one) != environment(other)
 

@@ -13,9 +13,8 @@ from autotune.data.errors import ArgumentError, NoStableConfigurationError
 from autotune.runtime import ray_seats
 from autotune.runtime.executor import SeatLost
 from autotune.runtime.places import cut_cores, whole_host
+from autotune.runtime.ray import RESOURCE, RayExecutor
 from autotune.runtime.ray_actor import Host, SeatActor, SeatSettings, sweep_scratch
-from autotune.runtime.ray_cluster import RESOURCE
-from autotune.runtime.ray_seats import RayTrials
 
 
 class Actor:
@@ -87,7 +86,7 @@ class FakeRay:
 
 def opened(ray, **settings):
     """Trials on it, all of whose seats have come."""
-    trials = RayTrials(REFERENCE, **settings)
+    trials = RayExecutor(REFERENCE, **settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray_seats, "connect", lambda address, **_: ray)
         trials.open()
@@ -135,7 +134,7 @@ def test_an_address_that_does_not_answer_is_refused_at_once(address):
     ray = pytest.importorskip("ray")
     with (
         pytest.raises(ArgumentError, match=f"no Ray cluster answers at {address}"),
-        RayTrials(REFERENCE, address=address) as trials,
+        RayExecutor(REFERENCE, address=address) as trials,
     ):
         trials.open()
     assert not ray.is_initialized()
@@ -144,7 +143,7 @@ def test_an_address_that_does_not_answer_is_refused_at_once(address):
 SILENT = """
 import socket
 from autotune.data.errors import ArgumentError
-from autotune.runtime.ray_cluster import connect
+from autotune.runtime.ray import connect
 with socket.create_server(("127.0.0.1", 0)) as server:
     address = f"127.0.0.1:{server.getsockname()[1]}"
     try:
@@ -162,7 +161,7 @@ def test_what_answers_and_is_no_cluster_is_not_waited_for_beyond_the_budget():
 
 
 LOCAL = """
-from autotune.runtime.ray_cluster import connect
+from autotune.runtime.ray import connect
 ray = connect(None, seats=1, directory=None)
 print(ray.get(ray.remote(lambda: "answers").remote(), timeout=60))
 """

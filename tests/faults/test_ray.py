@@ -17,9 +17,9 @@ from autotune.data.errors import NoStableConfigurationError
 from autotune.data.facts import WorkloadReference
 from autotune.data.record import Outcome
 from autotune.report.history import load_history
-from autotune.runtime.executor import Data, SeatLost, TrialFailed
-from autotune.runtime.ray_cluster import RESOURCE
-from autotune.runtime.ray_seats import RayTrials
+from autotune.runtime.executor import SeatLost, TrialFailed
+from autotune.runtime.protocol import Data
+from autotune.runtime.ray import RESOURCE, RayExecutor
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray warns of much
 cluster_utils = pytest.importorskip("ray.cluster_utils")
@@ -46,7 +46,7 @@ def seats(cluster, faulty_reference):
     opened = []
 
     def start(**settings):
-        trials = RayTrials(faulty_reference, address=cluster.address, lease_seconds=LEASE_SECONDS, **settings)
+        trials = RayExecutor(faulty_reference, address=cluster.address, lease_seconds=LEASE_SECONDS, **settings)
         opened.append(trials)
         trials.open()
         return trials
@@ -196,7 +196,7 @@ def test_seats_that_others_hold_are_waited_for_with_one_line(cluster, faulty_ref
         assert holder.stdout.readline().strip() == "True"
         said, ends = [], time.monotonic() + 15.0
         with (
-            RayTrials(
+            RayExecutor(
                 faulty_reference, address=cluster.address, say=said.append, left=lambda: ends - time.monotonic()
             ) as trials,
             pytest.raises(NoStableConfigurationError, match="no seat came free"),
@@ -255,7 +255,7 @@ def test_a_driver_that_is_killed_leaves_nothing_and_the_run_goes_on(cluster, tmp
 
 def test_a_ray_of_ones_own_is_private_and_quiet(faulty_reference, tmp_path, capfd):
     """It listens on 127.0.0.1, asks for a token, and writes nothing to the console when an actor is killed."""
-    trials = RayTrials(faulty_reference, seats=1)
+    trials = RayExecutor(faulty_reference, seats=1)
     try:
         trials.open()
         family = psutil.Process().children(recursive=True)

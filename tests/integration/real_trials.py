@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from autotune.runtime import protocol
-from autotune.runtime.executor import IN_SEARCH, Data, TrialFailed, WarmUp
-from autotune.runtime.suspend_clock import LOOK_SECONDS, AwakeClock
-from autotune.runtime.trial_process import TrialProcess
+from autotune.runtime.executor import IN_SEARCH, TrialFailed, WarmUp
+from autotune.runtime.protocol import Data
+from autotune.runtime.trial_process import LOOK_SECONDS, AwakeClock, TrialProcess
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 

@@ -14,9 +14,9 @@ from autotune.data.facts import WorkloadReference
 from autotune.data.record import Outcome
 from autotune.data.run_directory import RunDirectory
 from autotune.recipe.recipe import Recipe
-from autotune.runtime.executor import Data, TrialFailed
-from autotune.runtime.local import TrialProcesses
-from autotune.runtime.protocol import LossRuns
+from autotune.runtime.executor import TrialFailed
+from autotune.runtime.local import LocalExecutor
+from autotune.runtime.protocol import Data, LossRuns
 from autotune.space.knobs import STRATEGY_KNOBS
 from autotune.space.recorded import read_trials
 
@@ -89,7 +89,7 @@ def _two_devices(monkeypatch):
 def processes(tmp_path):
     """Trials of the cases, in a template that sees two devices."""
     reference = WorkloadReference(file=str(WORKLOADS / "cases.py"), search_path=(str(WORKLOADS),))
-    with TrialProcesses(reference, logs=tmp_path) as opened:
+    with LocalExecutor(reference, logs=tmp_path) as opened:
         opened.open()
         yield opened
 

@@ -8,7 +8,7 @@ import pytest
 from bottlenecks import CASES, WORKLOAD, judged
 
 from autotune.data.facts import WorkloadReference
-from autotune.runtime.local import TrialProcesses
+from autotune.runtime.local import LocalExecutor
 from autotune.stats.bottleneck import Seen, bottleneck_of
 from autotune.tuning.profiles import read_profiles
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 def processes(tmp_path_factory):
     """A template whose trials are all profiled."""
     reference = WorkloadReference(file=str(WORKLOAD), search_path=(str(WORKLOAD.parent),))
-    with TrialProcesses(reference, logs=tmp_path_factory.mktemp("templates"), profile="all") as made:
+    with LocalExecutor(reference, logs=tmp_path_factory.mktemp("templates"), profile="all") as made:
         made.open()
         yield made
 

@@ -4,7 +4,7 @@ import pytest
 from real_trials import PATIENCE_SECONDS, QUICK
 
 from autotune.data.facts import ScriptSettings, WorkloadReference
-from autotune.runtime.local import TrialProcesses
+from autotune.runtime.local import LocalExecutor
 from autotune.space.knobs import Device
 from autotune.tuning.opening import baseline_of
 
@@ -62,7 +62,7 @@ def opened(tmp_path):
         (tmp_path / "train.py").write_text(HEAD + source, encoding="utf-8")
         settings = ScriptSettings(created=str(tmp_path / "created.txt"))
         reference = WorkloadReference(file=str(tmp_path / "train.py"), search_path=(str(tmp_path),), script=settings)
-        made.append(TrialProcesses(reference, logs=tmp_path))
+        made.append(LocalExecutor(reference, logs=tmp_path))
         return made[-1], made[-1].open()
 
     yield start

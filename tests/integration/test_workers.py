@@ -11,7 +11,7 @@ from autotune.data.errors import WorkloadError
 from autotune.data.facts import ScriptSettings, WorkloadReference
 from autotune.data.record import Outcome
 from autotune.runtime.executor import TrialFailed
-from autotune.runtime.local import TrialProcesses
+from autotune.runtime.local import LocalExecutor
 from autotune.space.knobs import Device
 from autotune.tuning.opening import baseline_of
 
@@ -201,7 +201,7 @@ def opened(tmp_path, monkeypatch):
         (tmp_path / "train.py").write_text(source, encoding="utf-8")
         settings = ScriptSettings(created=str(tmp_path / "created.txt"))
         reference = WorkloadReference(file=str(tmp_path / "train.py"), search_path=(str(tmp_path),), script=settings)
-        made.append(TrialProcesses(reference, logs=tmp_path, profile="finalists"))
+        made.append(LocalExecutor(reference, logs=tmp_path, profile="finalists"))
         return made[-1], made[-1].open()
 
     yield start
