@@ -68,6 +68,7 @@ class Pair:
     def _launch(self, knobs: dict[str, Any]) -> TrialProcess:
         configuration = baseline_configuration(self._batch_size, knobs, Device.CPU, where="benchmark")
         trial = self._processes.launch(configuration, log=self._log, data=Data(examples=None, endless=True))
+        assert isinstance(trial, TrialProcess)
         trial.warm_up(PATIENCE_SECONDS)
         return trial
 

@@ -49,6 +49,7 @@ class Turns:
     def start(self, configuration: Configuration) -> TrialProcess:
         """A trial that is warm."""
         trial = self._processes.launch(configuration, log=str(self._folder / "log.txt"), data=self._data)
+        assert isinstance(trial, TrialProcess)
         warm = trial.warm_up(PATIENCE_SECONDS)
         self._data = Data.found_by(warm.started)
         self.first_step_seconds.append(warm.first_step_seconds)

@@ -5,10 +5,9 @@ An *executor* is a pool of *seats*; a seat has the devices on which one trial an
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, Self, TypeVar
+from typing import Literal, Protocol, Self
 
 from autotune.data.facts import WorkloadFacts
 from autotune.data.hardware import Machine
@@ -101,11 +100,7 @@ class LiveTrial(Protocol):
         """End it and all its children now; do nothing when it has ended."""
 
 
-Trial = TypeVar("Trial", bound=LiveTrial)
-Trial_co = TypeVar("Trial_co", bound=LiveTrial, covariant=True)
-
-
-class SeatHandle(Protocol[Trial_co]):
+class SeatHandle(Protocol):
     """One seat: here, or a proxy of one on another host."""
 
     @property
@@ -114,18 +109,21 @@ class SeatHandle(Protocol[Trial_co]):
 
     def launch(
         self, configuration: Configuration, *, log: str, data: Data | None, timing: TrialTiming, losses: LossRuns | None
-    ) -> Trial_co:
+    ) -> LiveTrial:
         """Start a trial. Raises `TrialFailed`, `SeatLost`."""
 
     def close(self) -> None:
         """End all its processes."""
 
 
-class Executor(Protocol):
-    """Where trials run. Its seats work at the same time.
+class Executor:
+    """A pool of seats that run trials at the same time; a context manager that leaves no process behind.
+
+    A subclass opens seats, and says how a lost one is replaced.
 
     Attributes:
-        seats: Their names, at least one once it is open. Where it is `elastic`, there may be more after a `refresh`.
+        seats: Their names, at least one once it is open.
+        elastic: There may be more seats after a `refresh`.
         whole: The name of a further seat that has what all others share, as all cores of a host. A recipe speaks of it,
             so confirmations run on it while the others rest. None where each seat is a whole.
         machine: What the first seat runs on; None for the driver's own machine.
@@ -134,27 +132,37 @@ class Executor(Protocol):
         isolation: How trials are separated; `spawn` where importing the workload leaves no choice.
     """
 
-    seats: tuple[str, ...]
-    elastic: bool
-    whole: str | None
-    machine: Machine | None
-    started_by_import: StartedByImport | None
-    isolation: Isolation
+    elastic = False
 
-    def place(self, seat: str) -> Place:
-        """Return where the trials of a seat run."""
+    def __init__(self, isolation: Isolation = "template", seats: tuple[str, ...] = ()) -> None:
+        self.seats = seats
+        self.whole: str | None = None
+        self.machine: Machine | None = None
+        self.started_by_import: StartedByImport | None = None
+        self.isolation = isolation
+        self._handles: Mapping[str, SeatHandle] = {}
 
-    def refresh(self) -> None:
-        """Look for seats that have come or gone; return at once."""
+    def __enter__(self) -> Self:
+        """Return the executor itself; `open` opens it."""
+        return self
 
-    def restart(self, seat: str) -> None:
-        """Replace a seat that was lost. Raises `SeatLost`."""
-
-    def drop(self, seat: str) -> None:
-        """Stop using a seat."""
+    def __exit__(self, *_: object) -> None:
+        """End everything."""
+        self.close()
 
     def open(self) -> WorkloadFacts:
         """Import the workload, and return what it is."""
+        raise NotImplementedError
+
+    def _handle(self, seat: str) -> SeatHandle:
+        name = seat or next(iter(self.seats), "")
+        if name not in self._handles:
+            raise SeatLost(Outcome.CRASHED, f"seat {name} is gone")
+        return self._handles[name]
+
+    def place(self, seat: str) -> Place:
+        """Return where the trials of a seat run."""
+        return self._handle(seat).place
 
     def launch(
         self,
@@ -170,79 +178,26 @@ class Executor(Protocol):
 
         With `losses` nothing is timed: the answer is `loss_curves`.
         """
-
-    def needs_different_template(self, one: Configuration, other: Configuration) -> bool:
-        """Return whether trials of the two are forks of different templates."""
-
-    def close(self) -> None:
-        """End everything."""
-
-
-class SeatPool(contextlib.AbstractContextManager["SeatPool[Trial]"], Generic[Trial]):
-    """What executors of real trials share: the handles of their seats by name. Leaves no process behind on exit.
-
-    A subclass opens seats, and says how a lost one is replaced.
-    """
-
-    elastic = False
-    _handles: Mapping[str, SeatHandle[Trial]]
-
-    def __init__(self, isolation: Isolation) -> None:
-        self.seats: tuple[str, ...] = ()
-        self.whole: str | None = None
-        self.machine: Machine | None = None
-        self.started_by_import: StartedByImport | None = None
-        self.isolation: Isolation = isolation
-
-    def __enter__(self) -> Self:
-        """Return the pool itself; `open` opens it."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End every process."""
-        self.close()
-
-    def _handle(self, seat: str) -> SeatHandle[Trial]:
-        name = seat or next(iter(self.seats), "")
-        if name not in self._handles:
-            raise SeatLost(Outcome.CRASHED, f"seat {name} is gone")
-        return self._handles[name]
-
-    def place(self, seat: str) -> Place:
-        """See `Executor`."""
-        return self._handle(seat).place
-
-    def launch(
-        self,
-        configuration: Configuration,
-        *,
-        seat: str = "",
-        log: str,
-        data: Data | None,
-        timing: TrialTiming = IN_SEARCH,
-        losses: LossRuns | None = None,
-    ) -> Trial:
-        """See `Executor`."""
         return self._handle(seat).launch(configuration, log=log, data=data, timing=timing, losses=losses)
 
     def needs_different_template(self, one: Configuration, other: Configuration) -> bool:
-        """See `Executor`; never where all trials are fresh interpreters."""
+        """Return whether trials of the two are forks of different templates; fresh interpreters have none."""
         return self.isolation == "template" and environment(one) != environment(other)
 
     def refresh(self) -> None:
-        """See `Executor`."""
+        """Look for seats that have come or gone; return at once."""
 
     def restart(self, seat: str) -> None:
-        """See `Executor`."""
+        """Replace a seat that was lost. Raises `SeatLost`."""
 
     def drop(self, seat: str) -> None:
-        """See `Executor`."""
+        """Stop using a seat, and end its processes."""
         self.seats = tuple(name for name in self.seats if name != seat)
         if seat in self._handles:
             self._handles[seat].close()
             self._handles = {name: handle for name, handle in self._handles.items() if name != seat}
 
     def close(self) -> None:
-        """See `Executor`."""
+        """End everything."""
         for handle in self._handles.values():
             handle.close()

@@ -13,7 +13,7 @@ from autotune.data.record import Place
 from autotune.data.run_directory import LAYERS
 from autotune.recipe.apply import environment
 from autotune.runtime.containment import remove_all_layers
-from autotune.runtime.executor import IN_SEARCH, Isolation, SeatPool, TrialFailed
+from autotune.runtime.executor import IN_SEARCH, Executor, Isolation, TrialFailed
 from autotune.runtime.places import WHOLE, place_variables, scale_threads, whole_host, whole_of
 from autotune.runtime.protocol import Data, LossRuns, TrialRequest, TrialTiming
 from autotune.runtime.sources import fingerprint_of, fingerprint_of_script
@@ -119,7 +119,7 @@ class LocalSeat:
         self._templates.clear()
 
 
-class LocalExecutor(SeatPool[TrialProcess]):
+class LocalExecutor(Executor):
     """Real trials of one workload on this host; see `executor.Executor`."""
 
     def __init__(
@@ -132,12 +132,11 @@ class LocalExecutor(SeatPool[TrialProcess]):
         places: Sequence[Place] | None = None,  # its seats; one that is the whole host when None
         import_seconds: float = IMPORT_SECONDS,  # that importing the workload may take
     ) -> None:
-        super().__init__("template")
         self._wanted, self._import_seconds = isolation, min(import_seconds, IMPORT_SECONDS)
         self._templates = _Templates(reference, logs)
         remove_all_layers(self._templates.layers)  # of a run that was killed, and is resumed now
         places = [whole_host()] if places is None else list(places)
-        self.seats = tuple(place.seat for place in places)
+        super().__init__(seats=tuple(place.seat for place in places))
         if any(place.of_cores for place in places):
             self.whole = WHOLE
             places = [*places, whole_of(places[0])]

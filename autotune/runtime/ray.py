@@ -25,7 +25,7 @@ from typing import Any
 from autotune.data.errors import ArgumentError, AutotuneError, NoStableConfigurationError
 from autotune.data.facts import WorkloadFacts, WorkloadReference
 from autotune.data.record import Outcome, Place, Slice
-from autotune.runtime.executor import IN_SEARCH, Isolation, SeatHandle, SeatLost, SeatPool, WarmUp
+from autotune.runtime.executor import IN_SEARCH, Executor, Isolation, SeatHandle, SeatLost, WarmUp
 from autotune.runtime.logs import open_log
 from autotune.runtime.places import WHOLE, whole_of
 from autotune.runtime.protocol import Data, Finished, LossCurves, LossRuns, TrialTiming
@@ -179,7 +179,7 @@ class RaySeat:
             self._ray.kill(self.actor)
 
 
-class RayExecutor(SeatPool[RayTrial]):
+class RayExecutor(Executor):
     """Real trials on a Ray cluster; see `executor.Executor`.
 
     Args:
@@ -320,7 +320,7 @@ class RayExecutor(SeatPool[RayTrial]):
         if seat.place.of_cores:
             self.whole = WHOLE
 
-    def _handle(self, seat: str) -> SeatHandle[RayTrial]:
+    def _handle(self, seat: str) -> SeatHandle:
         if seat == WHOLE and self.seats:
             return self._handles[self.seats[0]].as_whole()
         return super()._handle(seat)

@@ -24,11 +24,11 @@ from autotune.data.hardware import Machine
 from autotune.data.record import Place
 from autotune.machine.fingerprint import fingerprint
 from autotune.runtime.created_files import remove_created
-from autotune.runtime.executor import Isolation, TrialFailed
+from autotune.runtime.executor import Isolation, LiveTrial, TrialFailed
 from autotune.runtime.local import LocalExecutor
 from autotune.runtime.places import cut_cores, whole_host
 from autotune.runtime.protocol import StartedByImport
-from autotune.runtime.trial_process import Profiled, TrialProcess
+from autotune.runtime.trial_process import Profiled
 from autotune.space.configuration import Configuration
 
 SCRATCH_PREFIX, LOCK = "autotune-seat-", "lock"
@@ -76,7 +76,7 @@ class SeatActor:
         self._scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX))
         self._lock = _lock_scratch(self._scratch)  # the kernel frees it, however this process ends
         self._numbers = itertools.count()
-        self._trials: dict[int, TrialProcess] = {}
+        self._trials: dict[int, LiveTrial] = {}
         self._executor: LocalExecutor | None = None
         os.environ.pop("OMP_NUM_THREADS", None)
         if settings.threads is not None:
