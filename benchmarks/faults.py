@@ -78,14 +78,14 @@ def orphans(marker: str, expected: set[psutil.Process]) -> list[psutil.Process]:
 
 
 def expected_of(study: Study) -> set[psutil.Process]:
-    """The baseline, its template, and the keepers: what must be there between two trials."""
+    """The baseline, its template, and the supervisors: what must be there between two trials."""
     side = study.seat.baseline.side
     live = None if side is None else side.live
     mine = below(os.getpid())
     alive = {each for each in mine if live is not None and each.pid == getattr(live, "pid", None)}
-    keepers = set(psutil.Process().children())
-    templates = {child for keeper in keepers for child in keeper.children()}
-    return alive | keepers | templates
+    supervisors = set(psutil.Process().children())
+    templates = {child for supervisor in supervisors for child in supervisor.children()}
+    return alive | supervisors | templates
 
 
 def run_study(

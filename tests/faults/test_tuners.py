@@ -100,7 +100,7 @@ def test_a_tuner_killed_while_a_template_imports(tuner):
     """No process is left."""
     process = tuner()
     wait_for(process, "importing")
-    until(lambda: len(psutil.Process(process.pid).children(recursive=True)) == 2, "keeper and template")
+    until(lambda: len(psutil.Process(process.pid).children(recursive=True)) == 2, "supervisor and template")
     kill_and_see(process)
 
 
